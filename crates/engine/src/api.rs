@@ -1,0 +1,283 @@
+//! What goes into the core and what comes out of it.
+//!
+//! The core performs no I/O. Whoever drives it (the daemon's reactor or the simulator) calls
+//! [`crate::Engine::handle`] with an [`Event`], then executes every [`Effect`] that
+//! [`crate::Engine::next_effect`] returns, and reports the outcome of each effect that carries a
+//! [`Token`] with [`Event::Done`], exactly once. Effects may complete in any order.
+
+use crate::mem::Buf;
+
+/// Cache and volume block size in bytes; the unit of the index and of every checksum.
+pub const BLOCK_BYTES: usize = 4096;
+/// Smallest addressable unit of a client request in bytes.
+pub const SECTOR_BYTES: usize = 512;
+/// Largest buffer of one request in bytes. A front door splits larger requests at multiples of this.
+pub const REQUEST_BYTES_MAX: usize = 256 * 1024;
+/// Most volumes that one cache device serves.
+pub const VOLUMES_MAX: usize = 256;
+
+/// Monotonic time in nanoseconds; the origin is the driver's choice.
+pub type Nanos = u64;
+
+/// Index of a volume on its cache device; stable until the volume is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeId(pub u16);
+
+/// A front door's name for one request; returned unchanged in [`Effect::Reply`].
+pub type RequestId = u64;
+
+/// The core's name for one effect in flight; opaque, returned unchanged in [`Event::Done`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(pub u64);
+
+/// What a client asks of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Read `len` bytes into the request's buffer.
+    Read,
+    /// Write the request's buffer; `fua` asks for stable media before the reply.
+    Write {
+        /// Reply only when this write and everything completed before it is on stable media.
+        fua: bool,
+    },
+    /// Everything completed before is on stable media when the reply comes.
+    Flush,
+    /// The range reads as zero from the reply on; space in the backend may be given back.
+    Discard {
+        /// As for a write.
+        fua: bool,
+    },
+    /// The range reads as zero from the reply on.
+    WriteZeroes {
+        /// As for a write.
+        fua: bool,
+        /// The backend must keep the space allocated.
+        no_hole: bool,
+    },
+    /// Bring the range into the cache; no data is returned.
+    Prefetch,
+}
+
+/// One request of a client. Offsets and lengths are multiples of [`SECTOR_BYTES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// The front door's name for it.
+    pub id: RequestId,
+    /// The volume it is for.
+    pub volume: VolumeId,
+    /// What to do.
+    pub op: Op,
+    /// First byte of the range.
+    pub offset: u64,
+    /// Length of the range in bytes. With a buffer at most what the buffer holds; zero for a flush.
+    pub len: u64,
+    /// For `Read`, `Write` (and `Prefetch`, as scratch space): a buffer of the core's arena of
+    /// exactly [`buffer_bytes`]`(offset, len)` bytes. The byte at volume offset `o` stands at `o -
+    /// round_down(offset, BLOCK_BYTES)`. It belongs to the core from the request to its reply.
+    pub buf: Option<Buf>,
+}
+
+/// Size of the buffer that a read or write of `len` bytes at `offset` needs: the covering blocks.
+pub fn buffer_bytes(offset: u64, len: u64) -> usize {
+    let block = BLOCK_BYTES as u64;
+    ((offset + len).div_ceil(block) * block - offset / block * block) as usize
+}
+
+/// Why an effect failed, as far as the core must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoError {
+    /// The device or backend reported an error; the errno, positive.
+    Errno(i32),
+    /// The backend has no space left, or its quota is reached.
+    Full,
+    /// Another owner has fenced us: nothing that we send reaches the backend any more.
+    Fenced,
+}
+
+/// Why a request failed. Front doors translate it to their protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestError {
+    /// Range outside of the volume, or not sector-aligned.
+    Invalid,
+    /// The volume is read-only.
+    ReadOnly,
+    /// Data could not be read or written.
+    Io,
+    /// The volume is gone or shutting down.
+    Shutdown,
+}
+
+/// What the driver tells the core.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// A client's request.
+    Request(Request),
+    /// An effect has completed.
+    Done {
+        /// The effect's token.
+        token: Token,
+        /// Its outcome. A short read or write counts as `Errno(EIO)`.
+        result: Result<(), IoError>,
+    },
+    /// Nothing but time has passed: [`crate::Engine::next_deadline`] has come.
+    Tick,
+}
+
+/// Size and operation of a transfer with a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendOp {
+    /// Read `buf.len` bytes at `offset` into `buf`.
+    Read {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Where to.
+        buf: Buf,
+    },
+    /// Write `buf` at `offset`.
+    Write {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Where from.
+        buf: Buf,
+    },
+    /// Make the range read as zero, giving space back where that costs nothing.
+    Discard {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make the range read as zero, keeping it allocated.
+    WriteZeroes {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make all completed writes durable.
+    Flush,
+}
+
+/// What the driver does for the core. Device offsets are bytes, block-aligned.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Effect {
+    /// Read `buf.len` bytes of the cache device.
+    DeviceRead {
+        /// To be returned.
+        token: Token,
+        /// Byte offset on the device.
+        offset: u64,
+        /// Where to.
+        buf: Buf,
+    },
+    /// Write `buf` to the cache device.
+    DeviceWrite {
+        /// To be returned.
+        token: Token,
+        /// Byte offset on the device.
+        offset: u64,
+        /// Where from.
+        buf: Buf,
+        /// The write itself must be on stable media when it completes (as O_DSYNC).
+        dsync: bool,
+    },
+    /// Make all completed device writes stable (as fdatasync).
+    DeviceSync {
+        /// To be returned.
+        token: Token,
+    },
+    /// Do something with a volume's backend.
+    Backend {
+        /// To be returned.
+        token: Token,
+        /// Whose backend.
+        volume: VolumeId,
+        /// What to do.
+        op: BackendOp,
+    },
+    /// A client's request is complete; its buffer belongs to the front door again.
+    Reply {
+        /// The front door's name for the request.
+        id: RequestId,
+        /// The outcome.
+        result: Result<(), RequestError>,
+    },
+    /// A control operation (drain, mode change, removal, shutdown) is complete.
+    ControlDone {
+        /// The number that the caller gave.
+        control: u64,
+        /// The outcome.
+        result: Result<(), ControlError>,
+    },
+}
+
+/// Why a control operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// The cache device failed.
+    #[error("the cache device failed")]
+    Device,
+    /// The backend failed.
+    #[error("the backend failed: {0:?}")]
+    Backend(IoError),
+    /// The backend does not hold what the cache holds.
+    #[error("the image differs from the cache at byte {0}")]
+    Differs(u64),
+    /// Blocks whose only copy is lost stand in the way.
+    #[error("{0} blocks of the volume are lost")]
+    Lost(u64),
+    /// Another control operation on the volume is still under way.
+    #[error("another operation on the volume is under way")]
+    Busy,
+}
+
+/// What the cache does with a volume's writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Acknowledged in the log, drained later.
+    WriteBack,
+    /// Acknowledged when the backend has them too; kept in the cache.
+    WriteThrough,
+    /// Sent to the backend alone; cached copies are dropped.
+    WriteAround,
+    /// The cache is not used.
+    Off,
+}
+
+/// A volume as it is added to a cache device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSpec {
+    /// Its name: 1 to 64 characters of `[A-Za-z0-9._-]`.
+    pub name: String,
+    /// Its backend's URI, at most 1,024 bytes; kept so that a restart finds it.
+    pub backend: String,
+    /// Bytes; a multiple of [`SECTOR_BYTES`].
+    pub size_bytes: u64,
+    /// What to do with writes.
+    pub mode: Mode,
+    /// Most dirty bytes it may hold; 0 for the default share of the cache.
+    pub dirty_bytes_max: u64,
+    /// Only reads are served.
+    pub read_only: bool,
+    /// The owner's generation of the volume (see the ownership record).
+    pub generation: u64,
+    /// Opaque bytes that a restart needs to take the image back (client address, lock cookie);
+    /// at most [`ATTACHMENT_BYTES_MAX`].
+    pub attachment: Vec<u8>,
+}
+
+/// Longest [`VolumeSpec::attachment`] in bytes.
+pub const ATTACHMENT_BYTES_MAX: usize = 1024;
+
+/// One stretch of [`crate::Engine::block_status`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub len: u64,
+    /// Held in the cache and not yet in the backend.
+    pub dirty: bool,
+    /// Known to read as zero.
+    pub zero: bool,
+    /// Held in the cache (always so when dirty).
+    pub cached: bool,
+}

@@ -1,0 +1,143 @@
+//! What the core tells about itself: plain numbers, cheap to copy, for status and metrics.
+
+use crate::api::{IoError, Mode, Nanos, VolumeId, VolumeSpec};
+
+/// Counters of one volume since the core was opened, and its state now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeStatus {
+    /// Which.
+    pub id: VolumeId,
+    /// As it was added or last changed.
+    pub spec: VolumeSpec,
+    /// The mode that is in force; differs from the spec's during a change or after a fault.
+    pub mode: Mode,
+    /// What it is doing.
+    pub state: VolumeState,
+    /// Bytes not yet in the backend.
+    pub dirty_bytes: u64,
+    /// The most of them that is allowed.
+    pub dirty_bytes_max: u64,
+    /// Age of the oldest dirty byte; 0 when there is none.
+    pub dirty_age_ns: Nanos,
+    /// Bytes in the cache, dirty and clean.
+    pub cached_bytes: u64,
+    /// Blocks that read EIO because no good copy is left.
+    pub lost_blocks: u64,
+    /// Sequence of the newest record that is acknowledged.
+    pub sequence: u64,
+    /// Everything up to this sequence is in the backend.
+    pub sequence_drained: u64,
+    /// The last error of the backend, until an operation succeeds again.
+    pub backend_error: Option<IoError>,
+    /// The client has sent a flush (else every write waits for stable media).
+    pub flushes: bool,
+    /// Counters.
+    pub count: VolumeCounters,
+}
+
+/// What a volume is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum VolumeState {
+    /// Recovered from the cache device; no backend attached yet.
+    Detached,
+    /// Serving.
+    Serving,
+    /// Draining on request (mode change, removal).
+    Draining,
+    /// Writes wait: the dirty quota is reached.
+    Full,
+    /// Another owner has it: nothing is served any more.
+    Fenced,
+    /// Data is lost that cannot be named block by block; every read fails.
+    Failed,
+}
+
+/// Monotonic counters of one volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VolumeCounters {
+    /// Read requests completed.
+    pub reads: u64,
+    /// Write requests completed.
+    pub writes: u64,
+    /// Flushes completed.
+    pub flushes: u64,
+    /// Discards and write-zeroes completed.
+    pub discards: u64,
+    /// Bytes that clients read.
+    pub read_bytes: u64,
+    /// Bytes that clients wrote.
+    pub written_bytes: u64,
+    /// Blocks of reads found in the cache.
+    pub hit_blocks: u64,
+    /// Blocks of reads fetched from the backend.
+    pub miss_blocks: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Blocks admitted to the read cache.
+    pub admitted_blocks: u64,
+    /// Clean blocks that left the cache for want of room.
+    pub evicted_blocks: u64,
+    /// Miss blocks that were not admitted because a write, discard or fill overtook them.
+    pub bypass_overtaken_blocks: u64,
+    /// Miss blocks that were not admitted because segments were short.
+    pub bypass_no_room_blocks: u64,
+    /// Blocks that went past the cache because of the mode.
+    pub bypass_mode_blocks: u64,
+    /// Read operations sent to the backend.
+    pub backend_reads: u64,
+    /// Bytes of them.
+    pub backend_read_bytes: u64,
+    /// Write operations (drain and bypass) sent to the backend.
+    pub backend_writes: u64,
+    /// Bytes of them.
+    pub backend_written_bytes: u64,
+    /// Backend operations that failed.
+    pub backend_errors: u64,
+    /// Dirty blocks drained.
+    pub drained_blocks: u64,
+    /// Cached blocks whose checksum did not match.
+    pub corrupt_blocks: u64,
+    /// Writes that waited because the quota was reached.
+    pub quota_waits: u64,
+    /// Nanoseconds for which acknowledgements were held back (back-pressure).
+    pub held_ns: u64,
+}
+
+/// State and counters of the cache device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// The device has failed: nothing is written to it any more.
+    pub failed: bool,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of one segment.
+    pub segment_bytes: u64,
+    /// Segments in all.
+    pub segments: u64,
+    /// Segments that hold nothing.
+    pub segments_free: u64,
+    /// Segments that hold dirty blocks.
+    pub segments_dirty: u64,
+    /// Records written.
+    pub records: u64,
+    /// Device writes (each one or more records).
+    pub appends: u64,
+    /// Bytes written to the device, headers and moves included.
+    pub appended_bytes: u64,
+    /// Syncs of the device.
+    pub syncs: u64,
+    /// Checkpoints completed.
+    pub checkpoints: u64,
+    /// Segments reclaimed.
+    pub reclaims: u64,
+    /// Blocks that reclaim moved because they were dirty or hot.
+    pub moved_blocks: u64,
+    /// Bytes of memory that the index uses, checksums and marks included.
+    pub index_bytes: u64,
+    /// Blocks cached, all volumes.
+    pub cached_blocks: u64,
+    /// Bytes of the arena in use.
+    pub arena_used_bytes: u64,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+}
