@@ -1,1 +1,13 @@
-//! placeholder
+//! Backends: where a volume's data lives in the long run. A file or block device, a RADOS block
+//! device image (librbd is loaded at run time), and a file with the latency of a replicated pool.
+//!
+//! [`open`] takes a [`BackendUri`], checks who owns the image, locks it, and returns a [`Backend`]
+//! that executes [`Transfer`]s without blocking its caller.
+
+mod backend;
+mod error;
+mod uri;
+
+pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, open};
+pub use error::BackendError;
+pub use uri::{BackendUri, Emulation, UriError};

@@ -1,0 +1,136 @@
+//! What every backend does, and how it is opened.
+
+use crate::{BackendError, BackendUri};
+use std::os::fd::RawFd;
+use tidepool_engine::api::IoError;
+
+/// Most transfers that one backend has in flight; [`Backend::submit`] panics beyond it.
+pub const INFLIGHT_MAX: usize = 1024;
+
+/// One operation on a backend.
+///
+/// Memory of reads and writes is aligned to 4 KiB. Offsets and lengths are multiples of 512 bytes
+/// and usually of 4 KiB. A range may reach past the end of the image: what is read there is zero,
+/// what is written there is dropped, so that the caller can always work in whole blocks even when the
+/// size of the image is no multiple of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// Read `len` bytes at `offset` to `ptr`.
+    Read {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Where to.
+        ptr: *mut u8,
+        /// Bytes.
+        len: usize,
+    },
+    /// Write `len` bytes from `ptr` at `offset`.
+    Write {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Where from.
+        ptr: *const u8,
+        /// Bytes.
+        len: usize,
+    },
+    /// Make the range read as zero, giving space back where that is possible.
+    Discard {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make the range read as zero, keeping it allocated where the backend can.
+    WriteZeroes {
+        /// Byte offset in the image.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make everything that was completed before durable.
+    Flush,
+}
+
+/// An open backend. It belongs to one thread at a time (the reactor's); nothing but [`Backend::close`]
+/// blocks.
+pub trait Backend: Send {
+    /// Size of the image in bytes; a multiple of 512.
+    fn size_bytes(&self) -> u64;
+
+    /// Only reads are accepted; other transfers complete with `EROFS`.
+    fn read_only(&self) -> bool;
+
+    /// Starts a transfer. Its outcome comes through [`Backend::completions`], never from within this
+    /// call, exactly once. Transfers complete in any order; two that overlap must not be in flight
+    /// together unless both read.
+    ///
+    /// # Safety
+    /// The memory that the transfer names stays valid until its token comes back: for a read nobody
+    /// else touches it, for a write nobody changes it.
+    ///
+    /// # Panics
+    /// If [`INFLIGHT_MAX`] transfers are in flight already.
+    unsafe fn submit(&mut self, token: u64, transfer: Transfer);
+
+    /// A descriptor that polls readable while completions wait. It may be an eventfd or an epoll
+    /// descriptor: poll it, do not read it; [`Backend::completions`] resets it.
+    fn event_fd(&self) -> RawFd;
+
+    /// Reports what has completed: the token and the outcome of each. `Fenced` means that another
+    /// owner has the image and nothing that is sent arrives any more; `Full` that the backend is out
+    /// of space and the transfer may be tried again later.
+    fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>));
+
+    /// What the next [`open`] needs to take the image back after this process was killed; opaque, at
+    /// most [`tidepool_engine::api::ATTACHMENT_BYTES_MAX`] bytes. Keep it on the cache device.
+    fn attachment(&self) -> Vec<u8>;
+
+    /// Waits for what is in flight, writes down whether dirty data stays behind, releases the image.
+    /// Blocks. Completions that were not fetched before are dropped.
+    ///
+    /// # Errors
+    /// When the image could not be released or the ownership record not be changed.
+    fn close(self: Box<Self>, how: Release) -> Result<(), BackendError>;
+}
+
+/// How a backend is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Release {
+    /// The image holds everything: any other client, or another cache, may use it from now on. If not,
+    /// dirty data stays in this cache and only this cache may open the image again.
+    pub clean: bool,
+}
+
+/// How a backend is opened.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Uuid of the cache device. Whoever opens a backend with it holds the lock on that device: this
+    /// is what proves that an earlier owner with the same uuid is dead.
+    pub cache_uuid: [u8; 16],
+    /// [`Backend::attachment`] of the last time, if this cache had the image before.
+    pub attachment: Option<Vec<u8>>,
+    /// Only read: nothing is locked and no ownership is taken.
+    pub read_only: bool,
+}
+
+/// An opened backend.
+pub struct Opened {
+    /// The backend.
+    pub backend: Box<dyn Backend>,
+    /// The ownership's generation: higher than that of any earlier owner. 0 when read-only.
+    pub generation: u64,
+    /// There is proof that nobody else has written to the image since this cache had it last. Without
+    /// it, clean cached data must be dropped, and dirty data must not be drained unasked.
+    pub keep_clean: bool,
+    /// Why [`Opened::keep_clean`] is what it is, in one line for the log.
+    pub keep_clean_reason: String,
+}
+
+/// Opens a backend: checks the ownership, takes the lock, writes the ownership down. Blocks.
+///
+/// # Errors
+/// One line that says what is wrong and what to do; nothing has been changed then.
+pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendError> {
+    let _ = options;
+    Err(BackendError::Unsupported { what: uri.to_string(), why: "not built yet".into() })
+}

@@ -1,0 +1,93 @@
+//! Errors of opening and closing a backend, each one line: what failed, on what, what to do.
+
+use std::io;
+
+/// Why a backend could not be opened, checked or closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// There is no such image, pool or file.
+    #[error("{what}: {why}")]
+    NotFound {
+        /// Which image, pool or file.
+        what: String,
+        /// What is missing and how to get it.
+        why: String,
+    },
+    /// Another process or client uses the image now.
+    #[error("{what}: in use: {holder}")]
+    Locked {
+        /// Which image.
+        what: String,
+        /// Who holds it and what to do.
+        holder: String,
+    },
+    /// Another cache owns the image: its newest data is there.
+    #[error("{what}: owned by another cache: {owner}")]
+    Owned {
+        /// Which image.
+        what: String,
+        /// Where the data is and what to do.
+        owner: String,
+    },
+    /// A right is missing.
+    #[error("{what}: permission denied: {why}")]
+    Denied {
+        /// On what.
+        what: String,
+        /// Which right, and how to grant it.
+        why: String,
+    },
+    /// The image or the machine cannot be used like this.
+    #[error("{what}: {why}")]
+    Unsupported {
+        /// Which image.
+        what: String,
+        /// What is not supported and what to do.
+        why: String,
+    },
+    /// A library or cluster cannot be reached.
+    #[error("{what}: {why}")]
+    Unavailable {
+        /// Which image or library.
+        what: String,
+        /// What is missing and what to do.
+        why: String,
+    },
+    /// The ownership record makes no sense.
+    #[error("{what}: the ownership record {why}")]
+    Record {
+        /// Which record.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Another owner has taken the image over.
+    #[error(
+        "{what}: fenced: another owner has taken over; close the volume and see who it is with `tidepool check`"
+    )]
+    Fenced {
+        /// Which image.
+        what: String,
+    },
+    /// The operating system or the cluster reported an error.
+    #[error("{what}: cannot {action}: {source}")]
+    Io {
+        /// On what.
+        what: String,
+        /// What was tried.
+        action: &'static str,
+        /// What came back.
+        source: io::Error,
+    },
+}
+
+impl BackendError {
+    pub(crate) fn io(
+        what: impl ToString,
+        action: &'static str,
+        source: impl Into<io::Error>,
+    ) -> BackendError {
+        BackendError::Io { what: what.to_string(), action, source: source.into() }
+    }
+}
