@@ -1,1 +1,13 @@
-//! placeholder
+//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface.
+//!
+//! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files, up in seconds, gone when it is dropped, and gone too
+//! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
+//! is swept by the next one that needs a directory ([`scratch`]).
+
+pub mod cluster;
+pub mod process;
+pub mod scratch;
+
+pub use cluster::{Cluster, ClusterError, ClusterOptions};
+pub use process::Process;
+pub use scratch::Scratch;

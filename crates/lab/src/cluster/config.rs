@@ -1,0 +1,118 @@
+//! Configuration, keys and monitor store of a new cluster.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{ClusterError, ClusterOptions, io, run};
+
+/// Memory that each OSD aims at: small machines run clusters too.
+const OSD_MEMORY_BYTES: u64 = 896 << 20;
+
+/// Writes ceph.conf and returns its path.
+pub(super) fn write(
+    dir: &Path,
+    options: &ClusterOptions,
+    fsid: &str,
+    port: u16,
+) -> Result<PathBuf, ClusterError> {
+    let path = dir.join("ceph.conf");
+    let mut text = text(dir, options, fsid, port);
+    if let Some(classes) = class_dir() {
+        // Some builds look for the object classes relative to where the OSD was started.
+        let _ = writeln!(text, "osd class dir = {}", classes.display());
+    }
+    for line in &options.extra {
+        let _ = writeln!(text, "{line}");
+    }
+    fs::write(&path, text).map_err(io(format!("cannot write {}", path.display())))?;
+    Ok(path)
+}
+
+/// The configuration without what depends on the machine.
+fn text(dir: &Path, options: &ClusterOptions, fsid: &str, port: u16) -> String {
+    let dir = dir.display();
+    let auth = if options.cephx { "cephx" } else { "none" };
+    let replicas = options.replicas;
+    let osd_bytes = options.osd_bytes;
+    let v2 = port + 1;
+    format!(
+        "[global]
+fsid = {fsid}
+mon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{port}]
+public network = 127.0.0.0/8
+ms bind ipv6 = false
+auth cluster required = {auth}
+auth service required = {auth}
+auth client required = {auth}
+auth allow insecure global id reclaim = false
+osd pool default size = {replicas}
+osd pool default min size = 1
+osd crush chooseleaf type = 0
+mon allow pool size one = true
+mon allow pool delete = true
+mon warn on pool no redundancy = false
+mon data avail warn = 2
+run dir = {dir}
+pid file = {dir}/$name.pid
+admin socket = {dir}/$name.$pid.asok
+log file = {dir}/$name.log
+mon data = {dir}/mon
+mgr data = {dir}/mgr
+osd data = {dir}/osd$id
+keyring = {dir}/keyring
+osd memory target = {OSD_MEMORY_BYTES}
+bluestore block size = {osd_bytes}
+"
+    )
+}
+
+/// Makes the keyring that monitor, manager, OSDs and the administrator share.
+pub(super) fn keys(conf: &Path, dir: &Path, options: &ClusterOptions) -> Result<(), ClusterError> {
+    let keyring = dir.join("keyring");
+    run(Command::new("ceph-authtool").arg("-c").arg(conf).arg("--create-keyring").arg(&keyring))?;
+    let mut entities = vec![
+        ("mon.".to_string(), vec![("mon", "allow *")]),
+        ("client.admin".to_string(), vec![("mon", "allow *"), ("osd", "allow *"), ("mgr", "allow *")]),
+        ("mgr.x".to_string(), vec![("mon", "allow profile mgr"), ("osd", "allow *")]),
+    ];
+    for number in 0..options.osds {
+        let capabilities =
+            vec![("mon", "allow profile osd"), ("mgr", "allow profile osd"), ("osd", "allow *")];
+        entities.push((format!("osd.{number}"), capabilities));
+    }
+    for (entity, capabilities) in entities {
+        let mut command = Command::new("ceph-authtool");
+        command.arg("-c").arg(conf).arg(&keyring).args(["--gen-key", "-n", &entity]);
+        for (service, capability) in capabilities {
+            command.args(["--cap", service, capability]);
+        }
+        run(&mut command)?;
+    }
+    Ok(())
+}
+
+/// Makes the monitor's store.
+pub(super) fn monitor_store(conf: &Path, dir: &Path, fsid: &str, port: u16) -> Result<(), ClusterError> {
+    for name in ["mon", "mgr"] {
+        fs::create_dir(dir.join(name)).map_err(io(format!("cannot make the directory {name}")))?;
+    }
+    let map = dir.join("monmap");
+    let address = format!("[v2:127.0.0.1:{},v1:127.0.0.1:{port}]", port + 1);
+    run(Command::new("monmaptool").args(["--create", "--fsid", fsid, "--addv", "a", &address]).arg(&map))?;
+    run(Command::new("ceph-mon")
+        .arg("-c")
+        .arg(conf)
+        .args(["--mkfs", "-i", "a", "--monmap"])
+        .arg(&map)
+        .arg("--keyring")
+        .arg(dir.join("keyring")))?;
+    Ok(())
+}
+
+/// The directory of the OSDs' object classes, where the distribution puts it.
+fn class_dir() -> Option<PathBuf> {
+    let multiarch = fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path().join("rados-classes"));
+    multiarch.chain([PathBuf::from("/usr/lib64/rados-classes")]).find(|path| path.is_dir())
+}

@@ -1,0 +1,67 @@
+//! RBD images of a throw-away cluster: make, export, compare, remove.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use sha2::{Digest, Sha256};
+
+use super::{Cluster, ClusterError, io};
+use crate::process::Process;
+
+/// How much of an export is hashed at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+
+impl Cluster {
+    /// Makes `image` (`NAME`, `POOL/NAME`) of `size_bytes`, a multiple of 1 MiB, in the pool `rbd` unless it names another.
+    pub fn rbd_create(&self, image: &str, size_bytes: u64) -> Result<(), ClusterError> {
+        self.rbd(&["create", image, "--size", &format!("{}M", size_bytes >> 20)]).map(drop)
+    }
+
+    /// Removes `image`.
+    pub fn rbd_remove(&self, image: &str) -> Result<(), ClusterError> {
+        self.rbd(&["rm", "--no-progress", image]).map(drop)
+    }
+
+    /// Copies a file into a new `image`.
+    pub fn rbd_import(&self, file: &Path, image: &str) -> Result<(), ClusterError> {
+        self.rbd(&["import", "--no-progress", &file.to_string_lossy(), image]).map(drop)
+    }
+
+    /// Copies `image` into a new file.
+    pub fn rbd_export(&self, image: &str, file: &Path) -> Result<(), ClusterError> {
+        self.rbd(&["export", "--no-progress", image, &file.to_string_lossy()]).map(drop)
+    }
+
+    /// The SHA-256 of what `rbd export` gives for `image`, in hexadecimal.
+    pub fn rbd_checksum(&self, image: &str) -> Result<String, ClusterError> {
+        let mut command = Command::new("rbd");
+        command.arg("-c").arg(self.conf()).args(["export", "--no-progress", image, "-"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut export = Process::spawn(command).map_err(io("cannot run `rbd export`"))?;
+        let mut output = export.child().stdout.take().expect("the output is piped");
+        let sum = checksum(&mut output).map_err(io("cannot read what `rbd export` prints"))?;
+        let status = export.child().wait().map_err(io("cannot wait for `rbd export`"))?;
+        if !status.success() {
+            return Err(ClusterError::Command {
+                command: format!("rbd export {image} -"),
+                status: status.to_string(),
+                stderr: "the image could not be exported".into(),
+            });
+        }
+        Ok(sum)
+    }
+}
+
+/// The SHA-256 of everything that `input` gives, in hexadecimal.
+pub fn checksum(input: &mut dyn Read) -> std::io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        match input.read(&mut chunk)? {
+            0 => break,
+            length => hash.update(&chunk[..length]),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

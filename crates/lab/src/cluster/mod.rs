@@ -1,0 +1,444 @@
+//! Throw-away real Ceph clusters: monitor, manager and OSDs on files, on the loopback interface.
+
+mod config;
+mod image;
+
+pub use image::checksum;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::process::Process;
+use crate::scratch::Scratch;
+
+/// Longest wait for a new cluster to be active+clean.
+const UP_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest run of one Ceph command.
+const COMMAND_TIMEOUT_S: u32 = 60;
+/// Most OSDs in a cluster: more would measure the machine, not Ceph.
+pub const OSDS_MAX: u32 = 16;
+/// Monitor ports are picked from here, below the range that Linux gives to outgoing connections.
+const PORTS: std::ops::Range<u16> = 20_000..30_000;
+
+/// The programs that a cluster needs, each with the Debian package that brings it.
+const PROGRAMS: [(&str, &str); 8] = [
+    ("ceph-mon", "ceph-mon"),
+    ("ceph-mgr", "ceph-mgr"),
+    ("ceph-osd", "ceph-osd"),
+    ("ceph", "ceph-common"),
+    ("ceph-authtool", "ceph-common"),
+    ("rados", "ceph-common"),
+    ("rbd", "ceph-common"),
+    ("monmaptool", "ceph-base"),
+];
+
+/// What a cluster looks like.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    /// Parent of the cluster's directory; the system's directory for temporary files by default.
+    pub parent: Option<PathBuf>,
+    /// Number of OSDs.
+    pub osds: u32,
+    /// Copies of each object.
+    pub replicas: u32,
+    /// Size of each OSD's file in bytes; the file is sparse.
+    pub osd_bytes: u64,
+    /// The monitor's port (v1; v2 is the next one); a free one by default.
+    pub port: Option<u16>,
+    /// Clients and daemons authenticate.
+    pub cephx: bool,
+    /// Lines added to `[global]` of the configuration.
+    pub extra: Vec<String>,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        ClusterOptions {
+            parent: None,
+            osds: 1,
+            replicas: 1,
+            osd_bytes: 10 << 30,
+            port: None,
+            cephx: false,
+            extra: Vec::new(),
+        }
+    }
+}
+
+/// Why a cluster could not be had or used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// Programs are missing.
+    #[error(
+        "Ceph's programs are not installed here ({programs} not found); on Debian: apt-get install {packages}"
+    )]
+    Missing {
+        /// Those not found, separated by commas.
+        programs: String,
+        /// The packages that bring them, separated by spaces.
+        packages: String,
+    },
+    /// The options make no sense.
+    #[error(
+        "a cluster of {osds} OSDs with {replicas} replicas is not possible: use 1 to {OSDS_MAX} OSDs and no more replicas than OSDs"
+    )]
+    Shape {
+        /// As asked for.
+        osds: u32,
+        /// As asked for.
+        replicas: u32,
+    },
+    /// A command failed.
+    #[error("`{command}` failed ({status}): {stderr}")]
+    Command {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// The last lines of its error output.
+        stderr: String,
+    },
+    /// A daemon ended.
+    #[error("{daemon} ended with {status}: {log}")]
+    Ended {
+        /// Which.
+        daemon: String,
+        /// How.
+        status: String,
+        /// The last lines of its output.
+        log: String,
+    },
+    /// The cluster did not become healthy in time.
+    #[error("the cluster was not active+clean after {seconds} s; its last state: {state}")]
+    NotUp {
+        /// How long was waited.
+        seconds: u64,
+        /// The last output of `ceph pg stat`.
+        state: String,
+    },
+    /// A file, directory, port or process could not be had.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// No OSD of that number.
+    #[error("the cluster has no running OSD {0}")]
+    NoOsd(u32),
+}
+
+/// Turns an I/O error into a [`ClusterError`] that says what was tried.
+fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ClusterError {
+    let what = what.into();
+    move |source| ClusterError::Io { what, source }
+}
+
+/// A running cluster with a pool named `rbd`. Dropping it ends its daemons and removes its directory.
+#[derive(Debug)]
+pub struct Cluster {
+    // Fields drop in this order: OSDs first, the directory last.
+    osds: Vec<Option<Process>>,
+    _manager: Process,
+    monitor: Process,
+    conf: PathBuf,
+    cephx: bool,
+    scratch: Scratch,
+}
+
+impl Cluster {
+    /// Fails with [`ClusterError::Missing`], naming what is missing, unless all of Ceph's programs are here.
+    pub fn available() -> Result<(), ClusterError> {
+        let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _)| !is_program(program)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
+        packages.dedup();
+        let programs: Vec<_> = missing.iter().map(|(program, _)| *program).collect();
+        Err(ClusterError::Missing { programs: programs.join(", "), packages: packages.join(" ") })
+    }
+
+    /// Brings a cluster up and waits until all of its placement groups are active+clean.
+    pub fn up(options: &ClusterOptions) -> Result<Cluster, ClusterError> {
+        Cluster::available()?;
+        if !(1..=OSDS_MAX).contains(&options.osds) || !(1..=options.osds).contains(&options.replicas) {
+            return Err(ClusterError::Shape { osds: options.osds, replicas: options.replicas });
+        }
+        let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
+        let scratch =
+            Scratch::new_in(&parent, "ceph").map_err(io("cannot make a directory for the cluster"))?;
+        let port = match options.port {
+            Some(port) => port,
+            None => free_port()?,
+        };
+        let fsid = random_uuid()?;
+        let conf = config::write(scratch.path(), options, &fsid, port)?;
+        config::keys(&conf, scratch.path(), options)?;
+        config::monitor_store(&conf, scratch.path(), &fsid, port)?;
+        let monitor = start(&conf, scratch.path(), "ceph-mon", "a")?;
+        let manager = start(&conf, scratch.path(), "ceph-mgr", "x")?;
+        let mut cluster =
+            Cluster { osds: Vec::new(), _manager: manager, monitor, conf, cephx: options.cephx, scratch };
+        for number in 0..options.osds {
+            cluster.osd_add(number)?;
+        }
+        cluster.ceph(&["osd", "pool", "create", "rbd", "32", "32"])?;
+        cluster.rbd(&["pool", "init", "rbd"])?;
+        cluster.wait_clean()?;
+        Ok(cluster)
+    }
+
+    /// The path of its ceph.conf.
+    pub fn conf(&self) -> &Path {
+        &self.conf
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Runs `ceph` with `arguments` and returns its output.
+    pub fn ceph(&self, arguments: &[&str]) -> Result<String, ClusterError> {
+        self.command("ceph", arguments)
+    }
+
+    /// Runs `rados` with `arguments` and returns its output.
+    pub fn rados(&self, arguments: &[&str]) -> Result<String, ClusterError> {
+        self.command("rados", arguments)
+    }
+
+    /// Runs `rbd` with `arguments` and returns its output.
+    pub fn rbd(&self, arguments: &[&str]) -> Result<String, ClusterError> {
+        self.command("rbd", arguments)
+    }
+
+    /// Runs a program with `-c CONF` and `arguments`.
+    fn command(&self, program: &str, arguments: &[&str]) -> Result<String, ClusterError> {
+        let output = run(Command::new("timeout")
+            .arg(COMMAND_TIMEOUT_S.to_string())
+            .arg(program)
+            .arg("-c")
+            .arg(&self.conf)
+            .args(arguments))?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_string())
+    }
+
+    /// Makes a client `client.NAME` with the given capabilities (pairs such as `("osd", "allow rwx pool=rbd")`) and puts its
+    /// key into the cluster's keyring, so that `id=NAME` works. It takes effect on clusters with cephx.
+    pub fn client_add(&self, name: &str, capabilities: &[(&str, &str)]) -> Result<(), ClusterError> {
+        let entity = format!("client.{name}");
+        let mut arguments = vec!["auth", "get-or-create", &entity];
+        for (service, capability) in capabilities {
+            arguments.extend([*service, *capability]);
+        }
+        let key = self.ceph(&arguments)?;
+        let path = self.dir().join("keyring");
+        let mut keyring = fs::read_to_string(&path).map_err(io("cannot read the keyring"))?;
+        keyring.push_str(&key);
+        keyring.push('\n');
+        fs::write(&path, keyring).map_err(io("cannot write the keyring"))
+    }
+
+    /// Whether clients authenticate.
+    pub fn cephx(&self) -> bool {
+        self.cephx
+    }
+
+    /// Stops OSD `number` in its tracks (SIGSTOP): it answers nothing, and its connections stay open.
+    pub fn osd_stop(&self, number: u32) -> Result<(), ClusterError> {
+        self.osd(number)?.signal(Signal::STOP).map_err(io("cannot stop the OSD"))
+    }
+
+    /// Lets a stopped OSD go on (SIGCONT).
+    pub fn osd_continue(&self, number: u32) -> Result<(), ClusterError> {
+        self.osd(number)?.signal(Signal::CONT).map_err(io("cannot continue the OSD"))
+    }
+
+    /// Kills OSD `number` (SIGKILL).
+    pub fn osd_kill(&mut self, number: u32) -> Result<(), ClusterError> {
+        self.osd(number)?;
+        // Dropping the process kills and reaps it.
+        self.osds[number as usize] = None;
+        Ok(())
+    }
+
+    /// Starts an OSD that was killed.
+    pub fn osd_start(&mut self, number: u32) -> Result<(), ClusterError> {
+        let slot = self.osds.get(number as usize).ok_or(ClusterError::NoOsd(number))?;
+        if slot.is_none() {
+            self.osds[number as usize] =
+                Some(start(&self.conf, self.scratch.path(), "ceph-osd", &number.to_string())?);
+        }
+        Ok(())
+    }
+
+    /// Stops the monitor in its tracks (SIGSTOP).
+    pub fn monitor_stop(&self) -> Result<(), ClusterError> {
+        self.monitor.signal(Signal::STOP).map_err(io("cannot stop the monitor"))
+    }
+
+    /// Lets a stopped monitor go on (SIGCONT).
+    pub fn monitor_continue(&self) -> Result<(), ClusterError> {
+        self.monitor.signal(Signal::CONT).map_err(io("cannot continue the monitor"))
+    }
+
+    /// Waits until every placement group is active+clean.
+    pub fn wait_clean(&mut self) -> Result<(), ClusterError> {
+        let start = Instant::now();
+        let mut state = String::new();
+        while start.elapsed() < UP_TIMEOUT {
+            for (number, osd) in self.osds.iter_mut().enumerate() {
+                if let Some(status) = osd.as_mut().and_then(|osd| osd.try_wait().ok().flatten()) {
+                    return Err(ClusterError::Ended {
+                        daemon: format!("osd.{number}"),
+                        status: status.to_string(),
+                        log: tail(&self.scratch.join(format!("osd.{number}.out"))),
+                    });
+                }
+            }
+            state = self.ceph(&["pg", "stat", "--format", "json"])?;
+            if all_clean(&state) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        Err(ClusterError::NotUp { seconds: UP_TIMEOUT.as_secs(), state })
+    }
+
+    /// Ends the cluster now; the same as dropping it.
+    pub fn down(self) {}
+
+    /// The running OSD of that number.
+    fn osd(&self, number: u32) -> Result<&Process, ClusterError> {
+        self.osds.get(number as usize).and_then(Option::as_ref).ok_or(ClusterError::NoOsd(number))
+    }
+
+    /// Makes and starts OSD `number`.
+    fn osd_add(&mut self, number: u32) -> Result<(), ClusterError> {
+        let uuid = random_uuid()?;
+        let name = number.to_string();
+        fs::create_dir(self.scratch.join(format!("osd{number}")))
+            .map_err(io("cannot make the OSD's directory"))?;
+        self.ceph(&["osd", "new", &uuid, &name])?;
+        // The same uuid in both places: otherwise the OSD starts and is never marked up.
+        self.command("ceph-osd", &["-i", &name, "--mkfs", "--osd-uuid", &uuid])?;
+        self.osds.push(Some(start(&self.conf, self.scratch.path(), "ceph-osd", &name)?));
+        Ok(())
+    }
+}
+
+/// Starts a daemon in the foreground, its output in a file of the cluster's directory.
+fn start(conf: &Path, dir: &Path, program: &str, id: &str) -> Result<Process, ClusterError> {
+    let name = program.trim_start_matches("ceph-");
+    let log = fs::File::create(dir.join(format!("{name}.{id}.out"))).map_err(io("cannot make a log file"))?;
+    let errors = log.try_clone().map_err(io("cannot make a log file"))?;
+    let mut command = Command::new(program);
+    command.arg("-f").arg("-c").arg(conf).args(["-i", id]).current_dir(dir);
+    command.stdin(Stdio::null()).stdout(log).stderr(errors);
+    Process::spawn(command).map_err(io(format!("cannot start {program}")))
+}
+
+/// Runs a command to its end; its failure is an error that carries the end of its error output.
+fn run(command: &mut Command) -> Result<Output, ClusterError> {
+    let line = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .fold(command.get_program().to_string_lossy().into_owned(), |line, word| line + " " + &word);
+    let output = command.stdin(Stdio::null()).output().map_err(io(format!("cannot run `{line}`")))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let stderr = last_lines(&String::from_utf8_lossy(&output.stderr));
+    Err(ClusterError::Command { command: line, status: output.status.to_string(), stderr })
+}
+
+/// The last three lines of a text, joined to one.
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(3)..].join(" / ")
+}
+
+/// The last lines of a file.
+fn tail(path: &Path) -> String {
+    last_lines(&fs::read_to_string(path).unwrap_or_default())
+}
+
+/// Whether `ceph pg stat --format json` shows placement groups, all of them active+clean.
+fn all_clean(stat: &str) -> bool {
+    let Ok(stat) = serde_json::from_str::<serde_json::Value>(stat) else { return false };
+    let summary = &stat["pg_summary"];
+    let total = summary["num_pgs"].as_u64().unwrap_or(0);
+    let clean: u64 = summary["num_pg_by_state"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|state| state["name"] == "active+clean")
+        .filter_map(|state| state["num"].as_u64())
+        .sum();
+    total > 0 && clean == total
+}
+
+/// A port that is free now, as is the next one.
+fn free_port() -> Result<u16, ClusterError> {
+    let first = u64::from(std::process::id()) * 2;
+    let count = u64::from(PORTS.end - PORTS.start);
+    for step in 0..count / 2 {
+        let port = PORTS.start + ((first + step * 2) % count) as u16;
+        let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if free(port) && free(port + 1) {
+            return Ok(port);
+        }
+    }
+    Err(ClusterError::Io {
+        what: format!("no two free TCP ports in {PORTS:?}"),
+        source: std::io::ErrorKind::AddrInUse.into(),
+    })
+}
+
+/// A new random UUID from the kernel.
+fn random_uuid() -> Result<String, ClusterError> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .map_err(io("cannot read /proc/sys/kernel/random/uuid"))?;
+    Ok(text.trim().to_string())
+}
+
+/// Whether `program` is found on the PATH.
+fn is_program(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_clean_only_when_every_group_is() {
+        let stat = |clean, total| {
+            format!(
+                r#"{{"pg_ready":true,"pg_summary":{{"num_pg_by_state":[{{"name":"active+clean","num":{clean}}}],"num_pgs":{total}}}}}"#
+            )
+        };
+        assert!(all_clean(&stat(33, 33)));
+        assert!(!all_clean(&stat(32, 33)));
+        assert!(!all_clean(&stat(0, 0)));
+        assert!(!all_clean("not json"));
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused_before_anything_starts() {
+        if Cluster::available().is_err() {
+            return;
+        }
+        let options = ClusterOptions { osds: 1, replicas: 2, ..ClusterOptions::default() };
+        assert!(matches!(Cluster::up(&options), Err(ClusterError::Shape { osds: 1, replicas: 2 })));
+    }
+}

@@ -1,0 +1,143 @@
+//! Child processes that cannot outlive the process that started them.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// How often a wait with a deadline looks at the child.
+const POLL: Duration = Duration::from_millis(5);
+
+/// A job for the keeper thread: what to start, and where to send the outcome.
+type Job = (Command, Sender<io::Result<Child>>);
+
+/// Starts `command` so that the kernel kills it when this process ends, however it ends.
+///
+/// The kernel sends the parent-death signal when the *thread* that forked ends, so every child is forked by one thread that
+/// lives as long as the process.
+pub fn spawn(command: Command) -> io::Result<Child> {
+    static KEEPER: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
+    let keeper = KEEPER.get_or_init(|| {
+        let (jobs, inbox) = channel::<Job>();
+        std::thread::Builder::new()
+            .name("keeper".into())
+            .spawn(move || {
+                for (command, outcome) in inbox {
+                    // The caller waits for the outcome; if it is gone, dropping the child handle leaves the child to
+                    // the parent-death signal.
+                    let _ = outcome.send(fork(command));
+                }
+            })
+            .expect("a thread can be started");
+        Mutex::new(jobs)
+    });
+    let (outcome, result) = channel();
+    keeper
+        .lock()
+        .expect("the keeper's sender is only cloned under the lock")
+        .send((command, outcome))
+        .map_err(|_| io::Error::other("the thread that starts processes has ended"))?;
+    result.recv().map_err(|_| io::Error::other("the thread that starts processes has ended"))?
+}
+
+/// Forks and executes `command` on the calling thread.
+fn fork(mut command: Command) -> io::Result<Child> {
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec only two async-signal-safe system calls are made, and nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the signal was set.
+            if rustix::process::getppid() != Some(parent) {
+                return Err(io::Error::from_raw_os_error(rustix::io::Errno::SRCH.raw_os_error()));
+            }
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+/// A child process that is killed and reaped when it is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Starts `command` (see [`spawn`]).
+    pub fn spawn(command: Command) -> io::Result<Process> {
+        spawn(command).map(|child| Process { child })
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The child itself, to take its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Sends `signal`. A child that has ended but has not been waited for still owns its id, so this never reaches a stranger.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(rustix::process::kill_process(pid, signal)?)
+    }
+
+    /// Its exit status, if it has ended.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Waits at most `limit` for the end; `None` when it still runs.
+    pub fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if start.elapsed() >= limit {
+                return Ok(None);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Kills it (SIGKILL) and reaps it.
+    pub fn kill(&mut self) -> io::Result<ExitStatus> {
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.kill();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_started_by_a_thread_that_has_ended_still_runs() {
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        let mut process = std::thread::spawn(move || Process::spawn(command))
+            .join()
+            .expect("thread")
+            .expect("sleep starts");
+        assert!(process.wait(Duration::from_millis(200)).expect("wait").is_none());
+        let id = process.id();
+        drop(process);
+        assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
+    }
+}
