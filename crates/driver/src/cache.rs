@@ -1,0 +1,400 @@
+//! The cache file or block device: opened with O_DIRECT, locked, preallocated.
+
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tidepool_engine::api::BLOCK_BYTES;
+
+/// Smallest cache in bytes.
+pub const CACHE_BYTES_MIN: u64 = 64 << 20;
+/// Tries to lock a block device; udev locks one for a moment when it looks at it.
+const LOCK_TRIES: u32 = 20;
+/// Between two of them.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// Bytes at either end of a device that must be zero before it counts as unused: every common
+/// partition table, file system and volume manager leaves a mark there.
+const BLANK_BYTES: u64 = 1 << 20;
+
+/// Why a cache device could not be opened or created; one line each, nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// There is nothing at the path.
+    #[error("{}: no such cache; create it with --cache-size or `tidepool cache format`", .0.display())]
+    Missing(PathBuf),
+    /// The path names something that cannot be a cache.
+    #[error("{}: not a regular file or block device; name another path", .0.display())]
+    Kind(PathBuf),
+    /// A new cache would overwrite something.
+    #[error("{}: already exists; name another path, or remove it first", .0.display())]
+    Exists(PathBuf),
+    /// The device carries data of another system.
+    #[error("{}: the device is not empty; clear it with `wipefs --all` and `blkdiscard` if it is the right one", .0.display())]
+    NotBlank(PathBuf),
+    /// Another process has it open.
+    #[error("{}: in use by {holder}; stop that first, or name another cache", .path.display())]
+    InUse {
+        /// The cache.
+        path: PathBuf,
+        /// Who, as far as can be told.
+        holder: String,
+    },
+    /// It cannot hold a cache.
+    #[error("{}: {size} bytes are too small for a cache; at least {CACHE_BYTES_MIN} are needed", .path.display())]
+    TooSmall {
+        /// The cache.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+    },
+    /// The file system has no room for it.
+    #[error("{}: no room for a cache of {wanted} bytes{}; choose a smaller --cache-size or free some space",
+        .path.display(), free.map(|f| format!(" ({f} are free)")).unwrap_or_default())]
+    DiskFull {
+        /// The cache.
+        path: PathBuf,
+        /// The size asked for.
+        wanted: u64,
+        /// What the file system says is free.
+        free: Option<u64>,
+    },
+    /// The kernel refused something else.
+    #[error("{}: cannot {action} the cache: {source}", .path.display())]
+    Io {
+        /// The cache.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl CacheError {
+    fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> CacheError {
+        CacheError::Io { path: path.into(), action, source: source.into() }
+    }
+}
+
+/// An open cache device. The lock is on the very descriptor that does the I/O, so whoever can write has
+/// it, and it ends with the process, however that ends.
+#[derive(Debug)]
+pub struct CacheFile {
+    fd: OwnedFd,
+    path: PathBuf,
+    size_bytes: u64,
+    direct: bool,
+    block_device: bool,
+}
+
+impl CacheFile {
+    /// Opens and locks an existing cache file or block device.
+    ///
+    /// # Errors
+    /// See [`CacheError`].
+    pub fn open(path: &Path) -> Result<CacheFile, CacheError> {
+        CacheFile::open_with(path, OFlags::RDWR)
+    }
+
+    /// Opens an existing cache for inspection: nothing can be written. Refused while a daemon has it.
+    ///
+    /// # Errors
+    /// See [`CacheError`].
+    pub fn open_read_only(path: &Path) -> Result<CacheFile, CacheError> {
+        CacheFile::open_with(path, OFlags::RDONLY)
+    }
+
+    fn open_with(path: &Path, access: OFlags) -> Result<CacheFile, CacheError> {
+        // Looked at before it is opened: opening a FIFO or a tape has effects.
+        let kind = rustix::fs::stat(path).map_err(|e| match e {
+            Errno::NOENT | Errno::NOTDIR => CacheError::Missing(path.into()),
+            e => CacheError::io(path, "look at", e),
+        })?;
+        let block_device = match FileType::from_raw_mode(kind.st_mode) {
+            FileType::RegularFile => false,
+            FileType::BlockDevice => true,
+            _ => return Err(CacheError::Kind(path.into())),
+        };
+        // For a block device O_EXCL means: not while it is mounted or part of something else.
+        let exclusive = if block_device { OFlags::EXCL } else { OFlags::empty() };
+        let (fd, direct) = open_direct(path, access | exclusive, Mode::empty()).map_err(|e| match e {
+            Errno::BUSY => CacheError::InUse {
+                path: path.into(),
+                holder: "the kernel (mounted, or part of another device)".into(),
+            },
+            e => CacheError::io(path, "open", e),
+        })?;
+        let cache = CacheFile { fd, path: path.into(), size_bytes: 0, direct, block_device };
+        cache.lock()?;
+        let size = if block_device {
+            block_device_bytes(cache.fd.as_fd()).map_err(|e| CacheError::io(path, "measure", e))?
+        } else {
+            rustix::fs::fstat(&cache.fd).map_err(|e| CacheError::io(path, "measure", e))?.st_size as u64
+        };
+        Ok(CacheFile { size_bytes: size / BLOCK_BYTES as u64 * BLOCK_BYTES as u64, ..cache })
+    }
+
+    /// Creates a cache file of `size_bytes` (rounded up to a block) and reserves its space, so that a full
+    /// disk shows now. When that fails nothing is left behind. For a block device the size must fit
+    /// and the device be empty.
+    ///
+    /// # Errors
+    /// See [`CacheError`].
+    pub fn create(path: &Path, size_bytes: u64) -> Result<CacheFile, CacheError> {
+        let size = size_bytes.next_multiple_of(BLOCK_BYTES as u64);
+        if size < CACHE_BYTES_MIN {
+            return Err(CacheError::TooSmall { path: path.into(), size });
+        }
+        if path.exists() {
+            let cache = CacheFile::open(path).map_err(|e| match e {
+                CacheError::Kind(path) => CacheError::Exists(path),
+                e => e,
+            })?;
+            return cache.take_blank(size);
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let (fd, direct) = open_direct(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| match e {
+            Errno::EXIST => CacheError::Exists(path.into()),
+            e => CacheError::io(path, "create", e),
+        })?;
+        let cache = CacheFile { fd, path: path.into(), size_bytes: size, direct, block_device: false };
+        // From here on the file is ours: whatever goes wrong, it goes away again.
+        let ready = cache.lock().and_then(|()| cache.reserve(size));
+        if ready.is_err() {
+            let _ = fs::remove_file(path);
+        }
+        ready.map(|()| cache)
+    }
+
+    /// An existing block device as a new cache.
+    fn take_blank(self, size: u64) -> Result<CacheFile, CacheError> {
+        if !self.block_device {
+            return Err(CacheError::Exists(self.path));
+        }
+        if self.size_bytes < size {
+            return Err(CacheError::DiskFull { path: self.path, wanted: size, free: Some(self.size_bytes) });
+        }
+        if !self.is_blank()? {
+            return Err(CacheError::NotBlank(self.path));
+        }
+        Ok(CacheFile { size_bytes: size, ..self })
+    }
+
+    /// Both ends are zero: no partition table, file system or cache is on it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn is_blank(&self) -> Result<bool, CacheError> {
+        let mut buf = tidepool_engine::mem::AlignedBuf::zeroed(BLANK_BYTES as usize);
+        for start in [0, self.size_bytes.saturating_sub(BLANK_BYTES)] {
+            let len = BLANK_BYTES.min(self.size_bytes) as usize;
+            let mut done = 0;
+            while done < len {
+                match rustix::io::pread(&self.fd, &mut buf[done..len], start + done as u64) {
+                    Ok(0) => break,
+                    Ok(n) => done += n,
+                    Err(Errno::INTR) => {}
+                    Err(e) => return Err(CacheError::io(&self.path, "read", e)),
+                }
+            }
+            if buf[..done].iter().any(|b| *b != 0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn lock(&self) -> Result<(), CacheError> {
+        let mut tries = if self.block_device { LOCK_TRIES } else { 1 };
+        loop {
+            match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if tries > 1 => {
+                    tries -= 1;
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    let holder = holder(self.fd.as_fd()).unwrap_or_else(|| "another process".into());
+                    return Err(CacheError::InUse { path: self.path.clone(), holder });
+                }
+                Err(e) => return Err(CacheError::io(&self.path, "lock", e)),
+            }
+        }
+    }
+
+    fn reserve(&self, size: u64) -> Result<(), CacheError> {
+        // Asked first, so that a hopeless size does not fill the disk for a moment.
+        let free = self.path.parent().and_then(free_bytes);
+        let outcome = loop {
+            if free.is_some_and(|free| free < size) {
+                break Err(Errno::NOSPC);
+            }
+            match rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, size) {
+                Err(Errno::INTR) => {}
+                // No reservation on this file system: format writes every byte and finds out.
+                Err(Errno::OPNOTSUPP) => break rustix::fs::ftruncate(&self.fd, size),
+                outcome => break outcome,
+            }
+        };
+        outcome.map_err(|e| match e {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => {
+                CacheError::DiskFull { path: self.path.clone(), wanted: size, free }
+            }
+            e => CacheError::io(&self.path, "reserve the space of", e),
+        })?;
+        // The file's name must survive a power loss as its content does.
+        rustix::fs::fsync(&self.fd).map_err(|e| CacheError::io(&self.path, "sync", e))?;
+        let directory = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let synced = fs::File::open(directory).and_then(|d| d.sync_all());
+        synced.map_err(|e| CacheError::io(&self.path, "sync the directory of", e))
+    }
+
+    /// Removes the file again (a format that failed); a block device stays.
+    pub fn discard(self) {
+        if !self.block_device {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size in bytes, a multiple of a block.
+    pub fn len_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// I/O goes past the page cache. If not (the file system does not offer it, as tmpfs), the cache
+    /// works, but takes memory twice; worth a warning.
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Opens with O_DIRECT, or without where the file system refuses that.
+fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<(OwnedFd, bool), Errno> {
+    let flags = flags | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
+        Ok(fd) => Ok((fd, true)),
+        // With O_CREAT the refused call has made the file already.
+        Err(Errno::INVAL) => {
+            let flags = flags.difference(OFlags::EXCL | OFlags::CREATE);
+            let made = match rustix::fs::open(path, flags, mode) {
+                Err(Errno::NOENT) => rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode),
+                other => other,
+            };
+            made.map(|fd| (fd, false))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Who holds the lock on a file, from the kernel's table of locks.
+fn holder(fd: BorrowedFd<'_>) -> Option<String> {
+    let stat = rustix::fs::fstat(fd).ok()?;
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let inode = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let table = fs::read_to_string("/proc/locks").ok()?;
+    let pid = table.lines().find_map(|line| {
+        let mut words = line.split_whitespace().filter(|w| *w != "->");
+        let pid = words.nth(4)?;
+        (words.next()? == inode).then_some(pid)
+    })?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Some(format!(
+        "process {pid} {}",
+        if name.is_empty() { String::new() } else { format!("({})", name.trim()) }
+    ))
+}
+
+fn free_bytes(directory: &Path) -> Option<u64> {
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let stat = rustix::fs::statvfs(directory).ok()?;
+    Some(stat.f_bavail * stat.f_frsize)
+}
+
+fn block_device_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    /// `_IOR(0x12, 114, size_t)` of linux/fs.h.
+    const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+    let mut bytes = 0u64;
+    // SAFETY: BLKGETSIZE64 writes one u64 to the address given.
+    let outcome = unsafe { libc::ioctl(fd.as_raw_fd(), BLKGETSIZE64, &mut bytes) };
+    if outcome == 0 { Ok(bytes) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_opener_is_told_who_has_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("cache");
+        let first = CacheFile::create(&path, CACHE_BYTES_MIN).expect("room for the smallest cache");
+        assert_eq!(first.len_bytes(), CACHE_BYTES_MIN);
+        let error = CacheFile::open(&path).expect_err("it is locked");
+        let line = error.to_string();
+        assert!(matches!(error, CacheError::InUse { .. }), "{line}");
+        assert!(line.contains(&format!("process {}", std::process::id())), "{line}");
+        assert!(!line.contains('\n'));
+        drop(first);
+        CacheFile::open(&path).expect("the lock went with its holder");
+    }
+
+    #[test]
+    fn create_overwrites_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("precious");
+        fs::write(&path, b"data").expect("a small file");
+        let error = CacheFile::create(&path, CACHE_BYTES_MIN).expect_err("the file exists");
+        assert!(matches!(error, CacheError::Exists(_)), "{error}");
+        assert_eq!(fs::read(&path).expect("still there"), b"data");
+        let error = CacheFile::create(dir.path(), CACHE_BYTES_MIN).expect_err("a directory");
+        assert!(matches!(error, CacheError::Exists(_)), "{error}");
+    }
+
+    #[test]
+    fn a_full_disk_leaves_no_file_behind() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("cache");
+        let free = free_bytes(dir.path()).expect("a file system that counts");
+        let error = CacheFile::create(&path, free + (1 << 40)).expect_err("more than there is");
+        assert!(matches!(error, CacheError::DiskFull { .. }), "{error}");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_cannot_be_a_cache_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let missing = CacheFile::open(&dir.path().join("none")).expect_err("nothing there");
+        assert!(matches!(missing, CacheError::Missing(_)), "{missing}");
+        let kind = CacheFile::open(Path::new("/dev/null")).expect_err("a character device");
+        assert!(matches!(kind, CacheError::Kind(_)), "{kind}");
+        let small = CacheFile::create(&dir.path().join("small"), 4096).expect_err("too small");
+        assert!(matches!(small, CacheError::TooSmall { .. }), "{small}");
+        assert!(!dir.path().join("small").exists());
+    }
+
+    #[test]
+    fn a_new_cache_is_blank_until_something_is_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("cache");
+        let cache = CacheFile::create(&path, CACHE_BYTES_MIN).expect("room");
+        assert!(cache.is_blank().expect("readable"));
+        let mut block = tidepool_engine::mem::AlignedBuf::zeroed(4096);
+        block[4095] = 1;
+        rustix::io::pwrite(cache.fd(), &block, CACHE_BYTES_MIN - 4096).expect("one block");
+        assert!(!cache.is_blank().expect("readable"));
+    }
+}

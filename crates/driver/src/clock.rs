@@ -1,0 +1,10 @@
+//! The reactor's clock.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds since the machine was booted, time in suspend included: a lease must run out while
+/// the machine sleeps.
+pub fn now() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,332 @@
+//! The reactor's io_uring: one thread submits and reaps, the arena is registered, one entry into the
+//! kernel per round.
+
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Submissions that wait for the next entry into the kernel; a fuller queue enters early.
+const SUBMISSIONS_MAX: u32 = 1024;
+/// Completions that the kernel holds before it has to allocate; more than the reactor ever has in flight
+/// in the usual case, and beyond it the kernel keeps them in a list (no completion is lost).
+const COMPLETIONS_MAX: u32 = 8192;
+/// Largest buffer that the kernel registers in one piece.
+const REGISTERED_BYTES_MAX: usize = 1 << 30;
+
+/// Why there is no ring.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot set up io_uring: {0} (Linux 5.19 or newer with io_uring allowed is needed; \
+     see /proc/sys/kernel/io_uring_disabled and the container's seccomp profile)"
+)]
+pub struct RingError(#[from] pub io::Error);
+
+/// One completed operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// As given with the operation.
+    pub user: u64,
+    /// As the system call would return: negative is an errno.
+    pub result: i32,
+}
+
+/// An io_uring and the region of memory that is registered with it.
+pub struct Ring {
+    ring: IoUring,
+    /// First byte and length of the registered region; length 0 without one.
+    region: (usize, usize),
+    enters: u64,
+}
+
+impl Ring {
+    /// A ring for the calling thread, which must be the one that uses it.
+    ///
+    /// # Errors
+    /// The kernel is too old or io_uring is not allowed.
+    pub fn new() -> Result<Ring, RingError> {
+        let full = || {
+            let mut builder = IoUring::builder();
+            builder.setup_cqsize(COMPLETIONS_MAX).setup_submit_all().dontfork();
+            builder
+        };
+        // The newest kernels run completions only when this thread asks for them (no interrupts of
+        // the round); older ones refuse the flags.
+        let ring = full()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(SUBMISSIONS_MAX)
+            .or_else(|_| full().setup_coop_taskrun().build(SUBMISSIONS_MAX))
+            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS_MAX).build(SUBMISSIONS_MAX))?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(RingError(io::Error::from_raw_os_error(libc::ENOSYS)));
+        }
+        Ok(Ring { ring, region: (0, 0), enters: 0 })
+    }
+
+    /// Registers memory, so that device transfers inside of it need no page lookups. Returns the
+    /// kernel's refusal (usually the limit of locked memory); the ring works without, a little slower.
+    ///
+    /// # Errors
+    /// What the kernel said; harmless.
+    ///
+    /// # Safety
+    /// `ptr` and `len` are one allocation that lives as long as the ring.
+    pub unsafe fn register(&mut self, ptr: *mut u8, len: usize) -> io::Result<()> {
+        assert_eq!(self.region.1, 0, "one region per ring");
+        // Huge pages make registration and translation cheaper; without them nothing breaks.
+        // SAFETY: advice on memory that the caller vouches for; it does not change the content.
+        unsafe { libc::madvise(ptr.cast(), len, libc::MADV_HUGEPAGE) };
+        let pieces: Vec<libc::iovec> = (0..len)
+            .step_by(REGISTERED_BYTES_MAX)
+            .map(|start| libc::iovec {
+                iov_base: ptr.wrapping_add(start).cast(),
+                iov_len: REGISTERED_BYTES_MAX.min(len - start),
+            })
+            .collect();
+        // SAFETY: the memory outlives the ring, as the caller vouches.
+        unsafe { self.ring.submitter().register_buffers(&pieces)? };
+        self.region = (ptr as usize, len);
+        Ok(())
+    }
+
+    /// Times that the ring entered the kernel.
+    pub fn enters(&self) -> u64 {
+        self.enters
+    }
+
+    /// The registered piece that holds all of `ptr..ptr + len`.
+    fn registered(&self, ptr: *const u8, len: usize) -> Option<u16> {
+        let start = (ptr as usize).checked_sub(self.region.0)?;
+        let fits = start < self.region.1 && len <= self.region.1 - start;
+        let (first, last) = (start / REGISTERED_BYTES_MAX, (start + len.max(1) - 1) / REGISTERED_BYTES_MAX);
+        (fits && first == last).then_some(first as u16)
+    }
+
+    /// Queues an operation, entering the kernel first when the queue is full.
+    ///
+    /// # Safety
+    /// All memory that the entry names stays valid until its completion is reaped.
+    unsafe fn push(&mut self, entry: squeue::Entry) {
+        // SAFETY: as the caller vouches.
+        while unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.enters += 1;
+            if let Err(error) = self.ring.submit() {
+                // Too many completions wait in the kernel: they are fetched by this very call next
+                // time round, so trying again ends.
+                let passing = [libc::EBUSY, libc::EAGAIN, libc::EINTR];
+                let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));
+                assert!(known, "io_uring does not take submissions any more: {error}");
+            }
+        }
+    }
+
+    /// Reads `len` bytes at `offset` of a file.
+    ///
+    /// # Safety
+    /// `ptr..ptr + len` is valid and nobody else touches it until the completion is reaped.
+    pub unsafe fn read(&mut self, user: u64, fd: BorrowedFd<'_>, offset: u64, ptr: *mut u8, len: u32) {
+        let fd = Fd(fd.as_raw_fd());
+        let entry = match self.registered(ptr, len as usize) {
+            Some(piece) => opcode::ReadFixed::new(fd, ptr, len, piece).offset(offset).build(),
+            None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
+        };
+        // SAFETY: as the caller vouches.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Writes `len` bytes at `offset` of a file; with `dsync` it completes on stable media.
+    ///
+    /// # Safety
+    /// `ptr..ptr + len` is valid and nobody changes it until the completion is reaped.
+    pub unsafe fn write(
+        &mut self,
+        user: u64,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        ptr: *const u8,
+        len: u32,
+        dsync: bool,
+    ) {
+        let (fd, flags) = (Fd(fd.as_raw_fd()), if dsync { libc::RWF_DSYNC } else { 0 });
+        let entry = match self.registered(ptr, len as usize) {
+            Some(piece) => {
+                opcode::WriteFixed::new(fd, ptr, len, piece).offset(offset).rw_flags(flags).build()
+            }
+            None => opcode::Write::new(fd, ptr, len).offset(offset).rw_flags(flags).build(),
+        };
+        // SAFETY: as the caller vouches.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Makes all completed writes of a file stable.
+    pub fn datasync(&mut self, user: u64, fd: BorrowedFd<'_>) {
+        let entry = opcode::Fsync::new(Fd(fd.as_raw_fd())).flags(FsyncFlags::DATASYNC).build();
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Completes, once, when the descriptor is readable (or already is).
+    pub fn poll_readable(&mut self, user: u64, fd: BorrowedFd<'_>) {
+        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), libc::POLLIN as u32).build();
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Accepts one connection; the result is its descriptor (close-on-exec).
+    pub fn accept(&mut self, user: u64, fd: BorrowedFd<'_>) {
+        let entry = opcode::Accept::new(Fd(fd.as_raw_fd()), std::ptr::null_mut(), std::ptr::null_mut())
+            .flags(libc::SOCK_CLOEXEC)
+            .build();
+        // SAFETY: no address is asked for, so the entry names no memory.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Receives from a socket into the message's vectors.
+    ///
+    /// # Safety
+    /// The header, its vectors and their memory stay valid and untouched until the completion is reaped.
+    pub unsafe fn recvmsg(&mut self, user: u64, fd: BorrowedFd<'_>, header: *mut libc::msghdr) {
+        let entry = opcode::RecvMsg::new(Fd(fd.as_raw_fd()), header).build();
+        // SAFETY: as the caller vouches.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Receives from a socket.
+    ///
+    /// # Safety
+    /// `ptr..ptr + len` is valid and nobody else touches it until the completion is reaped.
+    pub unsafe fn recv(&mut self, user: u64, fd: BorrowedFd<'_>, ptr: *mut u8, len: u32) {
+        let entry = opcode::Recv::new(Fd(fd.as_raw_fd()), ptr, len).build();
+        // SAFETY: as the caller vouches.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Sends the message's vectors to a socket; the kernel goes on after a partial send.
+    ///
+    /// # Safety
+    /// The header, its vectors and their memory stay valid and unchanged until the completion is reaped.
+    pub unsafe fn sendmsg(&mut self, user: u64, fd: BorrowedFd<'_>, header: *const libc::msghdr) {
+        let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
+        let entry = opcode::SendMsg::new(Fd(fd.as_raw_fd()), header).flags(flags).build();
+        // SAFETY: as the caller vouches.
+        unsafe { self.push(entry.user_data(user)) };
+    }
+
+    /// Cancels the operations with this `user`; they complete with `ECANCELED` unless they were done. The
+    /// cancellation itself completes as `own`.
+    pub fn cancel(&mut self, own: u64, user: u64) {
+        let entry = opcode::AsyncCancel::new(user).build();
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(entry.user_data(own)) };
+    }
+
+    /// Hands all queued operations to the kernel and waits for a completion, at most `timeout`
+    /// (`Some(ZERO)` does not wait, `None` waits for ever).
+    pub fn enter(&mut self, timeout: Option<Duration>) {
+        self.enters += 1;
+        let outcome = match timeout {
+            Some(Duration::ZERO) => {
+                // Completions are only run when they are asked for, so a plain submission is no poll.
+                let none = Timespec::new();
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&none))
+            }
+            Some(timeout) => {
+                let time = Timespec::from(timeout);
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
+            }
+            None => self.ring.submit_and_wait(1),
+        };
+        if let Err(error) = outcome {
+            let passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+            let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));
+            assert!(known, "io_uring cannot be entered any more: {error}");
+        }
+    }
+
+    /// The next completed operation, without entering the kernel.
+    pub fn next_completion(&mut self) -> Option<Completion> {
+        let entry = self.ring.completion().next()?;
+        Some(Completion { user: entry.user_data(), result: entry.result() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use tidepool_engine::mem::AlignedBuf;
+
+    fn wait(ring: &mut Ring) -> Completion {
+        loop {
+            if let Some(done) = ring.next_completion() {
+                return done;
+            }
+            ring.enter(None);
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_with_and_without_registered_memory() {
+        for registered in [true, false] {
+            let file = tempfile::tempfile().expect("a temporary file");
+            let mut memory = AlignedBuf::zeroed(16384);
+            let ptr = memory.as_mut_ptr();
+            memory[..4096].fill(7);
+            let mut ring = Ring::new().expect("a ring");
+            if registered {
+                // SAFETY: the memory is dropped after the ring.
+                unsafe { ring.register(ptr, 16384) }.expect("16 KiB can be locked");
+                assert_eq!(ring.registered(ptr.wrapping_add(8192), 8192), Some(0));
+                assert_eq!(ring.registered(ptr.wrapping_add(8192), 8193), None);
+            }
+            // SAFETY: both halves of the memory live and are left alone until the completions came.
+            unsafe { ring.write(1, file.as_fd(), 4096, ptr, 4096, true) };
+            assert_eq!(wait(&mut ring), Completion { user: 1, result: 4096 });
+            ring.datasync(2, file.as_fd());
+            assert_eq!(wait(&mut ring), Completion { user: 2, result: 0 });
+            // SAFETY: as above.
+            unsafe { ring.read(3, file.as_fd(), 0, ptr.wrapping_add(8192), 8192) };
+            assert_eq!(wait(&mut ring), Completion { user: 3, result: 8192 });
+            drop(ring);
+            assert!(memory[8192..12288].iter().all(|b| *b == 0));
+            assert!(memory[12288..].iter().all(|b| *b == 7));
+        }
+    }
+
+    #[test]
+    fn a_full_queue_loses_no_operation() {
+        let file = tempfile::tempfile().expect("a temporary file");
+        let mut ring = Ring::new().expect("a ring");
+        let count = u64::from(SUBMISSIONS_MAX + COMPLETIONS_MAX) + 100;
+        for user in 0..count {
+            ring.datasync(user, file.as_fd());
+        }
+        let mut seen = vec![false; count as usize];
+        for _ in 0..count {
+            let done = wait(&mut ring);
+            assert_eq!(done.result, 0);
+            assert!(!std::mem::replace(&mut seen[done.user as usize], true), "completed twice");
+        }
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_timeout_and_a_poll_can_be_cancelled() {
+        let (mut here, there) = UnixStream::pair().expect("a pair of sockets");
+        let mut ring = Ring::new().expect("a ring");
+        ring.poll_readable(1, there.as_fd());
+        ring.enter(Some(Duration::from_millis(1)));
+        assert_eq!(ring.next_completion(), None);
+        ring.cancel(2, 1);
+        let mut done = [wait(&mut ring), wait(&mut ring)];
+        done.sort_by_key(|c| c.user);
+        assert_eq!(done[0], Completion { user: 1, result: -libc::ECANCELED });
+        assert_eq!(done[1], Completion { user: 2, result: 0 });
+        here.write_all(b"x").expect("room in the socket");
+        ring.poll_readable(3, there.as_fd());
+        assert_eq!(wait(&mut ring).user, 3);
+    }
+}
