@@ -2,5 +2,8 @@
 
 pub mod api;
 pub mod device;
+pub mod ghost;
+pub mod index;
+pub mod marks;
 pub mod mem;
 pub mod status;

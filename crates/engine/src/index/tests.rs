@@ -1,0 +1,363 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// The model: what is known of each block that is not absent.
+#[derive(Default)]
+struct Model(BTreeMap<u64, Lookup>);
+
+impl Model {
+    fn get(&self, block: u64) -> Lookup {
+        self.0.get(&block).copied().unwrap_or(Lookup::Absent)
+    }
+
+    fn set(&mut self, block: u64, n: u64, what: Lookup) -> BTreeMap<u64, Lookup> {
+        let mut old = BTreeMap::new();
+        for i in 0..n {
+            let now = match what {
+                Lookup::At(p) => Lookup::At(p + i as u32),
+                other => other,
+            };
+            let before = match now {
+                Lookup::Absent => self.0.remove(&(block + i)),
+                _ => self.0.insert(block + i, now),
+            };
+            before.map(|b| old.insert(block + i, b));
+        }
+        old
+    }
+
+    fn blocks(&self) -> IndexBlocks {
+        let count = |f: fn(&Lookup) -> bool| self.0.values().filter(|l| f(l)).count() as u64;
+        IndexBlocks {
+            at: count(|l| matches!(l, Lookup::At(_))),
+            zero: count(|l| *l == Lookup::Zero),
+            lost: count(|l| *l == Lookup::Lost),
+        }
+    }
+}
+
+fn spread(map: &mut BTreeMap<u64, Lookup>, block: u64, n: u32, what: Lookup) {
+    for i in 0..n {
+        let now = match what {
+            Lookup::At(p) => Lookup::At(p + i),
+            other => other,
+        };
+        assert_eq!(map.insert(block + u64::from(i), now), None, "block {block}+{i} reported twice");
+    }
+}
+
+/// Applies a change to index and model; compares what both say was replaced.
+fn change(index: &mut VolumeIndex, model: &mut Model, block: u64, n: u64, what: Lookup) {
+    let mut replaced = BTreeMap::new();
+    let mut report = |b, n, l| spread(&mut replaced, b, n, l);
+    match what {
+        Lookup::At(p) => index.insert(block, n as u32, p, &mut report),
+        Lookup::Zero => index.set_zero(block, n, &mut report),
+        Lookup::Lost => index.set_lost(block, n, &mut report),
+        Lookup::Absent => index.remove(block, n, &mut report),
+    }
+    assert_eq!(replaced, model.set(block, n, what));
+}
+
+/// Compares everything that can be asked.
+fn compare(index: &VolumeIndex, model: &Model, blocks: u64) {
+    assert_eq!(index.blocks(), model.blocks());
+    for block in 0..blocks {
+        assert_eq!(index.lookup(block), model.get(block), "block {block}");
+    }
+    let mut listed = BTreeMap::new();
+    let mut previous = None;
+    for object in index.objects(0) {
+        assert!(previous < Some(object));
+        previous = Some(object);
+        for (block, n, what) in index.runs(object) {
+            assert_eq!(block / OBJECT, u64::from(object));
+            spread(&mut listed, block, n, what);
+        }
+    }
+    assert_eq!(listed, model.0);
+    for object in 0..blocks.div_ceil(OBJECT) as usize {
+        check_table(index, object);
+    }
+}
+
+/// The invariants of one table: sorted, disjoint, and nothing apart that fits into one run.
+fn check_table(index: &VolumeIndex, object: usize) {
+    let entry = index.entry(object);
+    if entry.size == FLAT {
+        assert_eq!(entry.gap(), ABSENT);
+        return;
+    }
+    let table = index.table_of(object);
+    for i in 0..table.len() {
+        let run = table.run(i);
+        assert!(run.end() as usize <= OBJECT_BLOCKS);
+        assert_ne!(run.value, entry.gap(), "object {object}: a run that says what gaps say");
+        if i + 1 < table.len() {
+            let next = table.run(i + 1);
+            assert!(run.end() <= next.start, "object {object}: runs {i} and {} overlap", i + 1);
+            let continued = run.end() == next.start && table::advance(run.value, run.blocks) == next.value;
+            assert!(
+                !continued || run.blocks + next.blocks > RUN_BLOCKS_MAX,
+                "object {object}: runs {i} and {} fit into one",
+                i + 1
+            );
+        }
+    }
+}
+
+/// Checks `lookup_run` from a block against the model.
+fn compare_run(index: &VolumeIndex, model: &Model, block: u64, max: u32) {
+    let (what, n) = index.lookup_run(block, max);
+    assert!(n <= max && (n > 0 || max == 0));
+    for i in 0..n {
+        let expected = match what {
+            Lookup::At(p) => Lookup::At(p + i),
+            other => other,
+        };
+        assert_eq!(model.get(block + u64::from(i)), expected);
+    }
+    let next = block + u64::from(n);
+    if n < max && !next.is_multiple_of(OBJECT) {
+        let longer = match what {
+            Lookup::At(p) => Lookup::At(p + n),
+            other => other,
+        };
+        assert_ne!(model.get(next), longer, "the stretch from {block} is longer than {n}");
+    }
+}
+
+const BLOCKS: u64 = 3 * OBJECT;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Set(u64, u64, Lookup),
+    RemoveIf(u64, bool),
+    ReplaceIf(u64, bool, u32),
+    Run(u64, u32),
+    ForgetZeroes(u32),
+    Truncate(u64),
+    Flags(u32, u8, bool),
+}
+
+fn what() -> impl Strategy<Value = Lookup> {
+    prop_oneof![
+        // Few positions, so that contiguity across separate changes happens.
+        6 => (0u32..4096).prop_map(Lookup::At),
+        1 => (POSITION_END - 5000..POSITION_END - 3 * OBJECT as u32).prop_map(Lookup::At),
+        2 => Just(Lookup::Zero),
+        1 => Just(Lookup::Lost),
+        4 => Just(Lookup::Absent),
+    ]
+}
+
+fn stretch() -> impl Strategy<Value = (u64, u64)> {
+    let around_border = (1u64..3, 0u64..80, 1u64..160).prop_map(|(o, back, n)| (o * OBJECT - back, n));
+    prop_oneof![
+        4 => (0..BLOCKS, 1u64..=4),
+        4 => (0..BLOCKS, 1u64..=200),
+        2 => around_border,
+        1 => (0..BLOCKS, 1..=BLOCKS),
+        1 => (0u64..3, 1u64..=3).prop_map(|(o, n)| (o * OBJECT, n * OBJECT)),
+    ]
+    .prop_map(|(block, n)| (block, n.min(BLOCKS - block)))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        30 => (stretch(), what()).prop_map(|((b, n), w)| Step::Set(b, n, w)),
+        // As a log does it: the same positions as the blocks, so that neighbours join.
+        20 => stretch().prop_map(|(b, n)| Step::Set(b, n, Lookup::At(b as u32))),
+        4 => (0..BLOCKS, any::<bool>()).prop_map(|(b, hit)| Step::RemoveIf(b, hit)),
+        4 => (0..BLOCKS, any::<bool>(), 0u32..4096).prop_map(|(b, hit, new)| Step::ReplaceIf(b, hit, new)),
+        8 => (0..BLOCKS, 0u32..3000).prop_map(|(b, max)| Step::Run(b, max)),
+        1 => (0u32..3).prop_map(Step::ForgetZeroes),
+        1 => (0..BLOCKS).prop_map(Step::Truncate),
+        2 => (0u32..3, 1u8..8, any::<bool>()).prop_map(|(o, f, set)| Step::Flags(o, f, set)),
+    ]
+}
+
+fn run_steps(steps: &[Step]) {
+    let (mut index, mut model, mut flags) = (VolumeIndex::new(), Model::default(), [0u8; 3]);
+    for step in steps {
+        match *step {
+            Step::Set(block, n, what) => change(&mut index, &mut model, block, n, what),
+            Step::RemoveIf(block, hit) => {
+                let position = aim(&model, block, hit);
+                assert_eq!(index.remove_if(block, position), model.get(block) == Lookup::At(position));
+                if model.get(block) == Lookup::At(position) {
+                    model.set(block, 1, Lookup::Absent);
+                }
+            }
+            Step::ReplaceIf(block, hit, new) => {
+                let position = aim(&model, block, hit);
+                assert_eq!(index.replace_if(block, position, new), model.get(block) == Lookup::At(position));
+                if model.get(block) == Lookup::At(position) {
+                    model.set(block, 1, Lookup::At(new));
+                }
+            }
+            Step::Run(block, max) => compare_run(&index, &model, block, max),
+            Step::ForgetZeroes(object) => {
+                index.forget_zeroes(object);
+                model.0.retain(|b, l| b / OBJECT != u64::from(object) || *l != Lookup::Zero);
+            }
+            Step::Truncate(blocks) => {
+                let mut replaced = BTreeMap::new();
+                index.truncate(blocks, &mut |b, n, l| spread(&mut replaced, b, n, l));
+                assert_eq!(replaced, model.0.split_off(&blocks));
+                flags[blocks.div_ceil(OBJECT) as usize..].fill(0);
+            }
+            Step::Flags(object, bits, true) => {
+                index.set_flags(object, ObjectFlags(bits));
+                flags[object as usize] |= bits;
+            }
+            Step::Flags(object, bits, false) => {
+                index.clear_flags(object, ObjectFlags(bits));
+                flags[object as usize] &= !bits;
+            }
+        }
+        for object in 0..3 {
+            assert_eq!(index.flags(object), ObjectFlags(flags[object as usize]));
+        }
+        assert_eq!(index.blocks(), model.blocks());
+    }
+    compare(&index, &model, BLOCKS);
+    index.truncate(0, &mut |_, _, _| ());
+    assert_eq!(index.blocks(), IndexBlocks::default());
+    assert_eq!(index.objects(0).count(), 0);
+}
+
+/// The block's position, if it has one and `hit` asks for it; else some other.
+fn aim(model: &Model, block: u64, hit: bool) -> Position {
+    match model.get(block) {
+        Lookup::At(p) if hit => p,
+        _ => 4711,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_sequence_of_changes_is_found_again(steps in prop::collection::vec(step(), 1..150)) {
+        run_steps(&steps);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
+
+    // Long sequences of single blocks: the tables become flat and run tables again.
+    #[test]
+    fn many_single_blocks_are_found_again(seed in any::<u64>(), zero_base in any::<bool>()) {
+        let (mut index, mut model) = (VolumeIndex::new(), Model::default());
+        if zero_base {
+            change(&mut index, &mut model, 0, BLOCKS, Lookup::Zero);
+        }
+        let mut random = Random(seed);
+        let mut flat_seen = 0;
+        for phase in 0..6 {
+            let removes = [10, 90, 30, 80, 5, 100][phase];
+            for _ in 0..3000 {
+                let block = random.below(BLOCKS);
+                let what = match random.below(100) {
+                    r if r < removes => if r % 8 == 0 { Lookup::Zero } else { Lookup::Absent },
+                    _ => Lookup::At(random.below(1 << 30) as u32),
+                };
+                change(&mut index, &mut model, block, 1, what);
+            }
+            flat_seen += (0..3).filter(|&o| index.entry(o).size == FLAT).count();
+            compare(&index, &model, BLOCKS);
+        }
+        prop_assert!(flat_seen > 0, "no table ever became flat");
+        change(&mut index, &mut model, 0, BLOCKS, Lookup::At(5000));
+        prop_assert!((0..3).all(|o| index.runs_len(o) <= 17), "a rewritten object keeps a long table");
+        compare(&index, &model, BLOCKS);
+    }
+}
+
+/// A small deterministic generator (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+#[test]
+fn a_discarded_volume_costs_a_step_for_each_stretch_of_the_directory() {
+    let mut index = VolumeIndex::new();
+    let blocks = (64u64 << 40) / 4096;
+    index.set_zero(0, blocks, &mut |_, _, _| panic!("nothing was there"));
+    assert_eq!(index.blocks().zero, blocks);
+    assert_eq!(index.lookup(blocks - 1), Lookup::Zero);
+    assert_eq!(index.lookup(blocks), Lookup::Absent);
+    assert!(index.memory_bytes() < 2 << 20, "{} bytes", index.memory_bytes());
+    let mut replaced = 0;
+    index.remove(0, blocks, &mut |_, n, what| {
+        assert_eq!(what, Lookup::Zero);
+        replaced += u64::from(n);
+    });
+    assert_eq!((replaced, index.blocks()), (blocks, IndexBlocks::default()));
+}
+
+#[test]
+fn a_huge_volume_costs_what_is_cached_of_it() {
+    let mut index = VolumeIndex::new();
+    let blocks = (64u64 << 40) / 4096;
+    for i in 0..1000 {
+        index.insert(i * (blocks / 1000), 1, i as u32, &mut |_, _, _| ());
+    }
+    assert_eq!(index.objects(0).count(), 1000);
+    assert!(index.memory_bytes() < 8 << 20, "{} bytes", index.memory_bytes());
+    index.remove(0, blocks, &mut |_, _, _| ());
+    assert!(index.leaves.iter().all(|l| matches!(l, Leaf::Uniform(_))), "an empty stretch keeps its entries");
+}
+
+#[test]
+fn marking_each_object_in_turn_ends_in_a_uniform_directory() {
+    let mut index = VolumeIndex::new();
+    index.set_zero(0, 4 * LEAF, &mut |_, _, _| ());
+    for object in 0..4 * LEAF_OBJECTS as u32 {
+        index.set_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::QUEUED);
+    }
+    assert!(index.leaves.iter().all(|l| matches!(l, Leaf::Uniform(_))));
+    assert!(
+        index.flags(700).contains(ObjectFlags::QUEUED) && !index.flags(700).intersects(ObjectFlags::DRAINING)
+    );
+    assert_eq!(index.lookup(5000), Lookup::Zero);
+}
+
+#[test]
+fn stretches_written_in_pieces_end_as_few_runs() {
+    let mut index = VolumeIndex::new();
+    let mut order: Vec<u64> = (0..OBJECT).collect();
+    let mut random = Random(1);
+    for i in (1..order.len()).rev() {
+        order.swap(i, random.below(i as u64 + 1) as usize);
+    }
+    for &block in &order {
+        index.insert(block, 1, 1000 + block as u32, &mut |_, _, _| ());
+    }
+    assert!(index.runs_len(0) <= UNIFORM_RUNS_MAX, "{} runs", index.runs_len(0));
+    assert_eq!(index.lookup_run(0, 5000), (Lookup::At(1000), 1024));
+    for &block in &order {
+        index.set_zero(block, 1, &mut |_, _, _| ());
+    }
+    assert_eq!((index.runs_len(0), index.lookup_run(0, 5000)), (0, (Lookup::Zero, 1024)));
+}
+
+#[test]
+#[should_panic(expected = "beyond the largest cache device")]
+fn a_position_that_means_something_else_is_refused() {
+    VolumeIndex::new().insert(0, 2, POSITION_END - 1, &mut |_, _, _| ());
+}
