@@ -1,7 +1,9 @@
 //! What every backend does, and how it is opened.
 
-use crate::{BackendError, BackendUri};
+use crate::file::{self, Caching};
+use crate::{BackendError, BackendUri, paced, rbd};
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use tidepool_engine::api::IoError;
 
 /// Most transfers that one backend has in flight; [`Backend::submit`] panics beyond it.
@@ -109,8 +111,10 @@ pub struct OpenOptions {
     pub cache_uuid: [u8; 16],
     /// [`Backend::attachment`] of the last time, if this cache had the image before.
     pub attachment: Option<Vec<u8>>,
-    /// Only read: nothing is locked and no ownership is taken.
+    /// Only read: no exclusive lock and no ownership is taken.
     pub read_only: bool,
+    /// Directory of the ownership records of block devices; `None` for `/var/lib/tidepool`.
+    pub state_dir: Option<PathBuf>,
 }
 
 /// An opened backend.
@@ -120,17 +124,29 @@ pub struct Opened {
     /// The ownership's generation: higher than that of any earlier owner. 0 when read-only.
     pub generation: u64,
     /// There is proof that nobody else has written to the image since this cache had it last. Without
-    /// it, clean cached data must be dropped, and dirty data must not be drained unasked.
+    /// it, clean cached data must be dropped.
     pub keep_clean: bool,
-    /// Why [`Opened::keep_clean`] is what it is, in one line for the log.
-    pub keep_clean_reason: String,
+    /// There is evidence that somebody else has written since: dirty data of this cache must not be
+    /// drained over it unasked. Never together with `keep_clean`.
+    pub overwritten: bool,
+    /// Why the two are what they are, in one line for the log.
+    pub reason: String,
 }
 
 /// Opens a backend: checks the ownership, takes the lock, writes the ownership down. Blocks.
 ///
 /// # Errors
-/// One line that says what is wrong and what to do; nothing has been changed then.
+/// One line that says what is wrong and what to do; the image is left as it was.
 pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendError> {
-    let _ = options;
-    Err(BackendError::Unsupported { what: uri.to_string(), why: "not built yet".into() })
+    match uri {
+        BackendUri::File { path, emulate: None, gate: None } => file::open(path, &options, Caching::Direct),
+        BackendUri::File { path, emulate, gate } => {
+            let caching = if emulate.is_some() { Caching::Played } else { Caching::Direct };
+            let opened = file::open(path, &options, caching)?;
+            let backend = paced::wrap(opened.backend, *emulate, gate.clone())
+                .map_err(|e| BackendError::io(path.display(), "set up its timer", e))?;
+            Ok(Opened { backend, ..opened })
+        }
+        BackendUri::Rbd { .. } => rbd::open(uri, &options),
+    }
 }

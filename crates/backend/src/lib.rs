@@ -6,8 +6,15 @@
 
 mod backend;
 mod error;
+mod file;
+mod latency;
+mod mailbox;
+mod paced;
+mod rbd;
+mod record;
 mod uri;
 
 pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, open};
 pub use error::BackendError;
+pub use record::{Copies, ImageStamp, OwnerState, Ownership};
 pub use uri::{BackendUri, Emulation, UriError};

@@ -1,0 +1,278 @@
+//! `file:`: a file or a block device.
+//!
+//! The image is opened once. The exclusive `flock` is on the very open file description that does the
+//! I/O: a process that is killed keeps it until the kernel has finished its requests, so that the
+//! next owner cannot be overtaken by a late write of the one before.
+//!
+//! O_DIRECT is used when the file system takes it for 512-byte transfers; otherwise the page cache
+//! is (tmpfs, devices with 4 KiB sectors).
+
+mod owner;
+mod ring;
+
+use crate::backend::{Backend, OpenOptions, Opened, Release, Transfer};
+use crate::error::BackendError;
+use crate::record::{Continuity, OwnerState, Ownership};
+use ring::Ring;
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tidepool_engine::api::{IoError, SECTOR_BYTES};
+use tidepool_engine::mem::AlignedBuf;
+use uuid::Uuid;
+
+pub(crate) use owner::Sidecar;
+
+/// How long an opener waits for a process that has died with requests in flight.
+const DYING_WAIT: Duration = Duration::from_secs(30);
+/// How often it looks.
+const DYING_POLL: Duration = Duration::from_millis(20);
+
+/// How a file is opened, beside [`OpenOptions`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caching {
+    /// Past the page cache where possible; a flush reaches stable media.
+    Direct,
+    /// Through the page cache, and a flush waits for nothing: the file plays a pool whose writes are durable
+    /// when they complete.
+    Played,
+}
+
+struct FileBackend {
+    what: String,
+    ring: Ring,
+    size_bytes: u64,
+    read_only: bool,
+    caching: Caching,
+    /// What is to be written down at the release; `None` when read-only.
+    ownership: Option<(Sidecar, Ownership)>,
+}
+
+/// Opens a file or block device.
+pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Result<Opened, BackendError> {
+    let image = Image::open(path, options.read_only, caching)?;
+    image.lock(options.read_only)?;
+    let sidecar = Sidecar::of(path, &image.file, options.state_dir.as_deref())?;
+    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    let record = sidecar.read()?;
+    if let Some(record) = &record {
+        record.check_owner(&image.what, cache_uuid)?;
+    }
+    let (ownership, generation, continuity) = if options.read_only {
+        let unproven = Continuity::unproven("the image is opened read-only, without ownership");
+        (None, 0, unproven)
+    } else {
+        let continuity = owner::continuity(record.as_ref(), cache_uuid, &image.file);
+        let generation = record.map_or(1, |r| r.generation.saturating_add(1));
+        let record = Ownership::new(generation, cache_uuid, OwnerState::Open);
+        sidecar.write(&record)?;
+        (Some((sidecar, record)), generation, continuity)
+    };
+    let Image { what, file, size_bytes } = image;
+    let ring = Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?;
+    let backend = FileBackend { what, ring, size_bytes, read_only: options.read_only, caching, ownership };
+    Ok(Opened {
+        backend: Box::new(backend),
+        generation,
+        keep_clean: continuity.proven,
+        overwritten: continuity.overwritten,
+        reason: continuity.reason,
+    })
+}
+
+/// An opened image before it is put to use.
+pub(crate) struct Image {
+    pub(crate) what: String,
+    pub(crate) file: OwnedFd,
+    pub(crate) size_bytes: u64,
+}
+
+impl Image {
+    /// Opens the image and checks that it can be one.
+    pub(crate) fn open(path: &Path, read_only: bool, caching: Caching) -> Result<Image, BackendError> {
+        let what = path.display().to_string();
+        let failed = |e: rustix::io::Errno| open_error(&what, path, read_only, e.into());
+        // The kind decides about the flags, and opening a FIFO or a tape would have effects of its own.
+        let kind = FileType::from_raw_mode(rustix::fs::stat(path).map_err(failed)?.st_mode);
+        let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let exclusive = match kind {
+            FileType::RegularFile => OFlags::empty(),
+            // On a device O_EXCL asks the kernel that nobody has mounted or claimed it.
+            FileType::BlockDevice if read_only => OFlags::empty(),
+            FileType::BlockDevice => OFlags::EXCL,
+            FileType::Directory => return Err(unfit(&what, "a directory; name a file or a block device")),
+            _ => return Err(unfit(&what, "neither a file nor a block device")),
+        };
+        let flags = access | exclusive | OFlags::CLOEXEC;
+        let direct = match caching {
+            Caching::Direct => open_direct(path, flags),
+            Caching::Played => None,
+        };
+        let file = match direct {
+            Some(file) => file,
+            None => rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?,
+        };
+        let size_bytes =
+            size_of(&file, kind).map_err(|e| BackendError::io(&what, "read the size of the image", e))?;
+        if size_bytes == 0 {
+            return Err(unfit(&what, "empty; give it a size first (truncate -s SIZE)"));
+        }
+        if !size_bytes.is_multiple_of(SECTOR_BYTES as u64) {
+            let why = format!(
+                "its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}; enlarge it with truncate"
+            );
+            return Err(BackendError::Unsupported { what, why });
+        }
+        Ok(Image { what, file, size_bytes })
+    }
+
+    /// Takes the lock: shared to read, exclusive to write. A holder that has died is waited for.
+    pub(crate) fn lock(&self, read_only: bool) -> Result<(), BackendError> {
+        let start = Instant::now();
+        loop {
+            let holder = match self.try_lock(read_only)? {
+                None => return Ok(()),
+                Some(holder) => holder,
+            };
+            let dying = holder.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
+            if !dying || start.elapsed() > DYING_WAIT {
+                let who = match holder {
+                    Some(pid) if dying => format!("process {pid} died and its last requests do not complete"),
+                    Some(pid) => format!("process {pid}{} holds its lock; stop that first", command_of(pid)),
+                    None => "another process holds its lock; stop that first".into(),
+                };
+                return Err(BackendError::Locked { what: self.what.clone(), holder: who });
+            }
+            std::thread::sleep(DYING_POLL);
+        }
+    }
+
+    /// `None` when the lock was taken, else whose it is, as far as known.
+    pub(crate) fn try_lock(&self, read_only: bool) -> Result<Option<Option<u32>>, BackendError> {
+        let operation = match read_only {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        match rustix::fs::flock(&self.file, operation) {
+            Ok(()) => Ok(None),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(Some(lock_holder(&self.file))),
+            Err(e) => Err(BackendError::io(&self.what, "lock", e)),
+        }
+    }
+}
+
+fn unfit(what: &str, why: &str) -> BackendError {
+    BackendError::Unsupported { what: what.into(), why: why.into() }
+}
+
+fn open_error(what: &str, path: &Path, read_only: bool, e: io::Error) -> BackendError {
+    let what = what.to_owned();
+    match e.raw_os_error() {
+        Some(libc::ENOENT) => {
+            let why = "no such file; create it first (truncate -s SIZE)".into();
+            BackendError::NotFound { what, why }
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            let right = if read_only { "read" } else { "read and write" };
+            let user = rustix::process::geteuid().as_raw();
+            BackendError::Denied {
+                what,
+                why: format!("user id {user} may not {right} it; change its owner or mode"),
+            }
+        }
+        Some(libc::EBUSY) => {
+            let holder = "the device is mounted or used by the kernel (see lsblk); release it first".into();
+            BackendError::Locked { what, holder }
+        }
+        Some(libc::EROFS) => {
+            BackendError::Denied { what, why: "its file system or device is read-only".into() }
+        }
+        _ => BackendError::io(path.display(), "open", e),
+    }
+}
+
+/// Opens past the page cache and proves with a read that 512-byte transfers work; `None` when they do not.
+fn open_direct(path: &Path, flags: OFlags) -> Option<OwnedFd> {
+    let file = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()).ok()?;
+    let mut probe = AlignedBuf::zeroed(2 * SECTOR_BYTES);
+    rustix::io::pread(&file, &mut probe[SECTOR_BYTES..], SECTOR_BYTES as u64).ok()?;
+    Some(file)
+}
+
+fn size_of(file: &OwnedFd, kind: FileType) -> io::Result<u64> {
+    if kind == FileType::BlockDevice {
+        return Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?);
+    }
+    Ok(u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0))
+}
+
+/// The process that holds a conflicting flock, from `/proc/locks`.
+fn lock_holder(file: &OwnedFd) -> Option<u32> {
+    let stat = rustix::fs::fstat(file).ok()?;
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let inode = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip_while(|field| *field != "FLOCK").skip(3);
+        let pid = fields.next()?.parse().ok()?;
+        (fields.next()? == inode && !line.contains("->")).then_some(pid)
+    })
+}
+
+fn command_of(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!(" ({})", name.trim()),
+        Err(_) => String::new(),
+    }
+}
+
+impl Backend for FileBackend {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
+        match transfer {
+            Transfer::Flush if self.read_only || self.caching == Caching::Played => {
+                self.ring.complete(token, Ok(()))
+            }
+            Transfer::Write { .. } | Transfer::Discard { .. } | Transfer::WriteZeroes { .. }
+                if self.read_only =>
+            {
+                self.ring.complete(token, Err(IoError::Errno(libc::EROFS)));
+            }
+            // SAFETY: the caller's promise is passed on.
+            _ => unsafe { self.ring.submit(token, transfer) },
+        }
+    }
+
+    fn event_fd(&self) -> RawFd {
+        self.ring.event_fd()
+    }
+
+    fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.ring.completions(done);
+    }
+
+    fn attachment(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
+        self.ring.quiesce();
+        let Some((sidecar, mut record)) = self.ownership.take() else { return Ok(()) };
+        let file = self.ring.file().as_fd();
+        rustix::fs::fdatasync(file).map_err(|e| BackendError::io(&self.what, "flush", e))?;
+        record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
+        record.stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
+        // The lock is given up with the descriptor, after the record says how the image was left.
+        sidecar.write(&record.renewed())
+    }
+}

@@ -1,0 +1,191 @@
+//! A backend slowed down: by the latency of an emulated pool, or stopped altogether by a gate.
+//!
+//! Operations run on the inner backend at once; their outcome is held back until the model says that
+//! the pool would have answered. A gate is a file: while it exists nothing is handed to the inner backend
+//! and nothing is reported, as if the backend were stopped; when it is gone everything goes on. Gates
+//! are for tests.
+//!
+//! One epoll descriptor gathers the inner backend's completions and a timer, so that whoever drives
+//! this waits without a busy loop and without a thread.
+
+use crate::backend::{Backend, INFLIGHT_MAX, Release, Transfer};
+use crate::error::BackendError;
+use crate::latency::{Kind, Model};
+use crate::mailbox;
+use crate::uri::Emulation;
+use rustix::event::epoll;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use tidepool_engine::api::IoError;
+
+/// How often a closed gate is looked at.
+const GATE_POLL_NS: u64 = 3_000_000;
+
+/// An operation between submission and report.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    token: u64,
+    due_ns: u64,
+    /// Set once the inner backend is done.
+    result: Result<(), IoError>,
+}
+
+struct Paced {
+    inner: Box<dyn Backend>,
+    model: Option<Model>,
+    gate: Option<PathBuf>,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    /// Submitted while the gate was closed.
+    waiting: VecDeque<(u64, Transfer)>,
+    /// Done inside and waiting for their time: when, and which slot.
+    held: BinaryHeap<Reverse<(u64, u16)>>,
+}
+
+// SAFETY: the pointers in waiting transfers name memory that the submitter keeps valid whichever thread
+// goes on with them, as the contract of `Backend::submit` says.
+unsafe impl Send for Paced {}
+
+/// Puts a pace on a backend.
+pub(crate) fn wrap(
+    inner: Box<dyn Backend>,
+    emulate: Option<Emulation>,
+    gate: Option<PathBuf>,
+) -> rustix::io::Result<Box<dyn Backend>> {
+    let timer = rustix::time::timerfd_create(
+        TimerfdClockId::Monotonic,
+        TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+    )?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    // SAFETY: the inner backend keeps its descriptor open as long as it lives, and it lives in `Paced`.
+    let inner_event = unsafe { BorrowedFd::borrow_raw(inner.event_fd()) };
+    epoll::add(&epoll, inner_event, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    epoll::add(&epoll, &timer, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+    let idle = Slot { token: 0, due_ns: 0, result: Ok(()) };
+    Ok(Box::new(Paced {
+        inner,
+        model: emulate.map(Model::new),
+        gate,
+        epoll,
+        timer,
+        slots: vec![idle; INFLIGHT_MAX].into_boxed_slice(),
+        free: (0..INFLIGHT_MAX as u16).rev().collect(),
+        waiting: VecDeque::with_capacity(INFLIGHT_MAX),
+        held: BinaryHeap::with_capacity(INFLIGHT_MAX),
+    }))
+}
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Paced {
+    fn gate_closed(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.exists())
+    }
+
+    /// Hands a transfer to the inner backend.
+    ///
+    /// # Safety
+    /// As for [`Backend::submit`].
+    unsafe fn start(&mut self, token: u64, transfer: Transfer) {
+        let (kind, offset, len) = match transfer {
+            Transfer::Read { offset, len, .. } => (Kind::Read, offset, len as u64),
+            Transfer::Write { offset, len, .. } => (Kind::Write, offset, len as u64),
+            Transfer::Discard { offset, len } => (Kind::Trim, offset, len),
+            Transfer::WriteZeroes { offset, len } => (Kind::Trim, offset, len),
+            Transfer::Flush => (Kind::Flush, 0, 0),
+        };
+        let due_ns = self.model.as_mut().map_or(0, |model| model.done_ns(now_ns(), kind, offset, len));
+        let index = self.free.pop().expect("a free slot, as checked by submit");
+        self.slots[usize::from(index)] = Slot { token, due_ns, result: Ok(()) };
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.inner.submit(u64::from(index), transfer) }
+    }
+
+    /// Wakes the driver at the time of the next report, if any.
+    fn arm(&self, gate_closed: bool, now_ns: u64) {
+        let busy = self.free.len() < INFLIGHT_MAX || !self.waiting.is_empty();
+        let at_ns = match (gate_closed && busy, self.held.peek()) {
+            (true, _) => now_ns + GATE_POLL_NS,
+            (false, Some(Reverse((due_ns, _)))) => (*due_ns).max(1),
+            (false, None) => 0,
+        };
+        let value =
+            Timespec { tv_sec: (at_ns / 1_000_000_000) as i64, tv_nsec: (at_ns % 1_000_000_000) as i64 };
+        let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &spec)
+            .expect("a valid time for our own timer");
+    }
+}
+
+impl Backend for Paced {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        self.inner.read_only()
+    }
+
+    unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
+        assert!(self.waiting.len() < self.free.len(), "more than {INFLIGHT_MAX} transfers in flight");
+        let closed = self.gate_closed();
+        if closed || !self.waiting.is_empty() {
+            self.waiting.push_back((token, transfer));
+            self.arm(closed, now_ns());
+            return;
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.start(token, transfer) }
+    }
+
+    fn event_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        mailbox::reset(&self.timer);
+        let closed = self.gate_closed();
+        let (slots, held) = (&mut self.slots, &mut self.held);
+        self.inner.completions(&mut |index, result| {
+            let slot = &mut slots[index as usize];
+            slot.result = result;
+            held.push(Reverse((slot.due_ns, index as u16)));
+        });
+        let now_ns = now_ns();
+        if !closed {
+            while let Some((token, transfer)) = self.waiting.pop_front() {
+                // SAFETY: the promise was made to `submit`, and the token has not come back yet.
+                unsafe { self.start(token, transfer) }
+            }
+            while let Some(&Reverse((due_ns, index))) = self.held.peek()
+                && due_ns <= now_ns
+            {
+                self.held.pop();
+                let Slot { token, result, .. } = self.slots[usize::from(index)];
+                self.free.push(index);
+                done(token, result);
+            }
+        }
+        self.arm(closed, now_ns);
+    }
+
+    fn attachment(&self) -> Vec<u8> {
+        self.inner.attachment()
+    }
+
+    fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
+        while self.free.len() < INFLIGHT_MAX || !self.waiting.is_empty() {
+            mailbox::wait_readable(self.epoll.as_raw_fd(), 1000);
+            self.completions(&mut |_, _| {});
+        }
+        self.inner.close(how)
+    }
+}

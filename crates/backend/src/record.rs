@@ -1,0 +1,267 @@
+//! The ownership record: who may write to an image, and where its newest data is.
+//!
+//! `file:` keeps it as a file beside the image, `rbd:` as a RADOS object beside the image. Both are the
+//! same JSON document, changed only by whoever holds the image's lock, and only from the exact
+//! version that was read.
+
+use crate::BackendError;
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use uuid::Uuid;
+
+/// Version of the record's format that this release writes and understands.
+const VERSION: u32 = 1;
+
+/// Longest record in bytes; anything longer is not ours.
+pub(crate) const RECORD_BYTES_MAX: usize = 16 * 1024;
+
+/// What the owner left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OwnerState {
+    /// The image holds everything; anybody may take it.
+    Clean,
+    /// The owner was stopped and keeps dirty data; only its cache may take the image.
+    Dirty,
+    /// The owner is serving the image, or was killed while it did.
+    Open,
+}
+
+/// How many caches hold the dirty data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Copies {
+    /// The owner alone.
+    Solo,
+    /// The owner and its peer.
+    Sync,
+    /// The peer alone.
+    Remote,
+}
+
+/// State of the image when it was released: what must be unchanged to prove that nobody wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageStamp {
+    /// A file's attributes.
+    File {
+        /// Bytes.
+        size_bytes: u64,
+        /// Inode number.
+        inode: u64,
+        /// Modification time in nanoseconds since 1970.
+        mtime_ns: i128,
+    },
+    /// RADOS version of an image's header object: every taking of the exclusive lock changes it.
+    Header {
+        /// The version.
+        version: u64,
+    },
+}
+
+/// The ownership record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ownership {
+    /// Version of this format.
+    pub version: u32,
+    /// Goes up by one with every open.
+    pub generation: u64,
+    /// Cache device that owns the image.
+    pub cache_uuid: Uuid,
+    /// What the owner left behind.
+    pub state: OwnerState,
+    /// Name of the owner's host.
+    pub host: String,
+    /// The host's boot, so that a restarted host is told from a running one.
+    #[serde(default)]
+    pub boot_id: String,
+    /// When the record was written, in seconds since 1970.
+    pub time_unix_s: u64,
+    /// How many caches hold the dirty data.
+    pub copies: Copies,
+    /// The replica's peer, when there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// `rbd:` only: address of the owner's RADOS client, to be fenced by whoever takes over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// `rbd:` only: address of a client of the same cache that is about to take the lock. It stands
+    /// here so that a kill between lock and record leaves no lock that nobody can attribute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
+    /// State of the image at the release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stamp: Option<ImageStamp>,
+}
+
+impl Ownership {
+    /// A record of this host and moment.
+    pub(crate) fn new(generation: u64, cache_uuid: Uuid, state: OwnerState) -> Ownership {
+        Ownership {
+            version: VERSION,
+            generation,
+            cache_uuid,
+            state,
+            host: host_name(),
+            boot_id: boot_id(),
+            time_unix_s: unix_s(),
+            copies: Copies::Solo,
+            peer: None,
+            client: None,
+            claim: None,
+            stamp: None,
+        }
+    }
+
+    /// The same record, written now.
+    pub(crate) fn renewed(&self) -> Ownership {
+        Ownership { time_unix_s: unix_s(), ..self.clone() }
+    }
+
+    /// Reads a record; `what` names it in errors.
+    pub(crate) fn from_json(what: &str, bytes: &[u8]) -> Result<Ownership, BackendError> {
+        let bad = |why: String| BackendError::Record { what: what.into(), why };
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let unreadable =
+            |e: serde_json::Error| bad(format!("cannot be read ({e}); see who wrote it before removing it"));
+        let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
+        if version != VERSION {
+            return Err(bad(format!(
+                "has version {version}, this release knows {VERSION}; use the release that wrote it"
+            )));
+        }
+        serde_json::from_slice(bytes).map_err(unreadable)
+    }
+
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        let mut json = serde_json::to_vec_pretty(self).expect("a record of plain fields is serialisable");
+        json.push(b'\n');
+        json
+    }
+
+    /// Refuses an image whose newest data is in another cache.
+    pub(crate) fn check_owner(&self, what: &str, cache_uuid: Uuid) -> Result<(), BackendError> {
+        if self.state == OwnerState::Clean || self.cache_uuid == cache_uuid {
+            return Ok(());
+        }
+        Err(BackendError::Owned { what: what.into(), owner: self.refusal() })
+    }
+
+    /// Where the data is, in one line.
+    fn refusal(&self) -> String {
+        let kind = match self.state {
+            OwnerState::Open => "which serves it or was killed while it did",
+            OwnerState::Dirty | OwnerState::Clean => "which was stopped with data not yet drained",
+        };
+        format!(
+            "its newest data is in cache {} on host {}, {kind} ({} ago); start tidepool there and remove the volume",
+            self.cache_uuid,
+            self.host,
+            age(self.time_unix_s),
+        )
+    }
+}
+
+/// What is known about writes of others since this cache had the image last.
+#[derive(Debug, Clone)]
+pub(crate) struct Continuity {
+    /// Nobody else wrote.
+    pub(crate) proven: bool,
+    /// Somebody else wrote.
+    pub(crate) overwritten: bool,
+    /// Why, for the log.
+    pub(crate) reason: String,
+}
+
+impl Continuity {
+    pub(crate) fn unproven(reason: impl Into<String>) -> Continuity {
+        Continuity { proven: false, overwritten: false, reason: reason.into() }
+    }
+
+    pub(crate) fn proven(reason: impl Into<String>) -> Continuity {
+        Continuity { proven: true, overwritten: false, reason: reason.into() }
+    }
+
+    pub(crate) fn overwritten(reason: impl Into<String>) -> Continuity {
+        Continuity { proven: false, overwritten: true, reason: reason.into() }
+    }
+}
+
+/// Name of this host.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The kernel's id of this boot; empty where there is none.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
+}
+
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+}
+
+/// How long ago `time_unix_s` was, for people.
+fn age(time_unix_s: u64) -> String {
+    match unix_s().saturating_sub(time_unix_s) {
+        s @ 0..=119 => format!("{s} s"),
+        s @ 120..=7199 => format!("{} min", s / 60),
+        s @ 7200..=172_799 => format!("{} h", s / 3600),
+        s => format!("{} days", s / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record(state: OwnerState) -> Ownership {
+        Ownership::new(7, Uuid::from_bytes([3; 16]), state)
+    }
+
+    #[test]
+    fn a_record_is_read_back_as_written() {
+        let mut record = record(OwnerState::Dirty);
+        record.stamp =
+            Some(ImageStamp::File { size_bytes: 1 << 40, inode: 7, mtime_ns: 1_700_000_000_000_000_001 });
+        record.client = Some("10.0.0.1:0/77".into());
+        assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
+        record.stamp = Some(ImageStamp::Header { version: 9 });
+        assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
+    }
+
+    #[test]
+    fn only_a_clean_or_own_image_can_be_taken() {
+        let (own, other) = (Uuid::from_bytes([3; 16]), Uuid::from_bytes([4; 16]));
+        for state in [OwnerState::Clean, OwnerState::Dirty, OwnerState::Open] {
+            assert!(record(state).check_owner("x", own).is_ok());
+            assert_eq!(record(state).check_owner("x", other).is_ok(), state == OwnerState::Clean);
+        }
+        let line = record(OwnerState::Dirty).check_owner("img", other).expect_err("not ours").to_string();
+        assert!(
+            line.contains(&own.to_string()) && line.contains(&host_name()) && !line.contains('\n'),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_record_of_a_later_format_is_refused() {
+        let text = String::from_utf8(record(OwnerState::Clean).to_json()).expect("JSON");
+        let text = text.replace("\"version\": 1", "\"version\": 2");
+        let line = Ownership::from_json("img", text.as_bytes()).expect_err("version 2").to_string();
+        assert!(line.contains("version 2"), "{line}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(Ownership::from_json("x", &bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A driver for one backend: submits, waits, checks.
+
+#![allow(dead_code)]
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use tidepool_backend::{Backend, BackendError, BackendUri, OpenOptions, Opened, Release, Transfer};
+use tidepool_engine::api::IoError;
+use tidepool_engine::mem::AlignedBuf;
+
+pub const OURS: [u8; 16] = [7; 16];
+pub const OTHER: [u8; 16] = [8; 16];
+
+/// Options of the cache with this uuid.
+pub fn options(cache_uuid: [u8; 16]) -> OpenOptions {
+    OpenOptions { cache_uuid, ..OpenOptions::default() }
+}
+
+pub fn open(uri: &str, options: OpenOptions) -> Result<Opened, BackendError> {
+    let uri: BackendUri = uri.parse().expect("a valid URI");
+    tidepool_backend::open(&uri, options)
+}
+
+/// The refusal's line.
+pub fn refused(uri: &str, options: OpenOptions) -> String {
+    let line = match open(uri, options) {
+        Ok(_) => panic!("{uri} was opened"),
+        Err(e) => e.to_string(),
+    };
+    assert!(!line.contains('\n') && line.len() < 600, "{line}");
+    line
+}
+
+/// A backend with its transfers and their memory.
+pub struct Driver {
+    backend: Option<Box<dyn Backend>>,
+    next: u64,
+    memory: HashMap<u64, AlignedBuf>,
+    done: HashMap<u64, Result<(), IoError>>,
+}
+
+impl Driver {
+    pub fn new(backend: Box<dyn Backend>) -> Driver {
+        Driver { backend: Some(backend), next: 1, memory: HashMap::new(), done: HashMap::new() }
+    }
+
+    pub fn backend(&mut self) -> &mut dyn Backend {
+        &mut **self.backend.as_mut().expect("an open backend")
+    }
+
+    fn start(&mut self, buf: Option<AlignedBuf>, make: impl FnOnce(*mut u8) -> Transfer) -> u64 {
+        let token = self.next;
+        self.next += 1;
+        let mut buf = buf.unwrap_or_else(|| AlignedBuf::zeroed(1));
+        let transfer = make(buf.as_mut_ptr());
+        self.memory.insert(token, buf);
+        // SAFETY: the memory stays in `memory`, untouched, until the token has come back.
+        unsafe { self.backend().submit(token, transfer) };
+        token
+    }
+
+    pub fn start_write(&mut self, offset: u64, data: &[u8]) -> u64 {
+        let mut buf = AlignedBuf::zeroed(data.len());
+        buf.copy_from_slice(data);
+        self.start(Some(buf), |ptr| Transfer::Write { offset, ptr, len: data.len() })
+    }
+
+    pub fn start_read(&mut self, offset: u64, len: usize) -> u64 {
+        let mut buf = AlignedBuf::zeroed(len);
+        buf.fill(0xEE);
+        self.start(Some(buf), |ptr| Transfer::Read { offset, ptr, len })
+    }
+
+    pub fn start_other(&mut self, transfer: Transfer) -> u64 {
+        self.start(None, |_| transfer)
+    }
+
+    pub fn poll(&mut self, timeout_ms: i32) -> bool {
+        let fd: RawFd = self.backend().event_fd();
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd.
+        let ready = unsafe { libc::poll(&mut poll, 1, timeout_ms) } > 0;
+        if ready {
+            let mut done = std::mem::take(&mut self.done);
+            self.backend().completions(&mut |token, result| {
+                assert!(done.insert(token, result).is_none(), "token {token} came back twice");
+            });
+            self.done = done;
+        }
+        ready
+    }
+
+    pub fn finished(&self, token: u64) -> bool {
+        self.done.contains_key(&token)
+    }
+
+    pub fn wait(&mut self, token: u64) -> (Result<(), IoError>, AlignedBuf) {
+        while !self.finished(token) {
+            self.poll(-1);
+        }
+        (self.done.remove(&token).expect("just seen"), self.memory.remove(&token).expect("its memory"))
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let token = self.start_write(offset, data);
+        self.wait(token).0
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let token = self.start_read(offset, len);
+        let (result, buf) = self.wait(token);
+        result.expect("a read");
+        buf.to_vec()
+    }
+
+    pub fn other(&mut self, transfer: Transfer) -> Result<(), IoError> {
+        let token = self.start_other(transfer);
+        self.wait(token).0
+    }
+
+    pub fn flush(&mut self) -> Result<(), IoError> {
+        self.other(Transfer::Flush)
+    }
+
+    pub fn close(mut self, clean: bool) -> Result<(), BackendError> {
+        self.backend.take().expect("an open backend").close(Release { clean })
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // Before the memory of transfers in flight.
+        drop(self.backend.take());
+    }
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}

@@ -1,0 +1,341 @@
+//! What a file backend guarantees.
+
+mod common;
+
+use common::{Driver, OTHER, OURS, open, options, pattern, refused};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use tidepool_backend::{INFLIGHT_MAX, OpenOptions, Transfer};
+use tidepool_engine::api::IoError;
+
+const MIB: usize = 1 << 20;
+
+/// A directory of its own that goes away with the test. On the disk, and on tmpfs for the buffered way.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(base: &Path) -> Scratch {
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let dir = base.join(format!("tidepool-backend-{}-{number}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a scratch directory");
+        Scratch(dir)
+    }
+
+    fn image(&self, bytes: u64) -> PathBuf {
+        let path = self.0.join("image");
+        fs::File::create(&path).expect("an image").set_len(bytes).expect("a size");
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn scratches() -> Vec<Scratch> {
+    let mut all = vec![Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")))];
+    if Path::new("/dev/shm").is_dir() {
+        all.push(Scratch::new(Path::new("/dev/shm")));
+    }
+    all
+}
+
+fn uri(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+fn serve(path: &Path) -> Driver {
+    Driver::new(open(&uri(path), options(OURS)).expect("opened").backend)
+}
+
+#[test]
+fn the_file_holds_exactly_what_was_written() {
+    for scratch in scratches() {
+        let path = scratch.image(64 * MIB as u64);
+        let mut model = vec![0u8; 64 * MIB];
+        let mut driver = serve(&path);
+        let mut state = 1u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        };
+        let mut tokens = Vec::new();
+        // Disjoint writes in flight together, of every length up to 256 KiB, at sector granularity.
+        for slot in 0..256u64 {
+            let start = slot * 262_144 + random(64) * 512;
+            let len = 512 * (1 + random(448)) as usize;
+            let data = pattern(slot + 1, len);
+            model[start as usize..][..len].copy_from_slice(&data);
+            tokens.push(driver.start_write(start, &data));
+        }
+        tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
+        // Punched and zeroed ranges: aligned, unaligned, larger than one piece of zeroes.
+        for (offset, len) in [
+            (0u64, 4096u64),
+            (1_000_448, 512),
+            (2 * MIB as u64 + 512, 5 * MIB as u64),
+            (16 * MIB as u64, 9 * MIB as u64),
+        ] {
+            driver.other(Transfer::Discard { offset, len }).expect("a discard");
+            model[offset as usize..][..len as usize].fill(0);
+            let offset = offset + 32 * MIB as u64;
+            driver.other(Transfer::WriteZeroes { offset, len }).expect("zeroes");
+            model[offset as usize..][..len as usize].fill(0);
+        }
+        driver.flush().expect("a flush");
+        for at in (0..64 * MIB).step_by(MIB) {
+            assert!(driver.read(at as u64, MIB) == model[at..][..MIB], "read at {at}");
+        }
+        driver.close(true).expect("closed");
+        assert!(fs::read(&path).expect("the image") == model, "the file differs from what was written");
+    }
+}
+
+#[test]
+fn what_lies_past_the_end_reads_as_zero_and_cannot_be_written() {
+    for scratch in scratches() {
+        let size = MIB as u64 + 512 * 3;
+        let path = scratch.image(size);
+        let mut driver = serve(&path);
+        assert_eq!(driver.backend().size_bytes(), size);
+        let data = pattern(5, 8192);
+        driver.write(MIB as u64 - 4096, &data).expect("a write across the end");
+        let mut expected = data.clone();
+        expected[4096 + 1536..].fill(0);
+        assert!(driver.read(MIB as u64 - 4096, 8192) == expected);
+        assert!(driver.read(MIB as u64 + 4096, 4096) == vec![0; 4096]);
+        driver.write(2 * MIB as u64, &data).expect("a write past the end is dropped");
+        driver
+            .other(Transfer::Discard { offset: MIB as u64, len: 1 << 40 })
+            .expect("a discard across the end");
+        driver.other(Transfer::WriteZeroes { offset: size, len: 4096 }).expect("zeroes past the end");
+        driver.close(true).expect("closed");
+        assert_eq!(fs::metadata(&path).expect("the image").len(), size);
+        let file = fs::read(&path).expect("the image");
+        assert!(file[MIB - 4096..MIB] == data[..4096] && file[MIB..].iter().all(|b| *b == 0));
+    }
+}
+
+#[test]
+fn discard_gives_space_back() {
+    use std::os::unix::fs::MetadataExt;
+    for scratch in scratches() {
+        let path = scratch.image(8 * MIB as u64);
+        let mut driver = serve(&path);
+        driver.write(0, &pattern(1, 4 * MIB)).expect("a write");
+        driver.flush().expect("a flush");
+        let full = fs::metadata(&path).expect("the image").blocks();
+        driver.other(Transfer::Discard { offset: 0, len: 4 * MIB as u64 }).expect("a discard");
+        assert!(fs::metadata(&path).expect("the image").blocks() < full / 2);
+    }
+}
+
+#[test]
+fn a_full_house_of_transfers_completes() {
+    for scratch in scratches() {
+        let path = scratch.image(16 * MIB as u64);
+        let mut driver = serve(&path);
+        for _ in 0..4 {
+            let tokens: Vec<u64> =
+                (0..INFLIGHT_MAX as u64).map(|i| driver.start_write(i * 4096, &pattern(i, 4096))).collect();
+            tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
+        }
+        for i in 0..INFLIGHT_MAX as u64 {
+            assert!(driver.read(i * 4096, 4096) == pattern(i, 4096));
+        }
+    }
+}
+
+#[test]
+fn a_second_opener_is_refused_and_told_who_holds_the_lock() {
+    for scratch in scratches() {
+        let path = scratch.image(MIB as u64);
+        let first = serve(&path);
+        let line = refused(&uri(&path), options(OTHER));
+        assert!(line.contains("in use") && line.contains(&std::process::id().to_string()), "{line}");
+        let line = refused(&uri(&path), OpenOptions { read_only: true, ..options(OURS) });
+        assert!(line.contains("in use"), "{line}");
+        first.close(true).expect("closed");
+        serve(&path).close(true).expect("closed");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_an_image_is_refused_with_the_reason() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let odd = scratch.image(1000);
+    for (path, why) in [
+        (scratch.0.join("absent"), "create it first"),
+        (scratch.0.clone(), "a directory"),
+        (PathBuf::from("/dev/null"), "neither a file nor a block device"),
+        (odd.clone(), "multiple of 512"),
+    ] {
+        let line = refused(&uri(&path), options(OURS));
+        assert!(line.contains(why) && line.contains(path.to_str().expect("UTF-8")), "{line}");
+    }
+    fs::File::create(&odd).expect("an empty file");
+    assert!(refused(&uri(&odd), options(OURS)).contains("empty"));
+    assert!(!scratch.0.join("image.tidepool").exists(), "a refused image got an ownership record");
+}
+
+#[test]
+fn the_generation_rises_with_every_owner() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    for generation in 1..5 {
+        let opened =
+            open(&uri(&path), options(if generation % 2 == 0 { OURS } else { OTHER })).expect("opened");
+        assert_eq!(opened.generation, generation);
+        assert!(!opened.keep_clean, "another cache had it last");
+        Driver::new(opened.backend).close(true).expect("closed");
+    }
+}
+
+#[test]
+fn an_image_whose_newest_data_is_in_another_cache_is_refused() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    for killed in [false, true] {
+        let driver = serve(&path);
+        if killed {
+            drop(driver);
+        } else {
+            driver.close(false).expect("closed");
+        }
+        for read_only in [false, true] {
+            let line = refused(&uri(&path), OpenOptions { read_only, ..options(OTHER) });
+            assert!(line.contains("owned by another cache") && line.contains("07070707"), "{line}");
+        }
+        serve(&path).close(true).expect("closed");
+        open(&uri(&path), options(OTHER))
+            .expect("a clean image")
+            .backend
+            .close(tidepool_backend::Release { clean: true })
+            .expect("closed");
+    }
+}
+
+#[test]
+fn clean_data_is_kept_only_while_nobody_else_wrote() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    for clean in [true, false] {
+        let mut driver = serve(&path);
+        driver.write(0, &pattern(1, 4096)).expect("a write");
+        driver.close(clean).expect("closed");
+        let again = open(&uri(&path), options(OURS)).expect("opened");
+        assert!(again.keep_clean && !again.overwritten, "{}", again.reason);
+        let mut driver = Driver::new(again.backend);
+        driver.write(0, &pattern(2, 4096)).expect("a write");
+        driver.close(clean).expect("closed");
+        fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .expect("the image")
+            .write_at(b"x", 0)
+            .expect("a foreign write");
+        let after = open(&uri(&path), options(OURS)).expect("opened");
+        assert!(!after.keep_clean && after.overwritten, "{}", after.reason);
+    }
+    let killed = open(&uri(&path), options(OURS)).expect("opened");
+    assert!(killed.keep_clean, "the owner was killed and owns it still: {}", killed.reason);
+}
+
+#[test]
+fn an_unreadable_record_is_no_licence() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let record = scratch.0.join("image.tidepool");
+    for content in ["", "{", "{\"version\": 9}", "null", &"x".repeat(100_000)] {
+        fs::write(&record, content).expect("a record");
+        let line = refused(&uri(&path), options(OURS));
+        assert!(line.contains("ownership record") && line.contains("image.tidepool"), "{line}");
+        assert_eq!(fs::read_to_string(&record).expect("the record"), content, "the record was touched");
+    }
+}
+
+#[test]
+fn a_symbolic_link_leads_to_the_same_record() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let link = scratch.0.join("link");
+    std::os::unix::fs::symlink(&path, &link).expect("a link");
+    serve(&link).close(false).expect("closed");
+    assert!(refused(&uri(&path), options(OTHER)).contains("owned by another cache"));
+}
+
+#[test]
+fn a_read_only_image_is_read_and_never_changed() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    fs::write(&path, pattern(3, MIB)).expect("content");
+    let read_only = || OpenOptions { read_only: true, ..options(OURS) };
+    let opened = open(&uri(&path), read_only()).expect("opened");
+    assert!(!opened.keep_clean && opened.generation == 0);
+    let second = open(&uri(&path), read_only()).expect("two may read");
+    assert!(refused(&uri(&path), options(OURS)).contains("in use"));
+    let mut driver = Driver::new(opened.backend);
+    assert!(driver.backend().read_only());
+    assert!(driver.read(0, MIB) == pattern(3, MIB));
+    let denied = Err(IoError::Errno(libc::EROFS));
+    assert_eq!(driver.write(0, &[1; 4096]), denied);
+    assert_eq!(driver.other(Transfer::Discard { offset: 0, len: 4096 }), denied);
+    assert_eq!(driver.other(Transfer::WriteZeroes { offset: 0, len: 4096 }), denied);
+    driver.flush().expect("a flush");
+    driver.close(true).expect("closed");
+    Driver::new(second.backend).close(true).expect("closed");
+    assert!(fs::read(&path).expect("the image") == pattern(3, MIB));
+    assert!(!scratch.0.join("image.tidepool").exists());
+}
+
+#[test]
+fn nothing_passes_a_closed_gate_and_everything_goes_on_when_it_opens() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let gate = scratch.0.join("gate");
+    let opened = open(&format!("{}?gate={}", uri(&path), gate.display()), options(OURS)).expect("opened");
+    let mut driver = Driver::new(opened.backend);
+    driver.write(0, &pattern(1, 4096)).expect("a write");
+    let before = driver.start_write(4096, &pattern(2, 4096));
+    fs::write(&gate, "").expect("a gate");
+    let behind = driver.start_write(0, &pattern(3, 4096));
+    for _ in 0..50 {
+        driver.poll(10);
+        assert!(!driver.finished(before) && !driver.finished(behind), "passed the gate");
+    }
+    assert!(fs::read(&path).expect("the image")[..4096] == pattern(1, 4096), "written behind the gate");
+    fs::remove_file(&gate).expect("the gate");
+    driver.wait(before).0.expect("a write");
+    driver.wait(behind).0.expect("a write");
+    assert!(driver.read(0, 8192) == [pattern(3, 4096), pattern(2, 4096)].concat());
+    driver.close(true).expect("closed");
+}
+
+#[test]
+fn an_emulated_pool_takes_its_time_and_keeps_the_data() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(64 * MIB as u64);
+    let mut mean_us = Vec::new();
+    for pool in ["hdd", "ssd"] {
+        let opened = open(&format!("{}?emulate={pool}&seed=3", uri(&path)), options(OURS)).expect("opened");
+        let mut driver = Driver::new(opened.backend);
+        let start = std::time::Instant::now();
+        for i in 0..20u64 {
+            driver.write(i * 3 * MIB as u64, &pattern(i, 4096)).expect("a write");
+        }
+        mean_us.push(start.elapsed().as_micros() / 20);
+        let tokens: Vec<u64> = (0..20u64).map(|i| driver.start_read(i * 3 * MIB as u64, 4096)).collect();
+        for (i, token) in tokens.into_iter().enumerate() {
+            let (result, data) = driver.wait(token);
+            result.expect("a read");
+            assert!(*data == pattern(i as u64, 4096)[..]);
+        }
+        driver.close(true).expect("closed");
+    }
+    // A lower bound holds on the busiest machine: the pool never answers before its time.
+    assert!(mean_us[0] > 4000 && mean_us[1] > 400, "{mean_us:?}");
+}
