@@ -1,0 +1,223 @@
+//! The daemon as a child process: started, killed, started again with the same arguments.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tidepool_lab::Process;
+
+use crate::error::{Error, io};
+
+/// Longest wait for `ready`.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest wait for an end that was asked for.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A `tidepool serve` (or any other server that prints `ready`) under a test's control. Dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    log: PathBuf,
+    process: Option<Process>,
+    starts: u32,
+}
+
+impl Daemon {
+    /// `tidepool` with `arguments` (`serve …`), its error output going to files beginning with `log`. Not started yet.
+    pub fn new<I>(arguments: I, log: impl Into<PathBuf>) -> Result<Daemon, Error>
+    where
+        I: IntoIterator,
+        I::Item: Into<OsString>,
+    {
+        Ok(Daemon {
+            program: tidepool()?.to_path_buf(),
+            arguments: arguments.into_iter().map(Into::into).collect(),
+            log: log.into(),
+            process: None,
+            starts: 0,
+        })
+    }
+
+    /// Starts it and waits for its line `ready`; returns how long that took.
+    pub fn start(&mut self) -> Result<Duration, Error> {
+        self.start_unready()?;
+        self.wait_ready()
+    }
+
+    /// Starts it without waiting: to kill it while it recovers.
+    pub fn start_unready(&mut self) -> Result<(), Error> {
+        assert!(self.process.is_none(), "the daemon runs already");
+        self.starts += 1;
+        let log = File::create(self.log_path()).map_err(io("cannot make the daemon's log file"))?;
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        self.process =
+            Some(Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?);
+        Ok(())
+    }
+
+    /// Waits for the line `ready`; returns how long that took.
+    pub fn wait_ready(&mut self) -> Result<Duration, Error> {
+        let start = Instant::now();
+        let process = self.process.as_mut().expect("the daemon was started");
+        let output = process.child().stdout.take().expect("its output is taken once per start");
+        let (lines, line) = channel();
+        // The thread ends with the daemon's output; until then it keeps the pipe from filling up.
+        std::thread::spawn(move || {
+            for text in BufReader::new(output).lines().map_while(Result::ok) {
+                let _ = lines.send(text);
+            }
+        });
+        loop {
+            match line.recv_timeout(READY_TIMEOUT.saturating_sub(start.elapsed())) {
+                Ok(text) if text == "ready" => return Ok(start.elapsed()),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(Error::Timeout {
+                        what: "the daemon's line \"ready\"".into(),
+                        limit: READY_TIMEOUT,
+                        hint: format!("; its log ends with: {}", self.log_tail()),
+                    });
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.wait()?;
+                    return Err(Error::Ended {
+                        program: self.program.display().to_string(),
+                        status: status.to_string(),
+                        log: self.log_tail(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Kills it (SIGKILL) and waits until it is gone.
+    pub fn kill(&mut self) -> Result<(), Error> {
+        let mut process = self.process.take().expect("the daemon runs");
+        process.kill().map_err(io("cannot kill the daemon"))?;
+        Ok(())
+    }
+
+    /// Asks it to end (SIGTERM) and waits for that.
+    pub fn terminate(&mut self) -> Result<ExitStatus, Error> {
+        self.signal(Signal::TERM)?;
+        self.wait()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<(), Error> {
+        let process = self.process.as_ref().expect("the daemon runs");
+        process.signal(signal).map_err(io("cannot signal the daemon"))
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> Result<ExitStatus, Error> {
+        let process = self.process.as_mut().expect("the daemon runs");
+        let Some(status) = process.wait(END_TIMEOUT).map_err(io("cannot wait for the daemon"))? else {
+            return Err(Error::Timeout {
+                what: "the daemon's end".into(),
+                limit: END_TIMEOUT,
+                hint: format!("; its log ends with: {}", self.log_tail()),
+            });
+        };
+        self.process = None;
+        Ok(status)
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
+    }
+
+    /// Its process id while it runs.
+    pub fn id(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
+    }
+
+    /// Replaces its arguments for the next start.
+    pub fn set_arguments<I>(&mut self, arguments: I)
+    where
+        I: IntoIterator,
+        I::Item: Into<OsString>,
+    {
+        self.arguments = arguments.into_iter().map(Into::into).collect();
+    }
+
+    /// The file with the error output of its latest start.
+    pub fn log_path(&self) -> PathBuf {
+        let mut name = self.log.clone().into_os_string();
+        name.push(format!(".{}", self.starts));
+        name.into()
+    }
+
+    /// The error output of its latest start.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// The last lines of its error output, on one line.
+    pub fn log_tail(&self) -> String {
+        tail(&self.log())
+    }
+}
+
+/// The last lines of a text, joined to one.
+pub(crate) fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(5)..].join(" / ")
+}
+
+/// Runs `tidepool` with `arguments` to its end.
+pub fn run<I>(arguments: I) -> Result<std::process::Output, Error>
+where
+    I: IntoIterator,
+    I::Item: AsRef<std::ffi::OsStr>,
+{
+    Command::new(tidepool()?).args(arguments).stdin(Stdio::null()).output().map_err(io("cannot run tidepool"))
+}
+
+/// The path of the `tidepool` binary: `TIDEPOOL_BIN`, or the one that cargo builds next to the running program.
+pub fn tidepool() -> Result<&'static Path, Error> {
+    static PATH: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let path = PATH.get_or_init(|| match std::env::var_os("TIDEPOOL_BIN") {
+        Some(path) if Path::new(&path).is_file() => Ok(path.into()),
+        Some(path) => Err(format!("TIDEPOOL_BIN names {}, which is no file", Path::new(&path).display())),
+        None => build().map_err(|error| error.to_string()),
+    });
+    path.as_deref().map_err(|text| Error::Io {
+        what: format!("there is no tidepool binary to test: {text}"),
+        source: std::io::ErrorKind::NotFound.into(),
+    })
+}
+
+/// Builds the binary with the profile and into the target directory of the running program.
+fn build() -> Result<PathBuf, Error> {
+    let program = std::env::current_exe().map_err(io("cannot find the running program"))?;
+    let directory = program.ancestors().find(|path| path.join("deps").is_dir()).ok_or_else(|| Error::Io {
+        what: "no target directory".into(),
+        source: std::io::ErrorKind::NotFound.into(),
+    })?;
+    let profile = match directory.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["build", "--quiet", "--package", "tidepool", "--profile", profile, "--target-dir"])
+        .arg(directory.parent().expect("a profile's directory has a parent"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .map_err(io("cannot run cargo"))?;
+    if !output.status.success() {
+        let log = tail(&String::from_utf8_lossy(&output.stderr));
+        return Err(Error::Ended { program: "cargo build".into(), status: output.status.to_string(), log });
+    }
+    Ok(directory.join("tidepool"))
+}

@@ -1,0 +1,227 @@
+//! A QEMU guest with Debian's kernel and a tiny root, its disk an NBD export, driven over its serial console.
+//!
+//! The guest is emulated (TCG), so it needs no rights and runs inside any virtual machine.
+
+mod cpio;
+mod kernel;
+mod root;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use tidepool_lab::{Process, Scratch};
+
+use crate::error::{Error, io};
+use kernel::Kernel;
+
+/// Longest wait for a guest to boot; emulation on a busy machine is slow.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Memory of a guest in MiB.
+const MEMORY_MIB: u32 = 320;
+/// Seconds for which QEMU holds requests while the server is away.
+const RECONNECT_SECONDS: u32 = 60;
+/// Messages of the guest's kernel that tell of a broken disk or filesystem.
+const COMPLAINTS: [&str; 6] =
+    ["I/O error", "EXT4-fs error", "EXT4-fs warning", "blocked for more than", "Call Trace", "JBD2:"];
+
+/// The console's text so far.
+#[derive(Debug, Default)]
+struct Console {
+    text: Mutex<(String, bool)>,
+    changed: Condvar,
+}
+
+impl Console {
+    fn lock(&self) -> MutexGuard<'_, (String, bool)> {
+        self.text.lock().expect("no thread panics while it holds the console")
+    }
+}
+
+/// Kernel and root of a guest; made once, booted many times.
+#[derive(Debug)]
+pub struct GuestImage {
+    kernel: Kernel,
+    root: PathBuf,
+    scratch: Scratch,
+}
+
+impl GuestImage {
+    /// Finds the kernel and builds the root.
+    pub fn build() -> Result<GuestImage, Error> {
+        crate::need("qemu-system-x86_64", "qemu-system-x86")?;
+        let scratch = Scratch::new("guest").map_err(io("cannot make a directory for the guest"))?;
+        let kernel = Kernel::find()?;
+        let root = scratch.join("root.cpio");
+        root::build(&kernel, &root)?;
+        Ok(GuestImage { kernel, root, scratch })
+    }
+
+    /// Boots a guest whose disk `/dev/vda` is `export` of the NBD server at the unix socket `socket`.
+    pub fn boot(&self, socket: &Path, export: &str) -> Result<Guest, Error> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let log = self.scratch.join(format!("console.{number}"));
+        let mut disk = format!(
+            "driver=nbd,node-name=disk,server.type=unix,server.path={},reconnect-delay={RECONNECT_SECONDS},discard=unmap",
+            socket.display()
+        );
+        if !export.is_empty() {
+            disk.push_str(&format!(",export={export}"));
+        }
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+            .args(["-machine", "pc,accel=tcg", "-smp", "1", "-m", &MEMORY_MIB.to_string()])
+            .arg("-kernel")
+            .arg(&self.kernel.image)
+            .arg("-initrd")
+            .arg(&self.root)
+            .args(["-append", "console=ttyS0 quiet panic=-1"])
+            .args(["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"])
+            .args(["-serial", "stdio", "-monitor", "none"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let errors = File::create(log.with_extension("err")).map_err(io("cannot make a log file"))?;
+        command.stderr(errors);
+        let mut process = Process::spawn(command).map_err(io("cannot start qemu-system-x86_64"))?;
+        let output = process.child().stdout.take().expect("the output is piped");
+        let console = Arc::new(Console::default());
+        let file = File::create(&log).map_err(io("cannot make the console's file"))?;
+        let listener = console.clone();
+        std::thread::spawn(move || listen(&listener, output, file));
+        let mut guest = Guest { process, console, log, seen: 0 };
+        guest.wait_for("guest-ready", BOOT_TIMEOUT)?;
+        Ok(guest)
+    }
+}
+
+/// Collects what the console prints until the guest ends.
+fn listen(console: &Console, mut output: impl Read, mut file: File) {
+    let mut chunk = [0; 4096];
+    while let Ok(length @ 1..) = output.read(&mut chunk) {
+        let _ = file.write_all(&chunk[..length]);
+        console.lock().0.push_str(&String::from_utf8_lossy(&chunk[..length]).replace('\r', ""));
+        console.changed.notify_all();
+    }
+    console.lock().1 = true;
+    console.changed.notify_all();
+}
+
+/// A running guest. Dropping it kills it.
+#[derive(Debug)]
+pub struct Guest {
+    process: Process,
+    console: Arc<Console>,
+    log: PathBuf,
+    seen: usize,
+}
+
+impl Guest {
+    /// Runs a command in the guest and returns its output; its failure is an error.
+    pub fn run(&mut self, command: &str, limit: Duration) -> Result<String, Error> {
+        let (output, status) = self.run_status(command, limit)?;
+        if status == 0 {
+            return Ok(output);
+        }
+        Err(self.failure(format!("`{command}` ended with {status}: {}", crate::daemon::tail(&output))))
+    }
+
+    /// Runs a command in the guest and returns its output and its exit status.
+    pub fn run_status(&mut self, command: &str, limit: Duration) -> Result<(String, i32), Error> {
+        let input = self.process.child().stdin.as_mut().expect("the input is piped");
+        let sent = input.write_all(format!("{command}\n").as_bytes()).and_then(|()| input.flush());
+        sent.map_err(io("cannot write to the guest's console"))?;
+        let output = self.wait_for("guest-status ", limit)?;
+        let status = self.wait_for("\n", limit)?;
+        let status =
+            status.trim().parse().map_err(|_| self.failure(format!("`{command}` printed no status")))?;
+        Ok((output, status))
+    }
+
+    /// Waits until the console prints `marker`; returns what came before it since the last wait.
+    pub fn wait_for(&mut self, marker: &str, limit: Duration) -> Result<String, Error> {
+        let start = Instant::now();
+        let mut state = self.console.lock();
+        loop {
+            if let Some(place) = state.0[self.seen..].find(marker) {
+                let text = state.0[self.seen..self.seen + place].to_string();
+                self.seen += place + marker.len();
+                return Ok(text);
+            }
+            let left = limit.saturating_sub(start.elapsed());
+            if state.1 || left.is_zero() {
+                let why = if state.1 { "the guest ended" } else { "nothing came in time" };
+                let tail = crate::daemon::tail(&state.0[self.seen..]);
+                drop(state);
+                return Err(self.failure(format!("waiting for {marker:?}: {why}; last: {tail}")));
+            }
+            state = self
+                .console
+                .changed
+                .wait_timeout(state, left)
+                .expect("no thread panics holding the console")
+                .0;
+        }
+    }
+
+    /// Everything that the console has printed.
+    pub fn console(&self) -> String {
+        self.console.lock().0.clone()
+    }
+
+    /// The versions that the verifier has reported as synced, as arguments for `verifier check`.
+    pub fn synced(&self) -> String {
+        synced(&self.console())
+    }
+
+    /// Fails when the guest's kernel has complained about its disk or filesystem.
+    pub fn check_kernel_log(&mut self) -> Result<(), Error> {
+        let log = self.run("dmesg", Duration::from_secs(60))?;
+        match log.lines().find(|line| COMPLAINTS.iter().any(|complaint| line.contains(complaint))) {
+            None => Ok(()),
+            Some(line) => Err(self.failure(format!("its kernel complains: {line}"))),
+        }
+    }
+
+    /// Kills it (SIGKILL), as a power failure of the machine would.
+    pub fn kill(mut self) -> Result<(), Error> {
+        self.process.kill().map_err(io("cannot kill the guest")).map(drop)
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+
+    fn failure(&self, what: String) -> Error {
+        Error::Guest { what, console: self.log.clone() }
+    }
+}
+
+/// `FILE:VERSION` of each file's last line `synced FILE VERSION` in a console's text.
+fn synced(console: &str) -> String {
+    let mut versions = std::collections::BTreeMap::new();
+    // The last line may be cut off in the middle of its number.
+    let whole = console.rfind('\n').map_or("", |end| &console[..end]);
+    for line in whole.lines() {
+        if let Some((file, version)) = line.strip_prefix("synced ").and_then(|rest| rest.split_once(' ')) {
+            versions.insert(file.to_string(), version.to_string());
+        }
+    }
+    versions.iter().map(|(file, version)| format!("{file}:{version}")).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_lines_count_as_synced() {
+        assert_eq!(synced("synced 1 1\nnoise\nsynced 2 1\nsynced 1 2\nsynced 2 12"), "1:2 2:1");
+        assert_eq!(synced(""), "");
+    }
+}

@@ -1,0 +1,137 @@
+//! Builds the guest's root: busybox, the filesystem tools, the verifier and a shell that takes commands from the console.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::cpio::Archive;
+use super::kernel::Kernel;
+use crate::error::{Error, io};
+
+/// Programs of the host that the guest gets too, with the Debian package that brings them.
+const PROGRAMS: [(&str, &str); 2] = [("mke2fs", "e2fsprogs"), ("e2fsck", "e2fsprogs")];
+/// The verifier's source; it is compiled for the guest, without shared libraries.
+const VERIFIER: &str = include_str!("verifier.rs");
+/// First process of the guest. Each line from the console is a command; its status follows its output.
+const INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin:/sbin
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mkdir -p /mnt /tmp
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+stty -echo -icanon
+dmesg -n 1
+while read -r module; do insmod "/modules/$module" || echo "guest-failed $module"; done </modules/order
+tries=0
+while [ ! -b /dev/vda ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+echo guest-ready
+while read -r line; do
+  eval "$line"
+  echo "guest-status $?"
+done
+poweroff -f
+"#;
+
+/// Writes the root for `kernel` to `path`.
+pub fn build(kernel: &Kernel, path: &Path) -> Result<(), Error> {
+    let file = fs::File::create(path).map_err(io(format!("cannot make {}", path.display())))?;
+    let scratch = path.with_extension("d");
+    fs::create_dir_all(&scratch).map_err(io("cannot make a directory for the guest's root"))?;
+    let mut archive = Archive::new(std::io::BufWriter::new(file));
+    let failed = || io(format!("cannot write {}", path.display()));
+    for directory in ["/bin", "/sbin", "/dev", "/proc", "/sys", "/modules", "/tmp", "/mnt"] {
+        archive.directory(directory).map_err(failed())?;
+    }
+    archive.device("/dev/console", 5, 1).map_err(failed())?;
+    archive.file("/init", INIT.as_bytes()).map_err(failed())?;
+    archive.file("/bin/busybox", &read(&busybox()?)?).map_err(failed())?;
+    archive.file("/bin/verifier", &read(&verifier(&scratch)?)?).map_err(failed())?;
+    let mut order = String::new();
+    for (name, content) in kernel.modules()? {
+        order.push_str(&name);
+        order.push('\n');
+        archive.file(&format!("/modules/{name}"), &content).map_err(failed())?;
+    }
+    archive.file("/modules/order", order.as_bytes()).map_err(failed())?;
+    let mut libraries = Vec::new();
+    for (program, package) in PROGRAMS {
+        let found = find(program, package)?;
+        archive.file(&format!("/sbin/{program}"), &read(&found)?).map_err(failed())?;
+        libraries.extend(shared_libraries(&found)?);
+    }
+    libraries.sort();
+    libraries.dedup();
+    for library in libraries {
+        archive.file(&library.to_string_lossy(), &read(&library)?).map_err(failed())?;
+    }
+    archive.finish().map_err(failed())?;
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    fs::read(path).map_err(io(format!("cannot read {}", path.display())))
+}
+
+/// A program of the host, also from the directories that only root has on its PATH.
+fn find(program: &str, package: &str) -> Result<PathBuf, Error> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|directory| directory.join(program))
+        .find(|path| path.is_file())
+        .ok_or_else(|| Error::Missing { program: program.into(), package: package.into() })
+}
+
+/// A busybox that needs no libraries.
+fn busybox() -> Result<PathBuf, Error> {
+    let path = find("busybox", "busybox-static")?;
+    if shared_libraries(&path)?.is_empty() {
+        return Ok(path);
+    }
+    Err(Error::Missing {
+        program: "a busybox without shared libraries".into(),
+        package: "busybox-static".into(),
+    })
+}
+
+/// The libraries that a program is linked with, the loader included.
+fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>, Error> {
+    let output = Command::new("ldd").arg(program).output().map_err(io("cannot run ldd"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+}
+
+/// Compiles the verifier.
+fn verifier(scratch: &Path) -> Result<PathBuf, Error> {
+    let source = scratch.join("verifier.rs");
+    let binary = scratch.join("verifier");
+    fs::write(&source, VERIFIER).map_err(io("cannot write the verifier's source"))?;
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc)
+        .args([
+            "--edition",
+            "2024",
+            "-C",
+            "opt-level=2",
+            "-C",
+            "target-feature=+crt-static",
+            "-C",
+            "panic=abort",
+        ])
+        .arg("-o")
+        .arg(&binary)
+        .arg(&source)
+        .output()
+        .map_err(io("cannot run rustc"))?;
+    if output.status.success() {
+        return Ok(binary);
+    }
+    let log = crate::daemon::tail(&String::from_utf8_lossy(&output.stderr));
+    Err(Error::Ended {
+        program: "rustc for the guest's verifier".into(),
+        status: output.status.to_string(),
+        log,
+    })
+}

@@ -1,0 +1,11 @@
+//! Stamped workloads: every sector that is written tells who wrote it, where and when, and every read is checked.
+
+mod content;
+mod model;
+mod requests;
+mod workload;
+
+pub use content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
+pub use model::{Model, Snapshot, Violation};
+pub use requests::{Kind, Mix, Request, Requests};
+pub use workload::{Progress, Summary, Workload, WorkloadOptions};

@@ -1,0 +1,441 @@
+//! Drives a server with a sequence of requests, many in flight, and checks every answer.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
+use super::model::{Model, Snapshot};
+use super::requests::{Kind, Mix, Request, Requests};
+use crate::error::Error;
+use crate::nbd::{self, Command, Receiver, Sender};
+
+/// Longest wait for an answer before the run is given up.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// The server says that it shuts down.
+const ESHUTDOWN: u32 = 108;
+/// Sectors of one read of a verification.
+const VERIFY_SECTORS: u64 = 1024;
+
+/// What a workload does.
+#[derive(Debug, Clone)]
+pub struct WorkloadOptions {
+    /// Reproduces the sequence of requests.
+    pub seed: u64,
+    /// The volume's number in its stamps.
+    pub volume: u32,
+    /// Part of the volume, from its start, that is used; a multiple of 4 KiB.
+    pub size_bytes: u64,
+    /// Most requests in flight over all connections.
+    pub in_flight: usize,
+    /// Connections.
+    pub connections: usize,
+    /// The requests.
+    pub mix: Mix,
+}
+
+impl WorkloadOptions {
+    /// A mixed workload over `size_bytes` with 32 requests in flight on two connections.
+    pub fn new(seed: u64, size_bytes: u64) -> WorkloadOptions {
+        WorkloadOptions { seed, volume: 1, size_bytes, in_flight: 32, connections: 2, mix: Mix::default() }
+    }
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// As asked.
+    Done,
+    /// The server went away, or said that it shuts down.
+    Disconnected,
+}
+
+/// What a workload has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Requests sent.
+    pub sent: u64,
+    /// Reads answered and checked.
+    pub reads: u64,
+    /// Writes, discards and writes of zeroes answered.
+    pub writes: u64,
+    /// Flushes answered.
+    pub flushes: u64,
+    /// Bytes of the answered writes.
+    pub written_bytes: u64,
+    /// Bytes read and checked.
+    pub read_bytes: u64,
+    /// Requests that were in flight when their server died.
+    pub abandoned: u64,
+    /// Most requests in flight at once.
+    pub in_flight_max: u64,
+}
+
+/// A request that has not been answered.
+#[derive(Debug)]
+enum Pending {
+    Read { snapshot: Snapshot, count: u64, request: Request },
+    Write { version: Version, request: Request },
+    Flush { request: Request },
+}
+
+#[derive(Debug)]
+struct State {
+    model: Model,
+    pending: HashMap<u64, Pending>,
+    disconnected: bool,
+    failure: Option<Error>,
+    summary: Summary,
+    seed: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panics while it holds the state")
+    }
+}
+
+/// A stamped workload. It survives the death of its server: tell it with [`Workload::server_died`], start the server again,
+/// [`Workload::connect`] and go on.
+#[derive(Debug)]
+pub struct Workload {
+    options: WorkloadOptions,
+    requests: Requests,
+    version: Version,
+    cookie: u64,
+    shared: Arc<Shared>,
+    senders: Vec<Sender>,
+    readers: Vec<JoinHandle<()>>,
+    payload: Vec<u8>,
+}
+
+impl Workload {
+    /// A workload on a volume that reads as zeros.
+    pub fn new(options: WorkloadOptions) -> Workload {
+        let sectors = options.size_bytes / SECTOR_BYTES as u64;
+        let origin = Origin { seed: options.seed, volume: options.volume };
+        let state = State {
+            model: Model::new(origin, sectors),
+            pending: HashMap::new(),
+            disconnected: true,
+            failure: None,
+            summary: Summary::default(),
+            seed: options.seed,
+        };
+        Workload {
+            requests: Requests::new(options.seed, options.mix, sectors, options.connections),
+            options,
+            version: 0,
+            cookie: 0,
+            shared: Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }),
+            senders: Vec::new(),
+            readers: Vec::new(),
+            payload: Vec::new(),
+        }
+    }
+
+    /// Opens the connections to `export` at the unix socket `socket`.
+    pub fn connect(&mut self, socket: &Path, export: &str) -> Result<(), Error> {
+        assert!(self.senders.is_empty(), "the workload has its connections already");
+        self.shared.lock().disconnected = false;
+        for _ in 0..self.options.connections {
+            let (found, sender, receiver) = nbd::connect(socket, export)?;
+            if found.size_bytes < self.options.size_bytes {
+                return Err(Error::Protocol(format!(
+                    "the export has {} bytes, the workload needs {}",
+                    found.size_bytes, self.options.size_bytes
+                )));
+            }
+            let shared = self.shared.clone();
+            self.readers.push(std::thread::spawn(move || receive(&shared, receiver)));
+            self.senders.push(sender);
+        }
+        Ok(())
+    }
+
+    /// Sends `count` requests and waits for the last answer.
+    pub fn run(&mut self, count: u64) -> Result<Progress, Error> {
+        for _ in 0..count {
+            let request = self.requests.next().expect("the sequence is endless");
+            if self.send(request)? == Progress::Disconnected {
+                return Ok(Progress::Disconnected);
+            }
+        }
+        self.finish()
+    }
+
+    /// Sends requests until `stop` is set, then waits for the last answer; or until the server goes away.
+    pub fn run_until(&mut self, stop: &AtomicBool) -> Result<Progress, Error> {
+        while !stop.load(Ordering::Relaxed) {
+            let request = self.requests.next().expect("the sequence is endless");
+            if self.send(request)? == Progress::Disconnected {
+                return Ok(Progress::Disconnected);
+            }
+        }
+        self.finish()
+    }
+
+    /// Sends `requests` in this order instead of the seed's and waits for the last answer.
+    pub fn run_these(&mut self, requests: &[Request]) -> Result<Progress, Error> {
+        for &request in requests {
+            if self.send(request)? == Progress::Disconnected {
+                return Ok(Progress::Disconnected);
+            }
+        }
+        self.finish()
+    }
+
+    /// Reads the whole volume and checks every sector.
+    pub fn verify(&mut self) -> Result<Progress, Error> {
+        let sectors = self.options.size_bytes / SECTOR_BYTES as u64;
+        for (index, sector) in (0..sectors).step_by(VERIFY_SECTORS as usize).enumerate() {
+            let count = VERIFY_SECTORS.min(sectors - sector);
+            let connection = index % self.options.connections;
+            let request = Request { kind: Kind::Read, sector, count, fua: false, connection };
+            if self.send(request)? == Progress::Disconnected {
+                return Ok(Progress::Disconnected);
+            }
+        }
+        self.finish()
+    }
+
+    /// What has been done so far.
+    pub fn summary(&self) -> Summary {
+        self.shared.lock().summary
+    }
+
+    /// A handle that tells, from another thread, how many requests are in flight.
+    pub fn gauge(&self) -> Gauge {
+        Gauge(self.shared.clone())
+    }
+
+    /// Ends the connections. The server is known to be dead, or to have answered everything that it will ever answer: what is still
+    /// unanswered has taken effect or never will.
+    pub fn server_died(&mut self) {
+        for sender in self.senders.drain(..) {
+            sender.shutdown();
+        }
+        for reader in self.readers.drain(..) {
+            reader.join().expect("a reader reports its failures");
+        }
+        let state = &mut *self.shared.lock();
+        state.disconnected = true;
+        for (_, pending) in state.pending.drain() {
+            state.summary.abandoned += 1;
+            match pending {
+                Pending::Read { snapshot, .. } => state.model.read_abandoned(&snapshot),
+                Pending::Write { version, request } => {
+                    state.model.write_abandoned(version, request.sector, request.count);
+                }
+                Pending::Flush { .. } => {}
+            }
+        }
+    }
+
+    /// Says goodbye to the server; everything has been answered.
+    pub fn disconnect(&mut self) -> Result<(), Error> {
+        for sender in &mut self.senders {
+            sender.send(Command { kind: nbd::DISCONNECT, flags: 0, cookie: 0, offset: 0, len: 0 }, &[])?;
+        }
+        self.server_died();
+        Ok(())
+    }
+
+    /// Sends one request as soon as there is room for it.
+    fn send(&mut self, request: Request) -> Result<Progress, Error> {
+        let command = self.prepare(request);
+        {
+            let mut state = self.wait_for(self.options.in_flight - 1)?;
+            if state.disconnected {
+                return Ok(Progress::Disconnected);
+            }
+            let Request { sector, count, .. } = request;
+            let pending = match request.kind {
+                Kind::Read => Pending::Read { snapshot: state.model.read_sent(sector), count, request },
+                Kind::Flush => Pending::Flush { request },
+                Kind::Write | Kind::Discard | Kind::Zeroes => {
+                    state.model.write_sent(self.version, sector, count);
+                    Pending::Write { version: self.version, request }
+                }
+            };
+            state.pending.insert(command.cookie, pending);
+            state.summary.sent += 1;
+            state.summary.in_flight_max = state.summary.in_flight_max.max(state.pending.len() as u64);
+        }
+        match self.senders[request.connection].send(command, &self.payload) {
+            Ok(()) => Ok(Progress::Done),
+            Err(_) => {
+                self.shared.lock().disconnected = true;
+                Ok(Progress::Disconnected)
+            }
+        }
+    }
+
+    /// Numbers a request and makes its payload.
+    fn prepare(&mut self, request: Request) -> Command {
+        self.cookie += 1;
+        self.payload.clear();
+        let kind = match request.kind {
+            Kind::Read => nbd::READ,
+            Kind::Write => nbd::WRITE,
+            Kind::Discard => nbd::TRIM,
+            Kind::Zeroes => nbd::WRITE_ZEROES,
+            Kind::Flush => nbd::FLUSH,
+        };
+        if matches!(request.kind, Kind::Write | Kind::Discard | Kind::Zeroes) {
+            self.version = (self.version & !ZEROS) + 1;
+            assert!(self.version < ZEROS - 1, "a run has fewer writes than there are versions");
+        }
+        if matches!(request.kind, Kind::Discard | Kind::Zeroes) {
+            self.version |= ZEROS;
+        }
+        if request.kind == Kind::Write {
+            let origin = Origin { seed: self.options.seed, volume: self.options.volume };
+            self.payload.resize(request.count as usize * SECTOR_BYTES, 0);
+            for (sector, bytes) in (request.sector..).zip(self.payload.chunks_exact_mut(SECTOR_BYTES)) {
+                Stamp { origin, sector, version: self.version }.fill(bytes);
+            }
+        }
+        Command {
+            kind,
+            flags: if request.fua { nbd::FUA } else { 0 },
+            cookie: self.cookie,
+            offset: request.sector * SECTOR_BYTES as u64,
+            len: (request.count * SECTOR_BYTES as u64) as u32,
+        }
+    }
+
+    /// Waits until every request is answered.
+    fn finish(&mut self) -> Result<Progress, Error> {
+        let state = self.wait_for(0)?;
+        Ok(if state.disconnected { Progress::Disconnected } else { Progress::Done })
+    }
+
+    /// Waits until at most `most` requests are in flight or the server is gone; fails when something has failed.
+    fn wait_for(&self, most: usize) -> Result<MutexGuard<'_, State>, Error> {
+        let waits =
+            |state: &mut State| state.pending.len() > most && !state.disconnected && state.failure.is_none();
+        loop {
+            let state = self.shared.lock();
+            let answered = state.summary.sent - state.pending.len() as u64;
+            let (mut state, timeout) = self
+                .shared
+                .changed
+                .wait_timeout_while(state, ANSWER_TIMEOUT, waits)
+                .expect("no thread panics while it holds the state");
+            if let Some(failure) = state.failure.take() {
+                return Err(failure);
+            }
+            if !timeout.timed_out() {
+                return Ok(state);
+            }
+            if state.summary.sent - state.pending.len() as u64 == answered {
+                return Err(Error::Timeout {
+                    what: "an answer to any request".into(),
+                    limit: ANSWER_TIMEOUT,
+                    hint: format!(" ({} in flight)", state.pending.len()),
+                });
+            }
+        }
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        self.server_died();
+    }
+}
+
+/// Watches a workload from another thread.
+#[derive(Debug, Clone)]
+pub struct Gauge(Arc<Shared>);
+
+impl Gauge {
+    /// Requests in flight now.
+    pub fn in_flight(&self) -> usize {
+        self.0.lock().pending.len()
+    }
+
+    /// What has been done so far.
+    pub fn summary(&self) -> Summary {
+        self.0.lock().summary
+    }
+}
+
+/// Takes the replies of one connection until it ends.
+fn receive(shared: &Shared, mut receiver: Receiver) {
+    let mut data = Vec::new();
+    loop {
+        let outcome = receive_one(shared, &mut receiver, &mut data);
+        let end = {
+            let mut state = shared.lock();
+            match outcome {
+                Ok(()) => false,
+                Err(Error::Disconnected) => {
+                    state.disconnected = true;
+                    true
+                }
+                Err(error) => {
+                    state.failure.get_or_insert(error);
+                    true
+                }
+            }
+        };
+        shared.changed.notify_all();
+        if end {
+            return;
+        }
+    }
+}
+
+/// Takes one reply.
+fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> Result<(), Error> {
+    let (errno, cookie) = receiver.reply()?;
+    let read_bytes = match shared.lock().pending.get(&cookie) {
+        None => return Err(Error::Protocol(format!("a reply to cookie {cookie}, which is not in flight"))),
+        Some(Pending::Read { count, .. }) if errno == 0 => *count as usize * SECTOR_BYTES,
+        Some(_) => 0,
+    };
+    data.resize(read_bytes, 0);
+    receiver.payload(data)?;
+    let state = &mut *shared.lock();
+    if errno == ESHUTDOWN {
+        // It stays among the pending: nobody knows whether it has taken effect.
+        return Err(Error::Disconnected);
+    }
+    let pending = state.pending.remove(&cookie).expect("only this thread removes it");
+    if errno != 0 {
+        let (Pending::Read { request, .. } | Pending::Write { request, .. } | Pending::Flush { request }) =
+            pending;
+        return Err(Error::Refused { errno, request: format!("{request:?}") });
+    }
+    match pending {
+        Pending::Read { snapshot, .. } => {
+            state.summary.reads += 1;
+            state.summary.read_bytes += data.len() as u64;
+            state.model.read_completed(&snapshot, data).map_err(|violation| Error::Violation {
+                seed: state.seed,
+                requests: state.summary.sent,
+                violation,
+            })?;
+        }
+        Pending::Write { version, request } => {
+            state.summary.writes += 1;
+            if request.kind == Kind::Write {
+                state.summary.written_bytes += request.count * SECTOR_BYTES as u64;
+            }
+            state.model.write_completed(version, request.sector, request.count);
+        }
+        Pending::Flush { .. } => state.summary.flushes += 1,
+    }
+    Ok(())
+}
