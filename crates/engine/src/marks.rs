@@ -24,7 +24,11 @@ pub struct Marks {
 
 impl Marks {
     /// Marks for a device of this many blocks: nothing live, nothing dirty.
-    pub fn new(blocks: u32) -> Marks {
+    ///
+    /// # Panics
+    /// If the device has more blocks than there are positions.
+    pub fn new(blocks: usize) -> Marks {
+        let blocks = u32::try_from(blocks).expect("a device of less than 2^32 blocks");
         Marks {
             crcs: vec![0; blocks as usize],
             live: Bits::new(blocks),
@@ -392,7 +396,7 @@ mod tests {
 
         #[test]
         fn a_cleared_stretch_keeps_only_its_checksums(range in range()) {
-            let mut marks = Marks::new(BLOCKS);
+            let mut marks = Marks::new(BLOCKS as usize);
             for position in 0..BLOCKS {
                 marks.set_live(position);
                 marks.set_dirty(position);

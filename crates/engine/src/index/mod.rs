@@ -456,9 +456,12 @@ impl VolumeIndex {
             return LEAF;
         }
         self.report(object, 0, OBJECT_BLOCKS as u32, value, replaced);
-        self.free_table(object);
-        self.entry_mut(object).set_gap(value);
-        self.unify(l);
+        let entry = self.entry(object);
+        if entry.size != NO_TABLE || entry.gap() != value {
+            self.free_table(object);
+            self.entry_mut(object).set_gap(value);
+            self.unify(l);
+        }
         OBJECT
     }
 
@@ -470,7 +473,7 @@ impl VolumeIndex {
         value: u32,
         replaced: &mut impl FnMut(u64, u32, Lookup),
     ) {
-        self.report(object, start, end, value, replaced);
+        let first = self.report(object, start, end, value, replaced);
         let entry = self.entry(object);
         if entry.size == NO_TABLE && entry.gap() == value {
             return;
@@ -481,7 +484,7 @@ impl VolumeIndex {
         }
         let table = self.table(&entry);
         let count = table.len();
-        let splice = Splice::plan(&table, entry.gap(), start, end, value);
+        let splice = Splice::plan(&table, first, entry.gap(), start..end, value);
         let after = count - (splice.to - splice.from) + splice.runs().len();
         if after == 0 {
             self.free_table(object);
@@ -575,7 +578,8 @@ impl VolumeIndex {
         self.unify(object / LEAF_OBJECTS);
     }
 
-    /// Tells what `start..end` of an object held before it becomes `value`, and counts.
+    /// Tells what `start..end` of an object held before it becomes `value`, and counts. Returns the index
+    /// of the first run that ends after `start`.
     fn report(
         &mut self,
         object: usize,
@@ -583,21 +587,22 @@ impl VolumeIndex {
         end: u32,
         value: u32,
         replaced: &mut impl FnMut(u64, u32, Lookup),
-    ) {
-        let first = object as u64 * OBJECT;
+    ) -> usize {
+        let first_block = object as u64 * OBJECT;
         let mut blocks = self.blocks;
         let table = self.table_of(object);
-        let mut i = table.first_ending_after(start);
-        let mut at = start;
+        let first = table.first_ending_after(start);
+        let (mut i, mut at) = (first, start);
         while at < end {
             let run = table.stretch(&mut i, at, end);
             blocks.count(run.blocks, run.value, value);
             if run.value != ABSENT {
-                replaced(first + u64::from(at), run.blocks, table::decode(run.value));
+                replaced(first_block + u64::from(at), run.blocks, table::decode(run.value));
             }
             at = run.end();
         }
         self.blocks = blocks;
+        first
     }
 
     /// Moves an object's table to a slot of another size that has room for its runs.
@@ -619,7 +624,7 @@ impl VolumeIndex {
             return;
         }
         let below = Slab::capacity(entry.size - 1);
-        if (entry.count as usize) < below - below / 16 {
+        if (entry.count as usize) < below - below / 32 {
             self.resize(object, Slab::size_for(entry.count as usize));
         }
     }

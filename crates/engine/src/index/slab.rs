@@ -2,19 +2,21 @@
 //!
 //! A general-purpose heap strands the small chunks that tables leave behind as they all grow. Here a
 //! freed slot is filled with the last one of its size, so that a size never holds more than one partly
-//! used page. The price is that a table moves when another one of its size is freed; the slab therefore
+//! used page; and its first pages are small, so that many small volumes do not waste much either. The price is that a table moves when another one of its size is freed; the slab therefore
 //! knows the owner of every slot and says whose slot has moved.
 
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Words of one page: four of the largest slots, about 16 KiB.
-const PAGE_WORDS: usize = 4 * LARGEST_WORDS;
+/// Words of one page: eight of the largest slots, about 32 KiB.
+const PAGE_WORDS: usize = 8 * LARGEST_WORDS;
+/// Pages of each size that are small.
+const SMALL_PAGES: u32 = 16;
+/// A small page is this part of a page.
+const SMALL_SHARE: u32 = 8;
 /// Words of the largest slot: the owner and one position for each block of an object.
 const LARGEST_WORDS: usize = 1 + super::OBJECT_BLOCKS;
 /// Bits of a slot number that tell its place in its page.
-const PLACE_BITS: u32 = 11;
-/// Pages kept for reuse, so that a size at the edge of a page does not go to the heap every time.
-const SPARE_PAGES_MAX: usize = 4;
+const PLACE_BITS: u32 = 12;
 /// Bytes that the heap spends on a page besides its content.
 const HEAP_OVERHEAD_BYTES: usize = 16;
 
@@ -34,7 +36,24 @@ struct Size {
     per_page: u16,
 }
 
-/// The sizes: about an eighth more runs each time, then rounded up to what fills a page.
+impl Size {
+    /// Slots of one small page.
+    fn per_small_page(&self) -> u32 {
+        u32::from(self.per_page) / SMALL_SHARE
+    }
+
+    /// The number of the slot at `rank` among the slots of this size.
+    fn slot_at(&self, rank: u32) -> u32 {
+        let (small, full) = (self.per_small_page(), u32::from(self.per_page));
+        let (page, place) = match rank.checked_sub(SMALL_PAGES * small) {
+            None => (rank / small, rank % small),
+            Some(rank) => (SMALL_PAGES + rank / full, rank % full),
+        };
+        (page << PLACE_BITS) | place
+    }
+}
+
+/// The sizes: about a sixteenth more runs each time, then rounded up to what fills a page.
 const SIZE_TABLE: [Size; count_sizes()] = sizes();
 
 const fn size_of_runs(want: usize) -> Size {
@@ -45,7 +64,7 @@ const fn size_of_runs(want: usize) -> Size {
 }
 
 const fn next_want(runs: usize) -> usize {
-    let step = runs / 8 / 2 * 2;
+    let step = runs / 16 / 2 * 2;
     runs + if step < 2 { 2 } else { step }
 }
 
@@ -62,7 +81,7 @@ const fn count_sizes() -> usize {
 }
 
 const fn sizes() -> [Size; count_sizes()] {
-    let flat = Size { runs: super::OBJECT_BLOCKS as u16, words: LARGEST_WORDS as u16, per_page: 4 };
+    let flat = Size { runs: super::OBJECT_BLOCKS as u16, words: LARGEST_WORDS as u16, per_page: 8 };
     let mut table = [flat; count_sizes()];
     let (mut n, mut want) = (0, 2);
     while want <= RUNS_MAX {
@@ -85,15 +104,11 @@ struct Store {
 /// The slots of all sizes.
 pub(super) struct Slab {
     stores: [Store; SIZES],
-    spare: Vec<Page>,
+    /// Kept for reuse, so that a size at the edge of a page does not go to the heap every time.
+    spare: Option<Page>,
 }
 
-/// The number of the slot at `rank` among the slots of a size.
-fn slot_at(rank: u32, size: u8) -> u32 {
-    let per_page = u32::from(SIZE_TABLE[size as usize].per_page);
-    ((rank / per_page) << PLACE_BITS) | (rank % per_page)
-}
-
+/// The page of a slot, and its words there.
 fn place(slot: u32, size: u8) -> (usize, std::ops::Range<usize>) {
     let words = SIZE_TABLE[size as usize].words as usize;
     let first = (slot & ((1 << PLACE_BITS) - 1)) as usize * words;
@@ -113,7 +128,7 @@ fn parts_mut(words: &mut [u32], size: u8) -> (&mut [u32], &mut [u16]) {
 
 impl Slab {
     pub(super) fn new() -> Slab {
-        Slab { stores: std::array::from_fn(|_| Store::default()), spare: Vec::new() }
+        Slab { stores: std::array::from_fn(|_| Store::default()), spare: None }
     }
 
     /// Runs that fit into a slot of a size.
@@ -129,10 +144,15 @@ impl Slab {
     /// A slot for `owner`. Its content is whatever was there before.
     pub(super) fn alloc(&mut self, size: u8, owner: u32) -> u32 {
         let store = &mut self.stores[size as usize];
-        let slot = slot_at(store.len, size);
+        let shape = &SIZE_TABLE[size as usize];
+        let slot = shape.slot_at(store.len);
         let (page, range) = place(slot, size);
         if page == store.pages.len() {
-            let fresh = self.spare.pop().unwrap_or_else(|| vec![0; PAGE_WORDS].into_boxed_slice());
+            let fresh = if page < SMALL_PAGES as usize {
+                vec![0; shape.per_small_page() as usize * shape.words as usize].into_boxed_slice()
+            } else {
+                self.spare.take().unwrap_or_else(|| vec![0; PAGE_WORDS].into_boxed_slice())
+            };
             store.pages.push(fresh);
         }
         store.len += 1;
@@ -145,7 +165,7 @@ impl Slab {
     pub(super) fn free(&mut self, size: u8, slot: u32) -> Option<u32> {
         let store = &mut self.stores[size as usize];
         store.len -= 1;
-        let last = slot_at(store.len, size);
+        let last = SIZE_TABLE[size as usize].slot_at(store.len);
         let (to_page, to) = place(slot, size);
         let (from_page, from) = place(last, size);
         let mut moved = None;
@@ -161,8 +181,8 @@ impl Slab {
         }
         if from.start == 0 {
             let page = store.pages.pop().expect("the page of the last slot");
-            if self.spare.len() < SPARE_PAGES_MAX {
-                self.spare.push(page);
+            if page.len() == PAGE_WORDS {
+                self.spare = Some(page);
             }
         }
         moved
@@ -194,9 +214,9 @@ impl Slab {
 
     /// Bytes of memory in use.
     pub(super) fn memory_bytes(&self) -> usize {
-        let pages = self.stores.iter().map(|s| s.pages.len()).sum::<usize>() + self.spare.len();
-        let tables = self.stores.iter().map(|s| s.pages.capacity()).sum::<usize>() + self.spare.capacity();
-        pages * (PAGE_WORDS * 4 + HEAP_OVERHEAD_BYTES) + tables * size_of::<Page>()
+        let pages = self.stores.iter().flat_map(|s| &s.pages).chain(&self.spare);
+        let tables = self.stores.iter().map(|s| s.pages.capacity() * size_of::<Page>() + HEAP_OVERHEAD_BYTES);
+        pages.map(|p| p.len() * 4 + HEAP_OVERHEAD_BYTES).sum::<usize>() + tables.sum::<usize>()
     }
 }
 
@@ -208,11 +228,11 @@ mod tests {
     fn sizes_grow_by_small_steps_and_fill_their_pages() {
         for (i, size) in SIZE_TABLE.iter().enumerate() {
             let used = size.words as usize * size.per_page as usize;
-            assert!(used <= PAGE_WORDS && used * 100 >= PAGE_WORDS * 98, "size {i} wastes its pages");
-            assert!((size.per_page as usize) < 1 << PLACE_BITS);
+            assert!(used <= PAGE_WORDS && used * 100 >= PAGE_WORDS * 97, "size {i} wastes its pages");
+            assert!((size.per_page as usize) < 1 << PLACE_BITS && size.per_small_page() > 0);
             if i > 0 && i + 1 < SIZES {
                 let before = SIZE_TABLE[i - 1].runs as usize;
-                assert!(size.runs as usize > before && size.runs as usize <= before + (before / 3).max(2));
+                assert!(size.runs as usize > before && size.runs as usize <= before + (before / 7).max(2));
             }
         }
         assert!(SIZE_TABLE[SIZES - 2].words <= SIZE_TABLE[SIZES - 1].words);
@@ -222,7 +242,8 @@ mod tests {
     fn a_freed_slot_is_filled_with_the_last_one() {
         let mut slab = Slab::new();
         for size in 0..SIZES as u8 {
-            let n = u32::from(SIZE_TABLE[size as usize].per_page) * 2 + 1;
+            let shape = SIZE_TABLE[size as usize];
+            let n = SMALL_PAGES * shape.per_small_page() + u32::from(shape.per_page) * 2 + 1;
             let slots: Vec<u32> = (0..n).map(|owner| slab.alloc(size, owner)).collect();
             for (owner, &slot) in slots.iter().enumerate() {
                 slab.table_mut(size, slot).0.fill(owner as u32);

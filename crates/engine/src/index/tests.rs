@@ -361,3 +361,53 @@ fn stretches_written_in_pieces_end_as_few_runs() {
 fn a_position_that_means_something_else_is_refused() {
     VolumeIndex::new().insert(0, 2, POSITION_END - 1, &mut |_, _, _| ());
 }
+
+/// Bytes for each cached block, all told: the index, the marks of as many device blocks with a header
+/// for every 64, and a ghost that remembers a sixth of them.
+fn all_bytes(index: &VolumeIndex) -> f64 {
+    let blocks = index.blocks().at as usize;
+    let marks = crate::marks::Marks::new(blocks + blocks / 64).memory_bytes();
+    let ghost = crate::ghost::Ghost::new(blocks / 6).memory_bytes();
+    (index.memory_bytes() + marks + ghost) as f64 / blocks as f64
+}
+
+#[test]
+fn a_block_cached_at_random_costs_less_than_twelve_bytes() {
+    const CACHED: usize = 1_000_000;
+    let (mut index, mut random) = (VolumeIndex::new(), Random(7));
+    let mut cached = std::collections::VecDeque::with_capacity(CACHED);
+    let mut worst: f64 = 0.0;
+    // Filled, then half of it replaced in the order of its age.
+    for position in 0..CACHED as u32 / 2 * 3 {
+        let block = loop {
+            let block = random.below(10 * CACHED as u64);
+            if index.lookup(block) == Lookup::Absent {
+                break block;
+            }
+        };
+        if cached.len() == CACHED {
+            let oldest = cached.pop_front().expect("a full cache");
+            assert!(index.remove_if(oldest, position - CACHED as u32));
+        }
+        index.insert(block, 1, position, &mut |_, _, _| panic!("the block was absent"));
+        cached.push_back(block);
+        if cached.len() == CACHED && position % 4096 == 0 {
+            worst = worst.max(all_bytes(&index));
+        }
+    }
+    println!("{worst:.2} bytes for each block cached at random");
+    assert_eq!(index.blocks().at, CACHED as u64);
+    assert!(worst <= 12.0, "{worst:.2} bytes");
+}
+
+#[test]
+fn a_block_cached_in_sequence_costs_less_than_five_bytes() {
+    const CACHED: u32 = 1 << 20;
+    let mut index = VolumeIndex::new();
+    for record in 0..CACHED / 64 {
+        index.insert(u64::from(record) * 64, 64, record * 65 + 1, &mut |_, _, _| ());
+    }
+    let bytes = all_bytes(&index);
+    println!("{bytes:.2} bytes for each block cached in sequence");
+    assert!(bytes <= 5.0, "{bytes:.2} bytes");
+}
