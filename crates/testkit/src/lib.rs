@@ -2,10 +2,12 @@
 //!
 //! - [`stamps`]: workloads whose every sector tells who wrote it, checked on every read and after every crash.
 //! - [`nbd`]: the plain NBD client that they use, sharing no code with the server.
+//! - [`admin`]: the admin API from outside.
 //! - [`daemon`]: the daemon as a child process that is killed and started again.
 //! - [`guest`]: a QEMU guest with Debian's kernel and a tiny root, driven over its serial console.
 //! - [`Cluster`]: throw-away Ceph clusters.
 
+pub mod admin;
 pub mod daemon;
 pub mod error;
 pub mod guest;
@@ -16,6 +18,7 @@ pub mod stamps;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use admin::Admin;
 pub use daemon::Daemon;
 pub use error::Error;
 pub use server::Server;

@@ -1,0 +1,70 @@
+//! What the figures were measured on.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+/// The machine and the versions of what took part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the processor.
+    pub cpu: String,
+    /// Processors that the measurement could use.
+    pub cpus: usize,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// The kernel.
+    pub kernel: String,
+    /// The distribution.
+    pub system: String,
+    /// Type of the file system with cache, raw file and OSD.
+    pub filesystem: String,
+    /// Name and version of each program, as it tells it.
+    pub versions: Vec<String>,
+    /// The commit that was measured.
+    pub commit: String,
+}
+
+/// First line of a program's output; what is missing is said so.
+fn ask(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    text.lines().next().map_or_else(|| format!("{program}: not installed"), str::to_string)
+}
+
+/// The value after `key` in the lines of a file of the system.
+fn look_up(path: &str, key: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let value = text.lines().find_map(|line| line.strip_prefix(key));
+    value.unwrap_or("unknown").trim_matches(|c: char| c.is_whitespace() || ":=\"".contains(c)).to_string()
+}
+
+/// The version of the binary that is measured.
+fn tidepool_version(measured: bool) -> String {
+    match measured.then(tidepool_testkit::daemon::tidepool) {
+        Some(Ok(path)) => ask(&path.to_string_lossy(), &["--version"]),
+        _ => "tidepool: not measured".into(),
+    }
+}
+
+/// Looks at the machine; `directory` is where the files of the measurement are; `tidepool` asks its version too.
+pub fn look(directory: &Path, tidepool: bool) -> Machine {
+    let memory = look_up("/proc/meminfo", "MemTotal");
+    Machine {
+        cpu: look_up("/proc/cpuinfo", "model name"),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_bytes: memory.split(' ').next().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 1024,
+        kernel: ask("uname", &["-sr"]),
+        system: look_up("/etc/os-release", "PRETTY_NAME"),
+        filesystem: ask("stat", &["-f", "-c", "%T", &directory.to_string_lossy()]),
+        versions: vec![
+            tidepool_version(tidepool),
+            ask("fio", &["--version"]),
+            ask("nbdkit", &["--version"]),
+            ask("ceph", &["--version"]),
+            ask("rustc", &["--version"]),
+        ],
+        commit: ask("git", &["describe", "--always", "--dirty"]),
+    }
+}

@@ -1,0 +1,176 @@
+//! Medians, ratios and the table.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Sizes;
+use crate::fio::{Figures, ROWS};
+use crate::machine::Machine;
+use crate::targets::Target;
+
+/// One run of one workload on one target.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The workload's name.
+    pub row: String,
+    /// What was measured.
+    pub target: Target,
+    /// Length of the run.
+    pub seconds: u32,
+    /// Which of the repeats, from 1.
+    pub repeat: u32,
+    /// The figures.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Dirty bytes of the volume when the measured time began and ended, where there is a cache.
+    pub dirty_bytes: Option<(f64, f64)>,
+    /// Time that the drain took afterwards.
+    pub drain_seconds: Option<f64>,
+    /// Part of the blocks read that came from the cache.
+    pub hit_ratio: Option<f64>,
+    /// The command that repeats it.
+    pub command: String,
+}
+
+/// Everything of one benchmark.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// Version of this format.
+    pub format: u32,
+    /// What it ran on.
+    pub machine: Machine,
+    /// Sizes of image, cache and working set.
+    pub sizes: Sizes,
+    /// Every run, in the order in which they ran.
+    pub points: Vec<Point>,
+}
+
+/// The median; the mean of the two in the middle for an even number.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let count = values.len();
+    match (count, count % 2) {
+        (0, _) => None,
+        (_, 1) => Some(values[count / 2]),
+        _ => Some((values[count / 2 - 1] + values[count / 2]) / 2.0),
+    }
+}
+
+impl Results {
+    /// The points of one cell.
+    fn cell(&self, row: &str, target: Target, seconds: u32) -> Vec<&Point> {
+        let same = |point: &&Point| point.row == row && point.target == target && point.seconds == seconds;
+        self.points.iter().filter(same).collect()
+    }
+
+    /// The median of one figure of a cell.
+    fn median(&self, row: &str, target: Target, seconds: u32, of: impl Fn(&Figures) -> f64) -> Option<f64> {
+        median(self.cell(row, target, seconds).iter().map(|point| of(&point.figures)).collect())
+    }
+
+    /// The report as Markdown.
+    pub fn markdown(&self) -> String {
+        let mut text = String::from("# Measured\n\n");
+        let Machine { cpu, cpus, memory_bytes, kernel, system, filesystem, versions, commit } = &self.machine;
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let repeats = self.points.iter().map(|point| point.repeat).max().unwrap_or(0);
+        let _ = writeln!(
+            text,
+            "{cpus} × {cpu}, {:.0} GiB, {system}, {kernel}, {filesystem}. {}. Commit {commit}.\n",
+            gib(*memory_bytes),
+            versions.join("; ")
+        );
+        let Sizes { image_bytes, cache_bytes, work_bytes } = self.sizes;
+        let _ = writeln!(
+            text,
+            "Image {:.1} GiB on one OSD, cache {:.1} GiB, reads and mix over the first {:.1} GiB; all on one disk. \
+             Medians of {repeats} repeats in interleaved order; every run is in [results.json](results.json), \
+             with the command that repeats it. A row with flush counts pairs of a write and a flush.\n",
+            gib(image_bytes),
+            gib(cache_bytes),
+            gib(work_bytes)
+        );
+        let mut lengths: Vec<u32> = self.points.iter().map(|point| point.seconds).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        for seconds in lengths {
+            self.table(&mut text, seconds);
+        }
+        self.all_points(&mut text);
+        text
+    }
+
+    /// The table of the runs of one length.
+    fn table(&self, text: &mut String, seconds: u32) {
+        let targets: Vec<Target> = Target::ALL
+            .into_iter()
+            .filter(|target| {
+                self.points.iter().any(|point| point.seconds == seconds && point.target == *target)
+            })
+            .collect();
+        let _ = writeln!(
+            text,
+            "## {seconds} s per run\n\nIOPS (p99 latency in µs); ratio of IOPS, Tidepool to librbd.\n"
+        );
+        let titles: Vec<&str> = targets.iter().map(|target| target.title()).collect();
+        let _ = writeln!(text, "| workload | {} | ratio |", titles.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---:|".repeat(targets.len() + 1));
+        for row in ROWS {
+            let mut line = format!("| {} |", row.name);
+            for &target in &targets {
+                let iops = self.median(row.name, target, seconds, |figures| figures.iops);
+                let p99 = self.median(row.name, target, seconds, |figures| figures.p99_us);
+                match iops.zip(p99) {
+                    Some((iops, p99)) => {
+                        let _ = write!(line, " {iops:.0} ({p99:.0}) |");
+                    }
+                    None => line.push_str(" – |"),
+                }
+            }
+            let iops = |target| self.median(row.name, target, seconds, |figures| figures.iops);
+            match iops(Target::Tidepool).zip(iops(Target::Librbd)) {
+                Some((cached, plain)) if plain > 0.0 => {
+                    let _ = write!(line, " {:.1} × |", cached / plain);
+                }
+                _ => line.push_str(" – |"),
+            }
+            let _ = writeln!(text, "{line}");
+        }
+        text.push('\n');
+    }
+
+    /// Every run, so that the spread is seen.
+    fn all_points(&self, text: &mut String) {
+        text.push_str("## All runs\n\n| workload | target | s | repeat | IOPS | mean µs | p99.9 µs | dirty MiB, begin → end | drained after s | hits |\n");
+        text.push_str("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+        for point in &self.points {
+            let dirty = point.dirty_bytes.map_or("–".into(), |(begin, end)| {
+                format!("{:.0} → {:.0}", begin / 1_048_576.0, end / 1_048_576.0)
+            });
+            let drain = point.drain_seconds.map_or("–".into(), |seconds| format!("{seconds:.1}"));
+            let hits = point.hit_ratio.map_or("–".into(), |ratio| format!("{:.1} %", ratio * 100.0));
+            let Figures { iops, mean_us, p999_us, .. } = point.figures;
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | {iops:.0} | {mean_us:.0} | {p999_us:.0} | {dirty} | {drain} | {hits} |",
+                point.row,
+                point.target.title(),
+                point.seconds,
+                point.repeat
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_medians() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+}

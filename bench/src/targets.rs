@@ -1,0 +1,187 @@
+//! What is measured: each target is running before the first measurement and stays until the last.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tidepool_lab::{Cluster, ClusterOptions, Scratch};
+use tidepool_testkit::admin::number;
+use tidepool_testkit::{Admin, Daemon, Server};
+
+use crate::fio::{self, Endpoint};
+use crate::{Failure, Sizes};
+
+/// Name of the volume and of its image.
+const VOLUME: &str = "cached";
+/// Image that librbd uses directly.
+const PLAIN: &str = "plain";
+
+/// One thing that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Target {
+    /// A file on the file system of the cache, past the page cache.
+    Raw,
+    /// An NBD server that does nothing.
+    Null,
+    /// A volume on an RBD image.
+    Tidepool,
+    /// The image itself.
+    Librbd,
+}
+
+impl Target {
+    /// All of them, in the order of the table.
+    pub const ALL: [Target; 4] = [Target::Raw, Target::Null, Target::Tidepool, Target::Librbd];
+
+    /// Its name in the table.
+    pub fn title(self) -> &'static str {
+        match self {
+            Target::Raw => "raw device",
+            Target::Null => "empty NBD server",
+            Target::Tidepool => "Tidepool",
+            Target::Librbd => "librbd, uncached",
+        }
+    }
+}
+
+/// Everything that runs during the measurements.
+#[derive(Debug)]
+pub struct Targets {
+    raw: PathBuf,
+    null: Option<Server>,
+    tidepool: Option<(Daemon, Admin, PathBuf)>,
+    // Fields drop in this order: the daemon before its cluster, the directory last.
+    cluster: Option<Cluster>,
+    conf: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Targets {
+    /// Starts what `wanted` names, its files below `parent`.
+    pub fn start(wanted: &[Target], sizes: Sizes, parent: &Path) -> Result<Targets, Failure> {
+        let scratch = Scratch::new_in(parent, "bench").map_err(|source| Failure::Io {
+            what: "cannot make a directory for the benchmark".into(),
+            source,
+        })?;
+        let mut targets = Targets {
+            raw: scratch.join("raw"),
+            null: None,
+            tidepool: None,
+            cluster: None,
+            conf: PathBuf::new(),
+            _scratch: scratch,
+        };
+        if wanted.contains(&Target::Raw) {
+            eprintln!("writing the raw file");
+            fio::fill_file(&targets.raw, sizes.work_bytes)?;
+        }
+        if wanted.contains(&Target::Null) {
+            let socket = targets._scratch.join("null.sock");
+            let size = format!("size={}", sizes.image_bytes);
+            targets.null = Some(Server::nbdkit(&socket, ["null", &size])?);
+        }
+        if wanted.iter().any(|target| matches!(target, Target::Tidepool | Target::Librbd)) {
+            targets.start_cluster(wanted, sizes, parent)?;
+        }
+        if wanted.contains(&Target::Tidepool) {
+            targets.start_tidepool(sizes)?;
+        }
+        Ok(targets)
+    }
+
+    /// Brings a cluster of one OSD up and fills the images.
+    fn start_cluster(&mut self, wanted: &[Target], sizes: Sizes, parent: &Path) -> Result<(), Failure> {
+        eprintln!("bringing a Ceph cluster of one OSD up");
+        let options = ClusterOptions {
+            parent: Some(parent.to_path_buf()),
+            osd_bytes: sizes.image_bytes * 3 + (8 << 30),
+            ..ClusterOptions::default()
+        };
+        let cluster = Cluster::up(&options)?;
+        // librbd's own cache in memory would hide the path that is measured.
+        let text =
+            std::fs::read_to_string(cluster.conf()).unwrap_or_default() + "\n[client]\nrbd cache = false\n";
+        self.conf = self._scratch.join("ceph.conf");
+        std::fs::write(&self.conf, text)
+            .map_err(|source| Failure::Io { what: "cannot write the client's ceph.conf".into(), source })?;
+        for (target, image) in [(Target::Tidepool, VOLUME), (Target::Librbd, PLAIN)] {
+            if wanted.contains(&target) {
+                eprintln!("filling the image {image}");
+                cluster.rbd_create(image, sizes.image_bytes)?;
+                let endpoint = Endpoint::Rbd { conf: self.conf.clone(), image: image.into() };
+                fio::run(&endpoint, &fio::pass(&endpoint, "write", sizes.image_bytes))?;
+            }
+        }
+        self.cluster = Some(cluster);
+        Ok(())
+    }
+
+    /// Starts the daemon.
+    fn start_tidepool(&mut self, sizes: Sizes) -> Result<(), Failure> {
+        let cluster = self.cluster.as_ref().expect("the cluster is started first");
+        let (socket, admin) = (self._scratch.join("nbd.sock"), self._scratch.join("admin.sock"));
+        let arguments = [
+            "serve".to_string(),
+            format!("--cache={}", self._scratch.join("cache").display()),
+            format!("--cache-size={}", sizes.cache_bytes),
+            format!("--volume={VOLUME}=rbd:rbd/{VOLUME}?conf={}", cluster.conf().display()),
+            format!("--nbd=nbd+unix:///?socket={}", socket.display()),
+            format!("--admin={}", admin.display()),
+            "--accept-loss=1h".to_string(),
+            "--drain=unordered".to_string(),
+        ];
+        eprintln!("starting tidepool {}", arguments.join(" "));
+        let mut daemon = Daemon::new(arguments, self._scratch.join("tidepool.log"))?;
+        daemon.start()?;
+        self.tidepool = Some((daemon, Admin::new(admin), socket));
+        Ok(())
+    }
+
+    /// Where fio reaches a target.
+    pub fn endpoint(&self, target: Target) -> Endpoint {
+        match target {
+            Target::Raw => Endpoint::File(self.raw.clone()),
+            Target::Null => {
+                let server = self.null.as_ref().expect("the empty server was started");
+                Endpoint::Nbd { socket: server.socket().into(), export: String::new() }
+            }
+            Target::Tidepool => {
+                let (_, _, socket) = self.tidepool.as_ref().expect("the daemon was started");
+                Endpoint::Nbd { socket: socket.clone(), export: VOLUME.into() }
+            }
+            Target::Librbd => Endpoint::Rbd { conf: self.conf.clone(), image: PLAIN.into() },
+        }
+    }
+
+    /// Bytes of a target that has dirty data, and how many are allowed.
+    pub fn dirty_bytes(&self, target: Target) -> Result<Option<f64>, Failure> {
+        match (&self.tidepool, target) {
+            (Some((_, admin, _)), Target::Tidepool) => Ok(number(&admin.volume(VOLUME)?, "dirty_bytes")),
+            _ => Ok(None),
+        }
+    }
+
+    /// Blocks that the volume has read from the cache and from the backend.
+    pub fn hits_and_misses(&self, target: Target) -> Result<Option<(f64, f64)>, Failure> {
+        let (Some((_, admin, _)), Target::Tidepool) = (&self.tidepool, target) else { return Ok(None) };
+        let volume = admin.volume(VOLUME)?;
+        Ok(number(&volume, "hit_blocks").zip(number(&volume, "miss_blocks")))
+    }
+
+    /// Empties what a target has to catch up with; returns how long that took.
+    pub fn settle(&self, target: Target) -> Result<Option<Duration>, Failure> {
+        let (Some((_, admin, _)), Target::Tidepool) = (&self.tidepool, target) else { return Ok(None) };
+        let start = std::time::Instant::now();
+        admin.drain(VOLUME)?;
+        Ok(Some(start.elapsed()))
+    }
+
+    /// Reads the part of the image that warm rows work on once, so that a cache holds it.
+    pub fn warm(&self, target: Target, sizes: Sizes) -> Result<(), Failure> {
+        if target == Target::Tidepool {
+            let endpoint = self.endpoint(target);
+            fio::run(&endpoint, &fio::pass(&endpoint, "read", sizes.work_bytes))?;
+        }
+        Ok(())
+    }
+}
