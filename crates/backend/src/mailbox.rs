@@ -26,12 +26,17 @@ impl<T> Mailbox<T> {
     /// Puts a letter in; `false` when there is no room, which the sender's own bound rules out.
     pub(crate) fn post(&self, letter: T) -> bool {
         let posted = self.queue.push(letter).is_ok();
+        self.wake();
+        posted
+    }
+
+    /// Makes the eventfd readable.
+    pub(crate) fn wake(&self) {
         // The queue's push comes before this swap and the reader's swap before its pops: either the
         // reader sees the letter, or this thread sees `false` and wakes it.
         if !self.signalled.swap(true, Ordering::AcqRel) {
             signal(&self.event);
         }
-        posted
     }
 
     /// Takes everything out and resets the eventfd.

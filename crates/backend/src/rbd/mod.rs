@@ -1,5 +1,269 @@
-//! `rbd:` images.
-use crate::{BackendError, BackendUri, OpenOptions, Opened};
-pub(crate) fn open(uri: &BackendUri, _o: &OpenOptions) -> Result<Opened, BackendError> {
-    Err(BackendError::Unsupported { what: uri.to_string(), why: "rbd: is not served by this build".into() })
+//! `rbd:`: an image in a Ceph pool, through librbd and librados, which are loaded at run time.
+//!
+//! Every image has a RADOS client of its own, so that one blocklist entry fences one volume. The image's
+//! exclusive lock is taken at open and held; who owns the image is written down in a RADOS object
+//! beside it, `tidepool_owner.ID`. The image stays a plain RBD image.
+
+mod address;
+mod attach;
+mod cluster;
+mod guard;
+mod image;
+mod io;
+mod owner;
+mod place;
+mod sys;
+
+use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer};
+use crate::error::BackendError;
+use crate::mailbox;
+use crate::record::{Continuity, ImageStamp, Ownership, OwnerState};
+use crate::uri::BackendUri;
+use attach::{Attached, Survey};
+use cluster::{Cluster, IoCtx};
+use guard::Claim;
+use image::Image;
+use io::{Io, Letter, Outcome};
+use owner::OwnerObject;
+use place::Place;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tidepool_engine::api::IoError;
+use uuid::Uuid;
+
+/// How often a read-only handle is made writable in a row before the transfers fail.
+const REGAINS_MAX: u32 = 20;
+/// Pause before a further attempt.
+const REGAIN_PAUSE: Duration = Duration::from_millis(50);
+
+/// Ownership and lock of an image, as long as it is open for writing.
+struct Held {
+    claim: Claim,
+    owner: OwnerObject,
+    attachment: Vec<u8>,
+}
+
+struct RbdBackend {
+    place: Place,
+    size_bytes: u64,
+    // Dropped in this order: no transfer without an image, no image without a pool, no pool without a client.
+    io: Io,
+    held: Option<Held>,
+    image: Arc<Image>,
+    pool: IoCtx,
+    cluster: Arc<Cluster>,
+    /// Slots whose write met a handle that has turned read-only.
+    parked: Vec<u16>,
+    regain: Option<JoinHandle<()>>,
+    /// Regains since a transfer last succeeded.
+    regains: u32,
+    fenced: bool,
+}
+
+/// Opens an image.
+pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
+    let place = Place::of(uri).ok_or_else(|| BackendError::Unsupported {
+        what: uri.to_string(),
+        why: "not an rbd: URI".into(),
+    })?;
+    let (cluster, pool) = place.connect()?;
+    if options.read_only {
+        return open_read_only(place, cluster, pool, options);
+    }
+    let attached = attach::attach(&place, &cluster, &pool, options)?;
+    let attachment = serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
+    let claim = attached.claim(&place, &cluster);
+    let Attached { image, facts, owner, record, continuity, .. } = attached;
+    let held = Held { claim, owner, attachment };
+    RbdBackend::start(place, cluster, pool, image, &facts, Some(held))
+        .map(|backend| opened(backend, record.generation, continuity))
+}
+
+fn open_read_only(
+    place: Place,
+    cluster: Arc<Cluster>,
+    pool: IoCtx,
+    options: &OpenOptions,
+) -> Result<Opened, BackendError> {
+    let survey = Survey::take(&place, &cluster, &pool)?;
+    if let Some(record) = &survey.record {
+        record.check_owner(&place.what, Uuid::from_bytes(options.cache_uuid))?;
+    }
+    survey.check_lock(&place, &survey.holder(options))?;
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, true);
+    let image = image.map_err(|e| place.error(&cluster, "open the image", e))?;
+    let backend = RbdBackend::start(place, cluster, pool, Arc::new(image), &survey.facts, None)?;
+    Ok(opened(backend, 0, Continuity::unproven("the image is opened read-only, without ownership")))
+}
+
+fn opened(backend: RbdBackend, generation: u64, continuity: Continuity) -> Opened {
+    let Continuity { proven, overwritten, reason } = continuity;
+    Opened { backend: Box::new(backend), generation, keep_clean: proven, overwritten, reason }
+}
+
+impl RbdBackend {
+    fn start(
+        place: Place,
+        cluster: Arc<Cluster>,
+        pool: IoCtx,
+        image: Arc<Image>,
+        facts: &image::Facts,
+        held: Option<Held>,
+    ) -> Result<RbdBackend, BackendError> {
+        let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
+        let io = Io::new(Arc::clone(&image), facts).map_err(|e| failed(e.into()))?;
+        cluster.wait_forever().map_err(failed)?;
+        Ok(RbdBackend {
+            size_bytes: facts.size_bytes,
+            place,
+            io,
+            held,
+            image,
+            pool,
+            cluster,
+            parked: Vec::with_capacity(INFLIGHT_MAX),
+            regain: None,
+            regains: 0,
+            fenced: false,
+        })
+    }
+
+    /// Sends the letter of a slot on its way.
+    fn settle(&mut self, index: u16, result: isize, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        match self.io.advance(index, result) {
+            Outcome::Finished(token, result) => {
+                match result {
+                    Err(IoError::Fenced) => self.fenced = true,
+                    Ok(()) => self.regains = 0,
+                    Err(_) => {}
+                }
+                done(token, result);
+            }
+            Outcome::Continued => {}
+            Outcome::ReadOnly(index) => self.parked.push(index),
+        }
+    }
+
+    /// Takes the outcome of a regain: parked transfers are made again, or fail.
+    fn unpark(&mut self, outcome: Result<(), IoError>, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        if let Some(thread) = self.regain.take() {
+            let _ = thread.join();
+        }
+        self.fenced |= outcome == Err(IoError::Fenced);
+        let mut parked = std::mem::take(&mut self.parked);
+        for index in parked.drain(..) {
+            match outcome {
+                Ok(()) => self.io.retry(index),
+                Err(e) => done(self.io.abandon(index), Err(e)),
+            }
+        }
+        self.parked = parked;
+    }
+
+    /// Starts a regain for parked transfers, if none is under way.
+    fn start_regain(&mut self) {
+        let Some(held) = self.held.as_ref().filter(|_| self.regain.is_none()) else { return };
+        self.regains += 1;
+        let attempt = self.regains;
+        let (claim, mailbox) = (held.claim.clone(), Arc::clone(self.io.mailbox()));
+        let work = move || {
+            let outcome = if attempt > REGAINS_MAX {
+                Err(IoError::Errno(libc::EROFS))
+            } else {
+                std::thread::sleep(REGAIN_PAUSE * (attempt - 1));
+                guard::regain(&claim)
+            };
+            drop(claim);
+            mailbox.post(Letter::Regained(outcome));
+        };
+        match std::thread::Builder::new().name("rbd-regain".into()).spawn(work) {
+            Ok(thread) => self.regain = Some(thread),
+            Err(_) => {
+                self.io.mailbox().post(Letter::Regained(Err(IoError::Errno(libc::EAGAIN))));
+            }
+        }
+    }
+
+    /// Waits until nothing is in flight and drops the outcomes.
+    fn quiesce(&mut self) {
+        while self.io.inflight() > 0 || self.regain.is_some() {
+            mailbox::wait_readable(self.io.event_fd(), 1000);
+            self.completions(&mut |_, _| {});
+        }
+    }
+}
+
+impl Backend for RbdBackend {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_only(&self) -> bool {
+        self.held.is_none()
+    }
+
+    unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
+        let writes = !matches!(transfer, Transfer::Read { .. } | Transfer::Flush);
+        if self.fenced {
+            self.io.complete(token, Err(IoError::Fenced));
+        } else if self.read_only() && writes {
+            self.io.complete(token, Err(IoError::Errno(libc::EROFS)));
+        } else {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { self.io.submit(token, transfer) }
+        }
+    }
+
+    fn event_fd(&self) -> RawFd {
+        self.io.event_fd()
+    }
+
+    fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        let mailbox = Arc::clone(self.io.mailbox());
+        mailbox.drain(|letter| match letter {
+            Letter::Done(index, result) => self.settle(index, result, done),
+            Letter::Regained(outcome) => self.unpark(outcome, done),
+        });
+        for (token, result) in self.io.ready() {
+            done(token, result);
+        }
+        if !self.parked.is_empty() {
+            self.start_regain();
+        }
+    }
+
+    fn attachment(&self) -> Vec<u8> {
+        self.held.as_ref().map(|held| held.attachment.clone()).unwrap_or_default()
+    }
+
+    fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
+        self.quiesce();
+        let Some(Held { claim, mut owner, .. }) = self.held.take() else { return Ok(()) };
+        if self.fenced {
+            return Err(BackendError::Fenced { what: self.place.what.clone() });
+        }
+        let RbdBackend { place, image, pool, cluster, .. } = &*self;
+        let failed = |action| move |e| place.error(cluster, action, e);
+        image.flush().map_err(failed("flush the image"))?;
+        image.unlock().map_err(failed("release the lock"))?;
+        // The version that this change makes is the proof for the next open: while the guard stood nobody
+        // could write, and whoever takes the lock after it changes the version.
+        let version = guard::set(pool, &claim.header, claim.guarded && !how.clean);
+        let version = version.map_err(failed("change the guard of the image"))?;
+        let free = pool.locker(&claim.header).map_err(failed("read the image's lock"))?.is_none();
+        let mut record: Ownership = claim.record.renewed();
+        record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
+        record.client = None;
+        record.stamp = free.then_some(ImageStamp::Header { version });
+        owner.swap(pool, &record)
+    }
+}
+
+impl Drop for RbdBackend {
+    fn drop(&mut self) {
+        // librbd goes on using the transfers' memory until they complete.
+        self.quiesce();
+    }
 }

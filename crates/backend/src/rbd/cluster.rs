@@ -1,0 +1,470 @@
+//! A RADOS client and what the control path does with it. Everything here blocks.
+
+use super::sys::{self, IoCtxT, Libraries, RadosT};
+use crate::error::BackendError;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::io;
+use std::path::Path;
+use std::ptr;
+use std::sync::Arc;
+
+/// Seconds that connecting, and each operation while an image is being opened, may take.
+const OPEN_TIMEOUT_S: u32 = 30;
+/// Room for the lists of lock holders in bytes; the exclusive lock has one.
+const LOCKERS_BYTES_MAX: usize = 16 * 1024;
+/// How long watchers have to answer a notification.
+const NOTIFY_TIMEOUT_MS: u64 = 5000;
+/// Name of librbd's exclusive lock.
+const LOCK_NAME: &CStr = c"rbd_lock";
+/// Tag of locks that librbd manages itself.
+pub(super) const LOCK_TAG_MANAGED: &str = "internal";
+
+/// Settings that our guarantees rest on. A configuration file cannot change them.
+const SETTINGS: &[(&CStr, &CStr)] = &[
+    // The cache is ours: librbd must neither acknowledge early nor hand out old data.
+    (c"rbd_cache", c"false"),
+    // A discard of less than an object has to zero it.
+    (c"rbd_skip_partial_discard", c"false"),
+    (c"rbd_discard_granularity_bytes", c"0"),
+    // Fencing is done here, with an expiry of our choice: with a non-zero setting Ceph 16 cannot break a lock.
+    (c"rbd_blocklist_on_break_lock", c"false"),
+    (c"rbd_blocklist_expire_seconds", c"0"),
+    // Submitting must not block, whatever is in flight.
+    (c"rbd_non_blocking_aio", c"true"),
+    (c"objecter_inflight_ops", c"16384"),
+    (c"objecter_inflight_op_bytes", c"2147483648"),
+    // Errors are reported by return value; standard error belongs to the daemon's own log.
+    (c"log_to_stderr", c"false"),
+    (c"err_to_stderr", c"false"),
+];
+
+/// A connected client.
+pub(super) struct Cluster {
+    libraries: &'static Libraries,
+    handle: RadosT,
+    what: String,
+    user: String,
+}
+
+// SAFETY: librados handles may be used from any thread.
+unsafe impl Send for Cluster {}
+// SAFETY: as above, concurrently too.
+unsafe impl Sync for Cluster {}
+
+/// Text for a C function.
+pub(super) fn c_string(text: &str) -> CString {
+    // URIs contain no control characters, and records are JSON; a NUL can only come from a damaged
+    // record, and a cut name then finds nothing.
+    CString::new(text.split('\0').next().unwrap_or_default()).expect("no NUL is left")
+}
+
+/// Turns a negative return value into an error.
+pub(super) fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result) }
+}
+
+impl Cluster {
+    /// Connects. Operations time out until [`Cluster::wait_forever`].
+    pub(super) fn connect(what: &str, conf: Option<&Path>, id: Option<&str>) -> Result<Cluster, BackendError> {
+        let unavailable = |why: String| BackendError::Unavailable { what: what.to_owned(), why };
+        let libraries = sys::libraries().map_err(|why| unavailable(why.to_owned()))?;
+        let user = id.unwrap_or("admin").to_owned();
+        let mut handle: RadosT = ptr::null_mut();
+        let user_c = c_string(&user);
+        // SAFETY: valid out pointer and C string.
+        let created = unsafe { (libraries.rados.rados_create)(&raw mut handle, user_c.as_ptr()) };
+        check(created).map_err(|e| BackendError::io(what, "create a RADOS client", e))?;
+        let cluster = Cluster { libraries, handle, what: what.to_owned(), user };
+        cluster.configure(conf)?;
+        // SAFETY: a created and configured handle.
+        check(unsafe { (libraries.rados.rados_connect)(handle) }).map_err(|e| cluster.connect_error(e))?;
+        Ok(cluster)
+    }
+
+    fn configure(&self, conf: Option<&Path>) -> Result<(), BackendError> {
+        let path = conf.map(|path| c_string(&path.to_string_lossy()));
+        let path_ptr = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
+        // SAFETY: a created handle, and a C string or null for the usual places.
+        let read = unsafe { (self.libraries.rados.rados_conf_read_file)(self.handle, path_ptr) };
+        if let Err(e) = check(read) {
+            let place = conf.map_or("in $CEPH_CONF or /etc/ceph/ceph.conf".into(), |path| path.display().to_string());
+            let why = format!("no usable Ceph configuration {place} ({e}); name one with ?conf=PATH");
+            return Err(BackendError::Unavailable { what: self.what.clone(), why });
+        }
+        // SAFETY: a created handle; null stands for CEPH_ARGS.
+        unsafe { (self.libraries.rados.rados_conf_parse_env)(self.handle, ptr::null()) };
+        for (option, value) in SETTINGS {
+            // Which options exist depends on Ceph's version; the tests prove those that matter.
+            if let Err(e) = self.set(option, value) {
+                tracing::debug!(option = ?option, error = %e, "this Ceph does not know an option");
+            }
+        }
+        let timeout = c_string(&OPEN_TIMEOUT_S.to_string());
+        let timeouts = [c"client_mount_timeout", c"rados_osd_op_timeout", c"rados_mon_op_timeout"];
+        let set = timeouts.iter().try_for_each(|option| self.set(option, &timeout));
+        set.map_err(|e| BackendError::io(&self.what, "configure the RADOS client", e))
+    }
+
+    fn set(&self, option: &CStr, value: &CStr) -> io::Result<()> {
+        // SAFETY: a created handle and two C strings.
+        check(unsafe { (self.libraries.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr()) }).map(|_| ())
+    }
+
+    fn connect_error(&self, e: io::Error) -> BackendError {
+        let what = self.what.clone();
+        match e.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM | libc::ENOENT | libc::EOPNOTSUPP) => {
+                let why = format!(
+                    "the cluster does not accept client.{} ({e}); check ?id=NAME and its keyring (ceph auth get client.{})",
+                    self.user, self.user
+                );
+                BackendError::Denied { what, why }
+            }
+            Some(libc::ETIMEDOUT) => {
+                let why = format!("no monitor answers within {OPEN_TIMEOUT_S} s; check `mon host` and the network");
+                BackendError::Unavailable { what, why }
+            }
+            _ => BackendError::Unavailable { what, why: format!("the cluster cannot be reached: {e}") },
+        }
+    }
+
+    /// From now on operations wait as long as the cluster is away.
+    pub(super) fn wait_forever(&self) -> io::Result<()> {
+        self.set(c"rados_osd_op_timeout", c"0")?;
+        self.set(c"rados_mon_op_timeout", c"0")
+    }
+
+    pub(super) fn libraries(&self) -> &'static Libraries {
+        self.libraries
+    }
+
+    /// Ceph user without `client.`.
+    pub(super) fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// This client's address and nonce, as locks and blocklists name it.
+    pub(super) fn address(&self) -> io::Result<String> {
+        let mut text: *mut c_char = ptr::null_mut();
+        // SAFETY: a connected handle and a valid out pointer.
+        check(unsafe { (self.libraries.rados.rados_getaddrs)(self.handle, &raw mut text) })?;
+        if text.is_null() {
+            return Err(io::Error::from_raw_os_error(libc::EPROTO));
+        }
+        // SAFETY: librados returned a C string.
+        let address = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+        // SAFETY: allocated by librados for the caller to free.
+        unsafe { (self.libraries.rados.rados_buffer_free)(text) };
+        Ok(address)
+    }
+
+    /// Sends a command to the monitors; the error carries their text.
+    pub(super) fn mon_command(&self, command: &serde_json::Value) -> Result<Vec<u8>, (io::Error, String)> {
+        let command = c_string(&command.to_string());
+        let commands = [command.as_ptr()];
+        let (mut out, mut out_len) = (ptr::null_mut::<c_char>(), 0usize);
+        let (mut status, mut status_len) = (ptr::null_mut::<c_char>(), 0usize);
+        // SAFETY: one command, no input, valid out pointers.
+        let result = unsafe {
+            (self.libraries.rados.rados_mon_command)(
+                self.handle,
+                commands.as_ptr(),
+                1,
+                ptr::null(),
+                0,
+                &raw mut out,
+                &raw mut out_len,
+                &raw mut status,
+                &raw mut status_len,
+            )
+        };
+        let (out, status) = (self.take_buffer(out, out_len), self.take_buffer(status, status_len));
+        check(result).map(|_| out).map_err(|e| (e, String::from_utf8_lossy(&status).replace('\n', " ")))
+    }
+
+    fn take_buffer(&self, buffer: *mut c_char, len: usize) -> Vec<u8> {
+        if buffer.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: librados returned a buffer of `len` bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), len) }.to_vec();
+        // SAFETY: allocated by librados for the caller to free.
+        unsafe { (self.libraries.rados.rados_buffer_free)(buffer) };
+        bytes
+    }
+
+    /// Fences a client: nothing that it sends is executed any more, for `expire_s` seconds.
+    pub(super) fn blocklist(&self, address: &str, expire_s: f64) -> Result<(), BackendError> {
+        let command = serde_json::json!({
+            "prefix": "osd blocklist", "blocklistop": "add", "addr": address, "expire": expire_s,
+        });
+        self.mon_command(&command).map_err(|(e, text)| self.blocklist_error(&e, &text))?;
+        // SAFETY: a connected handle.
+        let waited = check(unsafe { (self.libraries.rados.rados_wait_for_latest_osdmap)(self.handle) });
+        waited.map(|_| ()).map_err(|e| BackendError::io(&self.what, "wait for the map that fences the old client", e))
+    }
+
+    /// Whether this client may fence others: asks for an address that no monitor can parse, so that a
+    /// monitor that would allow it answers with an error of another kind.
+    pub(super) fn check_blocklist_right(&self) -> Result<(), BackendError> {
+        let command = serde_json::json!({
+            "prefix": "osd blocklist", "blocklistop": "add", "addr": "tidepool-check/0",
+        });
+        match self.mon_command(&command) {
+            Err((e, text)) if e.raw_os_error() != Some(libc::EINVAL) => Err(self.blocklist_error(&e, &text)),
+            _ => Ok(()),
+        }
+    }
+
+    fn blocklist_error(&self, e: &io::Error, text: &str) -> BackendError {
+        if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
+            let user = &self.user;
+            return BackendError::Denied {
+                what: self.what.clone(),
+                why: format!(
+                    "client.{user} may not fence a dead owner (osd blocklist); grant it: \
+                     ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool=POOL'"
+                ),
+            };
+        }
+        let source = io::Error::new(e.kind(), format!("{e} {text}"));
+        BackendError::io(&self.what, "fence the old client (osd blocklist)", source)
+    }
+
+    /// A way into a pool.
+    pub(super) fn pool(self: &Arc<Cluster>, pool: &str, namespace: &str) -> Result<IoCtx, BackendError> {
+        let mut handle: IoCtxT = ptr::null_mut();
+        let pool_c = c_string(pool);
+        // SAFETY: a connected handle, a C string, a valid out pointer.
+        let created = check(unsafe {
+            (self.libraries.rados.rados_ioctx_create)(self.handle, pool_c.as_ptr(), &raw mut handle)
+        });
+        if let Err(e) = created {
+            return Err(match e.raw_os_error() {
+                Some(libc::ENOENT) => BackendError::NotFound {
+                    what: self.what.clone(),
+                    why: format!("no pool `{pool}`; see `ceph osd pool ls`"),
+                },
+                _ => BackendError::io(&self.what, "open the pool", e),
+            });
+        }
+        let namespace_c = c_string(namespace);
+        // SAFETY: a valid pool handle and a C string.
+        unsafe { (self.libraries.rados.rados_ioctx_set_namespace)(handle, namespace_c.as_ptr()) };
+        Ok(IoCtx { cluster: Arc::clone(self), handle })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY: created once, used no more: pools and images keep the cluster alive.
+        unsafe { (self.libraries.rados.rados_shutdown)(self.handle) }
+    }
+}
+
+/// One holder of an image's lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Locker {
+    /// RADOS entity, `client.4123`.
+    pub(super) client: String,
+    /// librbd's: `auto` and a number.
+    pub(super) cookie: String,
+    /// Address and nonce.
+    pub(super) address: String,
+    /// Tag of the lock.
+    pub(super) tag: String,
+}
+
+/// A pool and namespace.
+pub(super) struct IoCtx {
+    cluster: Arc<Cluster>,
+    handle: IoCtxT,
+}
+
+// SAFETY: librados handles may be used from any thread.
+unsafe impl Send for IoCtx {}
+
+impl IoCtx {
+    pub(super) fn handle(&self) -> IoCtxT {
+        self.handle
+    }
+
+    fn rados(&self) -> &'static sys::Rados {
+        &self.cluster.libraries.rados
+    }
+
+    /// Content and version of an object, cut at `max` bytes; `None` when there is none.
+    pub(super) fn read(&self, object: &str, max: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
+        let name = c_string(object);
+        let mut bytes = vec![0u8; max];
+        // SAFETY: a buffer of `max` bytes.
+        let read = unsafe { (self.rados().rados_read)(self.handle, name.as_ptr(), bytes.as_mut_ptr().cast(), max, 0) };
+        match check(read) {
+            Ok(len) => {
+                bytes.truncate(len as usize);
+                Ok(Some((bytes, self.last_version())))
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Version of the object that the last operation of this handle saw or made.
+    fn last_version(&self) -> u64 {
+        // SAFETY: a valid pool handle.
+        unsafe { (self.rados().rados_get_last_version)(self.handle) }
+    }
+
+    /// Version of an object: it changes with every change of the object, and with nothing else.
+    pub(super) fn version(&self, object: &str) -> io::Result<u64> {
+        let name = c_string(object);
+        let (mut size, mut time) = (0, 0);
+        // SAFETY: a C string and valid out pointers.
+        check(unsafe { (self.rados().rados_stat)(self.handle, name.as_ptr(), &raw mut size, &raw mut time) })?;
+        Ok(self.last_version())
+    }
+
+    /// Replaces an object's content if it still has this version (`None`: does not exist). Returns the new version.
+    pub(super) fn swap(&self, object: &str, expected: Option<u64>, content: &[u8]) -> io::Result<u64> {
+        self.operate(object, |rados, op| {
+            // SAFETY: a fresh write operation; `content` outlives its execution.
+            unsafe {
+                match expected {
+                    Some(version) => (rados.rados_write_op_assert_version)(op, version),
+                    None => (rados.rados_write_op_create)(op, sys::CREATE_EXCLUSIVE, ptr::null()),
+                }
+                (rados.rados_write_op_write_full)(op, content.as_ptr().cast(), content.len());
+            }
+        })
+    }
+
+    /// Calls a class method that changes the object. Returns the object's new version.
+    pub(super) fn exec(&self, object: &str, class: &CStr, method: &CStr, input: &[u8]) -> io::Result<u64> {
+        self.operate(object, |rados, op| {
+            // SAFETY: a fresh write operation; the input outlives its execution; no result pointer.
+            unsafe {
+                (rados.rados_write_op_assert_exists)(op);
+                let (class, method) = (class.as_ptr(), method.as_ptr());
+                (rados.rados_write_op_exec)(op, class, method, input.as_ptr().cast(), input.len(), ptr::null_mut());
+            }
+        })
+    }
+
+    /// Whether this client may change objects in the pool: a removal that is bound to fail.
+    pub(super) fn check_write_right(&self) -> io::Result<()> {
+        let result = self.operate("tidepool_owner.check", |rados, op| {
+            // SAFETY: a fresh write operation.
+            unsafe {
+                (rados.rados_write_op_assert_exists)(op);
+                (rados.rados_write_op_remove)(op);
+            }
+        });
+        match result {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+
+    fn operate(&self, object: &str, fill: impl FnOnce(&sys::Rados, sys::WriteOpT)) -> io::Result<u64> {
+        let name = c_string(object);
+        let rados = self.rados();
+        // SAFETY: no preconditions.
+        let op = unsafe { (rados.rados_create_write_op)() };
+        fill(rados, op);
+        // SAFETY: a filled write operation; null for the current time.
+        let result = unsafe { (rados.rados_write_op_operate)(op, self.handle, name.as_ptr(), ptr::null_mut(), 0) };
+        // SAFETY: created above, used no more.
+        unsafe { (rados.rados_release_write_op)(op) };
+        check(result)?;
+        Ok(self.last_version())
+    }
+
+    /// The holder of the exclusive lock on a header object.
+    pub(super) fn locker(&self, header: &str) -> io::Result<Option<Locker>> {
+        let name = c_string(header);
+        let mut exclusive: c_int = 0;
+        let [mut tag, mut clients, mut cookies, mut addresses] = [(); 4].map(|()| vec![0u8; LOCKERS_BYTES_MAX]);
+        let [mut tag_len, mut clients_len, mut cookies_len, mut addresses_len] = [LOCKERS_BYTES_MAX; 4];
+        // SAFETY: C strings and buffers with their lengths.
+        let count = unsafe {
+            (self.rados().rados_list_lockers)(
+                self.handle,
+                name.as_ptr(),
+                LOCK_NAME.as_ptr(),
+                &raw mut exclusive,
+                tag.as_mut_ptr().cast(),
+                &raw mut tag_len,
+                clients.as_mut_ptr().cast(),
+                &raw mut clients_len,
+                cookies.as_mut_ptr().cast(),
+                &raw mut cookies_len,
+                addresses.as_mut_ptr().cast(),
+                &raw mut addresses_len,
+            )
+        };
+        match check(count as c_int) {
+            Ok(0) => Ok(None),
+            Ok(_) => Ok(Some(Locker {
+                client: first(&clients),
+                cookie: first(&cookies),
+                address: first(&addresses),
+                tag: first(&tag),
+            })),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Takes a lock away from its holder. That it is gone already is no error.
+    pub(super) fn break_lock(&self, header: &str, locker: &Locker) -> io::Result<()> {
+        let (name, client, cookie) = (c_string(header), c_string(&locker.client), c_string(&locker.cookie));
+        // SAFETY: four C strings.
+        let broken = check(unsafe {
+            (self.rados().rados_break_lock)(
+                self.handle,
+                name.as_ptr(),
+                LOCK_NAME.as_ptr(),
+                client.as_ptr(),
+                cookie.as_ptr(),
+            )
+        });
+        match broken {
+            Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells everybody who has an image open that its header has changed, and waits for their answers.
+    pub(super) fn notify_header_update(&self, header: &str) -> io::Result<()> {
+        // librbd's NotifyMessage, version 6 compatible to 1, four bytes of content: operation 3, HeaderUpdate.
+        const MESSAGE: [u8; 10] = [6, 1, 4, 0, 0, 0, 3, 0, 0, 0];
+        let name = c_string(header);
+        let (mut reply, mut reply_len) = (ptr::null_mut::<c_char>(), 0usize);
+        // SAFETY: a C string, a message with its length, valid out pointers.
+        let result = unsafe {
+            (self.rados().rados_notify2)(
+                self.handle,
+                name.as_ptr(),
+                MESSAGE.as_ptr().cast(),
+                MESSAGE.len() as c_int,
+                NOTIFY_TIMEOUT_MS,
+                &raw mut reply,
+                &raw mut reply_len,
+            )
+        };
+        drop(self.cluster.take_buffer(reply, reply_len));
+        check(result).map(|_| ())
+    }
+}
+
+impl Drop for IoCtx {
+    fn drop(&mut self) {
+        // SAFETY: created once, used no more.
+        unsafe { (self.rados().rados_ioctx_destroy)(self.handle) }
+    }
+}
+
+/// The first C string in a buffer.
+fn first(bytes: &[u8]) -> String {
+    CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}

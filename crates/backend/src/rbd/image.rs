@@ -1,0 +1,151 @@
+//! An open image: what is asked of it outside of the data path.
+
+use super::cluster::{IoCtx, c_string, check};
+use super::sys::{self, ImageT, Rbd};
+use std::ffi::{CStr, c_char};
+use std::io;
+use std::ptr;
+
+/// Feature bit: an exclusive lock, which a cached image must have.
+pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// Feature bit: journaling, used by journal-based mirroring.
+pub(super) const FEATURE_JOURNALING: u64 = 1 << 6;
+/// Feature bit: not the primary copy; every librbd refuses to write. It is the guard of an image
+/// whose newest data is in a cache.
+pub(super) const FEATURE_NON_PRIMARY: u64 = 1 << 10;
+
+/// Most watchers of an image that are looked at.
+const WATCHERS_MAX: usize = 256;
+/// Longest image id in bytes.
+const ID_BYTES_MAX: usize = 256;
+
+/// What is fixed about an image, or read once.
+#[derive(Debug, Clone)]
+pub(super) struct Facts {
+    pub(super) id: String,
+    pub(super) size_bytes: u64,
+    pub(super) features: u64,
+    /// Bytes of an object times the objects of a stripe: what a discard can remove as a whole.
+    pub(super) stripe_bytes: u64,
+    /// Addresses of the clients that have the image open.
+    pub(super) watchers: Vec<String>,
+}
+
+impl Facts {
+    /// Name of the header object.
+    pub(super) fn header(&self) -> String {
+        format!("rbd_header.{}", self.id)
+    }
+
+    /// Name of the ownership record's object.
+    pub(super) fn owner(&self) -> String {
+        format!("tidepool_owner.{}", self.id)
+    }
+}
+
+/// An open image. Closed when dropped; nothing may be in flight then.
+pub(super) struct Image {
+    rbd: &'static Rbd,
+    handle: ImageT,
+}
+
+// SAFETY: librbd handles may be used from any thread.
+unsafe impl Send for Image {}
+// SAFETY: as above, concurrently too.
+unsafe impl Sync for Image {}
+
+impl Image {
+    pub(super) fn open(rbd: &'static Rbd, pool: &IoCtx, name: &str, read_only: bool) -> io::Result<Image> {
+        let name = c_string(name);
+        let mut handle: ImageT = ptr::null_mut();
+        let open = if read_only { rbd.rbd_open_read_only } else { rbd.rbd_open };
+        // SAFETY: a valid pool, a C string, a valid out pointer, no snapshot.
+        check(unsafe { open(pool.handle(), name.as_ptr(), &raw mut handle, ptr::null()) })?;
+        Ok(Image { rbd, handle })
+    }
+
+    pub(super) fn rbd(&self) -> &'static Rbd {
+        self.rbd
+    }
+
+    pub(super) fn handle(&self) -> ImageT {
+        self.handle
+    }
+
+    pub(super) fn facts(&self) -> io::Result<Facts> {
+        let rbd = self.rbd;
+        let mut id = [0u8; ID_BYTES_MAX];
+        // SAFETY: a buffer with its length.
+        check(unsafe { (rbd.rbd_get_id)(self.handle, id.as_mut_ptr().cast(), id.len()) })?;
+        let id = CStr::from_bytes_until_nul(&id).map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
+        let mut features = 0u64;
+        // SAFETY: a valid out pointer.
+        check(unsafe { (rbd.rbd_get_features)(self.handle, &raw mut features) })?;
+        let mut stripes = 0u64;
+        // SAFETY: a valid out pointer.
+        check(unsafe { (rbd.rbd_get_stripe_count)(self.handle, &raw mut stripes) })?;
+        let (size_bytes, object_bytes) = self.sizes()?;
+        let stripe_bytes = object_bytes.max(1).saturating_mul(stripes.max(1));
+        Ok(Facts { id, size_bytes, features, stripe_bytes, watchers: self.watchers()? })
+    }
+
+    /// Bytes of the image and of an object. Refreshes the handle's view of the header where it is outdated.
+    pub(super) fn sizes(&self) -> io::Result<(u64, u64)> {
+        let mut info = sys::ImageInfo {
+            size: 0,
+            obj_size: 0,
+            num_objs: 0,
+            order: 0,
+            block_name_prefix: [0; 24],
+            parent_pool: 0,
+            parent_name: [0; 96],
+        };
+        // SAFETY: a structure of the library's layout with its size.
+        check(unsafe { (self.rbd.rbd_stat)(self.handle, &raw mut info, size_of::<sys::ImageInfo>()) })?;
+        Ok((info.size, info.obj_size))
+    }
+
+    fn watchers(&self) -> io::Result<Vec<String>> {
+        let empty = sys::Watcher { addr: ptr::null_mut(), id: 0, cookie: 0 };
+        let mut watchers = [empty; WATCHERS_MAX];
+        let mut count = WATCHERS_MAX;
+        // SAFETY: an array with its length.
+        check(unsafe { (self.rbd.rbd_watchers_list)(self.handle, watchers.as_mut_ptr(), &raw mut count) })?;
+        let found = &mut watchers[..count.min(WATCHERS_MAX)];
+        let addresses = found.iter().map(|watcher| text(watcher.addr)).collect();
+        // SAFETY: filled by the call above, freed once.
+        unsafe { (self.rbd.rbd_watchers_list_cleanup)(found.as_mut_ptr(), found.len()) };
+        Ok(addresses)
+    }
+
+    /// Takes the exclusive lock and keeps it against all requests.
+    pub(super) fn lock(&self) -> io::Result<()> {
+        // SAFETY: a valid image.
+        check(unsafe { (self.rbd.rbd_lock_acquire)(self.handle, sys::LOCK_MODE_EXCLUSIVE) }).map(|_| ())
+    }
+
+    pub(super) fn unlock(&self) -> io::Result<()> {
+        // SAFETY: a valid image.
+        check(unsafe { (self.rbd.rbd_lock_release)(self.handle) }).map(|_| ())
+    }
+
+    pub(super) fn flush(&self) -> io::Result<()> {
+        // SAFETY: a valid image.
+        check(unsafe { (self.rbd.rbd_flush)(self.handle) }).map(|_| ())
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        // SAFETY: opened once, used no more. librbd logs what goes wrong; the lock then falls with the client.
+        unsafe { (self.rbd.rbd_close)(self.handle) };
+    }
+}
+
+fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: librbd returned a C string.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,174 @@
+//! The parts of librados and librbd that are used, loaded at run time: the same binary runs on hosts
+//! without Ceph. Signatures are those of `rados/librados.h` and `rbd/librbd.h`, stable since Ceph 14.
+
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+pub(super) type RadosT = *mut c_void;
+pub(super) type IoCtxT = *mut c_void;
+pub(super) type WriteOpT = *mut c_void;
+pub(super) type ImageT = *mut c_void;
+pub(super) type CompletionT = *mut c_void;
+pub(super) type Callback = unsafe extern "C" fn(CompletionT, *mut c_void);
+
+/// `RBD_LOCK_MODE_EXCLUSIVE`.
+pub(super) const LOCK_MODE_EXCLUSIVE: c_int = 0;
+/// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`: write zeroes instead of removing objects.
+pub(super) const WRITE_ZEROES_THICK: c_int = 1;
+/// `LIBRADOS_CREATE_EXCLUSIVE`.
+pub(super) const CREATE_EXCLUSIVE: c_int = 1;
+
+/// `rbd_image_info_t`.
+#[repr(C)]
+pub(super) struct ImageInfo {
+    pub(super) size: u64,
+    pub(super) obj_size: u64,
+    pub(super) num_objs: u64,
+    pub(super) order: c_int,
+    pub(super) block_name_prefix: [c_char; 24],
+    pub(super) parent_pool: i64,
+    pub(super) parent_name: [c_char; 96],
+}
+
+/// `rbd_image_watcher_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Watcher {
+    pub(super) addr: *mut c_char,
+    pub(super) id: i64,
+    pub(super) cookie: u64,
+}
+
+macro_rules! library {
+    ($(#[$doc:meta])* $name:ident { $($symbol:ident($($arg:ty),*) $(-> $ret:ty)?;)* }
+     optional { $($maybe:ident($($maybe_arg:ty),*) $(-> $maybe_ret:ty)?;)* }) => {
+        $(#[$doc])*
+        pub(super) struct $name {
+            $(pub(super) $symbol: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+            $(pub(super) $maybe: Option<unsafe extern "C" fn($($maybe_arg),*) $(-> $maybe_ret)?>,)*
+        }
+
+        impl $name {
+            fn load(library: &'static Library) -> Result<$name, libloading::Error> {
+                // SAFETY: each symbol has the type that the library's header declares; the library is
+                // never unloaded.
+                unsafe {
+                    Ok($name {
+                        $($symbol: *library.get(concat!(stringify!($symbol), "\0").as_bytes())?,)*
+                        $($maybe: library.get(concat!(stringify!($maybe), "\0").as_bytes()).ok().map(|symbol| *symbol),)*
+                    })
+                }
+            }
+        }
+    };
+}
+
+library! {
+    /// librados.
+    Rados {
+        rados_create(*mut RadosT, *const c_char) -> c_int;
+        rados_conf_read_file(RadosT, *const c_char) -> c_int;
+        rados_conf_parse_env(RadosT, *const c_char) -> c_int;
+        rados_conf_set(RadosT, *const c_char, *const c_char) -> c_int;
+        rados_connect(RadosT) -> c_int;
+        rados_shutdown(RadosT);
+        rados_getaddrs(RadosT, *mut *mut c_char) -> c_int;
+        rados_get_instance_id(RadosT) -> u64;
+        rados_mon_command(RadosT, *const *const c_char, usize, *const c_char, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize) -> c_int;
+        rados_buffer_free(*mut c_char);
+        rados_wait_for_latest_osdmap(RadosT) -> c_int;
+        rados_ioctx_create(RadosT, *const c_char, *mut IoCtxT) -> c_int;
+        rados_ioctx_destroy(IoCtxT);
+        rados_ioctx_set_namespace(IoCtxT, *const c_char);
+        rados_read(IoCtxT, *const c_char, *mut c_char, usize, u64) -> c_int;
+        rados_stat(IoCtxT, *const c_char, *mut u64, *mut libc::time_t) -> c_int;
+        rados_get_last_version(IoCtxT) -> u64;
+        rados_list_lockers(IoCtxT, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
+        rados_break_lock(IoCtxT, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
+        rados_notify2(IoCtxT, *const c_char, *const c_char, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
+        rados_create_write_op() -> WriteOpT;
+        rados_release_write_op(WriteOpT);
+        rados_write_op_create(WriteOpT, c_int, *const c_char);
+        rados_write_op_assert_exists(WriteOpT);
+        rados_write_op_assert_version(WriteOpT, u64);
+        rados_write_op_write_full(WriteOpT, *const c_char, usize);
+        rados_write_op_remove(WriteOpT);
+        rados_write_op_exec(WriteOpT, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
+        rados_write_op_operate(WriteOpT, IoCtxT, *const c_char, *mut libc::time_t, c_int) -> c_int;
+    } optional {}
+}
+
+library! {
+    /// librbd.
+    Rbd {
+        rbd_open(IoCtxT, *const c_char, *mut ImageT, *const c_char) -> c_int;
+        rbd_open_read_only(IoCtxT, *const c_char, *mut ImageT, *const c_char) -> c_int;
+        rbd_close(ImageT) -> c_int;
+        rbd_stat(ImageT, *mut ImageInfo, usize) -> c_int;
+        rbd_get_features(ImageT, *mut u64) -> c_int;
+        rbd_get_stripe_count(ImageT, *mut u64) -> c_int;
+        rbd_get_id(ImageT, *mut c_char, usize) -> c_int;
+        rbd_lock_acquire(ImageT, c_int) -> c_int;
+        rbd_lock_release(ImageT) -> c_int;
+        rbd_watchers_list(ImageT, *mut Watcher, *mut usize) -> c_int;
+        rbd_watchers_list_cleanup(*mut Watcher, usize);
+        rbd_aio_create_completion(*mut c_void, Callback, *mut CompletionT) -> c_int;
+        rbd_aio_release(CompletionT);
+        rbd_aio_get_return_value(CompletionT) -> isize;
+        rbd_aio_read(ImageT, u64, usize, *mut c_char, CompletionT) -> c_int;
+        rbd_aio_write(ImageT, u64, usize, *const c_char, CompletionT) -> c_int;
+        rbd_aio_discard(ImageT, u64, u64, CompletionT) -> c_int;
+        rbd_aio_flush(ImageT, CompletionT) -> c_int;
+        rbd_flush(ImageT) -> c_int;
+    } optional {
+        rbd_aio_write_zeroes(ImageT, u64, usize, CompletionT, c_int, c_int) -> c_int;
+    }
+}
+
+/// Both libraries.
+pub(super) struct Libraries {
+    pub(super) rados: Rados,
+    pub(super) rbd: Rbd,
+}
+
+/// The libraries, loaded once per process; the reason when they cannot be.
+pub(super) fn libraries() -> Result<&'static Libraries, &'static str> {
+    static LIBRARIES: OnceLock<Result<Libraries, String>> = OnceLock::new();
+    LIBRARIES.get_or_init(|| load("librados.so.2", "librbd.so.1")).as_ref().map_err(String::as_str)
+}
+
+fn load(rados: &str, rbd: &str) -> Result<Libraries, String> {
+    Ok(Libraries {
+        rados: Rados::load(library(rados, "librados2")?).map_err(|e| too_old(rados, &e))?,
+        rbd: Rbd::load(library(rbd, "librbd1")?).map_err(|e| too_old(rbd, &e))?,
+    })
+}
+
+fn library(name: &str, package: &str) -> Result<&'static Library, String> {
+    // SAFETY: Ceph's libraries run no code at loading that depends on the state of this process.
+    match unsafe { Library::new(name) } {
+        // Ceph's threads may outlive the last client, so its code has to stay.
+        Ok(library) => Ok(Box::leak(Box::new(library))),
+        Err(e) => {
+            let e = e.to_string().replace('\n', " ");
+            Err(format!("{name} cannot be loaded ({e}); install Debian's packages librados2 and librbd1 ({package} is missing or broken)"))
+        }
+    }
+}
+
+fn too_old(name: &str, e: &libloading::Error) -> String {
+    format!("{name} is too old ({e}); Ceph 14 or newer is needed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_named_with_the_packages_to_install() {
+        let line = load("libtidepool-absent.so.1", "librbd.so.1").err().expect("no such library");
+        assert!(line.contains("libtidepool-absent.so.1") && line.contains("librados2 and librbd1"), "{line}");
+        assert!(!line.contains('\n'));
+    }
+}
