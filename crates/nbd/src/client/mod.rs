@@ -1,0 +1,58 @@
+//! The client's side: codecs without I/O, and a blocking client on top of them.
+
+mod blocking;
+mod handshake;
+mod pipeline;
+mod stream;
+
+pub use blocking::{BlockingClient, Completion, Extent, Receiver, Sender};
+pub use handshake::{Handshake, Negotiated, Wanted};
+pub use pipeline::{DEPTH_MAX, Failure, Pipeline, Sink};
+pub use stream::{Duplex, Moved, Stream};
+
+/// Why the client cannot go on, or why one request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The socket failed.
+    #[error("cannot {what} the NBD server{at}: {source}")]
+    Io {
+        /// What was tried: "connect to", "send to", "receive from".
+        what: &'static str,
+        /// Where, with a space in front; empty when unknown.
+        at: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The server closed the connection.
+    #[error("the NBD server closed the connection with {in_flight} requests in flight")]
+    Closed {
+        /// Requests without a reply.
+        in_flight: usize,
+    },
+    /// What came is not the protocol.
+    #[error("the NBD server broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// The server refused an option.
+    #[error("the NBD server refused {option}: {message}")]
+    Refused {
+        /// The option's name.
+        option: &'static str,
+        /// The server's words, or the reply's meaning.
+        message: String,
+    },
+    /// The server cannot do it, as it said in the handshake.
+    #[error("the NBD server does not offer {0}")]
+    Unsupported(&'static str),
+    /// The caller's request makes no sense.
+    #[error("{0}")]
+    Usage(&'static str),
+    /// The request failed.
+    #[error("the NBD server answered: {0}")]
+    Failed(#[from] Failure),
+}
+
+impl ClientError {
+    fn io(what: &'static str, source: std::io::Error) -> ClientError {
+        ClientError::Io { what, at: String::new(), source }
+    }
+}

@@ -1,0 +1,167 @@
+//! Sockets that a client speaks over.
+
+use super::ClientError;
+use crate::uri::{NbdUri, Transport};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// What [`Duplex::exchange`] moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moved {
+    /// So many bytes were sent.
+    Sent(usize),
+    /// So many bytes were received; 0 when the other side has closed.
+    Received(usize),
+}
+
+/// A connection whose two directions are independent of each other.
+pub trait Duplex: Read + Write + Sized {
+    /// A second handle of the same connection.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn second(&self) -> io::Result<Self>;
+
+    /// Sends some of `output` or receives something into `input`, whichever is possible first. A client that
+    /// only sent would wait forever for a server that waits for its replies to be taken.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn exchange(&mut self, output: &[u8], input: &mut [u8]) -> io::Result<Moved>;
+}
+
+fn exchange<S: Read + AsFd>(
+    stream: &mut S,
+    timeout: Option<Duration>,
+    output: &[u8],
+    input: &mut [u8],
+) -> io::Result<Moved> {
+    loop {
+        match rustix::net::send(&*stream, output, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => return Ok(Moved::Sent(sent)),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let mut polled = [PollFd::new(&*stream, PollFlags::IN | PollFlags::OUT)];
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Bytes to receive come first: it is the sending that may be stuck. An error shows in either.
+        if polled[0].revents().contains(PollFlags::IN) {
+            return stream.read(input).map(Moved::Received);
+        }
+    }
+}
+
+impl Duplex for UnixStream {
+    fn second(&self) -> io::Result<UnixStream> {
+        self.try_clone()
+    }
+
+    fn exchange(&mut self, output: &[u8], input: &mut [u8]) -> io::Result<Moved> {
+        let timeout = self.write_timeout()?;
+        exchange(self, timeout, output, input)
+    }
+}
+
+impl Duplex for TcpStream {
+    fn second(&self) -> io::Result<TcpStream> {
+        self.try_clone()
+    }
+
+    fn exchange(&mut self, output: &[u8], input: &mut [u8]) -> io::Result<Moved> {
+        let timeout = self.write_timeout()?;
+        exchange(self, timeout, output, input)
+    }
+}
+
+/// A connection to the server of an NBD URI.
+#[derive(Debug)]
+pub enum Stream {
+    /// Over a unix socket.
+    Unix(UnixStream),
+    /// Over TCP.
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    /// Connects to where the URI points.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn connect(uri: &NbdUri) -> Result<Stream, ClientError> {
+        let stream = match &uri.transport {
+            Transport::Unix { socket } => UnixStream::connect(socket).map(Stream::Unix),
+            Transport::Tcp { host, port } => TcpStream::connect((host.as_str(), *port)).and_then(|stream| {
+                stream.set_nodelay(true)?;
+                Ok(Stream::Tcp(stream))
+            }),
+        };
+        stream.map_err(|source| ClientError::Io { what: "connect to", at: format!(" at {uri}"), source })
+    }
+
+    /// Lets every blocking send and receive fail after this time.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Stream::Unix(stream) => {
+                stream.set_read_timeout(timeout)?;
+                stream.set_write_timeout(timeout)
+            }
+            Stream::Tcp(stream) => {
+                stream.set_read_timeout(timeout)?;
+                stream.set_write_timeout(timeout)
+            }
+        }
+    }
+}
+
+impl Duplex for Stream {
+    fn second(&self) -> io::Result<Stream> {
+        match self {
+            Stream::Unix(stream) => stream.second().map(Stream::Unix),
+            Stream::Tcp(stream) => stream.second().map(Stream::Tcp),
+        }
+    }
+
+    fn exchange(&mut self, output: &[u8], input: &mut [u8]) -> io::Result<Moved> {
+        match self {
+            Stream::Unix(stream) => stream.exchange(output, input),
+            Stream::Tcp(stream) => stream.exchange(output, input),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.read(buf),
+            Stream::Tcp(stream) => stream.read(buf),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.write(buf),
+            Stream::Tcp(stream) => stream.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
