@@ -17,7 +17,9 @@ pub(super) fn plain(address: &str) -> &str {
 /// address without a nonce is nobody's.
 pub(super) fn same(a: &str, b: &str) -> bool {
     let (a, b) = (plain(a), plain(b));
-    a == b && a.rsplit_once('/').is_some_and(|(host, nonce)| !host.is_empty() && nonce.parse::<u64>().is_ok_and(|n| n != 0))
+    a == b
+        && a.rsplit_once('/')
+            .is_some_and(|(host, nonce)| !host.is_empty() && nonce.parse::<u64>().is_ok_and(|n| n != 0))
 }
 
 #[cfg(test)]
@@ -26,8 +28,13 @@ mod tests {
 
     #[test]
     fn every_way_to_write_a_client_is_the_same_client() {
-        let forms =
-            ["10.0.0.1:0/77", "v1:10.0.0.1:0/77", "v2:10.0.0.1:0/77", "any:10.0.0.1:0/77", "[v2:10.0.0.1:0/77,v1:10.0.0.1:0/77]"];
+        let forms = [
+            "10.0.0.1:0/77",
+            "v1:10.0.0.1:0/77",
+            "v2:10.0.0.1:0/77",
+            "any:10.0.0.1:0/77",
+            "[v2:10.0.0.1:0/77,v1:10.0.0.1:0/77]",
+        ];
         for a in forms {
             assert_eq!(plain(a), "10.0.0.1:0/77");
             for b in forms {

@@ -8,7 +8,7 @@ use super::owner::OwnerObject;
 use super::place::Place;
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
-use crate::record::{self, Continuity, ImageStamp, Ownership, OwnerState};
+use crate::record::{self, Continuity, ImageStamp, OwnerState, Ownership};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tidepool_engine::api::SECTOR_BYTES;
@@ -56,7 +56,8 @@ impl Survey {
     pub(super) fn take(place: &Place, cluster: &Cluster, pool: &IoCtx) -> Result<Survey, BackendError> {
         let facts = place.facts(cluster, pool)?;
         let header = facts.header();
-        let version = pool.version(&header).map_err(|e| place.error(cluster, "read the image's header", e))?;
+        let version =
+            pool.version(&header).map_err(|e| place.error(cluster, "read the image's header", e))?;
         let locker = pool.locker(&header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
         let (owner, record) = OwnerObject::read(&place.what, pool, &facts.owner())?;
         Ok(Survey { facts, header_version: version, locker, owner, record })
@@ -76,11 +77,15 @@ impl Survey {
         let unfit = |why: String| BackendError::Unsupported { what: place.what.clone(), why };
         if self.facts.features & FEATURE_EXCLUSIVE_LOCK == 0 {
             let what = &place.what;
-            return Err(unfit(format!("it has no exclusive lock; enable it: rbd feature enable {what} exclusive-lock")));
+            return Err(unfit(format!(
+                "it has no exclusive lock; enable it: rbd feature enable {what} exclusive-lock"
+            )));
         }
         if self.facts.size_bytes == 0 || !self.facts.size_bytes.is_multiple_of(SECTOR_BYTES as u64) {
             let size = self.facts.size_bytes;
-            return Err(unfit(format!("its size of {size} bytes is no multiple of {SECTOR_BYTES}; resize it first")));
+            return Err(unfit(format!(
+                "its size of {size} bytes is no multiple of {SECTOR_BYTES}; resize it first"
+            )));
         }
         Ok(())
     }
@@ -165,7 +170,9 @@ impl Survey {
 
     /// What is known about writes of others since this cache had the image last.
     pub(super) fn continuity(&self, cache_uuid: Uuid, holder: &Holder) -> Continuity {
-        let Some(record) = &self.record else { return Continuity::unproven("the image has no ownership record") };
+        let Some(record) = &self.record else {
+            return Continuity::unproven("the image has no ownership record");
+        };
         if record.cache_uuid != cache_uuid {
             return Continuity::unproven(format!("cache {} had the image last", record.cache_uuid));
         }
@@ -180,9 +187,9 @@ impl Survey {
             _ if unchanged => Continuity::proven("the image's header is as this cache released it"),
             // A kill between lock and record: what happened between release and lock is not known.
             _ if held => Continuity::unproven("this cache's last attempt to open the image was cut short"),
-            OwnerState::Dirty if self.guarded() => {
-                Continuity::unproven("the image's header has changed since this cache's release, under its guard")
-            }
+            OwnerState::Dirty if self.guarded() => Continuity::unproven(
+                "the image's header has changed since this cache's release, under its guard",
+            ),
             _ => Continuity::overwritten("the image's header has changed since this cache's release"),
         }
     }
@@ -252,7 +259,12 @@ pub(super) fn attach(
 }
 
 /// Writes down which client is about to take the lock. Returns the record as it was before.
-fn claim(survey: &mut Survey, pool: &IoCtx, cache_uuid: Uuid, client: &str) -> Result<Ownership, BackendError> {
+fn claim(
+    survey: &mut Survey,
+    pool: &IoCtx,
+    cache_uuid: Uuid,
+    client: &str,
+) -> Result<Ownership, BackendError> {
     let before = match &survey.record {
         Some(record) => record.clone(),
         None => Ownership::new(0, cache_uuid, OwnerState::Clean),
@@ -315,11 +327,14 @@ fn take_lock(
     let image = image.map_err(failed("open the image"))?;
     if pool.version(&header).map_err(failed("read the image's header"))? != version {
         // Somebody has used the moment between the guard and the lock.
-        continuity = Continuity::overwritten("another client has changed the image while it was being opened");
+        continuity =
+            Continuity::overwritten("another client has changed the image while it was being opened");
     }
     let lost = |holder: Option<Locker>| {
         let holder = match holder {
-            Some(Locker { client, address, .. }) => format!("{client} at {address} was faster to take its lock; stop that client first"),
+            Some(Locker { client, address, .. }) => {
+                format!("{client} at {address} was faster to take its lock; stop that client first")
+            }
             None => "its exclusive lock could not be kept; try again".into(),
         };
         BackendError::Locked { what: place.what.clone(), holder }
@@ -335,7 +350,6 @@ fn take_lock(
         other => Err(lost(other)),
     }
 }
-
 
 impl Attached {
     /// What [`guard::regain`] works with.

@@ -65,7 +65,11 @@ pub(super) fn check(result: c_int) -> io::Result<c_int> {
 
 impl Cluster {
     /// Connects. Operations time out until [`Cluster::wait_forever`].
-    pub(super) fn connect(what: &str, conf: Option<&Path>, id: Option<&str>) -> Result<Cluster, BackendError> {
+    pub(super) fn connect(
+        what: &str,
+        conf: Option<&Path>,
+        id: Option<&str>,
+    ) -> Result<Cluster, BackendError> {
         let unavailable = |why: String| BackendError::Unavailable { what: what.to_owned(), why };
         let libraries = sys::libraries().map_err(|why| unavailable(why.to_owned()))?;
         let user = id.unwrap_or("admin").to_owned();
@@ -87,7 +91,8 @@ impl Cluster {
         // SAFETY: a created handle, and a C string or null for the usual places.
         let read = unsafe { (self.libraries.rados.rados_conf_read_file)(self.handle, path_ptr) };
         if let Err(e) = check(read) {
-            let place = conf.map_or("in $CEPH_CONF or /etc/ceph/ceph.conf".into(), |path| path.display().to_string());
+            let place =
+                conf.map_or("in $CEPH_CONF or /etc/ceph/ceph.conf".into(), |path| path.display().to_string());
             let why = format!("no usable Ceph configuration {place} ({e}); name one with ?conf=PATH");
             return Err(BackendError::Unavailable { what: self.what.clone(), why });
         }
@@ -107,7 +112,8 @@ impl Cluster {
 
     fn set(&self, option: &CStr, value: &CStr) -> io::Result<()> {
         // SAFETY: a created handle and two C strings.
-        check(unsafe { (self.libraries.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr()) }).map(|_| ())
+        check(unsafe { (self.libraries.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr()) })
+            .map(|_| ())
     }
 
     fn connect_error(&self, e: io::Error) -> BackendError {
@@ -121,7 +127,8 @@ impl Cluster {
                 BackendError::Denied { what, why }
             }
             Some(libc::ETIMEDOUT) => {
-                let why = format!("no monitor answers within {OPEN_TIMEOUT_S} s; check `mon host` and the network");
+                let why =
+                    format!("no monitor answers within {OPEN_TIMEOUT_S} s; check `mon host` and the network");
                 BackendError::Unavailable { what, why }
             }
             _ => BackendError::Unavailable { what, why: format!("the cluster cannot be reached: {e}") },
@@ -201,7 +208,9 @@ impl Cluster {
         self.mon_command(&command).map_err(|(e, text)| self.blocklist_error(&e, &text))?;
         // SAFETY: a connected handle.
         let waited = check(unsafe { (self.libraries.rados.rados_wait_for_latest_osdmap)(self.handle) });
-        waited.map(|_| ()).map_err(|e| BackendError::io(&self.what, "wait for the map that fences the old client", e))
+        waited
+            .map(|_| ())
+            .map_err(|e| BackendError::io(&self.what, "wait for the map that fences the old client", e))
     }
 
     /// Whether this client may fence others: asks for an address that no monitor can parse, so that a
@@ -298,7 +307,9 @@ impl IoCtx {
         let name = c_string(object);
         let mut bytes = vec![0u8; max];
         // SAFETY: a buffer of `max` bytes.
-        let read = unsafe { (self.rados().rados_read)(self.handle, name.as_ptr(), bytes.as_mut_ptr().cast(), max, 0) };
+        let read = unsafe {
+            (self.rados().rados_read)(self.handle, name.as_ptr(), bytes.as_mut_ptr().cast(), max, 0)
+        };
         match check(read) {
             Ok(len) => {
                 bytes.truncate(len as usize);
@@ -320,7 +331,9 @@ impl IoCtx {
         let name = c_string(object);
         let (mut size, mut time) = (0, 0);
         // SAFETY: a C string and valid out pointers.
-        check(unsafe { (self.rados().rados_stat)(self.handle, name.as_ptr(), &raw mut size, &raw mut time) })?;
+        check(unsafe {
+            (self.rados().rados_stat)(self.handle, name.as_ptr(), &raw mut size, &raw mut time)
+        })?;
         Ok(self.last_version())
     }
 
@@ -345,7 +358,14 @@ impl IoCtx {
             unsafe {
                 (rados.rados_write_op_assert_exists)(op);
                 let (class, method) = (class.as_ptr(), method.as_ptr());
-                (rados.rados_write_op_exec)(op, class, method, input.as_ptr().cast(), input.len(), ptr::null_mut());
+                (rados.rados_write_op_exec)(
+                    op,
+                    class,
+                    method,
+                    input.as_ptr().cast(),
+                    input.len(),
+                    ptr::null_mut(),
+                );
             }
         })
     }
@@ -372,7 +392,8 @@ impl IoCtx {
         let op = unsafe { (rados.rados_create_write_op)() };
         fill(rados, op);
         // SAFETY: a filled write operation; null for the current time.
-        let result = unsafe { (rados.rados_write_op_operate)(op, self.handle, name.as_ptr(), ptr::null_mut(), 0) };
+        let result =
+            unsafe { (rados.rados_write_op_operate)(op, self.handle, name.as_ptr(), ptr::null_mut(), 0) };
         // SAFETY: created above, used no more.
         unsafe { (rados.rados_release_write_op)(op) };
         check(result)?;
@@ -383,7 +404,8 @@ impl IoCtx {
     pub(super) fn locker(&self, header: &str) -> io::Result<Option<Locker>> {
         let name = c_string(header);
         let mut exclusive: c_int = 0;
-        let [mut tag, mut clients, mut cookies, mut addresses] = [(); 4].map(|()| vec![0u8; LOCKERS_BYTES_MAX]);
+        let [mut tag, mut clients, mut cookies, mut addresses] =
+            [(); 4].map(|()| vec![0u8; LOCKERS_BYTES_MAX]);
         let [mut tag_len, mut clients_len, mut cookies_len, mut addresses_len] = [LOCKERS_BYTES_MAX; 4];
         // SAFETY: C strings and buffers with their lengths.
         let count = unsafe {

@@ -60,7 +60,9 @@ pub(super) fn regain(claim: &Claim) -> Result<(), IoError> {
         return Err(IoError::Fenced);
     }
     match OwnerObject::read(what, &pool, &claim.owner) {
-        Ok((_, Some(record))) if record.generation == claim.record.generation && record.cache_uuid == claim.record.cache_uuid => {}
+        Ok((_, Some(record)))
+            if record.generation == claim.record.generation
+                && record.cache_uuid == claim.record.cache_uuid => {}
         Ok(_) => {
             tracing::error!(image = %what, "another cache owns the image: the volume is fenced");
             return Err(IoError::Fenced);

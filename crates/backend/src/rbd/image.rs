@@ -77,7 +77,8 @@ impl Image {
         let mut id = [0u8; ID_BYTES_MAX];
         // SAFETY: a buffer with its length.
         check(unsafe { (rbd.rbd_get_id)(self.handle, id.as_mut_ptr().cast(), id.len()) })?;
-        let id = CStr::from_bytes_until_nul(&id).map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
+        let id =
+            CStr::from_bytes_until_nul(&id).map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
         let mut features = 0u64;
         // SAFETY: a valid out pointer.
         check(unsafe { (rbd.rbd_get_features)(self.handle, &raw mut features) })?;

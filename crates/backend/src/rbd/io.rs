@@ -137,7 +137,10 @@ impl Io {
 
     /// Answers a transfer without a call.
     pub(super) fn complete(&mut self, token: u64, result: Result<(), IoError>) {
-        assert!(self.ready.len() + self.inflight() < INFLIGHT_MAX, "more than {INFLIGHT_MAX} transfers in flight");
+        assert!(
+            self.ready.len() + self.inflight() < INFLIGHT_MAX,
+            "more than {INFLIGHT_MAX} transfers in flight"
+        );
         self.ready.push((token, result));
         self.mailbox.wake();
     }
@@ -154,15 +157,24 @@ impl Io {
                 unsafe { ptr::write_bytes(ptr.add(inside as usize), 0, len - inside as usize) };
                 (Step::Read { ptr }, offset, inside)
             }
-            Transfer::Write { offset, ptr, len } => (Step::Write { ptr }, offset, self.inside(offset, len as u64)),
-            Transfer::Discard { offset, len } => (Step::Zero { thick: false }, offset, self.inside(offset, len)),
-            Transfer::WriteZeroes { offset, len } => (Step::Zero { thick: true }, offset, self.inside(offset, len)),
+            Transfer::Write { offset, ptr, len } => {
+                (Step::Write { ptr }, offset, self.inside(offset, len as u64))
+            }
+            Transfer::Discard { offset, len } => {
+                (Step::Zero { thick: false }, offset, self.inside(offset, len))
+            }
+            Transfer::WriteZeroes { offset, len } => {
+                (Step::Zero { thick: true }, offset, self.inside(offset, len))
+            }
             Transfer::Flush => (Step::Flush, 0, 1),
         };
         if len == 0 {
             return self.complete(token, Ok(()));
         }
-        assert!(self.ready.len() + self.inflight() < INFLIGHT_MAX, "more than {INFLIGHT_MAX} transfers in flight");
+        assert!(
+            self.ready.len() + self.inflight() < INFLIGHT_MAX,
+            "more than {INFLIGHT_MAX} transfers in flight"
+        );
         let index = self.free.pop().expect("a free slot, by the assertion above");
         self.slots[usize::from(index)] = Slot { token, step, at, len, end: at + len };
         self.call(index);
@@ -205,9 +217,13 @@ impl Io {
         let Slot { step, at, end, len, .. } = self.slots[usize::from(index)];
         let result = match step {
             // SAFETY: `len` bytes at `ptr`, valid until the completion by the contract of `submit`.
-            Step::Read { ptr } => unsafe { (rbd.rbd_aio_read)(image, at, len as usize, ptr.cast(), completion) },
+            Step::Read { ptr } => unsafe {
+                (rbd.rbd_aio_read)(image, at, len as usize, ptr.cast(), completion)
+            },
             // SAFETY: as above.
-            Step::Write { ptr } => unsafe { (rbd.rbd_aio_write)(image, at, len as usize, ptr.cast(), completion) },
+            Step::Write { ptr } => unsafe {
+                (rbd.rbd_aio_write)(image, at, len as usize, ptr.cast(), completion)
+            },
             // SAFETY: a valid image and completion.
             Step::Flush => unsafe { (rbd.rbd_aio_flush)(image, completion) },
             Step::Zero { thick } => {
@@ -223,7 +239,9 @@ impl Io {
                     // SAFETY: a valid image and completion.
                     None if whole && !thick => unsafe { (rbd.rbd_aio_discard)(image, at, len, completion) },
                     // SAFETY: at most `ZERO_BYTES` of zeroes, which live as long as the slots.
-                    None => unsafe { (rbd.rbd_aio_write)(image, at, len as usize, self.zeroes.as_ptr().cast(), completion) },
+                    None => unsafe {
+                        (rbd.rbd_aio_write)(image, at, len as usize, self.zeroes.as_ptr().cast(), completion)
+                    },
                 }
             }
         };

@@ -17,7 +17,7 @@ mod sys;
 use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer};
 use crate::error::BackendError;
 use crate::mailbox;
-use crate::record::{Continuity, ImageStamp, Ownership, OwnerState};
+use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
 use crate::uri::BackendUri;
 use attach::{Attached, Survey};
 use cluster::{Cluster, IoCtx};
@@ -64,10 +64,8 @@ struct RbdBackend {
 
 /// Opens an image.
 pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
-    let place = Place::of(uri).ok_or_else(|| BackendError::Unsupported {
-        what: uri.to_string(),
-        why: "not an rbd: URI".into(),
-    })?;
+    let place = Place::of(uri)
+        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
     let (cluster, pool) = place.connect()?;
     if options.read_only {
         return open_read_only(place, cluster, pool, options);

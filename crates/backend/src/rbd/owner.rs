@@ -43,9 +43,10 @@ impl OwnerObject {
         let what = self.what.clone();
         match e.raw_os_error() {
             // What Ceph returns for a version that is not the one asserted, and for an object that exists.
-            Some(libc::ERANGE | libc::EOVERFLOW | libc::EEXIST | libc::ENOENT) => {
-                BackendError::Locked { what, holder: "another tidepool is changing its ownership; look who, then try again".into() }
-            }
+            Some(libc::ERANGE | libc::EOVERFLOW | libc::EEXIST | libc::ENOENT) => BackendError::Locked {
+                what,
+                holder: "another tidepool is changing its ownership; look who, then try again".into(),
+            },
             Some(libc::ESHUTDOWN) => BackendError::Fenced { what },
             _ => BackendError::io(what, "write the ownership record", e),
         }

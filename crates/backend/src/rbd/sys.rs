@@ -152,7 +152,9 @@ fn library(name: &str, package: &str) -> Result<&'static Library, String> {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(e) => {
             let e = e.to_string().replace('\n', " ");
-            Err(format!("{name} cannot be loaded ({e}); install Debian's packages librados2 and librbd1 ({package} is missing or broken)"))
+            Err(format!(
+                "{name} cannot be loaded ({e}); install Debian's packages librados2 and librbd1 ({package} is missing or broken)"
+            ))
         }
     }
 }

@@ -1,0 +1,538 @@
+//! What an RBD backend guarantees, against a throw-away Ceph cluster.
+//!
+//! The tests share one cluster (with authentication) and run one at a time. On a machine without Ceph's
+//! programs they say so and do nothing.
+
+mod common;
+
+use common::{Driver, OTHER, OURS, open, options, pattern, refused};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tidepool_backend::{BackendError, INFLIGHT_MAX, OpenOptions, Transfer};
+use tidepool_engine::api::IoError;
+use tidepool_engine::mem::AlignedBuf;
+use tidepool_lab::cluster::{Cluster, ClusterOptions};
+use tidepool_lab::process::Process;
+
+const MIB: u64 = 1 << 20;
+
+/// Names of this process's role when it is a child of a test.
+const CHILD_URI: &str = "TIDEPOOL_TEST_CHILD_URI";
+
+static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
+
+/// The cluster, for one test at a time; `None` where Ceph is not installed.
+struct Shared(MutexGuard<'static, Option<Cluster>>);
+
+impl Shared {
+    fn get() -> Option<Shared> {
+        if let Err(e) = Cluster::available() {
+            println!("not run: {e}");
+            return None;
+        }
+        // A failed test leaves the cluster as usable as it was.
+        let mut guard = CLUSTER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if guard.is_none() {
+            let options = ClusterOptions { cephx: true, ..ClusterOptions::default() };
+            *guard = Some(Cluster::up(&options).expect("a cluster"));
+            // SAFETY: a function without arguments that touches nothing but the static above.
+            unsafe { libc::atexit(end_cluster) };
+        }
+        Some(Shared(guard))
+    }
+
+    fn image(&self, name: &str, mib: u64) -> String {
+        self.rbd_create(name, mib * MIB).expect("an image");
+        self.uri(name)
+    }
+
+    fn uri(&self, name: &str) -> String {
+        format!("rbd:rbd/{name}?conf={}", self.conf().display())
+    }
+
+    fn export(&self, name: &str) -> Vec<u8> {
+        let path = self.dir().join(format!("{name}.export"));
+        self.rbd_export(name, &path).expect("an export");
+        let content = std::fs::read(&path).expect("the export");
+        std::fs::remove_file(&path).expect("the export");
+        content
+    }
+
+    fn header(&self, name: &str) -> String {
+        let info = self.rbd(&["info", "--format", "json", name]).expect("info");
+        let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
+        format!("rbd_header.{}", info["id"].as_str().expect("an id"))
+    }
+
+    /// Address of the client that holds an image's lock.
+    fn lock_address(&self, name: &str) -> Option<String> {
+        let info = self.rados(&["-p", "rbd", "lock", "info", &self.header(name), "rbd_lock"]).ok()?;
+        let info: serde_json::Value = serde_json::from_str(&info).ok()?;
+        Some(info["lockers"][0]["addr"].as_str()?.to_owned())
+    }
+
+    /// A client of its own that writes a block; its outcome.
+    fn foreign_write(&self, name: &str) -> bool {
+        let write = [
+            "bench",
+            "--io-type",
+            "write",
+            "--io-size",
+            "4096",
+            "--io-total",
+            "4096",
+            "--io-threads",
+            "1",
+            name,
+        ];
+        self.rbd(&write).is_ok()
+    }
+}
+
+impl std::ops::Deref for Shared {
+    type Target = Cluster;
+    fn deref(&self) -> &Cluster {
+        self.0.as_ref().expect("brought up in get")
+    }
+}
+
+extern "C" fn end_cluster() {
+    let mut guard = CLUSTER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    drop(guard.take());
+}
+
+fn serve(uri: &str) -> Driver {
+    Driver::new(open(uri, options(OURS)).expect("opened").backend)
+}
+
+/// This very test program again, as a process that holds the image and writes to it until it is killed.
+struct Child {
+    process: Process,
+    attachment: Vec<u8>,
+}
+
+impl Child {
+    fn start(uri: &str) -> Child {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "child_that_writes_until_it_is_killed", "--nocapture", "--include-ignored"]);
+        command.env(CHILD_URI, uri).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = Process::spawn(command).expect("a child");
+        let mut lines = BufReader::new(process.child().stdout.take().expect("its output")).lines();
+        let attachment = loop {
+            let line = lines.next().expect("the child says that it is ready").expect("a line");
+            if let Some((_, attachment)) = line.split_once("attachment ") {
+                break attachment.as_bytes().to_vec();
+            }
+        };
+        // Let it have writes in flight.
+        std::thread::sleep(Duration::from_millis(300));
+        Child { process, attachment }
+    }
+
+    /// Kills it; the attachment stays.
+    fn kill(mut self) -> Vec<u8> {
+        self.process.kill().expect("killed");
+        self.attachment
+    }
+}
+
+#[test]
+#[ignore = "a part of other tests"]
+fn child_that_writes_until_it_is_killed() {
+    let Ok(uri) = std::env::var(CHILD_URI) else { return };
+    let opened = open(&uri, options(OURS)).expect("opened");
+    println!("attachment {}", String::from_utf8(opened.backend.attachment()).expect("text"));
+    std::io::stdout().flush().expect("the pipe");
+    let mut backend = opened.backend;
+    let mut data = AlignedBuf::zeroed(4096);
+    data.fill(0xC5);
+    let submit = |backend: &mut dyn tidepool_backend::Backend, token: u64| {
+        let transfer = Transfer::Write { offset: token * 4096, ptr: data.as_ptr(), len: 4096 };
+        // SAFETY: the data outlives the loop below, which never ends, and is not changed.
+        unsafe { backend.submit(token, transfer) }
+    };
+    (0..32).for_each(|token| submit(&mut *backend, token));
+    loop {
+        let mut done = Vec::new();
+        std::thread::sleep(Duration::from_millis(1));
+        backend.completions(&mut |token, result| done.push((token, result)));
+        for (token, result) in done {
+            assert_eq!(result, Ok(()));
+            submit(&mut *backend, token);
+        }
+    }
+}
+
+#[test]
+fn the_image_holds_exactly_what_was_written_and_stays_a_plain_image() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("content", 64);
+    let mut model = vec![0u8; 64 << 20];
+    let opened = open(&uri, options(OURS)).expect("opened");
+    assert_eq!((opened.generation, opened.keep_clean), (1, false));
+    let mut driver = Driver::new(opened.backend);
+    assert_eq!(driver.backend().size_bytes(), 64 * MIB);
+    let mut tokens = Vec::new();
+    for slot in 0..200u64 {
+        let (offset, len) = (slot * 262_144 + slot % 64 * 512, 512 * (1 + slot as usize * 7 % 448));
+        let data = pattern(slot + 1, len);
+        model[offset as usize..][..len].copy_from_slice(&data);
+        tokens.push(driver.start_write(offset, &data));
+    }
+    tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
+    // Parts of objects, whole objects, and ranges over both.
+    for (offset, len) in
+        [(0, 4096), (1_000_448, 512), (3 * MIB + 512, 6 * MIB), (12 * MIB, 8 * MIB), (21 * MIB, 4096)]
+    {
+        driver.other(Transfer::Discard { offset, len }).expect("a discard");
+        model[offset as usize..][..len as usize].fill(0);
+        assert!(driver.read(offset / 4096 * 4096, 8192) == model[offset as usize / 4096 * 4096..][..8192]);
+        let offset = offset + 24 * MIB;
+        driver.other(Transfer::WriteZeroes { offset, len }).expect("zeroes");
+        model[offset as usize..][..len as usize].fill(0);
+    }
+    driver.flush().expect("a flush");
+    for at in (0..64 * MIB).step_by(MIB as usize) {
+        assert!(driver.read(at, MIB as usize) == model[at as usize..][..MIB as usize], "read at {at}");
+    }
+    driver.close(true).expect("closed");
+    assert!(cluster.export("content") == model, "rbd export differs from what was written");
+    assert!(cluster.foreign_write("content"), "a released image can be written by everybody");
+    cluster.rbd(&["snap", "create", "content@s"]).expect("a snapshot");
+}
+
+#[test]
+fn what_lies_past_the_end_reads_as_zero_and_cannot_be_written() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("odd", 8);
+    cluster
+        .rbd(&["resize", "odd", "--size", "4195840B", "--allow-shrink", "--no-progress"])
+        .expect("resized");
+    let size = 4 * MIB + 1536;
+    let mut driver = serve(&uri);
+    assert_eq!(driver.backend().size_bytes(), size);
+    let data = pattern(5, 8192);
+    driver.write(4 * MIB - 4096, &data).expect("a write across the end");
+    let mut expected = data.clone();
+    expected[4096 + 1536..].fill(0);
+    assert!(driver.read(4 * MIB - 4096, 8192) == expected);
+    assert!(driver.read(4 * MIB + 4096, 4096) == vec![0; 4096]);
+    driver.write(8 * MIB, &data).expect("a write past the end is dropped");
+    driver.other(Transfer::Discard { offset: 4 * MIB, len: 1 << 40 }).expect("a discard across the end");
+    driver.other(Transfer::WriteZeroes { offset: size, len: 4096 }).expect("zeroes past the end");
+    driver.close(true).expect("closed");
+    let image = cluster.export("odd");
+    assert!(
+        image.len() as u64 == size && image[(4 * MIB - 4096) as usize..(4 * MIB) as usize] == data[..4096]
+    );
+}
+
+#[test]
+fn discarded_objects_give_their_space_back() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("space", 64);
+    let mut driver = serve(&uri);
+    for object in 0..16 {
+        driver.write(object * 4 * MIB, &pattern(object, MIB as usize)).expect("a write");
+    }
+    let objects = |cluster: &Shared| {
+        let prefix = cluster.header("space").replace("rbd_header", "rbd_data");
+        cluster
+            .rados(&["-p", "rbd", "ls"])
+            .expect("objects")
+            .lines()
+            .filter(|name| name.starts_with(&prefix))
+            .count()
+    };
+    assert_eq!(objects(&cluster), 16);
+    driver.other(Transfer::Discard { offset: 4 * MIB, len: 56 * MIB }).expect("a discard");
+    assert_eq!(objects(&cluster), 2);
+}
+
+#[test]
+fn a_full_house_of_transfers_completes() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("full", 16);
+    let mut driver = serve(&uri);
+    for _ in 0..3 {
+        let tokens: Vec<u64> =
+            (0..INFLIGHT_MAX as u64).map(|i| driver.start_write(i * 4096, &pattern(i, 4096))).collect();
+        tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
+    }
+    driver.close(true).expect("closed");
+    let image = cluster.export("full");
+    for (i, block) in image.chunks(4096).take(INFLIGHT_MAX).enumerate() {
+        assert!(block == pattern(i as u64, 4096));
+    }
+}
+
+#[test]
+fn an_image_that_cannot_be_had_is_refused_with_the_reason() {
+    let Some(cluster) = Shared::get() else { return };
+    cluster.rbd(&["create", "plain", "--size", "8M", "--image-feature", "layering"]).expect("an image");
+    let conf = cluster.conf().display().to_string();
+    for (uri, why) in [
+        (format!("rbd:rbd/absent?conf={conf}"), "no such image"),
+        (format!("rbd:absent/x?conf={conf}"), "no pool `absent`"),
+        (format!("rbd:rbd/absent/x?conf={conf}"), "no such image"),
+        (cluster.uri("plain"), "rbd feature enable rbd/plain exclusive-lock"),
+        ("rbd:rbd/x?conf=/nonexistent".into(), "/nonexistent"),
+        (format!("rbd:rbd/x?conf={conf}&id=nobody"), "client.nobody"),
+    ] {
+        let line = refused(&uri, options(OURS));
+        assert!(line.contains(why), "{uri}: {line}");
+    }
+}
+
+#[test]
+fn without_the_right_to_fence_an_image_is_refused_and_untouched() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("caps", 8);
+    cluster.client_add("weak", &[("mon", "allow r"), ("osd", "allow rwx pool=rbd")]).expect("a client");
+    cluster.client_add("blind", &[("mon", "profile rbd"), ("osd", "allow r pool=rbd")]).expect("a client");
+    cluster.client_add("good", &[("mon", "profile rbd"), ("osd", "profile rbd pool=rbd")]).expect("a client");
+    let objects = |cluster: &Cluster| cluster.rados(&["-p", "rbd", "ls"]).expect("objects").lines().count();
+    let before = objects(&cluster);
+    let line = refused(&format!("{uri}&id=weak"), options(OURS));
+    assert!(
+        line.contains("client.weak may not fence") && line.contains("ceph auth caps client.weak"),
+        "{line}"
+    );
+    let line = refused(&format!("{uri}&id=blind"), options(OURS));
+    assert!(line.contains("permission denied"), "{line}");
+    assert_eq!(objects(&cluster), before, "a refused open left something behind");
+    assert!(cluster.foreign_write("caps"), "a refused open locked the image");
+    let opened = open(&format!("{uri}&id=good"), options(OURS)).expect("the documented rights suffice");
+    Driver::new(opened.backend).close(true).expect("closed");
+}
+
+#[test]
+fn an_image_locked_by_another_client_is_refused_and_left_to_it() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("busy", 64);
+    let mut bench = Command::new("rbd");
+    bench.args([
+        "-c",
+        &cluster.conf().display().to_string(),
+        "bench",
+        "--io-type",
+        "write",
+        "--io-size",
+        "4096",
+    ]);
+    bench
+        .args(["--io-threads", "1", "--io-total", "100G", "busy"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let bench = Process::spawn(bench).expect("rbd bench");
+    while cluster.lock_address("busy").is_none() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let holder = cluster.lock_address("busy").expect("a holder");
+    let line = refused(&uri, options(OURS));
+    assert!(line.contains("in use") && line.contains(&holder), "{line}");
+    assert_eq!(cluster.lock_address("busy"), Some(holder), "the lock was taken from its holder");
+    drop(bench);
+    cluster.image("manual", 8);
+    cluster.rbd(&["lock", "add", "manual", "mine"]).expect("a lock");
+    let line = refused(&cluster.uri("manual"), options(OURS));
+    assert!(line.contains("rbd lock rm rbd/manual 'mine' client."), "{line}");
+}
+
+#[test]
+fn two_caches_cannot_own_one_image() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("owned", 8);
+    let driver = serve(&uri);
+    let line = refused(&uri, options(OTHER));
+    assert!(line.contains("owned by another cache") && line.contains("07070707"), "{line}");
+    driver.close(false).expect("closed");
+    for read_only in [false, true] {
+        let line = refused(&uri, OpenOptions { read_only, ..options(OTHER) });
+        assert!(line.contains("not yet drained") && line.contains("07070707"), "{line}");
+    }
+    let opened = open(&uri, options(OURS)).expect("its own cache may");
+    assert_eq!((opened.generation, opened.keep_clean), (2, true), "{}", opened.reason);
+    Driver::new(opened.backend).close(true).expect("closed");
+    let opened = open(&uri, options(OTHER)).expect("a clean image");
+    assert_eq!((opened.generation, opened.keep_clean), (3, false), "{}", opened.reason);
+    Driver::new(opened.backend).close(true).expect("closed");
+}
+
+#[test]
+fn an_image_with_its_newest_data_in_a_cache_cannot_be_written_by_others() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("guarded", 8);
+    let mut driver = serve(&uri);
+    driver.write(0, &pattern(1, 4096)).expect("a write");
+    assert!(!cluster.foreign_write("guarded"), "written while the cache serves it");
+    driver.write(0, &pattern(2, 4096)).expect("the owner goes on");
+    driver.close(false).expect("closed");
+    assert!(!cluster.foreign_write("guarded"), "written while the cache holds dirty data");
+    assert!(cluster.rbd(&["snap", "create", "guarded@s"]).is_err(), "a snapshot without the dirty data");
+    assert!(cluster.export("guarded")[..4096] == pattern(2, 4096), "reading is allowed");
+    let opened = open(&uri, options(OURS)).expect("its own cache");
+    assert!(opened.keep_clean && !opened.overwritten, "{}", opened.reason);
+    Driver::new(opened.backend).close(true).expect("closed");
+    assert!(cluster.foreign_write("guarded"), "free again");
+}
+
+#[test]
+fn clean_data_is_kept_only_while_nobody_else_wrote() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("warm", 8);
+    serve(&uri).close(true).expect("closed");
+    for _ in 0..2 {
+        let opened = open(&uri, options(OURS)).expect("opened");
+        assert!(opened.keep_clean && !opened.overwritten, "{}", opened.reason);
+        let mut driver = Driver::new(opened.backend);
+        driver.write(0, &pattern(1, 4096)).expect("a write");
+        driver.close(true).expect("closed");
+        cluster.export("warm");
+    }
+    assert!(cluster.foreign_write("warm"));
+    let opened = open(&uri, options(OURS)).expect("opened");
+    assert!(!opened.keep_clean, "{}", opened.reason);
+    Driver::new(opened.backend).close(true).expect("closed");
+    for change in [
+        vec!["resize", "warm", "--size", "16M", "--no-progress"],
+        vec!["snap", "create", "warm@s"],
+        vec!["snap", "rollback", "warm@s", "--no-progress"],
+    ] {
+        cluster.rbd(&change).expect("a change");
+        let opened = open(&uri, options(OURS)).expect("opened");
+        assert!(!opened.keep_clean, "{change:?}: {}", opened.reason);
+        Driver::new(opened.backend).close(true).expect("closed");
+    }
+}
+
+#[test]
+fn after_a_kill_the_image_is_taken_back_at_once_and_late_writes_are_fenced() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("killed", 64);
+    let child = Child::start(&uri);
+    let line = refused(&uri, options(OTHER));
+    assert!(line.contains("owned by another cache"), "{line}");
+    let old = cluster.lock_address("killed").expect("the child's lock");
+    let attachment = child.kill();
+    let start = Instant::now();
+    let opened =
+        open(&uri, OpenOptions { attachment: Some(attachment), ..options(OURS) }).expect("taken back");
+    println!("taken back after {} ms", start.elapsed().as_millis());
+    assert!(opened.keep_clean && opened.generation == 2, "{}", opened.reason);
+    let blocklist = cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
+    assert!(blocklist.contains(&old), "{old} is not fenced: {blocklist}");
+    assert_ne!(cluster.lock_address("killed"), Some(old));
+    let mut driver = Driver::new(opened.backend);
+    driver.write(0, &pattern(9, 131_072)).expect("a write");
+    driver.close(true).expect("closed");
+    assert!(cluster.export("killed")[..131_072] == pattern(9, 131_072));
+}
+
+#[test]
+fn after_a_kill_the_record_alone_suffices_to_take_the_image_back() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("lost-attachment", 64);
+    drop(Child::start(&uri).kill());
+    for attachment in [None, Some(b"garbage".to_vec())] {
+        let opened = open(&uri, OpenOptions { attachment, ..options(OURS) }).expect("taken back");
+        assert_eq!(opened.generation, if opened.keep_clean { 2 } else { 3 }, "{}", opened.reason);
+        Driver::new(opened.backend);
+    }
+}
+
+#[test]
+fn a_fenced_owner_is_told_so_and_writes_nothing() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("fenced", 8);
+    let mut driver = serve(&uri);
+    driver.write(0, &pattern(1, 4096)).expect("a write");
+    let address = cluster.lock_address("fenced").expect("our lock");
+    cluster.ceph(&["osd", "blocklist", "add", &address, "60"]).expect("blocklisted");
+    assert_eq!(driver.write(0, &pattern(2, 4096)), Err(IoError::Fenced));
+    assert_eq!(driver.write(4096, &pattern(2, 4096)), Err(IoError::Fenced));
+    let token = driver.start_read(0, 4096);
+    assert_eq!(driver.wait(token).0, Err(IoError::Fenced));
+    assert!(matches!(driver.close(true), Err(BackendError::Fenced { .. })));
+    assert!(cluster.export("fenced")[..4096] == pattern(1, 4096));
+}
+
+#[test]
+fn an_owner_whose_lock_was_taken_is_fenced() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("usurped", 8);
+    let mut driver = serve(&uri);
+    driver.write(0, &pattern(1, 4096)).expect("a write");
+    // The record says that another cache has it: a write that meets a read-only handle must not be forced.
+    let owner = cluster.header("usurped").replace("rbd_header", "tidepool_owner");
+    let path = cluster.dir().join("record");
+    cluster.rados(&["-p", "rbd", "get", &owner, path.to_str().expect("UTF-8")]).expect("the record");
+    let record = std::fs::read_to_string(&path).expect("the record");
+    std::fs::write(&path, record.replace("\"generation\": 1", "\"generation\": 2")).expect("a record");
+    cluster.rados(&["-p", "rbd", "put", &owner, path.to_str().expect("UTF-8")]).expect("a new record");
+    let line = match driver.close(true) {
+        Ok(()) => panic!("closed over another owner's record"),
+        Err(e) => e.to_string(),
+    };
+    assert!(line.contains("ownership"), "{line}");
+}
+
+#[test]
+fn transfers_wait_for_a_stopped_osd_and_complete_when_it_goes_on() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("stopped", 8);
+    let mut driver = serve(&uri);
+    driver.write(0, &pattern(1, 4096)).expect("a write");
+    cluster.osd_stop(0).expect("stopped");
+    let tokens: Vec<u64> = (0..32u64).map(|i| driver.start_write(i * 4096, &pattern(i + 10, 4096))).collect();
+    let read = driver.start_read(2 * MIB, 4096);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        driver.poll(100);
+        assert!(!driver.finished(read) && tokens.iter().all(|token| !driver.finished(*token)));
+    }
+    cluster.osd_continue(0).expect("continued");
+    tokens.into_iter().for_each(|token| driver.wait(token).0.expect("a write"));
+    driver.wait(read).0.expect("a read");
+    driver.flush().expect("a flush");
+    driver.close(true).expect("closed");
+    let image = cluster.export("stopped");
+    for i in 0..32usize {
+        assert!(image[i * 4096..][..4096] == pattern(i as u64 + 10, 4096));
+    }
+}
+
+#[test]
+fn a_read_only_image_is_read_and_never_changed() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("read-only", 8);
+    let mut driver = serve(&uri);
+    driver.write(0, &pattern(1, 4096)).expect("a write");
+    driver.close(true).expect("closed");
+    let opened = open(&uri, OpenOptions { read_only: true, ..options(OTHER) }).expect("opened");
+    assert_eq!((opened.generation, opened.keep_clean), (0, false));
+    let mut driver = Driver::new(opened.backend);
+    assert!(driver.backend().read_only() && driver.read(0, 4096) == pattern(1, 4096));
+    let denied = Err(IoError::Errno(libc::EROFS));
+    assert_eq!(driver.write(0, &[1; 4096]), denied);
+    assert_eq!(driver.other(Transfer::Discard { offset: 0, len: 4096 }), denied);
+    driver.flush().expect("a flush");
+    driver.close(true).expect("closed");
+    let opened = open(&uri, options(OURS)).expect("opened");
+    assert!(opened.keep_clean, "a reader is no writer: {}", opened.reason);
+}
+
+#[test]
+fn an_image_in_a_namespace_works_like_any_other() {
+    let Some(cluster) = Shared::get() else { return };
+    cluster.rbd(&["namespace", "create", "rbd/tenant"]).expect("a namespace");
+    cluster.rbd_create("rbd/tenant/vm", 8 * MIB).expect("an image");
+    let uri = format!("rbd:rbd/tenant/vm?conf={}", cluster.conf().display());
+    let mut driver = serve(&uri);
+    driver.write(0, &pattern(4, 4096)).expect("a write");
+    driver.close(false).expect("closed");
+    assert!(refused(&uri, options(OTHER)).contains("rbd/tenant/vm"));
+    serve(&uri).close(true).expect("closed");
+}
