@@ -156,6 +156,9 @@ pub enum BackendOp {
     },
     /// Make all completed writes durable.
     Flush,
+    /// Record with the image that this cache's content is no longer to be trusted (the cache device
+    /// has failed, and the image is about to be changed without it).
+    Disown,
 }
 
 /// What the driver does for the core. Device offsets are bytes, block-aligned.
@@ -226,6 +229,9 @@ pub enum ControlError {
     /// Blocks whose only copy is lost stand in the way.
     #[error("{0} blocks of the volume are lost")]
     Lost(u64),
+    /// There is no such volume.
+    #[error("there is no such volume")]
+    Gone,
     /// Another control operation on the volume is still under way.
     #[error("another operation on the volume is under way")]
     Busy,

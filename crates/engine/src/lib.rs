@@ -1,9 +1,40 @@
 //! Tidepool's core: a deterministic state machine with no I/O, threads, clock or randomness of its own.
+//!
+//! [`Engine`] is one cache device with its volumes. Events go in, effects come out ([`api`]); before it
+//! runs, [`format_device`] lays a device out and [`Engine::open`] brings it back, through [`device`].
+//!
+//! Where to look: a write goes through `change` (admission, unaligned and direct writes), `log` (records,
+//! appends), `publish` (index), `ack` (flush, write-through, back-pressure) and later `drain`; a read
+//! through `read`, which also admits misses. `reclaim` makes room, `checkpoint`, `recover` and `replay`
+//! survive a crash, `space` and `index` say what is where, [`format`](mod@format) how it looks on the device.
 
+mod ack;
 pub mod api;
+mod change;
+mod checkpoint;
+mod control;
 pub mod device;
+mod drain;
+mod engine;
+mod failure;
+pub mod format;
 pub mod ghost;
 pub mod index;
+mod init;
+mod log;
 pub mod marks;
 pub mod mem;
+mod publish;
+mod read;
+mod reclaim;
+mod recover;
+mod replay;
+mod space;
 pub mod status;
+mod util;
+mod volume;
+
+pub use control::{AddError, Attach};
+pub use engine::{Engine, EngineConfig};
+pub use init::{CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect};
+pub use recover::{OpenError, RecoveryReport};

@@ -10,9 +10,9 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Words of one page: eight of the largest slots, about 32 KiB.
 const PAGE_WORDS: usize = 8 * LARGEST_WORDS;
 /// Pages of each size that are small.
-const SMALL_PAGES: u32 = 16;
+const SMALL_PAGES: u32 = 32;
 /// A small page is this part of a page.
-const SMALL_SHARE: u32 = 8;
+const SMALL_SHARE: u32 = 16;
 /// Words of the largest slot: the owner and one position for each block of an object.
 const LARGEST_WORDS: usize = 1 + super::OBJECT_BLOCKS;
 /// Bits of a slot number that tell its place in its page.
@@ -39,7 +39,7 @@ struct Size {
 impl Size {
     /// Slots of one small page.
     fn per_small_page(&self) -> u32 {
-        u32::from(self.per_page) / SMALL_SHARE
+        (u32::from(self.per_page) / SMALL_SHARE).max(1)
     }
 
     /// The number of the slot at `rank` among the slots of this size.

@@ -154,7 +154,7 @@ impl<'a> Table<'a> {
     }
 
     /// The longest homogeneous stretch from `at` up to `limit`, of any length. `i` is the first run that
-    /// ends after `at`; it is moved to the first that ends after the stretch.
+    /// ends after `at`; it is moved on to where the next stretch begins, unless `limit` cut this one.
     pub(super) fn stretch(&self, i: &mut usize, at: u32, limit: u32) -> Run {
         let mut whole = self.piece(*i, at);
         loop {
@@ -164,7 +164,6 @@ impl<'a> Table<'a> {
             }
             if whole.end() >= limit {
                 whole.blocks = limit - at;
-                *i = if *i > 0 && self.run(*i - 1).end() > limit { *i - 1 } else { *i };
                 return whole;
             }
             let next = self.piece(*i, whole.end());

@@ -1,0 +1,198 @@
+//! Acknowledgements: when a change or a flush may be answered.
+//!
+//! Stable media first (flush, FUA, *until-flush*), then the backend for write-through, then
+//! back-pressure, which holds answers back so that the dirty level meets the drain smoothly.
+
+use crate::api::{BLOCK_BYTES, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::engine::{Engine, Io};
+use crate::format::Stream;
+use crate::volume::OpId;
+
+/// Longest that one acknowledgement is held back.
+const HOLD_MAX_NS: f64 = 1e9;
+
+/// The sync of the cache device that is in flight, and who waits for one.
+#[derive(Default)]
+pub(crate) struct Sync {
+    /// Number of the newest log append that it covers.
+    pub(crate) in_flight: Option<u64>,
+    /// Operations and the log append that must be stable for them.
+    pub(crate) waiters: Vec<(u64, OpId)>,
+    /// Parts of the drain and the log append that must be stable before they go to the backend.
+    pub(crate) drains: Vec<(u64, Deferred)>,
+    /// Somebody waits for everything published to be stable.
+    pub(crate) wanted: bool,
+}
+
+/// What the drain sends to the backend as soon as the log is stable.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Deferred {
+    /// A piece that has been read.
+    Piece(u32),
+    /// Zeroes of a drain: first block and number.
+    Zeroes(u32, u64, u32),
+}
+
+impl Engine {
+    /// Begins a flush: everything completed before it becomes stable.
+    pub(crate) fn start_flush(&mut self, now: Nanos, id: OpId) {
+        let vid = self.ops[id].request.volume;
+        let issued = self.log.streams[Stream::Log as usize].issued;
+        let volume = self.volume_mut(vid);
+        volume.flushes = true;
+        if volume.sequence_durable == volume.sequence_built {
+            self.flush_stable(id);
+        } else {
+            self.sync.waiters.push((issued, id));
+            self.pump_sync(now);
+        }
+    }
+
+    /// The log is stable for a flush; what went past it may still need the backend's flush.
+    fn flush_stable(&mut self, id: OpId) {
+        if self.volume(self.ops[id].request.volume).backend_dirty {
+            self.flush_backend_for(id);
+        } else {
+            self.complete(id, Ok(()));
+        }
+    }
+
+    /// Releases who need not wait any longer, and issues the next sync when somebody must.
+    pub(crate) fn pump_sync(&mut self, now: Nanos) {
+        let log = &self.log.streams[Stream::Log as usize];
+        let (stable, published) = (log.stable, log.published);
+        let mut wanted = std::mem::take(&mut self.sync.wanted) && stable < published;
+        let mut i = 0;
+        while let Some(&(append, deferred)) = self.sync.drains.get(i) {
+            if append <= stable || self.dead {
+                self.sync.drains.swap_remove(i);
+                self.drain_stable(deferred);
+            } else {
+                wanted |= append <= published;
+                i += 1;
+            }
+        }
+        let mut i = 0;
+        while let Some(&(append, op)) = self.sync.waiters.get(i) {
+            if append <= stable {
+                self.sync.waiters.remove(i);
+                if self.ops[op].request.op == crate::api::Op::Flush {
+                    self.flush_stable(op);
+                } else {
+                    self.op_stable(now, op);
+                }
+            } else {
+                wanted |= append <= published;
+                i += 1;
+            }
+        }
+        if wanted && self.sync.in_flight.is_some() {
+            self.sync.wanted = true;
+        }
+        if wanted && self.sync.in_flight.is_none() && !self.dead {
+            self.sync.in_flight = Some(published);
+            for volume in self.volumes.iter_mut().flatten() {
+                volume.sequence_syncing = volume.sequence;
+            }
+            self.device.syncs += 1;
+            let token = self.start_io(Io::Sync);
+            self.effects.push_back(Effect::DeviceSync { token });
+        }
+    }
+
+    pub(crate) fn sync_done(&mut self, now: Nanos, result: Result<(), IoError>) {
+        let covered = self.sync.in_flight.take().expect("a sync was in flight");
+        if result.is_err() {
+            return self.device_failed(now);
+        }
+        let log = self.log.stream(Stream::Log);
+        log.stable = log.stable.max(covered);
+        for volume in self.volumes.iter_mut().flatten() {
+            volume.sequence_durable = volume.sequence_durable.max(volume.sequence_syncing);
+            volume.recheck = true;
+        }
+        self.pump_sync(now);
+    }
+
+    /// Acknowledges a change as soon as mode and dirty level allow.
+    pub(crate) fn ack(&mut self, now: Nanos, id: OpId) {
+        let op = self.ops[id];
+        let volume = self.volumes[op.request.volume.0 as usize].as_mut().expect("it has an operation");
+        if volume.mode != Mode::WriteBack && op.sequence > volume.sequence_drained {
+            if volume.credit_bytes >= op.request.len && op.sequence > volume.backlog_sequence {
+                volume.credit_bytes -= op.request.len;
+            } else {
+                let at = volume.through.iter().rposition(|&o| self.ops[o].sequence <= op.sequence);
+                volume.through.insert(at.map_or(0, |i| i + 1), id);
+                return;
+            }
+        } else if volume.mode == Mode::WriteBack {
+            let hold_ns =
+                self.hold_ns(now, op.request.volume, op.request.len.min(op.blocks * BLOCK_BYTES as u64));
+            if hold_ns > 0 {
+                let volume = self.volume_mut(op.request.volume);
+                let release = volume.held_until.max(now) + hold_ns;
+                volume.held_until = release;
+                volume.held.push_back((release, id));
+                self.ops[id].held_since = now;
+                return;
+            }
+        }
+        self.complete(id, Ok(()));
+    }
+
+    /// How long the acknowledgement of `len` bytes is to be spread: nothing below half of the quota,
+    /// above it so that the client comes down to the drain's speed as the quota is reached.
+    fn hold_ns(&self, now: Nanos, id: VolumeId, len: u64) -> Nanos {
+        let volume = self.volume(id);
+        let max = self.dirty_bytes_max(id) as f64;
+        let dirty = ((volume.dirty_blocks + volume.unpublished_blocks) * BLOCK_BYTES as u64) as f64;
+        let low = max / 2.0;
+        if dirty <= low || volume.drain_rate.is_stale(now) {
+            return 0;
+        }
+        let pressure = ((dirty - low) / (max - low)).min(1.0);
+        let ns = len as f64 * pressure / volume.drain_rate.bytes_per_s() * 1e9;
+        ns.min(HOLD_MAX_NS) as Nanos
+    }
+
+    /// Releases held acknowledgements whose time has come, or whose reason is gone.
+    pub(crate) fn pump_held(&mut self, now: Nanos) {
+        for i in 0..self.volumes.len() {
+            let id = VolumeId(i as u16);
+            while let Some(volume) = &mut self.volumes[i] {
+                let free = volume.mode != Mode::WriteBack || volume.drain_rate.is_stale(now);
+                let Some(&(release, op)) = volume.held.front() else {
+                    break;
+                };
+                if release > now && !free && !volume.closing {
+                    break;
+                }
+                volume.held.pop_front();
+                volume.count.held_ns += now.saturating_sub(self.ops[op].held_since);
+                if volume.held.is_empty() {
+                    volume.held_until = 0;
+                }
+                self.complete(op, Ok(()));
+            }
+            self.pump_through(id);
+        }
+    }
+
+    /// Acknowledges write-through changes that the backend has.
+    pub(crate) fn pump_through(&mut self, id: VolumeId) {
+        while let Some(volume) = &mut self.volumes[id.0 as usize] {
+            let Some(&front) = volume.through.front() else { return };
+            let op = &self.ops[front];
+            let drained = op.sequence <= volume.sequence_drained || volume.mode == Mode::WriteBack;
+            if !drained {
+                if volume.credit_bytes < op.request.len {
+                    return;
+                }
+                volume.credit_bytes -= op.request.len;
+            }
+            volume.through.pop_front();
+            self.complete(front, Ok(()));
+        }
+    }
+}

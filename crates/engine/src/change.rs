@@ -1,0 +1,597 @@
+//! Changes: writes, discards and write-zeroes, from the request to the log.
+//!
+//! The usual way is short: [`Engine::start_change`] puts the operation into the volume's queue, the next
+//! append takes it along, publishing acknowledges it. Two kinds take a longer way under a lock on their
+//! blocks: unaligned changes first read the old content of their edge blocks, and direct changes
+//! (write-around, off) go to the backend instead, after cached copies were made void.
+
+use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
+use crate::engine::BUFFERS_FOR_MOVES;
+use crate::engine::{Engine, Io};
+use crate::format::{EntryKind, RecordKind, Stream};
+use crate::index::Lookup;
+use crate::log::{Builder, RecordFields, copy_block};
+use crate::mem::Buf;
+use crate::volume::{ClientOp, Edge, Lock, OpId, Stage};
+
+/// Pause before a backend that failed is tried again.
+pub(crate) const RETRY_NS: Nanos = 500_000_000;
+
+/// The parts that a change leaves in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// A data block, from a buffer of one block.
+    Data(u64, Buf),
+    /// A range without data.
+    Range(EntryKind, u64, u32),
+}
+
+impl ClientOp {
+    /// Part number `n` of what the log gets for this change; `None` past the last.
+    fn part(&self, n: u32) -> Option<Part> {
+        if self.direct {
+            return (n == 0)
+                .then(|| Part::Range(EntryKind::Invalidate, self.first_block, self.blocks as u32));
+        }
+        match self.request.op {
+            Op::Write { .. } => {
+                let buf = self.request.buf.expect("a write has a buffer");
+                (u64::from(n) < self.blocks).then(|| {
+                    let part = buf.slice(n as usize * BLOCK_BYTES, BLOCK_BYTES);
+                    Part::Data(self.first_block + u64::from(n), part)
+                })
+            }
+            op => {
+                let (first, blocks) = self.middle();
+                let kind = match op {
+                    Op::WriteZeroes { no_hole: true, .. } => EntryKind::WriteZeroes,
+                    _ => EntryKind::Discard,
+                };
+                let edges = self.edges.iter().flatten().map(|e| Part::Data(e.block, e.buf));
+                let middle = (blocks > 0).then_some(Part::Range(kind, first, blocks as u32));
+                edges.chain(middle).nth(n as usize)
+            }
+        }
+    }
+
+    /// The whole blocks between the edges: first and number.
+    fn middle(&self) -> (u64, u64) {
+        let edge_at = |block| self.edges.iter().flatten().any(|e| e.block == block);
+        let first = self.first_block + u64::from(edge_at(self.first_block));
+        let end = self.first_block + self.blocks;
+        let end = end - u64::from(end > first && edge_at(end - 1));
+        (first, end - first)
+    }
+}
+
+impl Engine {
+    pub(crate) fn park(&mut self, volume: VolumeId, id: OpId) {
+        let volume = self.volume_mut(volume);
+        volume.parked.push(id);
+        volume.recheck = true;
+    }
+
+    /// Begins a write, discard or write-zeroes.
+    pub(crate) fn start_change(&mut self, id: OpId) {
+        let op = self.ops[id];
+        let dead = self.dead;
+        let volume = self.volume_mut(op.request.volume);
+        if volume.is_locked(op.first_block, op.first_block + op.blocks, id) {
+            volume.blocked.push_back(id);
+            return;
+        }
+        let direct = dead || matches!(volume.mode, Mode::WriteAround | Mode::Off);
+        let edges = edges_of(&op);
+        let until_flush = !volume.flushes;
+        let aligned = edges.iter().all(Option::is_none);
+        if !direct && aligned {
+            volume.pending.push_back(id);
+            volume.entered += 1;
+            let op = &mut self.ops[id];
+            op.stage = Stage::InLog;
+            op.durable |= until_flush;
+            return;
+        }
+        volume.locks.push(Lock { first: op.first_block, end: op.first_block + op.blocks, op: id });
+        volume.parked.push(id);
+        let barrier = volume.entered;
+        let op = &mut self.ops[id];
+        op.locked = true;
+        op.direct = direct;
+        op.barrier = barrier;
+        op.edges = edges;
+        op.durable |= until_flush;
+        op.stage = if aligned { Stage::Whole } else { Stage::Waiting };
+        let vid = op.request.volume;
+        self.volume_mut(vid).recheck = true;
+    }
+
+    /// Tries the parked operations again of every volume in which something has changed for them.
+    pub(crate) fn pump_parked(&mut self, now: Nanos) {
+        for i in 0..self.volumes.len() {
+            while let Some(volume) = &mut self.volumes[i] {
+                if !std::mem::take(&mut volume.recheck) || volume.parked.is_empty() {
+                    break;
+                }
+                std::mem::swap(&mut volume.parked, &mut self.parked_scratch);
+                for n in 0..self.parked_scratch.len() {
+                    let op = self.parked_scratch[n];
+                    if !self.advance(now, op) {
+                        self.volume_mut(VolumeId(i as u16)).parked.push(op);
+                    }
+                }
+                self.parked_scratch.clear();
+            }
+        }
+    }
+
+    /// Takes a parked operation as far as it goes; true when it is no longer parked.
+    fn advance(&mut self, now: Nanos, id: OpId) -> bool {
+        loop {
+            let op = self.ops[id];
+            if self.volume(op.request.volume).published < op.barrier || op.waiting > 0 {
+                return false;
+            }
+            match op.stage {
+                Stage::Waiting if !self.read_edges(id) => return false,
+                Stage::Waiting => {}
+                Stage::Edges => {
+                    if let Some(error) = op.error {
+                        self.complete(id, Err(error));
+                        return true;
+                    }
+                    self.merge_edges(id);
+                }
+                Stage::Whole if !op.direct => {
+                    self.enter_log(id);
+                    return true;
+                }
+                Stage::Whole => return self.advance_direct(now, id),
+                Stage::InLog | Stage::Direct | Stage::Acking => unreachable!("{:?} is not parked", op.stage),
+            }
+        }
+    }
+
+    fn enter_log(&mut self, id: OpId) {
+        let op = &mut self.ops[id];
+        op.stage = Stage::InLog;
+        op.logged = 0;
+        let volume = op.request.volume;
+        let volume = self.volume_mut(volume);
+        volume.pending.push_back(id);
+        volume.entered += 1;
+    }
+
+    /// Starts reading the old content of edge blocks; false while there is no buffer for it.
+    fn read_edges(&mut self, id: OpId) -> bool {
+        let wanted = self.ops[id].edges.iter().flatten().count();
+        if self.pools.edge.available() < wanted {
+            return false;
+        }
+        self.ops[id].stage = Stage::Edges;
+        for side in 0..2 {
+            let Some(mut edge) = self.ops[id].edges[side] else { continue };
+            edge.buf = self.pools.edge.take().expect("counted above");
+            self.ops[id].edges[side] = Some(edge);
+            self.read_blocks(id, edge.block, 1, edge.buf);
+        }
+        true
+    }
+
+    /// All edge blocks are read: makes the change whole.
+    fn merge_edges(&mut self, id: OpId) {
+        let op = self.ops[id];
+        let write = matches!(op.request.op, Op::Write { .. });
+        for edge in op.edges.into_iter().flatten() {
+            let (from, to) = (usize::from(edge.from), usize::from(edge.to));
+            if !write {
+                self.arena.bytes_mut(edge.buf)[from..to].fill(0);
+                continue;
+            }
+            let buf = op.request.buf.expect("a write has a buffer");
+            let whole = buf.slice((edge.block - op.first_block) as usize * BLOCK_BYTES, BLOCK_BYTES);
+            for (start, end) in [(0, from), (to, BLOCK_BYTES)] {
+                if start < end {
+                    self.arena.copy(edge.buf.slice(start, end - start), whole.slice(start, end - start));
+                }
+            }
+        }
+        if write {
+            self.release_edges(id);
+        }
+        self.ops[id].stage = Stage::Whole;
+    }
+
+    fn release_edges(&mut self, id: OpId) {
+        for side in 0..2 {
+            if let Some(edge) = self.ops[id].edges[side].take() {
+                if edge.buf.len > 0 {
+                    self.pools.edge.give(edge.buf);
+                    self.edge_freed = true;
+                }
+            }
+        }
+    }
+
+    /// A direct change whose blocks are whole: void cached copies, then the backend.
+    fn advance_direct(&mut self, now: Nanos, id: OpId) -> bool {
+        let op = self.ops[id];
+        let vid = op.request.volume;
+        let (first, end) = (op.first_block, op.first_block + op.blocks);
+        if self.has_dirty(vid, first, end) {
+            self.hurry_drain(vid, first, end);
+            return false;
+        }
+        let volume = self.volume(vid);
+        if self.dead && !volume.disowned {
+            self.disown(vid);
+            return false;
+        }
+        if volume.retry_at > now {
+            return false;
+        }
+        if volume.sequence_durable < volume.sequence && !self.dead {
+            // The backend must not get ahead of what a power loss would leave in the log.
+            self.sync.wanted = true;
+            return false;
+        }
+        let overtaken = self.cancel_fills(vid, first, end - first);
+        if !op.invalidated && (overtaken > 0 || self.is_known(vid, first, end)) {
+            if self.dead {
+                self.drop_blocks(vid, first, end - first);
+            } else {
+                self.enter_log(id);
+                return true;
+            }
+        }
+        self.ops[id].stage = Stage::Direct;
+        self.volume_mut(vid).direct_in_flight += 1;
+        let mut n = 0;
+        let mut op = op;
+        op.direct = false; // The parts are those of the change itself now, not of its invalidation.
+        if matches!(op.request.op, Op::Write { .. }) {
+            let offset = first * BLOCK_BYTES as u64;
+            let buf = op.request.buf.expect("a write has a buffer");
+            self.direct_io(id, BackendOp::Write { offset, buf });
+            n = u32::MAX;
+        }
+        while let Some(part) = if n == u32::MAX { None } else { op.part(n) } {
+            let block = BLOCK_BYTES as u64;
+            self.direct_io(
+                id,
+                match part {
+                    Part::Data(at, buf) => BackendOp::Write { offset: at * block, buf },
+                    Part::Range(EntryKind::WriteZeroes, at, len) => {
+                        BackendOp::WriteZeroes { offset: at * block, len: u64::from(len) * block }
+                    }
+                    Part::Range(_, at, len) => {
+                        BackendOp::Discard { offset: at * block, len: u64::from(len) * block }
+                    }
+                },
+            );
+            n += 1;
+        }
+        true
+    }
+
+    fn direct_io(&mut self, id: OpId, op: BackendOp) {
+        let volume = self.ops[id].request.volume;
+        self.ops[id].waiting += 1;
+        let blocks = self.ops[id].blocks;
+        self.volume_mut(volume).count.bypass_mode_blocks += blocks;
+        let token = self.start_io(Io::Direct { op: id });
+        self.backend(token, volume, op);
+    }
+
+    pub(crate) fn direct_done(&mut self, now: Nanos, id: OpId, result: Result<(), IoError>) {
+        let vid = self.ops[id].request.volume;
+        self.note_backend_result(now, vid, result);
+        let op = &mut self.ops[id];
+        op.waiting -= 1;
+        if let Err(error) = result {
+            op.error = Some(RequestError::Io);
+            if error == IoError::Full {
+                op.barrier = u64::MAX; // Marks that it is to be tried again.
+            }
+        }
+        if op.waiting > 0 {
+            return;
+        }
+        let full = std::mem::replace(&mut op.barrier, 0) == u64::MAX;
+        let volume = self.volume_mut(vid);
+        volume.direct_in_flight -= 1;
+        volume.backend_dirty = true;
+        if full {
+            // A full backend makes writes wait; it does not fail them.
+            self.ops[id].error = None;
+            self.ops[id].stage = Stage::Whole;
+            self.park(vid, id);
+            return;
+        }
+        match self.ops[id].error {
+            Some(error) => self.complete(id, Err(error)),
+            None if self.ops[id].durable => self.flush_backend_for(id),
+            None => self.complete(id, Ok(())),
+        }
+    }
+
+    /// Sends the volume's backend flush for an operation (a flush or a FUA change).
+    pub(crate) fn flush_backend_for(&mut self, id: OpId) {
+        let volume = self.ops[id].request.volume;
+        self.ops[id].stage = Stage::Acking;
+        self.volume_mut(volume).backend_dirty = false;
+        let token = self.start_io(Io::DirectFlush { op: id });
+        self.backend(token, volume, BackendOp::Flush);
+    }
+
+    pub(crate) fn direct_flush_done(&mut self, now: Nanos, id: OpId, result: Result<(), IoError>) {
+        let vid = self.ops[id].request.volume;
+        self.note_backend_result(now, vid, result);
+        if result.is_err() {
+            self.volume_mut(vid).backend_dirty = true;
+        }
+        self.complete(id, result.map_err(|_| RequestError::Io));
+    }
+
+    /// Builds and issues appends while there is something to log and room for it.
+    pub(crate) fn pump_log(&mut self) {
+        let in_flight_max = self.config.appends_in_flight;
+        while self.log.streams[Stream::Log as usize].in_flight.len() < in_flight_max {
+            let Some((first, durable)) = self.volume_with_pending() else { return };
+            let in_flight = self.log.streams[Stream::Log as usize].in_flight.len();
+            if durable && in_flight > 0 {
+                // One append that is stable by itself is cheaper than several and a sync.
+                return;
+            }
+            if self.pools.append.available() <= BUFFERS_FOR_MOVES {
+                return;
+            }
+            let Some(buf) = self.pools.append.take() else { return };
+            let mut builder = match self.begin_append(Stream::Log, buf, 1, false) {
+                Ok(builder) => builder,
+                Err(buf) => return self.pools.append.give(buf),
+            };
+            let volumes = self.volumes.len();
+            for i in 0..volumes {
+                self.take_pending(&mut builder, VolumeId(((first + i) % volumes) as u16));
+            }
+            self.next_volume = (first + 1) % volumes;
+            let log = &self.log.streams[Stream::Log as usize];
+            let durable = builder.append.ops.iter().any(|&op| self.ops[op].durable || self.ops[op].direct);
+            let dsync = durable && in_flight == 0 && log.stable == log.published;
+            self.issue_append(builder, dsync);
+        }
+    }
+
+    /// The next volume (in turn) that has something to log, and whether its first operation wants stable media.
+    fn volume_with_pending(&mut self) -> Option<(usize, bool)> {
+        let volumes = self.volumes.len();
+        let extents_full = self.extents_pending >= self.geo.extents_max() / 2;
+        for i in 0..volumes {
+            let at = (self.next_volume + i) % volumes;
+            let Some(volume) = &self.volumes[at] else { continue };
+            let Some(&front) = volume.pending.front() else { continue };
+            let op = &self.ops[front];
+            let wait = match op.part(op.logged) {
+                Some(Part::Data(..)) => self.quota_left(VolumeId(at as u16)) == 0,
+                Some(Part::Range(EntryKind::Invalidate, ..)) | None => false,
+                Some(Part::Range(..)) => extents_full,
+            };
+            if !wait {
+                return Some((at, op.durable || op.direct));
+            }
+            let sequence = volume.sequence_built;
+            let volume = self.volumes[at].as_mut().expect("looked at just now");
+            if volume.quota_wait_noted != sequence {
+                volume.quota_wait_noted = sequence;
+                volume.count.quota_waits += 1;
+            }
+            if extents_full {
+                self.checkpoint.wanted = true;
+            }
+        }
+        None
+    }
+
+    /// Blocks that the volume may still dirty.
+    pub(crate) fn quota_left(&self, id: VolumeId) -> u64 {
+        let volume = self.volume(id);
+        let used = volume.dirty_blocks + volume.unpublished_blocks;
+        let own = (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
+        let all = self.space.dirty_blocks_max();
+        own.min(all.saturating_sub(self.space.dirty_blocks() + self.unpublished_blocks))
+    }
+
+    /// Moves what fits of a volume's pending operations into the append.
+    fn take_pending(&mut self, builder: &mut Builder, id: VolumeId) {
+        if self.volumes[id.0 as usize].is_none() {
+            return;
+        }
+        let mut quota = self.quota_left(id);
+        while builder.has_room_for_record() {
+            let volume = self.volumes[id.0 as usize].as_ref().expect("checked above");
+            let Some(&front) = volume.pending.front() else { return };
+            let first = self.ops[front].part(self.ops[front].logged);
+            match first {
+                Some(Part::Data(..)) if quota == 0 => return,
+                Some(Part::Range(kind, ..))
+                    if kind != EntryKind::Invalidate
+                        && self.extents_pending >= self.geo.extents_max() / 2 =>
+                {
+                    return;
+                }
+                _ => {}
+            }
+            builder.begin_record(id, RecordKind::Write);
+            self.fill_record(builder, id, &mut quota);
+            let volume = self.volumes[id.0 as usize].as_mut().expect("checked above");
+            volume.sequence_built += 1;
+            let fields = RecordFields {
+                generation: volume.spec.generation,
+                sequence: volume.sequence_built,
+                durable_sequence: volume.sequence_durable,
+                chain: volume.chain,
+            };
+            volume.chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+        }
+    }
+
+    fn fill_record(&mut self, builder: &mut Builder, id: VolumeId, quota: &mut u64) {
+        let volume = self.volumes[id.0 as usize].as_mut().expect("checked by the caller");
+        let sequence = volume.sequence_built + 1;
+        while let Some(&front) = volume.pending.front() {
+            let op = &mut self.ops[front];
+            let before = op.logged;
+            while let Some(part) = op.part(op.logged) {
+                if !builder.has_room_for_entry() || matches!(part, Part::Data(..)) && *quota == 0 {
+                    break;
+                }
+                match part {
+                    Part::Data(block, from) => {
+                        // The CRC is computed over the copy, which is what is written.
+                        let to = builder.push_data(&self.space, block, 0, 0);
+                        let crc = copy_block(&mut self.arena, from, to);
+                        builder.set_last_crc(crc);
+                        *quota -= 1;
+                        volume.unpublished_blocks += 1;
+                        self.unpublished_blocks += 1;
+                    }
+                    Part::Range(kind, block, blocks) => {
+                        builder.push_range(kind, block, blocks);
+                        if kind != EntryKind::Invalidate {
+                            self.extents_pending += 1;
+                        }
+                    }
+                }
+                op.logged += 1;
+            }
+            if op.logged == before {
+                return;
+            }
+            op.sequence = sequence;
+            if builder.append.ops.last() != Some(&front) {
+                builder.append.ops.push(front);
+                op.unpublished += 1;
+            }
+            if op.part(op.logged).is_some() {
+                return;
+            }
+            volume.pending.pop_front();
+        }
+    }
+
+    /// Every part of the operation that was in an append is published.
+    pub(crate) fn op_published(&mut self, now: Nanos, id: OpId, append: u64) {
+        let op = &mut self.ops[id];
+        op.unpublished -= 1;
+        if op.unpublished > 0 || op.part(op.logged).is_some() {
+            return;
+        }
+        let vid = op.request.volume;
+        self.volume_mut(vid).published += 1;
+        let op = &self.ops[id];
+        if op.durable || op.direct {
+            self.sync.waiters.push((append, id));
+        } else {
+            self.ack(now, id);
+        }
+        self.volume_mut(vid).recheck = true;
+    }
+
+    /// The operation's records are stable.
+    pub(crate) fn op_stable(&mut self, now: Nanos, id: OpId) {
+        let op = &mut self.ops[id];
+        if op.direct && op.stage == Stage::InLog {
+            op.invalidated = true;
+            op.stage = Stage::Whole;
+            let vid = op.request.volume;
+            self.park(vid, id);
+        } else {
+            self.ack(now, id);
+        }
+    }
+
+    /// Whether any of the blocks is dirty.
+    pub(crate) fn has_dirty(&self, id: VolumeId, first: u64, end: u64) -> bool {
+        let volume = self.volume(id);
+        if volume.dirty_blocks == 0 && !volume.is_dirty() {
+            return false;
+        }
+        let mut at = first;
+        while at < end {
+            let (found, n) = volume.index.lookup_run(at, (end - at).min(1 << 20) as u32);
+            let dirty = match found {
+                Lookup::At(position) => (position..position + n).any(|p| self.space.marks.is_dirty(p)),
+                Lookup::Zero => volume.zero_is_dirty(at, n),
+                Lookup::Absent | Lookup::Lost => false,
+            };
+            if dirty || volume.is_draining(at, n) {
+                return true;
+            }
+            at += u64::from(n);
+        }
+        false
+    }
+
+    /// Whether the index knows anything about the blocks.
+    fn is_known(&self, id: VolumeId, first: u64, end: u64) -> bool {
+        let index = &self.volume(id).index;
+        let mut at = first;
+        while at < end {
+            let (found, n) = index.lookup_run(at, (end - at).min(1 << 20) as u32);
+            if found != Lookup::Absent {
+                return true;
+            }
+            at += u64::from(n);
+        }
+        false
+    }
+
+    /// Completes an operation and wakes what waited for its lock.
+    pub(crate) fn complete(&mut self, id: OpId, result: Result<(), RequestError>) {
+        self.release_edges(id);
+        let op = self.ops.remove(id);
+        let vid = op.request.volume;
+        self.effects.push_back(Effect::Reply { id: op.request.id, result });
+        let volume = self.volume_mut(vid);
+        volume.requests -= 1;
+        let count = &mut volume.count;
+        match (result, op.request.op) {
+            (Err(_), _) => count.errors += 1,
+            (_, Op::Read) => {
+                count.reads += 1;
+                count.read_bytes += op.request.len;
+            }
+            (_, Op::Write { .. }) => {
+                count.writes += 1;
+                count.written_bytes += op.request.len;
+            }
+            (_, Op::Flush) => count.flushes += 1,
+            (_, Op::Discard { .. } | Op::WriteZeroes { .. }) => count.discards += 1,
+            (_, Op::Prefetch) => {}
+        }
+        if op.locked {
+            volume.locks.retain(|l| l.op != id);
+            for _ in 0..volume.blocked.len() {
+                let volume = self.volume_mut(vid);
+                let Some(blocked) = volume.blocked.pop_front() else { break };
+                self.start_change(blocked);
+            }
+        }
+    }
+}
+
+/// The edge blocks of a change: those that it covers only in part.
+fn edges_of(op: &ClientOp) -> [Option<Edge>; 2] {
+    let block = BLOCK_BYTES as u64;
+    let (start, end) = (op.request.offset, op.request.offset + op.request.len);
+    let edge = |at: u64| {
+        let from = start.max(at * block) - at * block;
+        let to = end.min((at + 1) * block) - at * block;
+        let buf = Buf { offset: 0, len: 0 };
+        (from > 0 || to < block).then_some(Edge { block: at, buf, from: from as u16, to: to as u16 })
+    };
+    let first = edge(op.first_block);
+    let last = if op.blocks > 1 { edge(op.first_block + op.blocks - 1) } else { None };
+    [first, last]
+}

@@ -1,0 +1,478 @@
+//! Checkpoints: the segment table, the volumes, and ranges that no segment holds.
+//!
+//! A checkpoint does not hold the index: that is rebuilt from the segments' summaries and the live
+//! bits. Two slots are written in turn, each as two copies, and only the pages that changed since the
+//! slot was last written. The header, written last and stable, makes the checkpoint valid.
+
+use crate::api::{BLOCK_BYTES, Effect, IoError, Nanos};
+use crate::device::Device;
+use crate::engine::{Engine, Io};
+use crate::format::{
+    self, CHECKPOINT_MAGIC, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind, PAGE_MAGIC,
+    PageHeader, SLOT_COPIES, SLOTS, SegmentItem, byte, crc32c,
+};
+use crate::index::{Lookup, ObjectFlags};
+use crate::mem::{AlignedBuf, Buf};
+use crate::space::{SegmentState, Space};
+use crate::volume::Volume;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// A checkpoint is taken when so much was appended since the last one: it bounds the replay.
+const APPENDED_BYTES: u64 = 256 << 20;
+/// A checkpoint is taken when the last one is this old and something has changed.
+const INTERVAL_NS: Nanos = 10_000_000_000;
+
+/// What checkpoints need to remember between them.
+pub(crate) struct Checkpoint {
+    /// Number of the newest durable one.
+    pub(crate) durable: u64,
+    pub(crate) epoch: u64,
+    /// One is to be taken as soon as possible.
+    pub(crate) wanted: bool,
+    pub(crate) appended_bytes: u64,
+    last: Nanos,
+    /// CRC of every page as it stands in each slot; `None` if unknown.
+    page_crcs: [Vec<Option<u32>>; SLOTS],
+    run: Option<Run>,
+    /// Buffers in flight and how many writes still use each.
+    users: Vec<(Buf, u32)>,
+    /// Control operations that are complete when the next checkpoint that is begun is durable.
+    pub(crate) waiters: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Pages,
+    Sync,
+    Header,
+}
+
+/// The checkpoint that is being written.
+struct Run {
+    number: u64,
+    phase: Phase,
+    pages: Pages,
+    /// Next page of the list to be written, and writes in flight.
+    next: usize,
+    writes: u32,
+    /// Segments that are free once it is durable.
+    released: Vec<u32>,
+    waiters: Vec<u64>,
+    /// Log append that it contains.
+    appended: u64,
+    sequences: Vec<u64>,
+}
+
+/// The pages of a checkpoint that must be written, and its header.
+pub(crate) struct Pages {
+    slot: usize,
+    list: Vec<u32>,
+    bytes: Vec<u8>,
+    header: [u8; BLOCK_BYTES],
+}
+
+impl Checkpoint {
+    pub(crate) fn new(durable: u64, epoch: u64, pages: u32, now: Nanos) -> Checkpoint {
+        Checkpoint {
+            durable,
+            epoch,
+            wanted: false,
+            appended_bytes: 0,
+            last: now,
+            page_crcs: [vec![None; pages as usize], vec![None; pages as usize]],
+            run: None,
+            users: Vec::new(),
+            waiters: Vec::new(),
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.run.is_none()
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        (self.appended_bytes > 0 && self.run.is_none()).then_some(self.last + INTERVAL_NS)
+    }
+}
+
+impl Engine {
+    /// Begins a checkpoint when one is due.
+    pub(crate) fn pump_checkpoint(&mut self, now: Nanos) {
+        let c = &self.checkpoint;
+        if c.run.is_some() || self.dead {
+            return;
+        }
+        let old = c.appended_bytes > 0 && now >= c.last + INTERVAL_NS;
+        let due = c.wanted || !c.waiters.is_empty() || c.appended_bytes >= APPENDED_BYTES || old;
+        // Summaries must be written before a checkpoint says that their segments have them.
+        if !due || !self.log.nothing_sealing() {
+            return;
+        }
+        let number = c.durable + 1;
+        let pages = self.encode_checkpoint(number);
+        let released = (0..self.geo.segments)
+            .filter(|&s| self.space.segments[s as usize].state == SegmentState::Released)
+            .collect();
+        let sequences = self.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.sequence)).collect();
+        let c = &mut self.checkpoint;
+        c.wanted = false;
+        c.appended_bytes = 0;
+        c.last = now;
+        c.run = Some(Run {
+            number,
+            phase: Phase::Pages,
+            pages,
+            next: 0,
+            writes: 0,
+            released,
+            waiters: std::mem::take(&mut c.waiters),
+            appended: self.log.streams[0].published,
+            sequences,
+        });
+        self.advance_checkpoint();
+    }
+
+    /// Encodes what the state is now.
+    fn encode_checkpoint(&mut self, number: u64) -> Pages {
+        let slot = (number % SLOTS as u64) as usize;
+        let crcs = &mut self.checkpoint.page_crcs[slot];
+        let mut pages = Pages { slot, list: Vec::new(), bytes: Vec::new(), header: [0; BLOCK_BYTES] };
+        let segment_pages = self.geo.segment_pages();
+        for page in self.space.take_changed_pages(slot) {
+            pages.push(page, encode_segments(&self.space, page), crcs);
+        }
+        for v in 0..self.geo.volume_pages {
+            let volume = self.volumes.get(v as usize).and_then(Option::as_ref);
+            pages.push(
+                segment_pages + v,
+                encode_volume(&self.geo.uuid, segment_pages + v, volume.map(|v| &**v)),
+                crcs,
+            );
+        }
+        let mut extents = collect_extents(&self.volumes);
+        while extents.len() > self.geo.extents_max() {
+            // Zero ranges are limited when they are admitted, so that only lost blocks can be too many
+            // to name: their volume fails as a whole.
+            let worst = self.volumes.iter_mut().flatten().filter(|v| !v.failed);
+            let worst = worst.max_by_key(|v| v.index.blocks().lost).expect("some volume has lost blocks");
+            worst.failed = true;
+            extents = collect_extents(&self.volumes);
+        }
+        self.extents_pending = extents.len();
+        let first = segment_pages + self.geo.volume_pages;
+        for e in 0..self.geo.extent_pages {
+            let from = (e as usize * EXTENTS_PER_PAGE).min(extents.len());
+            let to = (from + EXTENTS_PER_PAGE).min(extents.len());
+            pages.push(first + e, encode_extents(&self.geo.uuid, first + e, &extents[from..to]), crcs);
+        }
+        let open = self.log.streams.each_ref();
+        let header = CheckpointHeader {
+            magic: CHECKPOINT_MAGIC,
+            crc: U32::ZERO,
+            uuid: self.geo.uuid,
+            checkpoint: U64::new(number),
+            epoch: U64::new(self.checkpoint.epoch),
+            next_segment_sequence: U64::new(self.space.next_sequence),
+            pages_crc: U32::new(combined_crc(&self.checkpoint.page_crcs[slot])),
+            open_segment: open.map(|s| U32::new(s.segment)),
+            open_block: open.map(|s| U32::new(s.published_block)),
+        };
+        header.write_to_prefix(&mut pages.header).expect("a header is smaller than a block");
+        format::seal::<CheckpointHeader>(&mut pages.header);
+        pages
+    }
+
+    /// Goes on with the checkpoint as far as buffers allow.
+    pub(crate) fn advance_checkpoint(&mut self) {
+        let Some(run) = &self.checkpoint.run else { return };
+        let slot = run.pages.slot;
+        match run.phase {
+            Phase::Pages => {
+                while self.checkpoint.run.as_ref().is_some_and(|r| r.next < r.pages.list.len()) {
+                    if !self.write_pages(slot) {
+                        return;
+                    }
+                }
+                let run = self.checkpoint.run.as_mut().expect("a run advances");
+                if run.writes == 0 {
+                    run.phase = Phase::Sync;
+                    self.device.syncs += 1;
+                    let token = self.start_io(Io::CheckpointSync);
+                    self.effects.push_back(Effect::DeviceSync { token });
+                }
+            }
+            Phase::Sync => {
+                let Some(buf) = self.pools.checkpoint.take() else { return };
+                let run = self.checkpoint.run.as_mut().expect("a run advances");
+                run.phase = Phase::Header;
+                run.writes = SLOT_COPIES as u32;
+                self.checkpoint.users.push((buf, SLOT_COPIES as u32));
+                self.arena.bytes_mut(buf)[..BLOCK_BYTES].copy_from_slice(&run.pages.header);
+                for copy in 0..SLOT_COPIES {
+                    let token = self.start_io(Io::CheckpointWrite { buf });
+                    let offset = byte(self.geo.slot_block(slot, copy));
+                    let buf = buf.slice(0, BLOCK_BYTES);
+                    self.effects.push_back(Effect::DeviceWrite { token, offset, buf, dsync: true });
+                }
+            }
+            Phase::Header => {}
+        }
+    }
+
+    /// Writes the next pages of the list that follow each other, to both copies of the slot.
+    fn write_pages(&mut self, slot: usize) -> bool {
+        let Some(buf) = self.pools.checkpoint.take() else { return false };
+        let run = self.checkpoint.run.as_mut().expect("a run writes pages");
+        let max = buf.len as usize / BLOCK_BYTES;
+        let first = run.pages.list[run.next];
+        let left = &run.pages.list[run.next..];
+        let n = left.iter().take(max).zip(first..).take_while(|&(&page, expected)| page == expected).count();
+        let bytes = n * BLOCK_BYTES;
+        let from = run.next * BLOCK_BYTES;
+        self.arena.bytes_mut(buf)[..bytes].copy_from_slice(&run.pages.bytes[from..from + bytes]);
+        run.next += n;
+        run.writes += SLOT_COPIES as u32;
+        self.checkpoint.users.push((buf, SLOT_COPIES as u32));
+        for copy in 0..SLOT_COPIES {
+            let token = self.start_io(Io::CheckpointWrite { buf });
+            let offset = byte(self.geo.slot_block(slot, copy) + 1 + first);
+            let buf = buf.slice(0, bytes);
+            self.effects.push_back(Effect::DeviceWrite { token, offset, buf, dsync: false });
+        }
+        true
+    }
+
+    pub(crate) fn checkpoint_write_done(&mut self, now: Nanos, buf: Buf, result: Result<(), IoError>) {
+        let users = &mut self.checkpoint.users;
+        let at = users.iter().position(|(b, _)| *b == buf).expect("the buffer is in use");
+        users[at].1 -= 1;
+        if users[at].1 == 0 {
+            users.swap_remove(at);
+            self.pools.checkpoint.give(buf);
+        }
+        if result.is_err() {
+            return self.device_failed(now);
+        }
+        let Some(run) = &mut self.checkpoint.run else { return };
+        run.writes -= 1;
+        if run.phase == Phase::Header && run.writes == 0 {
+            self.checkpoint_durable(now);
+        } else {
+            self.advance_checkpoint();
+        }
+    }
+
+    pub(crate) fn checkpoint_sync_done(&mut self, now: Nanos, result: Result<(), IoError>) {
+        if result.is_err() {
+            return self.device_failed(now);
+        }
+        self.advance_checkpoint();
+    }
+
+    fn checkpoint_durable(&mut self, now: Nanos) {
+        let run = self.checkpoint.run.take().expect("a run ends");
+        self.checkpoint.durable = run.number;
+        self.device.checkpoints += 1;
+        for segment in run.released {
+            self.space.free_released(segment);
+        }
+        let log = &mut self.log.streams[0];
+        log.stable = log.stable.max(run.appended);
+        for (volume, sequence) in self.volumes.iter_mut().zip(run.sequences) {
+            if let Some(volume) = volume {
+                volume.sequence_durable = volume.sequence_durable.max(sequence);
+            }
+        }
+        for control in run.waiters {
+            self.control_persisted(now, control);
+        }
+        self.pump_sync(now);
+    }
+
+    /// The device failed: the checkpoint will never be durable.
+    pub(crate) fn abandon_checkpoint(&mut self) -> Vec<u64> {
+        let mut waiters = std::mem::take(&mut self.checkpoint.waiters);
+        if let Some(run) = self.checkpoint.run.take() {
+            waiters.extend(run.waiters);
+        }
+        waiters
+    }
+
+    /// Writes a checkpoint of the state now, blocking: at the end of recovery and at format.
+    pub(crate) fn checkpoint_blocking(&mut self, device: &mut dyn Device) -> Result<(), IoError> {
+        let number = self.checkpoint.durable + 1;
+        let pages = self.encode_checkpoint(number);
+        pages.write_blocking(&self.space, device)?;
+        self.checkpoint.durable = number;
+        self.device.checkpoints += 1;
+        for segment in 0..self.geo.segments {
+            if self.space.segments[segment as usize].state == SegmentState::Released {
+                self.space.free_released(segment);
+            }
+        }
+        Ok(())
+    }
+
+    /// Extents have been drained: those who wait for room may look again.
+    pub(crate) fn recheck_extents(&mut self) {
+        if self.extents_pending >= self.geo.extents_max() / 2 {
+            self.extents_pending = collect_extents(&self.volumes).len() + self.unpublished_ranges();
+        }
+    }
+}
+
+impl Pages {
+    fn push(&mut self, page: u32, bytes: [u8; BLOCK_BYTES], crcs: &mut [Option<u32>]) {
+        let crc = crc32c(&bytes);
+        if crcs[page as usize] != Some(crc) {
+            crcs[page as usize] = Some(crc);
+            self.list.push(page);
+            self.bytes.extend_from_slice(&bytes);
+        }
+    }
+
+    fn write_blocking(&self, space: &Space, device: &mut dyn Device) -> Result<(), IoError> {
+        const BATCH: usize = 64;
+        let mut buf = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
+        let mut at = 0;
+        while at < self.list.len() {
+            let left = &self.list[at..];
+            let n = left.iter().take(BATCH).zip(left[0]..).take_while(|&(&p, e)| p == e).count();
+            let bytes = n * BLOCK_BYTES;
+            buf[..bytes].copy_from_slice(&self.bytes[at * BLOCK_BYTES..at * BLOCK_BYTES + bytes]);
+            for copy in 0..SLOT_COPIES {
+                let block = space.geo.slot_block(self.slot, copy) + 1 + left[0];
+                device.write(byte(block), &buf[..bytes])?;
+            }
+            at += n;
+        }
+        device.sync()?;
+        buf[..BLOCK_BYTES].copy_from_slice(&self.header);
+        for copy in 0..SLOT_COPIES {
+            device.write(byte(space.geo.slot_block(self.slot, copy)), &buf[..BLOCK_BYTES])?;
+        }
+        device.sync()
+    }
+}
+
+/// CRC-32C over the CRCs of all pages.
+pub(crate) fn combined_crc(crcs: &[Option<u32>]) -> u32 {
+    let bytes: Vec<u8> =
+        crcs.iter().flat_map(|c| c.expect("every page has been written").to_le_bytes()).collect();
+    crc32c(&bytes)
+}
+
+fn page(uuid: &[u8; 16], page: u32, items: usize, fill: impl FnOnce(&mut [u8])) -> [u8; BLOCK_BYTES] {
+    let mut bytes = [0; BLOCK_BYTES];
+    let header = PageHeader {
+        magic: PAGE_MAGIC,
+        crc: U32::ZERO,
+        uuid: *uuid,
+        page: U32::new(page),
+        items: U32::new(items as u32),
+    };
+    header.write_to_prefix(&mut bytes).expect("a header is smaller than a block");
+    fill(&mut bytes[size_of::<PageHeader>()..]);
+    format::seal::<PageHeader>(&mut bytes);
+    bytes
+}
+
+fn encode_segments(space: &Space, number: u32) -> [u8; BLOCK_BYTES] {
+    let segments = space.segments_of_page(number);
+    let bitmap = space.geo.segment_blocks as usize / 8;
+    page(&space.geo.uuid, number, segments.len(), |out| {
+        for (segment, out) in segments.zip(out.chunks_exact_mut(space.geo.segment_item_bytes())) {
+            let s = &space.segments[segment as usize];
+            if matches!(s.state, SegmentState::Free | SegmentState::Released) {
+                continue;
+            }
+            let item = SegmentItem {
+                segment_sequence: U64::new(s.sequence),
+                stream: s.stream as u8,
+                used: 1,
+                summary_blocks: U16::new(s.summary_blocks),
+                reserved: U32::ZERO,
+            };
+            item.write_to_prefix(out).expect("an item has its size");
+            let first = space.geo.segment_block(segment);
+            let range = first..first + space.geo.segment_blocks;
+            let (live, dirty) = out[size_of::<SegmentItem>()..].split_at_mut(bitmap);
+            space.marks.live().copy_out(range.clone(), live);
+            space.marks.dirty().copy_out(range, dirty);
+        }
+    })
+}
+
+fn encode_volume(uuid: &[u8; 16], number: u32, volume: Option<&Volume>) -> [u8; BLOCK_BYTES] {
+    page(uuid, number, usize::from(volume.is_some()), |out| {
+        if let Some(volume) = volume {
+            volume.to_item().write_to_prefix(out).expect("a volume fits into a page");
+        }
+    })
+}
+
+fn encode_extents(uuid: &[u8; 16], number: u32, extents: &[ExtentItem]) -> [u8; BLOCK_BYTES] {
+    page(uuid, number, extents.len(), |out| {
+        let bytes = extents.as_bytes();
+        out[..bytes.len()].copy_from_slice(bytes);
+    })
+}
+
+/// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not split
+/// it: at recovery they are put above it.
+pub(crate) fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
+    let mut list: Vec<ExtentItem> = Vec::new();
+    let mut end = 0;
+    let mut last_kind = 0;
+    for (v, volume) in volumes.iter().enumerate() {
+        let Some(volume) = volume else { continue };
+        let counts = volume.index.blocks();
+        if counts.zero == 0 && counts.lost == 0 {
+            continue;
+        }
+        let mut push = |kind: ExtentKind, block: u64, n: u32, gap_is_cached: bool| {
+            if let Some(last) = list.last_mut() {
+                let joined = u64::from(last.len.get()) + (block + u64::from(n) - end);
+                if last.volume.get() as usize == v
+                    && last_kind == kind as u8
+                    && (end == block || gap_is_cached)
+                    && joined <= u64::from(u32::MAX)
+                {
+                    last.len = U32::new(joined as u32);
+                    end = block + u64::from(n);
+                    return;
+                }
+            }
+            last_kind = kind as u8;
+            end = block + u64::from(n);
+            list.push(ExtentItem {
+                block: U64::new(block),
+                len: U32::new(n),
+                volume: U16::new(v as u16),
+                kind: kind as u8,
+                reserved: 0,
+            });
+        };
+        let mut covered_to = u64::MAX;
+        for object in volume.index.objects(0) {
+            let zero_dirty = volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY);
+            for (block, n, found) in volume.index.runs(object) {
+                match found {
+                    Lookup::Zero if zero_dirty => {
+                        push(ExtentKind::Zero, block, n, covered_to == block);
+                        covered_to = block + u64::from(n);
+                    }
+                    Lookup::Lost if volume.failed => covered_to = u64::MAX,
+                    Lookup::Lost => {
+                        push(ExtentKind::Lost, block, n, false);
+                        covered_to = u64::MAX;
+                    }
+                    Lookup::At(_) if covered_to == block => covered_to = block + u64::from(n),
+                    _ => covered_to = u64::MAX,
+                }
+            }
+        }
+    }
+    list
+}

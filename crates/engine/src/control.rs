@@ -1,0 +1,526 @@
+//! Control: volumes come, change and go; what is told about them.
+
+use crate::api::*;
+use crate::engine::{Engine, Io};
+use crate::format::{Stream, crc32c};
+use crate::index::{Lookup, ObjectFlags};
+use crate::mem::Buf;
+use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
+use crate::volume::{DrainWaiter, Task, Volume};
+
+/// Transfers of a verification in flight.
+const VERIFY_IN_FLIGHT: u32 = 8;
+
+/// Why a volume cannot be added or attached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// Bad name.
+    #[error("a volume's name has 1 to 64 characters of A-Z a-z 0-9 . _ -, not {0:?}")]
+    Name(String),
+    /// Name in use.
+    #[error("volume {0} exists already")]
+    Exists(String),
+    /// No such volume, or it is attached already.
+    #[error("there is no detached volume with that number")]
+    NotDetached,
+    /// Too many.
+    #[error("the cache device holds {0} volumes already, which is the most")]
+    TooMany(u32),
+    /// Size not a multiple of a sector, zero, or beyond what the index can hold.
+    #[error(
+        "a volume of {0} bytes cannot be served: the size must be a multiple of {SECTOR_BYTES} up to 1 PiB"
+    )]
+    Size(u64),
+    /// The volume has become smaller than what the cache holds dirty.
+    #[error("the image has shrunk to {0} bytes, but the cache holds newer data beyond its end")]
+    Shrunk(u64),
+    /// URI or attachment too long.
+    #[error("the backend's {0} is too long")]
+    TooLong(&'static str),
+    /// The device has failed.
+    #[error("the cache device has failed")]
+    Device,
+}
+
+/// What a recovered volume is attached with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attach {
+    /// The owner's new generation.
+    pub generation: u64,
+    /// Size of the image in bytes.
+    pub size_bytes: u64,
+    /// Mode to start in.
+    pub mode: Mode,
+    /// Dirty quota; 0 for the default share.
+    pub dirty_bytes_max: u64,
+    /// Serve only reads.
+    pub read_only: bool,
+    /// See [`VolumeSpec::attachment`].
+    pub attachment: Vec<u8>,
+    /// There is proof that nobody else has written the image: clean blocks are kept.
+    pub keep_clean: bool,
+}
+
+/// Progress of comparing an image with the cache.
+#[derive(Debug, Default)]
+pub(crate) struct Verify {
+    object: u32,
+    /// Blocks of the current object that have been issued.
+    cursor: u32,
+    in_flight: u32,
+    finished: bool,
+    result: Option<ControlError>,
+}
+
+impl Engine {
+    /// All volumes that the device knows, attached or not.
+    pub fn volumes(&self) -> Vec<(VolumeId, VolumeSpec)> {
+        let all = self.volumes.iter().enumerate();
+        all.filter_map(|(i, v)| Some((VolumeId(i as u16), v.as_ref()?.spec.clone()))).collect()
+    }
+
+    /// Adds a volume. It is served at once; [`Effect::ControlDone`] tells when it is recorded so that a
+    /// restart knows it, and no request should be sent before.
+    ///
+    /// # Errors
+    /// See [`AddError`]; nothing has changed then.
+    pub fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
+        check_spec(&spec)?;
+        if self.dead {
+            return Err(AddError::Device);
+        }
+        if self.volumes.iter().flatten().any(|v| v.spec.name == spec.name) {
+            return Err(AddError::Exists(spec.name));
+        }
+        let free = self.volumes.iter().position(Option::is_none);
+        let at = free.ok_or(AddError::TooMany(self.geo.volume_pages))?;
+        let mut volume = Volume::new(spec);
+        volume.attached = true;
+        self.volumes[at] = Some(Box::new(volume));
+        self.persist(now, control);
+        Ok(VolumeId(at as u16))
+    }
+
+    /// Gives a recovered volume its backend back.
+    ///
+    /// # Errors
+    /// See [`AddError`]; nothing has changed then.
+    pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
+        if self.dead {
+            return Err(AddError::Device);
+        }
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let volume = volume.filter(|v| !v.attached).ok_or(AddError::NotDetached)?;
+        let spec = VolumeSpec {
+            size_bytes: attach.size_bytes,
+            mode: attach.mode,
+            dirty_bytes_max: attach.dirty_bytes_max,
+            read_only: attach.read_only,
+            generation: attach.generation,
+            attachment: attach.attachment,
+            ..volume.spec.clone()
+        };
+        check_spec(&spec)?;
+        let blocks = spec.size_bytes.div_ceil(BLOCK_BYTES as u64);
+        let old_blocks = volume.blocks();
+        if blocks < old_blocks && self.has_dirty(id, blocks, old_blocks) {
+            return Err(AddError::Shrunk(spec.size_bytes));
+        }
+        if blocks < old_blocks {
+            self.drop_blocks(id, blocks, old_blocks - blocks);
+        }
+        let volume = self.volume_mut(id);
+        volume.mode = spec.mode;
+        volume.spec = spec;
+        volume.attached = true;
+        if !attach.keep_clean {
+            self.drop_clean(id);
+        }
+        if attach.mode == Mode::Off {
+            self.volume_mut(id).task = Task::Purge { control };
+        } else {
+            self.persist(now, control);
+        }
+        Ok(())
+    }
+
+    /// Changes the mode. [`Effect::ControlDone`] comes when it is in force: for `Off` when the volume is
+    /// drained and its blocks are dropped; for the others when it is recorded. Going to write-through
+    /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
+    pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
+        self.stir();
+        let Some(volume) = self.controllable(id, control) else { return };
+        volume.mode = mode;
+        volume.spec.mode = mode;
+        volume.recheck = true;
+        if mode != Mode::WriteBack {
+            volume.backlog_sequence = volume.sequence_built;
+            volume.credit_bytes = 0;
+            volume.drain_all_until = volume.sequence_built;
+        }
+        if mode == Mode::Off {
+            volume.task = Task::Purge { control };
+        } else {
+            self.persist(now, control);
+        }
+    }
+
+    /// Changes the dirty quota (0 for the default share).
+    pub fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64) {
+        self.stir();
+        let Some(volume) = self.controllable(id, control) else { return };
+        volume.spec.dirty_bytes_max = bytes;
+        self.persist(now, control);
+    }
+
+    /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the backend.
+    pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
+        self.stir();
+        let Some(volume) = self.controllable(id, control) else { return };
+        let sequence = volume.sequence_built;
+        volume.drain_all_until = volume.drain_all_until.max(sequence);
+        volume.drain_waiters.push(DrainWaiter { control, sequence });
+        self.update_drained(id);
+    }
+
+    /// Drains a volume, compares the image with the cache if asked to, and forgets the volume. New
+    /// requests are refused from now on.
+    pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
+        self.stir();
+        let Some(volume) = self.controllable(id, control) else { return };
+        volume.closing = true;
+        volume.drain_all_until = u64::MAX;
+        volume.task = Task::Remove { control, verify };
+        self.verify = Verify::default();
+    }
+
+    /// Stops accepting requests, makes the log stable and takes a checkpoint; dirty data stays dirty.
+    /// Requests that wait for the backend or for room are not answered any more.
+    pub fn shutdown(&mut self, _now: Nanos, control: u64) {
+        self.stir();
+        self.stopping = Some(control);
+    }
+
+    fn controllable(&mut self, id: VolumeId, control: u64) -> Option<&mut Volume> {
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let error = match &volume {
+            None => Some(ControlError::Gone),
+            Some(v) if v.task != Task::None => Some(ControlError::Busy),
+            Some(v) if v.fenced => Some(ControlError::Backend(IoError::Fenced)),
+            Some(_) => None,
+        };
+        match error {
+            Some(error) => {
+                self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+                None
+            }
+            None => volume.map(|v| &mut **v),
+        }
+    }
+
+    /// `control` is complete when a checkpoint of the state now is durable.
+    fn persist(&mut self, _now: Nanos, control: u64) {
+        self.stir();
+        if self.dead {
+            self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::Device) });
+        } else {
+            self.checkpoint.waiters.push(control);
+        }
+    }
+
+    pub(crate) fn control_persisted(&mut self, _now: Nanos, control: u64) {
+        self.effects.push_back(Effect::ControlDone { control, result: Ok(()) });
+    }
+
+    /// Goes on with removals, purges and the shutdown.
+    pub(crate) fn pump_tasks(&mut self, now: Nanos) {
+        for i in 0..self.volumes.len() {
+            let id = VolumeId(i as u16);
+            match self.volumes[i].as_ref().map(|v| v.task) {
+                Some(Task::Purge { control }) => self.pump_purge(now, id, control),
+                Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
+                _ => {}
+            }
+        }
+        if let Some(control) = self.stopping {
+            let idle = self.log.is_idle() && self.checkpoint.is_idle() && self.reclaim.is_idle();
+            let held = self.volumes.iter().flatten().any(|v| !v.held.is_empty());
+            if (idle || self.dead) && !held && !self.fills.has_open() && control != u64::MAX {
+                self.stopping = Some(u64::MAX);
+                self.persist(now, control);
+                self.pump_checkpoint(now);
+            }
+        }
+    }
+
+    /// Drained and nothing on its way into the cache: the volume's blocks can go.
+    fn is_quiet(&mut self, now: Nanos, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        let busy = volume.is_dirty() || volume.published < volume.entered || volume.direct_in_flight > 0;
+        if busy {
+            return false;
+        }
+        self.cancel_fills(id, 0, u64::MAX / 2);
+        self.pump_fills(now, true);
+        let fills_idle = |s: Stream| self.log.streams[s as usize].in_flight.is_empty();
+        fills_idle(Stream::Fill) && fills_idle(Stream::Main) && self.reclaim.is_idle()
+    }
+
+    fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64) {
+        if self.is_quiet(now, id) {
+            let blocks = self.volume(id).blocks();
+            self.drop_blocks(id, 0, blocks);
+            self.volume_mut(id).task = Task::None;
+            self.persist(now, control);
+        }
+    }
+
+    fn pump_remove(&mut self, now: Nanos, id: VolumeId, control: u64, verify: bool) {
+        let volume = self.volume(id);
+        if volume.requests > 0 && !volume.fenced || !self.is_quiet(now, id) {
+            return;
+        }
+        let lost = self.volume(id).index.blocks().lost;
+        let error = match self.verify.result {
+            _ if lost > 0 => Some(ControlError::Lost(lost)),
+            Some(error) => Some(error),
+            None if verify && !self.verify.finished => {
+                self.pump_verify(id);
+                return;
+            }
+            None => None,
+        };
+        if self.verify.in_flight > 0 {
+            return;
+        }
+        match error {
+            Some(error) => {
+                let volume = self.volume_mut(id);
+                volume.task = Task::None;
+                volume.closing = false;
+                volume.drain_all_until = 0;
+                self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            }
+            None => {
+                let blocks = self.volume(id).blocks();
+                self.drop_blocks(id, 0, blocks);
+                self.volumes[id.0 as usize] = None;
+                self.ghost.clear();
+                self.persist(now, control);
+            }
+        }
+    }
+
+    /// Reads the image where the cache has blocks and compares checksums.
+    fn pump_verify(&mut self, id: VolumeId) {
+        while self.verify.in_flight < VERIFY_IN_FLIGHT && self.verify.result.is_none() {
+            let Some((block, blocks)) = self.next_to_verify(id) else {
+                self.verify.finished = self.verify.in_flight == 0;
+                if self.verify.finished {
+                    self.stir();
+                }
+                return;
+            };
+            let Some(buf) = self.pools.drain.take() else { return };
+            self.verify.cursor += blocks;
+            self.verify.in_flight += 1;
+            let token = self.start_io(Io::Verify { volume: id, block, blocks, buf });
+            let part = buf.slice(0, blocks as usize * BLOCK_BYTES);
+            let offset = block * BLOCK_BYTES as u64;
+            self.backend(token, id, BackendOp::Read { offset, buf: part });
+        }
+    }
+
+    /// The next stretch of cached blocks, by the verification's cursor (counted over cached blocks of an object).
+    fn next_to_verify(&mut self, id: VolumeId) -> Option<(u64, u32)> {
+        loop {
+            let verify = &self.verify;
+            let index = &self.volumes[id.0 as usize].as_ref()?.index;
+            let object = index.objects(verify.object).next()?;
+            let skip = if object == verify.object { verify.cursor } else { 0 };
+            let mut seen = 0;
+            for (block, n, found) in index.runs(object) {
+                let Lookup::At(_) = found else { continue };
+                if seen + n > skip {
+                    let at = skip.saturating_sub(seen);
+                    self.verify.object = object;
+                    self.verify.cursor = skip;
+                    return Some((block + u64::from(at), (n - at).min(crate::drain::PIECE_BLOCKS as u32)));
+                }
+                seen += n;
+            }
+            self.verify.object = object + 1;
+            self.verify.cursor = 0;
+        }
+    }
+
+    pub(crate) fn verify_done(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        block: u64,
+        blocks: u32,
+        buf: Buf,
+        result: Result<(), IoError>,
+    ) {
+        self.note_backend_result(now, id, result);
+        self.verify.in_flight -= 1;
+        if let Err(error) = result {
+            self.verify.result = Some(ControlError::Backend(error));
+        } else {
+            for i in 0..blocks as usize {
+                let Lookup::At(position) = self.volume(id).index.lookup(block + i as u64) else { continue };
+                let bytes = self.arena.bytes(buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
+                if crc32c(bytes) != self.space.marks.crc(position) {
+                    let byte = (block + i as u64) * BLOCK_BYTES as u64;
+                    self.verify.result = Some(ControlError::Differs(byte));
+                    break;
+                }
+            }
+        }
+        self.pools.drain.give(buf);
+    }
+
+    fn drop_clean(&mut self, id: VolumeId) {
+        let (volume, space) = self.volume_and_space(id);
+        let objects: Vec<u32> = volume.index.objects(0).collect();
+        for object in objects {
+            let runs: Vec<_> = volume.index.runs(object).collect();
+            for (block, n, found) in runs {
+                let Lookup::At(position) = found else { continue };
+                for i in 0..n {
+                    if !space.marks.is_dirty(position + i) {
+                        volume.index.remove(block + u64::from(i), 1, &mut |_, _, _| ());
+                        space.kill(position + i);
+                    }
+                }
+            }
+        }
+    }
+
+    /// State and counters of a volume.
+    pub fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus> {
+        let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
+        let block = BLOCK_BYTES as u64;
+        let drains = volume.drains.iter().map(|&d| self.drains[d].entry.since);
+        let oldest = volume.dirty_objects.front().map(|d| d.since).into_iter().chain(drains).min();
+        let blocks = volume.index.blocks();
+        let full = volume.pending.front().is_some() && self.quota_left(id) == 0;
+        let backlog = volume.mode != Mode::WriteBack && volume.sequence_drained < volume.backlog_sequence;
+        let state = match () {
+            _ if volume.fenced => VolumeState::Fenced,
+            _ if volume.failed => VolumeState::Failed,
+            _ if !volume.attached => VolumeState::Detached,
+            _ if volume.task != Task::None || backlog || !volume.drain_waiters.is_empty() => {
+                VolumeState::Draining
+            }
+            _ if full => VolumeState::Full,
+            _ => VolumeState::Serving,
+        };
+        Some(VolumeStatus {
+            id,
+            spec: volume.spec.clone(),
+            mode: volume.mode,
+            state,
+            dirty_bytes: volume.dirty_blocks * block,
+            dirty_bytes_max: self.dirty_bytes_max(id),
+            dirty_age_ns: oldest.map_or(0, |since| now.saturating_sub(since)),
+            cached_bytes: blocks.at * block,
+            lost_blocks: blocks.lost,
+            sequence: volume.sequence,
+            sequence_drained: volume.sequence_drained,
+            backend_error: volume.backend_error,
+            flushes: volume.flushes,
+            count: volume.count,
+        })
+    }
+
+    /// State and counters of the cache device.
+    pub fn device_status(&self) -> DeviceStatus {
+        let index: usize = self.volumes.iter().flatten().map(|v| v.index.memory_bytes()).sum();
+        let index = index + self.space.marks.memory_bytes() + self.ghost.memory_bytes();
+        DeviceStatus {
+            failed: self.dead,
+            size_bytes: self.geo.device_blocks * BLOCK_BYTES as u64,
+            segment_bytes: u64::from(self.geo.segment_blocks) * BLOCK_BYTES as u64,
+            segments: u64::from(self.geo.segments),
+            segments_free: u64::from(self.space.free_count()),
+            segments_dirty: self.space.segments.iter().filter(|s| s.dirty > 0).count() as u64,
+            index_bytes: index as u64,
+            cached_blocks: self.space.live_blocks(),
+            arena_used_bytes: (self.arena.len_bytes() - self.arena.free_bytes()) as u64,
+            arena_bytes: self.arena.len_bytes() as u64,
+            ..self.device
+        }
+    }
+
+    /// What is known about a range, in order: at most `extents_max` stretches are put into `out`, which
+    /// is cleared first. They may end before the range does.
+    pub fn block_status(
+        &self,
+        id: VolumeId,
+        offset: u64,
+        len: u64,
+        extents_max: usize,
+        out: &mut Vec<Extent>,
+    ) {
+        out.clear();
+        let Some(Some(volume)) = self.volumes.get(id.0 as usize) else { return };
+        let block = BLOCK_BYTES as u64;
+        let end = (offset + len).min(volume.spec.size_bytes);
+        let mut at = offset;
+        while at < end {
+            let max = (end - at / block * block).div_ceil(block).min(1 << 20) as u32;
+            let (found, n) = volume.index.lookup_run(at / block, max);
+            let (n, dirty) = match found {
+                Lookup::At(position) => {
+                    let dirty = self.space.marks.is_dirty(position);
+                    let same =
+                        (position..position + n).take_while(|&p| self.space.marks.is_dirty(p) == dirty);
+                    (same.count() as u32, dirty)
+                }
+                Lookup::Zero => {
+                    let object = (at / block / crate::index::OBJECT_BLOCKS as u64) as u32;
+                    let last = (u64::from(object) + 1) * crate::index::OBJECT_BLOCKS as u64;
+                    let n = u64::from(n).min(last - at / block) as u32;
+                    (n, volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY))
+                }
+                _ => (n, false),
+            };
+            let until = ((at / block + u64::from(n)) * block).min(end);
+            let extent = Extent {
+                len: until - at,
+                dirty,
+                zero: found == Lookup::Zero,
+                cached: matches!(found, Lookup::At(_) | Lookup::Zero),
+            };
+            let same = |l: &Extent| (l.dirty, l.zero, l.cached) == (extent.dirty, extent.zero, extent.cached);
+            if out.last().is_some_and(same) {
+                out.last_mut().expect("there is one").len += extent.len;
+            } else if out.len() == extents_max {
+                return;
+            } else {
+                out.push(extent);
+            }
+            at = until;
+        }
+    }
+}
+
+fn check_spec(spec: &VolumeSpec) -> Result<(), AddError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if spec.name.is_empty() || spec.name.len() > 64 || !spec.name.chars().all(good) {
+        return Err(AddError::Name(spec.name.clone()));
+    }
+    let size = spec.size_bytes;
+    if size == 0 || size % SECTOR_BYTES as u64 != 0 || size > 1 << 50 {
+        return Err(AddError::Size(size));
+    }
+    if spec.backend.len() > 1024 {
+        return Err(AddError::TooLong("URI"));
+    }
+    if spec.attachment.len() > ATTACHMENT_BYTES_MAX {
+        return Err(AddError::TooLong("attachment"));
+    }
+    Ok(())
+}

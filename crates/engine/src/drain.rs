@@ -1,0 +1,455 @@
+//! The drain: dirty blocks and zeroes go to the backend, oldest object first.
+//!
+//! This is the *unordered* drain: within and across objects the newest content wins, and the image
+//! between two drains is no point of the volume's history. Correctness rests on three rules: an object
+//! is drained by one drain at a time; a block becomes clean only when the backend's flush has covered
+//! it and the index still has the very copy that was written; an object that changes meanwhile is
+//! queued again.
+
+use crate::ack::Deferred;
+use crate::api::{BLOCK_BYTES, BackendOp, ControlError, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::engine::{Engine, Io};
+use crate::format::{Stream, byte, crc32c};
+use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
+use crate::mem::Buf;
+use crate::volume::{DirtyObject, Task, object_of};
+
+/// Blocks of one transfer to the backend.
+pub(crate) const PIECE_BLOCKS: usize = 64;
+/// A dirty object is left alone for this long in write-back: it may be written again.
+const DRAIN_DELAY_NS: Nanos = 1_000_000_000;
+/// Pieces in flight for one volume while there is no hurry.
+const PIECES_RELAXED: usize = 8;
+/// Zero ranges of one object in flight.
+const ZEROES_IN_FLIGHT: u32 = 16;
+
+/// An object on its way to the backend.
+pub(crate) struct Drain {
+    pub(crate) volume: VolumeId,
+    pub(crate) entry: DirtyObject,
+    /// Next block of the object to look at.
+    cursor: u32,
+    /// Zeroes of the object are drained too.
+    zeroes: bool,
+    in_flight: u32,
+    failed: bool,
+    /// What the backend has got.
+    written: Vec<(u64, Position)>,
+}
+
+/// Blocks that follow each other in the volume, on their way from the cache device to the backend.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    drain: u32,
+    buf: Buf,
+    first: u64,
+    blocks: u32,
+    positions: [Position; PIECE_BLOCKS],
+    reads: u32,
+    bad: bool,
+    /// Bad blocks have been read a second time.
+    again: bool,
+}
+
+impl Engine {
+    /// Starts as much of the drain as is due.
+    pub(crate) fn pump_drain(&mut self, now: Nanos) {
+        for i in 0..self.volumes.len() {
+            let id = VolumeId(((self.next_drain + i) % self.volumes.len()) as u16);
+            if self.volumes[id.0 as usize].is_some() {
+                self.drain_volume(now, id);
+            }
+        }
+        self.next_drain = (self.next_drain + 1) % self.volumes.len().max(1);
+    }
+
+    fn drain_volume(&mut self, now: Nanos, id: VolumeId) {
+        loop {
+            let volume = self.volume(id);
+            if !volume.attached || volume.fenced || volume.retry_at > now || volume.spec.read_only {
+                return;
+            }
+            let in_flight: usize = volume.drains.iter().map(|&d| self.drains[d].in_flight as usize).sum();
+            let urgent = self.drain_is_urgent(id);
+            // A volume may use as many buffers as are left for the others: a stopped backend cannot
+            // take them all.
+            let limit = if urgent { self.pools.drain.available() } else { PIECES_RELAXED };
+            if in_flight >= 4 && in_flight >= limit || self.pools.drain.available() == 0 {
+                return;
+            }
+            let unfinished = volume.drains.iter().copied().find(|&d| self.drains[d].wants_more());
+            match unfinished {
+                Some(drain) => {
+                    if !self.drain_next(id, drain) {
+                        return;
+                    }
+                }
+                None if !self.start_drain(now, id, urgent) => return,
+                None => {}
+            }
+        }
+    }
+
+    /// Whether the volume's drain is to run as fast as it can.
+    fn drain_is_urgent(&self, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        volume.mode != Mode::WriteBack
+            || volume.task != Task::None
+            || volume.drain_all_until > volume.sequence_drained
+            || volume.dirty_blocks * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
+            || self.space.dirty_blocks() > self.space.dirty_blocks_max() / 2
+            || self.extents_pending > self.geo.extents_max() / 4
+            || self.dead
+    }
+
+    fn start_drain(&mut self, now: Nanos, id: VolumeId, urgent: bool) -> bool {
+        let volume = self.volume_mut(id);
+        let at = volume
+            .dirty_objects
+            .iter()
+            .take(64)
+            .position(|d| !volume.index.flags(d.object).contains(ObjectFlags::DRAINING));
+        let Some(at) = at else { return false };
+        if !urgent && volume.dirty_objects[at].since + DRAIN_DELAY_NS > now {
+            return false;
+        }
+        let entry = volume.dirty_objects.remove(at).expect("found just now");
+        volume.index.clear_flags(entry.object, ObjectFlags::QUEUED);
+        volume.index.set_flags(entry.object, ObjectFlags::DRAINING);
+        let zeroes = volume.index.flags(entry.object).contains(ObjectFlags::ZERO_DIRTY);
+        let written = self.spare_written.pop().unwrap_or_default();
+        let drain = Drain { volume: id, entry, cursor: 0, zeroes, in_flight: 0, failed: false, written };
+        let drain = self.drains.insert(drain);
+        self.volume_mut(id).drains.push(drain);
+        true
+    }
+
+    /// Issues the next piece of a drain; false when it must wait.
+    fn drain_next(&mut self, id: VolumeId, d: u32) -> bool {
+        let drain = &self.drains[d];
+        let object = u64::from(drain.entry.object) * OBJECT_BLOCKS as u64;
+        let end = (object + OBJECT_BLOCKS as u64).min(self.volume(id).blocks().max(object));
+        let mut at = object + u64::from(drain.cursor);
+        while at < end {
+            let (found, n) = self.volume(id).index.lookup_run(at, (end - at) as u32);
+            match found {
+                Lookup::Zero if self.drains[d].zeroes => {
+                    if self.drains[d].in_flight >= ZEROES_IN_FLIGHT {
+                        return false;
+                    }
+                    self.drains[d].cursor = (at + u64::from(n) - object) as u32;
+                    return self.drain_zeroes(id, d, at, n);
+                }
+                Lookup::At(position) => {
+                    let dirty = (position..position + n).position(|p| self.space.marks.is_dirty(p));
+                    if let Some(skip) = dirty {
+                        return self.drain_blocks(id, d, at + skip as u64, end);
+                    }
+                }
+                _ => {}
+            }
+            at += u64::from(n);
+            self.drains[d].cursor = (at - object) as u32;
+        }
+        self.drains[d].cursor = OBJECT_BLOCKS as u32;
+        self.drain_progress(d);
+        true
+    }
+
+    fn drain_zeroes(&mut self, id: VolumeId, d: u32, first: u64, n: u32) -> bool {
+        self.drains[d].in_flight += 1;
+        debug_assert_eq!(self.drains[d].volume, id);
+        self.when_stable(Deferred::Zeroes(d, first, n));
+        true
+    }
+
+    /// Only what a power loss would leave in the log may reach the backend: else the image could hold
+    /// a write whose predecessors are lost.
+    fn when_stable(&mut self, deferred: Deferred) {
+        let log = &self.log.streams[Stream::Log as usize];
+        if log.published > log.stable && !self.dead {
+            self.sync.drains.push((log.published, deferred));
+        } else {
+            self.drain_stable(deferred);
+        }
+    }
+
+    pub(crate) fn drain_stable(&mut self, deferred: Deferred) {
+        let block = BLOCK_BYTES as u64;
+        let (drain, io, op) = match deferred {
+            Deferred::Piece(index) => {
+                let piece = &self.pieces[index];
+                let buf = piece.buf.slice(0, piece.blocks as usize * BLOCK_BYTES);
+                let op = BackendOp::Write { offset: piece.first * block, buf };
+                (piece.drain, Io::DrainWrite { piece: index }, op)
+            }
+            Deferred::Zeroes(drain, first, n) => {
+                let op = BackendOp::Discard { offset: first * block, len: u64::from(n) * block };
+                (drain, Io::DrainZeroes { drain }, op)
+            }
+        };
+        let volume = self.drains[drain].volume;
+        let token = self.start_io(io);
+        self.backend(token, volume, op);
+    }
+
+    /// Reads the dirty blocks that follow each other from `first` into one piece.
+    fn drain_blocks(&mut self, id: VolumeId, d: u32, first: u64, end: u64) -> bool {
+        let Some(buf) = self.pools.drain.take() else { return false };
+        let mut piece = Piece {
+            drain: d,
+            buf,
+            first,
+            blocks: 0,
+            positions: [0; PIECE_BLOCKS],
+            reads: 0,
+            bad: false,
+            again: false,
+        };
+        while (piece.blocks as usize) < PIECE_BLOCKS && first + u64::from(piece.blocks) < end {
+            let Lookup::At(p) = self.volume(id).index.lookup(first + u64::from(piece.blocks)) else { break };
+            if !self.space.marks.is_dirty(p) {
+                break;
+            }
+            piece.positions[piece.blocks as usize] = p;
+            piece.blocks += 1;
+        }
+        debug_assert!(piece.blocks > 0);
+        let object = u64::from(self.drains[d].entry.object) * OBJECT_BLOCKS as u64;
+        self.drains[d].cursor = (first + u64::from(piece.blocks) - object) as u32;
+        self.drains[d].in_flight += 1;
+        let index = self.pieces.insert(piece);
+        self.read_piece(index);
+        true
+    }
+
+    /// Reads a piece's blocks from the cache device, those that follow each other there at once.
+    fn read_piece(&mut self, index: u32) {
+        let piece = self.pieces[index];
+        let n = piece.blocks as usize;
+        let mut start = 0;
+        while start < n {
+            let mut end = start + 1;
+            while end < n && piece.positions[end] == piece.positions[end - 1] + 1 {
+                end += 1;
+            }
+            let position = piece.positions[start];
+            self.space.pin(position);
+            self.pieces[index].reads += 1;
+            let token = self.start_io(Io::DrainRead { piece: index, start: start as u16, end: end as u16 });
+            let buf = piece.buf.slice(start * BLOCK_BYTES, (end - start) * BLOCK_BYTES);
+            self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
+            start = end;
+        }
+    }
+
+    pub(crate) fn drain_read_done(&mut self, index: u32, start: u16, end: u16, result: Result<(), IoError>) {
+        let piece = self.pieces[index];
+        self.space.unpin(piece.positions[usize::from(start)]);
+        let id = self.drains[piece.drain].volume;
+        for i in usize::from(start)..usize::from(end) {
+            let bytes = self.arena.bytes(piece.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
+            if result.is_ok() && crc32c(bytes) == self.space.marks.crc(piece.positions[i]) {
+                continue;
+            }
+            self.pieces[index].bad = true;
+            if piece.again {
+                self.volume_mut(id).count.corrupt_blocks += 1;
+                self.lose_block(id, piece.first + i as u64, piece.positions[i]);
+            }
+        }
+        self.pieces[index].reads -= 1;
+        let piece = self.pieces[index];
+        if piece.reads > 0 {
+            return;
+        }
+        if !piece.bad {
+            self.when_stable(Deferred::Piece(index));
+        } else if !piece.again {
+            self.pieces[index].again = true;
+            self.pieces[index].bad = false;
+            self.read_piece(index);
+        } else {
+            // What is lost is marked; the rest of the object is drained without it.
+            self.release_piece(index, false);
+        }
+    }
+
+    pub(crate) fn drain_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
+        let piece = self.pieces[index];
+        let id = self.drains[piece.drain].volume;
+        self.note_backend_result(now, id, result);
+        if result.is_ok() {
+            let bytes = u64::from(piece.blocks) * BLOCK_BYTES as u64;
+            self.volume_mut(id).drain_rate.note(now, bytes);
+            let written = &mut self.drains[piece.drain].written;
+            for i in 0..piece.blocks as usize {
+                written.push((piece.first + i as u64, piece.positions[i]));
+            }
+        }
+        self.release_piece(index, result.is_ok());
+    }
+
+    fn release_piece(&mut self, index: u32, written: bool) {
+        let piece = self.pieces.remove(index);
+        self.pools.drain.give(piece.buf);
+        let drain = &mut self.drains[piece.drain];
+        drain.in_flight -= 1;
+        drain.failed |= !written;
+        self.drain_progress(piece.drain);
+    }
+
+    pub(crate) fn drain_zeroes_done(&mut self, now: Nanos, d: u32, result: Result<(), IoError>) {
+        let id = self.drains[d].volume;
+        self.note_backend_result(now, id, result);
+        let drain = &mut self.drains[d];
+        drain.in_flight -= 1;
+        drain.failed |= result.is_err();
+        self.drain_progress(d);
+    }
+
+    /// A drain that has nothing left to send waits for the backend's flush.
+    fn drain_progress(&mut self, d: u32) {
+        let drain = &self.drains[d];
+        if drain.in_flight > 0 || (drain.wants_more() && !drain.failed) {
+            return;
+        }
+        let (id, failed) = (drain.volume, drain.failed);
+        self.drains[d].cursor = OBJECT_BLOCKS as u32;
+        if failed {
+            self.finish_drain(d, false);
+            self.update_drained(id);
+        } else if !self.volume(id).unflushed.contains(&d) {
+            self.volume_mut(id).unflushed.push(d);
+        }
+    }
+
+    /// Sends a backend flush where drained objects wait for one.
+    pub(crate) fn pump_backend_flush(&mut self, now: Nanos) {
+        for i in 0..self.volumes.len() {
+            let Some(volume) = &mut self.volumes[i] else { continue };
+            if volume.flush_in_flight || volume.unflushed.is_empty() || volume.retry_at > now {
+                continue;
+            }
+            volume.flush_in_flight = true;
+            std::mem::swap(&mut volume.flushing, &mut volume.unflushed);
+            let id = VolumeId(i as u16);
+            let token = self.start_io(Io::DrainFlush { volume: id });
+            self.backend(token, id, BackendOp::Flush);
+        }
+    }
+
+    pub(crate) fn drain_flush_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        self.note_backend_result(now, id, result);
+        let volume = self.volume_mut(id);
+        volume.flush_in_flight = false;
+        let mut flushed = std::mem::take(&mut volume.flushing);
+        for d in flushed.drain(..) {
+            self.finish_drain(d, result.is_ok());
+        }
+        self.volume_mut(id).flushing = flushed;
+        self.update_drained(id);
+    }
+
+    /// The object is in the backend (or could not be brought there).
+    fn finish_drain(&mut self, d: u32, flushed: bool) {
+        let mut drain = self.drains.remove(d);
+        let object = drain.entry.object;
+        let (volume, space) = self.volume_and_space(drain.volume);
+        volume.drains.retain(|&x| x != d);
+        volume.index.clear_flags(object, ObjectFlags::DRAINING);
+        if flushed {
+            let mut drained = 0;
+            for &(block, position) in &drain.written {
+                if volume.index.lookup(block) == Lookup::At(position) && space.clean(position) {
+                    drained += 1;
+                }
+            }
+            volume.dirty_blocks -= drained;
+            volume.count.drained_blocks += drained;
+            if volume.sequence_drained < volume.backlog_sequence {
+                volume.credit_bytes += drained * BLOCK_BYTES as u64 / 2;
+            }
+            let flags = volume.index.flags(object);
+            if drain.zeroes && !flags.contains(ObjectFlags::QUEUED) {
+                volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY);
+                volume.index.forget_zeroes(object);
+            }
+        } else {
+            volume.requeue_dirty(drain.entry);
+        }
+        volume.recheck = true;
+        drain.written.clear();
+        self.spare_written.push(drain.written);
+    }
+
+    /// Finds out up to which sequence everything is in the backend, and tells those who wait for it.
+    pub(crate) fn update_drained(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        let queued = volume.dirty_objects.front().map(|d| d.first_sequence);
+        let busy = volume.drains.iter().map(|&d| self.drains[d].entry.first_sequence).min();
+        let oldest = queued.into_iter().chain(busy).min();
+        let volume = self.volume_mut(id);
+        let drained = oldest.map_or(volume.sequence, |s| s.saturating_sub(1));
+        volume.sequence_drained = volume.sequence_drained.max(drained);
+        if volume.sequence_drained >= volume.backlog_sequence {
+            volume.credit_bytes = 0;
+        }
+        let drained = volume.sequence_drained;
+        let mut done = Vec::new();
+        volume.drain_waiters.retain(|w| {
+            let waits = w.sequence > drained;
+            if !waits {
+                done.push(w.control);
+            }
+            waits
+        });
+        let lost = volume.index.blocks().lost;
+        for control in done {
+            let result = if lost > 0 { Err(ControlError::Lost(lost)) } else { Ok(()) };
+            self.effects.push_back(Effect::ControlDone { control, result });
+        }
+        self.pump_through(id);
+        self.recheck_extents();
+    }
+
+    /// Asks for a range to be drained soon.
+    pub(crate) fn hurry_drain(&mut self, id: VolumeId, first: u64, end: u64) {
+        let volume = self.volume_mut(id);
+        debug_assert!(first < end && object_of(end - 1) >= object_of(first));
+        volume.drain_all_until = volume.drain_all_until.max(volume.sequence);
+    }
+
+    /// When the drain has something to do next, if nothing else happens.
+    pub(crate) fn drain_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let due = self.volumes.iter().flatten().filter(|v| v.attached && !v.fenced).filter_map(|v| {
+            if v.retry_at > now {
+                return Some(v.retry_at);
+            }
+            v.dirty_objects.front().map(|d| d.since + DRAIN_DELAY_NS)
+        });
+        due.filter(|&at| at > now).min()
+    }
+
+    /// Remembers whether the backend works.
+    pub(crate) fn note_backend_result(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        let volume = self.volume_mut(id);
+        match result {
+            Ok(()) => volume.backend_error = None,
+            Err(error) => {
+                volume.backend_error = Some(error);
+                volume.count.backend_errors += 1;
+                volume.retry_at = now + crate::change::RETRY_NS;
+                if error == IoError::Fenced {
+                    self.fence(id);
+                }
+            }
+        }
+    }
+}
+
+impl Drain {
+    fn wants_more(&self) -> bool {
+        self.cursor < OBJECT_BLOCKS as u32
+    }
+}

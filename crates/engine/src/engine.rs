@@ -1,0 +1,482 @@
+//! The core itself: its parts, the dispatch of events, and the order in which work is looked for.
+
+use crate::ack::Sync;
+use crate::api::*;
+use crate::checkpoint::Checkpoint;
+use crate::control::Verify;
+use crate::drain::{Drain, PIECE_BLOCKS, Piece};
+use crate::format::{Geometry, Stream};
+use crate::ghost::Ghost;
+use crate::log::{Append, Log};
+use crate::mem::{Arena, Buf};
+use crate::read::{CachedRead, Fills, MissRead};
+use crate::reclaim::{MOVE_BLOCKS, Reclaim};
+use crate::space::Space;
+use crate::status::DeviceStatus;
+use crate::util::Slab;
+use crate::volume::{ClientOp, OpId, Stage, Volume};
+use std::collections::VecDeque;
+
+/// Append buffers that only reclaim's moves may use, so that it always gets on.
+pub(crate) const BUFFERS_FOR_MOVES: usize = 1;
+/// Append buffers of the two read-cache streams: one being filled and one in flight each.
+const BUFFERS_FOR_FILLS: usize = 4;
+/// Buffers for summaries that are being written.
+const SUMMARY_BUFFERS: usize = 2;
+/// Largest summary in bytes (4,096 blocks, every second one a header).
+const SUMMARY_BYTES: usize = 128 * 1024;
+/// Buffers for edge blocks of unaligned changes.
+const EDGE_BUFFERS: usize = 128;
+/// Buffers for checkpoint pages.
+const CHECKPOINT_BUFFERS: usize = 2;
+
+/// What the driver may choose.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Memory for requests and transfers, in bytes. What the core itself needs comes out of it first.
+    pub arena_bytes: usize,
+    /// Largest device write of the log in bytes.
+    pub append_bytes: usize,
+    /// Device writes of the log in flight at once.
+    pub appends_in_flight: usize,
+    /// Transfers of the drain in flight at once, of 256 KiB at most.
+    pub drain_buffers: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> EngineConfig {
+        EngineConfig {
+            arena_bytes: 160 << 20,
+            append_bytes: 512 << 10,
+            appends_in_flight: 3,
+            drain_buffers: 64,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// A small configuration for tests and simulation.
+    pub fn small() -> EngineConfig {
+        EngineConfig {
+            arena_bytes: 32 << 20,
+            append_bytes: 128 << 10,
+            appends_in_flight: 3,
+            drain_buffers: 16,
+        }
+    }
+}
+
+/// Buffers of one size, set aside when the core is opened.
+pub(crate) struct Pool {
+    free: Vec<Buf>,
+}
+
+impl Pool {
+    fn new(arena: &mut Arena, count: usize, bytes: usize) -> Pool {
+        let free =
+            (0..count).map(|_| arena.alloc(bytes).expect("the arena holds the core's buffers")).collect();
+        Pool { free }
+    }
+
+    pub(crate) fn available(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Buf> {
+        self.free.pop()
+    }
+
+    pub(crate) fn give(&mut self, buf: Buf) {
+        debug_assert!(!self.free.contains(&buf));
+        self.free.push(buf);
+    }
+}
+
+/// All buffers that the core uses itself.
+pub(crate) struct Pools {
+    pub(crate) append: Pool,
+    pub(crate) summary: Pool,
+    pub(crate) drain: Pool,
+    pub(crate) edge: Pool,
+    pub(crate) checkpoint: Pool,
+    pub(crate) reclaim_summary: Buf,
+    pub(crate) reclaim_data: Buf,
+}
+
+impl Pools {
+    fn new(arena: &mut Arena, config: &EngineConfig) -> Pools {
+        let appends = config.appends_in_flight + BUFFERS_FOR_FILLS + BUFFERS_FOR_MOVES;
+        let mut one = |bytes| arena.alloc(bytes).expect("the arena holds the core's buffers");
+        let (reclaim_summary, reclaim_data) = (one(SUMMARY_BYTES), one(MOVE_BLOCKS * BLOCK_BYTES));
+        Pools {
+            append: Pool::new(arena, appends, config.append_bytes.max(256 << 10)),
+            summary: Pool::new(arena, SUMMARY_BUFFERS, SUMMARY_BYTES),
+            drain: Pool::new(arena, config.drain_buffers, PIECE_BLOCKS * BLOCK_BYTES),
+            edge: Pool::new(arena, EDGE_BUFFERS, BLOCK_BYTES),
+            checkpoint: Pool::new(arena, CHECKPOINT_BUFFERS, 256 << 10),
+            reclaim_summary,
+            reclaim_data,
+        }
+    }
+}
+
+/// What an effect in flight was for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Io {
+    Append(u32),
+    Seal { segment: u32, buf: Buf },
+    Sync,
+    Cached(CachedRead),
+    Miss(MissRead),
+    Direct { op: OpId },
+    DirectFlush { op: OpId },
+    DrainRead { piece: u32, start: u16, end: u16 },
+    DrainWrite { piece: u32 },
+    DrainZeroes { drain: u32 },
+    DrainFlush { volume: VolumeId },
+    ReclaimSummary,
+    ReclaimRead { start: u16, end: u16 },
+    CheckpointWrite { buf: Buf },
+    CheckpointSync,
+    Verify { volume: VolumeId, block: u64, blocks: u32, buf: Buf },
+    Disown { volume: VolumeId },
+}
+
+/// The core of one cache device.
+pub struct Engine {
+    pub(crate) geo: Geometry,
+    pub(crate) config: EngineConfig,
+    pub(crate) arena: Arena,
+    pub(crate) pools: Pools,
+    pub(crate) space: Space,
+    pub(crate) ghost: Ghost,
+    pub(crate) volumes: Vec<Option<Box<Volume>>>,
+    pub(crate) effects: VecDeque<Effect>,
+    pub(crate) ops: Slab<ClientOp>,
+    ios: Slab<(Io, u32)>,
+    io_generation: u32,
+    pub(crate) log: Log,
+    pub(crate) appends: Slab<Append>,
+    pub(crate) sync: Sync,
+    pub(crate) fills: Fills,
+    pub(crate) drains: Slab<Drain>,
+    pub(crate) pieces: Slab<Piece>,
+    pub(crate) spare_written: Vec<Vec<(u64, u32)>>,
+    pub(crate) reclaim: Reclaim,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) device: DeviceStatus,
+    /// The cache device has failed.
+    pub(crate) dead: bool,
+    pub(crate) unpublished_blocks: u64,
+    /// Upper bound of the extents that the next checkpoint must hold.
+    pub(crate) extents_pending: usize,
+    pub(crate) edge_freed: bool,
+    pub(crate) parked_scratch: Vec<OpId>,
+    pub(crate) next_volume: usize,
+    pub(crate) next_drain: usize,
+    /// Control number of a shutdown under way.
+    pub(crate) stopping: Option<u64>,
+    /// The comparison of a volume that is being removed.
+    pub(crate) verify: Verify,
+    /// Something has happened since the last look for work.
+    stirred: bool,
+}
+
+impl Engine {
+    pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64, epoch: u64, now: Nanos) -> Engine {
+        let mut arena = Arena::new(config.arena_bytes);
+        let pools = Pools::new(&mut arena, &config);
+        let ghost = Ghost::new((geo.device_blocks / 4) as usize);
+        let mut volumes = Vec::new();
+        volumes.resize_with(geo.volume_pages as usize, || None);
+        Engine {
+            geo,
+            arena,
+            pools,
+            space: Space::new(geo),
+            ghost,
+            volumes,
+            effects: VecDeque::with_capacity(1024),
+            ops: Slab::with_capacity(1024),
+            ios: Slab::with_capacity(1024),
+            io_generation: 0,
+            log: Log::new(geo.segment_blocks),
+            appends: Slab::with_capacity(64),
+            sync: Sync::default(),
+            fills: Fills::new(),
+            drains: Slab::with_capacity(256),
+            pieces: Slab::with_capacity(config.drain_buffers),
+            spare_written: Vec::new(),
+            reclaim: Reclaim::default(),
+            checkpoint: Checkpoint::new(durable, epoch, geo.pages(), now),
+            device: DeviceStatus::default(),
+            dead: false,
+            unpublished_blocks: 0,
+            extents_pending: 0,
+            edge_freed: false,
+            parked_scratch: Vec::with_capacity(256),
+            next_volume: 0,
+            next_drain: 0,
+            stopping: None,
+            verify: Verify::default(),
+            stirred: true,
+            config,
+        }
+    }
+
+    /// The cache device's name.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.geo.uuid
+    }
+
+    /// The memory of all transfers.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// The memory of all transfers, to fill buffers and to take and give them.
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    /// Takes in an event. Effects come out of [`Engine::next_effect`].
+    ///
+    /// # Panics
+    /// If an effect is reported that is not in flight, or a request breaks its contract (buffer size):
+    /// both are bugs of the driver, and going on would corrupt data.
+    pub fn handle(&mut self, now: Nanos, event: Event) {
+        self.stirred = true;
+        match event {
+            Event::Request(request) => self.client_request(now, request),
+            Event::Done { token, result } => self.done(now, token, result),
+            Event::Tick => {
+                for volume in self.volumes.iter_mut().flatten() {
+                    volume.recheck = true;
+                }
+            }
+        }
+    }
+
+    /// There is something to look for.
+    pub(crate) fn stir(&mut self) {
+        self.stirred = true;
+    }
+
+    /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle all
+    /// events at hand first: what arrives together is committed together.
+    pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
+        if self.effects.is_empty() && self.stirred {
+            self.stirred = false;
+            self.pump(now);
+        }
+        self.effects.pop_front()
+    }
+
+    /// When [`Event::Tick`] is due if nothing else happens before.
+    pub fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let held = self.volumes.iter().flatten().filter_map(|v| v.held.front().map(|&(at, _)| at)).min();
+        let drain = if self.stopping.is_none() { self.drain_deadline(now) } else { None };
+        [held, drain, self.fills.deadline(), self.checkpoint.deadline()].into_iter().flatten().min()
+    }
+
+    /// Looks for work, in the order of urgency.
+    fn pump(&mut self, now: Nanos) {
+        if std::mem::take(&mut self.edge_freed) {
+            for volume in self.volumes.iter_mut().flatten() {
+                volume.recheck = true;
+            }
+        }
+        self.pump_parked(now);
+        self.pump_held(now);
+        self.pump_log();
+        self.pump_sync(now);
+        self.pump_fills(now, self.stopping.is_some());
+        self.pump_reclaim();
+        self.pump_checkpoint(now);
+        self.advance_checkpoint_pages();
+        if self.stopping.is_none() {
+            self.pump_drain(now);
+        }
+        self.pump_backend_flush(now);
+        self.pump_tasks(now);
+        // Completions may have made room for what waited; one more round then.
+        self.pump_log();
+    }
+
+    /// Registers an effect that is going to be in flight.
+    pub(crate) fn start_io(&mut self, io: Io) -> Token {
+        self.io_generation = self.io_generation.wrapping_add(1);
+        let generation = self.io_generation;
+        let slot = self.ios.insert((io, generation));
+        Token(u64::from(generation) << 32 | u64::from(slot))
+    }
+
+    pub(crate) fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
+        let count = &mut self.volume_mut(volume).count;
+        match op {
+            BackendOp::Read { buf, .. } => {
+                count.backend_reads += 1;
+                count.backend_read_bytes += u64::from(buf.len);
+            }
+            BackendOp::Write { buf, .. } => {
+                count.backend_writes += 1;
+                count.backend_written_bytes += u64::from(buf.len);
+            }
+            _ => {}
+        }
+        self.effects.push_back(Effect::Backend { token, volume, op });
+    }
+
+    fn done(&mut self, now: Nanos, token: Token, result: Result<(), IoError>) {
+        let (io, generation) = self.ios.remove(token.0 as u32);
+        assert_eq!(generation, (token.0 >> 32) as u32, "an effect is reported once");
+        match io {
+            Io::Append(index) => self.append_written(now, index, result),
+            Io::Seal { segment, buf } => match result {
+                Ok(()) if !self.dead => self.seal_done(segment, buf),
+                _ => {
+                    self.pools.summary.give(buf);
+                    self.device_failed(now);
+                }
+            },
+            Io::Sync => self.sync_done(now, result),
+            Io::Cached(read) => self.cached_done(read, result),
+            Io::Miss(read) => self.miss_done(now, read, result),
+            Io::Direct { op } => self.direct_done(now, op, result),
+            Io::DirectFlush { op } => self.direct_flush_done(now, op, result),
+            Io::DrainRead { piece, start, end } => self.drain_read_done(piece, start, end, result),
+            Io::DrainWrite { piece } => self.drain_write_done(now, piece, result),
+            Io::DrainZeroes { drain } => self.drain_zeroes_done(now, drain, result),
+            Io::DrainFlush { volume } => self.drain_flush_done(now, volume, result),
+            Io::ReclaimSummary => self.reclaim_summary_done(result),
+            Io::ReclaimRead { start, end } => self.reclaim_read_done(start, end, result),
+            Io::CheckpointWrite { buf } => self.checkpoint_write_done(now, buf, result),
+            Io::CheckpointSync => self.checkpoint_sync_done(now, result),
+            Io::Verify { volume, block, blocks, buf } => {
+                self.verify_done(now, volume, block, blocks, buf, result)
+            }
+            Io::Disown { volume } => self.disown_done(now, volume, result),
+        }
+    }
+
+    fn append_written(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
+        if result.is_err() || self.dead {
+            let append = self.appends.remove(index);
+            self.log.stream(append.stream).in_flight.retain(|&i| i != index);
+            self.pools.append.give(append.buf);
+            return self.device_failed(now);
+        }
+        self.append_done(now, index);
+    }
+
+    fn client_request(&mut self, now: Nanos, request: Request) {
+        if let Err(error) = self.admit_request(&request) {
+            if let Some(Some(volume)) = self.volumes.get_mut(request.volume.0 as usize) {
+                volume.count.errors += 1;
+            }
+            self.effects.push_back(Effect::Reply { id: request.id, result: Err(error) });
+            return;
+        }
+        let block = BLOCK_BYTES as u64;
+        let first_block = request.offset / block;
+        let blocks = (request.offset + request.len).div_ceil(block) - first_block;
+        let fua = matches!(
+            request.op,
+            Op::Write { fua: true } | Op::Discard { fua: true } | Op::WriteZeroes { fua: true, .. }
+        );
+        let volume = self.volume_mut(request.volume);
+        volume.requests += 1;
+        volume.flushes |= fua;
+        let id = self.ops.insert(ClientOp {
+            request,
+            first_block,
+            blocks,
+            edges: [None, None],
+            stage: Stage::Waiting,
+            error: None,
+            waiting: 0,
+            logged: 0,
+            unpublished: 0,
+            sequence: 0,
+            locked: false,
+            direct: false,
+            invalidated: false,
+            barrier: 0,
+            durable: fua,
+            held_since: now,
+        });
+        match request.op {
+            Op::Flush => self.start_flush(now, id),
+            _ if request.len == 0 => self.complete(id, Ok(())),
+            Op::Read | Op::Prefetch => self.start_read(id),
+            Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => self.start_change(id),
+        }
+    }
+
+    fn admit_request(&self, request: &Request) -> Result<(), RequestError> {
+        let volume = self.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
+        let volume = volume.filter(|v| v.attached && !v.closing && self.stopping.is_none());
+        let volume = volume.ok_or(RequestError::Shutdown)?;
+        let sector = SECTOR_BYTES as u64;
+        let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
+        if request.offset % sector != 0 || request.len % sector != 0 || end > volume.spec.size_bytes {
+            return Err(RequestError::Invalid);
+        }
+        let changes = !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush);
+        if changes && volume.spec.read_only {
+            return Err(RequestError::ReadOnly);
+        }
+        if volume.failed || volume.fenced {
+            return Err(RequestError::Io);
+        }
+        if matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. }) && request.len > 0 {
+            let buf = request.buf.expect("a read or write has a buffer");
+            let bytes = buffer_bytes(request.offset, request.len);
+            assert!(bytes <= REQUEST_BYTES_MAX, "front doors split requests");
+            assert_eq!(buf.len as usize, bytes, "a buffer covers its blocks");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
+        self.volumes[id.0 as usize].as_ref().expect("the volume exists while something of it is in flight")
+    }
+
+    pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
+        self.volumes[id.0 as usize].as_mut().expect("the volume exists while something of it is in flight")
+    }
+
+    pub(crate) fn volume_and_space(&mut self, id: VolumeId) -> (&mut Volume, &mut Space) {
+        let volume = self.volumes[id.0 as usize].as_mut();
+        (volume.expect("the volume exists while something of it is in flight"), &mut self.space)
+    }
+
+    /// The dirty quota in force.
+    pub(crate) fn dirty_bytes_max(&self, id: VolumeId) -> u64 {
+        let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
+        let own = self.volume(id).spec.dirty_bytes_max;
+        if own > 0 {
+            return own.min(all);
+        }
+        let volumes = self.volumes.iter().flatten().count() as u64;
+        all / volumes.max(2)
+    }
+
+    /// Zero ranges in records that are not published.
+    pub(crate) fn unpublished_ranges(&self) -> usize {
+        let log = &self.log.streams[Stream::Log as usize];
+        let ranges = |&i: &u32| self.appends[i].entries.iter().filter(|b| !b.entry.has_data()).count();
+        log.in_flight.iter().map(ranges).sum()
+    }
+
+    fn advance_checkpoint_pages(&mut self) {
+        if !self.checkpoint.is_idle() && self.pools.checkpoint.available() > 0 {
+            self.advance_checkpoint();
+        }
+    }
+
+    /// Everything that the core does by itself has come to rest: nothing of it is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.ios.len() == 0 && self.effects.is_empty()
+    }
+}

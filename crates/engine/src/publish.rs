@@ -1,0 +1,119 @@
+//! What a published record of the log does to the index.
+
+use crate::api::Nanos;
+use crate::engine::Engine;
+use crate::format::EntryKind;
+use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
+use crate::log::{Built, BuiltEntry};
+use crate::space::Space;
+use crate::volume::{Volume, object_of};
+
+impl Engine {
+    pub(crate) fn publish_write(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
+        let vid = record.volume;
+        let mut i = 0;
+        while i < entries.len() {
+            let entry = entries[i].entry;
+            match entry.kind() {
+                Some(EntryKind::Data) => {
+                    let n = run_length(&entries[i..]);
+                    self.cancel_fills(vid, entry.block(), n as u64);
+                    self.unpublished_blocks -= n as u64;
+                    let (volume, space) = self.volume_and_space(vid);
+                    volume.unpublished_blocks -= n as u64;
+                    apply_data(volume, space, &entries[i..i + n]);
+                    for object in object_of(entry.block())..=object_of(entry.block() + n as u64 - 1) {
+                        volume.note_dirty(object, record.sequence, now);
+                    }
+                    i += n;
+                    continue;
+                }
+                Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
+                    let blocks = u64::from(entry.value());
+                    self.cancel_fills(vid, entry.block(), blocks);
+                    let (volume, space) = self.volume_and_space(vid);
+                    apply_zeroes(volume, space, entry.block(), blocks, record.sequence, now);
+                }
+                Some(EntryKind::Invalidate) => {
+                    self.cancel_fills(vid, entry.block(), u64::from(entry.value()));
+                    self.drop_blocks(vid, entry.block(), u64::from(entry.value()));
+                }
+                Some(EntryKind::Void) | None => unreachable!("not in a write record"),
+            }
+            i += 1;
+        }
+        let volume = self.volume_mut(vid);
+        volume.sequence = record.sequence;
+        volume.chain_published = record.header_crc;
+        let volume = self.volume(vid);
+        if !volume.is_dirty() {
+            self.update_drained(vid);
+        }
+    }
+}
+
+/// Data blocks at the start of `entries` that follow each other in the volume and on the device.
+fn run_length(entries: &[BuiltEntry]) -> usize {
+    let follows = |a: &BuiltEntry, b: &BuiltEntry| {
+        b.entry.kind() == Some(EntryKind::Data)
+            && b.entry.block() == a.entry.block() + 1
+            && b.position == a.position + 1
+    };
+    1 + entries.windows(2).take_while(|w| follows(&w[0], &w[1])).count()
+}
+
+/// Blocks that follow each other become the current, dirty copies.
+pub(crate) fn apply_data(volume: &mut Volume, space: &mut Space, entries: &[BuiltEntry]) {
+    let mut cleaned = 0;
+    let (block, position) = (entries[0].entry.block(), entries[0].position);
+    let n = entries.len() as u32;
+    volume.index.insert(block, n, position, &mut |_, n, was| cleaned += kill_replaced(space, n, was));
+    for built in entries {
+        space.place(built.position, built.entry.value(), true);
+    }
+    volume.dirty_blocks = volume.dirty_blocks + u64::from(n) - cleaned;
+}
+
+/// A range reads as zero from now on.
+pub(crate) fn apply_zeroes(
+    volume: &mut Volume,
+    space: &mut Space,
+    block: u64,
+    blocks: u64,
+    sequence: u64,
+    now: Nanos,
+) {
+    let mut cleaned = 0;
+    volume.index.set_zero(block, blocks, &mut |_, n, was| cleaned += kill_replaced(space, n, was));
+    volume.dirty_blocks -= cleaned;
+    for object in object_of(block)..=object_of(block + blocks - 1) {
+        volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY);
+        volume.note_dirty(object, sequence, now);
+    }
+}
+
+/// Copies that were current are not any more; returns how many of them were dirty.
+fn kill_replaced(space: &mut Space, n: u32, was: Lookup) -> u64 {
+    match was {
+        Lookup::At(position) => (position..position + n).filter(|&p| space.kill(p)).count() as u64,
+        _ => 0,
+    }
+}
+
+/// Marks the objects that have dirty blocks or zeroes for the drain (after recovery).
+pub(crate) fn queue_dirty_objects(volume: &mut Volume, space: &Space, now: Nanos) {
+    let objects: Vec<u32> = volume.index.objects(0).filter(|&o| is_dirty(&volume.index, space, o)).collect();
+    for object in objects {
+        let sequence = volume.sequence_drained + 1;
+        volume.note_dirty(object, sequence, now);
+    }
+}
+
+fn is_dirty(index: &VolumeIndex, space: &Space, object: u32) -> bool {
+    debug_assert!(u64::from(object) < u64::MAX / OBJECT_BLOCKS as u64);
+    index.flags(object).contains(ObjectFlags::ZERO_DIRTY)
+        || index.runs(object).any(|(_, n, found)| match found {
+            Lookup::At(position) => (position..position + n).any(|p| space.marks.is_dirty(p)),
+            _ => false,
+        })
+}

@@ -1,0 +1,409 @@
+//! Reads: from the cache device, from the backend, and the admission of what was missing.
+
+use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
+use crate::engine::{BUFFERS_FOR_MOVES, Engine, Io};
+use crate::format::{RecordKind, Stream, byte, crc32c};
+use crate::index::{Lookup, Position};
+use crate::log::{Builder, Built, BuiltEntry, RecordFields, copy_block};
+use crate::mem::Buf;
+use crate::util::FixedMap;
+use crate::volume::OpId;
+
+/// Most blocks that are on their way into the read cache; beyond, misses are not admitted.
+const FILLS_MAX: usize = 16 * 1024;
+/// How long admitted blocks wait for company before they are written.
+const FILL_DELAY_NS: Nanos = 20_000_000;
+/// A fill append with this many blocks is written at once.
+const FILL_BLOCKS_FULL: usize = 96;
+
+/// A stretch of a request that is being read from the cache device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CachedRead {
+    pub(crate) op: OpId,
+    pub(crate) block: u64,
+    pub(crate) blocks: u32,
+    pub(crate) position: Position,
+    pub(crate) buf: Buf,
+    /// The device has been asked a second time.
+    pub(crate) again: bool,
+}
+
+/// A stretch of a request that is being read from the backend.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MissRead {
+    pub(crate) op: OpId,
+    pub(crate) block: u64,
+    pub(crate) buf: Buf,
+    /// Identifies this read in [`Fills::pending`].
+    pub(crate) fill: u64,
+}
+
+/// Blocks on their way from the backend into the read cache.
+pub(crate) struct Fills {
+    /// Which read or record is going to bring a block. Whoever changes the block takes it out: the
+    /// bytes that are on their way are then not the newest any more.
+    pending: FixedMap<(VolumeId, u64), u64>,
+    next: u64,
+    /// Appends being filled, by stream: newcomers and blocks that the ghost remembers.
+    open: [Option<Builder>; 3],
+    since: Nanos,
+    /// The volume whose record is open, by stream.
+    record: [Option<(VolumeId, u64)>; 3],
+}
+
+impl Fills {
+    pub(crate) fn new() -> Fills {
+        let mut pending = FixedMap::default();
+        pending.reserve(FILLS_MAX);
+        Fills { pending, next: 1, open: [None, None, None], since: 0, record: [None; 3] }
+    }
+
+    pub(crate) fn has_open(&self) -> bool {
+        self.open.iter().any(Option::is_some)
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        self.has_open().then_some(self.since + FILL_DELAY_NS)
+    }
+}
+
+impl Engine {
+    /// Begins a read or a prefetch.
+    pub(crate) fn start_read(&mut self, id: OpId) {
+        let op = self.ops[id];
+        let buf = op.request.buf.expect("a read has a buffer");
+        self.ops[id].waiting += 1; // Held until all stretches are started.
+        self.read_blocks(id, op.first_block, op.blocks as u32, buf);
+        self.ops[id].waiting -= 1;
+        self.read_progress(id);
+    }
+
+    /// One stretch less to wait for.
+    fn read_progress(&mut self, id: OpId) {
+        let op = &self.ops[id];
+        if op.waiting > 0 {
+            return;
+        }
+        match op.request.op {
+            Op::Read | Op::Prefetch => {
+                let result = op.error.map_or(Ok(()), Err);
+                self.complete(id, result);
+            }
+            _ => {
+                let vid = op.request.volume;
+                self.volume_mut(vid).recheck = true;
+            }
+        }
+    }
+
+    /// Reads `blocks` blocks for an operation into `buf`.
+    pub(crate) fn read_blocks(&mut self, id: OpId, first: u64, blocks: u32, buf: Buf) {
+        let vid = self.ops[id].request.volume;
+        let mut at = 0;
+        while at < blocks {
+            let block = first + u64::from(at);
+            let (found, n) = self.volume(vid).index.lookup_run(block, blocks - at);
+            let part = buf.slice(at as usize * BLOCK_BYTES, n as usize * BLOCK_BYTES);
+            match found {
+                Lookup::At(_) if self.ops[id].request.op == Op::Prefetch => {}
+                Lookup::At(position) => {
+                    self.volume_mut(vid).count.hit_blocks += u64::from(n);
+                    (position..position + n).for_each(|p| self.space.marks.touch(p));
+                    self.read_cached(CachedRead {
+                        op: id,
+                        block,
+                        blocks: n,
+                        position,
+                        buf: part,
+                        again: false,
+                    });
+                }
+                Lookup::Zero => {
+                    self.volume_mut(vid).count.hit_blocks += u64::from(n);
+                    self.arena.bytes_mut(part).fill(0);
+                }
+                Lookup::Lost => self.ops[id].error = Some(RequestError::Io),
+                Lookup::Absent => self.read_missing(id, block, n, part),
+            }
+            at += n;
+        }
+    }
+
+    fn read_cached(&mut self, read: CachedRead) {
+        self.space.pin(read.position);
+        self.ops[read.op].waiting += 1;
+        let token = self.start_io(Io::Cached(read));
+        self.effects.push_back(Effect::DeviceRead { token, offset: byte(read.position), buf: read.buf });
+    }
+
+    fn read_missing(&mut self, id: OpId, block: u64, blocks: u32, buf: Buf) {
+        let vid = self.ops[id].request.volume;
+        let fill = self.register_fill(vid, block, blocks);
+        let count = &mut self.volume_mut(vid).count;
+        count.miss_blocks += u64::from(blocks);
+        self.ops[id].waiting += 1;
+        let token = self.start_io(Io::Miss(MissRead { op: id, block, buf, fill }));
+        let offset = block * BLOCK_BYTES as u64;
+        self.backend(token, vid, BackendOp::Read { offset, buf });
+    }
+
+    /// Notes that a read is fetching blocks that may be admitted when they arrive.
+    fn register_fill(&mut self, vid: VolumeId, block: u64, blocks: u32) -> u64 {
+        let fill = self.fills.next;
+        self.fills.next += 1;
+        let volume = self.volume_mut(vid);
+        let end = block + u64::from(blocks);
+        if volume.mode == Mode::Off || volume.is_locked(block, end, OpId::MAX) {
+            volume.count.bypass_mode_blocks += u64::from(blocks);
+        } else if self.dead || self.fills.pending.len() + blocks as usize > FILLS_MAX {
+            self.volume_mut(vid).count.bypass_no_room_blocks += u64::from(blocks);
+        } else {
+            for b in block..end {
+                self.fills.pending.entry((vid, b)).or_insert(fill);
+            }
+        }
+        fill
+    }
+
+    /// The blocks have changed: what is on its way into the read cache is not the newest any more.
+    /// Returns how many there were.
+    pub(crate) fn cancel_fills(&mut self, vid: VolumeId, first: u64, blocks: u64) -> u64 {
+        let pending = &mut self.fills.pending;
+        if pending.is_empty() {
+            return 0;
+        }
+        let before = pending.len();
+        if blocks > pending.len() as u64 {
+            pending.retain(|&(v, b), _| v != vid || b < first || b >= first + blocks);
+        } else {
+            for block in first..first + blocks {
+                pending.remove(&(vid, block));
+            }
+        }
+        let overtaken = (before - pending.len()) as u64;
+        self.volume_mut(vid).count.bypass_overtaken_blocks += overtaken;
+        overtaken
+    }
+
+    pub(crate) fn cached_done(&mut self, read: CachedRead, result: Result<(), IoError>) {
+        self.space.unpin(read.position);
+        let vid = self.ops[read.op].request.volume;
+        let mut bad = 0u32;
+        for i in 0..read.blocks {
+            let part = read.buf.slice(i as usize * BLOCK_BYTES, BLOCK_BYTES);
+            let good =
+                result.is_ok() && crc32c(self.arena.bytes(part)) == self.space.marks.crc(read.position + i);
+            if !good {
+                bad += 1;
+                self.bad_block(vid, read, i, part);
+            }
+        }
+        if bad > 0 {
+            self.volume_mut(vid).count.corrupt_blocks += u64::from(bad);
+        }
+        self.ops[read.op].waiting -= 1;
+        self.read_progress(read.op);
+    }
+
+    /// A cached block does not verify: fetched again when it is clean, lost when it is not.
+    fn bad_block(&mut self, vid: VolumeId, read: CachedRead, i: u32, part: Buf) {
+        let (block, position) = (read.block + u64::from(i), read.position + i);
+        let current = self.volume(vid).index.lookup(block) == Lookup::At(position);
+        if current && self.space.marks.is_dirty(position) {
+            if read.again {
+                self.lose_block(vid, block, position);
+                self.ops[read.op].error = Some(RequestError::Io);
+            } else {
+                // The only copy: it may have been the transfer and not the medium.
+                self.read_cached(CachedRead { block, blocks: 1, position, buf: part, again: true, ..read });
+            }
+            return;
+        }
+        if current {
+            self.drop_blocks(vid, block, 1);
+        }
+        // Whatever is current now (the backend, or a newer write) is read instead.
+        self.read_blocks(read.op, block, 1, part);
+    }
+
+    /// The only copy of a dirty block is lost: it reads EIO until it is overwritten.
+    pub(crate) fn lose_block(&mut self, vid: VolumeId, block: u64, position: Position) {
+        if self.volume(vid).index.lookup(block) != Lookup::At(position) {
+            return;
+        }
+        let (volume, space) = self.volume_and_space(vid);
+        volume.index.set_lost(block, 1, &mut |_, _, _| ());
+        if space.kill(position) {
+            volume.dirty_blocks -= 1;
+        }
+        self.checkpoint.wanted = true;
+    }
+
+    /// Drops what the cache holds of a range. Dirty blocks go too: the caller knows why.
+    pub(crate) fn drop_blocks(&mut self, vid: VolumeId, first: u64, blocks: u64) {
+        let (volume, space) = self.volume_and_space(vid);
+        let mut cleaned = 0;
+        volume.index.remove(first, blocks, &mut |_, n, was| {
+            if let Lookup::At(position) = was {
+                cleaned += (position..position + n).filter(|&p| space.kill(p)).count() as u64;
+            }
+        });
+        volume.dirty_blocks -= cleaned;
+    }
+
+    pub(crate) fn miss_done(&mut self, now: Nanos, read: MissRead, result: Result<(), IoError>) {
+        let vid = self.ops[read.op].request.volume;
+        self.note_backend_result(now, vid, result);
+        match result {
+            Ok(()) => self.admit(now, vid, read),
+            Err(_) => {
+                self.ops[read.op].error = Some(RequestError::Io);
+                self.cancel_read_fills(vid, read);
+            }
+        }
+        self.ops[read.op].waiting -= 1;
+        self.read_progress(read.op);
+    }
+
+    fn cancel_read_fills(&mut self, vid: VolumeId, read: MissRead) {
+        for block in read.block..read.block + u64::from(read.buf.len) / BLOCK_BYTES as u64 {
+            if self.fills.pending.get(&(vid, block)) == Some(&read.fill) {
+                self.fills.pending.remove(&(vid, block));
+            }
+        }
+    }
+
+    /// Copies the blocks of a miss that nobody has changed meanwhile into the read cache's appends.
+    fn admit(&mut self, now: Nanos, vid: VolumeId, read: MissRead) {
+        for i in 0..read.buf.len as usize / BLOCK_BYTES {
+            let block = read.block + i as u64;
+            if self.fills.pending.get(&(vid, block)) != Some(&read.fill) {
+                continue;
+            }
+            let absent = self.volume(vid).index.lookup(block) == Lookup::Absent;
+            let stream = if self.ghost.take(vid, block) { Stream::Main } else { Stream::Fill };
+            let from = read.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES);
+            match if absent { self.stage_fill(now, vid, block, stream, from) } else { None } {
+                Some(record) => {
+                    self.fills.pending.insert((vid, block), record);
+                }
+                None => {
+                    self.fills.pending.remove(&(vid, block));
+                    self.volume_mut(vid).count.bypass_no_room_blocks += u64::from(absent);
+                }
+            }
+        }
+    }
+
+    /// Puts a block into the open append of a stream; returns the number of its record.
+    fn stage_fill(
+        &mut self,
+        now: Nanos,
+        vid: VolumeId,
+        block: u64,
+        stream: Stream,
+        from: Buf,
+    ) -> Option<u64> {
+        let s = stream as usize;
+        if let (Some(builder), Some((volume, _))) = (&self.fills.open[s], self.fills.record[s]) {
+            if volume != vid || !builder.has_room_for_entry() {
+                self.end_fill_record(s);
+            }
+        }
+        if self.fills.open[s]
+            .as_ref()
+            .is_some_and(|b| self.fills.record[s].is_none() && !b.has_room_for_record())
+        {
+            self.issue_fill(s);
+        }
+        if self.fills.open[s].is_none() {
+            // The last append buffers belong to the log.
+            if self.pools.append.available() <= self.config.appends_in_flight + BUFFERS_FOR_MOVES {
+                return None;
+            }
+            let buf = self.pools.append.take()?;
+            match self.begin_append(stream, buf, 1, false) {
+                Ok(builder) => self.fills.open[s] = Some(builder),
+                Err(buf) => {
+                    self.pools.append.give(buf);
+                    return None;
+                }
+            }
+            self.fills.since = now;
+        }
+        let builder = self.fills.open[s].as_mut().expect("open by now");
+        let number = match self.fills.record[s] {
+            Some((_, number)) => number,
+            None => {
+                builder.begin_record(vid, RecordKind::Fill);
+                self.fills.next += 1;
+                self.fills.record[s] = Some((vid, self.fills.next));
+                self.fills.next
+            }
+        };
+        let to = builder.push_data(&self.space, block, 0, 0);
+        let crc = copy_block(&mut self.arena, from, to);
+        builder.set_last_crc(crc);
+        Some(number)
+    }
+
+    fn end_fill_record(&mut self, s: usize) {
+        let Some((vid, number)) = self.fills.record[s].take() else { return };
+        let pending = &self.fills.pending;
+        let builder = self.fills.open[s].as_mut().expect("a record is open in it");
+        // What was overtaken since it was staged must not come back at replay.
+        builder.void_entries(|block| pending.get(&(vid, block)) != Some(&number));
+        let volume = self.volumes[vid.0 as usize].as_ref();
+        let fields = RecordFields {
+            generation: volume.map_or(0, |v| v.spec.generation),
+            // Everything up to here had its say in whether the blocks were still wanted.
+            sequence: volume.map_or(0, |v| v.sequence),
+            durable_sequence: volume.map_or(0, |v| v.sequence_durable),
+            chain: 0,
+        };
+        let builder = self.fills.open[s].as_mut().expect("a record is open in it");
+        builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+        builder.set_last_number(number);
+    }
+
+    fn issue_fill(&mut self, s: usize) {
+        self.end_fill_record(s);
+        if let Some(builder) = self.fills.open[s].take() {
+            self.issue_append(builder, false);
+        }
+    }
+
+    /// Writes the open fill appends that are full enough or have waited long enough.
+    pub(crate) fn pump_fills(&mut self, now: Nanos, all: bool) {
+        for s in 0..self.fills.open.len() {
+            let Some(builder) = &self.fills.open[s] else { continue };
+            let due = all
+                || now >= self.fills.since + FILL_DELAY_NS
+                || builder.append.entries.len() >= FILL_BLOCKS_FULL;
+            if due {
+                self.issue_fill(s);
+            }
+        }
+    }
+
+    /// Writes the open append of a stream because somebody else wants to append to it.
+    pub(crate) fn yield_stream(&mut self, stream: Stream) {
+        self.issue_fill(stream as usize);
+    }
+
+    pub(crate) fn publish_fill(&mut self, record: &Built, entries: &[BuiltEntry]) {
+        let vid = record.volume;
+        for built in entries {
+            let block = built.entry.block();
+            if self.fills.pending.get(&(vid, block)) != Some(&record.number) {
+                continue;
+            }
+            self.fills.pending.remove(&(vid, block));
+            let (volume, space) = self.volume_and_space(vid);
+            debug_assert_eq!(volume.index.lookup(block), Lookup::Absent);
+            volume.index.insert(block, 1, built.position, &mut |_, _, _| ());
+            space.place(built.position, built.entry.value(), false);
+            volume.count.admitted_blocks += 1;
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Reclaim: makes segments free again.
+//!
+//! One segment at a time: its summary says which blocks it once got, the index says which of them are
+//! current. Clean blocks are dropped (and remembered by the ghost) unless they were used again, dirty
+//! ones are moved only when there is no other way. A segment is free when a checkpoint that does not
+//! name it is durable.
+//!
+//! The order of victims follows S3-FIFO (Yang et al., SOSP 2023): newcomers leave first when they take
+//! more than a tenth; what was used twice lives in the main stream and gets a second chance there.
+
+use crate::api::{BLOCK_BYTES, Effect, IoError, Nanos, VolumeId};
+use crate::engine::{Engine, Io};
+use crate::format::{RecordKind, Stream, byte, crc32c};
+use crate::index::{Lookup, ObjectFlags, Position};
+use crate::log::{Built, BuiltEntry, RecordFields, decode_summary};
+use crate::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
+use crate::volume::{DirtyObject, object_of};
+
+/// Blocks moved at once.
+pub(crate) const MOVE_BLOCKS: usize = 64;
+/// Segments looked at from the front of a queue for a victim.
+const SCAN_MAX: usize = 512;
+
+/// A live block of the victim.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    volume: VolumeId,
+    block: u64,
+    position: Position,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Summary,
+    /// Deciding on candidates from the cursor on.
+    Sorting,
+    /// The batch is being read.
+    Reading,
+    /// The batch waits for room in its stream.
+    Moving,
+    /// Moved batches are in flight.
+    Publishing,
+}
+
+/// The segment that is being reclaimed.
+struct Job {
+    segment: u32,
+    phase: Phase,
+    candidates: Vec<Candidate>,
+    cursor: usize,
+    /// What is to be moved, and to which stream.
+    batch: Vec<Candidate>,
+    stream: Stream,
+    reads: u32,
+    good: u64,
+    appends: u32,
+    /// Hot blocks that may still be kept.
+    survivors_left: u32,
+}
+
+/// Reclaim's state.
+#[derive(Default)]
+pub(crate) struct Reclaim {
+    job: Option<Job>,
+    /// Memory of the previous job.
+    spare: (Vec<Candidate>, Vec<Candidate>),
+}
+
+impl Reclaim {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.job.is_none()
+    }
+}
+
+impl Engine {
+    /// Free segments below which reclaim works.
+    fn free_target(&self) -> u32 {
+        (self.geo.segments / 32).clamp(RESERVE_READ_CACHE + 3, 256)
+    }
+
+    pub(crate) fn pump_reclaim(&mut self) {
+        if self.dead {
+            return;
+        }
+        loop {
+            let Some(job) = &self.reclaim.job else {
+                let free = self.space.free_count() + self.space.released_count();
+                if self.space.free_count() <= RESERVE_READ_CACHE && self.space.released_count() > 0 {
+                    self.checkpoint.wanted = true;
+                }
+                if free >= self.free_target() {
+                    return;
+                }
+                let Some(segment) = self.victim() else { return };
+                self.start_reclaim(segment);
+                continue;
+            };
+            match job.phase {
+                Phase::Summary | Phase::Reading => return,
+                Phase::Sorting => self.reclaim_sort(),
+                Phase::Moving => {
+                    if !self.reclaim_append() {
+                        return;
+                    }
+                }
+                Phase::Publishing if job.appends > 0 => return,
+                Phase::Publishing => self.finish_reclaim(),
+            }
+        }
+    }
+
+    fn victim(&self) -> Option<u32> {
+        let segments = &self.space.segments;
+        let queue = |stream| self.space.sealed(stream);
+        let (fill, main, log) = (queue(Stream::Fill), queue(Stream::Main), queue(Stream::Log));
+        let clean = |s: &&u32| segments[**s as usize].dirty == 0;
+        if let Some(&dead) = log.iter().take(SCAN_MAX).find(|&&s| segments[s as usize].live == 0) {
+            return Some(dead);
+        }
+        let log_clean = log.iter().take(SCAN_MAX).find(clean).copied();
+        let all = fill.len() + main.len() + log.len();
+        if fill.len() > self.geo.segments as usize / 10 {
+            return fill.front().copied();
+        }
+        if main.len() * 10 > all * 8 {
+            return main.iter().find(clean).copied();
+        }
+        let clean = log_clean.or_else(|| fill.front().copied()).or_else(|| main.iter().find(clean).copied());
+        if clean.is_some() || self.space.free_count() > RESERVE_WRITES + 1 {
+            return clean;
+        }
+        // Everything left is dirty, and the drain may be stopped: pack the dirty blocks together.
+        let least = log.iter().copied().min_by_key(|&s| segments[s as usize].dirty)?;
+        (segments[least as usize].dirty < self.geo.segment_blocks * 15 / 16).then_some(least)
+    }
+
+    fn start_reclaim(&mut self, segment: u32) {
+        self.space.set_state(segment, SegmentState::Reclaiming);
+        let (mut candidates, mut batch) = std::mem::take(&mut self.reclaim.spare);
+        candidates.clear();
+        batch.clear();
+        let s = self.space.segments[segment as usize];
+        self.reclaim.job = Some(Job {
+            segment,
+            phase: if s.live == 0 { Phase::Publishing } else { Phase::Summary },
+            candidates,
+            cursor: 0,
+            batch,
+            stream: Stream::Log,
+            reads: 0,
+            good: 0,
+            appends: 0,
+            survivors_left: self.geo.segment_blocks / 2,
+        });
+        if s.live > 0 {
+            let blocks = u32::from(s.summary_blocks);
+            let first = self.geo.segment_block(segment) + self.geo.segment_blocks - blocks;
+            let token = self.start_io(Io::ReclaimSummary);
+            let buf = self.pools.reclaim_summary.slice(0, blocks as usize * BLOCK_BYTES);
+            self.effects.push_back(Effect::DeviceRead { token, offset: byte(first), buf });
+        }
+    }
+
+    pub(crate) fn reclaim_summary_done(&mut self, result: Result<(), IoError>) {
+        let mut job = self.reclaim.job.take().expect("a job reads its summary");
+        let s = self.space.segments[job.segment as usize];
+        let buf = self.pools.reclaim_summary.slice(0, usize::from(s.summary_blocks) * BLOCK_BYTES);
+        let summary = result
+            .ok()
+            .and_then(|()| decode_summary(&self.geo, job.segment, s.sequence, self.arena.bytes(buf)));
+        match summary {
+            Some((records, entries)) => {
+                let mut entries = entries.into_iter();
+                for record in records {
+                    let base = self.geo.segment_block(job.segment) + u32::from(record.first_block.get()) + 1;
+                    let data =
+                        entries.by_ref().take(usize::from(record.entries.get())).filter(|e| e.has_data());
+                    for (i, entry) in data.enumerate() {
+                        let volume = VolumeId(record.volume.get());
+                        let candidate = Candidate { volume, block: entry.block(), position: base + i as u32 };
+                        if self.is_current(candidate) {
+                            job.candidates.push(candidate);
+                        }
+                    }
+                }
+            }
+            None => self.candidates_from_index(&mut job),
+        }
+        job.phase = Phase::Sorting;
+        self.reclaim.job = Some(job);
+    }
+
+    /// The summary is unreadable: the index knows as well, it only takes longer to ask.
+    fn candidates_from_index(&self, job: &mut Job) {
+        let first = self.geo.segment_block(job.segment);
+        let range = first..first + self.geo.segment_blocks;
+        for (v, volume) in self.volumes.iter().enumerate() {
+            let Some(volume) = volume else { continue };
+            for object in volume.index.objects(0) {
+                for (block, n, found) in volume.index.runs(object) {
+                    let Lookup::At(position) = found else { continue };
+                    let inside = (0..n).filter(|i| range.contains(&(position + i)));
+                    job.candidates.extend(inside.map(|i| Candidate {
+                        volume: VolumeId(v as u16),
+                        block: block + u64::from(i),
+                        position: position + i,
+                    }));
+                }
+            }
+        }
+    }
+
+    fn is_current(&self, c: Candidate) -> bool {
+        self.space.marks.is_live(c.position)
+            && self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).is_some_and(|volume| {
+                c.block < volume.blocks() && volume.index.lookup(c.block) == Lookup::At(c.position)
+            })
+    }
+
+    /// Decides on candidates until a batch is full or none are left. Dirty ones form batches for the
+    /// log, hot ones for the main stream; the others are dropped.
+    fn reclaim_sort(&mut self) {
+        let mut job = self.reclaim.job.take().expect("a job is being sorted");
+        let probation = self.space.segments[job.segment as usize].stream != Stream::Main;
+        while let Some(&c) = job.candidates.get(job.cursor) {
+            if !self.is_current(c) {
+                job.cursor += 1;
+                continue;
+            }
+            let Some(stream) = self.survives(c, job.survivors_left) else {
+                self.drop_blocks(c.volume, c.block, 1);
+                self.volume_mut(c.volume).count.evicted_blocks += 1;
+                if probation {
+                    self.ghost.insert(c.volume, c.block);
+                }
+                job.cursor += 1;
+                continue;
+            };
+            let full = job.batch.len() == MOVE_BLOCKS;
+            if full || !job.batch.is_empty() && stream != job.stream {
+                break;
+            }
+            job.stream = stream;
+            job.batch.push(c);
+            job.cursor += 1;
+            if stream == Stream::Main {
+                job.survivors_left = job.survivors_left.saturating_sub(1);
+            }
+        }
+        if job.batch.is_empty() {
+            job.phase = Phase::Publishing;
+            self.reclaim.job = Some(job);
+            return;
+        }
+        job.phase = Phase::Reading;
+        job.good = 0;
+        self.reclaim.job = Some(job);
+        self.read_batch();
+    }
+
+    /// The stream that a block is moved to, or `None` if it is to be dropped.
+    fn survives(&self, c: Candidate, survivors_left: u32) -> Option<Stream> {
+        if self.space.marks.is_dirty(c.position) {
+            return Some(Stream::Log);
+        }
+        let flags = self.volume(c.volume).index.flags(object_of(c.block));
+        // Dropped, it would read as one of the zeroes around it that are not yet in the backend.
+        let among_zeroes = flags.contains(ObjectFlags::ZERO_DIRTY);
+        let room = self.space.free_count() > RESERVE_READ_CACHE;
+        let hot = self.space.marks.refs(c.position) > 0 && survivors_left > 0 && room;
+        (hot || among_zeroes).then_some(Stream::Main)
+    }
+
+    fn read_batch(&mut self) {
+        let job = self.reclaim.job.as_ref().expect("a job has a batch");
+        let n = job.batch.len();
+        let mut start = 0;
+        let mut reads = 0;
+        let mut spans = [(0u16, 0u16, 0u32); MOVE_BLOCKS];
+        while start < n {
+            let mut end = start + 1;
+            while end < n && job.batch[end].position == job.batch[end - 1].position + 1 {
+                end += 1;
+            }
+            spans[reads] = (start as u16, end as u16, job.batch[start].position);
+            reads += 1;
+            start = end;
+        }
+        self.reclaim.job.as_mut().expect("a job has a batch").reads = reads as u32;
+        for &(start, end, position) in &spans[..reads] {
+            let token = self.start_io(Io::ReclaimRead { start, end });
+            let len = usize::from(end - start) * BLOCK_BYTES;
+            let buf = self.pools.reclaim_data.slice(usize::from(start) * BLOCK_BYTES, len);
+            self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
+        }
+    }
+
+    pub(crate) fn reclaim_read_done(&mut self, start: u16, end: u16, result: Result<(), IoError>) {
+        let mut job = self.reclaim.job.take().expect("a job reads");
+        for i in usize::from(start)..usize::from(end) {
+            let bytes = self.arena.bytes(self.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES));
+            let c = job.batch[i];
+            if result.is_ok() && crc32c(bytes) == self.space.marks.crc(c.position) {
+                job.good |= 1 << i;
+            } else if self.is_current(c) {
+                self.volume_mut(c.volume).count.corrupt_blocks += 1;
+                if self.space.marks.is_dirty(c.position) {
+                    self.lose_block(c.volume, c.block, c.position);
+                } else {
+                    self.drop_blocks(c.volume, c.block, 1);
+                }
+            }
+        }
+        job.reads -= 1;
+        if job.reads == 0 {
+            job.phase = Phase::Moving;
+        }
+        self.reclaim.job = Some(job);
+    }
+
+    /// Appends the batch to its stream; false when there is no room for it now.
+    fn reclaim_append(&mut self) -> bool {
+        let mut job = self.reclaim.job.take().expect("a job moves");
+        let moved = self.append_batch(&mut job);
+        if moved {
+            job.batch.clear();
+            job.phase = Phase::Sorting;
+        }
+        self.reclaim.job = Some(job);
+        moved
+    }
+
+    fn append_batch(&mut self, job: &mut Job) -> bool {
+        let wanted: Vec<usize> = (0..job.batch.len())
+            .filter(|&i| job.good >> i & 1 == 1 && self.is_current(job.batch[i]))
+            .collect();
+        if wanted.is_empty() {
+            return true;
+        }
+        if job.stream != Stream::Log {
+            self.yield_stream(job.stream);
+        }
+        let Some(buf) = self.pools.append.take() else { return false };
+        // Room for one record per volume at worst; the batch is small against a segment.
+        let blocks = 2 * wanted.len() as u32;
+        let mut builder = match self.begin_append(job.stream, buf, blocks, true) {
+            Ok(builder) => builder,
+            Err(buf) => {
+                self.pools.append.give(buf);
+                return false;
+            }
+        };
+        let mut open: Option<VolumeId> = None;
+        for i in wanted {
+            let c = job.batch[i];
+            if open.is_some_and(|v| v != c.volume) {
+                builder.end_record(
+                    &mut self.arena,
+                    &self.space,
+                    self.checkpoint.durable,
+                    RecordFields::default(),
+                );
+                open = None;
+            }
+            if open.is_none() {
+                builder.begin_record(c.volume, RecordKind::Move);
+                open = Some(c.volume);
+            }
+            let crc = self.space.marks.crc(c.position);
+            let to = builder.push_data(&self.space, c.block, crc, c.position);
+            self.arena.copy(self.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES), to);
+        }
+        builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, RecordFields::default());
+        job.appends += 1;
+        self.issue_append(builder, false);
+        true
+    }
+
+    pub(crate) fn publish_move(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
+        for built in entries {
+            let block = built.entry.block();
+            if self.volumes[record.volume.0 as usize].is_none() {
+                return;
+            }
+            let (volume, space) = self.volume_and_space(record.volume);
+            if volume.index.lookup(block) != Lookup::At(built.old) {
+                continue;
+            }
+            volume.index.insert(block, 1, built.position, &mut |_, _, _| ());
+            let dirty = space.kill(built.old);
+            space.place(built.position, built.entry.value(), dirty);
+            let object = object_of(block);
+            if dirty && !volume.index.flags(object).contains(ObjectFlags::QUEUED) {
+                // A drain under way knows the old position only: it will not make this copy clean.
+                let first_sequence = volume.sequence_drained + 1;
+                volume.requeue_dirty(DirtyObject { object, first_sequence, since: now });
+            }
+            self.device.moved_blocks += 1;
+        }
+    }
+
+    pub(crate) fn reclaim_published(&mut self) {
+        self.reclaim.job.as_mut().expect("moves belong to a job").appends -= 1;
+    }
+
+    fn finish_reclaim(&mut self) {
+        let mut job = self.reclaim.job.take().expect("a job ends");
+        job.candidates.clear();
+        job.batch.clear();
+        self.reclaim.spare = (job.candidates, job.batch);
+        let s = &self.space.segments[job.segment as usize];
+        if s.live > 0 {
+            // Something in it became unreadable in between; it stays until it is looked at again.
+            self.space.set_state(job.segment, SegmentState::Sealed);
+            return;
+        }
+        self.space.set_state(job.segment, SegmentState::Released);
+        self.device.reclaims += 1;
+    }
+}

@@ -1,0 +1,413 @@
+//! Replay: the records that were written after the checkpoint take effect again, in log order, up to
+//! the first that is torn.
+
+use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::format::*;
+use crate::index::Lookup;
+use crate::log::{BuiltEntry, decode_summary};
+use crate::mem::AlignedBuf;
+use crate::publish::{apply_data, apply_zeroes};
+use crate::recover::{RecoveryReport, read};
+use crate::volume::Volume;
+use std::collections::BTreeMap;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U16, U32};
+
+/// A record as read back.
+pub(crate) struct FoundRecord {
+    pub(crate) header: RecordHeader,
+    /// Block of the header within the segment.
+    pub(crate) first_block: u32,
+    pub(crate) entries: Vec<Entry>,
+    /// Old positions (moves).
+    olds: Vec<u32>,
+    /// Whether the data of each entry verifies; true for ranges.
+    good: Vec<bool>,
+}
+
+impl FoundRecord {
+    /// As a summary holds it.
+    pub(crate) fn summary(&self) -> SummaryRecord {
+        SummaryRecord {
+            sequence: self.header.sequence,
+            header_crc: self.header.crc,
+            volume: self.header.volume,
+            first_block: U16::new(self.first_block as u16),
+            entries: U16::new(self.entries.len() as u16),
+            kind: self.header.kind,
+            reserved: 0,
+        }
+    }
+}
+
+/// All records of one segment that has no summary yet, or none that is known to be complete.
+pub(crate) struct SegmentRecords {
+    pub(crate) segment: u32,
+    pub(crate) segment_sequence: u64,
+    pub(crate) stream: Stream,
+    /// Records from this block on are not contained in the checkpoint.
+    pub(crate) tail_from: u32,
+    pub(crate) records: Vec<FoundRecord>,
+    /// Newest checkpoint that was durable when something in here was written.
+    pub(crate) newest_checkpoint: u64,
+    /// The segment has a valid summary of so many blocks.
+    pub(crate) summary_blocks: Option<u32>,
+    /// Write records that the summary knows and that are not among `records`.
+    missing: Vec<(u16, u64, Vec<Entry>)>,
+}
+
+impl SegmentRecords {
+    /// Reads a whole segment and finds its records. What cannot be read counts as damaged.
+    pub(crate) fn read(
+        device: &mut dyn Device,
+        geo: &Geometry,
+        segment: u32,
+        sequence: u64,
+        stream: u8,
+    ) -> SegmentRecords {
+        let blocks = geo.segment_blocks as usize;
+        let mut buf = AlignedBuf::zeroed(blocks * BLOCK_BYTES);
+        let first = geo.segment_block(segment);
+        for (i, part) in buf.chunks_mut(64 * BLOCK_BYTES).enumerate() {
+            if read(device, byte(first) + (i * 64 * BLOCK_BYTES) as u64, part).is_ok() {
+                continue;
+            }
+            // A bad sector spoils its own block only.
+            for (j, block) in part.chunks_mut(BLOCK_BYTES).enumerate() {
+                if read(device, byte(first + (i * 64 + j) as u32), block).is_err() {
+                    block.fill(0);
+                }
+            }
+        }
+        let mut found = SegmentRecords {
+            segment,
+            segment_sequence: sequence,
+            stream: Stream::from_number(stream).unwrap_or(Stream::Log),
+            tail_from: 0,
+            records: Vec::new(),
+            newest_checkpoint: 0,
+            summary_blocks: None,
+            missing: Vec::new(),
+        };
+        if let Some(header) = open::<SegmentHeader>(&buf[..BLOCK_BYTES]) {
+            if header.uuid == geo.uuid && header.segment_sequence.get() == sequence {
+                found.newest_checkpoint = header.checkpoint.get();
+            }
+        }
+        found.find_records(geo, &buf);
+        found.find_summary(geo, &buf);
+        found
+    }
+
+    fn find_records(&mut self, geo: &Geometry, bytes: &[u8]) {
+        let block = |n: usize| &bytes[n * BLOCK_BYTES..(n + 1) * BLOCK_BYTES];
+        let blocks = bytes.len() / BLOCK_BYTES;
+        let mut at = 1;
+        while at < blocks {
+            let record = decode_record(block(at)).filter(|r| {
+                r.header.uuid == geo.uuid
+                    && r.header.segment_sequence.get() == self.segment_sequence
+                    && at + 1 + usize::from(r.header.blocks.get()) <= blocks
+            });
+            // Behind a damaged header the next valid one is looked for block by block.
+            let Some(mut record) = record else {
+                at += 1;
+                continue;
+            };
+            record.first_block = at as u32;
+            let mut data = at + 1;
+            for entry in &record.entries {
+                let mut good = true;
+                if entry.has_data() {
+                    good = entry.kind() == Some(EntryKind::Data) && crc32c(block(data)) == entry.value();
+                    data += 1;
+                }
+                record.good.push(good);
+            }
+            self.newest_checkpoint = self.newest_checkpoint.max(record.header.checkpoint.get());
+            at = data;
+            self.records.push(record);
+        }
+    }
+
+    /// Looks for the segment's summary from its end on.
+    fn find_summary(&mut self, geo: &Geometry, bytes: &[u8]) {
+        let blocks = bytes.len() / BLOCK_BYTES;
+        let most = Geometry::summary_blocks(blocks, blocks * 2) as usize;
+        for n in 1..=most.min(blocks - 1) {
+            let tail = &bytes[(blocks - n) * BLOCK_BYTES..];
+            if tail[..4] != SUMMARY_MAGIC {
+                continue;
+            }
+            let Some((records, entries)) = decode_summary(geo, self.segment, self.segment_sequence, tail)
+            else {
+                continue;
+            };
+            self.summary_blocks = Some(n as u32);
+            let mut entries = entries.into_iter();
+            for record in records {
+                let own: Vec<Entry> = entries.by_ref().take(usize::from(record.entries.get())).collect();
+                let known = self.records.iter().any(|r| r.first_block == u32::from(record.first_block.get()));
+                if !known && record.kind == RecordKind::Write as u8 {
+                    self.missing.push((record.volume.get(), record.sequence.get(), own));
+                }
+            }
+            return;
+        }
+    }
+}
+
+/// A record's header block, if it is one.
+pub(crate) fn decode_record(bytes: &[u8]) -> Option<FoundRecord> {
+    if bytes[..4] != RECORD_MAGIC {
+        return None;
+    }
+    let header: RecordHeader = open(bytes)?;
+    let kind = RecordKind::from_number(header.kind)?;
+    let n = usize::from(header.entries.get());
+    if header.version.get() > FORMAT_VERSION || n > RECORD_ENTRIES_MAX {
+        return None;
+    }
+    let at = size_of::<RecordHeader>();
+    let end = at + n * size_of::<Entry>();
+    let entries = <[Entry]>::ref_from_bytes(&bytes[at..end]).ok()?.to_vec();
+    let data = entries.iter().filter(|e| e.has_data()).count();
+    if entries.iter().any(|e| e.kind().is_none()) || data != usize::from(header.blocks.get()) {
+        return None;
+    }
+    let mut olds = Vec::new();
+    if kind == RecordKind::Move {
+        let raw = <[U32]>::ref_from_bytes(&bytes[end..end + n * 4]).ok()?;
+        olds.extend(raw.iter().map(|o| o.get()));
+    }
+    Some(FoundRecord { header, first_block: 0, entries, olds, good: Vec::with_capacity(n) })
+}
+
+/// How far a volume's log reaches, and what in it is damaged.
+#[derive(Default)]
+struct Verdict {
+    cut: u64,
+    chain: u32,
+    /// Durable records that are gone but whose blocks are known.
+    gone: BTreeMap<u64, Vec<Entry>>,
+    failed: bool,
+}
+
+/// Applies the records of `tail`, sorted by stream and life of the segment.
+pub(crate) fn replay(engine: &mut Engine, tail: &[SegmentRecords], report: &mut RecoveryReport, now: Nanos) {
+    let verdicts: Vec<Option<Verdict>> =
+        (0..engine.volumes.len()).map(|v| Some(judge(engine.volumes[v].as_ref()?, v as u16, tail))).collect();
+    let checkpointed: Vec<u64> =
+        engine.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.sequence)).collect();
+    let mut r = Replay { engine, verdicts, checkpointed, voided: Vec::new(), report, now };
+    for segment in tail {
+        for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
+            let first = r.engine.geo.segment_block(segment.segment) + record.first_block + 1;
+            match RecordKind::from_number(record.header.kind) {
+                Some(RecordKind::Write) => r.write(record, first),
+                Some(RecordKind::Move) => r.moved(record, first),
+                Some(RecordKind::Fill) => r.fill(record, first),
+                None => {}
+            }
+        }
+    }
+    r.finish();
+}
+
+/// Walks a volume's write records in order and finds where its log ends.
+fn judge(volume: &Volume, id: u16, tail: &[SegmentRecords]) -> Verdict {
+    let mut writes: BTreeMap<u64, &FoundRecord> = BTreeMap::new();
+    let mut durable = volume.sequence;
+    for segment in tail {
+        for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
+            let h = &record.header;
+            if h.volume.get() != id || h.generation.get() != volume.spec.generation {
+                continue;
+            }
+            durable = durable.max(h.durable_sequence.get());
+            if h.kind == RecordKind::Write as u8 && h.sequence.get() > volume.sequence {
+                writes.insert(h.sequence.get(), record);
+            }
+        }
+    }
+    let missing = |sequence: u64| {
+        let mut all = tail.iter().flat_map(|t| &t.missing);
+        all.find(|m| m.0 == id && m.1 == sequence).map(|m| m.2.clone())
+    };
+    let mut verdict = Verdict { cut: volume.sequence, chain: volume.chain, ..Verdict::default() };
+    let mut chain = Some(volume.chain);
+    loop {
+        let next = verdict.cut + 1;
+        match writes.get(&next) {
+            Some(record) => {
+                let torn = record.good.contains(&false);
+                let linked = chain.is_none_or(|c| c == record.header.chain.get());
+                if (torn || !linked) && next > durable {
+                    return verdict;
+                }
+                if !linked {
+                    verdict.failed = true;
+                }
+                verdict.chain = record.header.crc.get();
+                chain = Some(verdict.chain);
+            }
+            None if next > durable => return verdict,
+            None => {
+                // It was durable and is gone: corruption, not a torn tail.
+                match missing(next) {
+                    Some(entries) => {
+                        verdict.gone.insert(next, entries);
+                    }
+                    None => verdict.failed = true,
+                }
+                chain = None;
+            }
+        }
+        verdict.cut = next;
+    }
+}
+
+struct Replay<'a> {
+    engine: &'a mut Engine,
+    verdicts: Vec<Option<Verdict>>,
+    /// Sequence of each volume at the checkpoint.
+    checkpointed: Vec<u64>,
+    /// Ranges that invalidations made void: volume, first block, end, sequence.
+    voided: Vec<(usize, u64, u64, u64)>,
+    report: &'a mut RecoveryReport,
+    now: Nanos,
+}
+
+impl Replay<'_> {
+    /// The volume's number, if it exists and the record is of its present owner.
+    fn volume_of(&self, record: &FoundRecord) -> Option<usize> {
+        let v = usize::from(record.header.volume.get());
+        let volume = self.engine.volumes.get(v)?.as_ref()?;
+        (volume.spec.generation == record.header.generation.get()).then_some(v)
+    }
+
+    fn write(&mut self, record: &FoundRecord, first: u32) {
+        let Some(v) = self.volume_of(record) else { return };
+        let sequence = record.header.sequence.get();
+        let verdict = self.verdicts[v].as_ref().expect("every volume has a verdict");
+        if sequence > verdict.cut {
+            self.report.records_cut += 1;
+            return;
+        }
+        if sequence <= self.checkpointed[v] {
+            return;
+        }
+        self.lose_gone(v, sequence);
+        self.report.records_replayed += 1;
+        let mut position = first;
+        for (entry, good) in record.entries.iter().zip(&record.good) {
+            let volume = self.engine.volumes[v].as_mut().expect("looked up above");
+            let space = &mut self.engine.space;
+            let len = if entry.has_data() { 1 } else { u64::from(entry.value()) };
+            if len == 0 || entry.block() + len > volume.blocks() {
+                position += u32::from(entry.has_data());
+                continue;
+            }
+            match entry.kind() {
+                Some(EntryKind::Data) if *good => {
+                    apply_data(volume, space, &[BuiltEntry { entry: *entry, position, old: 0 }]);
+                    self.report.blocks_replayed += 1;
+                }
+                Some(EntryKind::Data) => self.lose(v, entry.block(), 1),
+                Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
+                    apply_zeroes(volume, space, entry.block(), len, sequence, self.now);
+                }
+                Some(EntryKind::Invalidate) => {
+                    self.engine.drop_blocks(VolumeId(v as u16), entry.block(), len);
+                    self.voided.push((v, entry.block(), entry.block() + len, sequence));
+                }
+                Some(EntryKind::Void) | None => {}
+            }
+            position += u32::from(entry.has_data());
+        }
+        let header = &record.header;
+        let volume = self.engine.volumes[v].as_mut().expect("looked up above");
+        volume.sequence = header.sequence.get();
+    }
+
+    /// Marks as lost what durable records before `sequence` held that are gone.
+    fn lose_gone(&mut self, v: usize, sequence: u64) {
+        loop {
+            let verdict = self.verdicts[v].as_mut().expect("every volume has a verdict");
+            match verdict.gone.first_key_value() {
+                Some((&s, _)) if s < sequence => {}
+                _ => return,
+            }
+            let (_, entries) = verdict.gone.pop_first().expect("looked at just now");
+            for entry in entries {
+                let len = if entry.has_data() { 1 } else { u64::from(entry.value()) };
+                self.lose(v, entry.block(), len);
+            }
+        }
+    }
+
+    fn lose(&mut self, v: usize, block: u64, n: u64) {
+        let (volume, space) = self.engine.volume_and_space(VolumeId(v as u16));
+        if block + n > volume.blocks() {
+            return;
+        }
+        let mut cleaned = 0;
+        volume.index.set_lost(block, n, &mut |_, n, was| {
+            if let Lookup::At(p) = was {
+                cleaned += (p..p + n).filter(|&p| space.kill(p)).count() as u64;
+            }
+        });
+        volume.dirty_blocks -= cleaned;
+    }
+
+    fn moved(&mut self, record: &FoundRecord, first: u32) {
+        let v = usize::from(record.header.volume.get());
+        let data = record.entries.iter().zip(&record.good).zip(&record.olds).enumerate();
+        for (i, ((entry, good), &old)) in data {
+            let Some(Some(volume)) = self.engine.volumes.get_mut(v) else { return };
+            let space = &mut self.engine.space;
+            let block = entry.block();
+            if !good || block >= volume.blocks() || volume.index.lookup(block) != Lookup::At(old) {
+                continue;
+            }
+            let position = first + i as u32;
+            volume.index.insert(block, 1, position, &mut |_, _, _| ());
+            let dirty = space.kill(old);
+            space.place(position, entry.value(), dirty);
+        }
+    }
+
+    fn fill(&mut self, record: &FoundRecord, first: u32) {
+        let Some(v) = self.volume_of(record) else { return };
+        let sequence = record.header.sequence.get();
+        if sequence < self.checkpointed[v] {
+            // What was decided between then and the checkpoint is not known any more.
+            return;
+        }
+        for (i, (entry, good)) in record.entries.iter().zip(&record.good).enumerate() {
+            let block = entry.block();
+            let voided =
+                self.voided.iter().any(|&(w, a, b, s)| w == v && (a..b).contains(&block) && s > sequence);
+            let volume = self.engine.volumes[v].as_mut().expect("looked up above");
+            let absent = block < volume.blocks() && volume.index.lookup(block) == Lookup::Absent;
+            if *good && absent && !voided && entry.kind() == Some(EntryKind::Data) {
+                let position = first + i as u32;
+                volume.index.insert(block, 1, position, &mut |_, _, _| ());
+                self.engine.space.place(position, entry.value(), false);
+                self.report.blocks_replayed += 1;
+            }
+        }
+    }
+
+    fn finish(mut self) {
+        for v in 0..self.verdicts.len() {
+            self.lose_gone(v, u64::MAX);
+            let Some(verdict) = self.verdicts[v].take() else { continue };
+            let volume = self.engine.volumes[v].as_mut().expect("a verdict has its volume");
+            volume.failed |= verdict.failed;
+            volume.set_sequence(verdict.cut, verdict.chain);
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! One volume: its index, its place in the log, and the requests that wait for something.
+
+use crate::api::{BLOCK_BYTES, IoError, Mode, Nanos, Request, RequestError, VolumeSpec};
+use crate::format::VolumeItem;
+use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
+use crate::mem::Buf;
+use crate::status::VolumeCounters;
+use std::collections::VecDeque;
+use zerocopy::FromZeros;
+
+/// Index of a client's operation in the core's slab.
+pub(crate) type OpId = u32;
+
+/// An edge block of an unaligned write: the client's part of it and the block's old content.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Edge {
+    pub(crate) block: u64,
+    /// One block of the edge pool.
+    pub(crate) buf: Buf,
+    /// First and one past the last byte of the block that the client writes.
+    pub(crate) from: u16,
+    pub(crate) to: u16,
+}
+
+/// Where a client's change stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Waits for a lock, its barrier or an edge buffer.
+    Waiting,
+    /// Old content of its edge blocks is being read.
+    Edges,
+    /// All its blocks are whole.
+    Whole,
+    /// In the log (for a direct change: its invalidation).
+    InLog,
+    /// In the backend's hands.
+    Direct,
+    /// Waits for its acknowledgement.
+    Acking,
+}
+
+/// A client's request on its way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientOp {
+    pub(crate) request: Request,
+    /// Covering blocks of the request.
+    pub(crate) first_block: u64,
+    pub(crate) blocks: u64,
+    /// Whole blocks without edges (for zeroes).
+    pub(crate) edges: [Option<Edge>; 2],
+    pub(crate) stage: Stage,
+    pub(crate) error: Option<RequestError>,
+    /// Device and backend operations in flight for it.
+    pub(crate) waiting: u32,
+    /// Entries of it that are in records.
+    pub(crate) logged: u32,
+    /// Records with parts of it that are not published.
+    pub(crate) unpublished: u32,
+    /// Sequence of its last record.
+    pub(crate) sequence: u64,
+    /// Holds a lock on its blocks.
+    pub(crate) locked: bool,
+    /// Goes past the cache (write-around, off, dead cache device).
+    pub(crate) direct: bool,
+    /// For a direct write: the cached copies are void already.
+    pub(crate) invalidated: bool,
+    /// Operations of the volume that entered the log before it and must be published first.
+    pub(crate) barrier: u64,
+    /// The reply needs stable media.
+    pub(crate) durable: bool,
+    /// When it was last held back, for the counters.
+    pub(crate) held_since: Nanos,
+}
+
+/// Blocks that only one operation may change for now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lock {
+    pub(crate) first: u64,
+    pub(crate) end: u64,
+    pub(crate) op: OpId,
+}
+
+/// An object with something to drain.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DirtyObject {
+    pub(crate) object: u32,
+    /// Oldest record that may have dirtied it.
+    pub(crate) first_sequence: u64,
+    pub(crate) since: Nanos,
+}
+
+/// A control operation that waits for the volume's drain.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DrainWaiter {
+    pub(crate) control: u64,
+    pub(crate) sequence: u64,
+}
+
+/// What is being done to the volume as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// Nothing.
+    None,
+    /// Draining, then dropping all blocks (to mode off).
+    Purge { control: u64 },
+    /// Draining, verifying, then leaving the device.
+    Remove { control: u64, verify: bool },
+}
+
+/// A volume.
+pub(crate) struct Volume {
+    pub(crate) spec: VolumeSpec,
+    pub(crate) mode: Mode,
+    pub(crate) attached: bool,
+    pub(crate) failed: bool,
+    pub(crate) fenced: bool,
+    /// New requests are refused.
+    pub(crate) closing: bool,
+    pub(crate) task: Task,
+    pub(crate) index: VolumeIndex,
+
+    /// Newest sequence given to a record.
+    pub(crate) sequence_built: u64,
+    /// Newest sequence whose record is published.
+    pub(crate) sequence: u64,
+    pub(crate) sequence_durable: u64,
+    /// What `sequence_durable` becomes when the sync in flight completes.
+    pub(crate) sequence_syncing: u64,
+    pub(crate) sequence_drained: u64,
+    /// Header CRC of the newest built and of the newest published record.
+    pub(crate) chain: u32,
+    pub(crate) chain_published: u32,
+    /// A client has flushed: writes no longer wait for stable media.
+    pub(crate) flushes: bool,
+
+    /// Operations that are ready for the log, in log order.
+    pub(crate) pending: VecDeque<OpId>,
+    /// Operations that ever entered `pending`, and of these the published ones.
+    pub(crate) entered: u64,
+    pub(crate) published: u64,
+    pub(crate) locks: Vec<Lock>,
+    /// Operations that wait for a lock.
+    pub(crate) blocked: VecDeque<OpId>,
+    /// Locked operations that wait for their barrier, for clean blocks, or for an edge buffer.
+    pub(crate) parked: Vec<OpId>,
+    /// Something has changed for them.
+    pub(crate) recheck: bool,
+    /// Acknowledgements held back by back-pressure, by release time.
+    pub(crate) held: VecDeque<(Nanos, OpId)>,
+    /// Acknowledgements that wait for the drain (write-through), by sequence.
+    pub(crate) through: VecDeque<OpId>,
+    /// Bytes that may be acknowledged ahead of the drain while a backlog from write-back is being drained.
+    pub(crate) credit_bytes: u64,
+    /// Sequence up to which the backlog reaches.
+    pub(crate) backlog_sequence: u64,
+
+    pub(crate) dirty_blocks: u64,
+    /// Blocks in records that are not published.
+    pub(crate) unpublished_blocks: u64,
+    /// When the last held acknowledgement is released.
+    pub(crate) held_until: Nanos,
+    pub(crate) dirty_objects: VecDeque<DirtyObject>,
+    /// Drains in flight (indices of the engine's slab).
+    pub(crate) drains: Vec<u32>,
+    /// Drained objects that wait for the backend's flush.
+    pub(crate) unflushed: Vec<u32>,
+    pub(crate) flushing: Vec<u32>,
+    pub(crate) flush_in_flight: bool,
+    pub(crate) retry_at: Nanos,
+    pub(crate) drain_waiters: Vec<DrainWaiter>,
+    pub(crate) drain_all_until: u64,
+    /// Direct writes have completed since the last backend flush.
+    pub(crate) backend_dirty: bool,
+    /// Direct operations and backend reads in flight.
+    pub(crate) direct_in_flight: u32,
+    /// The backend's record no longer names this cache.
+    pub(crate) disowned: bool,
+    pub(crate) disowning: bool,
+    /// Requests of clients that are not replied to.
+    pub(crate) requests: u32,
+
+    pub(crate) drain_rate: DrainRate,
+    pub(crate) backend_error: Option<IoError>,
+    /// Sequence at which a wait for the quota was last counted.
+    pub(crate) quota_wait_noted: u64,
+    pub(crate) count: VolumeCounters,
+}
+
+impl Volume {
+    pub(crate) fn new(spec: VolumeSpec) -> Volume {
+        let mode = spec.mode;
+        Volume {
+            spec,
+            mode,
+            attached: false,
+            failed: false,
+            fenced: false,
+            closing: false,
+            task: Task::None,
+            index: VolumeIndex::new(),
+            sequence_built: 0,
+            sequence: 0,
+            sequence_durable: 0,
+            sequence_syncing: 0,
+            sequence_drained: 0,
+            chain: 0,
+            chain_published: 0,
+            flushes: false,
+            pending: VecDeque::with_capacity(256),
+            entered: 0,
+            published: 0,
+            locks: Vec::new(),
+            blocked: VecDeque::new(),
+            parked: Vec::new(),
+            recheck: false,
+            held: VecDeque::new(),
+            through: VecDeque::new(),
+            credit_bytes: 0,
+            backlog_sequence: 0,
+            dirty_blocks: 0,
+            unpublished_blocks: 0,
+            held_until: 0,
+            dirty_objects: VecDeque::new(),
+            drains: Vec::new(),
+            unflushed: Vec::new(),
+            flushing: Vec::new(),
+            flush_in_flight: false,
+            retry_at: 0,
+            drain_waiters: Vec::new(),
+            drain_all_until: 0,
+            backend_dirty: false,
+            direct_in_flight: 0,
+            disowned: false,
+            disowning: false,
+            requests: 0,
+            drain_rate: DrainRate::default(),
+            backend_error: None,
+            quota_wait_noted: u64::MAX,
+            count: VolumeCounters::default(),
+        }
+    }
+
+    /// Blocks of the volume; the last one may be cut by the size.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.spec.size_bytes.div_ceil(BLOCK_BYTES as u64)
+    }
+
+    /// As a checkpoint holds it.
+    pub(crate) fn to_item(&self) -> VolumeItem {
+        let spec = &self.spec;
+        let mut item = VolumeItem::new_zeroed();
+        item.size_bytes.set(spec.size_bytes);
+        item.generation.set(spec.generation);
+        item.sequence.set(self.sequence);
+        item.chain.set(self.chain_published);
+        item.mode = mode_number(spec.mode);
+        item.read_only = u8::from(spec.read_only);
+        item.failed = u8::from(self.failed);
+        item.removing = 0;
+        item.sequence_drained.set(self.sequence_drained);
+        item.dirty_bytes_max.set(spec.dirty_bytes_max);
+        item.dirty_blocks.set(self.dirty_blocks);
+        item.name_len.set(spec.name.len() as u16);
+        item.backend_len.set(spec.backend.len() as u16);
+        item.attachment_len.set(spec.attachment.len() as u16);
+        item.name[..spec.name.len()].copy_from_slice(spec.name.as_bytes());
+        item.backend[..spec.backend.len()].copy_from_slice(spec.backend.as_bytes());
+        item.attachment[..spec.attachment.len()].copy_from_slice(&spec.attachment);
+        item
+    }
+
+    /// From a checkpoint; `None` if the item makes no sense.
+    pub(crate) fn from_item(item: &VolumeItem) -> Option<Volume> {
+        let text =
+            |bytes: &[u8], len: u16| Some(std::str::from_utf8(bytes.get(..len as usize)?).ok()?.to_owned());
+        let mut volume = Volume::new(VolumeSpec {
+            name: text(&item.name, item.name_len.get())?,
+            backend: text(&item.backend, item.backend_len.get())?,
+            size_bytes: item.size_bytes.get(),
+            mode: *MODES.get(usize::from(item.mode))?,
+            dirty_bytes_max: item.dirty_bytes_max.get(),
+            read_only: item.read_only == 1,
+            generation: item.generation.get(),
+            attachment: item.attachment.get(..usize::from(item.attachment_len.get()))?.to_vec(),
+        });
+        volume.failed = item.failed == 1;
+        volume.set_sequence(item.sequence.get(), item.chain.get());
+        volume.sequence_drained = item.sequence_drained.get();
+        Some(volume)
+    }
+
+    /// Everything up to `sequence` is known and durable.
+    pub(crate) fn set_sequence(&mut self, sequence: u64, chain: u32) {
+        self.sequence = sequence;
+        self.sequence_built = sequence;
+        self.sequence_durable = sequence;
+        self.sequence_syncing = sequence;
+        self.chain = chain;
+        self.chain_published = chain;
+    }
+
+    /// Something of the volume is not in the backend.
+    pub(crate) fn is_dirty(&self) -> bool {
+        !self.dirty_objects.is_empty()
+            || !self.drains.is_empty()
+            || !self.unflushed.is_empty()
+            || !self.flushing.is_empty()
+    }
+
+    /// Whether a locked range overlaps, other than `op`'s own.
+    pub(crate) fn is_locked(&self, first: u64, end: u64, op: OpId) -> bool {
+        self.locks.iter().any(|l| l.op != op && l.first < end && first < l.end)
+    }
+
+    /// Whether the zeroes at a stretch are not yet in the backend.
+    pub(crate) fn zero_is_dirty(&self, first: u64, n: u32) -> bool {
+        let objects = object_of(first)..=object_of(first + u64::from(n) - 1);
+        objects.into_iter().any(|o| self.index.flags(o).contains(ObjectFlags::ZERO_DIRTY))
+    }
+
+    /// Whether the drain is busy with a stretch.
+    pub(crate) fn is_draining(&self, first: u64, n: u32) -> bool {
+        if self.drains.is_empty() && self.unflushed.is_empty() && self.flushing.is_empty() {
+            return false;
+        }
+        let objects = object_of(first)..=object_of(first + u64::from(n) - 1);
+        objects.into_iter().any(|o| self.index.flags(o).contains(ObjectFlags::DRAINING))
+    }
+
+    /// Notes that `object` has something to drain since the record `sequence`.
+    pub(crate) fn note_dirty(&mut self, object: u32, sequence: u64, now: Nanos) {
+        if !self.index.flags(object).contains(ObjectFlags::QUEUED) {
+            self.index.set_flags(object, ObjectFlags::QUEUED);
+            self.dirty_objects.push_back(DirtyObject { object, first_sequence: sequence, since: now });
+        }
+    }
+
+    /// Puts an object back into the queue at the place of its sequence (a failed or partial drain).
+    pub(crate) fn requeue_dirty(&mut self, entry: DirtyObject) {
+        self.index.set_flags(entry.object, ObjectFlags::QUEUED);
+        let at = self.dirty_objects.iter().position(|d| d.first_sequence >= entry.first_sequence);
+        self.dirty_objects.insert(at.unwrap_or(self.dirty_objects.len()), entry);
+    }
+}
+
+/// Modes by their number on the device.
+const MODES: [Mode; 4] = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off];
+
+fn mode_number(mode: Mode) -> u8 {
+    MODES.iter().position(|&m| m == mode).expect("all modes are listed") as u8
+}
+
+/// Object of a block.
+pub(crate) fn object_of(block: u64) -> u32 {
+    (block / OBJECT_BLOCKS as u64) as u32
+}
+
+/// How fast the drain has been, as a decaying mean; for back-pressure.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DrainRate {
+    bytes_per_s: f64,
+    window_start: Nanos,
+    window_bytes: u64,
+    last: Nanos,
+}
+
+/// Window over which the drain's rate is taken.
+const RATE_WINDOW_NS: Nanos = 250_000_000;
+/// A drain without progress for this long counts as stopped.
+const STALE_NS: Nanos = 2_000_000_000;
+
+impl DrainRate {
+    pub(crate) fn note(&mut self, now: Nanos, bytes: u64) {
+        self.window_bytes += bytes;
+        self.last = now;
+        let elapsed = now.saturating_sub(self.window_start);
+        if elapsed >= RATE_WINDOW_NS {
+            let rate = self.window_bytes as f64 * 1e9 / elapsed as f64;
+            let keep = if elapsed > 8 * RATE_WINDOW_NS || self.bytes_per_s == 0.0 { 0.0 } else { 0.7 };
+            self.bytes_per_s = keep * self.bytes_per_s + (1.0 - keep) * rate;
+            self.window_start = now;
+            self.window_bytes = 0;
+        }
+    }
+
+    /// Nothing has been drained for so long that the rate says nothing about now.
+    pub(crate) fn is_stale(&self, now: Nanos) -> bool {
+        self.bytes_per_s == 0.0 || now.saturating_sub(self.last) > STALE_NS
+    }
+
+    /// Bytes per second; never below 64 KiB so that a hold always ends.
+    pub(crate) fn bytes_per_s(&self) -> f64 {
+        self.bytes_per_s.max(65536.0)
+    }
+}
