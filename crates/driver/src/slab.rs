@@ -74,6 +74,11 @@ impl<T> Slab<T> {
         self.len
     }
 
+    /// Values that it can hold; slots are smaller than this.
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
     /// There are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0

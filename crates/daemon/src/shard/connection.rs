@@ -1,0 +1,607 @@
+//! One NBD client: what it sends becomes requests to the core, piece by piece; what the core answers
+//! becomes replies (see `answer.rs`).
+
+use super::core::Core;
+use super::gate::{self, PieceName, Unaligned};
+use super::inbox::Inbox;
+use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX};
+use super::outbox::Outbox;
+use super::shared::{Held, Shared};
+use super::volume::Offer;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use tidepool_driver::{Ring, Slab};
+use tidepool_engine::api::{
+    BLOCK_BYTES, Nanos, Op, REQUEST_BYTES_MAX, Request, RequestId, SECTOR_BYTES, VolumeId, buffer_bytes,
+};
+use tidepool_engine::mem::Buf;
+use tidepool_nbd::{Command, Context, Errno, Handshake, Incoming, Refusal, Session, Step, reply, wire};
+
+const SECTOR: u64 = SECTOR_BYTES as u64;
+
+/// A client's request between its header and its reply.
+pub(super) struct Asked {
+    pub cookie: u64,
+    pub command: Command,
+    pub offset: u64,
+    pub len: u32,
+    pub received_ns: Nanos,
+    /// Bytes of the range that are in pieces already.
+    pub issued: u32,
+    /// Pieces in the core.
+    pub pieces: u32,
+    /// The first error of a piece.
+    pub error: Option<Errno>,
+    /// Bytes of an ordered read that are in the outbox.
+    pub queued: u32,
+}
+
+/// A part of a request that is in the core, or waits for its turn in an ordered read.
+pub(super) struct Piece {
+    pub request: u32,
+    pub offset: u64,
+    pub len: u32,
+    pub buf: Option<Buf>,
+    /// It counts at the gate of its volume.
+    pub gated: bool,
+    /// Read, but the pieces before it are not.
+    pub done: bool,
+}
+
+/// What the next bytes from the client are.
+enum State {
+    Handshake(Box<Handshake>),
+    Header,
+    /// The next piece of this request.
+    Issue {
+        request: u32,
+    },
+    /// Payload of a write.
+    Payload {
+        request: u32,
+        buf: Buf,
+        offset: u64,
+        len: u32,
+        filled: u32,
+    },
+    /// Payload of a request that was refused.
+    Skip {
+        refusal: Refusal,
+        left: u32,
+    },
+    /// Nothing is read any more; what is under way is finished.
+    Ended,
+}
+
+/// Why a client is not read any further for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stall {
+    /// No memory.
+    Memory,
+    /// An unaligned write has the volume for itself.
+    Gate,
+    /// Too many requests under way, or too many replies unsent.
+    Own,
+}
+
+pub(super) struct Connection {
+    /// Its place in the reactor's table.
+    pub slot: u32,
+    pub fd: OwnedFd,
+    pub peer: String,
+    /// The only export that its listener offers.
+    only: Option<Arc<str>>,
+    pub volume: Option<VolumeId>,
+    session: Option<Session>,
+    state: State,
+    pub stall: Option<Stall>,
+    inbox: Inbox,
+    pub outbox: Outbox,
+    pub requests: Slab<Asked>,
+    pub pieces: Slab<Piece>,
+    pub held: Held,
+    /// Neither read nor written any more; it goes when the kernel and the core have let go of it.
+    broken: bool,
+    /// The shard is shutting down: what comes is not looked at.
+    deaf: bool,
+    pub handshake_deadline: Option<Nanos>,
+    /// In the reactor's list of connections to look at.
+    pub listed: bool,
+    /// In the reactor's queue of connections that wait for memory or a gate.
+    pub waiting: bool,
+    /// There is something to parse.
+    pub wake: bool,
+}
+
+impl Connection {
+    pub(super) fn new(fd: OwnedFd, peer: String, only: Option<Arc<str>>, now: Nanos) -> Connection {
+        let mut outbox = Outbox::new();
+        let handshake = Handshake::new(outbox.greeting());
+        Connection {
+            slot: u32::MAX,
+            fd,
+            peer,
+            only,
+            volume: None,
+            session: None,
+            state: State::Handshake(Box::new(handshake)),
+            stall: None,
+            inbox: Inbox::new(),
+            outbox,
+            requests: Slab::new(REQUESTS_MAX),
+            pieces: Slab::new(PIECES_MAX),
+            held: Held::default(),
+            broken: false,
+            deaf: false,
+            handshake_deadline: Some(now + HANDSHAKE_NS_MAX),
+            listed: false,
+            waiting: false,
+            wake: false,
+        }
+    }
+
+    pub(super) fn structured(&self) -> bool {
+        self.session.as_ref().is_some_and(|s| s.structured)
+    }
+
+    pub(super) fn broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Reads no more; what is under way is finished and answered.
+    pub(super) fn end(&mut self) {
+        if matches!(self.state, State::Payload { .. }) {
+            self.break_off();
+        } else {
+            self.state = State::Ended;
+        }
+    }
+
+    /// Looks at nothing more that comes; what is in the core is answered.
+    pub(super) fn stop_reading(&mut self) {
+        self.deaf = true;
+    }
+
+    /// Gives the client up.
+    pub(super) fn break_off(&mut self) {
+        self.broken = true;
+        // Operations in flight end now; an error means that the client is gone already.
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+
+    /// The kernel works on neither direction.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.inbox.in_flight() && !self.outbox.in_flight()
+    }
+
+    /// Nothing is left to do, and nobody uses its memory.
+    pub(super) fn is_over(&self) -> bool {
+        let ended = matches!(self.state, State::Ended) && self.outbox.is_empty();
+        (self.broken || ended) && self.is_quiet() && self.pieces.iter().all(|(_, p)| p.done)
+    }
+
+    /// Frees what it holds; for a connection that is over.
+    pub(super) fn dismantle<C: Core>(&mut self, shared: &mut Shared<C>) {
+        self.outbox.clear(shared, &mut self.held);
+        if let State::Payload { buf, .. } = std::mem::replace(&mut self.state, State::Ended) {
+            shared.free(&mut self.held, buf);
+        }
+        let slots: Vec<u32> = self.pieces.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            if let Some(buf) = self.pieces.remove(slot).buf {
+                shared.free(&mut self.held, buf);
+            }
+        }
+        assert!(self.held.is_zero(), "a connection that is over holds no memory");
+        if let Some(volume) = self.volume.take().and_then(|id| shared.volumes.get_mut(id)) {
+            volume.connections -= 1;
+        }
+    }
+
+    /// Starts what can be started: one receive, one send.
+    pub(super) fn arm(&mut self, ring: &mut Ring, arena: *mut u8, receive: u64, send: u64) {
+        if self.broken {
+            return;
+        }
+        let reads = !self.deaf && self.stall.is_none() && !matches!(self.state, State::Ended);
+        if reads && !self.inbox.in_flight() {
+            let (direct, beyond) = match &self.state {
+                State::Payload { request, buf, offset, len, filled } => {
+                    let at = buf.offset as usize + (offset % BLOCK_BYTES as u64) as usize + *filled as usize;
+                    let last = self.requests.get(*request).is_none_or(|r| r.issued + len == r.len);
+                    (Some((arena.wrapping_add(at), (len - filled) as usize)), last)
+                }
+                _ => (None, true),
+            };
+            let message = self.inbox.next_message(direct, beyond);
+            // SAFETY: the message, the receive buffer and the arena's buffer stay as they are until the
+            // completion: the connection is kept until then (`is_over`) and its payload with it.
+            unsafe { ring.recvmsg(receive, self.fd.as_fd(), message) };
+        }
+        if let Some(message) = self.outbox.next_message(arena) {
+            // SAFETY: the message, heads and data stay as they are until the completion (`Outbox::sent`).
+            unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
+        }
+    }
+
+    /// A receive is done.
+    pub(super) fn received<C: Core>(&mut self, result: i32, shared: &mut Shared<C>) {
+        let bytes = usize::try_from(result).unwrap_or(0);
+        let direct = self.inbox.received(bytes);
+        if let State::Payload { filled, .. } = &mut self.state {
+            *filled += direct as u32;
+        }
+        shared.count.received_bytes += bytes as u64;
+        if result > 0 {
+            self.wake = true;
+        } else if result < 0 || matches!(self.state, State::Handshake(_)) {
+            self.break_off();
+        } else {
+            self.end();
+        }
+    }
+
+    /// A send is done.
+    pub(super) fn sent<C: Core>(&mut self, result: i32, shared: &mut Shared<C>) {
+        let bytes = usize::try_from(result).unwrap_or(0);
+        shared.count.sent_bytes += bytes as u64;
+        self.outbox.sent(bytes, shared, &mut self.held);
+        if result <= 0 {
+            self.break_off();
+        }
+        self.wake |= self.stall == Some(Stall::Own);
+    }
+
+    /// Takes apart what has been received, until more is needed or something is in the way.
+    pub(super) fn process<C: Core>(&mut self, shared: &mut Shared<C>) {
+        self.wake = false;
+        self.stall = None;
+        if self.broken || self.deaf {
+            return;
+        }
+        loop {
+            let more = match &self.state {
+                State::Handshake(_) => self.handshake(shared),
+                State::Header => self.header(shared),
+                State::Issue { request } => self.issue(*request, shared),
+                State::Payload { .. } => self.payload(shared),
+                State::Skip { .. } => self.skip(shared),
+                State::Ended => false,
+            };
+            if !more {
+                break;
+            }
+        }
+        if self.stall == Some(Stall::Memory) {
+            shared.count.arena_stalls += 1;
+        }
+    }
+
+    /// Always false: the caller stops here.
+    fn stall(&mut self, why: Stall) -> bool {
+        self.stall = Some(why);
+        false
+    }
+
+    /// The client broke the protocol.
+    fn malformed<C: Core>(&mut self, shared: &mut Shared<C>, error: &dyn std::fmt::Display) -> bool {
+        tracing::warn!("closing the connection of {}: {error}", self.peer);
+        shared.count.malformed += 1;
+        self.break_off();
+        false
+    }
+
+    fn handshake<C: Core>(&mut self, shared: &mut Shared<C>) -> bool {
+        // One option's answer at a time: a client that does not read has no claim on memory.
+        if !self.outbox.is_empty() {
+            return self.stall(Stall::Own);
+        }
+        if self.inbox.unread().is_empty() {
+            return false;
+        }
+        let State::Handshake(handshake) = &mut self.state else { return false };
+        let offer = Offer { volumes: &shared.volumes, only: self.only.as_deref() };
+        match handshake.receive(self.inbox.unread(), &offer, self.outbox.greeting()) {
+            Ok((taken, step)) => {
+                self.inbox.take(taken);
+                match step {
+                    Step::Continue => {}
+                    Step::Closed => self.state = State::Ended,
+                    Step::Transmission(session) => self.enter(session, shared),
+                }
+                true
+            }
+            Err(error) => self.malformed(shared, &error),
+        }
+    }
+
+    fn enter<C: Core>(&mut self, session: Session, shared: &mut Shared<C>) {
+        let id = VolumeId(session.export as u16);
+        tracing::info!("{} uses volume {}", self.peer, session.name);
+        if let Some(volume) = shared.volumes.get_mut(id) {
+            volume.connections += 1;
+            self.volume = Some(id);
+        }
+        self.session = Some(session);
+        self.handshake_deadline = None;
+        self.state = State::Header;
+    }
+
+    /// Room for one more request or piece, and for the replies of all that are under way.
+    fn has_room(&self) -> bool {
+        let open = self.requests.len() + self.pieces.len();
+        !self.requests.is_full() && !self.pieces.is_full() && self.outbox.room() > open + 1
+    }
+
+    fn header<C: Core>(&mut self, shared: &mut Shared<C>) -> bool {
+        let Some(header) = self.inbox.unread().first_chunk::<{ wire::REQUEST_BYTES }>() else { return false };
+        if !self.has_room() {
+            return self.stall(Stall::Own);
+        }
+        let session = self.session.as_ref().expect("requests follow the handshake");
+        let incoming = match session.request(header) {
+            Ok(incoming) => incoming,
+            Err(error) => return self.malformed(shared, &error),
+        };
+        match incoming {
+            Incoming::Execute(request) => {
+                if let Command::BlockStatus { one } = request.command {
+                    return self.block_status(&request, one, shared);
+                }
+                self.inbox.take(wire::REQUEST_BYTES);
+                shared.count.requests += 1;
+                self.begin(&request, shared);
+            }
+            Incoming::Refuse(refusal) => {
+                self.inbox.take(wire::REQUEST_BYTES);
+                shared.count.requests += 1;
+                self.state = State::Skip { refusal, left: refusal.payload_bytes };
+            }
+            Incoming::Disconnect => {
+                self.inbox.take(wire::REQUEST_BYTES);
+                self.state = State::Ended;
+            }
+        }
+        true
+    }
+
+    fn begin<C: Core>(&mut self, request: &tidepool_nbd::Request, shared: &mut Shared<C>) {
+        let (mut offset, mut len) = (request.offset, request.len);
+        if matches!(request.command, Command::Trim { .. }) {
+            // A discard is a wish: what it covers of a sector only in part stays.
+            let end = (offset + u64::from(len)) / SECTOR * SECTOR;
+            offset = offset.next_multiple_of(SECTOR);
+            len = end.saturating_sub(offset) as u32;
+        }
+        let asked = Asked {
+            cookie: request.cookie,
+            command: request.command,
+            offset,
+            len,
+            received_ns: shared.now,
+            issued: 0,
+            pieces: 0,
+            error: None,
+            queued: 0,
+        };
+        let slot = self.requests.insert(asked).expect("room was checked before the header was taken");
+        if matches!(request.command, Command::Flush) {
+            self.submit(
+                slot,
+                Piece { request: slot, offset: 0, len: 0, buf: None, gated: false, done: false },
+                shared,
+            );
+        } else if len == 0 {
+            self.finish(slot, shared);
+        } else {
+            self.state = State::Issue { request: slot };
+        }
+    }
+
+    /// Issues the next piece of a request, or starts to receive it.
+    fn issue<C: Core>(&mut self, slot: u32, shared: &mut Shared<C>) -> bool {
+        // It is gone when it failed as a whole.
+        let Some(asked) = self.requests.get(slot).filter(|a| a.issued < a.len) else {
+            self.state = State::Header;
+            return true;
+        };
+        let command = asked.command;
+        let offset = asked.offset + u64::from(asked.issued);
+        let end = asked.offset + u64::from(asked.len);
+        let split = (offset + 1).next_multiple_of(REQUEST_BYTES_MAX as u64);
+        let whole = matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. });
+        let len = (if whole { end } else { end.min(split) } - offset) as u32;
+        if !self.has_room() {
+            return self.stall(Stall::Own);
+        }
+        if command.writes() && self.gate_is_closed(shared) {
+            return self.stall(Stall::Gate);
+        }
+        let mut buf = None;
+        if !whole {
+            buf = shared.alloc(&mut self.held, buffer_bytes(offset, u64::from(len)));
+            if buf.is_none() {
+                self.stall = Some(Stall::Memory);
+                self.stalled(slot, shared);
+                return false;
+            }
+        }
+        match (command, buf) {
+            (Command::Write { .. }, Some(buf)) => {
+                self.state = State::Payload { request: slot, buf, offset, len, filled: 0 };
+            }
+            _ => self.submit(
+                slot,
+                Piece { request: slot, offset, len, buf, gated: false, done: false },
+                shared,
+            ),
+        }
+        true
+    }
+
+    fn gate_is_closed<C: Core>(&self, shared: &Shared<C>) -> bool {
+        self.volume.and_then(|id| shared.volumes.get(id)).is_some_and(|v| v.gate.is_closed())
+    }
+
+    /// Takes payload from the receive buffer; submits the piece when it is complete.
+    fn payload<C: Core>(&mut self, shared: &mut Shared<C>) -> bool {
+        let State::Payload { request, buf, offset, len, filled } = &mut self.state else { return false };
+        let (request, buf, offset, len) = (*request, *buf, *offset, *len);
+        let unread = self.inbox.unread();
+        let some = unread.len().min((len - *filled) as usize);
+        if some > 0 {
+            let at = (offset % BLOCK_BYTES as u64) as usize + *filled as usize;
+            shared.core.arena_mut().bytes_mut(buf.slice(at, some)).copy_from_slice(&unread[..some]);
+            *filled += some as u32;
+            self.inbox.take(some);
+        }
+        let State::Payload { filled, .. } = &self.state else { return false };
+        if *filled < len {
+            return false;
+        }
+        if self.gate_is_closed(shared) {
+            return self.stall(Stall::Gate);
+        }
+        self.state = State::Issue { request };
+        self.submit(
+            request,
+            Piece { request, offset, len, buf: Some(buf), gated: false, done: false },
+            shared,
+        );
+        true
+    }
+
+    fn skip<C: Core>(&mut self, shared: &mut Shared<C>) -> bool {
+        let State::Skip { left, .. } = &mut self.state else { return false };
+        let some = self.inbox.unread().len().min(*left as usize);
+        *left -= some as u32;
+        self.inbox.take(some);
+        let State::Skip { refusal, left: 0 } = &self.state else { return false };
+        let refusal = *refusal;
+        self.state = State::Header;
+        shared.count.request_errors += 1;
+        let structured = self.structured();
+        self.outbox.push(None, None, |head| {
+            reply::error(head, structured, refusal.cookie, refusal.errno, refusal.message)
+        });
+        true
+    }
+
+    /// Hands a piece to the core, or to the gate of its volume.
+    fn submit<C: Core>(&mut self, request: u32, mut piece: Piece, shared: &mut Shared<C>) {
+        let asked = self.requests.get_mut(request).expect("a piece belongs to a request");
+        asked.pieces += 1;
+        asked.issued += piece.len;
+        let command = asked.command;
+        let (start, end) = (piece.offset, piece.offset + u64::from(piece.len));
+        let aligned = start % SECTOR == 0 && end % SECTOR == 0;
+        let op = match command {
+            Command::Read { .. } => Op::Read,
+            Command::Write { fua } => Op::Write { fua },
+            Command::Flush => Op::Flush,
+            Command::Trim { fua } => Op::Discard { fua },
+            Command::WriteZeroes { fua, no_hole, .. } => Op::WriteZeroes { fua, no_hole },
+            Command::Cache | Command::BlockStatus { .. } => Op::Prefetch,
+        };
+        let id = self.volume.unwrap_or(VolumeId(u16::MAX));
+        let gate = shared.volumes.get_mut(id).filter(|_| command.writes()).map(|v| &mut v.gate);
+        let (buf, unaligned) = (piece.buf, command.writes() && !aligned);
+        if let Some(gate) = gate.filter(|_| !unaligned) {
+            gate.enter();
+            piece.gated = true;
+        }
+        let (offset, len) = (piece.offset, u64::from(piece.len));
+        let slot = self.pieces.insert(piece).expect("room was checked before the piece was made");
+        if unaligned {
+            let name = PieceName { connection: self.slot, piece: slot };
+            let (fua, no_hole) = match op {
+                Op::Write { fua } => (fua, false),
+                Op::WriteZeroes { fua, no_hole } => (fua, no_hole),
+                _ => unreachable!("discards are made of whole sectors"),
+            };
+            return gate::push(shared, id, Unaligned { name, offset, len, buf, fua, no_hole });
+        }
+        let (start, end) = (start / SECTOR * SECTOR, end.next_multiple_of(SECTOR));
+        shared.submit(Request {
+            id: request_id(self.slot, slot),
+            volume: id,
+            op,
+            offset: start,
+            len: end - start,
+            buf,
+        });
+    }
+
+    fn block_status<C: Core>(
+        &mut self,
+        request: &tidepool_nbd::Request,
+        one: bool,
+        shared: &mut Shared<C>,
+    ) -> bool {
+        let (contexts, structured) = match &self.session {
+            Some(session) => (session.contexts, session.structured),
+            None => return false,
+        };
+        let count = contexts.iter().count();
+        debug_assert!(structured && count > 0, "checked with the header");
+        if self.outbox.room() < self.requests.len() + self.pieces.len() + count {
+            return self.stall(Stall::Own);
+        }
+        let mut bufs = [None; Context::ALL.len()];
+        for buf in bufs.iter_mut().take(count) {
+            *buf = shared.alloc(&mut self.held, BLOCK_BYTES);
+        }
+        if bufs.iter().flatten().count() < count {
+            bufs.into_iter().flatten().for_each(|buf| shared.free(&mut self.held, buf));
+            return self.stall(Stall::Memory);
+        }
+        self.inbox.take(wire::REQUEST_BYTES);
+        shared.count.requests += 1;
+        let start = request.offset / SECTOR * SECTOR;
+        let end = (request.offset + u64::from(request.len)).next_multiple_of(SECTOR);
+        let mut extents = std::mem::take(&mut shared.extents);
+        extents.clear();
+        if let Some(id) = self.volume {
+            shared.core.block_status(id, start, end - start, EXTENTS_MAX, &mut extents);
+        }
+        for (index, (context, buf)) in contexts.iter().zip(bufs.into_iter().flatten()).enumerate() {
+            let out = shared.core.arena_mut().bytes_mut(buf);
+            let mut status = reply::BlockStatus::new(out, request.cookie, context.id(), request.len, one);
+            let mut before = request.offset - start;
+            for extent in &extents {
+                let len = extent.len.saturating_sub(before);
+                before = before.saturating_sub(extent.len);
+                if len > 0 && !status.push(len, flags(context, extent)) {
+                    break;
+                }
+            }
+            let used = status.finish(index + 1 == count);
+            self.outbox.push(Some(buf.slice(0, used)), Some(buf), |_| 0);
+        }
+        shared.extents = extents;
+        true
+    }
+}
+
+/// An extent as a metadata context shows it. What the backend has allocated is not known, so all that
+/// is not known to be zero counts as data.
+fn flags(context: Context, extent: &tidepool_engine::api::Extent) -> u32 {
+    match context {
+        Context::Allocation if extent.zero => wire::STATE_HOLE | wire::STATE_ZERO,
+        Context::Allocation => 0,
+        Context::Dirty => {
+            let dirty = if extent.dirty { wire::STATE_DIRTY } else { 0 };
+            dirty | if extent.cached || extent.dirty { wire::STATE_CACHED } else { 0 }
+        }
+    }
+}
+
+/// A connection's name for a piece in the core.
+fn request_id(connection: u32, piece: u32) -> RequestId {
+    u64::from(connection) << 32 | u64::from(piece)
+}
+
+/// The reverse.
+pub(super) fn piece_of(id: RequestId) -> PieceName {
+    PieceName { connection: (id >> 32) as u32, piece: id as u32 }
+}

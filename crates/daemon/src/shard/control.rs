@@ -1,0 +1,341 @@
+//! Commands of the control plane, executed on the reactor thread.
+
+use super::core::{Attach, Core};
+use super::handle::{Answer, Command, Refused, ShardError, Stopped, StoppedVolume};
+use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
+use super::reactor::{Reactor, Source, user};
+use super::stats::{LATENCY_NS_MAX, LatencyHistogram, ShardStatus, ShardVolumeStatus};
+use super::volume::Volume;
+use std::time::Duration;
+use tidepool_backend::Backend;
+use tidepool_engine::api::{ControlError, Nanos, RequestError, VolumeId, VolumeSpec};
+use tidepool_engine::status::VolumeState;
+use tokio::sync::oneshot;
+
+/// What waits for the core's answer.
+enum Pending {
+    Add { id: VolumeId, answer: oneshot::Sender<Result<VolumeId, Refused>> },
+    Attach { id: VolumeId, answer: oneshot::Sender<Result<(), Refused>> },
+    Remove { id: VolumeId, answer: Answer<Option<Box<dyn Backend>>> },
+    Simple { answer: Answer<()> },
+    Shutdown,
+}
+
+/// Control operations under way, by the number that the core was given.
+#[derive(Default)]
+pub(super) struct Controls {
+    next: u64,
+    pending: Vec<(u64, Pending)>,
+}
+
+impl Controls {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn is_full(&self) -> bool {
+        self.pending.len() >= CONTROLS_MAX
+    }
+
+    fn take(&mut self, number: u64) -> Option<Pending> {
+        let index = self.pending.iter().position(|(n, _)| *n == number)?;
+        Some(self.pending.swap_remove(index).1)
+    }
+}
+
+/// A shutdown under way.
+pub(super) struct Stopping {
+    answer: Answer<Stopped>,
+    outcome: Option<Result<(), ControlError>>,
+    /// The last replies are no longer waited for.
+    goodbye: Option<Nanos>,
+}
+
+impl Stopping {
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.goodbye
+    }
+}
+
+impl<C: Core> Reactor<C> {
+    pub(super) fn command(&mut self, command: Command) {
+        let now = self.shared.now;
+        match command {
+            Command::Volumes { answer } => {
+                let _ = answer.send(self.volumes());
+            }
+            Command::Status { answer } => {
+                let _ = answer.send(self.status());
+            }
+            Command::Add { spec, backend, answer } => self.add(spec, backend, answer),
+            Command::Attach { id, attach, backend, answer } => self.attach(id, attach, backend, answer),
+            Command::Remove { id, verify, answer } => self.operate(id, answer, |core, number, answer| {
+                core.remove(now, id, verify, number);
+                Pending::Remove { id, answer }
+            }),
+            Command::Drain { id, answer } => self.operate(id, answer, |core, number, answer| {
+                core.drain(now, id, number);
+                Pending::Simple { answer }
+            }),
+            Command::SetMode { id, mode, answer } => self.operate(id, answer, |core, number, answer| {
+                core.set_mode(now, id, mode, number);
+                Pending::Simple { answer }
+            }),
+            Command::SetDirtyBytesMax { id, dirty_bytes_max, answer } => {
+                self.operate(id, answer, |core, number, answer| {
+                    core.set_dirty_bytes_max(now, id, dirty_bytes_max, number);
+                    Pending::Simple { answer }
+                });
+            }
+            Command::Listen { listener, export, answer } => {
+                let outcome = match self.refusal() {
+                    Some(error) => Err(error),
+                    None => self.listen(listener, export),
+                };
+                let _ = answer.send(outcome);
+            }
+            Command::Shutdown { answer } => self.shutdown(answer),
+        }
+    }
+
+    /// Why no operation can be started now.
+    fn refusal(&self) -> Option<ShardError> {
+        if self.stopping.is_some() {
+            return Some(ShardError::ShuttingDown);
+        }
+        let limit = ShardError::Limit { what: "control operation", limit: CONTROLS_MAX };
+        self.controls.is_full().then_some(limit)
+    }
+
+    fn volumes(&self) -> Vec<(VolumeId, VolumeSpec, VolumeState)> {
+        let core = &self.shared.core;
+        let state = |id| core.volume_status(self.shared.now, id).map_or(VolumeState::Detached, |s| s.state);
+        core.volumes().into_iter().map(|(id, spec)| (id, spec, state(id))).collect()
+    }
+
+    fn knows(&self, id: VolumeId) -> bool {
+        self.shared.core.volumes().iter().any(|(known, _)| *known == id)
+    }
+
+    /// Starts an operation on a volume.
+    fn operate<T>(
+        &mut self,
+        id: VolumeId,
+        answer: Answer<T>,
+        start: impl FnOnce(&mut C, u64, Answer<T>) -> Pending,
+    ) {
+        let refusal = self.refusal().or_else(|| (!self.knows(id)).then_some(ShardError::NoVolume(id)));
+        if let Some(error) = refusal {
+            let _ = answer.send(Err(error));
+            return;
+        }
+        let number = self.controls.number();
+        let pending = start(&mut self.shared.core, number, answer);
+        self.controls.pending.push((number, pending));
+    }
+
+    fn add(
+        &mut self,
+        spec: VolumeSpec,
+        backend: Box<dyn Backend>,
+        answer: oneshot::Sender<Result<VolumeId, Refused>>,
+    ) {
+        let number = self.controls.number();
+        let outcome = match self.refusal() {
+            Some(error) => Err(error),
+            None => {
+                self.shared.core.add_volume(self.shared.now, spec.clone(), number).map_err(ShardError::from)
+            }
+        };
+        match outcome {
+            Ok(id) => {
+                self.shared.volumes.insert(Volume::new(
+                    id,
+                    spec.name,
+                    spec.size_bytes,
+                    spec.read_only,
+                    backend,
+                ));
+                self.poll_backend(id);
+                self.controls.pending.push((number, Pending::Add { id, answer }));
+            }
+            Err(error) => {
+                let _ = answer.send(Err(Refused { error, backend: Some(backend) }));
+            }
+        }
+    }
+
+    fn attach(
+        &mut self,
+        id: VolumeId,
+        attach: Attach,
+        backend: Box<dyn Backend>,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    ) {
+        let (size_bytes, read_only) = (attach.size_bytes, attach.read_only);
+        let number = self.controls.number();
+        match self.try_attach(id, attach, number) {
+            Ok(name) => {
+                self.shared.volumes.insert(Volume::new(id, name, size_bytes, read_only, backend));
+                self.poll_backend(id);
+                self.controls.pending.push((number, Pending::Attach { id, answer }));
+            }
+            Err(error) => {
+                let _ = answer.send(Err(Refused { error, backend: Some(backend) }));
+            }
+        }
+    }
+
+    /// Starts the attachment of a volume; returns its name.
+    fn try_attach(&mut self, id: VolumeId, attach: Attach, number: u64) -> Result<String, ShardError> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        if self.shared.volumes.get(id).is_some() {
+            return Err(ShardError::Attached(id));
+        }
+        let known = self.shared.core.volumes().into_iter().find(|(known, _)| *known == id);
+        let (_, spec) = known.ok_or(ShardError::NoVolume(id))?;
+        self.shared.core.attach(self.shared.now, id, attach, number)?;
+        Ok(spec.name)
+    }
+
+    fn shutdown(&mut self, answer: Answer<Stopped>) {
+        if self.stopping.is_some() {
+            let _ = answer.send(Err(ShardError::ShuttingDown));
+            return;
+        }
+        self.stopping = Some(Stopping { answer, outcome: None, goodbye: None });
+        self.stop_listening();
+        for slot in 0..self.connections.capacity() as u32 {
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.stop_reading();
+                self.list(slot);
+            }
+        }
+        let number = self.controls.number();
+        self.controls.pending.push((number, Pending::Shutdown));
+        self.shared.core.shutdown(self.shared.now, number);
+    }
+
+    /// The core has finished a control operation.
+    pub(super) fn control_done(&mut self, number: u64, result: Result<(), ControlError>) {
+        let pending = self.controls.take(number).expect("the core answers every operation once");
+        match (pending, result) {
+            (Pending::Add { id, answer }, Ok(())) => {
+                self.serve(id);
+                let _ = answer.send(Ok(id));
+            }
+            (Pending::Attach { id, answer }, Ok(())) => {
+                self.serve(id);
+                let _ = answer.send(Ok(()));
+            }
+            (Pending::Add { id, answer }, Err(error)) => {
+                let _ = answer.send(Err(Refused { error: error.into(), backend: self.detach(id) }));
+            }
+            (Pending::Attach { id, answer }, Err(error)) => {
+                let _ = answer.send(Err(Refused { error: error.into(), backend: self.detach(id) }));
+            }
+            (Pending::Remove { id, answer }, result) => {
+                let _ = answer.send(result.map_err(ShardError::from).map(|()| self.detach(id)));
+            }
+            (Pending::Simple { answer }, result) => {
+                let _ = answer.send(result.map_err(ShardError::from));
+            }
+            (Pending::Shutdown, result) => {
+                let goodbye = self.shared.now + GOODBYE_NS_MAX;
+                if let Some(stopping) = &mut self.stopping {
+                    stopping.outcome = Some(result);
+                    stopping.goodbye = Some(goodbye);
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, id: VolumeId) {
+        if let Some(volume) = self.shared.volumes.get_mut(id) {
+            volume.serving = true;
+        }
+    }
+
+    /// Takes a volume out of service: closes its connections and hands its backend out.
+    fn detach(&mut self, id: VolumeId) -> Option<Box<dyn Backend>> {
+        for slot in 0..self.connections.capacity() as u32 {
+            if let Some(connection) = self.connections.get_mut(slot).filter(|c| c.volume == Some(id)) {
+                connection.break_off();
+                connection.volume = None;
+                self.list(slot);
+            }
+        }
+        let mut volume = self.shared.volumes.remove(id)?;
+        self.ring.cancel(user(Source::Cancel, 0), user(Source::Backend, u32::from(id.0)));
+        for name in volume.gate.abandon() {
+            if let Some(connection) = self.connections.get_mut(name.connection) {
+                connection.piece_done(name.piece, Err(RequestError::Shutdown), &mut self.shared);
+            }
+        }
+        self.shared.gated.retain(|gated| *gated != id);
+        assert_eq!(volume.in_flight(), 0, "the core lets go of a volume before it reports that it did");
+        Some(volume.into_backend())
+    }
+
+    fn status(&self) -> ShardStatus {
+        let empty =
+            || LatencyHistogram::new_with_bounds(1_000, LATENCY_NS_MAX, 2).expect("as in `Volume::new`");
+        let core = &self.shared.core;
+        let volumes = core.volumes().into_iter().filter_map(|(id, _)| {
+            let status = core.volume_status(self.shared.now, id)?;
+            let volume = self.shared.volumes.get(id);
+            let [read_latency, write_latency, flush_latency] =
+                volume.map_or_else(|| [empty(), empty(), empty()], |v| v.latency.clone());
+            let connections = volume.map_or(0, |v| u64::from(v.connections));
+            Some(ShardVolumeStatus { status, read_latency, write_latency, flush_latency, connections })
+        });
+        ShardStatus { device: core.device_status(), volumes: volumes.collect(), reactor: self.shared.count }
+    }
+
+    /// The shutdown is complete, as far as it can be waited for.
+    pub(super) fn is_stopped(&self) -> bool {
+        let Some(stopping) = self.stopping.as_ref().filter(|s| s.outcome.is_some()) else { return false };
+        let patience = stopping.goodbye.is_some_and(|at| self.shared.now < at);
+        let unsent = || self.connections.iter().any(|(_, c)| !c.broken() && !c.outbox.is_empty());
+        self.device_is_idle() && !(patience && unsent())
+    }
+
+    /// Ends: lets the kernel finish with all memory, and hands out what is left.
+    pub(super) fn stop(mut self) {
+        for slot in 0..self.connections.capacity() as u32 {
+            self.connections.get_mut(slot).into_iter().for_each(|c| c.break_off());
+        }
+        while self.connections.iter().any(|(_, c)| !c.is_quiet()) {
+            self.ring.enter(Some(Duration::from_secs(1)));
+            while let Some(completion) = self.ring.next_completion() {
+                self.complete(completion);
+            }
+        }
+        let clean = |s: tidepool_engine::status::VolumeStatus| s.dirty_bytes == 0 && s.lost_blocks == 0;
+        let (core, now) = (&self.shared.core, self.shared.now);
+        let known: Vec<(VolumeId, bool)> = core
+            .volumes()
+            .into_iter()
+            .map(|(id, _)| (id, core.volume_status(now, id).is_some_and(clean)))
+            .collect();
+        let mut in_flight = 0;
+        let volumes = known.into_iter().map(|(id, clean)| {
+            let volume = self.shared.volumes.remove(id);
+            in_flight += volume.as_ref().map_or(0, Volume::in_flight);
+            StoppedVolume { id, clean, backend: volume.map(Volume::into_backend) }
+        });
+        let volumes = volumes.collect();
+        let (cache, shared, stopping) = self.dismantle();
+        if in_flight > 0 {
+            // A backend that hangs may still write to the arena, so that must not be freed. The process is
+            // about to end anyway.
+            std::mem::forget(shared.core);
+        }
+        if let Some(Stopping { answer, outcome: Some(outcome), .. }) = stopping {
+            let _ = answer.send(Ok(Stopped { outcome, volumes, cache }));
+        }
+    }
+}

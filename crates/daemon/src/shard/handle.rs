@@ -1,0 +1,264 @@
+//! The control plane's end of a shard: messages to the reactor thread and answers from it.
+
+use super::core::{AddError, Attach};
+use super::stats::ShardStatus;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use tidepool_backend::Backend;
+use tidepool_driver::CacheFile;
+use tidepool_engine::api::{ControlError, Mode, VolumeId, VolumeSpec};
+use tidepool_engine::status::VolumeState;
+use tokio::sync::oneshot;
+
+/// Why a shard did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardError {
+    /// The reactor thread has ended.
+    #[error("the cache device's reactor has stopped")]
+    Stopped,
+    /// The shard is shutting down and takes no new work.
+    #[error("the daemon is shutting down")]
+    ShuttingDown,
+    /// No such volume on this cache device.
+    #[error("no volume {} on this cache device", .0.0)]
+    NoVolume(VolumeId),
+    /// The volume has a backend already.
+    #[error("volume {} has a backend already", .0.0)]
+    Attached(VolumeId),
+    /// The core refused the volume.
+    #[error(transparent)]
+    Add(#[from] AddError),
+    /// The operation failed while it ran.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The kernel refused a socket, poll or buffer operation.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// One of the shard's bounds is reached.
+    #[error("no room for another {what}: the limit is {limit}")]
+    Limit {
+        /// What there are too many of.
+        what: &'static str,
+        /// How many there may be.
+        limit: usize,
+    },
+}
+
+/// A backend that a shard did not take, with the reason; the caller closes the backend.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// Why.
+    #[source]
+    pub error: ShardError,
+    /// The backend, unless the reactor thread has ended and took it along.
+    pub backend: Option<Box<dyn Backend>>,
+}
+
+impl std::fmt::Debug for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+/// A volume as a stopping shard leaves it.
+pub struct StoppedVolume {
+    /// Which.
+    pub id: VolumeId,
+    /// Nothing dirty is left in the cache.
+    pub clean: bool,
+    /// Its backend, for the caller to close; `None` when the volume was never attached.
+    pub backend: Option<Box<dyn Backend>>,
+}
+
+/// What a stopping shard leaves.
+pub struct Stopped {
+    /// The final flush and checkpoint. When they failed, the next start recovers as after a kill.
+    pub outcome: Result<(), ControlError>,
+    /// Every volume of the cache device.
+    pub volumes: Vec<StoppedVolume>,
+    /// The cache device with its lock: to be dropped only when the backends are closed, since whoever has
+    /// the lock may take the images for abandoned.
+    pub cache: Option<CacheFile>,
+}
+
+/// The answer to a command that may fail.
+pub(super) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
+
+/// What the control plane asks of the reactor thread.
+pub(super) enum Command {
+    Volumes {
+        answer: oneshot::Sender<Vec<(VolumeId, VolumeSpec, VolumeState)>>,
+    },
+    Add {
+        spec: VolumeSpec,
+        backend: Box<dyn Backend>,
+        answer: oneshot::Sender<Result<VolumeId, Refused>>,
+    },
+    Attach {
+        id: VolumeId,
+        attach: Attach,
+        backend: Box<dyn Backend>,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Remove {
+        id: VolumeId,
+        verify: bool,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    },
+    Drain {
+        id: VolumeId,
+        answer: Answer<()>,
+    },
+    SetMode {
+        id: VolumeId,
+        mode: Mode,
+        answer: Answer<()>,
+    },
+    SetDirtyBytesMax {
+        id: VolumeId,
+        dirty_bytes_max: u64,
+        answer: Answer<()>,
+    },
+    Status {
+        answer: oneshot::Sender<ShardStatus>,
+    },
+    Listen {
+        listener: OwnedFd,
+        export: Option<String>,
+        answer: Answer<()>,
+    },
+    Shutdown {
+        answer: Answer<Stopped>,
+    },
+}
+
+/// The way to a reactor thread. Clones lead to the same thread.
+#[derive(Clone)]
+pub struct ShardHandle {
+    sender: mpsc::Sender<Command>,
+    /// Rings the reactor's ring; shared so that it stays open as long as anyone may ring.
+    bell: Arc<OwnedFd>,
+}
+
+impl ShardHandle {
+    pub(super) fn new(sender: mpsc::Sender<Command>, bell: Arc<OwnedFd>) -> ShardHandle {
+        ShardHandle { sender, bell }
+    }
+
+    fn send(&self, command: Command) -> Result<(), ShardError> {
+        self.sender.send(command).map_err(|_| ShardError::Stopped)?;
+        // The counter of an eventfd saturates only after 2^64 - 2 unread rings: a failed write can
+        // only be a bell that is already ringing.
+        let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
+        Ok(())
+    }
+
+    async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, ShardError> {
+        let (answer, wait) = oneshot::channel();
+        self.send(make(answer))?;
+        wait.await.map_err(|_| ShardError::Stopped)
+    }
+
+    /// All volumes of the cache device: those that recovery found and those that were added since.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn volumes(&self) -> Result<Vec<(VolumeId, VolumeSpec, VolumeState)>, ShardError> {
+        self.ask(|answer| Command::Volumes { answer }).await
+    }
+
+    /// Adds a volume; returns when its place in the cache is persisted and it is being served.
+    ///
+    /// # Errors
+    /// The core refused it, or persisting it failed; the backend comes back with the error.
+    pub async fn add_volume(&self, spec: VolumeSpec, backend: Box<dyn Backend>) -> Result<VolumeId, Refused> {
+        self.ask(|answer| Command::Add { spec, backend, answer })
+            .await
+            .map_err(|error| Refused { error, backend: None })?
+    }
+
+    /// Gives a recovered volume its backend; returns when it is being served.
+    ///
+    /// # Errors
+    /// There is no such volume, it has a backend, or the core refused; the backend comes back.
+    pub async fn attach_volume(
+        &self,
+        id: VolumeId,
+        attach: Attach,
+        backend: Box<dyn Backend>,
+    ) -> Result<(), Refused> {
+        self.ask(|answer| Command::Attach { id, attach, backend, answer })
+            .await
+            .map_err(|error| Refused { error, backend: None })?
+    }
+
+    /// Drains a volume, compares the image with the cache if `verify`, forgets the volume, closes its
+    /// connections and hands back its backend (`None` when it was never attached) to be closed.
+    ///
+    /// # Errors
+    /// The volume stays as it was.
+    pub async fn remove_volume(
+        &self,
+        id: VolumeId,
+        verify: bool,
+    ) -> Result<Option<Box<dyn Backend>>, ShardError> {
+        self.ask(|answer| Command::Remove { id, verify, answer }).await?
+    }
+
+    /// Returns when everything that was acknowledged before is in the backend.
+    ///
+    /// # Errors
+    /// The backend or the cache device failed, or data is lost.
+    pub async fn drain(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Drain { id, answer }).await?
+    }
+
+    /// Changes what the cache does with the volume's writes; returns when it is in force.
+    ///
+    /// # Errors
+    /// The volume is not attached, or the backlog could not be drained.
+    pub async fn set_mode(&self, id: VolumeId, mode: Mode) -> Result<(), ShardError> {
+        self.ask(|answer| Command::SetMode { id, mode, answer }).await?
+    }
+
+    /// Changes the volume's dirty quota (0 for the default share).
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub async fn set_dirty_bytes_max(&self, id: VolumeId, dirty_bytes_max: u64) -> Result<(), ShardError> {
+        self.ask(|answer| Command::SetDirtyBytesMax { id, dirty_bytes_max, answer }).await?
+    }
+
+    /// State, counters and latencies of the device and its volumes at one moment.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn status(&self) -> Result<ShardStatus, ShardError> {
+        self.ask(|answer| Command::Status { answer }).await
+    }
+
+    /// Serves NBD on a bound and listening unix or TCP socket: one volume (also as the default
+    /// export), or all of them by name when `export` is `None`.
+    ///
+    /// # Errors
+    /// There are too many listeners, or the shard is shutting down.
+    pub async fn listen(&self, listener: OwnedFd, export: Option<String>) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Listen { listener, export, answer }).await?
+    }
+
+    /// Stops accepting, lets requests in flight finish, flushes, writes a checkpoint, closes all
+    /// connections and ends the reactor thread. Nothing is drained. A second call gets
+    /// [`ShardError::ShuttingDown`].
+    ///
+    /// # Errors
+    /// The reactor has stopped already, or is about to.
+    pub async fn shutdown(&self) -> Result<Stopped, ShardError> {
+        self.ask(|answer| Command::Shutdown { answer }).await?
+    }
+}

@@ -1,0 +1,29 @@
+//! The reactor's bounds.
+
+/// Client connections of one shard.
+pub const CONNECTIONS_MAX: usize = 512;
+/// Listening sockets of one shard.
+pub const LISTENERS_MAX: usize = 64;
+/// Requests of one connection between header and reply; the socket is left unread beyond.
+pub const REQUESTS_MAX: usize = 128;
+/// Pieces of requests that one connection has in the core.
+pub const PIECES_MAX: usize = 256;
+/// Replies (or parts of them) of one connection that wait to be sent.
+pub const REPLIES_MAX: usize = 512;
+/// Bytes that one connection receives at once, apart from large payloads, which go to the arena directly.
+pub const RECEIVE_BYTES: usize = 128 << 10;
+/// Memory vectors of one send.
+pub const VECTORS_MAX: usize = 128;
+/// Transfers with the cache device in flight.
+pub const DEVICE_OPS_MAX: usize = 1024;
+/// Control operations under way.
+pub const CONTROLS_MAX: usize = 1024;
+/// Extents of one block status reply and context: what fits a block beside the header.
+pub const EXTENTS_MAX: usize =
+    (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
+/// Nanoseconds that a client may take for the handshake.
+pub const HANDSHAKE_NS_MAX: u64 = 30_000_000_000;
+/// Pause of a listener after the system had no resources for a connection.
+pub const ACCEPT_PAUSE_NS: u64 = 100_000_000;
+/// Nanoseconds that a stopping shard waits for its last replies to be sent.
+pub const GOODBYE_NS_MAX: u64 = 1_000_000_000;

@@ -1,0 +1,141 @@
+//! Listening sockets and the connections that they bring.
+
+use super::connection::Connection;
+use super::core::Core;
+use super::handle::ShardError;
+use super::limits::{ACCEPT_PAUSE_NS, CONNECTIONS_MAX, LISTENERS_MAX};
+use super::reactor::{Reactor, Source, user};
+use rustix::fs::OFlags;
+use rustix::net::{SocketAddrAny, sockopt};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_engine::api::Nanos;
+
+/// Silence after which a TCP client is asked whether it is still there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+
+pub(super) struct Listener {
+    fd: OwnedFd,
+    /// The only export that it offers; all if none.
+    only: Option<Arc<str>>,
+    /// The system had no resources for a connection: nothing is accepted until then.
+    pub paused_until: Option<Nanos>,
+}
+
+impl<C: Core> Reactor<C> {
+    /// Begins to accept on a socket.
+    pub(super) fn listen(&mut self, fd: OwnedFd, export: Option<String>) -> Result<(), ShardError> {
+        // io_uring waits by itself; with O_NONBLOCK it would not.
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(system("look at the listening socket"))?;
+        rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)
+            .map_err(system("set up the listening socket"))?;
+        let listener = Listener { fd, only: export.map(Arc::from), paused_until: None };
+        let limit = ShardError::Limit { what: "listening socket", limit: LISTENERS_MAX };
+        let slot = self.listeners.insert(listener).ok_or(limit)?;
+        self.accept(slot);
+        Ok(())
+    }
+
+    fn accept(&mut self, slot: u32) {
+        if let Some(listener) = self.listeners.get(slot) {
+            self.ring.accept(user(Source::Accept, slot), listener.fd.as_fd());
+        }
+    }
+
+    /// A connection has come, or accepting has failed.
+    pub(super) fn accepted(&mut self, slot: u32, result: i32) {
+        if result >= 0 {
+            // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
+            let fd = unsafe { OwnedFd::from_raw_fd(result) };
+            if self.stopping.is_none() {
+                self.connect(slot, fd);
+            }
+        }
+        if self.stopping.is_some() || result == -libc::ECANCELED {
+            self.listeners.remove(slot);
+            return;
+        }
+        match -result {
+            ..=0 | libc::ECONNABORTED | libc::EINTR => self.accept(slot),
+            errno => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                tracing::warn!("cannot accept a connection: {error}; trying again shortly");
+                let until = self.shared.now + ACCEPT_PAUSE_NS;
+                if let Some(listener) = self.listeners.get_mut(slot) {
+                    listener.paused_until = Some(until);
+                }
+                self.alarm_at(until);
+            }
+        }
+    }
+
+    fn connect(&mut self, listener: u32, fd: OwnedFd) {
+        let only = self.listeners.get(listener).and_then(|l| l.only.clone());
+        let peer = introduce(&fd);
+        if self.connections.is_full() {
+            self.shared.count.turned_away += 1;
+            tracing::warn!("turning {peer} away: {CONNECTIONS_MAX} connections are open, which is the limit");
+            return;
+        }
+        self.shared.count.accepted += 1;
+        // The slot that an insertion takes is known only afterwards.
+        let connection = Box::new(Connection::new(fd, peer, only, self.shared.now));
+        let deadline = connection.handshake_deadline;
+        let slot = self.connections.insert(connection).expect("it is not full");
+        self.connections.get_mut(slot).expect("just inserted").slot = slot;
+        deadline.into_iter().for_each(|at| self.alarm_at(at));
+        self.list(slot);
+    }
+
+    /// Goes on with listeners whose pause is over.
+    pub(super) fn resume_listeners(&mut self) {
+        let now = self.shared.now;
+        for slot in 0..LISTENERS_MAX as u32 {
+            let Some(listener) = self.listeners.get_mut(slot) else { continue };
+            match listener.paused_until {
+                Some(until) if until <= now => {
+                    listener.paused_until = None;
+                    self.accept(slot);
+                }
+                Some(until) => self.alarm_at(until),
+                None => {}
+            }
+        }
+    }
+
+    /// Accepts no more.
+    pub(super) fn stop_listening(&mut self) {
+        for slot in 0..LISTENERS_MAX as u32 {
+            match self.listeners.get(slot) {
+                Some(listener) if listener.paused_until.is_some() => {
+                    self.listeners.remove(slot);
+                }
+                Some(_) => self.ring.cancel(user(Source::Cancel, 0), user(Source::Accept, slot)),
+                None => {}
+            }
+        }
+    }
+}
+
+fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> ShardError {
+    move |error| ShardError::System { what, source: error.into() }
+}
+
+/// Sets a connection up and says who is at the other end, for the log.
+fn introduce(fd: &OwnedFd) -> String {
+    let peer = rustix::net::getpeername(fd).ok().flatten();
+    match peer.map(|p: SocketAddrAny| std::net::SocketAddr::try_from(p)) {
+        Some(Ok(address)) => {
+            // What fails here costs speed or delays the notice of a dead peer, no more.
+            let _ = sockopt::set_tcp_nodelay(fd, true);
+            let _ = sockopt::set_socket_keepalive(fd, true);
+            let _ = sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE);
+            address.to_string()
+        }
+        _ => match sockopt::socket_peercred(fd) {
+            Ok(credentials) => format!("process {}", credentials.pid.as_raw_nonzero()),
+            Err(_) => "a local client".into(),
+        },
+    }
+}

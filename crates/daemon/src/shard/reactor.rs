@@ -1,0 +1,418 @@
+//! The loop: take completions, hand everything that arrived to the core, execute what it wants, enter
+//! the kernel once, begin again. What arrives together is handed over together, so a burst of
+//! writes becomes one append.
+
+use super::connection::{Connection, Stall, piece_of};
+use super::control::{Controls, Stopping};
+use super::core::Core;
+use super::gate;
+use super::handle::Command;
+use super::limits::{CONNECTIONS_MAX, DEVICE_OPS_MAX, LISTENERS_MAX};
+use super::listener::Listener;
+use super::shared::Shared;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use tidepool_driver::{CacheFile, Completion, Ring, Slab};
+use tidepool_engine::api::{Effect, Event, IoError, Nanos, Token, VolumeId};
+
+/// What a completion belongs to; the upper part of its user data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Source {
+    Bell,
+    Accept,
+    Device,
+    Backend,
+    Receive,
+    Send,
+    Cancel,
+}
+
+/// User data of an operation.
+pub(super) fn user(source: Source, slot: u32) -> u64 {
+    (source as u64) << 56 | u64::from(slot)
+}
+
+fn source_of(user: u64) -> (Source, u32) {
+    const SOURCES: [Source; 7] = [
+        Source::Bell,
+        Source::Accept,
+        Source::Device,
+        Source::Backend,
+        Source::Receive,
+        Source::Send,
+        Source::Cancel,
+    ];
+    (SOURCES[(user >> 56) as usize], user as u32)
+}
+
+/// A transfer with the cache device.
+struct DeviceOp {
+    token: Token,
+    /// Bytes that make it complete.
+    len: u32,
+}
+
+pub(super) struct Reactor<C> {
+    // First, so that the kernel lets go of all memory before it is freed.
+    pub ring: Ring,
+    pub shared: Shared<C>,
+    cache: Option<CacheFile>,
+    device_ops: Slab<DeviceOp>,
+    pub connections: Slab<Box<Connection>>,
+    /// Connections to look at before the next entry into the kernel.
+    listed: Vec<u32>,
+    /// Connections that wait for memory or a gate, longest first.
+    stalled: std::collections::VecDeque<u32>,
+    pub listeners: Slab<Listener>,
+    pub controls: Controls,
+    pub stopping: Option<Stopping>,
+    commands: mpsc::Receiver<Command>,
+    bell: Arc<OwnedFd>,
+    /// When listeners and handshakes are looked at next.
+    alarm: Option<Nanos>,
+    /// Reused for what a backend has completed.
+    completed: Vec<(Token, Result<(), IoError>)>,
+}
+
+impl<C: Core> Reactor<C> {
+    pub(super) fn new(
+        ring: Ring,
+        core: C,
+        cache: Option<CacheFile>,
+        commands: mpsc::Receiver<Command>,
+        bell: Arc<OwnedFd>,
+    ) -> Reactor<C> {
+        let mut reactor = Reactor {
+            ring,
+            shared: Shared::new(core, tidepool_driver::now()),
+            cache,
+            device_ops: Slab::new(DEVICE_OPS_MAX),
+            connections: Slab::new(CONNECTIONS_MAX),
+            listed: Vec::with_capacity(CONNECTIONS_MAX),
+            stalled: std::collections::VecDeque::with_capacity(CONNECTIONS_MAX),
+            listeners: Slab::new(LISTENERS_MAX),
+            controls: Controls::default(),
+            stopping: None,
+            commands,
+            bell,
+            alarm: None,
+            completed: Vec::with_capacity(tidepool_backend::INFLIGHT_MAX),
+        };
+        let arena = reactor.shared.core.arena();
+        let (ptr, len) = (arena.as_ptr(), arena.len_bytes());
+        // SAFETY: the arena belongs to the core, which is dropped after the ring.
+        if let Err(error) = unsafe { reactor.ring.register(ptr, len) } {
+            tracing::warn!(
+                "the arena is not registered with the kernel, which costs some speed: {error} (raise the limit of locked memory)"
+            );
+        }
+        reactor.poll_bell();
+        reactor
+    }
+
+    fn poll_bell(&mut self) {
+        self.ring.poll_readable(user(Source::Bell, 0), self.bell.as_fd());
+    }
+
+    /// Runs until a shutdown is complete.
+    pub(super) fn run(mut self) {
+        loop {
+            self.settle();
+            self.arm();
+            while self.shared.freed {
+                // A connection that went has left memory for others.
+                self.settle();
+                self.arm();
+            }
+            if self.is_stopped() {
+                return self.stop();
+            }
+            let timeout = self.timeout();
+            self.ring.enter(timeout);
+            self.shared.count.rounds += 1;
+            self.shared.now = tidepool_driver::now();
+            while let Some(completion) = self.ring.next_completion() {
+                self.shared.count.completions += 1;
+                self.complete(completion);
+            }
+            self.pass_time();
+        }
+    }
+
+    /// How long the kernel may let the thread sleep.
+    fn timeout(&self) -> Option<Duration> {
+        let goodbye = self.stopping.as_ref().and_then(Stopping::deadline);
+        let next = [self.shared.core.next_deadline(self.shared.now), self.alarm, goodbye]
+            .into_iter()
+            .flatten()
+            .min()?;
+        Some(Duration::from_nanos(next.saturating_sub(tidepool_driver::now())))
+    }
+
+    /// Acts on deadlines that have come.
+    fn pass_time(&mut self) {
+        let now = self.shared.now;
+        if self.shared.core.next_deadline(now).is_some_and(|at| at <= now) {
+            self.shared.core.handle(now, Event::Tick);
+        }
+        if self.alarm.is_some_and(|at| at <= now) {
+            self.alarm = None;
+            self.resume_listeners();
+            self.end_late_handshakes();
+        }
+    }
+
+    /// Looks at listeners and handshakes again at this time.
+    pub(super) fn alarm_at(&mut self, at: Nanos) {
+        self.alarm = Some(self.alarm.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn end_late_handshakes(&mut self) {
+        for slot in 0..self.connections.capacity() as u32 {
+            let Some(connection) = self.connections.get_mut(slot).filter(|c| !c.broken()) else { continue };
+            match connection.handshake_deadline {
+                Some(at) if at <= self.shared.now => {
+                    tracing::info!("closing the connection of {}: no handshake in time", connection.peer);
+                    connection.break_off();
+                    self.list(slot);
+                }
+                Some(at) => self.alarm_at(at),
+                None => {}
+            }
+        }
+    }
+
+    /// Remembers a connection for this round.
+    pub(super) fn list(&mut self, slot: u32) {
+        if let Some(connection) = self.connections.get_mut(slot)
+            && !std::mem::replace(&mut connection.listed, true)
+        {
+            self.listed.push(slot);
+        }
+    }
+
+    pub(super) fn complete(&mut self, completion: Completion) {
+        let Completion { user, result } = completion;
+        let (source, slot) = source_of(user);
+        match source {
+            Source::Bell => {
+                let mut count = [0; 8];
+                // Empties the bell; that it rang is all that matters.
+                let _ = rustix::io::read(&self.bell, &mut count);
+                while let Ok(command) = self.commands.try_recv() {
+                    self.command(command);
+                }
+                self.poll_bell();
+            }
+            Source::Accept => self.accepted(slot, result),
+            Source::Device => {
+                let op = self.device_ops.remove(slot);
+                let result = match result {
+                    result if result < 0 => Err(device_error(-result)),
+                    result if result as u32 == op.len => Ok(()),
+                    _ => Err(IoError::Errno(libc::EIO)),
+                };
+                self.shared.core.handle(self.shared.now, Event::Done { token: op.token, result });
+            }
+            Source::Backend => self.backend_ready(VolumeId(slot as u16)),
+            Source::Receive | Source::Send => {
+                let connection =
+                    self.connections.get_mut(slot).expect("it stays until its operations are done");
+                match source {
+                    Source::Receive => connection.received(result, &mut self.shared),
+                    _ => connection.sent(result, &mut self.shared),
+                }
+                self.list(slot);
+            }
+            Source::Cancel => {}
+        }
+    }
+
+    /// A backend has completed something.
+    fn backend_ready(&mut self, id: VolumeId) {
+        let Shared { core, volumes, now, .. } = &mut self.shared;
+        let Some(volume) = volumes.get_mut(id) else { return };
+        volume.polled = false;
+        volume.completions(core.arena(), &mut self.completed);
+        for (token, result) in self.completed.drain(..) {
+            core.handle(*now, Event::Done { token, result });
+        }
+        self.poll_backend(id);
+    }
+
+    /// Polls a backend's descriptor if it is not polled yet.
+    pub(super) fn poll_backend(&mut self, id: VolumeId) {
+        let Some(volume) = self.shared.volumes.get_mut(id) else { return };
+        if !std::mem::replace(&mut volume.polled, true) {
+            // SAFETY: the backend keeps its descriptor open as long as the volume has it.
+            let fd = unsafe { BorrowedFd::borrow_raw(volume.event_fd()) };
+            self.ring.poll_readable(user(Source::Backend, u32::from(id.0)), fd);
+        }
+    }
+
+    /// Parses, hands over and executes until nothing more can be done without the kernel.
+    fn settle(&mut self) {
+        loop {
+            let parsed = self.parse();
+            self.shared.now = tidepool_driver::now();
+            let executed = self.execute();
+            let woken = self.wake_stalled();
+            if !parsed && !executed && !woken {
+                return;
+            }
+        }
+    }
+
+    /// Lets every listed connection that has reason to take apart what it has received.
+    fn parse(&mut self) -> bool {
+        let mut parsed = false;
+        for index in 0..self.listed.len() {
+            let slot = self.listed[index];
+            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.wake) else { continue };
+            parsed = true;
+            connection.process(&mut self.shared);
+            if matches!(connection.stall, Some(Stall::Memory | Stall::Gate)) && !connection.waiting {
+                connection.waiting = true;
+                self.stalled.push_back(slot);
+            }
+        }
+        parsed
+    }
+
+    /// Wakes the connections whose obstacle may be gone.
+    fn wake_stalled(&mut self) -> bool {
+        let mut started = false;
+        for index in 0..self.shared.gated.len() {
+            let id = self.shared.gated[index];
+            started |= gate::advance(&mut self.shared, id);
+        }
+        let changed = std::mem::take(&mut self.shared.freed) | std::mem::take(&mut self.shared.gate_opened);
+        if !changed {
+            return started;
+        }
+        for _ in 0..self.stalled.len() {
+            let Some(slot) = self.stalled.pop_front() else { break };
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.waiting = false;
+                connection.wake = true;
+                self.list(slot);
+            }
+        }
+        true
+    }
+
+    /// Executes what the core wants, as far as there is room for it.
+    fn execute(&mut self) -> bool {
+        let mut executed = false;
+        while !self.device_ops.is_full() {
+            let Some(effect) = self.shared.core.next_effect(self.shared.now) else { break };
+            executed = true;
+            match effect {
+                Effect::DeviceRead { token, offset, buf } => {
+                    self.device(token, buf.len, |ring, user, fd, arena| {
+                        // SAFETY: the core leaves the buffer alone until it is told that it is done.
+                        unsafe {
+                            ring.read(user, fd, offset, arena.wrapping_add(buf.offset as usize), buf.len)
+                        }
+                    })
+                }
+                Effect::DeviceWrite { token, offset, buf, dsync } => {
+                    self.device(token, buf.len, |ring, user, fd, arena| {
+                        // SAFETY: as above.
+                        unsafe {
+                            ring.write(
+                                user,
+                                fd,
+                                offset,
+                                arena.wrapping_add(buf.offset as usize),
+                                buf.len,
+                                dsync,
+                            )
+                        }
+                    });
+                }
+                Effect::DeviceSync { token } => {
+                    self.device(token, 0, |ring, user, fd, _| ring.datasync(user, fd))
+                }
+                Effect::Backend { token, op: tidepool_engine::api::BackendOp::Disown, .. } => {
+                    let result = Err(IoError::Errno(libc::EOPNOTSUPP));
+                    self.shared.core.handle(self.shared.now, Event::Done { token, result });
+                }
+                Effect::Backend { token, volume, op } => {
+                    let Shared { core, volumes, now, .. } = &mut self.shared;
+                    match volumes.get_mut(volume) {
+                        Some(volume) => volume.transfer(core.arena(), token, op),
+                        None => core
+                            .handle(*now, Event::Done { token, result: Err(IoError::Errno(libc::ENODEV)) }),
+                    }
+                }
+                Effect::Reply { id, result } => self.reply(id, result),
+                Effect::ControlDone { control, result } => self.control_done(control, result),
+            }
+        }
+        executed
+    }
+
+    fn device(
+        &mut self,
+        token: Token,
+        len: u32,
+        start: impl FnOnce(&mut Ring, u64, BorrowedFd<'_>, *mut u8),
+    ) {
+        let slot = self
+            .device_ops
+            .insert(DeviceOp { token, len })
+            .expect("room was checked before the effect was taken");
+        let cache = self.cache.as_ref().expect("a core that uses a device has one");
+        let arena = self.shared.core.arena().as_ptr();
+        start(&mut self.ring, user(Source::Device, slot), cache.fd(), arena);
+    }
+
+    fn reply(&mut self, id: u64, result: Result<(), tidepool_engine::api::RequestError>) {
+        let (name, result) = match gate::of_gate(id) {
+            None => (piece_of(id), result),
+            Some((volume, _)) => match gate::done(&mut self.shared, volume, result) {
+                Some(done) => done,
+                None => return,
+            },
+        };
+        let connection =
+            self.connections.get_mut(name.connection).expect("it stays until its pieces are done");
+        connection.piece_done(name.piece, result, &mut self.shared);
+        self.list(name.connection);
+    }
+
+    /// Starts receives and sends of the listed connections; lets go of those that are over.
+    fn arm(&mut self) {
+        let arena = self.shared.core.arena().as_ptr();
+        for index in 0..self.listed.len() {
+            let slot = self.listed[index];
+            let Some(connection) = self.connections.get_mut(slot) else { continue };
+            connection.listed = false;
+            connection.arm(&mut self.ring, arena, user(Source::Receive, slot), user(Source::Send, slot));
+            if connection.is_over() {
+                self.connections.remove(slot).dismantle(&mut self.shared);
+            }
+        }
+        self.listed.clear();
+    }
+
+    /// Ends the kernel's and the clients' part; the rest is for the caller.
+    pub(super) fn dismantle(self) -> (Option<CacheFile>, Shared<C>, Option<Stopping>) {
+        (self.cache, self.shared, self.stopping)
+    }
+
+    /// No transfer with the cache device is under way.
+    pub(super) fn device_is_idle(&self) -> bool {
+        self.device_ops.is_empty()
+    }
+}
+
+fn device_error(errno: i32) -> IoError {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT => IoError::Full,
+        other => IoError::Errno(other),
+    }
+}

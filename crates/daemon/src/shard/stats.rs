@@ -1,0 +1,62 @@
+//! What a shard tells about itself.
+
+use tidepool_engine::status::{DeviceStatus, VolumeStatus};
+
+/// Latencies in nanoseconds, from a request fully received to its reply queued.
+pub type LatencyHistogram = hdrhistogram::Histogram<u64>;
+
+/// Longest latency that a histogram tells apart, in nanoseconds; longer ones count as this.
+pub const LATENCY_NS_MAX: u64 = 1_000_000_000 << 8;
+
+/// State of one volume.
+#[derive(Debug, Clone)]
+pub struct ShardVolumeStatus {
+    /// What the core says.
+    pub status: VolumeStatus,
+    /// Read requests.
+    pub read_latency: LatencyHistogram,
+    /// Write, discard and write-zeroes requests.
+    pub write_latency: LatencyHistogram,
+    /// Flushes.
+    pub flush_latency: LatencyHistogram,
+    /// Open client connections.
+    pub connections: u64,
+}
+
+/// State of a shard at one moment.
+#[derive(Debug, Clone)]
+pub struct ShardStatus {
+    /// The cache device.
+    pub device: DeviceStatus,
+    /// Its volumes.
+    pub volumes: Vec<ShardVolumeStatus>,
+    /// The reactor itself.
+    pub reactor: ReactorCounters,
+}
+
+/// Counters of the reactor since it started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReactorCounters {
+    /// Rounds of the loop; each enters the kernel once.
+    pub rounds: u64,
+    /// Completions taken from the ring.
+    pub completions: u64,
+    /// Client requests received.
+    pub requests: u64,
+    /// Client requests that were answered with an error.
+    pub request_errors: u64,
+    /// Bytes received from clients.
+    pub received_bytes: u64,
+    /// Bytes sent to clients.
+    pub sent_bytes: u64,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections turned away because there were too many.
+    pub turned_away: u64,
+    /// Connections closed because the client broke the protocol.
+    pub malformed: u64,
+    /// Times that a socket was left unread because the arena had no room.
+    pub arena_stalls: u64,
+    /// Writes that were not sector-aligned and took a read first.
+    pub unaligned_writes: u64,
+}

@@ -1,0 +1,192 @@
+//! The volumes of a shard, as the reactor knows them: backend, latencies, unaligned writes.
+
+use super::gate::Gate;
+use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
+use std::collections::VecDeque;
+use tidepool_backend::{Backend, INFLIGHT_MAX, Transfer};
+use tidepool_engine::api::{BackendOp, IoError, Nanos, Token, VOLUMES_MAX, VolumeId};
+use tidepool_engine::mem::{Arena, Buf};
+use tidepool_nbd::{Export, Exports};
+
+/// Which histogram a request belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Flush,
+}
+
+pub(super) struct Volume {
+    pub id: VolumeId,
+    pub name: String,
+    pub size_bytes: u64,
+    pub read_only: bool,
+    /// Clients are let in.
+    pub serving: bool,
+    pub latency: [LatencyHistogram; 3],
+    pub connections: u32,
+    pub gate: Gate,
+    backend: Box<dyn Backend>,
+    in_flight: usize,
+    /// What the core wants beyond the backend's limit, in order.
+    waiting: VecDeque<(Token, BackendOp)>,
+    /// The ring polls the backend's descriptor.
+    pub polled: bool,
+}
+
+impl Volume {
+    pub(super) fn new(
+        id: VolumeId,
+        name: String,
+        size_bytes: u64,
+        read_only: bool,
+        backend: Box<dyn Backend>,
+    ) -> Volume {
+        let histogram = || {
+            LatencyHistogram::new_with_bounds(1_000, LATENCY_NS_MAX, 2)
+                .expect("bounds that a histogram can have")
+        };
+        Volume {
+            id,
+            name,
+            size_bytes,
+            read_only,
+            serving: false,
+            latency: [histogram(), histogram(), histogram()],
+            connections: 0,
+            gate: Gate::default(),
+            backend,
+            in_flight: 0,
+            waiting: VecDeque::with_capacity(INFLIGHT_MAX),
+            polled: false,
+        }
+    }
+
+    pub(super) fn record(&mut self, kind: Kind, latency_ns: Nanos) {
+        self.latency[kind as usize].saturating_record(latency_ns);
+    }
+
+    pub(super) fn event_fd(&self) -> std::os::fd::RawFd {
+        self.backend.event_fd()
+    }
+
+    /// Transfers that the backend has not answered yet.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight + self.waiting.len()
+    }
+
+    pub(super) fn into_backend(self) -> Box<dyn Backend> {
+        self.backend
+    }
+
+    /// Executes a backend effect of the core.
+    pub(super) fn transfer(&mut self, arena: &Arena, token: Token, op: BackendOp) {
+        if self.in_flight == INFLIGHT_MAX {
+            self.waiting.push_back((token, op));
+        } else {
+            self.submit(arena, token, op);
+        }
+    }
+
+    fn submit(&mut self, arena: &Arena, token: Token, op: BackendOp) {
+        let memory = |buf: Buf| {
+            assert!(
+                buf.offset as usize + buf.len as usize <= arena.len_bytes(),
+                "{buf:?} is outside of the arena"
+            );
+            arena.as_ptr().wrapping_add(buf.offset as usize)
+        };
+        let transfer = match op {
+            BackendOp::Read { offset, buf } => {
+                Transfer::Read { offset, ptr: memory(buf), len: buf.len as usize }
+            }
+            BackendOp::Write { offset, buf } => {
+                Transfer::Write { offset, ptr: memory(buf), len: buf.len as usize }
+            }
+            BackendOp::Discard { offset, len } => Transfer::Discard { offset, len },
+            BackendOp::WriteZeroes { offset, len } => Transfer::WriteZeroes { offset, len },
+            BackendOp::Flush => Transfer::Flush,
+            BackendOp::Disown => unreachable!("answered by the reactor"),
+        };
+        self.in_flight += 1;
+        // SAFETY: the core leaves the buffer of an effect alone until it is told that it is done, and the
+        // arena outlives the backend's transfers (see `Reactor::stop`).
+        unsafe { self.backend.submit(token.0, transfer) };
+    }
+
+    /// Fetches what the backend has completed and starts what waited.
+    pub(super) fn completions(&mut self, arena: &Arena, done: &mut Vec<(Token, Result<(), IoError>)>) {
+        let before = done.len();
+        self.backend.completions(&mut |token, result| done.push((Token(token), result)));
+        let completed = done.len() - before;
+        assert!(completed <= self.in_flight, "a backend completed more than it was given");
+        self.in_flight -= completed;
+        while self.in_flight < INFLIGHT_MAX {
+            let Some((token, op)) = self.waiting.pop_front() else { break };
+            self.submit(arena, token, op);
+        }
+    }
+}
+
+/// The attached volumes by their number.
+pub(super) struct Volumes(Box<[Option<Volume>]>);
+
+impl Volumes {
+    pub(super) fn new() -> Volumes {
+        Volumes((0..VOLUMES_MAX).map(|_| None).collect())
+    }
+
+    pub(super) fn insert(&mut self, volume: Volume) {
+        let slot = &mut self.0[volume.id.0 as usize];
+        assert!(slot.is_none(), "two volumes with number {}", volume.id.0);
+        *slot = Some(volume);
+    }
+
+    pub(super) fn remove(&mut self, id: VolumeId) -> Option<Volume> {
+        self.0.get_mut(id.0 as usize)?.take()
+    }
+
+    pub(super) fn get(&self, id: VolumeId) -> Option<&Volume> {
+        self.0.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        self.0.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Volume> {
+        self.0.iter().flatten()
+    }
+}
+
+/// The volumes that one listener offers.
+pub(super) struct Offer<'a> {
+    pub volumes: &'a Volumes,
+    /// The only one, if not all; it is the default export, too.
+    pub only: Option<&'a str>,
+}
+
+impl Offer<'_> {
+    fn offered(&self) -> impl Iterator<Item = Export<'_>> {
+        let wanted = |v: &&Volume| v.serving && self.only.is_none_or(|only| only == v.name);
+        self.volumes.iter().filter(wanted).map(|v| Export {
+            read_only: v.read_only,
+            ..Export::new(u64::from(v.id.0), &v.name, v.size_bytes)
+        })
+    }
+}
+
+impl Exports for Offer<'_> {
+    fn find(&self, name: &str) -> Option<Export<'_>> {
+        if name.is_empty() {
+            // Without a choice there is a default.
+            let mut all = self.offered();
+            return all.next().filter(|_| all.next().is_none());
+        }
+        self.offered().find(|export| export.name == name)
+    }
+
+    fn list(&self, visit: &mut dyn FnMut(&Export<'_>)) {
+        self.offered().for_each(|export| visit(&export));
+    }
+}
