@@ -188,18 +188,13 @@ impl Engine {
     pub(crate) fn cached_done(&mut self, read: CachedRead, result: Result<(), IoError>) {
         self.space.unpin(read.position);
         let vid = self.ops[read.op].request.volume;
-        let mut bad = 0u32;
         for i in 0..read.blocks {
             let part = read.buf.slice(i as usize * BLOCK_BYTES, BLOCK_BYTES);
             let good =
                 result.is_ok() && crc32c(self.arena.bytes(part)) == self.space.marks.crc(read.position + i);
             if !good {
-                bad += 1;
                 self.bad_block(vid, read, i, part);
             }
-        }
-        if bad > 0 {
-            self.volume_mut(vid).count.corrupt_blocks += u64::from(bad);
         }
         self.ops[read.op].waiting -= 1;
         self.read_progress(read.op);
@@ -211,6 +206,7 @@ impl Engine {
         let current = self.volume(vid).index.lookup(block) == Lookup::At(position);
         if current && self.space.marks.is_dirty(position) {
             if read.again {
+                self.volume_mut(vid).count.corrupt_blocks += 1;
                 self.lose_block(vid, block, position);
                 self.ops[read.op].error = Some(RequestError::Io);
             } else {
@@ -220,6 +216,7 @@ impl Engine {
             return;
         }
         if current {
+            self.volume_mut(vid).count.corrupt_blocks += 1;
             self.drop_blocks(vid, block, 1);
         }
         // Whatever is current now (the backend, or a newer write) is read instead.

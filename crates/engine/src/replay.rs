@@ -403,8 +403,11 @@ impl Replay<'_> {
 
     fn finish(mut self) {
         for v in 0..self.verdicts.len() {
+            if self.verdicts[v].is_none() {
+                continue;
+            }
             self.lose_gone(v, u64::MAX);
-            let Some(verdict) = self.verdicts[v].take() else { continue };
+            let verdict = self.verdicts[v].take().expect("looked at just now");
             let volume = self.engine.volumes[v].as_mut().expect("a verdict has its volume");
             volume.failed |= verdict.failed;
             volume.set_sequence(verdict.cut, verdict.chain);

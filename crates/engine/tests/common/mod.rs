@@ -1,0 +1,295 @@
+//! A core on a device and backends in memory, driven step by step: effects are executed at once and in
+//! order. The simulator (`crates/sim`) does the same with delays, disorder and faults.
+
+use std::collections::HashMap;
+use tidepool_engine::api::*;
+use tidepool_engine::device::{Device, DeviceRead};
+use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
+
+pub const MIB: u64 = 1 << 20;
+
+/// A device in memory.
+pub struct MemoryDevice(pub Vec<u8>);
+
+impl Device for MemoryDevice {
+    fn size_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+    fn read(&mut self, batch: &mut [DeviceRead<'_>]) {
+        for r in batch {
+            let at = r.offset as usize;
+            r.buf.copy_from_slice(&self.0[at..at + r.buf.len()]);
+        }
+    }
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        self.0[offset as usize..offset as usize + data.len()].copy_from_slice(data);
+        Ok(())
+    }
+    fn sync(&mut self) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+/// A core, its device and its volumes' images.
+pub struct World {
+    pub engine: Engine,
+    pub device: MemoryDevice,
+    pub images: Vec<Vec<u8>>,
+    pub now: Nanos,
+    next_id: u64,
+    pub replies: HashMap<RequestId, Result<(), RequestError>>,
+    pub controls: HashMap<u64, Result<(), ControlError>>,
+    /// Backend operations are kept back while this is set.
+    pub backend_stopped: bool,
+    pub backend_reads: u64,
+    waiting: Vec<(Token, VolumeId, BackendOp)>,
+}
+
+pub fn spec(name: &str, size_bytes: u64, mode: Mode) -> VolumeSpec {
+    VolumeSpec {
+        name: name.into(),
+        backend: format!("file:/images/{name}"),
+        size_bytes,
+        mode,
+        dirty_bytes_max: 0,
+        read_only: false,
+        generation: 1,
+        attachment: vec![1, 2, 3],
+    }
+}
+
+impl World {
+    pub fn new(cache_bytes: u64, volumes: &[VolumeSpec]) -> World {
+        let mut device = MemoryDevice(vec![0; cache_bytes as usize]);
+        let options =
+            FormatOptions { uuid: [9; 16], size_bytes: cache_bytes, segment_bytes: Some(256 << 10) };
+        format_device(&mut device, &options, &mut |_, _| ()).expect("format");
+        let (engine, _) = Engine::open(&mut device, EngineConfig::small(), 0).expect("open");
+        let mut world = World {
+            engine,
+            device,
+            images: Vec::new(),
+            now: 0,
+            next_id: 1,
+            replies: HashMap::new(),
+            controls: HashMap::new(),
+            backend_stopped: false,
+            backend_reads: 0,
+            waiting: Vec::new(),
+        };
+        for v in volumes {
+            let control = world.fresh();
+            world.images.push(vec![0; v.size_bytes as usize]);
+            world.engine.add_volume(world.now, v.clone(), control).expect("add");
+            world.run();
+            assert_eq!(world.controls.remove(&control), Some(Ok(())));
+        }
+        world
+    }
+
+    pub fn fresh(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Executes effects until there are none.
+    pub fn run(&mut self) {
+        if !self.backend_stopped {
+            for (token, volume, op) in std::mem::take(&mut self.waiting) {
+                self.backend(token, volume, op);
+            }
+        }
+        while let Some(effect) = self.engine.next_effect(self.now) {
+            match effect {
+                Effect::DeviceRead { token, offset, buf } => {
+                    let at = offset as usize;
+                    let from = &self.device.0[at..at + buf.len as usize];
+                    self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
+                    self.done(token);
+                }
+                Effect::DeviceWrite { token, offset, buf, .. } => {
+                    let at = offset as usize;
+                    self.device.0[at..at + buf.len as usize].copy_from_slice(self.engine.arena().bytes(buf));
+                    self.done(token);
+                }
+                Effect::DeviceSync { token } => self.done(token),
+                Effect::Backend { token, volume, op } => {
+                    if self.backend_stopped {
+                        self.waiting.push((token, volume, op));
+                    } else {
+                        self.backend(token, volume, op);
+                    }
+                }
+                Effect::Reply { id, result } => drop(self.replies.insert(id, result)),
+                Effect::ControlDone { control, result } => drop(self.controls.insert(control, result)),
+            }
+        }
+    }
+
+    fn done(&mut self, token: Token) {
+        self.engine.handle(self.now, Event::Done { token, result: Ok(()) });
+    }
+
+    fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
+        let image = &mut self.images[volume.0 as usize];
+        let size = image.len();
+        match op {
+            BackendOp::Read { offset, buf } => {
+                self.backend_reads += 1;
+                let from = (offset as usize).min(size);
+                let to = (offset as usize + buf.len as usize).min(size);
+                let bytes = self.engine.arena_mut().bytes_mut(buf);
+                bytes.fill(0);
+                bytes[..to - from].copy_from_slice(&image[from..to]);
+            }
+            BackendOp::Write { offset, buf } => {
+                let to = (offset as usize + buf.len as usize).min(size);
+                let n = to - offset as usize;
+                image[offset as usize..to].copy_from_slice(&self.engine.arena().bytes(buf)[..n]);
+            }
+            BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
+                let to = (offset + len).min(size as u64) as usize;
+                image[offset as usize..to].fill(0);
+            }
+            BackendOp::Flush | BackendOp::Disown => {}
+        }
+        self.done(token);
+    }
+
+    /// Lets time pass in steps, with ticks.
+    pub fn pass(&mut self, ns: Nanos) {
+        let end = self.now + ns;
+        while self.now < end {
+            let next = self.engine.next_deadline(self.now).unwrap_or(end);
+            self.now = next.clamp(self.now + 1, end);
+            self.engine.handle(self.now, Event::Tick);
+            self.run();
+        }
+    }
+
+    /// Sends a request; the answer, if it comes at once.
+    pub fn request(
+        &mut self,
+        volume: u16,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> (RequestId, Option<tidepool_engine::mem::Buf>) {
+        let id = self.fresh();
+        let buf = matches!(op, Op::Read | Op::Write { .. } | Op::Prefetch).then(|| {
+            let buf = self.engine.arena_mut().alloc(buffer_bytes(offset, len)).expect("room");
+            if let Some(data) = data {
+                let at = (offset % BLOCK_BYTES as u64) as usize;
+                self.engine.arena_mut().bytes_mut(buf)[at..at + data.len()].copy_from_slice(data);
+            }
+            buf
+        });
+        let request = Request { id, volume: VolumeId(volume), op, offset, len, buf };
+        self.engine.handle(self.now, Event::Request(request));
+        self.run();
+        (id, buf)
+    }
+
+    /// A request that must be answered, after some time at most.
+    fn answered(
+        &mut self,
+        volume: u16,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> Result<Vec<u8>, RequestError> {
+        let (id, buf) = self.request(volume, op, offset, len, data);
+        for _ in 0..100 {
+            if self.replies.contains_key(&id) {
+                break;
+            }
+            self.pass(100_000_000);
+        }
+        let result =
+            self.replies.remove(&id).unwrap_or_else(|| panic!("{op:?} at {offset}+{len} is not answered"));
+        let mut out = Vec::new();
+        if let Some(buf) = buf {
+            let at = (offset % BLOCK_BYTES as u64) as usize;
+            out.extend_from_slice(&self.engine.arena().bytes(buf)[at..at + len as usize]);
+            self.engine.arena_mut().free(buf);
+        }
+        result.map(|()| out)
+    }
+
+    pub fn write(&mut self, volume: u16, offset: u64, data: &[u8]) {
+        self.answered(volume, Op::Write { fua: false }, offset, data.len() as u64, Some(data))
+            .expect("write");
+    }
+
+    pub fn try_read(&mut self, volume: u16, offset: u64, len: u64) -> Result<Vec<u8>, RequestError> {
+        self.answered(volume, Op::Read, offset, len, None)
+    }
+
+    pub fn read(&mut self, volume: u16, offset: u64, len: u64) -> Vec<u8> {
+        self.try_read(volume, offset, len).expect("read")
+    }
+
+    pub fn op(&mut self, volume: u16, op: Op, offset: u64, len: u64) -> Result<(), RequestError> {
+        self.answered(volume, op, offset, len, None).map(|_| ())
+    }
+
+    pub fn flush(&mut self, volume: u16) {
+        self.op(volume, Op::Flush, 0, 0).expect("flush");
+    }
+
+    /// A control operation that must complete, after some time at most.
+    pub fn control(&mut self, start: impl FnOnce(&mut Engine, Nanos, u64)) -> Result<(), ControlError> {
+        let control = self.fresh();
+        start(&mut self.engine, self.now, control);
+        self.run();
+        for _ in 0..100 {
+            if let Some(result) = self.controls.remove(&control) {
+                return result;
+            }
+            self.pass(100_000_000);
+        }
+        panic!("a control operation does not complete");
+    }
+
+    pub fn drain(&mut self, volume: u16) {
+        self.control(|e, now, c| e.drain(now, VolumeId(volume), c)).expect("drain");
+    }
+
+    /// The daemon dies and is started again.
+    pub fn restart(&mut self, keep_clean: bool) {
+        self.waiting.clear();
+        let (engine, _) = Engine::open(&mut self.device, EngineConfig::small(), self.now).expect("open");
+        self.engine = engine;
+        for (id, spec) in self.engine.volumes() {
+            let attach = Attach {
+                generation: spec.generation + 1,
+                size_bytes: spec.size_bytes,
+                mode: spec.mode,
+                dirty_bytes_max: spec.dirty_bytes_max,
+                read_only: spec.read_only,
+                attachment: spec.attachment,
+                keep_clean,
+            };
+            self.control(|e, now, c| e.attach(now, id, attach, c).expect("attach")).expect("attached");
+        }
+    }
+
+    pub fn status(&self, volume: u16) -> tidepool_engine::status::VolumeStatus {
+        self.engine.volume_status(self.now, VolumeId(volume)).expect("the volume")
+    }
+}
+
+/// `blocks` blocks with recognisable content.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        })
+        .collect()
+}

@@ -1,0 +1,273 @@
+//! The core's promises, each in its simplest form. Disorder and faults are the simulator's business.
+
+mod common;
+use common::*;
+use tidepool_engine::api::*;
+
+const KIB: usize = 1024;
+
+#[test]
+fn g1_a_read_returns_the_newest_write_wherever_it_is() {
+    let mut w = World::new(64 * MIB, &[spec("a", 8 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x11);
+    assert_eq!(w.read(0, 4096, 8192), vec![0x11; 8192], "from the backend");
+    w.write(0, 8192, &pattern(1, 16 * KIB));
+    assert_eq!(w.read(0, 8192, 16 << 10), pattern(1, 16 * KIB), "from the log");
+    w.write(0, 12288, &pattern(2, 4096));
+    let mut expected = pattern(1, 16 * KIB);
+    expected[4096..8192].copy_from_slice(&pattern(2, 4096));
+    assert_eq!(w.read(0, 8192, 16 << 10), expected);
+    w.drain(0);
+    assert_eq!(w.status(0).dirty_bytes, 0);
+    assert_eq!(w.images[0][8192..8192 + 16 * KIB], expected, "drained");
+    assert_eq!(w.read(0, 8192, 16 << 10), expected, "from the clean cache");
+}
+
+#[test]
+fn g1_unaligned_writes_keep_what_is_around_them() {
+    let mut w = World::new(64 * MIB, &[spec("a", MIB + 1536, Mode::WriteBack)]);
+    w.images[0].fill(0x22);
+    let mut model = w.images[0].clone();
+    for (i, (offset, len)) in
+        [(512, 512), (3584, 1024), (4096, 512), (7680, 9216), (MIB + 512, 1024), (MIB - 512, 2048)]
+            .into_iter()
+            .enumerate()
+    {
+        let data = pattern(i as u64 + 1, len);
+        w.write(0, offset, &data);
+        model[offset as usize..offset as usize + len].copy_from_slice(&data);
+        assert_eq!(w.read(0, 0, 64 << 10), model[..64 * KIB]);
+    }
+    w.op(0, Op::WriteZeroes { fua: false, no_hole: false }, 1024, 20 << 10).expect("zeroes");
+    model[1024..1024 + 20 * KIB].fill(0);
+    assert_eq!(w.read(0, 0, 64 << 10), model[..64 * KIB]);
+    assert_eq!(w.read(0, MIB, 1536), model[MIB as usize..]);
+    w.drain(0);
+    assert!(w.images[0] == model, "the image equals the model");
+}
+
+#[test]
+fn g1_discarded_blocks_read_as_zero_at_once_and_in_the_image() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x33);
+    w.write(0, MIB, &pattern(1, 64 * KIB));
+    w.op(0, Op::Discard { fua: false }, 0, 12 * MIB).expect("discard");
+    w.write(0, 2 * MIB, &pattern(2, 4096));
+    assert_eq!(w.read(0, MIB, 4096), vec![0; 4096]);
+    assert_eq!(w.read(0, 2 * MIB, 4096), pattern(2, 4096));
+    assert_eq!(w.read(0, 12 * MIB, 4096), vec![0x33; 4096]);
+    w.restart(true);
+    assert_eq!(w.read(0, MIB, 4096), vec![0; 4096]);
+    assert_eq!(w.read(0, 2 * MIB, 4096), pattern(2, 4096));
+    w.drain(0);
+    assert!(w.images[0][..2 * MIB as usize].iter().all(|&b| b == 0));
+    assert_eq!(w.images[0][2 * MIB as usize..2 * MIB as usize + 4096], pattern(2, 4096));
+    assert_eq!(w.read(0, 3 * MIB, 4096), vec![0; 4096]);
+}
+
+#[test]
+fn g2_completed_writes_survive_the_death_of_the_daemon() {
+    let mut w =
+        World::new(64 * MIB, &[spec("a", 32 * MIB, Mode::WriteBack), spec("b", 32 * MIB, Mode::WriteBack)]);
+    w.flush(0); // From here on writes do not wait for stable media.
+    w.backend_stopped = true;
+    for round in 0..3u64 {
+        for i in 0..200u64 {
+            w.write((i % 2) as u16, i * 40960, &pattern(round * 1000 + i, 8192));
+        }
+        w.restart(true);
+        for i in 0..200u64 {
+            assert_eq!(
+                w.read((i % 2) as u16, i * 40960, 8192),
+                pattern(round * 1000 + i, 8192),
+                "round {round} write {i}"
+            );
+        }
+    }
+    w.backend_stopped = false;
+    w.run();
+    w.drain(0);
+    assert_eq!(w.images[0][0..8192], pattern(2000, 8192));
+}
+
+#[test]
+fn g2_clean_blocks_stay_warm_over_a_restart_with_proof_and_are_dropped_without() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.images[0] = pattern(5, 16 * MIB as usize);
+    for i in 0..64 {
+        w.read(0, i * 65536, 65536);
+    }
+    w.pass(50_000_000);
+    let before = w.backend_reads;
+    w.restart(true);
+    for i in 0..64 {
+        assert_eq!(w.read(0, i * 65536, 65536), w.images[0][i as usize * 65536..][..65536]);
+    }
+    assert_eq!(w.backend_reads, before, "all hits");
+    w.write(0, 0, &pattern(6, 4096));
+    w.images[0][8192..12288].fill(0x77);
+    w.restart(false);
+    assert_eq!(w.read(0, 0, 4096), pattern(6, 4096), "dirty data stays");
+    assert_eq!(w.read(0, 8192, 4096), vec![0x77; 4096], "clean data is fetched again");
+}
+
+#[test]
+fn g8_a_cache_smaller_than_the_working_set_reclaims_and_goes_on() {
+    let mut w = World::new(64 * MIB, &[spec("a", 192 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    for round in 0..3u64 {
+        for i in 0..(192 * 16) {
+            w.write(0, i * 65536, &pattern(round << 32 | i, 65536));
+        }
+    }
+    for i in (0..192 * 16).step_by(7) {
+        assert_eq!(w.read(0, i * 65536, 65536), pattern(2 << 32 | i, 65536), "write {i}");
+    }
+    assert!(w.engine.device_status().reclaims > 100);
+    assert!(w.engine.device_status().checkpoints > 3);
+    w.drain(0);
+    for i in 0..192 * 16 {
+        assert_eq!(w.images[0][i as usize * 65536..][..65536], pattern(2 << 32 | i, 65536));
+    }
+}
+
+#[test]
+fn g8_with_the_backend_stopped_writes_are_absorbed_up_to_the_quota_then_wait_then_complete() {
+    let mut a = spec("a", 64 * MIB, Mode::WriteBack);
+    a.dirty_bytes_max = 8 * MIB;
+    let mut w = World::new(64 * MIB, &[a, spec("b", 64 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    let mut waiting = Vec::new();
+    let mut absorbed = 0u64;
+    for i in 0..200u64 {
+        let (id, buf) = w.request(0, Op::Write { fua: false }, i * 65536, 65536, Some(&pattern(i, 65536)));
+        w.pass(10_000_000);
+        match w.replies.remove(&id) {
+            Some(result) => {
+                result.expect("absorbed");
+                w.engine.arena_mut().free(buf.expect("a write's buffer"));
+                absorbed += 65536;
+            }
+            None => waiting.push((id, buf.expect("a write's buffer"))),
+        }
+    }
+    assert_eq!(absorbed, 8 * MIB, "exactly the quota is absorbed");
+    assert_eq!(w.read(0, 0, 65536), pattern(0, 65536), "hits go on");
+    w.write(1, 0, &pattern(1, 4096)); // The other volume is not disturbed.
+    w.backend_stopped = false;
+    w.run();
+    w.pass(3_000_000_000);
+    for (id, buf) in waiting {
+        assert_eq!(w.replies.remove(&id), Some(Ok(())), "what waited completes");
+        w.engine.arena_mut().free(buf);
+    }
+    w.drain(0);
+    for i in 0..200 {
+        assert_eq!(w.images[0][i as usize * 65536..][..65536], pattern(i, 65536));
+    }
+}
+
+#[test]
+fn modes_write_through_around_and_off_keep_the_image_up_to_date() {
+    for mode in [Mode::WriteThrough, Mode::WriteAround, Mode::Off] {
+        let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, mode)]);
+        w.images[0].fill(0x44);
+        w.read(0, 0, 65536);
+        w.pass(50_000_000);
+        for i in 0..20u64 {
+            let data = pattern(i, 3 * 512);
+            w.write(0, i * 2560, &data);
+            assert_eq!(
+                w.images[0][i as usize * 2560..][..1536],
+                data,
+                "{mode:?}: acknowledged, so it is in the image"
+            );
+            assert_eq!(w.read(0, i * 2560, 1536), data);
+        }
+        w.flush(0);
+        w.op(0, Op::Discard { fua: true }, 0, 8192).expect("discard");
+        assert_eq!(w.images[0][..8192], vec![0; 8192]);
+        let image = w.images[0].clone();
+        w.restart(true);
+        assert_eq!(w.read(0, 0, 65536), image[..65536], "{mode:?}: nothing stale after a restart");
+    }
+}
+
+#[test]
+fn modes_change_while_running() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    let mut model = vec![0; 16 * MIB as usize];
+    let order =
+        [Mode::WriteThrough, Mode::WriteBack, Mode::WriteAround, Mode::WriteBack, Mode::Off, Mode::WriteBack];
+    for (round, mode) in order.into_iter().enumerate() {
+        for i in 0..50u64 {
+            let data = pattern(round as u64 * 100 + i, 4096);
+            let at = (i * 7919 % 4000) * 4096;
+            w.write(0, at, &data);
+            model[at as usize..at as usize + 4096].copy_from_slice(&data);
+        }
+        w.control(|e, now, c| e.set_mode(now, VolumeId(0), mode, c)).expect("mode");
+        assert_eq!(w.status(0).mode, mode);
+        if mode == Mode::Off {
+            assert_eq!(w.status(0).cached_bytes, 0);
+        }
+    }
+    w.drain(0);
+    assert!(w.images[0] == model);
+}
+
+#[test]
+fn volumes_are_removed_verified_and_their_place_is_used_again() {
+    let mut w =
+        World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)]);
+    w.write(0, 0, &pattern(1, 256 * KIB));
+    w.write(1, 0, &pattern(2, 4096));
+    w.drain(0);
+    w.images[0][5000] ^= 1;
+    let differs = w.control(|e, now, c| e.remove(now, VolumeId(0), true, c));
+    assert_eq!(differs, Err(ControlError::Differs(4096)), "somebody else wrote to the image");
+    w.images[0][5000] ^= 1;
+    w.write(0, 4096, &pattern(3, 4096));
+    w.control(|e, now, c| e.remove(now, VolumeId(0), true, c)).expect("removed");
+    assert_eq!(w.images[0][4096..8192], pattern(3, 4096));
+    assert_eq!(w.engine.volumes().len(), 1);
+    assert_eq!(w.try_read(0, 0, 512), Err(RequestError::Shutdown));
+    let control = w.fresh();
+    w.engine.add_volume(w.now, spec("c", 8 * MIB, Mode::WriteBack), control).expect("add");
+    w.run();
+    w.images[0] = vec![0x55; 8 * MIB as usize];
+    assert_eq!(w.read(0, 0, 8192), vec![0x55; 8192], "nothing of the old volume shows");
+    w.restart(true);
+    assert_eq!(w.read(0, 4096, 4096), vec![0x55; 4096]);
+    assert_eq!(w.read(1, 0, 4096), pattern(2, 4096));
+}
+
+#[test]
+fn g7_a_corrupted_block_is_never_served() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.write(0, 0, &pattern(1, 8192));
+    w.drain(0);
+    w.backend_stopped = true;
+    w.write(0, 65536, &pattern(2, 8192));
+    corrupt(&mut w, &pattern(1, 8192)[..4096]);
+    corrupt(&mut w, &pattern(2, 8192)[..4096]);
+    w.backend_stopped = false;
+    assert_eq!(w.read(0, 0, 8192), pattern(1, 8192), "a clean block is fetched again");
+    assert_eq!(w.try_read(0, 65536, 4096), Err(RequestError::Io), "a dirty block is lost, and says so");
+    assert_eq!(w.read(0, 65536 + 4096, 4096), pattern(2, 8192)[4096..], "its neighbour is not");
+    assert_eq!(w.status(0).lost_blocks, 1);
+    assert_eq!(w.status(0).count.corrupt_blocks, 2);
+    w.pass(20_000_000_000);
+    w.restart(true);
+    assert_eq!(w.try_read(0, 65536, 4096), Err(RequestError::Io), "still after a restart");
+    w.write(0, 65536, &pattern(3, 4096));
+    assert_eq!(w.read(0, 65536, 4096), pattern(3, 4096), "until it is overwritten");
+    w.drain(0);
+    assert_eq!(w.images[0][65536..65536 + 4096], pattern(3, 4096));
+}
+
+/// Flips a bit in the cached copy of `block`.
+fn corrupt(w: &mut World, block: &[u8]) {
+    let at = w.device.0.chunks_exact(4096).position(|c| c == block).expect("it is cached");
+    w.device.0[at * 4096 + 100] ^= 4;
+}
