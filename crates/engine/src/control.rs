@@ -92,8 +92,13 @@ impl Engine {
         if self.volumes.iter().flatten().any(|v| v.spec.name == spec.name) {
             return Err(AddError::Exists(spec.name));
         }
-        let free = self.volumes.iter().position(Option::is_none);
-        let at = free.ok_or(AddError::TooMany(self.geo.volume_pages))?;
+        let at = self.volumes.iter().position(Option::is_none).unwrap_or(self.volumes.len());
+        if at == self.geo.volume_pages as usize {
+            return Err(AddError::TooMany(self.geo.volume_pages));
+        }
+        if at == self.volumes.len() {
+            self.volumes.push(None);
+        }
         let mut volume = Volume::new(spec);
         volume.attached = true;
         self.volumes[at] = Some(Box::new(volume));

@@ -20,6 +20,8 @@ pub(crate) const PIECE_BLOCKS: usize = 64;
 const DRAIN_DELAY_NS: Nanos = 1_000_000_000;
 /// Pieces in flight for one volume while there is no hurry.
 const PIECES_RELAXED: usize = 8;
+/// Objects of one volume that are being drained or wait for the backend's flush.
+const DRAINS_MAX: usize = 1024;
 /// Zero ranges of one object in flight.
 const ZEROES_IN_FLIGHT: u32 = 16;
 
@@ -69,7 +71,7 @@ impl Engine {
             if !volume.attached || volume.fenced || volume.retry_at > now || volume.spec.read_only {
                 return;
             }
-            let in_flight: usize = volume.drains.iter().map(|&d| self.drains[d].in_flight as usize).sum();
+            let in_flight = volume.drain_in_flight;
             let urgent = self.drain_is_urgent(id);
             // A volume may use as many buffers as are left for the others: a stopped backend cannot
             // take them all.
@@ -77,15 +79,12 @@ impl Engine {
             if in_flight >= 4 && in_flight >= limit || self.pools.drain.available() == 0 {
                 return;
             }
-            let unfinished = volume.drains.iter().copied().find(|&d| self.drains[d].wants_more());
-            match unfinished {
-                Some(drain) => {
-                    if !self.drain_next(id, drain) {
-                        return;
-                    }
-                }
-                None if !self.start_drain(now, id, urgent) => return,
-                None => {}
+            let more = match volume.drain_open {
+                Some(drain) => self.drain_next(id, drain),
+                None => volume.drains.len() < DRAINS_MAX && self.start_drain(now, id, urgent),
+            };
+            if !more {
+                return;
             }
         }
     }
@@ -120,7 +119,9 @@ impl Engine {
         let written = self.spare_written.pop().unwrap_or_default();
         let drain = Drain { volume: id, entry, cursor: 0, zeroes, in_flight: 0, failed: false, written };
         let drain = self.drains.insert(drain);
-        self.volume_mut(id).drains.push(drain);
+        let volume = self.volume_mut(id);
+        volume.drains.push(drain);
+        volume.drain_open = Some(drain);
         true
     }
 
@@ -138,7 +139,9 @@ impl Engine {
                         return false;
                     }
                     self.drains[d].cursor = (at + u64::from(n) - object) as u32;
-                    return self.drain_zeroes(id, d, at, n);
+                    self.drain_issued(id, d);
+                    self.when_stable(Deferred::Zeroes(d, at, n));
+                    return true;
                 }
                 Lookup::At(position) => {
                     let dirty = (position..position + n).position(|p| self.space.marks.is_dirty(p));
@@ -151,16 +154,23 @@ impl Engine {
             at += u64::from(n);
             self.drains[d].cursor = (at - object) as u32;
         }
-        self.drains[d].cursor = OBJECT_BLOCKS as u32;
+        self.close_drain(id, d);
         self.drain_progress(d);
         true
     }
 
-    fn drain_zeroes(&mut self, id: VolumeId, d: u32, first: u64, n: u32) -> bool {
+    /// The drain has nothing more to issue.
+    fn close_drain(&mut self, id: VolumeId, d: u32) {
+        self.drains[d].cursor = OBJECT_BLOCKS as u32;
+        let volume = self.volume_mut(id);
+        if volume.drain_open == Some(d) {
+            volume.drain_open = None;
+        }
+    }
+
+    fn drain_issued(&mut self, id: VolumeId, d: u32) {
         self.drains[d].in_flight += 1;
-        debug_assert_eq!(self.drains[d].volume, id);
-        self.when_stable(Deferred::Zeroes(d, first, n));
-        true
+        self.volume_mut(id).drain_in_flight += 1;
     }
 
     /// Only what a power loss would leave in the log may reach the backend: else the image could hold
@@ -217,7 +227,7 @@ impl Engine {
         debug_assert!(piece.blocks > 0);
         let object = u64::from(self.drains[d].entry.object) * OBJECT_BLOCKS as u64;
         self.drains[d].cursor = (first + u64::from(piece.blocks) - object) as u32;
-        self.drains[d].in_flight += 1;
+        self.drain_issued(id, d);
         let index = self.pieces.insert(piece);
         self.read_piece(index);
         true
@@ -293,19 +303,22 @@ impl Engine {
     fn release_piece(&mut self, index: u32, written: bool) {
         let piece = self.pieces.remove(index);
         self.pools.drain.give(piece.buf);
-        let drain = &mut self.drains[piece.drain];
+        self.drain_returned(piece.drain, written);
+    }
+
+    fn drain_returned(&mut self, d: u32, written: bool) {
+        let drain = &mut self.drains[d];
         drain.in_flight -= 1;
         drain.failed |= !written;
-        self.drain_progress(piece.drain);
+        let id = drain.volume;
+        self.volume_mut(id).drain_in_flight -= 1;
+        self.drain_progress(d);
     }
 
     pub(crate) fn drain_zeroes_done(&mut self, now: Nanos, d: u32, result: Result<(), IoError>) {
         let id = self.drains[d].volume;
         self.note_backend_result(now, id, result);
-        let drain = &mut self.drains[d];
-        drain.in_flight -= 1;
-        drain.failed |= result.is_err();
-        self.drain_progress(d);
+        self.drain_returned(d, result.is_ok());
     }
 
     /// A drain that has nothing left to send waits for the backend's flush.
@@ -315,11 +328,11 @@ impl Engine {
             return;
         }
         let (id, failed) = (drain.volume, drain.failed);
-        self.drains[d].cursor = OBJECT_BLOCKS as u32;
+        self.close_drain(id, d);
         if failed {
             self.finish_drain(d, false);
             self.update_drained(id);
-        } else if !self.volume(id).unflushed.contains(&d) {
+        } else {
             self.volume_mut(id).unflushed.push(d);
         }
     }

@@ -150,6 +150,7 @@ pub struct Engine {
     pub(crate) pools: Pools,
     pub(crate) space: Space,
     pub(crate) ghost: Ghost,
+    /// By number; no longer than needed, since every round looks at all of them.
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) ops: Slab<ClientOp>,
@@ -187,15 +188,13 @@ impl Engine {
         let mut arena = Arena::new(config.arena_bytes);
         let pools = Pools::new(&mut arena, &config);
         let ghost = Ghost::new((geo.device_blocks / 4) as usize);
-        let mut volumes = Vec::new();
-        volumes.resize_with(geo.volume_pages as usize, || None);
         Engine {
             geo,
             arena,
             pools,
             space: Space::new(geo),
             ghost,
-            volumes,
+            volumes: Vec::new(),
             effects: VecDeque::with_capacity(1024),
             ops: Slab::with_capacity(1024),
             ios: Slab::with_capacity(1024),

@@ -274,8 +274,10 @@ impl Engine {
     /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have.
     fn load_volumes(&mut self, loaded: &Loaded) -> Result<Vec<u64>, OpenError> {
         let first = self.geo.segment_pages() as usize;
-        let mut dirty = vec![0; self.volumes.len()];
-        for v in 0..self.volumes.len() {
+        let volumes = self.geo.volume_pages as usize;
+        let mut dirty = vec![0; volumes];
+        self.volumes.resize_with(volumes, || None);
+        for v in 0..volumes {
             let page = page_bytes(loaded, first + v);
             let (header, rest) = PageHeader::read_from_prefix(page).map_err(|_| OpenError::Checkpoint)?;
             if header.items.get() == 0 {
@@ -284,6 +286,9 @@ impl Engine {
             let (item, _) = VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
             dirty[v] = item.dirty_blocks.get();
             self.volumes[v] = Some(Box::new(Volume::from_item(&item).ok_or(OpenError::Checkpoint)?));
+        }
+        while self.volumes.last().is_some_and(Option::is_none) {
+            self.volumes.pop();
         }
         Ok(dirty)
     }

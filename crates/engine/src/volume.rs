@@ -162,6 +162,9 @@ pub(crate) struct Volume {
     pub(crate) dirty_objects: VecDeque<DirtyObject>,
     /// Drains in flight (indices of the engine's slab).
     pub(crate) drains: Vec<u32>,
+    /// The one that has more to issue, and what is in flight for all.
+    pub(crate) drain_open: Option<u32>,
+    pub(crate) drain_in_flight: usize,
     /// Drained objects that wait for the backend's flush.
     pub(crate) unflushed: Vec<u32>,
     pub(crate) flushing: Vec<u32>,
@@ -222,6 +225,8 @@ impl Volume {
             held_until: 0,
             dirty_objects: VecDeque::new(),
             drains: Vec::new(),
+            drain_open: None,
+            drain_in_flight: 0,
             unflushed: Vec::new(),
             flushing: Vec::new(),
             flush_in_flight: false,
