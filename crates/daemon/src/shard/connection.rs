@@ -560,7 +560,6 @@ impl Connection {
         let start = request.offset / SECTOR * SECTOR;
         let end = (request.offset + u64::from(request.len)).next_multiple_of(SECTOR);
         let mut extents = std::mem::take(&mut shared.extents);
-        extents.clear();
         if let Some(id) = self.volume {
             shared.core.block_status(id, start, end - start, EXTENTS_MAX, &mut extents);
         }

@@ -1,6 +1,6 @@
 //! Commands of the control plane, executed on the reactor thread.
 
-use super::core::{Attach, Core};
+use super::core::Core;
 use super::handle::{Answer, Command, Refused, ShardError, Stopped, StoppedVolume};
 use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
 use super::reactor::{Reactor, Source, user};
@@ -8,6 +8,7 @@ use super::stats::{LATENCY_NS_MAX, LatencyHistogram, ShardStatus, ShardVolumeSta
 use super::volume::Volume;
 use std::time::Duration;
 use tidepool_backend::Backend;
+use tidepool_engine::Attach;
 use tidepool_engine::api::{ControlError, Nanos, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tokio::sync::oneshot;

@@ -4,52 +4,9 @@
 use tidepool_engine::api::{Effect, Event, Extent, Mode, Nanos, VolumeId, VolumeSpec};
 use tidepool_engine::mem::Arena;
 use tidepool_engine::status::{DeviceStatus, VolumeStatus};
+use tidepool_engine::{AddError, Attach, Engine};
 
-/// Settings of the core.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// Bytes of the arena.
-    pub arena_bytes: usize,
-}
-
-impl Default for EngineConfig {
-    fn default() -> EngineConfig {
-        EngineConfig { arena_bytes: 64 << 20 }
-    }
-}
-
-/// What a recovered volume is attached with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attach {
-    /// The owner's generation.
-    pub generation: u64,
-    /// Size of the image.
-    pub size_bytes: u64,
-    /// What to do with writes.
-    pub mode: Mode,
-    /// Dirty quota, 0 for the default share.
-    pub dirty_bytes_max: u64,
-    /// Only reads are served.
-    pub read_only: bool,
-    /// See [`VolumeSpec::attachment`].
-    pub attachment: Vec<u8>,
-    /// Nobody else has written: clean blocks stay.
-    pub keep_clean: bool,
-}
-
-/// Why a volume was not added or attached.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AddError {
-    /// There are too many volumes.
-    #[error("the cache device serves as many volumes as it can")]
-    TooMany,
-}
-
-/// Why a cache device could not be recovered.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {}
-
-/// The core as the reactor drives it; see the crate `tidepool-engine` for what each does.
+/// The core as the reactor drives it; see [`Engine`] for what each does.
 #[allow(missing_docs, reason = "the engine documents them")]
 pub trait Core {
     fn arena(&self) -> &Arena;
@@ -68,4 +25,40 @@ pub trait Core {
     fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
     fn device_status(&self) -> DeviceStatus;
     fn block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>);
+}
+
+/// Passes each method on to the one of the same name.
+macro_rules! forward {
+    (shared { $($name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $result:ty)?;)* }
+     exclusive { $($name_mut:ident(&mut self $(, $arg_mut:ident: $type_mut:ty)*) $(-> $result_mut:ty)?;)* }) => {
+        impl Core for Engine {
+            $(fn $name(&self $(, $arg: $type)*) $(-> $result)? { Engine::$name(self $(, $arg)*) })*
+            $(fn $name_mut(&mut self $(, $arg_mut: $type_mut)*) $(-> $result_mut)? {
+                Engine::$name_mut(self $(, $arg_mut)*)
+            })*
+        }
+    };
+}
+
+forward! {
+    shared {
+    arena(&self) -> &Arena;
+    next_deadline(&self, now: Nanos) -> Option<Nanos>;
+    volumes(&self) -> Vec<(VolumeId, VolumeSpec)>;
+    volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
+    device_status(&self) -> DeviceStatus;
+    block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>);
+    }
+    exclusive {
+    arena_mut(&mut self) -> &mut Arena;
+    handle(&mut self, now: Nanos, event: Event);
+    next_effect(&mut self, now: Nanos) -> Option<Effect>;
+    add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError>;
+    attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError>;
+    set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
+    set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
+    drain(&mut self, now: Nanos, id: VolumeId, control: u64);
+    remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
+    shutdown(&mut self, now: Nanos, control: u64);
+    }
 }

@@ -1,6 +1,5 @@
 //! The control plane's end of a shard: messages to the reactor thread and answers from it.
 
-use super::core::{AddError, Attach};
 use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -8,6 +7,7 @@ use tidepool_backend::Backend;
 use tidepool_driver::CacheFile;
 use tidepool_engine::api::{ControlError, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
+use tidepool_engine::{AddError, Attach, RecoveryReport};
 use tokio::sync::oneshot;
 
 /// Why a shard did not do what it was asked.
@@ -144,11 +144,26 @@ pub struct ShardHandle {
     sender: mpsc::Sender<Command>,
     /// Rings the reactor's ring; shared so that it stays open as long as anyone may ring.
     bell: Arc<OwnedFd>,
+    opened: Opened,
+}
+
+/// What is known of a cache device once it is open.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Its name.
+    pub uuid: [u8; 16],
+    /// What recovery found.
+    pub recovery: RecoveryReport,
 }
 
 impl ShardHandle {
-    pub(super) fn new(sender: mpsc::Sender<Command>, bell: Arc<OwnedFd>) -> ShardHandle {
-        ShardHandle { sender, bell }
+    pub(super) fn new(sender: mpsc::Sender<Command>, bell: Arc<OwnedFd>, opened: Opened) -> ShardHandle {
+        ShardHandle { sender, bell, opened }
+    }
+
+    /// The cache device's name, and what recovery found on it.
+    pub fn opened(&self) -> Opened {
+        self.opened
     }
 
     fn send(&self, command: Command) -> Result<(), ShardError> {

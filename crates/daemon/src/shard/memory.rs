@@ -1,7 +1,7 @@
 //! A core that keeps volumes in memory and does nothing else: for tests of the front door, and to measure
 //! what the front door costs by itself.
 
-use super::core::{AddError, Attach, Core};
+use super::core::Core;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -12,6 +12,7 @@ use tidepool_engine::api::{
 };
 use tidepool_engine::mem::Arena;
 use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeState, VolumeStatus};
+use tidepool_engine::{AddError, Attach};
 
 /// Sectors that one volume's memory has written, one bit each.
 struct MemoryVolume {
@@ -229,7 +230,8 @@ impl Core for MemoryCore {
     }
 
     fn add_volume(&mut self, _now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
-        let id = self.volumes.iter().position(Option::is_none).ok_or(AddError::TooMany)?;
+        let id =
+            self.volumes.iter().position(Option::is_none).ok_or(AddError::TooMany(VOLUMES_MAX as u32))?;
         let bytes = if self.options.null { 0 } else { spec.size_bytes as usize };
         let blocks = (spec.size_bytes as usize).div_ceil(BLOCK_BYTES);
         let volume = MemoryVolume {
@@ -303,6 +305,7 @@ impl Core for MemoryCore {
     }
 
     fn block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>) {
+        out.clear();
         let Some(volume) = self.volume(id) else { return };
         let (mut at, end) = (offset, offset + len);
         while at < end && out.len() < extents_max {

@@ -20,8 +20,8 @@ mod shared;
 mod stats;
 mod volume;
 
-pub use self::core::{AddError, Attach, Core, EngineConfig, OpenError};
-pub use handle::{Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
+pub use self::core::Core;
+pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
 pub use stats::{LatencyHistogram, ReactorCounters, ShardStatus, ShardVolumeStatus};
 
 use reactor::Reactor;
@@ -29,6 +29,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use tidepool_driver::{CacheFile, Ring};
+use tidepool_engine::Engine;
+pub use tidepool_engine::{AddError, Attach, EngineConfig, OpenError};
 
 /// How to start a shard.
 #[derive(Debug, Clone)]
@@ -79,17 +81,30 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> StartError {
 /// # Errors
 /// See [`StartError`]; nothing has been changed then.
 pub fn start(config: ShardConfig) -> Result<ShardHandle, StartError> {
-    todo!("{config:?}")
+    let ShardConfig { cache: path, engine, cpu } = config;
+    start_with(cpu, move || {
+        let cache = CacheFile::open(&path)?;
+        if !cache.direct() {
+            tracing::warn!(
+                "{}: the file system does not do direct I/O: the cache takes memory twice and is slower",
+                path.display()
+            );
+        }
+        let opened = Engine::open(&mut cache.blocking(), engine, tidepool_driver::now());
+        let (engine, recovery) = opened.map_err(|source| StartError::Recover { path, source })?;
+        let opened = Opened { uuid: engine.uuid(), recovery };
+        Ok((engine, Some(cache), opened))
+    })
 }
 
-/// Starts a reactor thread with the core that `open` makes there, for the cache that it returns.
+/// Starts a reactor thread with the core that `open` makes there, on the cache that it returns.
 ///
 /// # Errors
 /// What `open` says, or the kernel refused a ring or a thread.
 pub fn start_with<C, F>(cpu: Option<usize>, open: F) -> Result<ShardHandle, StartError>
 where
     C: Core,
-    F: FnOnce() -> Result<(C, Option<CacheFile>), StartError> + Send + 'static,
+    F: FnOnce() -> Result<(C, Option<CacheFile>, Opened), StartError> + Send + 'static,
 {
     let bell = rustix::event::eventfd(
         0,
@@ -104,9 +119,9 @@ where
         // A ring belongs to the thread that makes it.
         let made = open().and_then(|made| Ok((made, Ring::new()?)));
         match made {
-            Ok(((core, cache), ring)) => {
+            Ok(((core, cache, opened), ring)) => {
                 bind(cpu);
-                let _ = started.send(Ok(()));
+                let _ = started.send(Ok(opened));
                 Reactor::new(ring, core, cache, commands, reactor_bell).run();
             }
             Err(error) => {
@@ -125,7 +140,7 @@ where
         .spawn(abort_on_panic)
         .map_err(system("start a thread"))?;
     match outcome.recv() {
-        Ok(Ok(())) => Ok(ShardHandle::new(sender, bell)),
+        Ok(Ok(opened)) => Ok(ShardHandle::new(sender, bell, opened)),
         Ok(Err(error)) => Err(error),
         Err(_) => Err(system("start a thread")(std::io::Error::other("it ended at once"))),
     }
