@@ -159,7 +159,7 @@ pub fn command_line(target: &Endpoint, words: &[String]) -> String {
 /// Runs fio.
 pub fn run(target: &Endpoint, words: &[String]) -> Result<Value, Failure> {
     let mut command = Command::new("fio");
-    command.args(words).stdin(Stdio::null()).current_dir(std::env::temp_dir());
+    command.args(words).stdin(Stdio::null()).current_dir(tidepool_lab::scratch::parent());
     if let Endpoint::Rbd { conf, .. } = target {
         command.env("CEPH_CONF", conf);
     }

@@ -34,7 +34,7 @@ struct Options {
     #[arg(long)]
     row: Option<String>,
     /// Where the files of the measurement go; the cache, the raw file and the OSD share its disk.
-    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    #[arg(long, default_value_os_t = tidepool_lab::scratch::parent())]
     dir: PathBuf,
     /// Where the report goes; RESULTS.md and results.json are written there.
     #[arg(long, default_value = "bench")]

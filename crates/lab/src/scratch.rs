@@ -8,6 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
+/// Where directories are made: `TMPDIR`, else `/var/tmp`, which is on a disk where `/tmp` may be memory, and whose name is short enough
+/// for the paths of sockets.
+pub fn parent() -> PathBuf {
+    std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+}
+
 /// A directory that is removed when it is dropped.
 ///
 /// Next to the directory `NAME` stands `NAME.lock`, which its process keeps locked. A lock that can be taken therefore belongs to a
@@ -21,9 +27,9 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a directory for `kind` (a short word, for people who look) below the system's directory for temporary files.
+    /// Makes a directory for `kind` (a short word, for people who look) below [`parent`].
     pub fn new(kind: &str) -> io::Result<Scratch> {
-        Scratch::new_in(&std::env::temp_dir(), kind)
+        Scratch::new_in(&parent(), kind)
     }
 
     /// Makes a directory for `kind` below `parent`.

@@ -182,6 +182,64 @@ impl Receiver {
     }
 }
 
+/// A connection that sends one request at a time and waits for its answer.
+#[derive(Debug)]
+pub struct Client {
+    /// What the server said about the export.
+    pub export: Export,
+    sender: Sender,
+    receiver: Receiver,
+    cookie: u64,
+}
+
+impl Client {
+    /// Opens `export` at the unix socket `socket`.
+    pub fn connect(socket: &Path, export: &str) -> Result<Client, Error> {
+        let (export, sender, receiver) = connect(socket, export)?;
+        Ok(Client { export, sender, receiver, cookie: 0 })
+    }
+
+    /// Sends one request and waits; the errno of a refusal is in [`Error::Refused`].
+    pub fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+        data: &mut [u8],
+    ) -> Result<(), Error> {
+        self.cookie += 1;
+        self.sender.send(Command { kind, flags, cookie: self.cookie, offset, len }, payload)?;
+        let (errno, cookie) = self.receiver.reply()?;
+        if cookie != self.cookie {
+            return Err(Error::Protocol(format!("a reply to cookie {cookie} instead of {}", self.cookie)));
+        }
+        if errno != 0 {
+            let request = format!("command {kind} of {len} bytes at {offset}");
+            return Err(Error::Refused { errno, request });
+        }
+        self.receiver.payload(data)
+    }
+
+    /// Reads `len` bytes at `offset`.
+    pub fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
+        let mut data = vec![0; len];
+        self.request(READ, 0, offset, len as u32, &[], &mut data)?;
+        Ok(data)
+    }
+
+    /// Writes `data` at `offset`.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.request(WRITE, 0, offset, data.len() as u32, data, &mut [])
+    }
+
+    /// Flushes.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.request(FLUSH, 0, 0, 0, &[], &mut [])
+    }
+}
+
 fn read_array<const N: usize>(stream: &mut impl Read) -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes).map_err(|_| Error::Disconnected)?;

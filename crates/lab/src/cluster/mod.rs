@@ -40,7 +40,7 @@ const PROGRAMS: [(&str, &str); 8] = [
 /// What a cluster looks like.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
-    /// Parent of the cluster's directory; the system's directory for temporary files by default.
+    /// Parent of the cluster's directory; [`crate::scratch::parent`] by default.
     pub parent: Option<PathBuf>,
     /// Number of OSDs.
     pub osds: u32,
@@ -171,7 +171,7 @@ impl Cluster {
         if !(1..=OSDS_MAX).contains(&options.osds) || !(1..=options.osds).contains(&options.replicas) {
             return Err(ClusterError::Shape { osds: options.osds, replicas: options.replicas });
         }
-        let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
+        let parent = options.parent.clone().unwrap_or_else(crate::scratch::parent);
         let scratch =
             Scratch::new_in(&parent, "ceph").map_err(io("cannot make a directory for the cluster"))?;
         let port = match options.port {
