@@ -168,6 +168,14 @@ impl TryFrom<String> for VolumeName {
     }
 }
 
+impl std::str::FromStr for VolumeName {
+    type Err = volume::NameError;
+
+    fn from_str(name: &str) -> Result<VolumeName, volume::NameError> {
+        VolumeName::try_from(name.to_owned())
+    }
+}
+
 impl fmt::Display for VolumeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

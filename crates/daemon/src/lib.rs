@@ -1,7 +1,16 @@
 //! The daemon: configuration, volumes, the reactor that serves them, the admin API, metrics.
 
+pub mod admin;
+mod bounded;
+pub mod cache;
 pub mod config;
+pub mod counters;
+pub mod direct;
 pub mod failure;
 pub mod listen;
+pub mod metrics;
+pub mod report;
+pub mod service;
+pub mod shard;
 pub mod units;
 pub mod volume;

@@ -1,62 +1,19 @@
-//! Front-door addresses, and the sockets of the daemon: bound before anything else is touched, so
-//! that an address in use stops the start while it is still harmless.
+//! The sockets of the daemon: bound before anything else is touched, so that an address in use stops
+//! the start while it is still harmless.
 
 use crate::failure::reason;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-
-/// NBD's port.
-const NBD_PORT: u16 = 10809;
+use tidepool_nbd::{SOCKET_PATH_BYTES_MAX, Transport};
 
 /// Connections that wait to be accepted on one socket.
 const BACKLOG: i32 = 128;
-
-/// Longest path of a unix socket, in bytes.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
-
-/// What stands for itself in the path and query of a URI.
-const PLAIN: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_').remove(b'~').remove(b':');
-
-/// Where a front door listens.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Address {
-    /// A unix socket.
-    Unix(PathBuf),
-    /// A TCP port.
-    Tcp {
-        /// Name or address of the interface.
-        host: String,
-        /// Port.
-        port: u16,
-    },
-}
-
-/// An NBD URI: an address, and the volume that is offered there.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct NbdUri {
-    /// Where.
-    pub address: Address,
-    /// Which volume; `None` offers all of them by name.
-    pub volume: Option<String>,
-}
-
-/// Why a text is no NBD URI that can be listened on.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{uri}\": {why}; say nbd+unix:///?socket=PATH or nbd://HOST:PORT/")]
-pub struct NbdUriError {
-    uri: String,
-    why: &'static str,
-}
 
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -89,104 +46,6 @@ pub enum ListenError {
         /// What the system said.
         why: String,
     },
-}
-
-impl FromStr for NbdUri {
-    type Err = NbdUriError;
-
-    fn from_str(text: &str) -> Result<NbdUri, NbdUriError> {
-        parse(text).map_err(|why| NbdUriError { uri: crate::failure::one_line(text), why })
-    }
-}
-
-fn parse(text: &str) -> Result<NbdUri, &'static str> {
-    let decode = |part: &str| {
-        let text = percent_decode_str(part).decode_utf8().map_err(|_| "it is not UTF-8")?;
-        if text.contains(char::is_control) {
-            Err("it has a control character")
-        } else {
-            Ok(text.into_owned())
-        }
-    };
-    let (scheme, rest) = text.split_once("://").ok_or("it is not an NBD URI")?;
-    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
-    let name = decode(name)?;
-    if !name.is_empty() {
-        crate::volume::check_name(&name).map_err(|_| "the part after the slash is not a volume name")?;
-    }
-    let volume = Some(name).filter(|name| !name.is_empty());
-    match scheme {
-        "nbd+unix" => {
-            if !authority.is_empty() {
-                return Err("a unix socket has no host: write three slashes");
-            }
-            let path = query.strip_prefix("socket=").ok_or("it needs ?socket=PATH and nothing else")?;
-            if path.contains('&') {
-                return Err("it has a parameter other than socket");
-            }
-            let path = decode(path)?;
-            if path.is_empty() {
-                return Err("the path of the socket is empty");
-            }
-            Ok(NbdUri { address: Address::Unix(path.into()), volume })
-        }
-        "nbd" => {
-            if !query.is_empty() {
-                return Err("an address of a host has no parameters");
-            }
-            let (host, port) = split_port(authority)?;
-            if host.is_empty() {
-                return Err("it needs a host");
-            }
-            Ok(NbdUri { address: Address::Tcp { host: host.to_owned(), port }, volume })
-        }
-        "nbds" | "nbds+unix" => Err("TLS is not available in this version"),
-        _ => Err("its scheme is neither nbd nor nbd+unix"),
-    }
-}
-
-/// Host and port; an IPv6 address stands in brackets.
-fn split_port(authority: &str) -> Result<(&str, u16), &'static str> {
-    let (host, port) = match authority.strip_prefix('[') {
-        Some(rest) => {
-            let (host, rest) = rest.split_once(']').ok_or("the bracket of the address is not closed")?;
-            (host, rest.strip_prefix(':'))
-        }
-        None => match authority.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (authority, None),
-        },
-    };
-    match port {
-        None => Ok((host, NBD_PORT)),
-        Some(port) => {
-            port.parse().map(|port| (host, port)).map_err(|_| "the port is not a number below 65536")
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Address::Unix(path) => write!(f, "{}", path.display()),
-            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
-        }
-    }
-}
-
-impl fmt::Display for NbdUri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let volume = self.volume.as_deref().unwrap_or("");
-        match &self.address {
-            Address::Unix(path) => {
-                let path = path.to_string_lossy();
-                write!(f, "nbd+unix:///{volume}?socket={}", utf8_percent_encode(&path, PLAIN))
-            }
-            tcp => write!(f, "nbd://{tcp}/{volume}"),
-        }
-    }
 }
 
 /// A listening socket. A unix socket's file goes away with it.
@@ -226,13 +85,14 @@ impl Listening {
     ///
     /// # Errors
     /// It is in use, or the system refuses. Nothing stays behind then.
-    pub fn bind(address: &Address) -> Result<Listening, ListenError> {
-        match address {
-            Address::Unix(path) => bind_unix(path, None),
-            Address::Tcp { host, port } => {
+    pub fn bind(transport: &Transport) -> Result<Listening, ListenError> {
+        match transport {
+            Transport::Unix { socket } => bind_unix(socket, None),
+            Transport::Tcp { host, port } => {
+                let address = format!("{host} port {port}");
                 let socket = TcpListener::bind((host.as_str(), *port)).map_err(|e| match e.kind() {
-                    io::ErrorKind::AddrInUse => ListenError::InUse { address: address.to_string() },
-                    _ => ListenError::System { address: address.to_string(), why: reason(&e) },
+                    io::ErrorKind::AddrInUse => ListenError::InUse { address },
+                    _ => ListenError::System { address, why: reason(&e) },
                 })?;
                 Ok(Listening { socket: socket.into(), file: None })
             }
@@ -325,7 +185,6 @@ pub fn runtime_directory() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn scratch(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("tidepool-listen-{}-{name}", std::process::id()));
@@ -334,62 +193,9 @@ mod tests {
     }
 
     #[test]
-    fn nbd_uris_name_an_address_and_a_volume() {
-        let unix = |path: &str| Address::Unix(path.into());
-        let tcp = |host: &str, port| Address::Tcp { host: host.into(), port };
-        for (text, address, volume) in [
-            ("nbd+unix:///?socket=/run/a.sock", unix("/run/a.sock"), None),
-            ("nbd+unix:///vm1?socket=/run/a%20b.sock", unix("/run/a b.sock"), Some("vm1")),
-            ("nbd+unix://?socket=a", unix("a"), None),
-            ("nbd://localhost/vm1", tcp("localhost", 10809), Some("vm1")),
-            ("nbd://0.0.0.0:99/", tcp("0.0.0.0", 99), None),
-            ("nbd://[::1]:99", tcp("::1", 99), None),
-        ] {
-            let uri: NbdUri = text.parse().expect(text);
-            assert_eq!((uri.address.clone(), uri.volume.as_deref()), (address, volume), "{text}");
-            assert_eq!(uri.to_string().parse(), Ok(uri), "{text}");
-        }
-    }
-
-    #[test]
-    fn other_uris_are_refused_with_what_to_write() {
-        for text in [
-            "",
-            "/run/a.sock",
-            "nbd+unix:///",
-            "nbd+unix:///?socket=",
-            "nbd+unix:///?path=/a",
-            "nbd+unix:///?socket=/a&tls=1",
-            "nbd+unix:///a b?socket=/a",
-            "nbd+unix://host/?socket=/a",
-            "nbd://",
-            "nbd://:10809/",
-            "nbd://h:65536/",
-            "nbd://[::1/",
-            "nbd://h/v?x=1",
-            "nbds://h/v",
-            "http://h/v",
-            "nbd+unix:///?socket=%ff",
-            "nbd+unix:///?socket=a%00b",
-        ] {
-            let error = text.parse::<NbdUri>().expect_err(text).to_string();
-            assert!(error.contains("nbd+unix:///?socket=PATH") && !error.contains('\n'), "{error}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_makes_the_parser_panic(text in "(nbd(\\+unix)?://)?[\\PC\\[\\]:/?=%&]{0,60}") {
-            if let Ok(uri) = text.parse::<NbdUri>() {
-                prop_assert_eq!(uri.to_string().parse(), Ok(uri));
-            }
-        }
-    }
-
-    #[test]
     fn a_socket_in_use_is_refused_and_left_alone() {
         let path = scratch("used");
-        let first = Listening::bind(&Address::Unix(path.clone())).expect("free");
+        let first = Listening::bind(&Transport::Unix { socket: path.clone() }).expect("free");
         let second = Listening::bind_private(&path).expect_err("in use");
         assert!(matches!(second, ListenError::InUse { .. }), "{second}");
         assert!(UnixStream::connect(&path).is_ok());
@@ -400,7 +206,8 @@ mod tests {
     #[test]
     fn the_socket_of_a_dead_daemon_is_replaced() {
         let path = scratch("stale");
-        let (socket, file) = Listening::bind(&Address::Unix(path.clone())).expect("free").into_parts();
+        let (socket, file) =
+            Listening::bind(&Transport::Unix { socket: path.clone() }).expect("free").into_parts();
         std::mem::forget(file);
         drop(socket);
         assert!(path.exists());
@@ -443,7 +250,7 @@ mod tests {
         );
         let first = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = first.local_addr().expect("bound").port();
-        let taken = Listening::bind(&Address::Tcp { host: "127.0.0.1".into(), port });
+        let taken = Listening::bind(&Transport::Tcp { host: "127.0.0.1".into(), port });
         assert!(matches!(taken, Err(ListenError::InUse { .. })));
     }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use tidepool_backend::BackendUri;
 use tidepool_engine::api;
 
 /// Longest name of a volume in characters.
@@ -24,6 +25,19 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
         return Err(NameError(shown.collect()));
     }
     Ok(())
+}
+
+/// The URI with an absolute path: it is recorded, and a restart may happen in another directory.
+///
+/// # Errors
+/// There is no current directory.
+pub fn absolute_backend(uri: BackendUri) -> std::io::Result<BackendUri> {
+    Ok(match uri {
+        BackendUri::File { path, emulate, gate } => {
+            BackendUri::File { path: std::path::absolute(path)?, emulate, gate }
+        }
+        other => other,
+    })
 }
 
 /// What the cache does with a volume's writes, as people spell it.

@@ -1,1 +1,44 @@
-fn main() {}
+//! The command `tidepool`.
+
+mod cache;
+mod check;
+mod cli;
+mod demo;
+mod output;
+mod serve;
+mod status;
+mod volume;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use std::process::ExitCode;
+use tidepool_daemon::failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(cli::report(&error)),
+    };
+    let outcome = match cli.command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Status(args) => run(status::run(args)),
+        Command::Check(args) => check::run(&args),
+        Command::Volume(args) => run(volume::run(args.command)),
+        Command::Cache(args) => cache::run(args.command),
+        Command::Demo(args) => demo::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("tidepool: {failure}");
+            ExitCode::from(failure.exit_status())
+        }
+    }
+}
+
+/// Runs a command that talks to the daemon.
+fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::failed(format!("cannot start: {e}")))?;
+    runtime.block_on(command)
+}

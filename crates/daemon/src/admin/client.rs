@@ -1,0 +1,167 @@
+//! Calls the admin API.
+
+use super::{AddVolume, ErrorBody, Removed, SetVolume, Status, VolumeReport};
+use crate::failure::reason;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::path::{Path, PathBuf};
+use tokio::net::UnixStream;
+
+/// Largest answer that is read, in bytes: some hundred volumes with all their counters.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens on the socket.
+    #[error("cannot reach the daemon at {}: {why} (is `tidepool serve` running? name its socket with --admin)", .socket.display())]
+    Unreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// The daemon refused or failed.
+    #[error("{0}")]
+    Refused(String),
+    /// The answer cannot be understood.
+    #[error("cannot understand the daemon at {}: {why}", .socket.display())]
+    Garbled {
+        /// The socket.
+        socket: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// A way to call one daemon. Each call has its own connection.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// Calls the daemon at `socket`.
+    pub fn new(socket: &Path) -> Client {
+        Client { socket: socket.to_owned() }
+    }
+
+    /// The daemon, its cache device and its volumes.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn status(&self) -> Result<Status, ClientError> {
+        self.call(Method::GET, "/v1/status".into(), None::<&()>).await
+    }
+
+    /// Its volumes.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn volumes(&self) -> Result<Vec<VolumeReport>, ClientError> {
+        self.call(Method::GET, "/v1/volumes".into(), None::<&()>).await
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn volume(&self, name: &str) -> Result<VolumeReport, ClientError> {
+        self.call(Method::GET, format!("/v1/volumes/{name}"), None::<&()>).await
+    }
+
+    /// Adds a volume; returns when it is being served.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn add(&self, volume: &AddVolume) -> Result<VolumeReport, ClientError> {
+        self.call(Method::POST, "/v1/volumes".into(), Some(volume)).await
+    }
+
+    /// Changes a volume; returns when the change is in force.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn set(&self, name: &str, change: &SetVolume) -> Result<VolumeReport, ClientError> {
+        self.call(Method::PATCH, format!("/v1/volumes/{name}"), Some(change)).await
+    }
+
+    /// Returns when everything acknowledged before is in the backend.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn drain(&self, name: &str) -> Result<VolumeReport, ClientError> {
+        self.call(Method::POST, format!("/v1/volumes/{name}/drain"), None::<&()>).await
+    }
+
+    /// Gives the image back; returns when it is complete, compared and released.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn remove(&self, name: &str) -> Result<Removed, ClientError> {
+        self.call(Method::DELETE, format!("/v1/volumes/{name}"), None::<&()>).await
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: String,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ClientError> {
+        let garbled = |why: String| ClientError::Garbled { socket: self.socket.clone(), why };
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| garbled(e.to_string()))?;
+        // The connection makes progress only while it is polled; it ends with this call.
+        let connection = tokio::spawn(connection);
+        let _end = AbortOnDrop(connection.abort_handle());
+        let body = body.map(serde_json::to_vec).transpose().map_err(|e| garbled(e.to_string()))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "tidepool")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|e| garbled(e.to_string()))?;
+        let lost = |e: &dyn std::fmt::Display| ClientError::Unreachable {
+            socket: self.socket.clone(),
+            why: format!("it hung up ({e})"),
+        };
+        let answer = sender.send_request(request).await.map_err(|e| lost(&e))?;
+        let status = answer.status();
+        let body =
+            Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|e| lost(&e))?;
+        let body = body.to_bytes();
+        if status.is_success() {
+            return serde_json::from_slice(&body).map_err(|e| garbled(e.to_string()));
+        }
+        match serde_json::from_slice::<ErrorBody>(&body) {
+            Ok(body) => Err(ClientError::Refused(body.error)),
+            Err(_) => Err(garbled(format!("it answered {status}"))),
+        }
+    }
+
+    fn unreachable(&self, error: &io::Error) -> ClientError {
+        let why = match error.kind() {
+            io::ErrorKind::NotFound => "there is no such socket".into(),
+            io::ErrorKind::ConnectionRefused => "nobody listens".into(),
+            _ => reason(error),
+        };
+        ClientError::Unreachable { socket: self.socket.clone(), why }
+    }
+}
+
+/// Ends a task when the call that needs it ends, however that is.
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

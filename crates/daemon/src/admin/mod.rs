@@ -1,0 +1,255 @@
+//! The admin API: JSON over HTTP/1 on a unix socket. These are its messages; the paths are in
+//! [`server`], the way to call them in [`client`].
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/status` | [`Status`] |
+//! | `GET /v1/volumes` | list of [`VolumeReport`] |
+//! | `POST /v1/volumes` with [`AddVolume`] | [`VolumeReport`] |
+//! | `GET /v1/volumes/NAME` | [`VolumeReport`] |
+//! | `PATCH /v1/volumes/NAME` with [`SetVolume`] | [`VolumeReport`] |
+//! | `POST /v1/volumes/NAME/drain` | [`VolumeReport`], when everything acknowledged before is in the backend |
+//! | `DELETE /v1/volumes/NAME` | [`Removed`], when the image is complete, compared and released |
+//!
+//! Whatever fails answers with a status of 400 or above and [`ErrorBody`]. A caller that goes away
+//! while it waits for a drain does not stop the drain; one that waits for a removal stops the removal
+//! as long as the volume still drains.
+
+use crate::units::{Duration, Size};
+use crate::volume::Mode;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+pub mod client;
+pub mod server;
+
+/// The daemon, its cache device and its volumes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Name of the host.
+    pub host: String,
+    /// Seconds since the daemon began to serve.
+    pub uptime_seconds: f64,
+    /// The cache device.
+    pub cache: CacheReport,
+    /// The volumes, by name.
+    pub volumes: Vec<VolumeReport>,
+    /// Counters of the reactor.
+    pub reactor: BTreeMap<String, serde_json::Number>,
+}
+
+/// The cache device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CacheReport {
+    /// Its path.
+    pub path: String,
+    /// Its uuid.
+    pub uuid: String,
+    /// It has failed: nothing is written to it any more.
+    pub failed: bool,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes in use by cached blocks of all volumes.
+    pub cached_bytes: u64,
+    /// Bytes not yet in a backend, all volumes.
+    pub dirty_bytes: u64,
+    /// Further numbers, as in the metrics.
+    pub counters: BTreeMap<String, serde_json::Number>,
+}
+
+/// What a volume is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Its backend is being opened.
+    Opening,
+    /// Its backend could not be opened; it is tried again.
+    Unavailable,
+    /// Serving.
+    Serving,
+    /// Draining on request.
+    Draining,
+    /// Writes wait: the dirty quota is reached.
+    Full,
+    /// Another owner has it: nothing is served any more.
+    Fenced,
+    /// Data is lost that cannot be named block by block; every read fails.
+    Failed,
+    /// It is being removed.
+    Removing,
+}
+
+impl State {
+    /// All states.
+    pub const ALL: [State; 8] = [
+        State::Opening,
+        State::Unavailable,
+        State::Serving,
+        State::Draining,
+        State::Full,
+        State::Fenced,
+        State::Failed,
+        State::Removing,
+    ];
+
+    /// Its spelling.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Opening => "opening",
+            State::Unavailable => "unavailable",
+            State::Serving => "serving",
+            State::Draining => "draining",
+            State::Full => "full",
+            State::Fenced => "fenced",
+            State::Failed => "failed",
+            State::Removing => "removing",
+        }
+    }
+}
+
+/// One volume.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VolumeReport {
+    /// Its name.
+    pub name: String,
+    /// URI of its backend.
+    pub backend: String,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Only reads are served.
+    pub read_only: bool,
+    /// The mode in force.
+    pub mode: Mode,
+    /// The mode asked for; differs during a change and after a fault.
+    pub mode_wanted: Mode,
+    /// What it is doing.
+    pub state: State,
+    /// What is wrong, if anything is.
+    pub error: Option<String>,
+    /// What would be lost if the cache device died now.
+    pub exposure: Exposure,
+    /// Bytes not yet in the backend.
+    pub dirty_bytes: u64,
+    /// The most of them that is allowed.
+    pub dirty_bytes_max: u64,
+    /// Bytes in the cache, dirty and clean.
+    pub cached_bytes: u64,
+    /// Blocks that read as errors because no good copy is left.
+    pub lost_blocks: u64,
+    /// Part of the blocks read that came from the cache; nothing before the first read.
+    pub hit_ratio: Option<f64>,
+    /// Latency of reads.
+    pub read_latency: Latency,
+    /// Latency of writes, discards and write-zeroes.
+    pub write_latency: Latency,
+    /// Latency of flushes.
+    pub flush_latency: Latency,
+    /// Open client connections.
+    pub connections: u64,
+    /// A client has sent a flush; until then every write waits for stable media.
+    pub flushes: bool,
+    /// The host that holds the replica; none in this version.
+    pub peer: Option<String>,
+    /// Who serves the volume.
+    pub owner: Owner,
+    /// Further numbers, as in the metrics.
+    pub counters: BTreeMap<String, serde_json::Number>,
+}
+
+/// What would be lost if the only copy of the cache died now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Exposure {
+    /// Age of the oldest byte that is not in the backend.
+    pub seconds: f64,
+    /// Bytes that are not in the backend.
+    pub bytes: u64,
+    /// What the operator accepts to lose, in seconds.
+    pub accepted_seconds: Option<f64>,
+    /// More than that would be lost.
+    pub exceeded: bool,
+}
+
+/// Latencies since the daemon began to serve, from request to reply, in microseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Requests measured.
+    pub count: u64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Half of the requests took at most this long.
+    pub p50_us: f64,
+    /// 99 % of them.
+    pub p99_us: f64,
+    /// 99.9 % of them.
+    pub p999_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+/// Who serves a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// Name of the host.
+    pub host: String,
+    /// Generation of the ownership; 0 where none is taken.
+    pub generation: u64,
+}
+
+/// A volume to be added.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddVolume {
+    /// Its name.
+    pub name: String,
+    /// URI of its backend.
+    pub backend: String,
+    /// What to do with writes; the mode rule decides when it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// Write-back on a single copy is wanted; up to this much may be lost with the cache device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_loss: Option<Duration>,
+    /// Most dirty bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_max: Option<Size>,
+    /// Serve reads only.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Changes to a volume; what is left out stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetVolume {
+    /// What to do with writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// As in [`AddVolume`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_loss: Option<Duration>,
+    /// Most dirty bytes; 0 for its share of the cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_max: Option<Size>,
+}
+
+/// A volume that has been removed: its image is complete and free.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removed {
+    /// Its name.
+    pub name: String,
+    /// URI of the image.
+    pub backend: String,
+    /// The image was compared with what the cache held.
+    pub verified: bool,
+    /// How to use the image directly: one command per line.
+    pub direct_use: Vec<String>,
+}
+
+/// What went wrong, in one line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// The line.
+    pub error: String,
+}

@@ -1,0 +1,218 @@
+//! Answers the admin API and the metrics endpoint.
+
+use super::{AddVolume, CacheReport, ErrorBody, SetVolume, Status};
+use crate::bounded::Bounded;
+use crate::counters;
+use crate::failure::one_line;
+use crate::metrics;
+use crate::report::by_name;
+use crate::service::{VolumeError, Volumes};
+use crate::shard::ShardError;
+use crate::units::Duration;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::net::{TcpListener, UnixListener};
+
+/// Largest request body in bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// Most connections at once to the admin socket, and as many to the metrics endpoint.
+const CONNECTIONS_MAX: usize = 64;
+
+/// What the handlers need.
+pub struct Context {
+    /// The volumes.
+    pub volumes: Arc<Volumes>,
+    /// Path of the cache device.
+    pub cache: PathBuf,
+    /// Its uuid.
+    pub cache_uuid: uuid::Uuid,
+    /// Name of this host.
+    pub host: String,
+    /// When the daemon began to serve.
+    pub started: Instant,
+    /// Accepted loss of volumes that are added without one of their own.
+    pub accept_loss: Option<Duration>,
+}
+
+/// An error on its way to the caller.
+struct Problem(StatusCode, String);
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        (self.0, Json(ErrorBody { error: one_line(self.1) })).into_response()
+    }
+}
+
+impl From<VolumeError> for Problem {
+    fn from(error: VolumeError) -> Problem {
+        let status = match &error {
+            VolumeError::Unknown(_) => StatusCode::NOT_FOUND,
+            VolumeError::Name(_)
+            | VolumeError::Uri(_)
+            | VolumeError::Invalid { .. }
+            | VolumeError::Mode { .. } => StatusCode::BAD_REQUEST,
+            VolumeError::Exists(_)
+            | VolumeError::SameImage { .. }
+            | VolumeError::Busy(_)
+            | VolumeError::OtherImage { .. }
+            | VolumeError::Overwritten { .. } => StatusCode::CONFLICT,
+            VolumeError::Open { .. }
+            | VolumeError::Silent { .. }
+            | VolumeError::Unreachable { .. }
+            | VolumeError::Stalled { .. } => StatusCode::BAD_GATEWAY,
+            VolumeError::Shard { .. } | VolumeError::Release { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Problem(status, error.to_string())
+    }
+}
+
+impl From<ShardError> for Problem {
+    fn from(error: ShardError) -> Problem {
+        Problem(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+    }
+}
+
+type Answer<T> = Result<Json<T>, Problem>;
+
+/// Serves the admin API until the future is dropped.
+///
+/// # Errors
+/// The socket is of no use.
+pub async fn serve_admin(listener: UnixListener, context: Arc<Context>) -> std::io::Result<()> {
+    axum::serve(Bounded::new(listener, CONNECTIONS_MAX), admin_router(context)).await
+}
+
+/// Serves the metrics until the future is dropped.
+///
+/// # Errors
+/// The socket is of no use.
+pub async fn serve_metrics(listener: TcpListener, context: Arc<Context>) -> std::io::Result<()> {
+    let router = Router::new()
+        .route("/metrics", get(scrape))
+        .fallback(|| async { (StatusCode::NOT_FOUND, "the metrics are at /metrics\n") })
+        .with_state(context);
+    axum::serve(Bounded::new(listener, CONNECTIONS_MAX), router).await
+}
+
+fn admin_router(context: Arc<Context>) -> Router {
+    let volume = get(volume).patch(set).delete(remove);
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/volumes", get(list).post(add))
+        .route("/v1/volumes/{name}", volume)
+        .route("/v1/volumes/{name}/drain", post(drain))
+        .fallback(|| async { Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
+        .method_not_allowed_fallback(|| async {
+            Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(context)
+}
+
+/// The request's body as JSON.
+fn parse<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Problem> {
+    let bytes = body.map_err(|rejection| Problem(rejection.status(), rejection.body_text()))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Problem(StatusCode::BAD_REQUEST, format!("cannot understand the request: {e}")))
+}
+
+fn json<T: Serialize>(value: T) -> Answer<T> {
+    Ok(Json(value))
+}
+
+/// Runs an operation to its end even when the caller goes away in the middle.
+async fn to_the_end<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, VolumeError>> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::spawn(operation).await {
+        Ok(outcome) => outcome.map_err(Problem::from),
+        Err(_) => {
+            Err(Problem(StatusCode::INTERNAL_SERVER_ERROR, "the operation ended in an internal error".into()))
+        }
+    }
+}
+
+async fn status(State(context): State<Arc<Context>>) -> Answer<Status> {
+    let sample = context.volumes.sample().await?;
+    let device = &sample.shard.device;
+    let cache = CacheReport {
+        path: context.cache.display().to_string(),
+        uuid: context.cache_uuid.to_string(),
+        failed: device.failed,
+        size_bytes: device.size_bytes,
+        cached_bytes: sample.volumes.iter().map(|volume| volume.cached_bytes).sum(),
+        dirty_bytes: sample.volumes.iter().map(|volume| volume.dirty_bytes).sum(),
+        counters: by_name(counters::of_device(device)),
+    };
+    json(Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        host: context.host.clone(),
+        uptime_seconds: context.started.elapsed().as_secs_f64(),
+        cache,
+        volumes: sample.volumes,
+        reactor: by_name(counters::of_reactor(&sample.shard.reactor)),
+    })
+}
+
+async fn list(State(context): State<Arc<Context>>) -> Answer<Vec<super::VolumeReport>> {
+    json(context.volumes.sample().await?.volumes)
+}
+
+async fn volume(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+) -> Answer<super::VolumeReport> {
+    json(context.volumes.volume_status(&name).await?)
+}
+
+async fn add(
+    State(context): State<Arc<Context>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::VolumeReport> {
+    let asked: AddVolume = parse(body)?;
+    let name = asked.name.clone();
+    let (volumes, accept_loss) = (context.volumes.clone(), context.accept_loss);
+    to_the_end(async move { volumes.add_asked(asked, accept_loss).await }).await?;
+    json(context.volumes.volume_status(&name).await?)
+}
+
+async fn set(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::VolumeReport> {
+    let change: SetVolume = parse(body)?;
+    let (volumes, of) = (context.volumes.clone(), name.clone());
+    to_the_end(async move { volumes.set(&of, change).await }).await?;
+    json(context.volumes.volume_status(&name).await?)
+}
+
+async fn drain(State(context): State<Arc<Context>>, Path(name): Path<String>) -> Answer<super::VolumeReport> {
+    context.volumes.drain(&name).await?;
+    json(context.volumes.volume_status(&name).await?)
+}
+
+async fn remove(State(context): State<Arc<Context>>, Path(name): Path<String>) -> Answer<super::Removed> {
+    json(context.volumes.remove(&name).await?)
+}
+
+async fn scrape(State(context): State<Arc<Context>>) -> Response {
+    let sample = match context.volumes.sample().await {
+        Ok(sample) => sample,
+        Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+    };
+    match metrics::encode(sample) {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}

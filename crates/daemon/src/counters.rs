@@ -1,0 +1,162 @@
+//! The counters of the core and the reactor by name: one list for status and metrics. Units are base
+//! units and stand last in a name.
+
+use crate::shard::ReactorCounters;
+use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeStatus};
+
+/// A number that only grows, or one that goes both ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Grows until the daemon ends.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// One number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Number {
+    /// Its name, without prefix and without `_total`.
+    pub name: &'static str,
+    /// What it counts.
+    pub help: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// Its value.
+    pub value: f64,
+}
+
+/// Nanoseconds in a second.
+const NS: f64 = 1e9;
+
+const fn counter(name: &'static str, help: &'static str, value: u64) -> Number {
+    Number { name, help, kind: Kind::Counter, value: value as f64 }
+}
+
+const fn gauge(name: &'static str, help: &'static str, value: u64) -> Number {
+    Number { name, help, kind: Kind::Gauge, value: value as f64 }
+}
+
+/// What a volume has counted since the daemon began to serve.
+pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
+    vec![
+        counter("reads", "Read requests completed", count.reads),
+        counter("writes", "Write requests completed", count.writes),
+        counter("flushes", "Flushes completed", count.flushes),
+        counter("discards", "Discards and write-zeroes completed", count.discards),
+        counter("read_bytes", "Bytes that clients read", count.read_bytes),
+        counter("written_bytes", "Bytes that clients wrote", count.written_bytes),
+        counter("hit_blocks", "Blocks of reads found in the cache", count.hit_blocks),
+        counter("miss_blocks", "Blocks of reads fetched from the backend", count.miss_blocks),
+        counter("errors", "Requests that failed", count.errors),
+        counter("admitted_blocks", "Blocks admitted to the read cache", count.admitted_blocks),
+        counter("evicted_blocks", "Clean blocks that left the cache for want of room", count.evicted_blocks),
+        counter(
+            "bypass_overtaken_blocks",
+            "Miss blocks not admitted because a write, discard or fill overtook them",
+            count.bypass_overtaken_blocks,
+        ),
+        counter(
+            "bypass_no_room_blocks",
+            "Miss blocks not admitted because segments were short",
+            count.bypass_no_room_blocks,
+        ),
+        counter(
+            "bypass_mode_blocks",
+            "Blocks that went past the cache because of the mode",
+            count.bypass_mode_blocks,
+        ),
+        counter("backend_reads", "Read operations sent to the backend", count.backend_reads),
+        counter("backend_read_bytes", "Bytes read from the backend", count.backend_read_bytes),
+        counter("backend_writes", "Write operations sent to the backend", count.backend_writes),
+        counter("backend_written_bytes", "Bytes written to the backend", count.backend_written_bytes),
+        counter("backend_errors", "Backend operations that failed", count.backend_errors),
+        counter("drained_blocks", "Dirty blocks drained", count.drained_blocks),
+        counter("corrupt_blocks", "Cached blocks whose checksum did not match", count.corrupt_blocks),
+        counter("quota_waits", "Writes that waited because the dirty quota was reached", count.quota_waits),
+        Number {
+            name: "held_seconds",
+            help: "Time for which acknowledgements were held back",
+            kind: Kind::Counter,
+            value: count.held_ns as f64 / NS,
+        },
+    ]
+}
+
+/// What a volume is like now.
+pub fn of_volume_now(status: &VolumeStatus) -> Vec<Number> {
+    vec![
+        gauge("size_bytes", "Size of the volume", status.spec.size_bytes),
+        gauge("dirty_bytes", "Bytes not yet in the backend", status.dirty_bytes),
+        gauge("dirty_max_bytes", "Dirty bytes that are allowed", status.dirty_bytes_max),
+        Number {
+            name: "dirty_age_seconds",
+            help: "Age of the oldest byte that is not in the backend",
+            kind: Kind::Gauge,
+            value: status.dirty_age_ns as f64 / NS,
+        },
+        gauge("cached_bytes", "Bytes in the cache, dirty and clean", status.cached_bytes),
+        gauge("lost_blocks", "Blocks that read as errors because no good copy is left", status.lost_blocks),
+        gauge(
+            "backend_failing",
+            "1 while the last backend operation failed",
+            u64::from(status.backend_error.is_some()),
+        ),
+    ]
+}
+
+/// The cache device.
+pub fn of_device(device: &DeviceStatus) -> Vec<Number> {
+    vec![
+        gauge("failed", "1 when the cache device has failed", u64::from(device.failed)),
+        gauge("size_bytes", "Size of the cache device", device.size_bytes),
+        gauge("segment_bytes", "Size of one segment", device.segment_bytes),
+        gauge("segments", "Segments in all", device.segments),
+        gauge("segments_free", "Segments that hold nothing", device.segments_free),
+        gauge("segments_dirty", "Segments that hold dirty blocks", device.segments_dirty),
+        counter("records", "Records written", device.records),
+        counter("appends", "Device writes, each of one or more records", device.appends),
+        counter("appended_bytes", "Bytes written to the cache device", device.appended_bytes),
+        counter("syncs", "Syncs of the cache device", device.syncs),
+        counter("checkpoints", "Checkpoints completed", device.checkpoints),
+        counter("reclaims", "Segments reclaimed", device.reclaims),
+        counter(
+            "moved_blocks",
+            "Blocks that reclaim moved because they were dirty or hot",
+            device.moved_blocks,
+        ),
+        gauge("index_bytes", "Memory of the index", device.index_bytes),
+        gauge("cached_blocks", "Blocks cached", device.cached_blocks),
+        gauge("arena_used_bytes", "Memory for requests in use", device.arena_used_bytes),
+        gauge("arena_bytes", "Memory for requests", device.arena_bytes),
+    ]
+}
+
+/// The reactor.
+pub fn of_reactor(reactor: &ReactorCounters) -> Vec<Number> {
+    vec![
+        counter("rounds", "Rounds of the reactor's loop", reactor.rounds),
+        counter("completions", "Completions taken from the ring", reactor.completions),
+        counter("requests", "Client requests received", reactor.requests),
+        counter("request_errors", "Client requests answered with an error", reactor.request_errors),
+        counter("received_bytes", "Bytes received from clients", reactor.received_bytes),
+        counter("sent_bytes", "Bytes sent to clients", reactor.sent_bytes),
+        counter("connections_accepted", "Connections accepted", reactor.accepted),
+        counter("connections_refused", "Connections turned away: too many", reactor.turned_away),
+        counter(
+            "connections_malformed",
+            "Connections closed because the client broke the protocol",
+            reactor.malformed,
+        ),
+        counter(
+            "arena_stalls",
+            "Times that a socket was left unread for want of memory for requests",
+            reactor.arena_stalls,
+        ),
+        counter(
+            "unaligned_writes",
+            "Writes that were not sector-aligned and took a read first",
+            reactor.unaligned_writes,
+        ),
+    ]
+}

@@ -1,0 +1,212 @@
+//! Turns the shard's numbers into the admin API's reports.
+
+use crate::admin::{Exposure, Latency, Owner, State, VolumeReport};
+use crate::counters::{self, Number};
+use crate::shard::{LatencyHistogram, ShardVolumeStatus};
+use crate::units::Duration;
+use serde_json::Number as Json;
+use std::collections::BTreeMap;
+use tidepool_engine::api::IoError;
+use tidepool_engine::status::VolumeState;
+
+/// What the control plane knows about a volume beyond the core's status.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// The volume's loss that the operator accepts.
+    pub accept_loss: Option<Duration>,
+    /// State that stands above the core's: opening, unavailable, removing.
+    pub state: Option<State>,
+    /// Why the backend could not be opened.
+    pub error: Option<String>,
+    /// This host.
+    pub host: String,
+}
+
+/// The numbers by name.
+pub fn by_name(numbers: Vec<Number>) -> BTreeMap<String, Json> {
+    numbers.into_iter().map(|number| (number.name.to_owned(), json(number.value))).collect()
+}
+
+/// A whole number without a point where the value is one.
+fn json(value: f64) -> Json {
+    if value >= 0.0 && value.fract() == 0.0 && value < (1u64 << 53) as f64 {
+        Json::from(value as u64)
+    } else {
+        Json::from_f64(value).unwrap_or_else(|| Json::from(0))
+    }
+}
+
+/// The report of one volume.
+pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
+    let status = &volume.status;
+    let state = known.state.unwrap_or(match status.state {
+        VolumeState::Detached => State::Opening,
+        VolumeState::Serving => State::Serving,
+        VolumeState::Draining => State::Draining,
+        VolumeState::Full => State::Full,
+        VolumeState::Fenced => State::Fenced,
+        VolumeState::Failed => State::Failed,
+    });
+    let seconds = status.dirty_age_ns as f64 / 1e9;
+    let exposure = Exposure {
+        seconds,
+        bytes: status.dirty_bytes,
+        accepted_seconds: known.accept_loss.map(Duration::as_seconds),
+        exceeded: known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
+    };
+    let blocks = status.count.hit_blocks + status.count.miss_blocks;
+    VolumeReport {
+        name: status.spec.name.clone(),
+        backend: status.spec.backend.clone(),
+        size_bytes: status.spec.size_bytes,
+        read_only: status.spec.read_only,
+        mode: status.mode.into(),
+        mode_wanted: status.spec.mode.into(),
+        state,
+        error: known.error.or_else(|| trouble(volume)),
+        exposure,
+        dirty_bytes: status.dirty_bytes,
+        dirty_bytes_max: status.dirty_bytes_max,
+        cached_bytes: status.cached_bytes,
+        lost_blocks: status.lost_blocks,
+        hit_ratio: (blocks > 0).then(|| status.count.hit_blocks as f64 / blocks as f64),
+        read_latency: latency(&volume.read_latency),
+        write_latency: latency(&volume.write_latency),
+        flush_latency: latency(&volume.flush_latency),
+        connections: volume.connections,
+        flushes: status.flushes,
+        peer: None,
+        owner: Owner { host: known.host, generation: status.spec.generation },
+        counters: by_name(counters::of_volume(&status.count)),
+    }
+}
+
+/// What is wrong with a volume that is attached.
+fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
+    let status = &volume.status;
+    match (status.state, status.backend_error) {
+        (VolumeState::Fenced, _) => Some("another owner has taken the image over".into()),
+        (VolumeState::Failed, _) => Some("data is lost that cannot be named block by block".into()),
+        (_, Some(IoError::Full)) => Some("the backend is full".into()),
+        (_, Some(IoError::Fenced)) => Some("another owner has taken the image over".into()),
+        (_, Some(IoError::Errno(errno))) => {
+            let error = std::io::Error::from_raw_os_error(errno);
+            Some(format!("the backend fails: {}", crate::failure::reason(&error)))
+        }
+        (_, None) if status.lost_blocks > 0 => {
+            Some(format!("{} blocks are lost and read as errors", status.lost_blocks))
+        }
+        _ => None,
+    }
+}
+
+fn latency(histogram: &LatencyHistogram) -> Latency {
+    if histogram.is_empty() {
+        return Latency::default();
+    }
+    let us = |ns: u64| ns as f64 / 1e3;
+    Latency {
+        count: histogram.len(),
+        mean_us: (histogram.mean() / 100.0).round() / 10.0,
+        p50_us: us(histogram.value_at_quantile(0.5)),
+        p99_us: us(histogram.value_at_quantile(0.99)),
+        p999_us: us(histogram.value_at_quantile(0.999)),
+        max_us: us(histogram.max()),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::metrics::Sample;
+    use crate::shard::{ReactorCounters, ShardStatus};
+    use tidepool_engine::api::{Mode, VolumeId, VolumeSpec};
+    use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeStatus};
+
+    /// A volume that has answered `reads` reads, three of four blocks from the cache.
+    pub(crate) fn status_with(name: &str, reads: u64) -> ShardVolumeStatus {
+        let mut read_latency = LatencyHistogram::new(3).expect("3 digits are allowed");
+        (0..reads).for_each(|i| read_latency.record(1000 * (i + 1)).expect("recorded"));
+        let empty = LatencyHistogram::new(3).expect("3 digits are allowed");
+        let count =
+            VolumeCounters { reads, hit_blocks: 3 * reads, miss_blocks: reads, ..VolumeCounters::default() };
+        let spec = VolumeSpec {
+            name: name.into(),
+            backend: "file:/images/1".into(),
+            size_bytes: 1 << 30,
+            mode: Mode::WriteBack,
+            dirty_bytes_max: 0,
+            read_only: false,
+            generation: 7,
+            attachment: Vec::new(),
+        };
+        let status = VolumeStatus {
+            id: VolumeId(0),
+            spec,
+            mode: Mode::WriteThrough,
+            state: VolumeState::Serving,
+            dirty_bytes: 4096,
+            dirty_bytes_max: 1 << 20,
+            dirty_age_ns: 2_500_000_000,
+            cached_bytes: 8192,
+            lost_blocks: 0,
+            sequence: 9,
+            sequence_drained: 8,
+            backend_error: None,
+            flushes: true,
+            count,
+        };
+        ShardVolumeStatus {
+            status,
+            read_latency,
+            write_latency: empty.clone(),
+            flush_latency: empty,
+            connections: 2,
+        }
+    }
+
+    /// A scrape of one such volume.
+    pub(crate) fn sample_with(name: &str, reads: u64) -> Sample {
+        let status = status_with(name, reads);
+        let volumes = vec![volume(&status, Known::default())];
+        let shard = ShardStatus {
+            device: DeviceStatus::default(),
+            volumes: vec![status],
+            reactor: ReactorCounters::default(),
+        };
+        Sample { shard, volumes }
+    }
+
+    #[test]
+    fn a_report_says_what_would_be_lost() {
+        let known = |millis| Known { accept_loss: millis, host: "h".into(), ..Known::default() };
+        let report = volume(&status_with("v", 4), known(Some(Duration::from_millis(2_000))));
+        assert_eq!((report.exposure.seconds, report.exposure.bytes), (2.5, 4096));
+        assert!(report.exposure.exceeded);
+        assert_eq!(report.hit_ratio, Some(0.75));
+        assert_eq!(report.owner, Owner { host: "h".into(), generation: 7 });
+        assert!(!volume(&status_with("v", 4), known(Some(Duration::from_millis(3_000)))).exposure.exceeded);
+        assert!(!volume(&status_with("v", 4), known(None)).exposure.exceeded);
+        assert_eq!(volume(&status_with("v", 0), known(None)).hit_ratio, None);
+    }
+
+    #[test]
+    fn trouble_is_named() {
+        let mut status = status_with("v", 0);
+        status.status.backend_error = Some(IoError::Errno(5));
+        let error = volume(&status, Known::default()).error;
+        assert_eq!(error.as_deref(), Some("the backend fails: input/output error"));
+        status.status.state = VolumeState::Fenced;
+        let report = volume(&status, Known::default());
+        assert_eq!(report.state, State::Fenced);
+        assert!(report.error.is_some_and(|e| e.contains("another owner")));
+    }
+
+    #[test]
+    fn reports_survive_the_wire() {
+        let report = volume(&status_with("v", 10), Known::default());
+        let text = serde_json::to_string(&report).expect("json");
+        assert!(text.contains("\"reads\":10,"), "whole numbers stay whole: {text}");
+        assert_eq!(serde_json::from_str::<VolumeReport>(&text).expect("read back"), report);
+    }
+}

@@ -1,0 +1,140 @@
+//! Why the control plane could not do what it was asked with a volume.
+
+use super::plan::ModeError;
+use crate::shard::ShardError;
+use crate::volume::NameError;
+use tidepool_backend::{BackendError, UriError};
+
+/// Why an operation on a volume failed; one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// No name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// No backend.
+    #[error(transparent)]
+    Uri(#[from] UriError),
+    /// Something about the request is wrong.
+    #[error("cannot serve volume {name}: {why}")]
+    Invalid {
+        /// The volume.
+        name: String,
+        /// What.
+        why: String,
+    },
+    /// The mode rule.
+    #[error("cannot change volume {name}: {source}")]
+    Mode {
+        /// The volume.
+        name: String,
+        /// Why.
+        source: ModeError,
+    },
+    /// The name is taken.
+    #[error("cannot add volume {0}: there is one of this name (see `tidepool volume list`)")]
+    Exists(String),
+    /// The image is taken.
+    #[error("cannot add volume {name}: volume {other} has the image {backend}")]
+    SameImage {
+        /// The volume.
+        name: String,
+        /// The one that has the image.
+        other: String,
+        /// The image.
+        backend: String,
+    },
+    /// No such volume.
+    #[error("there is no volume {0} (see `tidepool volume list`)")]
+    Unknown(String),
+    /// Another change is under way.
+    #[error("cannot change volume {0}: another operation on it is under way (try again when it is done)")]
+    Busy(String),
+    /// The backend cannot be opened.
+    #[error("cannot open the backend of volume {name}: {source}")]
+    Open {
+        /// The volume.
+        name: String,
+        /// Why.
+        source: BackendError,
+    },
+    /// The backend does not answer.
+    #[error(
+        "cannot open the backend of volume {name}: {backend} has not answered for {seconds} s (is it reachable?)"
+    )]
+    Silent {
+        /// The volume.
+        name: String,
+        /// Its backend.
+        backend: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// Somebody else wrote to the image while the cache held dirty data for it.
+    #[error(
+        "cannot attach volume {name}: the image {backend} was changed by somebody else ({why}) while this cache holds {dirty_bytes} dirty bytes for it; put the image back as it was, then start again"
+    )]
+    Overwritten {
+        /// The volume.
+        name: String,
+        /// Its backend.
+        backend: String,
+        /// The evidence.
+        why: String,
+        /// What is at stake.
+        dirty_bytes: u64,
+    },
+    /// The volume is recorded with another image.
+    #[error(
+        "cannot serve volume {name} from {wanted}: this cache holds {dirty_bytes} dirty bytes of it for {recorded}; serve it from there and drain it first, or give the new volume another name"
+    )]
+    OtherImage {
+        /// The volume.
+        name: String,
+        /// Where its data belongs.
+        recorded: String,
+        /// What was asked for.
+        wanted: String,
+        /// What is at stake.
+        dirty_bytes: u64,
+    },
+    /// The volume has no backend now.
+    #[error("cannot {what} volume {name}: its backend is not reachable: {why}")]
+    Unreachable {
+        /// What was asked for.
+        what: &'static str,
+        /// The volume.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// A drain makes no progress.
+    #[error(
+        "cannot remove volume {name}: its backend has taken nothing for {seconds} s; the volume goes on serving (try again when the backend answers)"
+    )]
+    Stalled {
+        /// The volume.
+        name: String,
+        /// For how long.
+        seconds: u64,
+    },
+    /// The shard refused.
+    #[error("cannot {what} volume {name}: {source}")]
+    Shard {
+        /// What was asked for.
+        what: &'static str,
+        /// The volume.
+        name: String,
+        /// Why.
+        source: ShardError,
+    },
+    /// The image is complete, but still locked.
+    #[error(
+        "volume {name} is removed and its image is complete, but the image could not be released: {source}"
+    )]
+    Release {
+        /// The volume.
+        name: String,
+        /// Why.
+        source: BackendError,
+    },
+}

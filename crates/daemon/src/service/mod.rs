@@ -1,0 +1,289 @@
+//! `tidepool serve`: from a configuration to a daemon that serves, and to its orderly end.
+
+mod attachment;
+mod error;
+mod monitor;
+mod plan;
+mod volumes;
+
+pub use error::VolumeError;
+pub use plan::{ModeError, Plan, Wanted, mode_rule};
+pub use volumes::Volumes;
+
+use crate::admin::server::{self, Context};
+use crate::cache;
+use crate::config::Config;
+use crate::failure::{Failure, reason};
+use crate::listen::{Listening, SocketFile};
+use crate::shard::{self, ShardConfig, ShardHandle, StartError};
+use sd_notify::NotifyState;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use tidepool_engine::{EngineConfig, OpenError};
+use tidepool_nbd::NbdUri;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+/// What the command shows while the daemon starts.
+pub trait Console: Send + Sync + 'static {
+    /// So many bytes of so many are formatted.
+    fn formatting(&self, done_bytes: u64, total_bytes: u64);
+    /// The daemon accepts connections.
+    fn ready(&self);
+}
+
+/// Serves until a signal asks for the end.
+///
+/// # Errors
+/// One line: what failed, on what, what to do.
+pub async fn serve(config: Config, console: Arc<dyn Console>) -> Result<(), Failure> {
+    let plan = Plan::new(config)?;
+    let mut stop =
+        StopSignals::new().map_err(|e| Failure::failed(format!("cannot catch signals: {}", reason(&e))))?;
+    let sockets = Sockets::bind(&plan)?;
+    let shard = OnceLock::new();
+    let daemon = tokio::select! {
+        daemon = start(&plan, sockets, &shard, console.clone()) => match daemon {
+            Ok(daemon) => daemon,
+            Err(failure) => {
+                stop_shard(shard.get(), &mut stop).await;
+                return Err(failure);
+            }
+        },
+        () = stop.wait() => {
+            info!("asked to end while starting");
+            let _ = std::fs::remove_file(cache::unfinished_path(&plan.cache));
+            stop_shard(shard.get(), &mut stop).await;
+            return Ok(());
+        }
+    };
+    console.ready();
+    notify(&[NotifyState::Ready]);
+    let ended = tokio::select! {
+        () = stop.wait() => Ok(()),
+        failure = daemon.watch() => Err(failure),
+    };
+    notify(&[NotifyState::Stopping]);
+    info!("stopping: flush and checkpoint");
+    let stopped = stop_shard(shard.get(), &mut stop).await;
+    drop(daemon);
+    match (ended, stopped) {
+        (Ok(()), Some(false)) => Err(Failure::failed(
+            "cannot flush the cache device (what was acknowledged is recovered at the next start, as after a kill)",
+        )),
+        (ended, _) => ended,
+    }
+}
+
+/// The sockets, bound before anything else happens.
+struct Sockets {
+    front_doors: Vec<(NbdUri, OwnedFd)>,
+    admin: Option<OwnedFd>,
+    metrics: Option<TcpListener>,
+    files: Vec<SocketFile>,
+}
+
+impl Sockets {
+    fn bind(plan: &Plan) -> Result<Sockets, Failure> {
+        if let Some(directory) = &plan.directory {
+            make_directory(directory)?;
+        }
+        let mut sockets = Sockets { front_doors: Vec::new(), admin: None, metrics: None, files: Vec::new() };
+        if let Some(path) = &plan.admin {
+            let (socket, file) = Listening::bind_private(path).map_err(Failure::failed)?.into_parts();
+            sockets.admin = Some(socket);
+            sockets.files.extend(file);
+        }
+        for uri in &plan.front_doors {
+            let (socket, file) = Listening::bind(&uri.transport).map_err(Failure::failed)?.into_parts();
+            sockets.front_doors.push((uri.clone(), socket));
+            sockets.files.extend(file);
+        }
+        sockets.metrics = plan.metrics.map(bind_metrics).transpose()?;
+        Ok(sockets)
+    }
+}
+
+fn make_directory(directory: &Path) -> Result<(), Failure> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(directory);
+    made.map_err(|e| Failure::failed(format!("cannot create {}: {}", directory.display(), reason(&e))))
+}
+
+fn bind_metrics(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let bound = std::net::TcpListener::bind(address)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .and_then(TcpListener::from_std);
+    bound.map_err(|e| Failure::failed(format!("cannot listen on {address} for metrics: {}", reason(&e))))
+}
+
+/// A daemon that serves.
+struct Daemon {
+    volumes: Arc<Volumes>,
+    admin: tokio::task::JoinHandle<std::io::Result<()>>,
+    metrics: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
+    /// The files of the sockets go away with the daemon.
+    _files: Vec<SocketFile>,
+}
+
+impl Daemon {
+    /// Runs until something ends that should not.
+    async fn watch(&self) -> Failure {
+        let error = monitor::watch(&self.volumes).await;
+        Failure::failed(format!("cannot go on serving: {error} (start again: nothing acknowledged is lost)"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.admin.abort();
+        if let Some(metrics) = &self.metrics {
+            metrics.abort();
+        }
+    }
+}
+
+async fn start(
+    plan: &Plan,
+    sockets: Sockets,
+    running: &OnceLock<ShardHandle>,
+    console: Arc<dyn Console>,
+) -> Result<Daemon, Failure> {
+    let shard = start_shard(plan, console).await?;
+    let shard = running.get_or_init(|| shard).clone();
+    let opened = shard.opened();
+    let host = host_name();
+    let volumes = Volumes::new(shard.clone(), opened.uuid, host.clone());
+    volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
+    for (uri, socket) in sockets.front_doors {
+        let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());
+        if let Some(name) = volume.as_ref().filter(|name| !volumes.contains(name)) {
+            return Err(Failure::failed(format!(
+                "cannot offer volume {name} on {uri}: there is none of this name (add it with --volume {name}=URI)"
+            )));
+        }
+        let listening = shard.listen(socket, volume).await;
+        listening.map_err(|e| Failure::failed(format!("cannot listen on {uri}: {e}")))?;
+        info!("listening on {uri}");
+    }
+    let context = Arc::new(Context {
+        volumes: volumes.clone(),
+        cache: plan.cache.clone(),
+        cache_uuid: Uuid::from_bytes(opened.uuid),
+        host,
+        started: Instant::now(),
+        accept_loss: plan.accept_loss,
+    });
+    let admin = sockets.admin.map(admin_listener).transpose()?;
+    let admin = tokio::spawn({
+        let context = context.clone();
+        async move {
+            match admin {
+                Some(listener) => server::serve_admin(listener, context).await,
+                None => std::future::pending().await,
+            }
+        }
+    });
+    let metrics = sockets.metrics.map(|listener| tokio::spawn(server::serve_metrics(listener, context)));
+    Ok(Daemon { volumes, admin, metrics, _files: sockets.files })
+}
+
+fn admin_listener(socket: OwnedFd) -> Result<UnixListener, Failure> {
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    let ready = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+    ready.map_err(|e| Failure::failed(format!("cannot serve the admin socket: {}", reason(&e))))
+}
+
+/// Makes the cache if it is missing, recovers it and starts its reactor.
+async fn start_shard(plan: &Plan, console: Arc<dyn Console>) -> Result<ShardHandle, Failure> {
+    let (path, size) = (plan.cache.clone(), plan.cache_size);
+    let task = tokio::task::spawn_blocking(move || {
+        cache::ensure(&path, size, &mut |done, total| console.formatting(done, total))
+            .map_err(Failure::failed)?;
+        let config = ShardConfig { cache: path, engine: EngineConfig::default(), cpu: None };
+        shard::start(config).map_err(start_failure)
+    });
+    task.await.unwrap_or_else(|_| Err(Failure::failed("cannot start: an internal error occurred")))
+}
+
+fn start_failure(error: StartError) -> Failure {
+    match error {
+        StartError::Cache(_) => Failure::failed(format!("cannot use the cache {error}")),
+        StartError::Recover { source: OpenError::NotACache, .. } => Failure::failed(format!(
+            "cannot use the cache {error} (name another path, or give up what is there with `tidepool cache format --force`)"
+        )),
+        StartError::Recover { .. } => Failure::failed(format!("cannot use the cache {error}")),
+        StartError::Ring(_) | StartError::System { .. } => Failure::failed(error),
+    }
+}
+
+/// Flush, checkpoint, release the backends. `None` when there is no shard, else whether all of it worked.
+/// A second signal ends the process on the spot, which loses nothing that was acknowledged.
+async fn stop_shard(shard: Option<&ShardHandle>, stop: &mut StopSignals) -> Option<bool> {
+    let shard = shard?;
+    let orderly = async {
+        let stopped = match shard.shutdown().await {
+            Ok(stopped) => stopped,
+            Err(e) => {
+                error!("cannot stop the reactor in order: {e}");
+                return false;
+            }
+        };
+        if let Err(e) = &stopped.outcome {
+            error!("cannot write the last checkpoint: {e}");
+        }
+        let clean = stopped.outcome.is_ok();
+        volumes::close_all(stopped).await;
+        clean
+    };
+    tokio::select! {
+        clean = orderly => Some(clean),
+        () = stop.wait() => {
+            warn!("asked a second time: ending at once");
+            std::process::exit(1);
+        }
+    }
+}
+
+/// The signals that ask for an orderly end.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl StopSignals {
+    fn new() -> std::io::Result<StopSignals> {
+        Ok(StopSignals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
+/// Tells the service manager, if there is one.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(e) = sd_notify::notify(states) {
+        warn!("cannot notify the service manager: {}", reason(&e));
+    }
+}
+
+/// Name of this host.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "localhost".to_owned() } else { name.trim().to_owned() }
+}

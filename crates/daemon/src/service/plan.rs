@@ -1,0 +1,298 @@
+//! What `serve` is to do, checked before anything is touched.
+
+use crate::config::{Config, VolumeConfig};
+use crate::failure::Failure;
+use crate::listen::runtime_directory;
+use crate::units::{Duration, Size};
+use crate::volume::{DrainOrder, Mode, absolute_backend, check_name};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use tidepool_backend::BackendUri;
+use tidepool_engine::api::VOLUMES_MAX;
+use tidepool_nbd::{NbdUri, Transport};
+
+/// Most addresses that one daemon listens on for NBD.
+const FRONT_DOORS_MAX: usize = 64;
+
+/// A checked configuration.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The cache file or block device.
+    pub cache: PathBuf,
+    /// Its size when it has to be created.
+    pub cache_size: Option<Size>,
+    /// The volumes that were named.
+    pub volumes: Vec<Wanted>,
+    /// Where NBD is served.
+    pub front_doors: Vec<NbdUri>,
+    /// The admin API's socket.
+    pub admin: Option<PathBuf>,
+    /// Directory to be made first: that of the default sockets.
+    pub directory: Option<PathBuf>,
+    /// Address of the metrics endpoint.
+    pub metrics: Option<SocketAddr>,
+    /// Accepted loss of volumes for which nothing else is said.
+    pub accept_loss: Option<Duration>,
+}
+
+/// A volume as it is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// Where its image is.
+    pub backend: BackendUri,
+    /// What to do with writes.
+    pub mode: Mode,
+    /// Up to this much may be lost with the cache device.
+    pub accept_loss: Option<Duration>,
+    /// Most dirty bytes; 0 for its share of the cache.
+    pub dirty_bytes_max: u64,
+    /// Serve reads only.
+    pub read_only: bool,
+}
+
+/// Write-back would be a surprise.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ModeError {
+    /// Neither a replica nor an accepted loss.
+    #[error(
+        "write-back keeps the only copy of new data on this cache device: say how much may be lost with it (--accept-loss DURATION), or use write-through"
+    )]
+    Surprise,
+    /// No loss at all cannot be kept with one copy.
+    #[error(
+        "--accept-loss 0s accepts nothing: leave it out for write-through, or name a duration such as 5s"
+    )]
+    Nothing,
+}
+
+/// The mode rule: write-back needs a replica or an accepted loss, else a volume runs write-through.
+///
+/// # Errors
+/// Write-back was asked for and neither is there.
+pub fn mode_rule(mode: Option<Mode>, accept_loss: Option<Duration>) -> Result<Mode, ModeError> {
+    if accept_loss.is_some_and(|loss| loss.as_millis() == 0) {
+        return Err(ModeError::Nothing);
+    }
+    match (mode, accept_loss) {
+        (None, Some(_)) => Ok(Mode::WriteBack),
+        (None, None) => Ok(Mode::WriteThrough),
+        (Some(Mode::WriteBack), None) => Err(ModeError::Surprise),
+        (Some(mode), _) => Ok(mode),
+    }
+}
+
+impl Wanted {
+    /// Checks one volume; the daemon's `accept_loss` holds where the volume has none of its own.
+    ///
+    /// # Errors
+    /// The name or the mode cannot be.
+    pub fn new(name: &str, config: VolumeConfig, accept_loss: Option<Duration>) -> Result<Wanted, Failure> {
+        let failure = |e: &dyn std::fmt::Display| Failure::usage(format!("cannot serve volume {name}: {e}"));
+        check_name(name).map_err(Failure::usage)?;
+        let accept_loss = config.accept_loss.or(accept_loss);
+        let mode = mode_rule(config.mode, accept_loss).map_err(|e| failure(&e))?;
+        Ok(Wanted {
+            name: name.to_owned(),
+            backend: absolute_backend(config.backend).map_err(|e| failure(&e))?,
+            mode,
+            accept_loss,
+            dirty_bytes_max: config.dirty_max.map_or(0, |size| size.0),
+            read_only: config.read_only,
+        })
+    }
+}
+
+impl Plan {
+    /// Checks the settings. Nothing is opened or created.
+    ///
+    /// # Errors
+    /// A usage failure: one line that says what to change.
+    pub fn new(config: Config) -> Result<Plan, Failure> {
+        refuse_unavailable(&config)?;
+        let Some(cache) = config.cache else {
+            return Err(Failure::usage("cannot serve without a cache: name it with --cache PATH"));
+        };
+        let loss = config.accept_loss;
+        if loss.is_some_and(|loss| loss.as_millis() == 0) {
+            return Err(Failure::usage(ModeError::Nothing));
+        }
+        let volumes =
+            config.volume.into_iter().map(|(name, volume)| Wanted::new(name.as_str(), volume, loss));
+        let volumes = volumes.collect::<Result<Vec<_>, _>>()?;
+        refuse_shared_images(&volumes)?;
+        if volumes.len() > VOLUMES_MAX {
+            return Err(Failure::usage(format!(
+                "cannot serve {} volumes: at most {VOLUMES_MAX}",
+                volumes.len()
+            )));
+        }
+        let defaults = (config.nbd.is_empty() || config.admin.is_none()).then(runtime_directory).flatten();
+        let front_doors = front_doors(&config.nbd, defaults.as_deref())?;
+        let admin = config.admin.or_else(|| defaults.as_ref().map(|directory| directory.join("admin.sock")));
+        refuse_shared_sockets(&front_doors, admin.as_deref())?;
+        Ok(Plan {
+            cache: std::path::absolute(cache).map_err(|e| Failure::usage(format!("--cache: {e}")))?,
+            cache_size: config.cache_size,
+            volumes,
+            front_doors,
+            admin,
+            directory: defaults,
+            metrics: config.metrics,
+            accept_loss: loss,
+        })
+    }
+}
+
+/// Options of the contract that this version does not have.
+fn refuse_unavailable(config: &Config) -> Result<(), Failure> {
+    let missing = |what: &str, instead: &str| {
+        Err(Failure::usage(format!("{what} is not available in this version: {instead}")))
+    };
+    if config.drain == Some(DrainOrder::Grouped) {
+        return missing("--drain grouped", "leave it out, or say --drain unordered");
+    }
+    if !config.peer.is_empty() {
+        return missing("--peer", "leave it out; --accept-loss DURATION gives write-back on a single copy");
+    }
+    if config.vhost.is_some() {
+        return missing("--vhost", "leave it out and use --nbd");
+    }
+    Ok(())
+}
+
+fn front_doors(uris: &[String], defaults: Option<&Path>) -> Result<Vec<NbdUri>, Failure> {
+    if uris.len() > FRONT_DOORS_MAX {
+        return Err(Failure::usage(format!(
+            "--nbd is given {} times: at most {FRONT_DOORS_MAX}",
+            uris.len()
+        )));
+    }
+    if uris.is_empty() {
+        let Some(directory) = defaults else {
+            return Err(Failure::usage(
+                "cannot serve without a front door: give --nbd nbd+unix:///?socket=PATH (there is no $XDG_RUNTIME_DIR for a default)",
+            ));
+        };
+        let transport = Transport::Unix { socket: directory.join("nbd.sock") };
+        return Ok(vec![NbdUri { transport, export: String::new() }]);
+    }
+    uris.iter()
+        .map(|text| {
+            let uri: NbdUri = text.parse().map_err(|e| Failure::usage(format!("--nbd: {e}")))?;
+            if !uri.export.is_empty() {
+                check_name(&uri.export).map_err(|e| Failure::usage(format!("--nbd {text}: {e}")))?;
+            }
+            Ok(uri)
+        })
+        .collect()
+}
+
+fn refuse_shared_images(volumes: &[Wanted]) -> Result<(), Failure> {
+    let mut seen = BTreeMap::new();
+    for volume in volumes {
+        if let Some(other) = seen.insert(volume.backend.to_string(), &volume.name) {
+            return Err(Failure::usage(format!(
+                "volumes {other} and {} name the same image {}: an image has one volume",
+                volume.name, volume.backend
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_shared_sockets(front_doors: &[NbdUri], admin: Option<&Path>) -> Result<(), Failure> {
+    for (i, door) in front_doors.iter().enumerate() {
+        let with_admin =
+            matches!((&door.transport, admin), (Transport::Unix { socket }, Some(admin)) if socket == admin);
+        if with_admin || front_doors[..i].iter().any(|other| other.transport == door.transport) {
+            return Err(Failure::usage(format!(
+                "--nbd {door}: its address is named twice; give each its own"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(text: &str) -> Result<Plan, Failure> {
+        Plan::new(Config::parse(Path::new("t"), text).expect("valid TOML"))
+    }
+
+    const DOOR: &str = "cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/a\"\n";
+
+    #[test]
+    fn write_back_is_never_a_surprise() {
+        let loss = Some(Duration::from_millis(5_000));
+        assert_eq!(mode_rule(None, None), Ok(Mode::WriteThrough));
+        assert_eq!(mode_rule(None, loss), Ok(Mode::WriteBack));
+        assert_eq!(mode_rule(Some(Mode::WriteBack), None), Err(ModeError::Surprise));
+        assert_eq!(mode_rule(Some(Mode::WriteBack), loss), Ok(Mode::WriteBack));
+        assert_eq!(mode_rule(Some(Mode::WriteAround), loss), Ok(Mode::WriteAround));
+        assert_eq!(mode_rule(None, Some(Duration::default())), Err(ModeError::Nothing));
+    }
+
+    #[test]
+    fn a_volume_has_its_own_accepted_loss_or_the_daemons() {
+        let text = format!(
+            "{DOOR}accept-loss = \"5s\"\n[volume]\na = \"file:/a\"\n[volume.b]\nbackend = \"file:/b\"\naccept-loss = \"1s\"\n[volume.c]\nbackend = \"file:/c\"\nmode = \"write-through\"\n"
+        );
+        let volumes = plan(&text).expect("a plan").volumes;
+        let seen: Vec<_> = volumes.iter().map(|v| (v.mode, v.accept_loss.map(Duration::as_millis))).collect();
+        assert_eq!(
+            seen,
+            [(Mode::WriteBack, Some(5000)), (Mode::WriteBack, Some(1000)), (Mode::WriteThrough, Some(5000))]
+        );
+    }
+
+    #[test]
+    fn what_this_version_lacks_is_refused() {
+        for (option, name) in [
+            ("drain = \"grouped\"", "--drain grouped"),
+            ("peer = [\"h\"]", "--peer"),
+            ("vhost = \"/v\"", "--vhost"),
+        ] {
+            let failure = plan(&format!("{DOOR}{option}")).expect_err(option);
+            assert_eq!(failure.exit_status(), 2);
+            assert!(
+                failure.to_string().starts_with(&format!("{name} is not available in this version")),
+                "{failure}"
+            );
+        }
+        assert!(plan(&format!("{DOOR}drain = \"unordered\"")).is_ok());
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for (text, part) in [
+            ("nbd = [\"nbd://h/\"]".to_owned(), "--cache PATH"),
+            (format!("{DOOR}accept-loss = \"0s\""), "accepts nothing"),
+            (format!("{DOOR}[volume]\na = \"file:/a\"\nb = \"file:/a\""), "the same image"),
+            (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nmode = \"write-back\""), "--accept-loss"),
+            ("cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/s\"".into(), "named twice"),
+            ("cache = \"/c\"\nnbd = [\"nbd://h/a\", \"nbd://h/b\"]".into(), "named twice"),
+            ("cache = \"/c\"\nnbd = [\"http://h/\"]".into(), "not an NBD URI"),
+            ("cache = \"/c\"\nnbd = [\"nbd://h/a%20b\"]".into(), "not a volume name"),
+        ] {
+            let failure = plan(&text).expect_err(&text);
+            assert!(failure.to_string().contains(part), "{text}: {failure}");
+            assert_eq!(failure.exit_status(), 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn relative_paths_are_recorded_as_absolute_ones() {
+        let plan = plan(&format!("{DOOR}[volume]\na = \"file:images/1?emulate=hdd\"").replace("/c", "c"))
+            .expect("a plan");
+        let here = std::env::current_dir().expect("a directory");
+        assert_eq!(plan.cache, here.join("c"));
+        let BackendUri::File { path, emulate, .. } = &plan.volumes[0].backend else { panic!("a file") };
+        assert_eq!(path, &here.join("images/1"));
+        assert!(emulate.is_some());
+    }
+}

@@ -1,0 +1,631 @@
+//! The volumes of the daemon: each one's way from its URI to being served, through changes, and back
+//! to a plain image.
+
+use super::attachment;
+use super::error::VolumeError;
+use super::plan::{Wanted, mode_rule};
+use crate::admin::{AddVolume, Removed, SetVolume, State, VolumeReport};
+use crate::config::VolumeConfig;
+use crate::metrics::Sample;
+use crate::report::{self, Known};
+use crate::shard::{Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
+use crate::units::Duration;
+use crate::volume::Mode;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration as Time;
+use tidepool_backend::{Backend, BackendError, BackendUri, OpenOptions, Opened, Release};
+use tidepool_engine::Attach;
+use tidepool_engine::api::{VolumeId, VolumeSpec};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, oneshot};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+/// How often the log says that a backend is still being waited for.
+const WAIT_NOTE: Time = Time::from_secs(10);
+/// How long a backend that was never open before is waited for.
+const OPEN_WAIT_MAX: Time = Time::from_secs(60);
+/// How long the start waits for the backends of recovered volumes, which are tried on and on.
+const START_WAIT_MAX: Time = Time::from_secs(30);
+/// Pause before the first further try to open the backend of a recovered volume; doubles each time.
+const RETRY_PAUSE_MIN: Time = Time::from_secs(1);
+/// Longest such pause.
+const RETRY_PAUSE_MAX: Time = Time::from_secs(30);
+/// A drain that moved nothing for this long is taken for stuck when a volume is to be removed.
+const STALL_WAIT_MAX: Time = Time::from_secs(30);
+/// How often a waiting operation looks for progress.
+const PROGRESS_POLL: Time = Time::from_millis(500);
+/// How long the end of the daemon waits for backends to be released.
+const CLOSE_WAIT_MAX: Time = Time::from_secs(10);
+
+/// All volumes of one shard.
+pub struct Volumes {
+    shard: ShardHandle,
+    cache_uuid: [u8; 16],
+    host: String,
+    entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+}
+
+/// One volume as the control plane knows it.
+struct Entry {
+    name: String,
+    backend: BackendUri,
+    facts: Mutex<Facts>,
+    /// Held while the volume is added, changed or removed.
+    change: Arc<AsyncMutex<()>>,
+}
+
+#[derive(Default)]
+struct Facts {
+    /// The core's number, once it serves or has recovered the volume.
+    id: Option<VolumeId>,
+    accept_loss: Option<Duration>,
+    /// State above the core's.
+    state: Option<State>,
+    error: Option<String>,
+}
+
+/// The lock of plain data that no panic leaves half-changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Entry {
+    fn new(name: &str, backend: BackendUri, facts: Facts) -> Arc<Entry> {
+        Arc::new(Entry { name: name.to_owned(), backend, facts: Mutex::new(facts), change: Arc::default() })
+    }
+
+    /// The core's number of a volume that has its backend.
+    fn attached(&self, what: &'static str) -> Result<VolumeId, VolumeError> {
+        let facts = lock(&self.facts);
+        match (facts.id, facts.state) {
+            (Some(id), None) => Ok(id),
+            (_, Some(State::Removing)) => Err(VolumeError::Busy(self.name.clone())),
+            _ => {
+                let why = facts.error.clone().unwrap_or_else(|| "it is still being opened".into());
+                Err(VolumeError::Unreachable { what, name: self.name.clone(), why })
+            }
+        }
+    }
+
+    fn begin_change(&self) -> Result<OwnedMutexGuard<()>, VolumeError> {
+        self.change.clone().try_lock_owned().map_err(|_| VolumeError::Busy(self.name.clone()))
+    }
+
+    fn set_state(&self, state: Option<State>, error: Option<String>) {
+        let mut facts = lock(&self.facts);
+        (facts.state, facts.error) = (state, error);
+    }
+}
+
+impl Volumes {
+    /// The volumes of `shard`; none is known yet.
+    pub fn new(shard: ShardHandle, cache_uuid: [u8; 16], host: String) -> Arc<Volumes> {
+        Arc::new(Volumes { shard, cache_uuid, host, entries: Mutex::default() })
+    }
+
+    fn entry(&self, name: &str) -> Result<Arc<Entry>, VolumeError> {
+        lock(&self.entries).get(name).cloned().ok_or_else(|| VolumeError::Unknown(name.to_owned()))
+    }
+
+    /// Whether there is a volume of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        lock(&self.entries).contains_key(name)
+    }
+
+    /// Brings up what the cache device knows and what is wanted besides. A new volume that cannot be
+    /// opened is an error; a recovered one is tried on and on in the background, so that one backend
+    /// does not stop the others. When no volume at all can be opened, that is an error too.
+    ///
+    /// # Errors
+    /// See above.
+    pub async fn start(self: &Arc<Self>, wanted: Vec<Wanted>) -> Result<(), VolumeError> {
+        let mut wanted: BTreeMap<String, Wanted> = wanted.into_iter().map(|w| (w.name.clone(), w)).collect();
+        let recovered = self.recovered().await?;
+        let mut firsts = Vec::new();
+        for (id, spec, dirty_bytes) in recovered {
+            let asked = wanted.remove(&spec.name);
+            match asked {
+                Some(asked) if asked.backend.to_string() != spec.backend => {
+                    self.replace_image(id, &spec, dirty_bytes, &asked).await?;
+                    wanted.insert(asked.name.clone(), asked);
+                }
+                asked => firsts.push(self.begin_attach(id, spec, asked)?),
+            }
+        }
+        let mut served = 0;
+        for wanted in wanted.into_values() {
+            self.add(wanted).await?;
+            served += 1;
+        }
+        let deadline = Instant::now() + START_WAIT_MAX;
+        let mut failure = None;
+        for first in firsts {
+            match tokio::time::timeout_at(deadline, first).await {
+                Ok(Ok(Err(error))) => failure = Some(error),
+                // Served, or still being opened after the wait, which the log says.
+                _ => served += 1,
+            }
+        }
+        match failure {
+            Some(error) if served == 0 => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// What recovery found on the cache device, with the dirty bytes of each.
+    async fn recovered(&self) -> Result<Vec<(VolumeId, VolumeSpec, u64)>, VolumeError> {
+        let stopped = |source| VolumeError::Shard { what: "list", name: "*".into(), source };
+        let status = self.shard.status().await.map_err(stopped)?;
+        let volumes = status.volumes.into_iter().map(|v| (v.status.id, v.status.spec, v.status.dirty_bytes));
+        Ok(volumes.collect())
+    }
+
+    /// A volume that is wanted on another image than recorded: allowed when nothing is left to drain.
+    async fn replace_image(
+        &self,
+        id: VolumeId,
+        spec: &VolumeSpec,
+        dirty_bytes: u64,
+        asked: &Wanted,
+    ) -> Result<(), VolumeError> {
+        let name = spec.name.clone();
+        if dirty_bytes > 0 {
+            let (recorded, wanted) = (spec.backend.clone(), asked.backend.to_string());
+            return Err(VolumeError::OtherImage { name, recorded, wanted, dirty_bytes });
+        }
+        info!("volume {name}: forgetting {}, nothing of it is dirty", spec.backend);
+        let removed = self.shard.remove_volume(id, false).await;
+        removed.map(drop).map_err(|source| VolumeError::Shard { what: "remove", name, source })
+    }
+
+    /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try.
+    fn begin_attach(
+        self: &Arc<Self>,
+        id: VolumeId,
+        spec: VolumeSpec,
+        asked: Option<Wanted>,
+    ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
+        let name = spec.name.clone();
+        let Some((recorded_loss, attachment)) = attachment::decode(&spec.attachment) else {
+            let why = "another version of tidepool recorded it; use that version".to_owned();
+            return Err(VolumeError::Invalid { name, why });
+        };
+        let (mode, accept_loss, dirty_bytes_max, read_only) = match &asked {
+            Some(asked) => (asked.mode.into(), asked.accept_loss, asked.dirty_bytes_max, asked.read_only),
+            None => (spec.mode, recorded_loss, spec.dirty_bytes_max, spec.read_only),
+        };
+        if asked.is_some() && mode != spec.mode {
+            let (was, is) = (Mode::from(spec.mode), Mode::from(mode));
+            info!("volume {name}: was {was}, is {is} from now on as asked for");
+        }
+        let facts = Facts { id: Some(id), accept_loss, state: Some(State::Opening), error: None };
+        let entry = Entry::new(&name, spec.backend.parse()?, facts);
+        lock(&self.entries).insert(name, entry.clone());
+        let attach = Attach {
+            generation: 0,
+            size_bytes: 0,
+            mode,
+            dirty_bytes_max,
+            read_only,
+            attachment: Vec::new(),
+            keep_clean: false,
+        };
+        let (first, outcome) = oneshot::channel();
+        tokio::spawn(self.clone().attach_until_done(entry, id, attach, attachment, first));
+        Ok(outcome)
+    }
+
+    async fn attach_until_done(
+        self: Arc<Self>,
+        entry: Arc<Entry>,
+        id: VolumeId,
+        attach: Attach,
+        recorded: Vec<u8>,
+        first: oneshot::Sender<Result<(), VolumeError>>,
+    ) {
+        let mut first = Some(first);
+        let mut pause = RETRY_PAUSE_MIN;
+        let mut said = String::new();
+        loop {
+            let outcome = self.attach_once(&entry, id, attach.clone(), recorded.clone()).await;
+            let (error, lasting) = match outcome {
+                Ok(()) => {
+                    entry.set_state(None, None);
+                    info!("volume {}: serving {}", entry.name, entry.backend);
+                    first.map(|first| first.send(Ok(())));
+                    return;
+                }
+                Err(error) => {
+                    let lasting =
+                        matches!(error, VolumeError::Overwritten { .. } | VolumeError::Shard { .. });
+                    (error, lasting)
+                }
+            };
+            let text = crate::failure::one_line(&error);
+            entry.set_state(Some(State::Unavailable), Some(text.clone()));
+            match first.take() {
+                // Whoever waits for the first outcome decides whether it is told as the command's error.
+                Some(first) => drop(first.send(Err(error))),
+                None if said != text => warn!("{text}"),
+                None => {}
+            }
+            said = text;
+            if lasting {
+                return;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        }
+    }
+
+    async fn attach_once(
+        &self,
+        entry: &Entry,
+        id: VolumeId,
+        attach: Attach,
+        recorded: Vec<u8>,
+    ) -> Result<(), VolumeError> {
+        let name = &entry.name;
+        let shard_error = |source| VolumeError::Shard { what: "attach", name: name.clone(), source };
+        let opened = self.open(entry, Some(recorded), attach.read_only, None).await?;
+        let status = self.shard.status().await.map_err(shard_error)?;
+        let dirty_bytes =
+            status.volumes.iter().find(|v| v.status.id == id).map_or(0, |v| v.status.dirty_bytes);
+        if opened.overwritten && dirty_bytes > 0 {
+            let (backend, why) = (entry.backend.to_string(), opened.reason.clone());
+            self.put_back(entry, Some(opened.backend), false).await;
+            return Err(VolumeError::Overwritten { name: name.clone(), backend, why, dirty_bytes });
+        }
+        info!(
+            "volume {name}: cached data {}: {}",
+            if opened.keep_clean { "stays" } else { "is dropped" },
+            opened.reason
+        );
+        let loss = lock(&entry.facts).accept_loss;
+        let attach = Attach {
+            generation: opened.generation,
+            size_bytes: opened.backend.size_bytes(),
+            read_only: attach.read_only || opened.backend.read_only(),
+            attachment: self.attachment(entry, loss, &*opened.backend)?,
+            keep_clean: opened.keep_clean,
+            ..attach
+        };
+        match self.shard.attach_volume(id, attach, opened.backend).await {
+            Ok(()) => Ok(()),
+            Err(Refused { error, backend }) => {
+                self.put_back(entry, backend, dirty_bytes == 0).await;
+                Err(shard_error(error))
+            }
+        }
+    }
+
+    fn attachment(
+        &self,
+        entry: &Entry,
+        accept_loss: Option<Duration>,
+        backend: &dyn Backend,
+    ) -> Result<Vec<u8>, VolumeError> {
+        attachment::encode(accept_loss, &backend.attachment()).ok_or_else(|| VolumeError::Invalid {
+            name: entry.name.clone(),
+            why: "its backend wants too much to be remembered".into(),
+        })
+    }
+
+    /// Opens a backend on a thread that may block, and says in the log when that takes long. With a
+    /// `patience` it is given up after that; should it open later, it is closed at once.
+    async fn open(
+        &self,
+        entry: &Entry,
+        attachment: Option<Vec<u8>>,
+        read_only: bool,
+        patience: Option<Time>,
+    ) -> Result<Opened, VolumeError> {
+        let options =
+            OpenOptions { cache_uuid: self.cache_uuid, attachment, read_only, ..OpenOptions::default() };
+        let uri = entry.backend.clone();
+        let mut task = tokio::task::spawn_blocking(move || tidepool_backend::open(&uri, options));
+        let start = Instant::now();
+        loop {
+            let left = patience
+                .map_or(WAIT_NOTE, |patience| patience.saturating_sub(start.elapsed()).min(WAIT_NOTE));
+            match timeout(left, &mut task).await {
+                Ok(Ok(Ok(opened))) => return Ok(opened),
+                Ok(Ok(Err(source))) => return Err(VolumeError::Open { name: entry.name.clone(), source }),
+                Ok(Err(_)) => {
+                    let why = "opening its backend ended in an internal error".to_owned();
+                    return Err(VolumeError::Invalid { name: entry.name.clone(), why });
+                }
+                Err(_) => {}
+            }
+            let seconds = start.elapsed().as_secs();
+            if patience.is_some_and(|patience| start.elapsed() >= patience) {
+                close_when_open(task);
+                let (name, backend) = (entry.name.clone(), entry.backend.to_string());
+                return Err(VolumeError::Silent { name, backend, seconds });
+            }
+            warn!("volume {}: still waiting for {} ({seconds} s)", entry.name, entry.backend);
+        }
+    }
+
+    /// Closes a backend that the shard did not take.
+    async fn put_back(&self, entry: &Entry, backend: Option<Box<dyn Backend>>, clean: bool) {
+        let Some(backend) = backend else { return };
+        if let Err(error) = close(backend, clean).await {
+            warn!("volume {}: {error}", entry.name);
+        }
+    }
+
+    /// Adds a volume; returns when it is being served.
+    ///
+    /// # Errors
+    /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
+    pub async fn add(&self, wanted: Wanted) -> Result<(), VolumeError> {
+        let facts =
+            Facts { accept_loss: wanted.accept_loss, state: Some(State::Opening), ..Facts::default() };
+        let entry = Entry::new(&wanted.name, wanted.backend.clone(), facts);
+        let _change = entry.begin_change()?;
+        self.claim(&entry)?;
+        // Also when the caller goes away in the middle, the name is free again.
+        let mut claim = Claim { volumes: self, name: Some(&entry.name) };
+        let opened = self.open(&entry, None, wanted.read_only, Some(OPEN_WAIT_MAX)).await?;
+        let spec = VolumeSpec {
+            name: wanted.name.clone(),
+            backend: wanted.backend.to_string(),
+            size_bytes: opened.backend.size_bytes(),
+            mode: wanted.mode.into(),
+            dirty_bytes_max: wanted.dirty_bytes_max,
+            read_only: wanted.read_only || opened.backend.read_only(),
+            generation: opened.generation,
+            attachment: self.attachment(&entry, wanted.accept_loss, &*opened.backend)?,
+        };
+        match self.shard.add_volume(spec, opened.backend).await {
+            Ok(id) => {
+                let mut facts = lock(&entry.facts);
+                (facts.id, facts.state) = (Some(id), None);
+                claim.name = None;
+                info!("volume {}: added, serving {}", entry.name, entry.backend);
+                Ok(())
+            }
+            Err(Refused { error, backend }) => {
+                self.put_back(&entry, backend, true).await;
+                Err(VolumeError::Shard { what: "add", name: wanted.name, source: error })
+            }
+        }
+    }
+
+    /// Enters a new volume, unless its name or image is taken.
+    fn claim(&self, entry: &Arc<Entry>) -> Result<(), VolumeError> {
+        let mut entries = lock(&self.entries);
+        if entries.contains_key(&entry.name) {
+            return Err(VolumeError::Exists(entry.name.clone()));
+        }
+        if let Some(other) = entries.values().find(|other| other.backend == entry.backend) {
+            let (name, other) = (entry.name.clone(), other.name.clone());
+            return Err(VolumeError::SameImage { name, other, backend: entry.backend.to_string() });
+        }
+        entries.insert(entry.name.clone(), entry.clone());
+        Ok(())
+    }
+
+    /// Adds a volume as the admin API asks; `accept_loss` is the daemon's.
+    ///
+    /// # Errors
+    /// As [`Volumes::add`], and what is wrong with the request.
+    pub async fn add_asked(
+        &self,
+        asked: AddVolume,
+        accept_loss: Option<Duration>,
+    ) -> Result<(), VolumeError> {
+        let config = VolumeConfig {
+            mode: asked.mode,
+            accept_loss: asked.accept_loss,
+            dirty_max: asked.dirty_max,
+            read_only: asked.read_only,
+            ..VolumeConfig::new(asked.backend.parse()?)
+        };
+        crate::volume::check_name(&asked.name)?;
+        let wanted = Wanted::new(&asked.name, config, accept_loss)
+            .map_err(|failure| VolumeError::Invalid { name: asked.name, why: failure.to_string() })?;
+        self.add(wanted).await
+    }
+
+    /// Changes a volume; returns when the change is in force.
+    ///
+    /// # Errors
+    /// The change is not allowed, or the shard refused.
+    pub async fn set(&self, name: &str, change: SetVolume) -> Result<(), VolumeError> {
+        let entry = self.entry(name)?;
+        let _change = entry.begin_change()?;
+        let id = entry.attached("change")?;
+        let shard_error = |source| VolumeError::Shard { what: "change", name: name.to_owned(), source };
+        let accept_loss = change.accept_loss.or(lock(&entry.facts).accept_loss);
+        let rule = |mode| {
+            mode_rule(mode, accept_loss).map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
+        };
+        rule(change.mode.or(Some(Mode::WriteThrough)))?;
+        if let Some(size) = change.dirty_max {
+            self.shard.set_dirty_bytes_max(id, size.0).await.map_err(shard_error)?;
+        }
+        if let Some(mode) = change.mode {
+            self.shard.set_mode(id, rule(Some(mode))?.into()).await.map_err(shard_error)?;
+        }
+        lock(&entry.facts).accept_loss = accept_loss;
+        info!("volume {name}: changed as asked for");
+        Ok(())
+    }
+
+    /// Returns when everything acknowledged before is in the backend.
+    ///
+    /// # Errors
+    /// The volume has no backend, or the shard reports a failure.
+    pub async fn drain(&self, name: &str) -> Result<(), VolumeError> {
+        let id = self.entry(name)?.attached("drain")?;
+        let shard_error = |source| VolumeError::Shard { what: "drain", name: name.to_owned(), source };
+        self.shard.drain(id).await.map_err(shard_error)
+    }
+
+    /// Gives the image back: drained, compared with the cache, unlocked. As long as it drains, a caller
+    /// that goes away ends the removal and the volume goes on serving; what follows runs to its end.
+    ///
+    /// # Errors
+    /// The volume goes on serving, unless the error says that it is removed.
+    pub async fn remove(self: &Arc<Self>, name: &str) -> Result<Removed, VolumeError> {
+        let entry = self.entry(name)?;
+        let change = entry.begin_change()?;
+        let id = entry.attached("remove")?;
+        let status = self.volume_status(name).await?;
+        if let Some(why) = status.error.filter(|_| status.state != State::Full) {
+            return Err(VolumeError::Unreachable { what: "remove", name: name.to_owned(), why });
+        }
+        self.drain_or_stall(name, id).await?;
+        let this = self.clone();
+        let finish = tokio::spawn(async move {
+            let _change = change;
+            this.finish_removal(&entry, id).await
+        });
+        finish.await.unwrap_or_else(|_| {
+            let why = "removing it ended in an internal error".to_owned();
+            Err(VolumeError::Invalid { name: name.to_owned(), why })
+        })
+    }
+
+    /// Drains, and gives up when the backend takes nothing any more.
+    async fn drain_or_stall(&self, name: &str, id: VolumeId) -> Result<(), VolumeError> {
+        let shard_error = |source| VolumeError::Shard { what: "remove", name: name.to_owned(), source };
+        let drain = self.shard.drain(id);
+        tokio::pin!(drain);
+        let (mut drained, mut since) = (u64::MAX, Instant::now());
+        loop {
+            if let Ok(done) = timeout(PROGRESS_POLL, &mut drain).await {
+                return done.map_err(shard_error);
+            }
+            let status = self.shard.status().await.map_err(shard_error)?;
+            let now =
+                status.volumes.iter().find(|v| v.status.id == id).map(|v| v.status.count.drained_blocks);
+            if now != Some(drained) {
+                (drained, since) = (now.unwrap_or(u64::MAX), Instant::now());
+            } else if since.elapsed() > STALL_WAIT_MAX {
+                let seconds = since.elapsed().as_secs();
+                return Err(VolumeError::Stalled { name: name.to_owned(), seconds });
+            }
+        }
+    }
+
+    async fn finish_removal(&self, entry: &Entry, id: VolumeId) -> Result<Removed, VolumeError> {
+        let name = entry.name.clone();
+        entry.set_state(Some(State::Removing), None);
+        let backend = match self.shard.remove_volume(id, true).await {
+            Ok(backend) => backend,
+            Err(source) => {
+                entry.set_state(None, None);
+                return Err(VolumeError::Shard { what: "remove", name, source });
+            }
+        };
+        lock(&self.entries).remove(&name);
+        if let Some(backend) = backend {
+            close(backend, true)
+                .await
+                .map_err(|source| VolumeError::Release { name: name.clone(), source })?;
+        }
+        info!("volume {name}: removed, {} is complete and free", entry.backend);
+        Ok(Removed {
+            name,
+            backend: entry.backend.to_string(),
+            verified: true,
+            direct_use: crate::direct::commands(&entry.backend),
+        })
+    }
+
+    /// One volume's report.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub async fn volume_status(&self, name: &str) -> Result<VolumeReport, VolumeError> {
+        let shard_error = |source| VolumeError::Shard { what: "look at", name: name.to_owned(), source };
+        let sample = self.sample().await.map_err(shard_error)?;
+        let found = sample.volumes.into_iter().find(|volume| volume.name == name);
+        found.ok_or_else(|| VolumeError::Unknown(name.to_owned()))
+    }
+
+    /// The numbers of this moment.
+    ///
+    /// # Errors
+    /// The shard has stopped.
+    pub async fn sample(&self) -> Result<Sample, ShardError> {
+        let shard = self.shard.status().await?;
+        let volumes = self.reports(&shard);
+        Ok(Sample { shard, volumes })
+    }
+
+    fn reports(&self, shard: &ShardStatus) -> Vec<VolumeReport> {
+        let entries = lock(&self.entries);
+        let report = |status: &ShardVolumeStatus| {
+            let mut known = Known { host: self.host.clone(), ..Known::default() };
+            let name = &status.status.spec.name;
+            if let Some(entry) = entries.get(name) {
+                let facts = lock(&entry.facts);
+                known.accept_loss = facts.accept_loss;
+                known.state = facts.state;
+                known.error = facts.error.clone();
+            }
+            report::volume(status, known)
+        };
+        let mut reports: Vec<VolumeReport> = shard.volumes.iter().map(report).collect();
+        reports.sort_by(|a, b| a.name.cmp(&b.name));
+        reports
+    }
+}
+
+/// Releases the backends of a stopped shard. What stays dirty keeps its guard on the image.
+pub async fn close_all(stopped: Stopped) {
+    let closing = stopped.volumes.into_iter().filter_map(|volume| {
+        let backend = volume.backend?;
+        let release = Release { clean: volume.clean };
+        Some((volume.id, tokio::task::spawn_blocking(move || backend.close(release))))
+    });
+    let closing: Vec<_> = closing.collect();
+    let deadline = Instant::now() + CLOSE_WAIT_MAX;
+    for (VolumeId(id), task) in closing {
+        match tokio::time::timeout_at(deadline, task).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => warn!("cannot release the image of volume {id}: {error}"),
+            Ok(Err(_)) => warn!("cannot release the image of volume {id}: an internal error occurred"),
+            Err(_) => warn!("the backend of volume {id} does not answer: the next start releases its image"),
+        }
+    }
+}
+
+/// Takes a new volume's entry away unless it is being served.
+struct Claim<'a> {
+    volumes: &'a Volumes,
+    name: Option<&'a str>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Some(name) = self.name {
+            lock(&self.volumes.entries).remove(name);
+        }
+    }
+}
+
+/// Closes a backend on a thread that may block.
+async fn close(backend: Box<dyn Backend>, clean: bool) -> Result<(), BackendError> {
+    match tokio::task::spawn_blocking(move || backend.close(Release { clean })).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(BackendError::Unavailable {
+            what: "the backend".into(),
+            why: "closing it ended in an internal error".into(),
+        }),
+    }
+}
+
+/// A backend that opens after nobody waits for it any more is closed at once.
+fn close_when_open(task: tokio::task::JoinHandle<Result<Opened, BackendError>>) {
+    tokio::spawn(async move {
+        if let Ok(Ok(opened)) = task.await {
+            let _ = close(opened.backend, true).await;
+        }
+    });
+}

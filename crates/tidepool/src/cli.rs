@@ -1,0 +1,412 @@
+//! The command line.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tidepool_backend::BackendUri;
+use tidepool_daemon::config::VolumeName;
+use tidepool_daemon::units::{Duration, Size};
+use tidepool_daemon::volume::{DrainOrder, Mode};
+
+/// Serves the volumes of virtual machines through a cache on a local SSD.
+///
+/// Sizes are written with KiB, MiB, GiB or TiB, durations with ms, s or m.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tidepool",
+    version,
+    propagate_version = true,
+    subcommand_required = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the command can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve volumes until a signal asks for the end.
+    Serve(Box<ServeArgs>),
+    /// Show each volume: mode, state, exposure, hit ratio, dirty bytes, latencies, owner.
+    Status(StatusArgs),
+    /// Look at an image and say what serving it would do; nothing is changed.
+    Check(CheckArgs),
+    /// List, add, remove, change or drain the volumes of a running daemon.
+    Volume(VolumeArgs),
+    /// Format, inspect or check a cache device that no daemon uses.
+    Cache(CacheArgs),
+    /// Measure what the cache does, on emulated pools: no Ceph, no root, no configuration.
+    Demo(DemoArgs),
+}
+
+/// How a command prints its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// The option of every command that prints a table.
+#[derive(Debug, Args)]
+pub struct OutputArgs {
+    /// How to print the result.
+    #[arg(long, value_enum, default_value = "table", value_name = "FORMAT")]
+    pub format: Format,
+}
+
+/// How to find the daemon.
+#[derive(Debug, Args)]
+pub struct AdminArgs {
+    /// The daemon's admin socket [default: /run/tidepool/admin.sock for root, else
+    /// $XDG_RUNTIME_DIR/tidepool/admin.sock].
+    #[arg(long, value_name = "SOCKET")]
+    pub admin: Option<PathBuf>,
+}
+
+/// Options of `serve`. Each can also stand in the configuration file under the same name; an option given
+/// here wins.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Configuration file (TOML) with the same names as these options.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The cache: a file, or a block device.
+    #[arg(long, value_name = "PATH")]
+    pub cache: Option<PathBuf>,
+    /// Size of the cache when it has to be created.
+    #[arg(long, value_name = "SIZE")]
+    pub cache_size: Option<Size>,
+    /// A volume and its image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…]. Volumes that the
+    /// cache knows already are served in any case.
+    #[arg(long, value_name = "NAME=URI", value_parser = named_volume)]
+    pub volume: Vec<(VolumeName, BackendUri)>,
+    /// Where to serve NBD: nbd+unix:///?socket=PATH or nbd://HOST:PORT/ for all volumes, with a volume's name
+    /// after the last slash for that one [default: nbd.sock beside the admin socket's default].
+    #[arg(long, value_name = "URI")]
+    pub nbd: Vec<String>,
+    /// Directory of vhost-user sockets (not available in this version).
+    #[arg(long, value_name = "DIR")]
+    pub vhost: Option<PathBuf>,
+    /// The admin socket [default: /run/tidepool/admin.sock for root, else
+    /// $XDG_RUNTIME_DIR/tidepool/admin.sock].
+    #[arg(long, value_name = "SOCKET")]
+    pub admin: Option<PathBuf>,
+    /// Serve Prometheus metrics at http://ADDR:PORT/metrics.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// Write-back with this cache as the only copy: when it dies, up to this much may be lost. Without it
+    /// volumes run write-through.
+    #[arg(long, value_name = "DURATION")]
+    pub accept_loss: Option<Duration>,
+    /// Order in which dirty data reaches the image. This version has `unordered` only: while data is
+    /// dirty, the image alone is not a consistent disk.
+    #[arg(long, value_name = "grouped|unordered")]
+    pub drain: Option<DrainOrder>,
+    /// A host that keeps a replica (not available in this version).
+    #[arg(long, value_name = "URI")]
+    pub peer: Vec<String>,
+}
+
+/// Options of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Where the daemon is.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…].
+    pub uri: BackendUri,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Options of `volume`.
+#[derive(Debug, Args)]
+pub struct VolumeArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: VolumeCommand,
+}
+
+/// What `volume` can do.
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// List the volumes.
+    List {
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Serve one more volume; the cache remembers it.
+    Add {
+        /// The volume and its image.
+        #[arg(value_name = "NAME=URI", value_parser = named_volume)]
+        volume: (VolumeName, BackendUri),
+        /// What to do with writes [default: write-back if a loss is accepted, else write-through].
+        #[arg(long, value_name = MODES)]
+        mode: Option<Mode>,
+        /// As for `serve`, for this volume [default: the daemon's].
+        #[arg(long, value_name = "DURATION")]
+        accept_loss: Option<Duration>,
+        /// Most dirty bytes [default: a share of the cache].
+        #[arg(long, value_name = "SIZE")]
+        dirty_max: Option<Size>,
+        /// Serve reads only.
+        #[arg(long)]
+        read_only: bool,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Give an image back: drain it, compare it with the cache, unlock it, and say how to use it directly.
+    Remove {
+        /// The volume.
+        name: VolumeName,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Change a volume while it serves.
+    Set {
+        /// The volume.
+        name: VolumeName,
+        /// What to do with writes.
+        #[arg(long, value_name = MODES)]
+        mode: Option<Mode>,
+        /// Most dirty bytes; 0 for its share of the cache.
+        #[arg(long, value_name = "SIZE")]
+        dirty_max: Option<Size>,
+        /// As for `serve`, for this volume.
+        #[arg(long, value_name = "DURATION")]
+        accept_loss: Option<Duration>,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Wait until everything written so far is in the image.
+    Drain {
+        /// The volume.
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        name: Option<VolumeName>,
+        /// All volumes.
+        #[arg(long)]
+        all: bool,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+/// How the modes are named in usage lines.
+const MODES: &str = "write-back|write-through|write-around|off";
+
+/// Options of `cache`.
+#[derive(Debug, Args)]
+pub struct CacheArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: CacheCommand,
+}
+
+/// What `cache` can do.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// Make a cache; every byte of it is written.
+    Format {
+        /// A file, or a block device.
+        path: PathBuf,
+        /// Its size; a block device is used whole without it.
+        #[arg(long, value_name = "SIZE")]
+        size: Option<Size>,
+        /// Also where something else is, which is lost then.
+        #[arg(long)]
+        force: bool,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Show what a cache holds, without changing it.
+    Inspect {
+        /// The cache.
+        path: PathBuf,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Read everything that a cache holds and verify it, without changing it.
+    Check {
+        /// The cache.
+        path: PathBuf,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+/// Options of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// About how long it takes in all.
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub seconds: u64,
+    /// On a throw-away Ceph cluster instead of emulated pools; Ceph's daemons must be installed.
+    #[arg(long)]
+    pub ceph: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `NAME=URI`.
+fn named_volume(text: &str) -> Result<(VolumeName, BackendUri), String> {
+    let Some((name, uri)) = text.split_once('=') else {
+        return Err("write NAME=URI, as in vm1=rbd:rbd/vm1".into());
+    };
+    let name = VolumeName::try_from(name.to_owned()).map_err(|e| e.to_string())?;
+    let uri = uri.parse::<BackendUri>().map_err(|e| e.to_string())?;
+    Ok((name, uri))
+}
+
+/// Prints help as it is, and anything wrong as one line. Returns the exit status.
+pub fn report(error: &clap::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A reader that has gone is no reason to fail.
+            let _ = error.print();
+            0
+        }
+        _ => {
+            eprintln!("tidepool: {}", one_line(error));
+            2
+        }
+    }
+}
+
+/// What is wrong with the command line, on one line: the message, what was probably meant, where to look.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let paragraph = text.split("\n\n").next().unwrap_or_default();
+    let mut line = paragraph.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand
+    ) {
+        line = "no command is given".into();
+    }
+    for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
+        match error.get(kind) {
+            Some(ContextValue::String(meant)) => line.push_str(&format!("; did you mean {meant}?")),
+            Some(ContextValue::Strings(meant)) if !meant.is_empty() => {
+                line.push_str(&format!("; did you mean {}?", meant.join(" or ")));
+            }
+            _ => {}
+        }
+    }
+    line.push_str(" (see `tidepool --help`)");
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, String> {
+        Cli::try_parse_from(line.split_whitespace()).map_err(|e| one_line(&e))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_takes_the_options_of_the_contract() {
+        let line = "tidepool serve --config /f --cache /c --cache-size 64GiB --volume a=file:/a --volume b=rbd:p/b \
+                    --nbd nbd+unix:///?socket=/s --nbd nbd://h:1/a --vhost /v --admin /a --metrics 127.0.0.1:9464 \
+                    --accept-loss 5s --drain unordered --peer h";
+        let Command::Serve(args) = parse(line).expect("valid").command else { panic!("serve") };
+        assert_eq!(args.cache_size, Some(Size(64 << 30)));
+        assert_eq!(args.volume.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(args.nbd.len(), 2);
+        assert_eq!(args.accept_loss, Some(Duration::from_millis(5_000)));
+    }
+
+    #[test]
+    fn every_command_is_known() {
+        for line in [
+            "status --format json",
+            "check file:/a",
+            "volume list",
+            "volume add a=file:/a --mode write-back --accept-loss 1s --dirty-max 1GiB --read-only",
+            "volume remove a",
+            "volume set a --mode off",
+            "volume drain a",
+            "volume drain --all",
+            "cache format /c --size 1GiB --force",
+            "cache inspect /c",
+            "cache check /c --format json",
+            "demo --seconds 10 --ceph",
+        ] {
+            parse(&format!("tidepool {line}")).expect(line);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_on_one_line() {
+        for (line, part) in [
+            ("", "no command is given"),
+            ("volume", "no command is given"),
+            ("frobnicate", "frobnicate"),
+            ("serv", "did you mean serve"),
+            ("serve --cach /c", "did you mean --cache"),
+            ("serve --cache-size 64G", "\"64G\" is not a size"),
+            ("serve --accept-loss 5", "\"5\" is not a duration"),
+            ("serve --volume a", "NAME=URI"),
+            ("serve --volume a/b=file:/x", "not a volume name"),
+            ("serve --volume a=ftp:/x", "unknown scheme"),
+            ("serve --drain sideways", "grouped or unordered"),
+            ("serve --metrics here", "here"),
+            ("volume drain", "NAME"),
+            ("volume drain a --all", "--all"),
+            ("volume set a --mode fast", "write-through"),
+            ("status --format xml", "json"),
+            ("check", "<URI>"),
+        ] {
+            let error = parse(&format!("tidepool {line}")).expect_err(line);
+            assert!(
+                error.contains(part) && !error.contains('\n') && !error.contains('\u{1b}'),
+                "{line}: {error}"
+            );
+        }
+    }
+}

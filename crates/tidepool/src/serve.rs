@@ -1,0 +1,126 @@
+//! `tidepool serve`.
+
+use crate::cli::ServeArgs;
+use crate::output::bytes_bar;
+use indicatif::ProgressBar;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, OnceLock};
+use tidepool_daemon::config::{Config, VolumeConfig};
+use tidepool_daemon::failure::Failure;
+use tidepool_daemon::service::{self, Console};
+use tidepool_daemon::units::Size;
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+/// Runs the daemon.
+pub fn run(args: ServeArgs) -> Result<(), Failure> {
+    let config = configuration(args)?;
+    start_log();
+    abort_on_panic();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::failed(format!("cannot start: {e}")))?;
+    let outcome = runtime.block_on(service::serve(config, Arc::new(Terminal::default())));
+    // A backend that hangs in a blocking call must not keep the process.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// The file's settings under those of the flags.
+fn configuration(args: ServeArgs) -> Result<Config, Failure> {
+    let mut flags = Config {
+        cache: args.cache,
+        cache_size: args.cache_size,
+        nbd: args.nbd,
+        vhost: args.vhost,
+        admin: args.admin,
+        metrics: args.metrics,
+        accept_loss: args.accept_loss,
+        drain: args.drain,
+        peer: args.peer,
+        ..Config::default()
+    };
+    for (name, uri) in args.volume {
+        let twice = Failure::usage(format!("--volume {name} is given twice: a name has one image"));
+        if flags.volume.insert(name, VolumeConfig::new(uri)).is_some() {
+            return Err(twice);
+        }
+    }
+    match args.config {
+        None => Ok(flags),
+        Some(path) => Ok(flags.over(Config::read(&path).map_err(Failure::usage)?)),
+    }
+}
+
+/// The log goes to stderr; `RUST_LOG` chooses what is in it.
+fn start_log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let terminal = std::io::stderr().is_terminal();
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A service manager stamps the lines itself.
+    if std::env::var_os("JOURNAL_STREAM").is_some() {
+        log.with_ansi(false).without_time().init();
+    } else {
+        log.with_ansi(terminal).init();
+    }
+}
+
+/// A broken invariant ends the daemon at once, as a kill does: what was acknowledged is in the log, and
+/// nothing is written on a state that is not understood.
+fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let what =
+            text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
+        let place =
+            panic.location().map(|place| format!(" ({}:{})", place.file(), place.line())).unwrap_or_default();
+        eprintln!(
+            "tidepool: internal error: {what}{place}; please report it (start again: nothing acknowledged is lost)"
+        );
+        std::process::abort();
+    }));
+}
+
+/// Shows the start on the terminal.
+#[derive(Default)]
+struct Terminal {
+    bar: OnceLock<ProgressBar>,
+}
+
+impl Console for Terminal {
+    fn formatting(&self, done_bytes: u64, total_bytes: u64) {
+        let bar = self.bar.get_or_init(|| {
+            if !std::io::stderr().is_terminal() {
+                info!("formatting a cache of {}", Size(total_bytes).approximate());
+            }
+            bytes_bar("formatting the cache")
+        });
+        bar.set_length(total_bytes);
+        bar.set_position(done_bytes);
+        if done_bytes >= total_bytes {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn ready(&self) {
+        let mut out = std::io::stdout().lock();
+        // Nobody has to listen.
+        let _ = writeln!(out, "ready").and_then(|()| out.flush());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    #[test]
+    fn a_volume_given_twice_is_refused() {
+        let line = ["tidepool", "serve", "--volume", "a=file:/a", "--volume", "a=file:/b"];
+        let Command::Serve(args) = Cli::try_parse_from(line).expect("valid").command else { panic!("serve") };
+        let failure = super::configuration(*args).expect_err("twice");
+        assert_eq!(failure.exit_status(), 2);
+        assert!(failure.to_string().contains("--volume a is given twice"), "{failure}");
+    }
+}

@@ -1,0 +1,170 @@
+//! `tidepool volume`.
+
+use crate::cli::VolumeCommand;
+use crate::output::{self, bytes_bar, render};
+use crate::status::client;
+use indicatif::ProgressBar;
+use std::time::Duration as Time;
+use tidepool_daemon::admin::client::{Client, ClientError};
+use tidepool_daemon::admin::{AddVolume, Removed, SetVolume, VolumeReport};
+use tidepool_daemon::failure::{Failure, reason};
+use tidepool_daemon::units::Size;
+use tidepool_daemon::volume::absolute_backend;
+
+/// How often a waiting command looks at how far it is.
+const PROGRESS_POLL: Time = Time::from_millis(500);
+
+/// Runs the command.
+pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
+    match command {
+        VolumeCommand::List { admin, output } => {
+            let volumes = client(&admin)?.volumes().await.map_err(Failure::failed)?;
+            output::print(output.format, &volumes, |volumes| list(volumes))
+        }
+        VolumeCommand::Add {
+            volume: (name, uri),
+            mode,
+            accept_loss,
+            dirty_max,
+            read_only,
+            admin,
+            output,
+        } => {
+            let client = client(&admin)?;
+            // The daemon runs in another directory.
+            let uri = absolute_backend(uri).map_err(|e| Failure::failed(reason(&e)))?;
+            let (name, backend) = (name.to_string(), uri.to_string());
+            let volume = AddVolume { name: name.clone(), backend, mode, accept_loss, dirty_max, read_only };
+            let gone = "the daemon goes on opening it (see `tidepool volume list`)";
+            let report = interruptible(gone, client.add(&volume)).await?;
+            output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+        }
+        VolumeCommand::Remove { name, admin, output } => {
+            let client = client(&admin)?;
+            let gone = "while a volume drains it goes on serving (see `tidepool volume list`)";
+            let removal = client.remove(name.as_str());
+            let removed = with_progress(&client, Some(name.as_str()), "draining", gone, removal).await?;
+            output::print(output.format, &removed, gave_back)
+        }
+        VolumeCommand::Set { name, mode, dirty_max, accept_loss, admin, output } => {
+            if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() {
+                return Err(Failure::usage("nothing to change: give --mode, --dirty-max or --accept-loss"));
+            }
+            let client = client(&admin)?;
+            let gone = "the daemon goes on with the change (see `tidepool status`)";
+            let change = SetVolume { mode, accept_loss, dirty_max };
+            let change = client.set(name.as_str(), &change);
+            let report = with_progress(&client, Some(name.as_str()), "draining", gone, change).await?;
+            output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+        }
+        VolumeCommand::Drain { name, admin, output, .. } => {
+            let client = client(&admin)?;
+            let name = name.as_ref().map(|name| name.as_str());
+            let gone = "the daemon goes on draining (see `tidepool status`)";
+            let reports = with_progress(&client, name, "draining", gone, drain(&client, name)).await?;
+            output::print(output.format, &reports, |reports| list(reports))
+        }
+    }
+}
+
+/// Drains one volume, or all of them at once. All are tried; the first error is told.
+async fn drain(client: &Client, name: Option<&str>) -> Result<Vec<VolumeReport>, ClientError> {
+    if let Some(name) = name {
+        return Ok(vec![client.drain(name).await?]);
+    }
+    let mut drains = tokio::task::JoinSet::new();
+    for volume in client.volumes().await? {
+        let client = client.clone();
+        drains.spawn(async move { client.drain(&volume.name).await });
+    }
+    let mut reports = Vec::new();
+    let mut failure = None;
+    while let Some(drained) = drains.join_next().await {
+        match drained {
+            Ok(Ok(report)) => reports.push(report),
+            Ok(Err(error)) => failure = failure.or(Some(error)),
+            Err(_) => {}
+        }
+    }
+    reports.sort_by(|a, b| a.name.cmp(&b.name));
+    failure.map_or(Ok(reports), Err)
+}
+
+/// Waits for the daemon; Ctrl-C ends the waiting, and `gone` says what happens then.
+async fn interruptible<T>(
+    gone: &str,
+    call: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        done = call => done.map_err(Failure::failed),
+        _ = tokio::signal::ctrl_c() => Err(Failure::failed(format!("interrupted: {gone}"))),
+    }
+}
+
+/// As [`interruptible`], with a bar of what is still dirty.
+async fn with_progress<T>(
+    client: &Client,
+    name: Option<&str>,
+    what: &str,
+    gone: &str,
+    call: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, Failure> {
+    let bar = bytes_bar(what);
+    let outcome = tokio::select! {
+        outcome = interruptible(gone, call) => outcome,
+        // Never ends by itself.
+        never = follow(client, name, &bar) => match never {},
+    };
+    bar.finish_and_clear();
+    outcome
+}
+
+/// Shows how much of what was dirty at first is drained.
+async fn follow(client: &Client, name: Option<&str>, bar: &ProgressBar) -> std::convert::Infallible {
+    let mut most = 0;
+    loop {
+        tokio::time::sleep(PROGRESS_POLL).await;
+        if bar.is_hidden() {
+            continue;
+        }
+        let Ok(volumes) = client.volumes().await else { continue };
+        let counted = volumes.iter().filter(|volume| name.is_none_or(|name| volume.name == name));
+        let dirty = counted.map(|volume| volume.dirty_bytes).sum::<u64>();
+        most = most.max(dirty);
+        bar.set_length(most);
+        bar.set_position(most - dirty);
+    }
+}
+
+fn list(volumes: &[VolumeReport]) -> String {
+    if volumes.is_empty() {
+        return "no volumes (add one with `tidepool volume add NAME=URI`)\n".into();
+    }
+    let columns = ["VOLUME", "SIZE", "MODE", "STATE", "DIRTY", "DIRTY MAX", "CACHED", "CLIENTS", "BACKEND"];
+    let mut table = output::table(&columns, &[1, 4, 5, 6, 7]);
+    for volume in volumes {
+        table.add_row([
+            volume.name.clone(),
+            Size(volume.size_bytes).approximate(),
+            volume.mode.to_string(),
+            volume.state.as_str().to_owned(),
+            Size(volume.dirty_bytes).approximate(),
+            Size(volume.dirty_bytes_max).approximate(),
+            Size(volume.cached_bytes).approximate(),
+            volume.connections.to_string(),
+            volume.backend.clone(),
+        ]);
+    }
+    render(&table)
+}
+
+fn gave_back(removed: &Removed) -> String {
+    let compared = if removed.verified { "compared with the cache, " } else { "" };
+    let mut text =
+        format!("volume {} is removed: {} is complete, {compared}unlocked\n", removed.name, removed.backend);
+    text.push_str("use it directly:\n");
+    for command in &removed.direct_use {
+        text.push_str(&format!("  {command}\n"));
+    }
+    text
+}

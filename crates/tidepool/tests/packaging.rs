@@ -1,0 +1,49 @@
+//! What is shipped beside the command works with it.
+
+use std::path::PathBuf;
+use std::process::Command;
+use tidepool_daemon::config::Config;
+use tidepool_daemon::service::Plan;
+
+fn packaged(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name)
+}
+
+#[test]
+fn the_example_configuration_is_valid_as_shipped_and_with_its_comments_opened() {
+    let path = packaged("tidepool.toml");
+    let plan = Plan::new(Config::read(&path).expect("valid")).expect("a plan");
+    assert!(plan.volumes.is_empty());
+
+    let text = std::fs::read_to_string(&path).expect("readable");
+    // Settings that are commented out stand directly behind their #; prose has a space there.
+    let opened: Vec<&str> = text
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(setting) if !setting.starts_with(' ') => setting,
+            _ => line,
+        })
+        .collect();
+    let plan = Plan::new(Config::parse(&path, &opened.join("\n")).expect("valid")).expect("a plan");
+    let names: Vec<&str> = plan.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["vm1", "vm2"]);
+    assert_eq!(plan.accept_loss.map(|loss| loss.to_string()).as_deref(), Some("5s"));
+}
+
+#[test]
+fn the_unit_is_accepted_by_systemd() {
+    // The unit names the installed command; here it is the built one.
+    let unit = std::fs::read_to_string(packaged("tidepool.service")).expect("readable");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("tidepool.service");
+    let unit = unit.replace("/usr/bin/tidepool", env!("CARGO_BIN_EXE_tidepool"));
+    std::fs::write(&path, unit).expect("written");
+    match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let about_it: Vec<&str> = said.lines().filter(|line| line.contains("tidepool.service")).collect();
+            assert!(output.status.success() && about_it.is_empty(), "{said}");
+        }
+        Err(error) => eprintln!("not verified: systemd-analyze: {error}"),
+    }
+}
