@@ -333,9 +333,10 @@ impl Engine {
             Some((_, number)) => number,
             None => {
                 builder.begin_record(vid, RecordKind::Fill);
+                let number = self.fills.next;
                 self.fills.next += 1;
-                self.fills.record[s] = Some((vid, self.fills.next));
-                self.fills.next
+                self.fills.record[s] = Some((vid, number));
+                number
             }
         };
         let to = builder.push_data(&self.space, block, 0, 0);
