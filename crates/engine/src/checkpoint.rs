@@ -44,7 +44,9 @@ pub(crate) struct Checkpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Pages,
+    /// The pages are being made stable: the header must not reach the medium before them.
     Sync,
+    Synced,
     Header,
 }
 
@@ -202,7 +204,7 @@ impl Engine {
                     self.effects.push_back(Effect::DeviceSync { token });
                 }
             }
-            Phase::Sync => {
+            Phase::Synced => {
                 let Some(buf) = self.pools.checkpoint.take() else { return };
                 let run = self.checkpoint.run.as_mut().expect("a run advances");
                 run.phase = Phase::Header;
@@ -216,7 +218,7 @@ impl Engine {
                     self.effects.push_back(Effect::DeviceWrite { token, offset, buf, dsync: true });
                 }
             }
-            Phase::Header => {}
+            Phase::Sync | Phase::Header => {}
         }
     }
 
@@ -266,6 +268,9 @@ impl Engine {
     pub(crate) fn checkpoint_sync_done(&mut self, now: Nanos, result: Result<(), IoError>) {
         if result.is_err() {
             return self.device_failed(now);
+        }
+        if let Some(run) = &mut self.checkpoint.run {
+            run.phase = Phase::Synced;
         }
         self.advance_checkpoint();
     }
