@@ -5,6 +5,7 @@
 //! that executes [`Transfer`]s without blocking its caller.
 
 mod backend;
+mod check;
 mod error;
 mod file;
 mod latency;
@@ -15,6 +16,7 @@ mod record;
 mod uri;
 
 pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, open};
+pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
 pub use record::{Copies, ImageStamp, OwnerState, Ownership};
 pub use uri::{BackendUri, Emulation, UriError};

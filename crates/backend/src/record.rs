@@ -185,6 +185,17 @@ impl Continuity {
         Continuity { proven: true, overwritten: false, reason: reason.into() }
     }
 
+    /// What it means for the cached data, as a step of a plan.
+    pub(crate) fn plan(&self) -> String {
+        match (self.proven, self.overwritten) {
+            (true, _) => format!("keep clean cached data: {}", self.reason),
+            (false, true) => {
+                format!("drop clean cached data, and not drain dirty data unasked: {}", self.reason)
+            }
+            (false, false) => format!("drop clean cached data: {}", self.reason),
+        }
+    }
+
     pub(crate) fn overwritten(reason: impl Into<String>) -> Continuity {
         Continuity { proven: false, overwritten: true, reason: reason.into() }
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Driver, OTHER, OURS, open, options, pattern, refused};
+use common::{Driver, OTHER, OURS, check, failed, open, options, pattern, refused};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -338,4 +338,27 @@ fn an_emulated_pool_takes_its_time_and_keeps_the_data() {
     }
     // A lower bound holds on the busiest machine: the pool never answers before its time.
     assert!(mean_us[0] > 4000 && mean_us[1] > 400, "{mean_us:?}");
+}
+
+#[test]
+fn a_check_tells_what_would_be_done_and_changes_nothing() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let fresh = check(&uri(&path), &options(OURS));
+    assert!(fresh.usable && fresh.would.iter().any(|step| step.contains("generation 1")), "{fresh:?}");
+    assert_eq!(fs::read_dir(&scratch.0).expect("the directory").count(), 1, "a check left something behind");
+    let driver = serve(&path);
+    assert!(failed(&check(&uri(&path), &options(OURS)), "lock").contains("in use"));
+    driver.close(false).expect("closed");
+    let record = fs::read(scratch.0.join("image.tidepool")).expect("the record");
+    let theirs = check(&uri(&path), &options(OTHER));
+    assert!(failed(&theirs, "ownership").contains("owned by another cache"));
+    let ours = check(&uri(&path), &options(OURS));
+    assert!(ours.would.iter().any(|step| step.contains("keep clean cached data")), "{ours:?}");
+    assert_eq!(fs::read(scratch.0.join("image.tidepool")).expect("the record"), record);
+    let absent = check(&uri(&scratch.0.join("absent")), &options(OURS));
+    assert!(failed(&absent, "image").contains("create it first"));
+    assert!(absent.items.iter().any(|item| item.status == tidepool_backend::CheckStatus::Skipped));
+    let emulated = check(&format!("{}?emulate=hdd", uri(&path)), &options(OURS));
+    assert!(emulated.items.iter().any(|item| item.detail.contains("emulated")), "{emulated:?}");
 }

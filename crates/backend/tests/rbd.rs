@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Driver, OTHER, OURS, open, options, pattern, refused};
+use common::{Driver, OTHER, OURS, check, failed, open, options, pattern, refused};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
@@ -333,12 +333,60 @@ fn an_image_locked_by_another_client_is_refused_and_left_to_it() {
     let holder = cluster.lock_address("busy").expect("a holder");
     let line = refused(&uri, options(OURS));
     assert!(line.contains("in use") && line.contains(&holder), "{line}");
-    assert_eq!(cluster.lock_address("busy"), Some(holder), "the lock was taken from its holder");
+    assert_eq!(cluster.lock_address("busy"), Some(holder.clone()), "the lock was taken from its holder");
+    assert!(failed(&check(&uri, &options(OURS)), "lock").contains(&holder));
     drop(bench);
     cluster.image("manual", 8);
     cluster.rbd(&["lock", "add", "manual", "mine"]).expect("a lock");
     let line = refused(&cluster.uri("manual"), options(OURS));
     assert!(line.contains("rbd lock rm rbd/manual 'mine' client."), "{line}");
+}
+
+#[test]
+fn an_image_that_an_idle_client_has_open_for_writing_is_refused() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("idle", 8);
+    let mut watch = Command::new("rbd");
+    watch.args(["-c", &cluster.conf().display().to_string(), "watch", "idle"]);
+    watch.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let watch = Process::spawn(watch).expect("rbd watch");
+    while !cluster.rbd(&["status", "idle"]).expect("a status").contains("watcher=") {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let line = refused(&uri, options(OURS));
+    assert!(line.contains("open for writing by 127."), "{line}");
+    drop(watch);
+}
+
+#[test]
+fn a_check_tells_what_would_be_done_and_changes_nothing() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("checked", 8);
+    let state = |cluster: &Shared| {
+        let header = cluster.header("checked");
+        let objects = cluster.rados(&["-p", "rbd", "ls"]).expect("objects");
+        let locks = cluster.rados(&["-p", "rbd", "lock", "info", &header, "rbd_lock"]).expect("locks");
+        let blocklist = cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
+        (objects, locks, cluster.rbd(&["info", "checked"]).expect("info"), blocklist)
+    };
+    let before = state(&cluster);
+    let report = check(&uri, &options(OURS));
+    assert!(report.usable, "{report:?}");
+    for step in ["exclusive lock", "guard", "generation 1"] {
+        assert!(report.would.iter().any(|would| would.contains(step)), "{report:?}");
+    }
+    assert_eq!(state(&cluster), before);
+    drop(Child::start(&uri).kill());
+    let before = state(&cluster);
+    let report = check(&uri, &options(OURS));
+    assert!(report.usable && report.would.iter().any(|would| would.contains("break the lock")), "{report:?}");
+    assert!(failed(&check(&uri, &options(OTHER)), "ownership").contains("owned by another cache"));
+    assert_eq!(state(&cluster), before);
+    assert!(failed(&check(&cluster.uri("absent"), &options(OURS)), "image").contains("no such image"));
+    cluster.client_add("watcher", &[("mon", "allow r"), ("osd", "allow rwx pool=rbd")]).expect("a client");
+    let report = check(&format!("{}&id=watcher", cluster.image("other", 8)), &options(OURS));
+    assert!(failed(&report, "rights").contains("client.watcher may not fence"), "{report:?}");
+    serve(&uri).close(true).expect("closed");
 }
 
 #[test]

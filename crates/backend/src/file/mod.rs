@@ -7,6 +7,7 @@
 //! O_DIRECT is used when the file system takes it for 512-byte transfers; otherwise the page cache
 //! is (tmpfs, devices with 4 KiB sectors).
 
+mod check;
 mod owner;
 mod ring;
 
@@ -24,6 +25,7 @@ use tidepool_engine::api::{IoError, SECTOR_BYTES};
 use tidepool_engine::mem::AlignedBuf;
 use uuid::Uuid;
 
+pub(crate) use check::{check, describe};
 pub(crate) use owner::Sidecar;
 
 /// How long an opener waits for a process that has died with requests in flight.
@@ -71,7 +73,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Resu
         sidecar.write(&record)?;
         (Some((sidecar, record)), generation, continuity)
     };
-    let Image { what, file, size_bytes } = image;
+    let Image { what, file, size_bytes, .. } = image;
     let ring = Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?;
     let backend = FileBackend { what, ring, size_bytes, read_only: options.read_only, caching, ownership };
     Ok(Opened {
@@ -88,6 +90,8 @@ pub(crate) struct Image {
     pub(crate) what: String,
     pub(crate) file: OwnedFd,
     pub(crate) size_bytes: u64,
+    /// Past the page cache.
+    pub(crate) direct: bool,
 }
 
 impl Image {
@@ -111,9 +115,9 @@ impl Image {
             Caching::Direct => open_direct(path, flags),
             Caching::Played => None,
         };
-        let file = match direct {
-            Some(file) => file,
-            None => rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?,
+        let (file, direct) = match direct {
+            Some(file) => (file, true),
+            None => (rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?, false),
         };
         let size_bytes =
             size_of(&file, kind).map_err(|e| BackendError::io(&what, "read the size of the image", e))?;
@@ -126,7 +130,7 @@ impl Image {
             );
             return Err(BackendError::Unsupported { what, why });
         }
-        Ok(Image { what, file, size_bytes })
+        Ok(Image { what, file, size_bytes, direct })
     }
 
     /// Takes the lock: shared to read, exclusive to write. A holder that has died is waited for.

@@ -68,15 +68,29 @@ impl Sidecar {
         Ownership::from_json(&what, &bytes).map(Some)
     }
 
+    /// Whether the record could be replaced, without doing it.
+    pub(crate) fn check_writable(&self) -> Result<(), BackendError> {
+        let mut dir = self.path.parent().unwrap_or(Path::new("/"));
+        while self.create_dir && !dir.exists() {
+            dir = dir.parent().unwrap_or(Path::new("/"));
+        }
+        rustix::fs::access(dir, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
+            .map_err(|e| self.write_error(e.into()))
+    }
+
     /// Replaces the record; when this returns, the new one is on stable media.
     pub(crate) fn write(&self, record: &Ownership) -> Result<(), BackendError> {
-        self.replace(&record.to_json()).map_err(|e| match e.kind() {
+        self.replace(&record.to_json()).map_err(|e| self.write_error(e))
+    }
+
+    fn write_error(&self, e: io::Error) -> BackendError {
+        match e.kind() {
             io::ErrorKind::PermissionDenied => BackendError::Denied {
                 what: self.path.display().to_string(),
                 why: "the ownership record cannot be written there; make its directory writable".into(),
             },
             _ => BackendError::io(self.path.display(), "write the ownership record", e),
-        })
+        }
     }
 
     fn replace(&self, bytes: &[u8]) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
-use super::guard::{self, Claim};
+use super::guard;
 use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_JOURNALING, FEATURE_NON_PRIMARY, Facts, Image};
 use super::owner::OwnerObject;
 use super::place::Place;
@@ -10,8 +10,9 @@ use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{self, Continuity, ImageStamp, OwnerState, Ownership};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::sync::Arc;
-use tidepool_engine::api::SECTOR_BYTES;
+use tidepool_engine::api::{IoError, SECTOR_BYTES};
 use uuid::Uuid;
 
 /// How long the fence of our own dead process stands: it cannot come back.
@@ -90,11 +91,17 @@ impl Survey {
         Ok(())
     }
 
+    /// Whether the image holds what a reader with this cache may see.
+    pub(super) fn check_reader(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
+        match &self.record {
+            Some(record) => record.check_owner(&place.what, cache_uuid),
+            None => Ok(()),
+        }
+    }
+
     /// Whether this cache may own the image.
     pub(super) fn check_owner(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
-        if let Some(record) = &self.record {
-            record.check_owner(&place.what, cache_uuid)?;
-        }
+        self.check_reader(place, cache_uuid)?;
         let ours = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
         if self.guarded() && !ours {
             let why = "it is not the primary copy (feature non-primary): promote it first (rbd mirror image promote), \
@@ -135,8 +142,25 @@ impl Survey {
         }
     }
 
-    /// Refuses an image whose lock is held by somebody who is there.
-    pub(super) fn check_lock(&self, place: &Place, holder: &Holder) -> Result<(), BackendError> {
+    /// Clients that have the image open for writing and do not know of a guard.
+    fn strangers(&self, options: &OpenOptions) -> Vec<&str> {
+        if self.guarded() {
+            // Whoever has opened the image since the guard was set sees it.
+            return Vec::new();
+        }
+        let own = self.own_clients(options);
+        let stranger = |watcher: &&str| !own.iter().any(|client| address::same(client, watcher));
+        self.facts.watchers.iter().map(String::as_str).filter(stranger).collect()
+    }
+
+    /// Refuses an image whose lock is held by somebody who is there, and one that somebody else has open
+    /// for writing: that client would take the lock as soon as it falls.
+    pub(super) fn check_lock(
+        &self,
+        place: &Place,
+        holder: &Holder,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
         let what = place.what.clone();
         match holder {
             Holder::Live(locker) => Err(BackendError::Locked { what, holder: self.live_holder(locker) }),
@@ -148,7 +172,16 @@ impl Survey {
                 );
                 Err(BackendError::Locked { what, holder })
             }
-            Holder::Nobody | Holder::OurDead(_) | Holder::Gone(_) => Ok(()),
+            Holder::Nobody | Holder::OurDead(_) | Holder::Gone(_) => match &self.strangers(options)[..] {
+                [] => Ok(()),
+                strangers => {
+                    let who = strangers.join(", ");
+                    let holder = format!(
+                        "open for writing by {who}; stop that client first (if it has died, it is forgotten after 30 s)"
+                    );
+                    Err(BackendError::Locked { what, holder })
+                }
+            },
         }
     }
 
@@ -202,7 +235,7 @@ impl Survey {
 
 /// An image that has become ours.
 pub(super) struct Attached {
-    pub(super) image: Arc<Image>,
+    pub(super) image: Image,
     pub(super) facts: Facts,
     pub(super) owner: OwnerObject,
     pub(super) record: Ownership,
@@ -223,7 +256,7 @@ pub(super) fn attach(
     survey.check_kind(place)?;
     survey.check_owner(place, cache_uuid)?;
     let holder = survey.holder(options);
-    survey.check_lock(place, &holder)?;
+    survey.check_lock(place, &holder, options)?;
     cluster.check_blocklist_right()?;
     let continuity = survey.continuity(cache_uuid, &holder);
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
@@ -231,28 +264,24 @@ pub(super) fn attach(
 
     let before = claim(&mut survey, pool, cache_uuid, &client)?;
     fence(place, cluster, pool, &survey, &holder, &before)?;
-    let lifted = survey.guarded();
-    let taken = take_lock(place, cluster, pool, &survey, &client, continuity);
-    let (image, locker, continuity) = match taken {
-        Ok(taken) => taken,
-        Err(e) => {
-            if lifted && let Err(e) = guard::set(pool, &survey.facts.header(), true) {
-                tracing::warn!(image = %place.what, error = %e, "the guard of the image could not be set again");
-            }
-            return Err(e);
-        }
-    };
     let guarded = survey.can_guard();
-    if guarded {
-        let set = guard::set(pool, &survey.facts.header(), true);
-        set.map_err(|e| place.error(cluster, "guard the image", e))?;
-    } else {
+    if !guarded {
         tracing::warn!(image = %place.what, "journaling is on: the image is not guarded against other writers");
     }
-    let generation = before.generation.saturating_add(1);
-    let mut record = Ownership::new(generation, cache_uuid, OwnerState::Open);
+    let header = survey.facts.header();
+    let spot = Spot { place, cluster, pool, header: &header, client: &client };
+    let Taken { image, locker, undisturbed } = spot.take(survey.guarded(), guarded)?;
+    let continuity = match undisturbed {
+        true => continuity,
+        false => Continuity::overwritten("another client has changed the image while it was being opened"),
+    };
+    let mut record = Ownership::new(before.generation.saturating_add(1), cache_uuid, OwnerState::Open);
     record.client = Some(client.clone());
-    survey.owner.swap(pool, &record)?;
+    if let Err(e) = survey.owner.swap(pool, &record) {
+        // As it was, while the lock is still ours.
+        spot.guard_again(survey.guarded());
+        return Err(e);
+    }
     let attachment = Attachment { client, cookie: locker.cookie };
     let Survey { facts, owner, .. } = survey;
     Ok(Attached { image, facts, owner, record, continuity, attachment, guarded })
@@ -307,56 +336,106 @@ fn fence(
     Ok(())
 }
 
-/// Lifts the guard, opens the image and takes its lock.
-fn take_lock(
-    place: &Place,
-    cluster: &Cluster,
-    pool: &IoCtx,
-    survey: &Survey,
-    client: &str,
-    mut continuity: Continuity,
-) -> Result<(Arc<Image>, Locker, Continuity), BackendError> {
-    let header = survey.facts.header();
-    let failed = |action| move |e| place.error(cluster, action, e);
-    let version = if survey.guarded() {
-        guard::set(pool, &header, false).map_err(failed("lift the guard of the image"))?
-    } else {
-        pool.version(&header).map_err(failed("read the image's header"))?
-    };
-    let image = Image::open(&cluster.libraries().rbd, pool, &place.image, false);
-    let image = image.map_err(failed("open the image"))?;
-    if pool.version(&header).map_err(failed("read the image's header"))? != version {
-        // Somebody has used the moment between the guard and the lock.
-        continuity =
-            Continuity::overwritten("another client has changed the image while it was being opened");
+/// Everything that is needed to take an image's lock.
+struct Spot<'a> {
+    place: &'a Place,
+    cluster: &'a Cluster,
+    pool: &'a IoCtx,
+    header: &'a str,
+    /// Address of our own client.
+    client: &'a str,
+}
+
+/// An open image whose lock is ours.
+struct Taken {
+    image: Image,
+    locker: Locker,
+    /// Nobody has changed the image between the lifting of its guard and its opening.
+    undisturbed: bool,
+}
+
+impl Spot<'_> {
+    fn failed(&self, action: &'static str) -> impl Fn(io::Error) -> BackendError {
+        move |e| self.place.error(self.cluster, action, e)
     }
-    let lost = |holder: Option<Locker>| {
+
+    /// Lifts the guard, opens the image, takes its lock, and sets the guard (again).
+    fn take(&self, guarded_before: bool, guarded_after: bool) -> Result<Taken, BackendError> {
+        let taken = match self.lift_and_lock(guarded_before) {
+            Ok(taken) => taken,
+            Err(e) => {
+                self.guard_again(guarded_before);
+                return Err(e);
+            }
+        };
+        if guarded_after {
+            guard::set(self.pool, self.header, true).map_err(self.failed("guard the image"))?;
+        }
+        Ok(taken)
+    }
+
+    /// After a failure: the guard as it was, if the cluster still lets us.
+    fn guard_again(&self, on: bool) {
+        if let Err(e) = guard::set(self.pool, self.header, on) {
+            tracing::warn!(image = %self.place.what, error = %e, "the guard of the image could not be restored");
+        }
+    }
+
+    fn lift_and_lock(&self, guarded: bool) -> Result<Taken, BackendError> {
+        let read_header = "read the image's header";
+        let version = if guarded {
+            guard::set(self.pool, self.header, false).map_err(self.failed("lift the guard of the image"))?
+        } else {
+            self.pool.version(self.header).map_err(self.failed(read_header))?
+        };
+        let image = Image::open(&self.cluster.libraries().rbd, self.pool, &self.place.image, false);
+        let image = image.map_err(self.failed("open the image"))?;
+        let undisturbed = self.pool.version(self.header).map_err(self.failed(read_header))? == version;
+        if let Err(e) = image.lock() {
+            return Err(match e.raw_os_error() {
+                Some(libc::EROFS | libc::EBUSY | libc::EEXIST) => {
+                    self.lost(self.pool.locker(self.header).ok().flatten())
+                }
+                _ => self.place.error(self.cluster, "take the exclusive lock", e),
+            });
+        }
+        match self.pool.locker(self.header).map_err(self.failed("read the image's lock"))? {
+            Some(locker) if address::same(&locker.address, self.client) => {
+                Ok(Taken { image, locker, undisturbed })
+            }
+            other => Err(self.lost(other)),
+        }
+    }
+
+    fn lost(&self, holder: Option<Locker>) -> BackendError {
         let holder = match holder {
             Some(Locker { client, address, .. }) => {
                 format!("{client} at {address} was faster to take its lock; stop that client first")
             }
             None => "its exclusive lock could not be kept; try again".into(),
         };
-        BackendError::Locked { what: place.what.clone(), holder }
-    };
-    if let Err(e) = image.lock() {
-        return Err(match e.raw_os_error() {
-            Some(libc::EROFS | libc::EBUSY | libc::EEXIST) => lost(pool.locker(&header).ok().flatten()),
-            _ => place.error(cluster, "take the exclusive lock", e),
-        });
-    }
-    match pool.locker(&header).map_err(failed("read the image's lock"))? {
-        Some(locker) if address::same(&locker.address, client) => Ok((Arc::new(image), locker, continuity)),
-        other => Err(lost(other)),
+        BackendError::Locked { what: self.place.what.clone(), holder }
     }
 }
 
+/// What [`retake`] works with, and what a release writes down.
+#[derive(Clone)]
+pub(super) struct Claim {
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) place: Place,
+    pub(super) header: String,
+    pub(super) owner: String,
+    /// Address of our client.
+    pub(super) address: String,
+    pub(super) record: Ownership,
+    /// The guard is in use.
+    pub(super) guarded: bool,
+}
+
 impl Attached {
-    /// What [`guard::regain`] works with.
     pub(super) fn claim(&self, place: &Place, cluster: &Arc<Cluster>) -> Claim {
         Claim {
             cluster: Arc::clone(cluster),
-            image: Arc::clone(&self.image),
             place: place.clone(),
             header: self.facts.header(),
             owner: self.facts.owner(),
@@ -365,4 +444,58 @@ impl Attached {
             guarded: self.guarded,
         }
     }
+}
+
+/// Replaces a handle that has turned read-only (see [`guard`]) by a new one, if the image is still ours.
+/// The lock is given up and taken again under the guard; only the opening itself must not see the guard,
+/// and whether somebody used that moment is looked at.
+pub(super) fn retake(claim: &Claim, old: Option<Image>) -> Result<Image, IoError> {
+    let what = &claim.place.what;
+    try_retake(claim, old).map_err(|e| match e {
+        BackendError::Io { source, .. } if source.raw_os_error() != Some(libc::ESHUTDOWN) => {
+            IoError::Errno(source.raw_os_error().unwrap_or(libc::EIO))
+        }
+        e => {
+            tracing::error!(image = %what, error = %e, "the volume is fenced: its image is no longer ours");
+            IoError::Fenced
+        }
+    })
+}
+
+fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> {
+    let Claim { cluster, place, header, .. } = claim;
+    let pool = cluster.pool(&place.pool, &place.namespace)?;
+    let read_locker = || pool.locker(header).map_err(|e| place.error(cluster, "read the image's lock", e));
+    let ours = |locker: &Locker| address::same(&locker.address, &claim.address);
+    let fenced = || BackendError::Fenced { what: place.what.clone() };
+    match read_locker()? {
+        Some(locker) if !ours(&locker) => return Err(fenced()),
+        None if old.is_some() => return Err(fenced()),
+        _ => {}
+    }
+    let (_, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
+    let same = |record: &Ownership| {
+        (record.generation, record.cache_uuid) == (claim.record.generation, claim.record.cache_uuid)
+    };
+    if !record.as_ref().is_some_and(same) {
+        return Err(fenced());
+    }
+    if let Some(old) = old {
+        // A failure shows in the lock, which is looked at next.
+        let _ = old.unlock();
+    }
+    match read_locker()? {
+        Some(locker) if ours(&locker) => {
+            pool.break_lock(header, &locker).map_err(|e| place.error(cluster, "release the lock", e))?;
+        }
+        Some(_) => return Err(fenced()),
+        None => {}
+    }
+    let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
+    let taken = spot.take(claim.guarded, claim.guarded)?;
+    if !taken.undisturbed {
+        return Err(fenced());
+    }
+    tracing::info!(image = %place.what, "the image's handle had turned read-only; it is replaced");
+    Ok(taken.image)
 }

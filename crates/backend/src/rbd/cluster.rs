@@ -12,8 +12,6 @@ use std::sync::Arc;
 const OPEN_TIMEOUT_S: u32 = 30;
 /// Room for the lists of lock holders in bytes; the exclusive lock has one.
 const LOCKERS_BYTES_MAX: usize = 16 * 1024;
-/// How long watchers have to answer a notification.
-const NOTIFY_TIMEOUT_MS: u64 = 5000;
 /// Name of librbd's exclusive lock.
 const LOCK_NAME: &CStr = c"rbd_lock";
 /// Tag of locks that librbd manages itself.
@@ -189,7 +187,7 @@ impl Cluster {
         check(result).map(|_| out).map_err(|e| (e, String::from_utf8_lossy(&status).replace('\n', " ")))
     }
 
-    fn take_buffer(&self, buffer: *mut c_char, len: usize) -> Vec<u8> {
+    pub(super) fn take_buffer(&self, buffer: *mut c_char, len: usize) -> Vec<u8> {
         if buffer.is_null() {
             return Vec::new();
         }
@@ -454,28 +452,6 @@ impl IoCtx {
             Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),
             _ => Ok(()),
         }
-    }
-
-    /// Tells everybody who has an image open that its header has changed, and waits for their answers.
-    pub(super) fn notify_header_update(&self, header: &str) -> io::Result<()> {
-        // librbd's NotifyMessage, version 6 compatible to 1, four bytes of content: operation 3, HeaderUpdate.
-        const MESSAGE: [u8; 10] = [6, 1, 4, 0, 0, 0, 3, 0, 0, 0];
-        let name = c_string(header);
-        let (mut reply, mut reply_len) = (ptr::null_mut::<c_char>(), 0usize);
-        // SAFETY: a C string, a message with its length, valid out pointers.
-        let result = unsafe {
-            (self.rados().rados_notify2)(
-                self.handle,
-                name.as_ptr(),
-                MESSAGE.as_ptr().cast(),
-                MESSAGE.len() as c_int,
-                NOTIFY_TIMEOUT_MS,
-                &raw mut reply,
-                &raw mut reply_len,
-            )
-        };
-        drop(self.cluster.take_buffer(reply, reply_len));
-        check(result).map(|_| ())
     }
 }
 

@@ -20,12 +20,11 @@ const STRIPES_PER_CALL_MAX: u64 = 32;
 const ZERO_BYTES: usize = 1 << 20;
 
 /// What arrives in the mailbox.
-#[derive(Debug, Clone, Copy)]
 pub(super) enum Letter {
     /// librbd's return value for the slot of this index.
     Done(u16, isize),
-    /// The outcome of [`super::guard::regain`].
-    Regained(Result<(), IoError>),
+    /// The outcome of [`super::attach::retake`].
+    Retaken(Result<Image, IoError>),
 }
 
 /// What a slot does.
@@ -60,13 +59,14 @@ pub(super) enum Outcome {
     Finished(u64, Result<(), IoError>),
     /// The slot goes on with its next call.
     Continued,
-    /// The image is read-only for this handle: see [`super::guard`]. The slot waits for [`Io::retry`].
+    /// The handle is read-only or being replaced: see [`super::guard`]. The slot waits for [`Io::retry`].
     ReadOnly(u16),
 }
 
 /// The slots of an image's transfers.
 pub(super) struct Io {
-    image: Arc<Image>,
+    /// `None` while the handle is being replaced.
+    pub(super) image: Option<Image>,
     mailbox: Arc<Mailbox<Letter>>,
     slots: Box<[Slot]>,
     returns: Box<[Return]>,
@@ -99,14 +99,14 @@ unsafe extern "C" fn on_done(completion: CompletionT, argument: *mut c_void) {
 }
 
 impl Io {
-    pub(super) fn new(image: Arc<Image>, facts: &Facts) -> rustix::io::Result<Io> {
-        // One letter of each slot, and one of a regain.
+    pub(super) fn new(image: Image, facts: &Facts) -> rustix::io::Result<Io> {
+        // One letter of each slot, and one of a replaced handle.
         let mailbox = Arc::new(Mailbox::new(INFLIGHT_MAX + 1)?);
         let idle = Slot { token: 0, step: Step::Flush, at: 0, len: 0, end: 0 };
         let returns =
             (0..INFLIGHT_MAX as u16).map(|index| Return { mailbox: Arc::clone(&mailbox), index }).collect();
         Ok(Io {
-            image,
+            image: Some(image),
             mailbox,
             slots: vec![idle; INFLIGHT_MAX].into_boxed_slice(),
             returns,
@@ -205,8 +205,9 @@ impl Io {
     }
 
     fn try_call(&mut self, index: u16) -> i32 {
-        let rbd = self.image.rbd();
-        let image = self.image.handle();
+        // The slot waits for the new handle as it would for one that has turned read-only.
+        let Some(image) = &self.image else { return -libc::EROFS };
+        let (rbd, image) = (image.rbd(), image.handle());
         let argument = (&raw const self.returns[usize::from(index)]).cast_mut().cast::<c_void>();
         let mut completion: CompletionT = ptr::null_mut();
         // SAFETY: the argument outlives the completion, see `on_done`; a valid out pointer.
@@ -227,7 +228,7 @@ impl Io {
             // SAFETY: a valid image and completion.
             Step::Flush => unsafe { (rbd.rbd_aio_flush)(image, completion) },
             Step::Zero { thick } => {
-                let len = self.zero_len(at, end, thick);
+                let len = self.zero_len(at, end, thick, rbd.rbd_aio_write_zeroes.is_some());
                 self.slots[usize::from(index)].len = len;
                 let whole = self.is_whole(at, len);
                 match rbd.rbd_aio_write_zeroes {
@@ -253,9 +254,9 @@ impl Io {
     }
 
     /// Length of the next call of a zeroing that has come to `at`.
-    fn zero_len(&self, at: u64, end: u64, thick: bool) -> u64 {
+    fn zero_len(&self, at: u64, end: u64, thick: bool, native: bool) -> u64 {
         let stripe = self.stripe_bytes;
-        if self.image.rbd().rbd_aio_write_zeroes.is_some() {
+        if native {
             let boundary = (at / stripe).saturating_add(STRIPES_PER_CALL_MAX).saturating_mul(stripe);
             return end.min(boundary) - at;
         }

@@ -6,6 +6,7 @@
 
 mod address;
 mod attach;
+mod check;
 mod cluster;
 mod guard;
 mod image;
@@ -13,15 +14,18 @@ mod io;
 mod owner;
 mod place;
 mod sys;
+#[cfg(test)]
+mod tests;
 
 use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer};
 use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
 use crate::uri::BackendUri;
-use attach::{Attached, Survey};
+pub(crate) use check::check;
+
+use attach::{Attached, Claim, Survey};
 use cluster::{Cluster, IoCtx};
-use guard::Claim;
 use image::Image;
 use io::{Io, Letter, Outcome};
 use owner::OwnerObject;
@@ -33,10 +37,10 @@ use std::time::Duration;
 use tidepool_engine::api::IoError;
 use uuid::Uuid;
 
-/// How often a read-only handle is made writable in a row before the transfers fail.
-const REGAINS_MAX: u32 = 20;
+/// How often a read-only handle is replaced in a row before the transfers fail.
+const RETAKES_MAX: u32 = 20;
 /// Pause before a further attempt.
-const REGAIN_PAUSE: Duration = Duration::from_millis(50);
+const RETAKE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Ownership and lock of an image, as long as it is open for writing.
 struct Held {
@@ -51,14 +55,14 @@ struct RbdBackend {
     // Dropped in this order: no transfer without an image, no image without a pool, no pool without a client.
     io: Io,
     held: Option<Held>,
-    image: Arc<Image>,
     pool: IoCtx,
     cluster: Arc<Cluster>,
-    /// Slots whose write met a handle that has turned read-only.
+    /// Slots that wait for a handle that can write.
     parked: Vec<u16>,
-    regain: Option<JoinHandle<()>>,
-    /// Regains since a transfer last succeeded.
-    regains: u32,
+    /// Gets that handle.
+    retake: Option<JoinHandle<()>>,
+    /// Handles replaced since a transfer last succeeded.
+    retakes: u32,
     fenced: bool,
 }
 
@@ -66,17 +70,24 @@ struct RbdBackend {
 pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
     let place = Place::of(uri)
         .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let (backend, generation, continuity) = open_place(place, options)?;
+    let Continuity { proven, overwritten, reason } = continuity;
+    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, overwritten, reason })
+}
+
+fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, Continuity), BackendError> {
     let (cluster, pool) = place.connect()?;
     if options.read_only {
-        return open_read_only(place, cluster, pool, options);
+        let backend = open_read_only(place, cluster, pool, options)?;
+        return Ok((backend, 0, Continuity::unproven("the image is opened read-only, without ownership")));
     }
     let attached = attach::attach(&place, &cluster, &pool, options)?;
     let attachment = serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
     let claim = attached.claim(&place, &cluster);
     let Attached { image, facts, owner, record, continuity, .. } = attached;
     let held = Held { claim, owner, attachment };
-    RbdBackend::start(place, cluster, pool, image, &facts, Some(held))
-        .map(|backend| opened(backend, record.generation, continuity))
+    let backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held))?;
+    Ok((backend, record.generation, continuity))
 }
 
 fn open_read_only(
@@ -84,21 +95,13 @@ fn open_read_only(
     cluster: Arc<Cluster>,
     pool: IoCtx,
     options: &OpenOptions,
-) -> Result<Opened, BackendError> {
+) -> Result<RbdBackend, BackendError> {
     let survey = Survey::take(&place, &cluster, &pool)?;
-    if let Some(record) = &survey.record {
-        record.check_owner(&place.what, Uuid::from_bytes(options.cache_uuid))?;
-    }
-    survey.check_lock(&place, &survey.holder(options))?;
+    survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
+    survey.check_lock(&place, &survey.holder(options), options)?;
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, true);
     let image = image.map_err(|e| place.error(&cluster, "open the image", e))?;
-    let backend = RbdBackend::start(place, cluster, pool, Arc::new(image), &survey.facts, None)?;
-    Ok(opened(backend, 0, Continuity::unproven("the image is opened read-only, without ownership")))
-}
-
-fn opened(backend: RbdBackend, generation: u64, continuity: Continuity) -> Opened {
-    let Continuity { proven, overwritten, reason } = continuity;
-    Opened { backend: Box::new(backend), generation, keep_clean: proven, overwritten, reason }
+    RbdBackend::start(place, cluster, pool, image, &survey.facts, None)
 }
 
 impl RbdBackend {
@@ -106,24 +109,23 @@ impl RbdBackend {
         place: Place,
         cluster: Arc<Cluster>,
         pool: IoCtx,
-        image: Arc<Image>,
+        image: Image,
         facts: &image::Facts,
         held: Option<Held>,
     ) -> Result<RbdBackend, BackendError> {
         let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
-        let io = Io::new(Arc::clone(&image), facts).map_err(|e| failed(e.into()))?;
+        let io = Io::new(image, facts).map_err(|e| failed(e.into()))?;
         cluster.wait_forever().map_err(failed)?;
         Ok(RbdBackend {
             size_bytes: facts.size_bytes,
             place,
             io,
             held,
-            image,
             pool,
             cluster,
             parked: Vec::with_capacity(INFLIGHT_MAX),
-            regain: None,
-            regains: 0,
+            retake: None,
+            retakes: 0,
             fenced: false,
         })
     }
@@ -134,21 +136,25 @@ impl RbdBackend {
             Outcome::Finished(token, result) => {
                 match result {
                     Err(IoError::Fenced) => self.fenced = true,
-                    Ok(()) => self.regains = 0,
+                    Ok(()) => self.retakes = 0,
                     Err(_) => {}
                 }
                 done(token, result);
             }
             Outcome::Continued => {}
+            Outcome::ReadOnly(index) if self.held.is_none() => {
+                done(self.io.abandon(index), Err(IoError::Errno(libc::EROFS)));
+            }
             Outcome::ReadOnly(index) => self.parked.push(index),
         }
     }
 
-    /// Takes the outcome of a regain: parked transfers are made again, or fail.
-    fn unpark(&mut self, outcome: Result<(), IoError>, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        if let Some(thread) = self.regain.take() {
+    /// Takes the new handle: parked transfers are made again, or fail.
+    fn unpark(&mut self, outcome: Result<Image, IoError>, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        if let Some(thread) = self.retake.take() {
             let _ = thread.join();
         }
+        let outcome = outcome.map(|image| self.io.image = Some(image));
         self.fenced |= outcome == Err(IoError::Fenced);
         let mut parked = std::mem::take(&mut self.parked);
         for index in parked.drain(..) {
@@ -160,33 +166,36 @@ impl RbdBackend {
         self.parked = parked;
     }
 
-    /// Starts a regain for parked transfers, if none is under way.
-    fn start_regain(&mut self) {
-        let Some(held) = self.held.as_ref().filter(|_| self.regain.is_none()) else { return };
-        self.regains += 1;
-        let attempt = self.regains;
+    /// Starts to replace the handle that parked transfers wait for, once nothing else uses it.
+    fn start_retake(&mut self) {
+        if self.parked.is_empty() || self.retake.is_some() || self.parked.len() < self.io.inflight() {
+            return;
+        }
+        let Some(held) = self.held.as_ref() else { return };
+        self.retakes += 1;
+        let (attempt, old) = (self.retakes, self.io.image.take());
         let (claim, mailbox) = (held.claim.clone(), Arc::clone(self.io.mailbox()));
         let work = move || {
-            let outcome = if attempt > REGAINS_MAX {
+            let outcome = if attempt > RETAKES_MAX {
                 Err(IoError::Errno(libc::EROFS))
             } else {
-                std::thread::sleep(REGAIN_PAUSE * (attempt - 1));
-                guard::regain(&claim)
+                std::thread::sleep(RETAKE_PAUSE * (attempt - 1));
+                attach::retake(&claim, old)
             };
             drop(claim);
-            mailbox.post(Letter::Regained(outcome));
+            mailbox.post(Letter::Retaken(outcome));
         };
-        match std::thread::Builder::new().name("rbd-regain".into()).spawn(work) {
-            Ok(thread) => self.regain = Some(thread),
+        match std::thread::Builder::new().name("rbd-retake".into()).spawn(work) {
+            Ok(thread) => self.retake = Some(thread),
             Err(_) => {
-                self.io.mailbox().post(Letter::Regained(Err(IoError::Errno(libc::EAGAIN))));
+                self.io.mailbox().post(Letter::Retaken(Err(IoError::Errno(libc::EAGAIN))));
             }
         }
     }
 
     /// Waits until nothing is in flight and drops the outcomes.
     fn quiesce(&mut self) {
-        while self.io.inflight() > 0 || self.regain.is_some() {
+        while self.io.inflight() > 0 || self.retake.is_some() {
             mailbox::wait_readable(self.io.event_fd(), 1000);
             self.completions(&mut |_, _| {});
         }
@@ -222,14 +231,12 @@ impl Backend for RbdBackend {
         let mailbox = Arc::clone(self.io.mailbox());
         mailbox.drain(|letter| match letter {
             Letter::Done(index, result) => self.settle(index, result, done),
-            Letter::Regained(outcome) => self.unpark(outcome, done),
+            Letter::Retaken(outcome) => self.unpark(outcome, done),
         });
         for (token, result) in self.io.ready() {
             done(token, result);
         }
-        if !self.parked.is_empty() {
-            self.start_regain();
-        }
+        self.start_retake();
     }
 
     fn attachment(&self) -> Vec<u8> {
@@ -242,10 +249,13 @@ impl Backend for RbdBackend {
         if self.fenced {
             return Err(BackendError::Fenced { what: self.place.what.clone() });
         }
-        let RbdBackend { place, image, pool, cluster, .. } = &*self;
+        let RbdBackend { place, io, pool, cluster, .. } = &*self;
         let failed = |action| move |e| place.error(cluster, action, e);
-        image.flush().map_err(failed("flush the image"))?;
-        image.unlock().map_err(failed("release the lock"))?;
+        // Without a handle an attempt to replace it has failed, and what it had was released.
+        if let Some(image) = &io.image {
+            image.flush().map_err(failed("flush the image"))?;
+            image.unlock().map_err(failed("release the lock"))?;
+        }
         // The version that this change makes is the proof for the next open: while the guard stood nobody
         // could write, and whoever takes the lock after it changes the version.
         let version = guard::set(pool, &claim.header, claim.guarded && !how.clean);

@@ -41,11 +41,11 @@ pub(super) struct Watcher {
 }
 
 macro_rules! library {
-    ($(#[$doc:meta])* $name:ident { $($symbol:ident($($arg:ty),*) $(-> $ret:ty)?;)* }
+    ($(#[$doc:meta])* $name:ident { $($(#[$attr:meta])* $symbol:ident($($arg:ty),*) $(-> $ret:ty)?;)* }
      optional { $($maybe:ident($($maybe_arg:ty),*) $(-> $maybe_ret:ty)?;)* }) => {
         $(#[$doc])*
         pub(super) struct $name {
-            $(pub(super) $symbol: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+            $($(#[$attr])* pub(super) $symbol: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
             $(pub(super) $maybe: Option<unsafe extern "C" fn($($maybe_arg),*) $(-> $maybe_ret)?>,)*
         }
 
@@ -55,7 +55,7 @@ macro_rules! library {
                 // never unloaded.
                 unsafe {
                     Ok($name {
-                        $($symbol: *library.get(concat!(stringify!($symbol), "\0").as_bytes())?,)*
+                        $($(#[$attr])* $symbol: *library.get(concat!(stringify!($symbol), "\0").as_bytes())?,)*
                         $($maybe: library.get(concat!(stringify!($maybe), "\0").as_bytes()).ok().map(|symbol| *symbol),)*
                     })
                 }
@@ -74,7 +74,6 @@ library! {
         rados_connect(RadosT) -> c_int;
         rados_shutdown(RadosT);
         rados_getaddrs(RadosT, *mut *mut c_char) -> c_int;
-        rados_get_instance_id(RadosT) -> u64;
         rados_mon_command(RadosT, *const *const c_char, usize, *const c_char, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize) -> c_int;
         rados_buffer_free(*mut c_char);
         rados_wait_for_latest_osdmap(RadosT) -> c_int;
@@ -86,6 +85,7 @@ library! {
         rados_get_last_version(IoCtxT) -> u64;
         rados_list_lockers(IoCtxT, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
         rados_break_lock(IoCtxT, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
+        #[cfg(test)]
         rados_notify2(IoCtxT, *const c_char, *const c_char, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
         rados_create_write_op() -> WriteOpT;
         rados_release_write_op(WriteOpT);

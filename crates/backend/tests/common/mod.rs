@@ -4,7 +4,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use tidepool_backend::{Backend, BackendError, BackendUri, OpenOptions, Opened, Release, Transfer};
+use tidepool_backend::{
+    Backend, BackendError, BackendUri, CheckReport, CheckStatus, OpenOptions, Opened, Release, Transfer,
+};
 use tidepool_engine::api::IoError;
 use tidepool_engine::mem::AlignedBuf;
 
@@ -19,6 +21,22 @@ pub fn options(cache_uuid: [u8; 16]) -> OpenOptions {
 pub fn open(uri: &str, options: OpenOptions) -> Result<Opened, BackendError> {
     let uri: BackendUri = uri.parse().expect("a valid URI");
     tidepool_backend::open(&uri, options)
+}
+
+pub fn check(uri: &str, options: &OpenOptions) -> CheckReport {
+    let report = tidepool_backend::check(&uri.parse().expect("a valid URI"), options);
+    let failed = report.items.iter().any(|item| item.status == CheckStatus::Failed);
+    assert_eq!(report.usable, !failed && !report.would.is_empty(), "{report:?}");
+    assert!(report.items.iter().all(|item| !item.detail.contains('\n')), "{report:?}");
+    report
+}
+
+/// The line of a check's item that failed.
+pub fn failed(report: &CheckReport, name: &str) -> String {
+    let item =
+        report.items.iter().find(|item| item.name == name).unwrap_or_else(|| panic!("no {name}: {report:?}"));
+    assert_eq!(item.status, CheckStatus::Failed, "{report:?}");
+    item.detail.clone()
 }
 
 /// The refusal's line.

@@ -1,0 +1,65 @@
+//! The dry run of a file or device.
+
+use super::{Caching, Image, Sidecar, owner};
+use crate::backend::OpenOptions;
+use crate::check::CheckReport;
+use crate::record::{OwnerState, Ownership};
+use std::path::Path;
+use uuid::Uuid;
+
+/// Looks at everything that opening the image would look at.
+pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport) {
+    let size = |image: &Image| {
+        let way = if image.direct { "O_DIRECT" } else { "the page cache (O_DIRECT is not possible there)" };
+        format!("{} bytes, through {way}", image.size_bytes)
+    };
+    let Some(image) = report.step("image", Image::open(path, options.read_only, Caching::Direct), size)
+    else {
+        report.skip(&["lock", "ownership"], "the image cannot be opened");
+        return;
+    };
+    // Taken for a moment, and given back with the image at the end.
+    report.step("lock", image.lock(options.read_only), |()| "free".into());
+    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    let read = Sidecar::of(path, &image.file, options.state_dir.as_deref()).and_then(|sidecar| {
+        let record = sidecar.read()?;
+        if let Some(record) = &record {
+            record.check_owner(&image.what, cache_uuid)?;
+        }
+        if !options.read_only {
+            sidecar.check_writable()?;
+        }
+        Ok((sidecar, record))
+    });
+    let Some((sidecar, record)) = report.step("ownership", read, |(_, record)| describe(record.as_ref()))
+    else {
+        return;
+    };
+    if options.read_only {
+        report.would.push("lock the image shared and only read it".into());
+        return;
+    }
+    let generation = record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
+    let continuity = owner::continuity(record.as_ref(), cache_uuid, &image.file);
+    report.would.push("lock the image".into());
+    report.would.push(format!("write generation {generation} to {}", sidecar.path().display()));
+    report.would.push(continuity.plan());
+}
+
+/// The record in one line.
+pub(crate) fn describe(record: Option<&Ownership>) -> String {
+    match record {
+        None => "never owned by a cache".into(),
+        Some(record) => {
+            let state = match record.state {
+                OwnerState::Clean => "released, everything is in the image",
+                OwnerState::Dirty => "stopped with dirty data",
+                OwnerState::Open => "open, or killed while it was",
+            };
+            format!(
+                "generation {}, cache {} on host {}: {state}",
+                record.generation, record.cache_uuid, record.host
+            )
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The dry run of an image in a pool.
+
+use super::attach::{Holder, Survey};
+use super::cluster::{Cluster, IoCtx};
+use super::place::Place;
+use crate::backend::OpenOptions;
+use crate::check::CheckReport;
+use crate::error::BackendError;
+use crate::file;
+use crate::record::OwnerState;
+use crate::uri::BackendUri;
+use uuid::Uuid;
+
+/// Looks at everything that opening the image would look at.
+pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckReport) {
+    let Some(place) = Place::of(uri) else { return };
+    let reached = report.step("cluster", place.connect(), |(cluster, _)| {
+        let address = cluster.address().unwrap_or_default();
+        format!("reached as client.{} from {address}", cluster.user())
+    });
+    let Some((cluster, pool)) = reached else {
+        report.skip(
+            &["image", "features", "lock", "ownership", "rights"],
+            "the cluster or pool cannot be reached",
+        );
+        return;
+    };
+    let survey = report.step("image", Survey::take(&place, &cluster, &pool), |survey| {
+        format!("id {}, {} bytes", survey.facts.id, survey.facts.size_bytes)
+    });
+    let Some(survey) = survey else {
+        report.skip(&["features", "lock", "ownership", "rights"], "the image cannot be opened");
+        return;
+    };
+    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    let holder = survey.holder(options);
+    if !options.read_only {
+        report.step("features", survey.check_kind(&place), |()| "exclusive-lock is on".into());
+        if !survey.can_guard() {
+            let why = "journaling is on: the image cannot be guarded against writers while a cache holds dirty data";
+            report.warn("guard", why);
+        }
+    }
+    report.step("lock", survey.check_lock(&place, &holder, options), |()| describe(&holder));
+    let owner = if options.read_only {
+        survey.check_reader(&place, cache_uuid)
+    } else {
+        survey.check_owner(&place, cache_uuid)
+    };
+    report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));
+    if options.read_only {
+        report.would.push("open the image read-only, without lock and ownership".into());
+        return;
+    }
+    report.step("rights", rights(&place, &cluster, &pool), |()| "read, write, lock, fence".into());
+    plan(&survey, &holder, cache_uuid, report);
+}
+
+/// The rights that opening the image will need, beside those that the survey has used.
+fn rights(place: &Place, cluster: &Cluster, pool: &IoCtx) -> Result<(), BackendError> {
+    pool.check_write_right().map_err(|e| place.error(cluster, "write to the pool", e))?;
+    cluster.check_blocklist_right()
+}
+
+fn describe(holder: &Holder) -> String {
+    match holder {
+        Holder::Nobody => "free".into(),
+        Holder::OurDead(locker) => format!("held by this cache's killed process ({})", locker.address),
+        Holder::Gone(locker) => {
+            format!("left behind by {} at {}, which is gone", locker.client, locker.address)
+        }
+        Holder::Live(locker) | Holder::Manual(locker) => {
+            format!("held by {} at {}", locker.client, locker.address)
+        }
+    }
+}
+
+fn plan(survey: &Survey, holder: &Holder, cache_uuid: Uuid, report: &mut CheckReport) {
+    let would = &mut report.would;
+    if let Some(record) = survey.record.as_ref().filter(|record| record.state == OwnerState::Open) {
+        would.extend(record.client.iter().map(|client| format!("fence the killed process at {client}")));
+    }
+    match holder {
+        Holder::OurDead(locker) => would.push(format!("break the lock of {}", locker.client)),
+        Holder::Gone(locker) => would.push(format!("fence {} and break its lock", locker.address)),
+        Holder::Nobody | Holder::Live(_) | Holder::Manual(_) => {}
+    }
+    would.push("take the exclusive lock and keep it".into());
+    if survey.can_guard() {
+        would.push(
+            "guard the image against other writers (feature non-primary) until it is released clean".into(),
+        );
+    }
+    let generation = survey.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
+    would.push(format!("write generation {generation} to object {}", survey.facts.owner()));
+    would.push(survey.continuity(cache_uuid, holder).plan());
+}
