@@ -12,7 +12,7 @@ use crate::api::{BLOCK_BYTES, Effect, IoError, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{RecordKind, Stream, byte, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position};
-use crate::log::{Built, BuiltEntry, RecordFields, decode_summary};
+use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
 use crate::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
 use crate::volume::{DirtyObject, object_of};
 
@@ -52,6 +52,7 @@ struct Job {
     batch: Vec<Candidate>,
     stream: Stream,
     reads: u32,
+    /// Blocks of the batch that verified and are still to be moved.
     good: u64,
     appends: u32,
     /// Hot blocks that may still be kept.
@@ -330,50 +331,47 @@ impl Engine {
         moved
     }
 
+    /// Appends what is left of the batch, in as many appends as it takes.
     fn append_batch(&mut self, job: &mut Job) -> bool {
-        let wanted: Vec<usize> = (0..job.batch.len())
-            .filter(|&i| job.good >> i & 1 == 1 && self.is_current(job.batch[i]))
-            .collect();
-        if wanted.is_empty() {
-            return true;
-        }
-        if job.stream != Stream::Log {
+        let left = (0..job.batch.len()).filter(|&i| !self.is_current(job.batch[i]));
+        left.for_each(|i| job.good &= !(1 << i));
+        if job.good != 0 && job.stream != Stream::Log {
             self.yield_stream(job.stream);
         }
-        let Some(buf) = self.pools.append.take() else { return false };
-        // Room for one record per volume at worst; the batch is small against a segment.
-        let blocks = 2 * wanted.len() as u32;
-        let mut builder = match self.begin_append(job.stream, buf, blocks, true) {
-            Ok(builder) => builder,
-            Err(buf) => {
-                self.pools.append.give(buf);
-                return false;
+        while job.good != 0 {
+            let Some(buf) = self.pools.append.take() else { return false };
+            let mut builder = match self.begin_append(job.stream, buf, 1, true) {
+                Ok(builder) => builder,
+                Err(buf) => {
+                    self.pools.append.give(buf);
+                    return false;
+                }
+            };
+            while job.good != 0 && builder.has_room_for_record() {
+                self.move_record(job, &mut builder);
             }
-        };
-        let mut open: Option<VolumeId> = None;
-        for i in wanted {
+            job.appends += 1;
+            self.issue_append(builder, false);
+        }
+        true
+    }
+
+    /// Puts blocks of the batch that belong to one volume into one record.
+    fn move_record(&mut self, job: &mut Job, builder: &mut Builder) {
+        let volume = job.batch[job.good.trailing_zeros() as usize].volume;
+        builder.begin_record(volume, RecordKind::Move);
+        while job.good != 0 && builder.has_room_for_entry() {
+            let i = job.good.trailing_zeros() as usize;
             let c = job.batch[i];
-            if open.is_some_and(|v| v != c.volume) {
-                builder.end_record(
-                    &mut self.arena,
-                    &self.space,
-                    self.checkpoint.durable,
-                    RecordFields::default(),
-                );
-                open = None;
-            }
-            if open.is_none() {
-                builder.begin_record(c.volume, RecordKind::Move);
-                open = Some(c.volume);
+            if c.volume != volume {
+                break;
             }
             let crc = self.space.marks.crc(c.position);
             let to = builder.push_data(&self.space, c.block, crc, c.position);
             self.arena.copy(self.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES), to);
+            job.good &= !(1 << i);
         }
         builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, RecordFields::default());
-        job.appends += 1;
-        self.issue_append(builder, false);
-        true
     }
 
     pub(crate) fn publish_move(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
