@@ -184,6 +184,9 @@ impl Slab {
             if page.len() == PAGE_WORDS {
                 self.spare = Some(page);
             }
+            if store.pages.is_empty() {
+                store.pages = Vec::new();
+            }
         }
         moved
     }
