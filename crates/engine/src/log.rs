@@ -28,7 +28,7 @@ pub(crate) struct BuiltEntry {
     pub(crate) entry: Entry,
     /// Where the data block stands (undefined for ranges).
     pub(crate) position: Position,
-    /// For moves: where it stood before.
+    /// For moves: where it stood before. For fills: the number of the copy.
     pub(crate) old: Position,
 }
 
@@ -39,8 +39,6 @@ pub(crate) struct Built {
     pub(crate) kind: RecordKind,
     pub(crate) sequence: u64,
     pub(crate) header_crc: u32,
-    /// Fill records: the number that [`crate::read::Fills`] gave it.
-    pub(crate) number: u64,
     /// Entries of [`Append::entries`].
     pub(crate) first: u32,
     pub(crate) end: u32,
@@ -172,16 +170,11 @@ impl Builder {
         last.entry.crc_or_len = U32::new(crc);
     }
 
-    /// Sets [`Built::number`] of the record that was ended last.
-    pub(crate) fn set_last_number(&mut self, number: u64) {
-        self.append.records.last_mut().expect("a record was ended").number = number;
-    }
-
-    /// Makes entries of the open record void.
-    pub(crate) fn void_entries(&mut self, is_void: impl Fn(u64) -> bool) {
+    /// Makes entries of the open record void, by their block and number.
+    pub(crate) fn void_entries(&mut self, is_void: impl Fn(u64, u32) -> bool) {
         let record = self.record.expect("a record is open");
         for built in &mut self.append.entries[record.first as usize..] {
-            if is_void(built.entry.block()) {
+            if is_void(built.entry.block(), built.old) {
                 built.entry = Entry::new(EntryKind::Void, built.entry.block(), built.entry.value());
             }
         }
@@ -245,7 +238,6 @@ impl Builder {
             kind: record.kind,
             sequence: fields.sequence,
             header_crc: crc,
-            number: 0,
             first: record.first,
             end: self.append.entries.len() as u32,
         });

@@ -35,20 +35,21 @@ pub(crate) struct MissRead {
     pub(crate) block: u64,
     pub(crate) buf: Buf,
     /// Identifies this read in [`Fills::pending`].
-    pub(crate) fill: u64,
+    pub(crate) fill: u32,
 }
 
 /// Blocks on their way from the backend into the read cache.
 pub(crate) struct Fills {
-    /// Which read or record is going to bring a block. Whoever changes the block takes it out: the
+    /// Which read or staged copy is going to bring a block. Whoever changes the block takes it out: the
     /// bytes that are on their way are then not the newest any more.
-    pending: FixedMap<(VolumeId, u64), u64>,
-    next: u64,
+    pending: FixedMap<(VolumeId, u64), u32>,
+    /// The number of the next read or staged copy. It may wrap: only what is pending must differ.
+    next: u32,
     /// Appends being filled, by stream: newcomers and blocks that the ghost remembers.
     open: [Option<Builder>; 3],
     since: Nanos,
     /// The volume whose record is open, by stream.
-    record: [Option<(VolumeId, u64)>; 3],
+    record: [Option<VolumeId>; 3],
 }
 
 impl Fills {
@@ -56,6 +57,12 @@ impl Fills {
         let mut pending = FixedMap::default();
         pending.reserve(FILLS_MAX);
         Fills { pending, next: 1, open: [None, None, None], since: 0, record: [None; 3] }
+    }
+
+    fn take_number(&mut self) -> u32 {
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        number
     }
 
     pub(crate) fn has_open(&self) -> bool {
@@ -148,9 +155,8 @@ impl Engine {
     }
 
     /// Notes that a read is fetching blocks that may be admitted when they arrive.
-    fn register_fill(&mut self, vid: VolumeId, block: u64, blocks: u32) -> u64 {
-        let fill = self.fills.next;
-        self.fills.next += 1;
+    fn register_fill(&mut self, vid: VolumeId, block: u64, blocks: u32) -> u32 {
+        let fill = self.fills.take_number();
         let volume = self.volume_mut(vid);
         let end = block + u64::from(blocks);
         if volume.mode == Mode::Off || volume.is_locked(block, end, OpId::MAX) {
@@ -292,7 +298,7 @@ impl Engine {
         }
     }
 
-    /// Puts a block into the open append of a stream; returns the number of its record.
+    /// Puts a block into the open append of a stream; returns the copy's number.
     fn stage_fill(
         &mut self,
         now: Nanos,
@@ -300,9 +306,9 @@ impl Engine {
         block: u64,
         stream: Stream,
         from: Buf,
-    ) -> Option<u64> {
+    ) -> Option<u32> {
         let s = stream as usize;
-        if let (Some(builder), Some((volume, _))) = (&self.fills.open[s], self.fills.record[s]) {
+        if let (Some(builder), Some(volume)) = (&self.fills.open[s], self.fills.record[s]) {
             if volume != vid || !builder.has_room_for_entry() {
                 self.end_fill_record(s);
             }
@@ -329,28 +335,24 @@ impl Engine {
             self.fills.since = now;
         }
         let builder = self.fills.open[s].as_mut().expect("open by now");
-        let number = match self.fills.record[s] {
-            Some((_, number)) => number,
-            None => {
-                builder.begin_record(vid, RecordKind::Fill);
-                let number = self.fills.next;
-                self.fills.next += 1;
-                self.fills.record[s] = Some((vid, number));
-                number
-            }
-        };
-        let to = builder.push_data(&self.space, block, 0, 0);
+        if self.fills.record[s].is_none() {
+            builder.begin_record(vid, RecordKind::Fill);
+            self.fills.record[s] = Some(vid);
+        }
+        let number = self.fills.take_number();
+        let builder = self.fills.open[s].as_mut().expect("open by now");
+        let to = builder.push_data(&self.space, block, 0, number);
         let crc = copy_block(&mut self.arena, from, to);
         builder.set_last_crc(crc);
         Some(number)
     }
 
     fn end_fill_record(&mut self, s: usize) {
-        let Some((vid, number)) = self.fills.record[s].take() else { return };
+        let Some(vid) = self.fills.record[s].take() else { return };
         let pending = &self.fills.pending;
         let builder = self.fills.open[s].as_mut().expect("a record is open in it");
         // What was overtaken since it was staged must not come back at replay.
-        builder.void_entries(|block| pending.get(&(vid, block)) != Some(&number));
+        builder.void_entries(|block, number| pending.get(&(vid, block)) != Some(&number));
         let volume = self.volumes[vid.0 as usize].as_ref();
         let fields = RecordFields {
             generation: volume.map_or(0, |v| v.spec.generation),
@@ -361,7 +363,6 @@ impl Engine {
         };
         let builder = self.fills.open[s].as_mut().expect("a record is open in it");
         builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
-        builder.set_last_number(number);
     }
 
     fn issue_fill(&mut self, s: usize) {
@@ -393,7 +394,7 @@ impl Engine {
         let vid = record.volume;
         for built in entries {
             let block = built.entry.block();
-            if self.fills.pending.get(&(vid, block)) != Some(&record.number) {
+            if self.fills.pending.get(&(vid, block)) != Some(&built.old) {
                 continue;
             }
             self.fills.pending.remove(&(vid, block));
