@@ -1,0 +1,342 @@
+//! The daemon as its operator lives with it: started, used, killed, asked to end, given commands.
+
+mod common;
+
+use common::{Daemon, IMAGE_BYTES, Place, run, tidepool};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::Stdio;
+use tidepool_nbd::client::BlockingClient;
+
+/// A client of the place's front door.
+fn client(place: &Place, volume: &str) -> BlockingClient {
+    let uri = format!("nbd+unix:///{volume}?socket={}", place.text("nbd.sock"));
+    BlockingClient::connect(&uri.parse().expect("a URI")).expect("a connection")
+}
+
+/// Runs a command on the place's daemon and returns its JSON.
+fn json(place: &Place, args: &[&str]) -> Value {
+    let more = ["--format", "json", "--admin", &place.text("admin.sock")];
+    let ended = run(args.iter().copied().chain(more));
+    serde_json::from_str(ended.done()).expect("JSON")
+}
+
+fn start(place: &Place, more: &[&str]) -> Daemon {
+    let mut args = place.serve_args();
+    args.extend(more.iter().map(|arg| (*arg).to_owned()));
+    Daemon::start(args, &place.path("log"))
+}
+
+/// The options of [`Place::serve_args`] that a restart needs: no volumes, no size.
+fn restart_args(place: &Place) -> Vec<String> {
+    let door = format!("nbd+unix:///?socket={}", place.text("nbd.sock"));
+    ["serve", "--cache", &place.text("cache"), "--nbd", &door, "--admin", &place.text("admin.sock")]
+        .map(String::from)
+        .into()
+}
+
+/// The volume on an image that takes and gives nothing while a file `gate` is there.
+fn gated_args(place: &Place) -> Vec<String> {
+    let volume = format!("vm1=file:{}?gate={}", place.text("image"), place.text("gate"));
+    let mut args = place.serve_args();
+    let at = args.iter().position(|arg| arg == "--volume").expect("an option");
+    args[at + 1] = volume;
+    args.extend(["--accept-loss".to_owned(), "5s".to_owned()]);
+    args
+}
+
+fn block_at(place: &Place, offset: usize) -> Vec<u8> {
+    fs::read(place.path("image")).expect("an image")[offset..offset + 4096].to_vec()
+}
+
+/// Reads the log until a line contains `part`.
+fn wait_for_log(place: &Place, part: &str) {
+    loop {
+        let log = fs::read_to_string(place.path("log")).expect("a log");
+        if log.contains(part) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_image_that_is_given_back_holds_what_was_written() {
+    let place = Place::new();
+    let daemon = start(&place, &["--accept-loss", "5s"]);
+    let mut vm = client(&place, "vm1");
+    assert_eq!(vm.size_bytes(), IMAGE_BYTES as u64);
+    let mut block = vec![0; 4096];
+    vm.read(8192, &mut block).expect("read");
+    assert!(block.iter().all(|byte| *byte == 0x5a), "what the image held before");
+    vm.write(4096, &[7; 8192]).expect("written");
+    vm.flush().expect("flushed");
+    drop(vm);
+
+    let removed = json(&place, &["volume", "remove", "vm1"]);
+    assert_eq!(removed["verified"], true);
+    let command = removed["direct_use"][0].as_str().expect("a command");
+    assert!(command.contains(&format!("file={},format=raw", place.text("image"))), "{command}");
+    assert_eq!(block_at(&place, 4096), [7; 4096]);
+    assert_eq!(block_at(&place, 8192), [7; 4096]);
+    assert_eq!(block_at(&place, 12288), [0x5a; 4096]);
+    assert_eq!(json(&place, &["volume", "list"]), Value::Array(vec![]));
+    assert_eq!(daemon.terminate(), Some(0));
+    for socket in ["nbd.sock", "admin.sock"] {
+        assert!(!place.path(socket).exists(), "{socket} is left behind");
+    }
+}
+
+#[test]
+fn after_a_kill_the_cache_alone_brings_everything_back() {
+    let place = Place::new();
+    let daemon = start(&place, &["--accept-loss", "5s"]);
+    json(&place, &["volume", "set", "vm1", "--dirty-max", "8MiB"]);
+    let mut vm = client(&place, "vm1");
+    for (i, fill) in [1u8, 2, 3].into_iter().enumerate() {
+        vm.write(i as u64 * 65536, &[fill; 65536]).expect("written");
+    }
+    daemon.kill();
+
+    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let mut vm = client(&place, "vm1");
+    let mut data = vec![0; 3 * 65536];
+    vm.read(0, &mut data).expect("read");
+    for (i, fill) in [1u8, 2, 3].into_iter().enumerate() {
+        assert!(data[i * 65536..][..65536].iter().all(|byte| *byte == fill), "chunk {i}");
+    }
+    let volume = &json(&place, &["status"])["volumes"][0];
+    assert_eq!(volume["mode"], "write-back", "as it was");
+    assert_eq!(volume["exposure"]["accepted_seconds"], 5.0);
+    assert_eq!(volume["dirty_bytes_max"], 8 << 20);
+    assert_eq!(volume["owner"]["generation"], 2);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn a_second_daemon_on_the_same_cache_or_sockets_is_refused() {
+    let place = Place::new();
+    let daemon = start(&place, &[]);
+    let mut args = place.serve_args();
+    run(&args).refused(1, "in use by another process");
+    for (option, name) in [("--admin", "admin2.sock"), ("--nbd", "nbd2.sock")] {
+        let at = args.iter().position(|arg| arg == option).expect("an option");
+        args[at + 1] = args[at + 1].replace(&name.replace('2', ""), name);
+    }
+    run(&args).refused(1, &format!("in use by process {} (tidepool)", daemon.id()));
+    client(&place, "vm1").write(0, &[1; 4096]).expect("the first one still serves");
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn without_an_accepted_loss_a_write_is_in_the_image_when_it_is_acknowledged() {
+    let place = Place::new();
+    let daemon = start(&place, &[]);
+    client(&place, "vm1").write_fua(0, &[9; 4096]).expect("written");
+    assert_eq!(block_at(&place, 0), [9; 4096]);
+    let volume = &json(&place, &["status"])["volumes"][0];
+    assert_eq!((&volume["mode"], &volume["dirty_bytes"]), (&Value::from("write-through"), &Value::from(0)));
+    let refused = ["volume", "set", "vm1", "--mode", "write-back", "--admin", &place.text("admin.sock")];
+    run(refused).refused(1, "--accept-loss");
+    let set = ["volume", "set", "vm1", "--mode", "write-back", "--accept-loss", "2s"];
+    assert_eq!(json(&place, &set)["mode"], "write-back");
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn dirty_data_keeps_other_caches_away_from_the_image() {
+    let place = Place::new();
+    fs::write(place.path("gate"), b"").expect("a gate");
+    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    client(&place, "vm1").write(0, &[3; 65536]).expect("absorbed");
+    let volume = &json(&place, &["status"])["volumes"][0];
+    assert_eq!(volume["exposure"]["bytes"], 65536);
+    daemon.kill();
+
+    let other = place.serve_args().iter().map(|arg| arg.replace("cache", "other")).collect::<Vec<_>>();
+    let other = other.iter().map(|arg| if arg == "--other-size" { "--cache-size" } else { arg.as_str() });
+    let other: Vec<&str> = other.map(|arg| if arg == "--other" { "--cache" } else { arg }).collect();
+    run(other).refused(1, "owned by another cache");
+
+    let mut moved = place.serve_args();
+    let at = moved.iter().position(|arg| arg == "--volume").expect("an option");
+    fs::copy(place.path("image"), place.path("image2")).expect("a copy");
+    moved[at + 1] = format!("vm1=file:{}", place.text("image2"));
+    run(moved).refused(1, "65536 dirty bytes");
+
+    fs::remove_file(place.path("gate")).expect("opened");
+    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    json(&place, &["volume", "drain", "--all"]);
+    assert_eq!(block_at(&place, 61440), [3; 4096]);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_at_once_and_loses_nothing() {
+    let place = Place::new();
+    fs::write(place.path("gate"), b"").expect("a gate");
+    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let mut vm = client(&place, "vm1");
+    vm.write(0, &[3; 65536]).expect("absorbed");
+    json(&place, &["volume", "set", "vm1", "--accept-loss", "1s"]);
+    // The drain is stuck in the backend, so the orderly end takes a while.
+    daemon.signal(Signal::TERM);
+    wait_for_log(&place, "stopping");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait(), Some(1));
+
+    fs::remove_file(place.path("gate")).expect("opened");
+    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let mut data = vec![0; 65536];
+    client(&place, "vm1").read(0, &mut data).expect("read");
+    assert!(data.iter().all(|byte| *byte == 3));
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn an_interrupted_removal_leaves_the_volume_serving() {
+    let place = Place::new();
+    fs::write(place.path("gate"), b"").expect("a gate");
+    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let mut vm = client(&place, "vm1");
+    vm.write(0, &[3; 65536]).expect("absorbed");
+
+    let mut removal = tidepool()
+        .args(["volume", "remove", "vm1", "--admin", &place.text("admin.sock")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    while json(&place, &["status"])["volumes"][0]["state"] != "draining" {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let busy = ["volume", "remove", "vm1", "--admin", &place.text("admin.sock")];
+    run(busy).refused(1, "another operation on it is under way");
+    let pid = rustix::process::Pid::from_child(&removal);
+    rustix::process::kill_process(pid, Signal::INT).expect("it runs");
+    assert_eq!(removal.wait().expect("it ends").code(), Some(1));
+    let mut said = String::new();
+    removal.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    assert!(said.starts_with("tidepool: interrupted") && said.lines().count() == 1, "{said}");
+
+    vm.write(65536, &[4; 4096]).expect("it goes on serving");
+    fs::remove_file(place.path("gate")).expect("opened");
+    json(&place, &["volume", "drain", "vm1"]);
+    json(&place, &["volume", "remove", "vm1"]);
+    assert_eq!(block_at(&place, 65536), [4; 4096]);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn volumes_come_and_go_while_the_daemon_runs() {
+    let place = Place::new();
+    let daemon = start(&place, &[]);
+    fs::write(place.path("second"), vec![0x11; 1 << 20]).expect("an image");
+    let admin = place.text("admin.sock");
+    let add = |name: &str, image: &str| {
+        run(["volume", "add", &format!("{name}=file:{}", place.text(image)), "--admin", &admin])
+    };
+    add("vm1", "second").refused(1, "there is one of this name");
+    add("vm2", "image").refused(1, "volume vm1 has the image");
+    add("vm2", "missing").refused(1, "no such file");
+    let volume = format!("vm2=file:{}", place.text("second"));
+    let added = json(&place, &["volume", "add", &volume, "--read-only"]);
+    assert_eq!((&added["read_only"], &added["size_bytes"]), (&Value::from(true), &Value::from(1 << 20)));
+
+    let mut vm = client(&place, "vm2");
+    let mut block = vec![0; 4096];
+    vm.read(0, &mut block).expect("read");
+    assert_eq!(block, [0x11; 4096]);
+    assert!(vm.write(0, &block).is_err(), "it is read-only");
+    drop(vm);
+    let names: Vec<Value> = json(&place, &["volume", "list"])
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|volume| volume["name"].clone())
+        .collect();
+    assert_eq!(names, ["vm1", "vm2"]);
+    json(&place, &["volume", "remove", "vm2"]);
+    run(["volume", "remove", "vm2", "--admin", &admin]).refused(1, "there is no volume vm2");
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn the_metrics_endpoint_speaks_to_prometheus() {
+    let place = Place::new();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let address = format!("127.0.0.1:{port}");
+    let daemon = start(&place, &["--metrics", &address]);
+    client(&place, "vm1").write(0, &[1; 4096]).expect("written");
+    let get = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(&address).expect("a connection");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("text");
+        answer
+    };
+    let answer = get("/metrics");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"), "{answer}");
+    for part in ["tidepool_volume_writes_total{volume=\"vm1\"} 1", "_bucket{le=", "# EOF"] {
+        assert!(answer.contains(part), "{part}: {answer}");
+    }
+    assert!(get("/").starts_with("HTTP/1.1 404"));
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn the_admin_api_answers_nonsense_with_one_error() {
+    let place = Place::new();
+    let daemon = start(&place, &[]);
+    let call = |request: &str| {
+        let mut stream = std::os::unix::net::UnixStream::connect(place.path("admin.sock")).expect("a connection");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+        let status = lines.next().expect("a status line");
+        let body = lines.skip_while(|line| !line.is_empty()).nth(1).unwrap_or_default();
+        (status, body)
+    };
+    let with_body = |line: &str, body: &str| {
+        format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    for (request, status) in [
+        (with_body("GET /v2/status", ""), "404"),
+        (with_body("PUT /v1/status", ""), "405"),
+        (with_body("POST /v1/volumes", "{"), "400"),
+        (with_body("POST /v1/volumes", "{\"name\":\"a\",\"backend\":\"file:/x\",\"colour\":1}"), "400"),
+        (with_body("POST /v1/volumes", "{\"name\":\"a/b\",\"backend\":\"file:/x\"}"), "400"),
+        (with_body("POST /v1/volumes", &" ".repeat(100_000)), "413"),
+        (with_body("PATCH /v1/volumes/none", "{}"), "404"),
+        (with_body("PATCH /v1/volumes/vm1", "{\"dirty_max\":\"1G\"}"), "400"),
+    ] {
+        let (line, body) = call(&request);
+        assert!(line.contains(status), "{request}: {line} {body}");
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        assert!(body["error"].as_str().is_some_and(|error| !error.contains('\n')), "{body}");
+    }
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn a_cache_can_be_inspected_and_checked_when_no_daemon_uses_it() {
+    let place = Place::new();
+    let daemon = start(&place, &["--accept-loss", "5s"]);
+    client(&place, "vm1").write(0, &[1; 65536]).expect("written");
+    let cache = place.text("cache");
+    run(["cache", "inspect", &cache]).refused(1, "in use by process");
+    run(["cache", "format", &cache, "--force"]).refused(1, "in use by process");
+    daemon.kill();
+    let before = fs::read(place.path("cache")).expect("a cache");
+    let found: Value =
+        serde_json::from_str(run(["cache", "inspect", &cache, "--format", "json"]).done()).expect("JSON");
+    assert_eq!(found["volumes"][0]["name"], "vm1");
+    let checked: Value =
+        serde_json::from_str(run(["cache", "check", &cache, "--format", "json"]).done()).expect("JSON");
+    assert_eq!((&checked["blocks"], &checked["damaged"]), (&Value::from(16), &Value::Array(vec![])));
+    assert!(before == fs::read(place.path("cache")).expect("a cache"), "looking changes nothing");
+    run(["cache", "format", &cache, "--force"]).done();
+    let found: Value =
+        serde_json::from_str(run(["cache", "inspect", &cache, "--format", "json"]).done()).expect("JSON");
+    assert_eq!((&found["volumes"], &found["size_bytes"]), (&Value::Array(vec![]), &Value::from(64 << 20)));
+}
