@@ -1,0 +1,48 @@
+# make demo    what a host cache does, in about a minute: no Ceph, no root
+# make test    everything, with real Ceph and real guests; installs what it needs on Debian 12 and 13
+# make help    the other targets
+
+CARGO ?= cargo
+HOURS ?= 1
+ROUNDS ?= 100
+
+.PHONY: help demo test bench lint fmt deny deps soak crash fuzz
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+demo: ## direct against cached, on emulated pools
+	@scripts/deps.sh demo
+	$(CARGO) run --quiet --release --locked -p tidepool -- demo
+
+test: deps lint ## format, lints, and all tests
+	$(CARGO) build --release --locked -p tidepool
+	$(CARGO) test --release --locked --workspace --no-fail-fast
+
+bench: deps ## raw device, empty NBD server, Tidepool, librbd; writes bench/RESULTS.md (about 90 minutes; QUICK=1 for a look)
+	$(CARGO) build --release --locked -p tidepool
+	$(CARGO) run --release --locked -p tidepool-bench -- $(if $(QUICK),--quick)
+
+lint: ## formatting and clippy, warnings denied
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+fmt: ## format everything
+	$(CARGO) fmt --all
+
+deny: ## licenses, bans and sources of all dependencies (installs cargo-deny)
+	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	cargo-deny --workspace check licenses bans sources
+
+deps: ## install what the tests need
+	@scripts/deps.sh test
+
+soak: ## the simulator for HOURS hours
+	$(CARGO) run --release --locked -p tidepool-sim -- --seconds $$(( $(HOURS) * 3600 ))
+
+crash: deps ## ROUNDS rounds of kill -9 under load, file and Ceph
+	$(CARGO) build --release --locked -p tidepool
+	$(CARGO) run --release --locked -p tidepool-tests --bin crash -- --rounds $(ROUNDS)
+
+fuzz: ## the NBD codec against arbitrary bytes, for a long time
+	BOLERO_RANDOM_TEST_TIME_MS=$$(( $(HOURS) * 3600000 )) $(CARGO) test --release --locked -p tidepool-nbd fuzz

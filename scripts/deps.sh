@@ -1,0 +1,42 @@
+#!/bin/bash
+# Installs what a target of the Makefile needs, on Debian 12 and 13.
+#   scripts/deps.sh demo    a C linker; nothing else
+#   scripts/deps.sh test    also Ceph, QEMU, fio, libnbd's tools and a kernel for guests
+# Installs only what is missing, as root or with sudo. Without either it says what is missing and fails.
+set -eu
+
+demo="gcc libc6-dev make"
+test="$demo ceph-mon ceph-mgr ceph-osd ceph-common librbd1 librados2 fio qemu-utils qemu-system-x86 qemu-block-extra
+    libnbd-bin python3-libnbd nbdkit busybox-static cpio e2fsprogs kmod xz-utils python3 linux-image-cloud-amd64"
+
+case ${1:-} in
+    demo) wanted=$demo ;;
+    test) wanted=$test ;;
+    *) sed -n '2,5p' "$0"; exit 2 ;;
+esac
+
+if ! command -v cargo >/dev/null; then
+    echo "deps: cargo is missing: install Rust (rustup, stable) first" >&2
+    exit 1
+fi
+if ! command -v dpkg-query >/dev/null; then
+    echo "deps: not a Debian system; these packages are needed: $wanted" >&2
+    exit 0
+fi
+missing=
+for package in $wanted; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then
+    as_root=
+elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+    as_root=sudo
+else
+    echo "deps: these packages are missing, and this is neither root nor a user with sudo:$missing" >&2
+    exit 1
+fi
+echo "deps: installing$missing"
+$as_root apt-get update -qq
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
