@@ -167,6 +167,47 @@ fn neighbours_keep_their_bytes_with_simple_replies() {
 }
 
 #[test]
+fn a_write_inside_a_sector_undoes_none_that_is_in_flight() {
+    let door = Door::open(MIB as u64, MemoryOptions { shuffle: 77, ..memory() });
+    let mut client = door.client();
+    for round in 0..300u64 {
+        let (sector, byte) = (round * 512, round as u8 | 1);
+        client.submit_write(0, sector, &[byte; 512], false).expect("queued");
+        client.submit_write(1, sector + 10, &[0xee; 10], false).expect("queued");
+        for _ in 0..2 {
+            client.receive().expect("an answer").result.expect("success");
+        }
+        let mut back = [0; 512];
+        client.read(sector, &mut back).expect("readable");
+        let outside = back[..10].iter().chain(&back[20..]);
+        assert!(outside.copied().all(|b| b == byte), "an acknowledged write is undone in round {round}");
+        assert!(back[10..20].iter().all(|b| *b == byte || *b == 0xee));
+    }
+}
+
+#[test]
+fn replies_keep_apart_when_a_long_simple_read_begins_before_it_is_complete() {
+    let options = MemoryOptions { arena_bytes: 2 << 20, shuffle: 6, ..memory() };
+    let door = Door::open(16 * MIB as u64, options);
+    let mut client = door.client_with(simple());
+    let data = fill(2, 0, 16 * MIB);
+    client.write(0, &data).expect("written");
+    for round in 0..10u64 {
+        let reads = [(0, 8 * MIB), (3 * MIB + 1, 4096), (7, 5 * MIB), (MIB, 100_000), (9 * MIB, 7 * MIB)];
+        for (tag, (offset, len)) in reads.iter().enumerate() {
+            client.submit_read(tag as u64, *offset as u64 + round, vec![0; *len - 10]).expect("queued");
+        }
+        for _ in &reads {
+            let done = client.receive().expect("an answer");
+            done.result.expect("success");
+            let offset = reads[done.tag as usize].0 + round as usize;
+            assert!(done.data == data[offset..offset + done.data.len()], "read {} differs", done.tag);
+        }
+    }
+    assert!(door.status().reactor.arena_stalls > 0, "the arena was never short");
+}
+
+#[test]
 fn the_largest_payload_travels_both_ways_through_a_small_arena() {
     for structured in [true, false] {
         let options = MemoryOptions { arena_bytes: 2 << 20, shuffle: 99, ..memory() };
@@ -346,11 +387,15 @@ fn clients_that_vanish_leave_nothing_behind() {
 #[test]
 fn what_was_asked_before_goodbye_is_done() {
     let door = Door::open(MIB as u64, MemoryOptions { shuffle: 2, ..memory() });
-    let mut client = door.client();
-    for tag in 0..10 {
-        client.submit_write(tag, tag * 1000, &[tag as u8 + 1; 1000], false).expect("queued");
+    let mut stream = handshaken(&door);
+    for cookie in 0..10u64 {
+        stream.write_all(&encode_request(0, wire::CMD_WRITE, cookie, cookie * 1000, 1000)).expect("sent");
+        stream.write_all(&[cookie as u8 + 1; 1000]).expect("sent");
     }
-    client.disconnect().expect("sent");
+    stream.write_all(&encode_request(0, wire::CMD_DISC, 0, 0, 0)).expect("sent");
+    let mut replies = Vec::new();
+    stream.read_to_end(&mut replies).expect("replies, then the end");
+    assert_eq!(replies.len(), 10 * wire::SIMPLE_REPLY_BYTES);
     door.wait_empty();
     let mut back = vec![0; 10_000];
     door.client().read(0, &mut back).expect("readable");

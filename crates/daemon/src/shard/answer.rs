@@ -2,9 +2,10 @@
 //!
 //! A read in several pieces is answered in whatever order they come when the client takes structured
 //! replies. Otherwise (or when it asked for one chunk) the reply is one stream: the pieces wait
-//! for their turn. It begins when all of them are there, so that an error can still be told; only
-//! when memory for the rest is short it begins earlier, and an error then ends the connection, as the
-//! protocol demands.
+//! for their turn, and no other reply can come between them. It begins when all of them are there, so
+//! that an error can still be told. Only when memory for the rest is short, and nothing else of the
+//! connection is under way that could free some, it begins earlier; an error then ends the connection,
+//! as the protocol demands.
 
 use super::connection::{Asked, Connection, Stall};
 use super::core::Core;
@@ -139,13 +140,14 @@ impl Connection {
 
     /// Moves the pieces of an ordered read whose turn it is to the outbox.
     fn advance<C: Core>(&mut self, request: u32, shared: &mut Shared<C>) {
-        let structured = self.structured();
+        let (structured, alone) = (self.structured(), self.requests.len() == 1);
         let Some(asked) = self.requests.get_mut(request) else { return };
         if asked.error.is_some() {
             return self.give_up_ordered(request, shared);
         }
         // What would wait for the rest while the rest waits for its memory must leave.
-        if !asked.is_complete() && asked.queued == 0 && self.stall.is_none() {
+        let stuck = self.stall.is_some() && alone;
+        if !asked.is_complete() && asked.queued == 0 && !stuck {
             return;
         }
         loop {
@@ -166,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// The rest of a request has to wait for memory: the beginning of an ordered read must not wait for it.
+    /// The rest of a request has to wait: the beginning of an ordered read must not wait for it.
     pub(super) fn stalled<C: Core>(&mut self, request: u32, shared: &mut Shared<C>) {
         let structured = self.structured();
         let ordered = |a: &&Asked| matches!(a.command, Command::Read { df } if df || !structured);
@@ -207,6 +209,11 @@ impl Connection {
     /// A request is answered: it counts, and its place is free.
     fn record<C: Core>(&mut self, request: u32, shared: &mut Shared<C>) {
         let asked = self.requests.remove(request);
+        if self.stall.is_some()
+            && let Some(next) = self.issuing()
+        {
+            self.stalled(next, shared);
+        }
         if asked.error.is_some() {
             shared.count.request_errors += 1;
         }

@@ -8,6 +8,7 @@ use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX};
 use super::outbox::Outbox;
 use super::shared::{Held, Shared};
 use super::volume::Offer;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tidepool_driver::{Ring, Slab};
@@ -255,9 +256,14 @@ impl Connection {
     /// Takes apart what has been received, until more is needed or something is in the way.
     pub(super) fn process<C: Core>(&mut self, shared: &mut Shared<C>) {
         self.wake = false;
-        self.stall = None;
+        let resumes = self.stall.take().is_some();
         if self.broken || self.deaf {
             return;
+        }
+        // Whoever left while its requests waited here may have sent them again over a new connection, and
+        // newer ones after them: these here must not overtake.
+        if resumes && self.peer_has_left() {
+            return self.break_off();
         }
         loop {
             let more = match &self.state {
@@ -275,6 +281,12 @@ impl Connection {
         if self.stall == Some(Stall::Memory) {
             shared.count.arena_stalls += 1;
         }
+    }
+
+    fn peer_has_left(&self) -> bool {
+        let mut poll = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut poll, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
     /// Always false: the caller stops here.
@@ -400,11 +412,19 @@ impl Connection {
 
     /// Issues the next piece of a request, or starts to receive it.
     fn issue<C: Core>(&mut self, slot: u32, shared: &mut Shared<C>) -> bool {
-        // It is gone when it failed as a whole.
-        let Some(asked) = self.requests.get(slot).filter(|a| a.issued < a.len) else {
+        // It is gone when it is answered already.
+        let Some(asked) = self.requests.get(slot) else {
             self.state = State::Header;
             return true;
         };
+        if asked.issued == asked.len {
+            if asked.queued > 0 {
+                // Its reply has begun: no other may come into being before it has ended.
+                return self.stall(Stall::Own);
+            }
+            self.state = State::Header;
+            return true;
+        }
         let command = asked.command;
         let offset = asked.offset + u64::from(asked.issued);
         let end = asked.offset + u64::from(asked.len);
@@ -437,6 +457,14 @@ impl Connection {
             ),
         }
         true
+    }
+
+    /// The request that is being issued, if any.
+    pub(super) fn issuing(&self) -> Option<u32> {
+        match self.state {
+            State::Issue { request } => Some(request),
+            _ => None,
+        }
     }
 
     fn gate_is_closed<C: Core>(&self, shared: &Shared<C>) -> bool {
