@@ -5,7 +5,7 @@ use crate::api::*;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
 use crate::drain::{Drain, PIECE_BLOCKS, Piece};
-use crate::format::{Geometry, Stream};
+use crate::format::{Geometry, SUMMARY_BLOCKS_MAX, Stream};
 use crate::ghost::Ghost;
 use crate::log::{Append, Log};
 use crate::mem::{Arena, Buf};
@@ -23,8 +23,8 @@ pub(crate) const BUFFERS_FOR_MOVES: usize = 1;
 const BUFFERS_FOR_FILLS: usize = 4;
 /// Buffers for summaries that are being written.
 const SUMMARY_BUFFERS: usize = 2;
-/// Largest summary in bytes (4,096 blocks, every second one a header).
-const SUMMARY_BYTES: usize = 128 * 1024;
+/// Largest summary in bytes.
+const SUMMARY_BYTES: usize = SUMMARY_BLOCKS_MAX as usize * BLOCK_BYTES;
 /// Buffers for edge blocks of unaligned changes.
 const EDGE_BUFFERS: usize = 128;
 /// Buffers for checkpoint pages.

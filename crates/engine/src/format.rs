@@ -15,6 +15,8 @@ pub const CACHE_BYTES_MIN: u64 = 64 << 20;
 pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 /// Most data blocks and entries in one record.
 pub const RECORD_ENTRIES_MAX: usize = 240;
+/// Most blocks of a summary: a segment is closed early when ranges without data would make it longer.
+pub const SUMMARY_BLOCKS_MAX: u32 = 32;
 
 /// First block of the superblock's copies.
 pub const SUPERBLOCKS: [u32; 2] = [0, 256];

@@ -8,7 +8,7 @@ use crate::api::{BLOCK_BYTES, Effect, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{
     self, Entry, EntryKind, FORMAT_VERSION, Geometry, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader,
-    RecordKind, SEGMENT_MAGIC, SUMMARY_MAGIC, SegmentHeader, Stream, SummaryHeader, SummaryRecord, byte,
+    RecordKind, SEGMENT_MAGIC, SUMMARY_BLOCKS_MAX, SUMMARY_MAGIC, SegmentHeader, Stream, SummaryHeader, SummaryRecord, byte,
     crc32c,
 };
 use crate::index::Position;
@@ -125,7 +125,8 @@ impl Builder {
     /// Whether `blocks` more blocks with `entries` more entries fit (with their share of the summary).
     fn fits(&self, blocks: u32, records: usize, entries: usize) -> bool {
         let summary = Geometry::summary_blocks(self.records + records, self.entries + entries);
-        self.block + blocks + summary <= self.segment_blocks
+        summary <= SUMMARY_BLOCKS_MAX
+            && self.block + blocks + summary <= self.segment_blocks
             && (self.block + blocks - self.first_block) as usize * BLOCK_BYTES <= self.buf.len as usize
     }
 

@@ -135,8 +135,7 @@ impl SegmentRecords {
     /// Looks for the segment's summary from its end on.
     fn find_summary(&mut self, geo: &Geometry, bytes: &[u8]) {
         let blocks = bytes.len() / BLOCK_BYTES;
-        let most = Geometry::summary_blocks(blocks, blocks * 2) as usize;
-        for n in 1..=most.min(blocks - 1) {
+        for n in 1..=(SUMMARY_BLOCKS_MAX as usize).min(blocks - 1) {
             let tail = &bytes[(blocks - n) * BLOCK_BYTES..];
             if tail[..4] != SUMMARY_MAGIC {
                 continue;

@@ -1,6 +1,8 @@
 //! A core on a device and backends in memory, driven step by step: effects are executed at once and in
 //! order. The simulator (`crates/sim`) does the same with delays, disorder and faults.
 
+#![allow(dead_code, reason = "each file of tests uses a part of it")]
+
 use std::collections::HashMap;
 use tidepool_engine::api::*;
 use tidepool_engine::device::{Device, DeviceRead};
@@ -60,9 +62,13 @@ pub fn spec(name: &str, size_bytes: u64, mode: Mode) -> VolumeSpec {
 
 impl World {
     pub fn new(cache_bytes: u64, volumes: &[VolumeSpec]) -> World {
+        World::with_segments(cache_bytes, 256 << 10, volumes)
+    }
+
+    pub fn with_segments(cache_bytes: u64, segment_bytes: u32, volumes: &[VolumeSpec]) -> World {
         let mut device = MemoryDevice(vec![0; cache_bytes as usize]);
         let options =
-            FormatOptions { uuid: [9; 16], size_bytes: cache_bytes, segment_bytes: Some(256 << 10) };
+            FormatOptions { uuid: [9; 16], size_bytes: cache_bytes, segment_bytes: Some(segment_bytes) };
         format_device(&mut device, &options, &mut |_, _| ()).expect("format");
         let (engine, _) = Engine::open(&mut device, EngineConfig::small(), 0).expect("open");
         let mut world = World {
