@@ -3,17 +3,23 @@
 
 use crate::failure::reason;
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use tidepool_nbd::{SOCKET_PATH_BYTES_MAX, Transport};
 
 /// Connections that wait to be accepted on one socket.
 const BACKLOG: i32 = 128;
+
+/// How long a TCP address that is in use is tried again.
+const TCP_WAIT: Duration = Duration::from_secs(2);
+/// How often.
+const TCP_POLL: Duration = Duration::from_millis(50);
 
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -89,14 +95,18 @@ impl Listening {
         match transport {
             Transport::Unix { socket } => bind_unix(socket, None),
             Transport::Tcp { host, port } => {
-                let address = format!("{host} port {port}");
-                let socket = TcpListener::bind((host.as_str(), *port)).map_err(|e| match e.kind() {
-                    io::ErrorKind::AddrInUse => ListenError::InUse { address },
-                    _ => ListenError::System { address, why: reason(&e) },
-                })?;
+                let socket = bind_tcp(&format!("{host} port {port}"), (host.as_str(), *port))?;
                 Ok(Listening { socket: socket.into(), file: None })
             }
         }
+    }
+
+    /// Listens on a TCP address.
+    ///
+    /// # Errors
+    /// As [`Listening::bind`].
+    pub fn bind_address(address: SocketAddr) -> Result<TcpListener, ListenError> {
+        bind_tcp(&address.to_string(), address)
     }
 
     /// Listens on a unix socket that only this user may connect to.
@@ -105,6 +115,24 @@ impl Listening {
     /// As [`Listening::bind`].
     pub fn bind_private(path: &Path) -> Result<Listening, ListenError> {
         bind_unix(path, Some(Mode::RUSR | Mode::WUSR))
+    }
+}
+
+/// Binds a TCP socket. The kernel keeps that of a killed process for a moment, and does not say whose it
+/// is: so an address in use is tried for a while.
+fn bind_tcp(name: &str, address: impl ToSocketAddrs) -> Result<TcpListener, ListenError> {
+    let start = Instant::now();
+    loop {
+        match TcpListener::bind(&address) {
+            Ok(socket) => return Ok(socket),
+            Err(e) if e.kind() != io::ErrorKind::AddrInUse => {
+                return Err(ListenError::System { address: name.to_owned(), why: reason(&e) });
+            }
+            Err(_) if start.elapsed() > TCP_WAIT => {
+                return Err(ListenError::InUse { address: name.to_owned() });
+            }
+            Err(_) => std::thread::sleep(TCP_POLL),
+        }
     }
 }
 
@@ -163,13 +191,29 @@ fn clear_stale(path: &Path) -> Result<(), ListenError> {
     if !found.file_type().is_socket() {
         return Err(ListenError::NotASocket { path: path.to_owned() });
     }
-    match UnixStream::connect(path) {
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(system),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(system(e)),
-        // A connection, a full backlog, or another type of socket: somebody is there.
-        _ => Err(ListenError::InUse { address: path.display().to_string() }),
+    match listener_of(path) {
+        Ok(None) => std::fs::remove_file(path).map_err(system),
+        Ok(Some(_)) => Err(ListenError::InUse { address: path.display().to_string() }),
+        Err(Errno::NOENT) => Ok(()),
+        Err(Errno::ACCESS | Errno::PERM) => Err(system(io::ErrorKind::PermissionDenied.into())),
+        // A full backlog, or another type of socket: somebody is there.
+        Err(_) => Err(ListenError::InUse { address: path.display().to_string() }),
     }
+}
+
+/// Who listens on a unix socket. The kernel keeps the socket of a process that was killed open for a
+/// moment, until its io_uring is gone: that counts as nobody.
+fn listener_of(path: &Path) -> Result<Option<u32>, Errno> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::CONNREFUSED) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_pid().unsigned_abs();
+    Ok(Some(pid).filter(|pid| !tidepool_driver::has_died(*pid)))
 }
 
 /// The directory of sockets for which no path was given: `/run/tidepool` for root, else
@@ -185,6 +229,7 @@ pub fn runtime_directory() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
 
     fn scratch(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("tidepool-listen-{}-{name}", std::process::id()));

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidepool_engine::api::BLOCK_BYTES;
 
 /// Smallest cache in bytes.
@@ -15,6 +15,9 @@ pub const CACHE_BYTES_MIN: u64 = 64 << 20;
 const LOCK_TRIES: u32 = 20;
 /// Between two of them.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// How long the lock of a process that has died is waited for: the kernel holds its files open until
+/// the last request of its io_uring has ended.
+const DYING_WAIT: Duration = Duration::from_secs(30);
 /// Bytes at either end of a device that must be zero before it counts as unused: every common
 /// partition table, file system and volume manager leaves a mark there.
 const BLANK_BYTES: u64 = 1 << 20;
@@ -208,21 +211,25 @@ impl CacheFile {
     }
 
     fn lock(&self) -> Result<(), CacheError> {
-        let mut tries = if self.block_device { LOCK_TRIES } else { 1 };
+        let start = Instant::now();
         loop {
             match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if tries > 1 => {
-                    tries -= 1;
-                    std::thread::sleep(LOCK_PAUSE);
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    let holder = holder(self.fd.as_fd()).unwrap_or_else(|| "another process".into());
-                    return Err(CacheError::InUse { path: self.path.clone(), holder });
-                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::WOULDBLOCK) => {}
                 Err(e) => return Err(CacheError::io(&self.path, "lock", e)),
             }
+            let holder = holder(self.fd.as_fd());
+            let wait = match holder {
+                Some(pid) if has_died(pid) => DYING_WAIT,
+                _ if self.block_device => LOCK_PAUSE * LOCK_TRIES,
+                _ => Duration::ZERO,
+            };
+            if start.elapsed() >= wait {
+                let holder = holder.map_or_else(|| "another process".into(), describe);
+                return Err(CacheError::InUse { path: self.path.clone(), holder });
+            }
+            std::thread::sleep(LOCK_PAUSE);
         }
     }
 
@@ -300,8 +307,8 @@ fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<(OwnedFd, bool)
     }
 }
 
-/// Who holds the lock on a file, from the kernel's table of locks.
-fn holder(fd: BorrowedFd<'_>) -> Option<String> {
+/// Which process holds the lock on a file, from the kernel's table of locks.
+fn holder(fd: BorrowedFd<'_>) -> Option<u32> {
     let stat = rustix::fs::fstat(fd).ok()?;
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     let inode = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
@@ -311,11 +318,19 @@ fn holder(fd: BorrowedFd<'_>) -> Option<String> {
         let pid = words.nth(4)?;
         (words.next()? == inode).then_some(pid)
     })?;
+    pid.parse().ok().filter(|pid| *pid > 0)
+}
+
+/// The process has ended; its parent may not have taken notice yet.
+pub fn has_died(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    // The name in parentheses may hold anything; the state is the word behind the last of them.
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
+}
+
+fn describe(pid: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(format!(
-        "process {pid} {}",
-        if name.is_empty() { String::new() } else { format!("({})", name.trim()) }
-    ))
+    if name.is_empty() { format!("process {pid}") } else { format!("process {pid} ({})", name.trim()) }
 }
 
 fn free_bytes(directory: &Path) -> Option<u64> {

@@ -7,7 +7,7 @@ mod device;
 mod ring;
 mod slab;
 
-pub use cache::{CACHE_BYTES_MIN, CacheError, CacheFile};
+pub use cache::{CACHE_BYTES_MIN, CacheError, CacheFile, has_died};
 pub use clock::now;
 pub use device::BlockingDevice;
 pub use ring::{Completion, Ring, RingError};

@@ -265,7 +265,8 @@ fn volumes_come_and_go_while_the_daemon_runs() {
 #[test]
 fn the_metrics_endpoint_speaks_to_prometheus() {
     let place = Place::new();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
     let address = format!("127.0.0.1:{port}");
     let daemon = start(&place, &["--metrics", &address]);
     client(&place, "vm1").write(0, &[1; 4096]).expect("written");
@@ -277,7 +278,10 @@ fn the_metrics_endpoint_speaks_to_prometheus() {
         answer
     };
     let answer = get("/metrics");
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"),
+        "{answer}"
+    );
     for part in ["tidepool_volume_writes_total{volume=\"vm1\"} 1", "_bucket{le=", "# EOF"] {
         assert!(answer.contains(part), "{part}: {answer}");
     }
@@ -290,7 +294,8 @@ fn the_admin_api_answers_nonsense_with_one_error() {
     let place = Place::new();
     let daemon = start(&place, &[]);
     let call = |request: &str| {
-        let mut stream = std::os::unix::net::UnixStream::connect(place.path("admin.sock")).expect("a connection");
+        let mut stream =
+            std::os::unix::net::UnixStream::connect(place.path("admin.sock")).expect("a connection");
         stream.write_all(request.as_bytes()).expect("sent");
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
         let status = lines.next().expect("a status line");
@@ -298,7 +303,10 @@ fn the_admin_api_answers_nonsense_with_one_error() {
         (status, body)
     };
     let with_body = |line: &str, body: &str| {
-        format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        format!(
+            "{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
     };
     for (request, status) in [
         (with_body("GET /v2/status", ""), "404"),

@@ -116,10 +116,9 @@ fn make_directory(directory: &Path) -> Result<(), Failure> {
 }
 
 fn bind_metrics(address: SocketAddr) -> Result<TcpListener, Failure> {
-    let bound = std::net::TcpListener::bind(address)
-        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-        .and_then(TcpListener::from_std);
-    bound.map_err(|e| Failure::failed(format!("cannot listen on {address} for metrics: {}", reason(&e))))
+    let listener = Listening::bind_address(address).map_err(Failure::failed)?;
+    let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
+    ready.map_err(|e| Failure::failed(format!("cannot serve metrics on {address}: {}", reason(&e))))
 }
 
 /// A daemon that serves.
