@@ -14,8 +14,6 @@ use tidepool_engine::marks::Marks;
 
 /// Volumes that share the cache, in the part where there are many.
 const VOLUMES: u32 = 256;
-/// Blocks that the ghost remembers, as a share of the cached ones: one in so many.
-const GHOST_SHARE: usize = 6;
 /// Blocks of data for each block of record headers on the device.
 const BLOCKS_PER_HEADER: u64 = 64;
 const RANDOM_BYTES_MAX: f64 = 12.0;
@@ -130,8 +128,9 @@ fn many_volumes(blocks: u32) {
 
 /// Marks and ghost, for each of so many cached blocks.
 fn fixed_bytes(cached: u64) -> f64 {
-    let marks = Marks::new((cached + cached / BLOCKS_PER_HEADER) as usize).memory_bytes();
-    let ghost = Ghost::new(cached as usize / GHOST_SHARE).memory_bytes();
+    let device_blocks = (cached + cached / BLOCKS_PER_HEADER) as usize;
+    let marks = Marks::new(device_blocks).memory_bytes();
+    let ghost = Ghost::for_device(device_blocks).memory_bytes();
     (marks + ghost) as f64 / cached as f64
 }
 

@@ -10,6 +10,9 @@ use crate::api::VolumeId;
 const FINGERPRINT_BITS: u32 = 12;
 /// Fingerprints of one bucket.
 const PLACES: u32 = 10;
+/// Blocks of the cache device for each one that [`Ghost::for_device`] remembers: 0.27 bytes a block, which
+/// is what the memory budget of blocks cached in sequence leaves.
+pub const DEVICE_BLOCKS_PER_ENTRY: usize = 6;
 const FINGERPRINT_MASK: u128 = (1 << FINGERPRINT_BITS) - 1;
 const BUCKET_MASK: u128 = (1 << (PLACES * FINGERPRINT_BITS)) - 1;
 
@@ -20,6 +23,11 @@ pub struct Ghost {
 }
 
 impl Ghost {
+    /// A ghost that befits a cache device of this many blocks.
+    pub fn for_device(device_blocks: usize) -> Ghost {
+        Ghost::new(device_blocks / DEVICE_BLOCKS_PER_ENTRY)
+    }
+
     /// Room for `entries` blocks (rounded up to whole buckets, at least one), at 1.6 bytes each. The
     /// memory is touched only as it fills.
     pub fn new(entries: usize) -> Ghost {

@@ -384,11 +384,11 @@ fn a_position_that_means_something_else_is_refused() {
 }
 
 /// Bytes for each cached block, all told: the index, the marks of as many device blocks with a header
-/// for every 64, and a ghost that remembers a sixth of them.
+/// for every 64, and the ghost of such a device.
 fn all_bytes(index: &VolumeIndex) -> f64 {
     let blocks = index.blocks().at as usize;
     let marks = crate::marks::Marks::new(blocks + blocks / 64).memory_bytes();
-    let ghost = crate::ghost::Ghost::new(blocks / 6).memory_bytes();
+    let ghost = crate::ghost::Ghost::for_device(blocks + blocks / 64).memory_bytes();
     (index.memory_bytes() + marks + ghost) as f64 / blocks as f64
 }
 
