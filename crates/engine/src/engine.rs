@@ -129,11 +129,11 @@ pub(crate) enum Io {
     Cached(CachedRead),
     Miss(MissRead),
     Direct { op: OpId },
-    DirectFlush { op: OpId },
+    DirectFlush { op: OpId, covers: u64 },
     DrainRead { piece: u32, start: u16, end: u16 },
     DrainWrite { piece: u32 },
     DrainZeroes { drain: u32 },
-    DrainFlush { volume: VolumeId },
+    DrainFlush { volume: VolumeId, covers: u64 },
     ReclaimSummary,
     ReclaimRead { start: u16, end: u16 },
     CheckpointWrite { buf: Buf },
@@ -187,7 +187,7 @@ impl Engine {
     pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64, epoch: u64, now: Nanos) -> Engine {
         let mut arena = Arena::new(config.arena_bytes);
         let pools = Pools::new(&mut arena, &config);
-        let ghost = Ghost::new((geo.device_blocks / 4) as usize);
+        let ghost = Ghost::for_device(geo.device_blocks as usize);
         Engine {
             geo,
             arena,
@@ -342,11 +342,11 @@ impl Engine {
             Io::Cached(read) => self.cached_done(read, result),
             Io::Miss(read) => self.miss_done(now, read, result),
             Io::Direct { op } => self.direct_done(now, op, result),
-            Io::DirectFlush { op } => self.direct_flush_done(now, op, result),
+            Io::DirectFlush { op, covers } => self.direct_flush_done(now, op, covers, result),
             Io::DrainRead { piece, start, end } => self.drain_read_done(piece, start, end, result),
             Io::DrainWrite { piece } => self.drain_write_done(now, piece, result),
             Io::DrainZeroes { drain } => self.drain_zeroes_done(now, drain, result),
-            Io::DrainFlush { volume } => self.drain_flush_done(now, volume, result),
+            Io::DrainFlush { volume, covers } => self.drain_flush_done(now, volume, covers, result),
             Io::ReclaimSummary => self.reclaim_summary_done(result),
             Io::ReclaimRead { start, end } => self.reclaim_read_done(start, end, result),
             Io::CheckpointWrite { buf } => self.checkpoint_write_done(now, buf, result),

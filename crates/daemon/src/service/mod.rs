@@ -22,13 +22,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tidepool_backend::{CheckStatus, OpenOptions};
 use tidepool_engine::{EngineConfig, OpenError};
 use tidepool_nbd::NbdUri;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::timeout;
 use tracing::{error, info, warn};
 use uuid::Uuid;
+
+/// How often the log says that the check of an image takes its time.
+const CHECK_NOTE: Duration = Duration::from_secs(10);
 
 /// What the command shows while the daemon starts.
 pub trait Console: Send + Sync + 'static {
@@ -153,6 +158,9 @@ async fn start(
     running: &OnceLock<ShardHandle>,
     console: Arc<dyn Console>,
 ) -> Result<Daemon, Failure> {
+    if !plan.cache.exists() {
+        check_images(&plan.volumes).await?;
+    }
     let shard = start_shard(plan, console).await?;
     let shard = running.get_or_init(|| shard).clone();
     let opened = shard.opened();
@@ -196,6 +204,46 @@ fn admin_listener(socket: OwnedFd) -> Result<UnixListener, Failure> {
     let listener = std::os::unix::net::UnixListener::from(socket);
     let ready = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
     ready.map_err(|e| Failure::failed(format!("cannot serve the admin socket: {}", reason(&e))))
+}
+
+/// Looks at the images of volumes before a cache is made for them: one that cannot be served is then known
+/// while nothing is touched.
+async fn check_images(volumes: &[Wanted]) -> Result<(), Failure> {
+    let checks: Vec<_> = volumes
+        .iter()
+        .cloned()
+        .map(|volume| {
+            tokio::task::spawn_blocking(move || {
+                let options = OpenOptions { read_only: volume.read_only, ..OpenOptions::default() };
+                (tidepool_backend::check(&volume.backend, &options), volume.name)
+            })
+        })
+        .collect();
+    for (check, volume) in checks.into_iter().zip(volumes) {
+        let mut check = check;
+        let mut waited = Duration::ZERO;
+        let (report, name) = loop {
+            match timeout(CHECK_NOTE, &mut check).await {
+                Ok(Ok(outcome)) => break outcome,
+                Ok(Err(_)) => {
+                    return Err(Failure::failed("cannot check the images: an internal error occurred"));
+                }
+                Err(_) => {
+                    waited += CHECK_NOTE;
+                    warn!(
+                        "volume {}: still waiting for {} ({} s)",
+                        volume.name,
+                        volume.backend,
+                        waited.as_secs()
+                    );
+                }
+            }
+        };
+        if let Some(failed) = report.items.iter().find(|item| item.status == CheckStatus::Failed) {
+            return Err(Failure::failed(format!("cannot serve volume {name}: {}", failed.detail)));
+        }
+    }
+    Ok(())
 }
 
 /// Makes the cache if it is missing, recovers it and starts its reactor.
