@@ -236,9 +236,10 @@ impl Engine {
             return false;
         }
         let overtaken = self.cancel_fills(vid, first, end - first);
-        if !op.invalidated && (overtaken > 0 || self.is_known(vid, first, end)) {
+        let forgotten = self.volume(vid).forgotten_until > self.checkpoint.durable;
+        if !op.invalidated && (overtaken > 0 || forgotten || self.is_known(vid, first, end)) {
             if self.dead {
-                self.drop_blocks(vid, first, end - first);
+                self.forget_blocks(vid, first, end - first);
             } else {
                 self.enter_log(id);
                 return true;

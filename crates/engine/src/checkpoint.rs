@@ -89,6 +89,11 @@ impl Checkpoint {
         }
     }
 
+    /// Number of the first checkpoint that will hold what changes now.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.run.as_ref().map_or(self.durable, |run| run.number) + 1
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.run.is_none()
     }

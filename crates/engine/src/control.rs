@@ -132,7 +132,7 @@ impl Engine {
             return Err(AddError::Shrunk(spec.size_bytes));
         }
         if blocks < old_blocks {
-            self.drop_blocks(id, blocks, old_blocks - blocks);
+            self.forget_blocks(id, blocks, old_blocks - blocks);
         }
         let volume = self.volume_mut(id);
         volume.mode = spec.mode;
@@ -265,7 +265,9 @@ impl Engine {
         if busy {
             return false;
         }
-        self.cancel_fills(id, 0, u64::MAX / 2);
+        if self.cancel_fills(id, 0, u64::MAX / 2) > 0 {
+            self.note_forgotten(id);
+        }
         self.pump_fills(now, true);
         let fills_idle = |s: Stream| self.log.streams[s as usize].in_flight.is_empty();
         fills_idle(Stream::Fill) && fills_idle(Stream::Main) && self.reclaim.is_idle()
@@ -274,7 +276,7 @@ impl Engine {
     fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64) {
         if self.is_quiet(now, id) {
             let blocks = self.volume(id).blocks();
-            self.drop_blocks(id, 0, blocks);
+            self.forget_blocks(id, 0, blocks);
             self.volume_mut(id).task = Task::None;
             self.persist(now, control);
         }
@@ -308,7 +310,7 @@ impl Engine {
             }
             None => {
                 let blocks = self.volume(id).blocks();
-                self.drop_blocks(id, 0, blocks);
+                self.forget_blocks(id, 0, blocks);
                 self.volumes[id.0 as usize] = None;
                 self.ghost.clear();
                 self.persist(now, control);
@@ -387,6 +389,7 @@ impl Engine {
     }
 
     fn drop_clean(&mut self, id: VolumeId) {
+        self.note_forgotten(id);
         let (volume, space) = self.volume_and_space(id);
         let objects: Vec<u32> = volume.index.objects(0).collect();
         for object in objects {

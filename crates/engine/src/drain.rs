@@ -368,6 +368,7 @@ impl Engine {
     fn finish_drain(&mut self, d: u32, flushed: bool) {
         let mut drain = self.drains.remove(d);
         let object = drain.entry.object;
+        let checkpoint = self.checkpoint.next_number();
         let (volume, space) = self.volume_and_space(drain.volume);
         volume.drains.retain(|&x| x != d);
         volume.index.clear_flags(object, ObjectFlags::DRAINING);
@@ -387,6 +388,7 @@ impl Engine {
             if drain.zeroes && !flags.contains(ObjectFlags::QUEUED) {
                 volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY);
                 volume.index.forget_zeroes(object);
+                volume.forgotten_until = checkpoint;
             }
         } else {
             volume.requeue_dirty(drain.entry);

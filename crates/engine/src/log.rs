@@ -8,8 +8,8 @@ use crate::api::{BLOCK_BYTES, Effect, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{
     self, Entry, EntryKind, FORMAT_VERSION, Geometry, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader,
-    RecordKind, SEGMENT_MAGIC, SUMMARY_BLOCKS_MAX, SUMMARY_MAGIC, SegmentHeader, Stream, SummaryHeader, SummaryRecord, byte,
-    crc32c,
+    RecordKind, SEGMENT_MAGIC, SUMMARY_BLOCKS_MAX, SUMMARY_MAGIC, SegmentHeader, Stream, SummaryHeader,
+    SummaryRecord, byte, crc32c,
 };
 use crate::index::Position;
 use crate::mem::{Arena, Buf};

@@ -223,7 +223,7 @@ impl Engine {
         }
         if current {
             self.volume_mut(vid).count.corrupt_blocks += 1;
-            self.drop_blocks(vid, block, 1);
+            self.forget_blocks(vid, block, 1);
         }
         // Whatever is current now (the backend, or a newer write) is read instead.
         self.read_blocks(read.op, block, 1, part);
@@ -242,7 +242,19 @@ impl Engine {
         self.checkpoint.wanted = true;
     }
 
-    /// Drops what the cache holds of a range. Dirty blocks go too: the caller knows why.
+    /// Drops what the cache holds of a range, without a record that says so: a crash may bring it back
+    /// until the next checkpoint.
+    pub(crate) fn forget_blocks(&mut self, vid: VolumeId, first: u64, blocks: u64) {
+        self.note_forgotten(vid);
+        self.drop_blocks(vid, first, blocks);
+    }
+
+    pub(crate) fn note_forgotten(&mut self, vid: VolumeId) {
+        let next = self.checkpoint.next_number();
+        self.volume_mut(vid).forgotten_until = next;
+    }
+
+    /// Drops what the cache holds of a range, as a record says. Dirty blocks go too: the caller knows why.
     pub(crate) fn drop_blocks(&mut self, vid: VolumeId, first: u64, blocks: u64) {
         let (volume, space) = self.volume_and_space(vid);
         let mut cleaned = 0;

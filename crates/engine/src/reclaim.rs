@@ -229,7 +229,7 @@ impl Engine {
                 continue;
             }
             let Some(stream) = self.survives(c, job.survivors_left) else {
-                self.drop_blocks(c.volume, c.block, 1);
+                self.forget_blocks(c.volume, c.block, 1);
                 self.volume_mut(c.volume).count.evicted_blocks += 1;
                 if probation {
                     self.ghost.insert(c.volume, c.block);
@@ -308,7 +308,7 @@ impl Engine {
                 if self.space.marks.is_dirty(c.position) {
                     self.lose_block(c.volume, c.block, c.position);
                 } else {
-                    self.drop_blocks(c.volume, c.block, 1);
+                    self.forget_blocks(c.volume, c.block, 1);
                 }
             }
         }

@@ -176,6 +176,9 @@ pub(crate) struct Volume {
     pub(crate) backend_dirty: bool,
     /// Direct operations and backend reads in flight.
     pub(crate) direct_in_flight: u32,
+    /// Something was dropped from the index without a record that says so. Until the checkpoint of this
+    /// number is durable, a crash would bring it back.
+    pub(crate) forgotten_until: u64,
     /// The backend's record no longer names this cache.
     pub(crate) disowned: bool,
     pub(crate) disowning: bool,
@@ -235,6 +238,7 @@ impl Volume {
             drain_all_until: 0,
             backend_dirty: false,
             direct_in_flight: 0,
+            forgotten_until: 0,
             disowned: false,
             disowning: false,
             requests: 0,

@@ -37,3 +37,20 @@ fn g8_a_segment_full_of_discards_is_closed_before_its_summary_is_too_long() {
     assert_eq!(w.read(0, 0, 8192)[..4096], pattern(1, 4096));
     w.drain(0);
 }
+
+#[test]
+fn g1_what_the_cache_forgot_does_not_come_back_over_a_direct_write() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x11);
+    w.backend_stopped = true;
+    w.op(0, Op::Discard { fua: false }, 0, MIB).expect("discard");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c)).expect("mode");
+    w.backend_stopped = false;
+    w.pass(2_000_000_000);
+    assert!(w.images[0][..MIB as usize].iter().all(|&b| b == 0), "the zeroes are drained and forgotten");
+    w.write(0, 0, &pattern(1, 4096));
+    w.restart(true); // The newest checkpoint still holds the zeroes.
+    assert!(w.read(0, 0, 4096) == pattern(1, 4096), "nothing older comes back");
+    w.drain(0);
+    assert!(w.images[0][..4096] == pattern(1, 4096), "nor is it drained over the write");
+}
