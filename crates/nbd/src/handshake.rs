@@ -177,6 +177,8 @@ impl Handshake {
                 State::Finished => return Ok((taken, Step::Closed)),
             };
             let some = (need - self.partial.len()).min(input.len() - taken);
+            // Exactly: growing by doubling could hold twice the bound.
+            self.partial.reserve_exact(need - self.partial.len());
             self.partial.extend_from_slice(&input[taken..taken + some]);
             taken += some;
             if self.partial.len() < need {
@@ -390,14 +392,14 @@ impl Handshake {
         let option = wire::OPT_SET_META_CONTEXT;
         // The former selection is void even when this one fails.
         self.contexts = Contexts::NONE;
-        self.contexts_name.clear();
+        self.contexts_name = String::new();
         let meta = self.meta(data)?;
         if exports.find(meta.name).is_none() {
             unknown_export(output, option, meta.name);
             return Ok(());
         }
         meta.queries().for_each(|query| self.contexts.select(query));
-        self.contexts_name.push_str(meta.name);
+        self.contexts_name = meta.name.to_owned();
         contexts(output, option, self.contexts, Context::id);
         Ok(())
     }

@@ -2,11 +2,12 @@
 
 mod support;
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 use support::{Server, TempDir, Volume};
-use tidepool_nbd::client::{BlockingClient, ClientError, Wanted};
+use tidepool_nbd::client::{BlockingClient, ClientError, Duplex, Moved, Stream, Wanted};
 use tidepool_nbd::{Command, Errno, NbdUri, wire};
 
 const MIB: u64 = 1 << 20;
@@ -62,9 +63,67 @@ impl Drop for Foreign {
     }
 }
 
-fn connect(uri: &NbdUri, wanted: Wanted) -> BlockingClient {
-    BlockingClient::connect_with(uri, wanted, Some(Duration::from_secs(60)))
-        .unwrap_or_else(|e| panic!("{uri}: {e}"))
+/// A connection that keeps the first bytes that the server sends, for the corpus of the fuzz targets.
+struct Recorder {
+    stream: Stream,
+    received: Vec<u8>,
+}
+
+impl Read for Recorder {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.stream.read(buf)?;
+        self.keep(&buf[..len]);
+        Ok(len)
+    }
+}
+
+impl Recorder {
+    fn keep(&mut self, bytes: &[u8]) {
+        let room = support::RECORDED_BYTES_MAX - self.received.len();
+        self.received.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+}
+
+impl Write for Recorder {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(buf)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+impl Duplex for Recorder {
+    fn second(&self) -> std::io::Result<Recorder> {
+        Ok(Recorder { stream: self.stream.second()?, received: Vec::new() })
+    }
+
+    fn exchange(&mut self, output: &[u8], input: &mut [u8]) -> std::io::Result<Moved> {
+        let moved = self.stream.exchange(output, input)?;
+        if let Moved::Received(len) = moved {
+            self.keep(&input[..len]);
+        }
+        Ok(moved)
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if let Some(dir) = support::record_dir() {
+            support::record(&dir.join("servers"), &self.received);
+        }
+    }
+}
+
+type Client = BlockingClient<Recorder>;
+
+fn connect(uri: &NbdUri, wanted: Wanted) -> Client {
+    let stream = Stream::connect(uri).unwrap_or_else(|e| panic!("{e}"));
+    // So long that only a connection that hangs for good runs into it.
+    stream.set_timeout(Some(Duration::from_secs(120))).expect("a timeout on a fresh socket");
+    let recorder = Recorder { stream, received: Vec::new() };
+    BlockingClient::over(recorder, wanted).unwrap_or_else(|e| panic!("{uri}: {e}"))
 }
 
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
@@ -80,7 +139,7 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// Every command that the server offers, with the content checked afterwards.
-fn exercise(client: &mut BlockingClient) {
+fn exercise(client: &mut Client) {
     let size = client.size_bytes();
     assert!(size >= 48 * MIB);
     let data = pattern(33 * MIB as usize + 5, 1);
@@ -278,6 +337,16 @@ fn two_threads_share_a_connection() {
         assert!(completion.data == pattern(32_768, completion.tag), "request {}", completion.tag);
     }
     assert!(matches!(receiver.receive(), Err(ClientError::Closed { in_flight: 0 })));
+}
+
+#[test]
+fn a_server_that_hangs_runs_into_the_timeout() {
+    let dir = TempDir::new();
+    let _listener = std::os::unix::net::UnixListener::bind(dir.join("s")).expect("a socket");
+    let uri: NbdUri = format!("nbd+unix:///?socket={}", dir.join("s").display()).parse().expect("a URI");
+    let timeout = Some(Duration::from_millis(20));
+    let error = BlockingClient::connect_with(&uri, Wanted::new(""), timeout).expect_err("nobody answers");
+    assert!(error.to_string().starts_with("cannot receive from the NBD server: "), "{error}");
 }
 
 #[test]

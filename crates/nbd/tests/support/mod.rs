@@ -3,6 +3,7 @@
 // Every test file uses its own part of it.
 #![allow(dead_code)]
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -111,9 +112,6 @@ impl Volume {
 struct Shared {
     volumes: Vec<Volume>,
     errors: Mutex<Vec<String>>,
-    /// Where the clients' side of each handshake is written to.
-    record: Option<PathBuf>,
-    connections: AtomicU32,
 }
 
 pub struct Server {
@@ -128,13 +126,7 @@ impl Server {
         let unix = UnixListener::bind(dir.join("s")).expect("a socket in a fresh directory");
         let tcp = TcpListener::bind("127.0.0.1:0").expect("a free port on loopback");
         let port = tcp.local_addr().expect("a bound listener has an address").port();
-        let record = std::env::var_os("TIDEPOOL_NBD_RECORD").map(PathBuf::from);
-        let shared = Arc::new(Shared {
-            volumes,
-            errors: Mutex::new(Vec::new()),
-            record,
-            connections: AtomicU32::new(0),
-        });
+        let shared = Arc::new(Shared { volumes, errors: Mutex::new(Vec::new()) });
         let of_unix = Arc::clone(&shared);
         std::thread::spawn(move || {
             for stream in unix.incoming().flatten() {
@@ -187,16 +179,28 @@ impl Shared {
             if let Ok(Err(error)) = connection.run() {
                 shared.errors.lock().expect("no thread panics here").push(error.to_string());
             }
-            if let Some(dir) = &shared.record {
-                record(dir, &connection.recorded, shared.connections.fetch_add(1, Ordering::Relaxed));
+            if let Some(dir) = record_dir() {
+                record(&dir.join("clients"), &connection.recorded);
             }
         });
     }
 }
 
-fn record(dir: &Path, bytes: &[u8], number: u32) {
-    let thread = format!("{}-{number}", std::process::id());
-    std::fs::write(dir.join(thread), bytes).expect("a writable directory in TIDEPOOL_NBD_RECORD");
+/// Enough for a handshake and a few messages behind it.
+pub const RECORDED_BYTES_MAX: usize = 2048;
+
+/// Where recordings go, if there are to be any.
+pub fn record_dir() -> Option<PathBuf> {
+    std::env::var_os("TIDEPOOL_NBD_RECORD").map(PathBuf::from)
+}
+
+/// Keeps one side of a conversation under a name made of its content.
+pub fn record(dir: &Path, bytes: &[u8]) {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    std::fs::create_dir_all(dir).expect("a writable directory in TIDEPOOL_NBD_RECORD");
+    let path = dir.join(format!("{:016x}", hasher.finish()));
+    std::fs::write(path, bytes).expect("a writable directory in TIDEPOOL_NBD_RECORD");
 }
 
 struct Connection<'a, S> {
@@ -218,7 +222,11 @@ impl<S: Read + Write> Connection<'_, S> {
         while self.input.len() < need {
             match self.stream.read(&mut buffer)? {
                 0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                len => self.input.extend_from_slice(&buffer[..len]),
+                len => {
+                    let room = RECORDED_BYTES_MAX.saturating_sub(self.recorded.len());
+                    self.recorded.extend_from_slice(&buffer[..len.min(room)]);
+                    self.input.extend_from_slice(&buffer[..len]);
+                }
             }
         }
         Ok(())
@@ -271,7 +279,6 @@ impl<S: Read + Write> Connection<'_, S> {
                 Ok(stepped) => stepped,
                 Err(error) => return Ok(Err(error)),
             };
-            self.recorded.extend_from_slice(&self.input[self.taken..self.taken + taken]);
             self.taken += taken;
             match step {
                 Step::Continue => {}
