@@ -2,7 +2,7 @@
 //! kernel per round.
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{IoUring, cqueue, opcode, squeue};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -12,6 +12,8 @@ const SUBMISSIONS_MAX: u32 = 1024;
 /// Completions that the kernel holds before it has to allocate; more than the reactor ever has in flight
 /// in the usual case, and beyond it the kernel keeps them in a list (no completion is lost).
 const COMPLETIONS_MAX: u32 = 8192;
+/// Flag of a receive (`IORING_RECVSEND_POLL_FIRST`): wait first, then look.
+const RECEIVE_POLL_FIRST: u16 = 1;
 /// Largest buffer that the kernel registers in one piece.
 const REGISTERED_BYTES_MAX: usize = 1 << 30;
 
@@ -30,6 +32,8 @@ pub struct Completion {
     pub user: u64,
     /// As the system call would return: negative is an errno.
     pub result: i32,
+    /// After a receive: there may be more.
+    pub more: bool,
 }
 
 /// An io_uring and the region of memory that is registered with it.
@@ -183,22 +187,23 @@ impl Ring {
         unsafe { self.push(entry.user_data(user)) };
     }
 
-    /// Receives from a socket into the message's vectors.
+    /// Receives from a socket into the message's vectors. With `empty` the kernel is told that nothing is
+    /// there yet, and does not look before it waits.
     ///
     /// # Safety
     /// The header, its vectors and their memory stay valid and untouched until the completion is reaped.
-    pub unsafe fn recvmsg(&mut self, user: u64, fd: BorrowedFd<'_>, header: *mut libc::msghdr) {
-        let entry = opcode::RecvMsg::new(Fd(fd.as_raw_fd()), header).build();
-        // SAFETY: as the caller vouches.
-        unsafe { self.push(entry.user_data(user)) };
-    }
-
-    /// Receives from a socket.
-    ///
-    /// # Safety
-    /// `ptr..ptr + len` is valid and nobody else touches it until the completion is reaped.
-    pub unsafe fn recv(&mut self, user: u64, fd: BorrowedFd<'_>, ptr: *mut u8, len: u32) {
-        let entry = opcode::Recv::new(Fd(fd.as_raw_fd()), ptr, len).build();
+    pub unsafe fn recvmsg(&mut self, user: u64, fd: BorrowedFd<'_>, header: *mut libc::msghdr, empty: bool) {
+        let fd = Fd(fd.as_raw_fd());
+        let poll_first = u16::from(empty) * RECEIVE_POLL_FIRST;
+        // SAFETY: the caller vouches for the header and its vectors.
+        let vectors = unsafe { std::slice::from_raw_parts((*header).msg_iov, (*header).msg_iovlen) };
+        let entry = match vectors {
+            // Cheaper: no header has to be copied in and out.
+            [only] => {
+                opcode::Recv::new(fd, only.iov_base.cast(), only.iov_len as u32).ioprio(poll_first).build()
+            }
+            _ => opcode::RecvMsg::new(fd, header).ioprio(poll_first).build(),
+        };
         // SAFETY: as the caller vouches.
         unsafe { self.push(entry.user_data(user)) };
     }
@@ -248,7 +253,8 @@ impl Ring {
     /// The next completed operation, without entering the kernel.
     pub fn next_completion(&mut self) -> Option<Completion> {
         let entry = self.ring.completion().next()?;
-        Some(Completion { user: entry.user_data(), result: entry.result() })
+        let more = cqueue::sock_nonempty(entry.flags());
+        Some(Completion { user: entry.user_data(), result: entry.result(), more })
     }
 }
 

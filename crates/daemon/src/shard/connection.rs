@@ -103,6 +103,8 @@ pub(super) struct Connection {
     pub held: Held,
     /// Neither read nor written any more; it goes when the kernel and the core have let go of it.
     broken: bool,
+    /// The last receive has emptied the socket.
+    drained: bool,
     /// The shard is shutting down: what comes is not looked at.
     deaf: bool,
     pub handshake_deadline: Option<Nanos>,
@@ -133,6 +135,7 @@ impl Connection {
             pieces: Slab::new(PIECES_MAX),
             held: Held::default(),
             broken: false,
+            drained: false,
             deaf: false,
             handshake_deadline: Some(now + HANDSHAKE_NS_MAX),
             listed: false,
@@ -199,10 +202,21 @@ impl Connection {
         }
     }
 
-    /// Starts what can be started: one receive, one send.
-    pub(super) fn arm(&mut self, ring: &mut Ring, arena: *mut u8, receive: u64, send: u64) {
+    /// Sends what the socket takes, and starts what has to wait: one receive, one send.
+    pub(super) fn arm<C: Core>(&mut self, ring: &mut Ring, shared: &mut Shared<C>, receive: u64, send: u64) {
         if self.broken {
             return;
+        }
+        if !self.outbox.is_empty() && !self.outbox.in_flight() {
+            if !self.outbox.send_now(self.fd.as_fd(), shared, &mut self.held) {
+                return self.break_off();
+            }
+            self.wake |= self.stall == Some(Stall::Own);
+        }
+        let arena = shared.core.arena().as_ptr();
+        if let Some(message) = self.outbox.next_message(arena) {
+            // SAFETY: the message, heads and data stay as they are until the completion (`Outbox::sent`).
+            unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
         }
         let reads = !self.deaf && self.stall.is_none() && !matches!(self.state, State::Ended);
         if reads && !self.inbox.in_flight() {
@@ -217,16 +231,13 @@ impl Connection {
             let message = self.inbox.next_message(direct, beyond);
             // SAFETY: the message, the receive buffer and the arena's buffer stay as they are until the
             // completion: the connection is kept until then (`is_over`) and its payload with it.
-            unsafe { ring.recvmsg(receive, self.fd.as_fd(), message) };
-        }
-        if let Some(message) = self.outbox.next_message(arena) {
-            // SAFETY: the message, heads and data stay as they are until the completion (`Outbox::sent`).
-            unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
+            unsafe { ring.recvmsg(receive, self.fd.as_fd(), message, self.drained) };
         }
     }
 
     /// A receive is done.
-    pub(super) fn received<C: Core>(&mut self, result: i32, shared: &mut Shared<C>) {
+    pub(super) fn received<C: Core>(&mut self, result: i32, more: bool, shared: &mut Shared<C>) {
+        self.drained = !more;
         let bytes = usize::try_from(result).unwrap_or(0);
         let direct = self.inbox.received(bytes);
         if let State::Payload { filled, .. } = &mut self.state {

@@ -4,6 +4,7 @@
 use super::core::Core;
 use super::limits::{REPLIES_MAX, VECTORS_MAX};
 use super::shared::{Held, Shared};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use tidepool_engine::mem::Buf;
 use tidepool_nbd::reply::Head;
 
@@ -95,6 +96,32 @@ impl Outbox {
         item.head_len = write(&mut item.head) as u16;
         (item.data, item.owned) = (data, owned);
         self.len += 1;
+    }
+
+    /// Sends what the socket takes at once. Returns false when the connection is broken.
+    pub(super) fn send_now<C: Core>(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        shared: &mut Shared<C>,
+        held: &mut Held,
+    ) -> bool {
+        while let Some(message) = self.next_message(shared.core.arena().as_ptr()) {
+            let wanted: usize =
+                self.message.vectors[..self.message.header.msg_iovlen].iter().map(|v| v.iov_len).sum();
+            // SAFETY: the message and what it names stay as they are during the call.
+            let sent =
+                unsafe { libc::sendmsg(fd.as_raw_fd(), message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            let bytes = usize::try_from(sent).unwrap_or(0);
+            let error = std::io::Error::last_os_error().kind();
+            self.sent(bytes, shared, held);
+            shared.count.sent_bytes += bytes as u64;
+            if bytes < wanted {
+                return sent >= 0
+                    || error == std::io::ErrorKind::WouldBlock
+                    || error == std::io::ErrorKind::Interrupted;
+            }
+        }
+        true
     }
 
     /// The message to send next, if there is one and none is in flight. `arena` is its first byte.

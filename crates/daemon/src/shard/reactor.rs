@@ -119,12 +119,12 @@ impl<C: Core> Reactor<C> {
     /// Runs until a shutdown is complete.
     pub(super) fn run(mut self) {
         loop {
-            self.settle();
-            self.arm();
-            while self.shared.freed {
-                // A connection that went has left memory for others.
+            loop {
                 self.settle();
-                self.arm();
+                // Sending may have made room for more.
+                if !self.arm() {
+                    break;
+                }
             }
             if self.is_stopped() {
                 return self.stop();
@@ -194,7 +194,7 @@ impl<C: Core> Reactor<C> {
     }
 
     pub(super) fn complete(&mut self, completion: Completion) {
-        let Completion { user, result } = completion;
+        let Completion { user, result, more } = completion;
         let (source, slot) = source_of(user);
         match source {
             Source::Bell => {
@@ -221,7 +221,7 @@ impl<C: Core> Reactor<C> {
                 let connection =
                     self.connections.get_mut(slot).expect("it stays until its operations are done");
                 match source {
-                    Source::Receive => connection.received(result, &mut self.shared),
+                    Source::Receive => connection.received(result, more, &mut self.shared),
                     _ => connection.sent(result, &mut self.shared),
                 }
                 self.list(slot);
@@ -384,19 +384,29 @@ impl<C: Core> Reactor<C> {
         self.list(name.connection);
     }
 
-    /// Starts receives and sends of the listed connections; lets go of those that are over.
-    fn arm(&mut self) {
-        let arena = self.shared.core.arena().as_ptr();
+    /// Sends and receives for the listed connections; lets go of those that are over. Returns whether
+    /// that has made something possible that was not before.
+    fn arm(&mut self) -> bool {
+        let mut kept = 0;
         for index in 0..self.listed.len() {
             let slot = self.listed[index];
             let Some(connection) = self.connections.get_mut(slot) else { continue };
-            connection.listed = false;
-            connection.arm(&mut self.ring, arena, user(Source::Receive, slot), user(Source::Send, slot));
+            connection.arm(
+                &mut self.ring,
+                &mut self.shared,
+                user(Source::Receive, slot),
+                user(Source::Send, slot),
+            );
+            connection.listed = connection.wake && !connection.broken();
             if connection.is_over() {
                 self.connections.remove(slot).dismantle(&mut self.shared);
+            } else if connection.listed {
+                self.listed[kept] = slot;
+                kept += 1;
             }
         }
-        self.listed.clear();
+        self.listed.truncate(kept);
+        kept > 0 || self.shared.freed
     }
 
     /// Ends the kernel's and the clients' part; the rest is for the caller.
