@@ -197,6 +197,9 @@ fn images_that_cannot_be_served_are_refused() {
     place.refused(volume(&place.text("empty")), 1, "empty");
     fs::write(place.path("odd"), [0; 1000]).expect("written");
     place.refused(volume(&place.text("odd")), 1, "no multiple of 512");
+    let image = fs::File::open(place.path("image")).expect("an image");
+    rustix::fs::flock(&image, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+    place.refused(volume(&place.text("image")), 1, "in use: process");
 }
 
 #[test]
@@ -215,4 +218,19 @@ fn commands_without_a_daemon_say_how_to_find_one() {
         place.refused([args, vec!["--admin", &admin]].concat(), 1, "no such socket");
     }
     place.refused(["volume", "set", "vm1", "--admin", &admin], 2, "nothing to change");
+}
+
+#[test]
+fn a_check_says_what_stands_in_the_way_and_changes_nothing() {
+    let place = Place::new();
+    let before = place.snapshot();
+    let usable = run(["check", &format!("file:{}", place.text("image"))]);
+    assert!(usable.done().contains("serving it would:"), "{usable:?}");
+    let missing = run(["check", &format!("file:{}", place.text("missing")), "--format", "json"]);
+    assert_eq!(missing.status, Some(1));
+    let report: serde_json::Value = serde_json::from_str(&missing.stdout).expect("JSON");
+    assert_eq!(report["usable"], false);
+    assert!(missing.stderr.lines().count() == 1 && missing.stderr.contains("no such file"), "{missing:?}");
+    run(["check", "nowhere:image"]).refused(2, "unknown scheme");
+    assert!(before == place.snapshot());
 }

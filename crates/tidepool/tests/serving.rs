@@ -263,6 +263,38 @@ fn volumes_come_and_go_while_the_daemon_runs() {
 }
 
 #[test]
+fn one_missing_image_does_not_stop_the_other_volumes() {
+    let place = Place::new();
+    let daemon = start(&place, &["--accept-loss", "5s"]);
+    fs::write(place.path("second"), vec![0x11; 1 << 20]).expect("an image");
+    json(&place, &["volume", "add", &format!("vm2=file:{}", place.text("second"))]);
+    assert_eq!(daemon.terminate(), Some(0));
+
+    fs::rename(place.path("second"), place.path("away")).expect("renamed");
+    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let mut block = vec![0; 4096];
+    client(&place, "vm1").read(0, &mut block).expect("read");
+    let volume = json(&place, &["status"])["volumes"][1].clone();
+    assert_eq!((&volume["name"], &volume["state"]), (&Value::from("vm2"), &Value::from("unavailable")));
+    assert!(volume["error"].as_str().is_some_and(|error| error.contains("no such file")), "{volume}");
+    let removal = ["volume", "remove", "vm2", "--admin", &place.text("admin.sock")];
+    run(removal).refused(1, "its backend is not reachable");
+
+    fs::rename(place.path("away"), place.path("second")).expect("renamed");
+    while json(&place, &["status"])["volumes"][1]["state"] != "serving" {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    client(&place, "vm2").read(0, &mut block).expect("read");
+    assert_eq!(block, [0x11; 4096]);
+    assert_eq!(daemon.terminate(), Some(0));
+
+    for image in ["image", "second"] {
+        fs::rename(place.path(image), place.path(&format!("{image}-away"))).expect("renamed");
+    }
+    run(restart_args(&place)).refused(1, "no such file");
+}
+
+#[test]
 fn the_metrics_endpoint_speaks_to_prometheus() {
     let place = Place::new();
     let port =
