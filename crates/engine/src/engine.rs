@@ -264,7 +264,7 @@ impl Engine {
     /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle all
     /// events at hand first: what arrives together is committed together.
     pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
-        if self.effects.is_empty() && self.stirred {
+        while self.effects.is_empty() && self.stirred {
             self.stirred = false;
             self.pump(now);
         }
