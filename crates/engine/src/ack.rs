@@ -50,7 +50,7 @@ impl Engine {
 
     /// The log is stable for a flush; what went past it may still need the backend's flush.
     fn flush_stable(&mut self, id: OpId) {
-        if self.volume(self.ops[id].request.volume).backend_dirty {
+        if self.volume(self.ops[id].request.volume).backend_is_dirty() {
             self.flush_backend_for(id);
         } else {
             self.complete(id, Ok(()));

@@ -301,7 +301,7 @@ impl Engine {
         let full = std::mem::replace(&mut op.barrier, 0) == u64::MAX;
         let volume = self.volume_mut(vid);
         volume.direct_in_flight -= 1;
-        volume.backend_dirty = true;
+        volume.backend_written += 1;
         if full {
             // A full backend makes writes wait; it does not fail them.
             self.ops[id].error = None;
@@ -320,16 +320,22 @@ impl Engine {
     pub(crate) fn flush_backend_for(&mut self, id: OpId) {
         let volume = self.ops[id].request.volume;
         self.ops[id].stage = Stage::Acking;
-        self.volume_mut(volume).backend_dirty = false;
-        let token = self.start_io(Io::DirectFlush { op: id });
+        let covers = self.volume(volume).backend_written;
+        let token = self.start_io(Io::DirectFlush { op: id, covers });
         self.backend(token, volume, BackendOp::Flush);
     }
 
-    pub(crate) fn direct_flush_done(&mut self, now: Nanos, id: OpId, result: Result<(), IoError>) {
+    pub(crate) fn direct_flush_done(
+        &mut self,
+        now: Nanos,
+        id: OpId,
+        covers: u64,
+        result: Result<(), IoError>,
+    ) {
         let vid = self.ops[id].request.volume;
         self.note_backend_result(now, vid, result);
-        if result.is_err() {
-            self.volume_mut(vid).backend_dirty = true;
+        if result.is_ok() {
+            self.volume_mut(vid).note_backend_flushed(covers);
         }
         self.complete(id, result.map_err(|_| RequestError::Io));
     }

@@ -4,7 +4,7 @@
 //! bits. Two slots are written in turn, each as two copies, and only the pages that changed since the
 //! slot was last written. The header, written last and stable, makes the checkpoint valid.
 
-use crate::api::{BLOCK_BYTES, Effect, IoError, Nanos};
+use crate::api::{BLOCK_BYTES, ControlError, Effect, IoError, Nanos, VolumeId};
 use crate::device::Device;
 use crate::engine::{Engine, Io};
 use crate::format::{
@@ -38,7 +38,15 @@ pub(crate) struct Checkpoint {
     /// Buffers in flight and how many writes still use each.
     users: Vec<(Buf, u32)>,
     /// Control operations that are complete when the next checkpoint that is begun is durable.
-    pub(crate) waiters: Vec<u64>,
+    pub(crate) waiters: Vec<Waiter>,
+}
+
+/// A control operation that waits for a durable checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiter {
+    pub(crate) control: u64,
+    /// Its answer if the device fails before.
+    pub(crate) on_failure: Result<(), ControlError>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +68,7 @@ struct Run {
     writes: u32,
     /// Segments that are free once it is durable.
     released: Vec<u32>,
-    waiters: Vec<u64>,
+    waiters: Vec<Waiter>,
     /// Log append that it contains.
     appended: u64,
     sequences: Vec<u64>,
@@ -294,19 +302,28 @@ impl Engine {
                 volume.sequence_durable = volume.sequence_durable.max(sequence);
             }
         }
-        for control in run.waiters {
-            self.control_persisted(now, control);
+        for waiter in run.waiters {
+            self.effects.push_back(Effect::ControlDone { control: waiter.control, result: Ok(()) });
         }
         self.pump_sync(now);
     }
 
     /// The device failed: the checkpoint will never be durable.
-    pub(crate) fn abandon_checkpoint(&mut self) -> Vec<u64> {
+    pub(crate) fn abandon_checkpoint(&mut self) -> Vec<Waiter> {
         let mut waiters = std::mem::take(&mut self.checkpoint.waiters);
         if let Some(run) = self.checkpoint.run.take() {
             waiters.extend(run.waiters);
         }
         waiters
+    }
+
+    /// A volume is gone, and its number may be given to another: what a checkpoint under way knows about
+    /// the old one's log says nothing about the new one's.
+    pub(crate) fn forget_volume(&mut self, id: VolumeId) {
+        if let Some(sequence) = self.checkpoint.run.as_mut().and_then(|r| r.sequences.get_mut(id.0 as usize))
+        {
+            *sequence = 0;
+        }
     }
 
     /// Writes a checkpoint of the state now, blocking: at the end of recovery and at format.

@@ -1,6 +1,7 @@
 //! Control: volumes come, change and go; what is told about them.
 
 use crate::api::*;
+use crate::checkpoint::Waiter;
 use crate::engine::{Engine, Io};
 use crate::format::{Stream, crc32c};
 use crate::index::{Lookup, ObjectFlags};
@@ -138,6 +139,9 @@ impl Engine {
         volume.mode = spec.mode;
         volume.spec = spec;
         volume.attached = true;
+        // Writes that went past the cache before the restart may still stand in the backend's write cache.
+        volume.backend_written += 1;
+        volume.backend_flush_wanted = true;
         if !attach.keep_clean {
             self.drop_clean(id);
         }
@@ -225,16 +229,17 @@ impl Engine {
 
     /// `control` is complete when a checkpoint of the state now is durable.
     fn persist(&mut self, _now: Nanos, control: u64) {
-        self.stir();
-        if self.dead {
-            self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::Device) });
-        } else {
-            self.checkpoint.waiters.push(control);
-        }
+        self.persist_or(control, Err(ControlError::Device));
     }
 
-    pub(crate) fn control_persisted(&mut self, _now: Nanos, control: u64) {
-        self.effects.push_back(Effect::ControlDone { control, result: Ok(()) });
+    /// As `persist`, with the answer if the device fails.
+    fn persist_or(&mut self, control: u64, on_failure: Result<(), ControlError>) {
+        self.stir();
+        if self.dead {
+            self.effects.push_back(Effect::ControlDone { control, result: on_failure });
+        } else {
+            self.checkpoint.waiters.push(Waiter { control, on_failure });
+        }
     }
 
     /// Goes on with removals, purges and the shutdown.
@@ -300,6 +305,15 @@ impl Engine {
         if self.verify.in_flight > 0 {
             return;
         }
+        let volume = self.volume_mut(id);
+        if volume.backend_is_dirty() && !volume.fenced && error.is_none() && !volume.backend_flush_wanted {
+            volume.backend_flush_wanted = true;
+            self.stir();
+        }
+        let volume = self.volume(id);
+        if volume.flush_in_flight || volume.backend_flush_wanted {
+            return;
+        }
         match error {
             Some(error) => {
                 let volume = self.volume_mut(id);
@@ -313,7 +327,9 @@ impl Engine {
                 self.forget_blocks(id, 0, blocks);
                 self.volumes[id.0 as usize] = None;
                 self.ghost.clear();
-                self.persist(now, control);
+                self.forget_volume(id);
+                // With the device gone nothing names the volume any more, and the backend has everything.
+                self.persist_or(control, Ok(()));
             }
         }
     }

@@ -337,25 +337,39 @@ impl Engine {
         }
     }
 
-    /// Sends a backend flush where drained objects wait for one.
+    /// Sends a backend flush where drained objects or direct writes wait for one.
     pub(crate) fn pump_backend_flush(&mut self, now: Nanos) {
         for i in 0..self.volumes.len() {
             let Some(volume) = &mut self.volumes[i] else { continue };
-            if volume.flush_in_flight || volume.unflushed.is_empty() || volume.retry_at > now {
+            let wanted = !volume.unflushed.is_empty() || volume.backend_flush_wanted;
+            if volume.flush_in_flight || !wanted || volume.retry_at > now {
                 continue;
             }
             volume.flush_in_flight = true;
+            volume.backend_flush_wanted = false;
+            let covers = volume.backend_written;
             std::mem::swap(&mut volume.flushing, &mut volume.unflushed);
             let id = VolumeId(i as u16);
-            let token = self.start_io(Io::DrainFlush { volume: id });
+            let token = self.start_io(Io::DrainFlush { volume: id, covers });
             self.backend(token, id, BackendOp::Flush);
         }
     }
 
-    pub(crate) fn drain_flush_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+    pub(crate) fn drain_flush_done(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        covers: u64,
+        result: Result<(), IoError>,
+    ) {
         self.note_backend_result(now, id, result);
         let volume = self.volume_mut(id);
         volume.flush_in_flight = false;
+        if result.is_ok() {
+            volume.note_backend_flushed(covers);
+        } else {
+            volume.backend_flush_wanted = volume.backend_is_dirty();
+        }
         let mut flushed = std::mem::take(&mut volume.flushing);
         for d in flushed.drain(..) {
             self.finish_drain(d, result.is_ok());

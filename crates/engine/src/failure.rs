@@ -14,8 +14,9 @@ impl Engine {
         }
         self.dead = true;
         self.device.failed = true;
-        for control in self.abandon_checkpoint() {
-            self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::Device) });
+        for waiter in self.abandon_checkpoint() {
+            let (control, result) = (waiter.control, waiter.on_failure);
+            self.effects.push_back(Effect::ControlDone { control, result });
         }
         self.fills = crate::read::Fills::new();
         self.unpublished_blocks = 0;

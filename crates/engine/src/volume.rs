@@ -172,8 +172,11 @@ pub(crate) struct Volume {
     pub(crate) retry_at: Nanos,
     pub(crate) drain_waiters: Vec<DrainWaiter>,
     pub(crate) drain_all_until: u64,
-    /// Direct writes have completed since the last backend flush.
-    pub(crate) backend_dirty: bool,
+    /// Direct writes that have completed, and how many of them a completed backend flush covers.
+    pub(crate) backend_written: u64,
+    pub(crate) backend_flushed: u64,
+    /// The backend is to be flushed although no drain waits for it.
+    pub(crate) backend_flush_wanted: bool,
     /// Direct operations and backend reads in flight.
     pub(crate) direct_in_flight: u32,
     /// Something was dropped from the index without a record that says so. Until the checkpoint of this
@@ -236,7 +239,9 @@ impl Volume {
             retry_at: 0,
             drain_waiters: Vec::new(),
             drain_all_until: 0,
-            backend_dirty: false,
+            backend_written: 0,
+            backend_flushed: 0,
+            backend_flush_wanted: false,
             direct_in_flight: 0,
             forgotten_until: 0,
             disowned: false,
@@ -314,6 +319,15 @@ impl Volume {
             || !self.drains.is_empty()
             || !self.unflushed.is_empty()
             || !self.flushing.is_empty()
+    }
+
+    /// Direct writes are not known to be on the backend's stable media.
+    pub(crate) fn backend_is_dirty(&self) -> bool {
+        self.backend_flushed < self.backend_written
+    }
+
+    pub(crate) fn note_backend_flushed(&mut self, covers: u64) {
+        self.backend_flushed = self.backend_flushed.max(covers);
     }
 
     /// Whether a locked range overlaps, other than `op`'s own.
