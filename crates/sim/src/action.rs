@@ -1,0 +1,439 @@
+//! What happens beside the clients' requests: operators, failures, and the end of the run.
+
+use crate::backend::Trouble;
+use crate::disk::DiskFaults;
+use crate::plan::{MS, S, Theme};
+use crate::stop::Stop;
+use crate::volume::Place;
+use crate::world::{Control, ControlKind, Ending, Happening, World};
+use tidepool_engine::api::*;
+use tidepool_engine::status::VolumeState;
+
+/// How long everything may take to come to rest once all is healed.
+const SETTLE_NS: Nanos = 900 * S;
+/// A request may wait this long while its backend works.
+const WAIT_NS: Nanos = 120 * S;
+/// Blocks of one read of the final comparison.
+const SCAN_BLOCKS: u64 = 16;
+/// Reads of the final comparison in flight.
+const SCAN_IN_FLIGHT: usize = 16;
+
+impl World {
+    pub(crate) fn action(&mut self) {
+        if self.ending != Ending::Not {
+            return;
+        }
+        if self.now >= self.until {
+            return self.begin_end();
+        }
+        let pause = self.rng.around(self.plan.action_ns);
+        self.after(pause, Happening::Action);
+        if self.engine.is_none() {
+            return;
+        }
+        self.check_invariants();
+        let v = self.rng.below(self.vols.len() as u64) as usize;
+        match self.rng.below(100) {
+            0..=9 => {
+                let how = if self.rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill };
+                self.stop(how);
+            }
+            10..=12 => self.shut_down(),
+            13..=24 => self.control_volume(v, |w, v| ControlKind::Drain {
+                changes: w.vols[v].changes,
+                quiet: w.vols[v].changing == 0,
+            }),
+            25..=34 if self.plan.modes => self.control_volume(v, |w, _| {
+                let all = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off];
+                ControlKind::Mode(w.rng.pick(&all))
+            }),
+            35..=39 => self.control_volume(v, |_, _| ControlKind::Quota),
+            40..=43 => self.control_volume(v, |w, _| ControlKind::Remove { verify: w.rng.permille(500) }),
+            44..=59 => self.break_something(v),
+            60..=64 => self.rest(v),
+            65..=75 => self.read_cached(v),
+            _ => {}
+        }
+    }
+
+    /// The clients of a volume pause for some seconds, so that timers get their turn.
+    fn rest(&mut self, v: usize) {
+        let pause = self.rng.around(3 * S);
+        for slot in std::mem::take(&mut self.vols[v].idle_slots) {
+            self.after(pause, Happening::Client { volume: v, slot });
+        }
+        let all = self.rng.permille(200);
+        for vol in &mut self.vols {
+            vol.plan.think_ns = match vol.plan.think_ns {
+                n if all && n < 100 * MS => n * 10,
+                n if n > MS => n / 10,
+                n => n,
+            };
+        }
+    }
+
+    fn shut_down(&mut self) {
+        if self.stopping {
+            return;
+        }
+        self.stopping = true;
+        let control = self.control(0, ControlKind::Shutdown);
+        self.note("shutdown", control, 0, 0);
+        let now = self.now;
+        self.engine.as_mut().expect("a running core").shutdown(now, control);
+    }
+
+    fn control_volume(&mut self, v: usize, kind: impl Fn(&mut World, usize) -> ControlKind) {
+        let place = self.vols[v].place;
+        if place != Place::Serving || self.stopping {
+            return;
+        }
+        let kind = kind(self, v);
+        if matches!(kind, ControlKind::Mode(_) | ControlKind::Remove { .. }) && self.vols[v].controls > 0 {
+            return;
+        }
+        self.send_control(v, kind);
+    }
+
+    pub(crate) fn send_control(&mut self, v: usize, kind: ControlKind) {
+        let id = self.vols[v].id.expect("a volume in the cache has a number");
+        let control = self.control(v, kind);
+        let now = self.now;
+        let quota = self.rng.pick(&[0, 0, 64 << 10, 1 << 20, 8 << 20, 32 << 20]);
+        let engine = self.engine.as_mut().expect("a running core");
+        let what = match kind {
+            ControlKind::Mode(mode) => {
+                self.vols[v].mode = mode;
+                if mode == Mode::WriteAround || mode == Mode::Off {
+                    let tick = self.tick;
+                    self.vols[v].checker.goes_direct(tick);
+                }
+                engine.set_mode(now, id, mode, control);
+                "set mode"
+            }
+            ControlKind::Quota => {
+                self.vols[v].dirty_bytes_max = quota;
+                engine.set_dirty_bytes_max(now, id, quota, control);
+                "set quota"
+            }
+            ControlKind::Drain { .. } => {
+                engine.drain(now, id, control);
+                "drain"
+            }
+            ControlKind::Remove { verify } => {
+                self.vols[v].place = Place::Removing;
+                for sent in self.sent.values_mut().filter(|s| s.volume == v) {
+                    sent.closing = true;
+                }
+                engine.remove(now, id, verify, control);
+                "remove"
+            }
+            ControlKind::Add | ControlKind::Attach | ControlKind::Shutdown => {
+                unreachable!("sent elsewhere")
+            }
+        };
+        self.note(what, v as u64, control, 0);
+    }
+
+    /// Faults, by the theme of the run.
+    fn break_something(&mut self, v: usize) {
+        match self.plan.theme {
+            Theme::Crashes => {}
+            Theme::Backends => {
+                let trouble = match self.rng.below(5) {
+                    0 | 1 => Trouble::Stopped,
+                    2 => Trouble::Errors(self.rng.pick(&[10, 200, 1000])),
+                    3 => Trouble::Full,
+                    _ => Trouble::Slow(self.rng.range(2..100)),
+                };
+                let long = self.rng.pick(&[100 * MS, S, 20 * S]);
+                let until = self.now + self.rng.around(long);
+                let backend = &mut self.vols[v].backend;
+                backend.trouble = trouble;
+                backend.trouble_until = until;
+                self.vols[v].trouble_at = until;
+                self.note("trouble", v as u64, until, 0);
+                if trouble == Trouble::Stopped {
+                    self.cover.hit("backend stopped");
+                }
+            }
+            Theme::Corruption => {
+                if self.rng.permille(300) {
+                    let ppm = self.rng.pick(&[0, 0, 2_000, 20_000]);
+                    self.disk.faults = DiskFaults { lost_ppm: ppm, misdirected_ppm: ppm / 2 };
+                } else if self.rng.permille(500) {
+                    let block = self.disk.damage().unwrap_or(0);
+                    self.note("damage", block, 0, 0);
+                }
+            }
+            Theme::DeviceDeath => {
+                if self.rng.permille(100) && !self.disk.dead {
+                    self.disk.dead = true;
+                    self.note("device dies", 0, 0, 0);
+                    self.cover.hit("device death");
+                }
+            }
+        }
+    }
+
+    /// With a stopped backend, cached blocks must be served all the same.
+    fn read_cached(&mut self, v: usize) {
+        let vol = &self.vols[v];
+        let Some(id) = vol.id else { return };
+        if vol.place != Place::Serving
+            || self.stopping
+            || self.disk.dead
+            || vol.backend.trouble_now(self.now) != Trouble::Stopped
+            || self.may_lose_data()
+        {
+            return;
+        }
+        let engine = self.engine.as_ref().expect("a running core");
+        let mut extents = Vec::new();
+        let block = BLOCK_BYTES as u64;
+        let from = self.rng.below(vol.plan.size_bytes.div_ceil(block)) * block;
+        engine.block_status(id, from, vol.plan.size_bytes - from, 64, &mut extents);
+        let mut at = from;
+        for extent in extents {
+            if extent.cached {
+                let len = extent.len.min(16 * block);
+                let request = self.next_request;
+                if self.send(v, Op::Read, at, len, None, None) {
+                    self.after(20 * S, Happening::MustBeAnswered { request });
+                }
+                return;
+            }
+            at += extent.len;
+        }
+    }
+
+    /// What must hold at any time.
+    pub(crate) fn check_invariants(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        let device = engine.device_status();
+        let all: Vec<_> =
+            engine.volumes().iter().filter_map(|(id, _)| engine.volume_status(self.now, *id)).collect();
+        let cached: u64 = all.iter().map(|s| s.cached_bytes).sum();
+        if cached != device.cached_blocks * BLOCK_BYTES as u64 {
+            let blocks = device.cached_blocks;
+            return self.fail(format!("volumes have {cached} bytes cached, but the device {blocks} blocks"));
+        }
+        for s in &all {
+            if s.dirty_bytes > s.cached_bytes {
+                return self.fail(format!("volume {}: more is dirty than cached", s.spec.name));
+            }
+            if s.sequence_drained > s.sequence {
+                return self.fail(format!("volume {}: drained beyond its log", s.spec.name));
+            }
+            if s.lost_blocks > 0 && !self.may_lose_data() {
+                return self.fail(format!("volume {}: a block is lost without a fault", s.spec.name));
+            }
+            if s.state == VolumeState::Failed && !self.may_lose_data() {
+                return self.fail(format!("volume {}: failed without a fault", s.spec.name));
+            }
+        }
+        let quiet = self.vols.iter().all(|v| self.now > v.trouble_at + WAIT_NS);
+        let old = self.sent.iter().find(|(_, s)| quiet && s.at + WAIT_NS < self.now);
+        if let Some((id, sent)) = old {
+            return self
+                .fail(format!("request {id} ({:?}) of volume {} waits forever", sent.op, sent.volume));
+        }
+    }
+
+    /// A control operation is complete.
+    pub(crate) fn control_done(&mut self, control: u64, result: Result<(), ControlError>) {
+        let Some(Control { volume: v, kind }) = self.controls.remove(&control) else {
+            return self.fail(format!("control operation {control} is answered that is not in flight"));
+        };
+        self.note("control done", control, v as u64, u64::from(result.is_err()));
+        self.vols[v].controls -= 1;
+        if let Err(error) = result {
+            return self.control_failed(v, kind, error);
+        }
+        match kind {
+            ControlKind::Add | ControlKind::Attach => {
+                if self.vols[v].must_verify {
+                    self.vols[v].place = Place::Verifying;
+                    let life = self.life;
+                    self.after(1, Happening::Verify { life, volume: v });
+                } else {
+                    self.serve(v);
+                }
+            }
+            ControlKind::Mode(mode) => self.cover.add("purge", u64::from(mode == Mode::Off)),
+            ControlKind::Quota => {}
+            ControlKind::Drain { changes, quiet } => self.drained(v, changes, quiet),
+            ControlKind::Remove { verify } => {
+                self.cover.hit(if verify { "removal verified" } else { "removal" });
+                self.vols[v].place = Place::Out;
+                self.vols[v].id = None;
+                self.check_image(v);
+                let pause = self.rng.around(100 * MS);
+                self.after(pause, Happening::Add { volume: v });
+            }
+            ControlKind::Shutdown => {
+                self.stop(Stop::Orderly);
+                if self.rng.permille(self.plan.power) {
+                    // Power is lost after the process has ended: everything is on stable media.
+                    self.lose_power();
+                }
+            }
+        }
+        if self.ending != Ending::Not {
+            self.after(1, Happening::End);
+        }
+    }
+
+    fn drained(&mut self, v: usize, changes: u64, quiet: bool) {
+        let vol = &self.vols[v];
+        if !quiet || vol.changes != changes || vol.place != Place::Serving {
+            return;
+        }
+        let engine = self.engine.as_ref().expect("answers come from a core");
+        let status = engine.volume_status(self.now, vol.id.expect("it is in the cache"));
+        let dirty = status.map_or(0, |s| s.dirty_bytes);
+        if dirty > 0 {
+            self.fail(format!("volume {v} is drained, but {dirty} bytes are dirty"));
+        }
+        self.check_image(v);
+        self.cover.hit("drain verified");
+    }
+
+    fn control_failed(&mut self, v: usize, kind: ControlKind, error: ControlError) {
+        let explained = match error {
+            ControlError::Device => self.disk.dead,
+            ControlError::Backend(_) => self.plan.theme == Theme::Backends,
+            ControlError::Lost(_) => self.may_lose_data(),
+            ControlError::Busy => matches!(kind, ControlKind::Drain { .. } | ControlKind::Quota),
+            ControlError::Differs(_) => false,
+            ControlError::Gone => false,
+        };
+        if !explained {
+            return self.fail(format!("{kind:?} of volume {v} failed: {error}"));
+        }
+        if let ControlError::Lost(_) = error {
+            self.vols[v].lossy = true;
+        }
+        match kind {
+            ControlKind::Remove { .. } => self.serve(v),
+            ControlKind::Attach | ControlKind::Add | ControlKind::Shutdown => self.stop(Stop::Kill),
+            _ => {}
+        }
+        if self.ending != Ending::Not {
+            self.after(1, Happening::End);
+        }
+    }
+
+    /// No more requests and no more faults: everything must come to rest now.
+    pub(crate) fn begin_end(&mut self) {
+        if self.ending != Ending::Not {
+            return;
+        }
+        self.note("end", 0, 0, 0);
+        self.ending = Ending::Settling;
+        self.ending_since = self.now;
+        self.requests_left = 0;
+        self.disk.faults = DiskFaults::default();
+        for vol in &mut self.vols {
+            vol.backend.trouble = Trouble::None;
+            vol.backend.trouble_until = 0;
+        }
+        self.after(MS, Happening::End);
+        self.at(self.now + SETTLE_NS, Happening::End);
+    }
+
+    /// One step towards the end, if the last one is complete.
+    pub(crate) fn end(&mut self) {
+        if self.now >= self.ending_since + SETTLE_NS {
+            let waiting: Vec<_> = self.sent.iter().take(3).map(|(id, s)| (*id, s.op, s.volume)).collect();
+            let places: Vec<Place> = self.vols.iter().map(|v| v.place).collect();
+            return self.fail(format!(
+                "{:?} does not end: {} requests {waiting:?}, {} controls, volumes {places:?}",
+                self.ending,
+                self.sent.len(),
+                self.controls.len()
+            ));
+        }
+        let serving = self.vols.iter().all(|v| v.place == Place::Serving) && self.engine.is_some();
+        if self.ending == Ending::Reading || self.ending == Ending::ReadingAgain {
+            self.scan_on();
+        }
+        let busy = !serving || !self.sent.is_empty() || !self.controls.is_empty() || !self.scan.is_empty();
+        if busy && self.ending != Ending::Stopping {
+            return;
+        }
+        let next = match self.ending {
+            Ending::Settling => {
+                self.check_invariants();
+                for v in 0..self.vols.len() {
+                    let changes = self.vols[v].changes;
+                    self.send_control(v, ControlKind::Drain { changes, quiet: true });
+                }
+                Ending::Draining
+            }
+            Ending::Draining => {
+                self.begin_scan();
+                Ending::Reading
+            }
+            Ending::Reading if self.disk.dead => Ending::Over,
+            Ending::Reading => {
+                self.shut_down();
+                Ending::Stopping
+            }
+            Ending::Stopping if !serving || self.stopping => return,
+            Ending::Stopping => Ending::Restarted,
+            Ending::Restarted => {
+                self.begin_scan();
+                Ending::ReadingAgain
+            }
+            Ending::ReadingAgain => {
+                self.check_arena();
+                self.collect_counters();
+                Ending::Over
+            }
+            Ending::Not | Ending::Over => return,
+        };
+        self.note("ending", next as u64, 0, 0);
+        self.ending = next;
+        self.after(1, Happening::End);
+    }
+
+    fn begin_scan(&mut self) {
+        for (v, vol) in self.vols.iter().enumerate() {
+            let mut last: Option<(u64, u64)> = None;
+            for block in vol.checker.touched() {
+                last = match last {
+                    Some((first, n)) if first + n == block && n < SCAN_BLOCKS => Some((first, n + 1)),
+                    other => {
+                        self.scan.extend(other.map(|(first, n)| (v, first, n)));
+                        Some((block, 1))
+                    }
+                };
+            }
+            self.scan.extend(last.map(|(first, n)| (v, first, n)));
+        }
+    }
+
+    fn scan_on(&mut self) {
+        while self.sent.len() < SCAN_IN_FLIGHT {
+            let Some((v, block, n)) = self.scan.pop_front() else { return };
+            let offset = block * BLOCK_BYTES as u64;
+            let len = (n * BLOCK_BYTES as u64).min(self.vols[v].plan.size_bytes - offset);
+            if self.vols[v].place != Place::Serving || !self.send(v, Op::Read, offset, len, None, None) {
+                self.scan.push_front((v, block, n));
+                return self.after(MS, Happening::End);
+            }
+        }
+    }
+
+    fn check_arena(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        let used = engine.device_status().arena_used_bytes;
+        if used != self.arena_baseline {
+            self.fail(format!(
+                "{used} bytes of the arena are in use at rest, {} at first",
+                self.arena_baseline
+            ));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The simulated backend of one volume.
+
+use crate::rng::Rng;
+use crate::store::{Content, Store, content};
+use tidepool_engine::api::{BLOCK_BYTES, IoError, Nanos};
+
+/// What goes wrong with a backend for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// Operations fail with EIO, with this probability in parts per thousand.
+    Errors(u64),
+    /// Writes fail because there is no space.
+    Full,
+    /// Nothing completes.
+    Stopped,
+    /// Everything takes this many times longer.
+    Slow(u64),
+}
+
+/// An image: a file with a volatile write cache, or one whose writes are durable when they complete.
+pub struct Backend {
+    pub(crate) store: Store,
+    /// Bytes of the image.
+    pub size_bytes: u64,
+    /// Completed writes are durable (as on RBD).
+    pub durable: bool,
+    /// Usual time of an operation.
+    pub latency_ns: Nanos,
+    /// What is wrong.
+    pub trouble: Trouble,
+    /// Until when.
+    pub trouble_until: Nanos,
+    /// The ownership record: generation of the last opening.
+    pub generation: u64,
+    /// Somebody else has written the image since then.
+    pub foreign: bool,
+    /// The record no longer names the cache.
+    pub disowned: bool,
+}
+
+impl Backend {
+    /// An image of zeroes.
+    pub fn new(size_bytes: u64, durable: bool, latency_ns: Nanos) -> Backend {
+        Backend {
+            store: Store::default(),
+            size_bytes,
+            durable,
+            latency_ns,
+            trouble: Trouble::None,
+            trouble_until: 0,
+            generation: 0,
+            foreign: false,
+            disowned: false,
+        }
+    }
+
+    /// Reads blocks; what is beyond the end reads as zero.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) {
+        assert!(offset % BLOCK_BYTES as u64 == 0, "backend reads of the core are block-aligned");
+        for (i, out) in out.chunks_mut(BLOCK_BYTES).enumerate() {
+            self.store.read(offset / BLOCK_BYTES as u64 + i as u64, out);
+        }
+    }
+
+    /// Content of a block as it would be written: nothing beyond the image's end.
+    pub fn clip(&self, block: u64, bytes: &[u8]) -> Content {
+        let start = block * BLOCK_BYTES as u64;
+        if start + BLOCK_BYTES as u64 <= self.size_bytes {
+            return content(bytes);
+        }
+        let mut cut = [0; BLOCK_BYTES];
+        let n = self.size_bytes.saturating_sub(start) as usize;
+        cut[..n].copy_from_slice(&bytes[..n]);
+        content(&cut)
+    }
+
+    /// A write or discard takes effect.
+    pub fn apply(&mut self, first: u64, data: &[Content]) {
+        let durable = self.durable;
+        for (i, content) in data.iter().enumerate() {
+            self.store.write(first + i as u64, content.clone(), durable);
+        }
+    }
+
+    /// A write or discard that was in flight when its process was killed: all of it, nothing, or blocks of it.
+    pub fn apply_cut(&mut self, rng: &mut Rng, first: u64, data: &[Content]) {
+        let style = rng.below(3);
+        for (i, content) in data.iter().enumerate() {
+            if style == 0 || style == 1 && rng.permille(500) {
+                self.store.write(first + i as u64, content.clone(), self.durable);
+            }
+        }
+    }
+
+    /// Result of an operation that completes now.
+    pub fn outcome(&self, rng: &mut Rng, writes: bool, now: Nanos) -> Result<(), IoError> {
+        match self.trouble_now(now) {
+            Trouble::Errors(n) if rng.permille(n) => Err(crate::disk::EIO),
+            Trouble::Full if writes => Err(IoError::Full),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is wrong now.
+    pub fn trouble_now(&self, now: Nanos) -> Trouble {
+        if now < self.trouble_until { self.trouble } else { Trouble::None }
+    }
+}

@@ -1,0 +1,494 @@
+//! The oracle: which contents a sector of a volume may have, by the guarantees alone.
+//!
+//! Every change carries a value of its own in every sector (zeroes are the value 0), and every start
+//! and end of a request is a tick of one counter. From these follows what a read may return, what may be
+//! lost at a power loss, and what must then be lost with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
+
+/// Sectors of a block.
+pub const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
+/// The value of what was in the image before the run.
+pub const BASE_VALUE: u64 = 1;
+const ALIVE: u64 = u64::MAX;
+const IN_FLIGHT: u64 = u64::MAX;
+
+/// What one change left, or is about to leave, in a block.
+#[derive(Debug, Clone)]
+struct Version {
+    value: u64,
+    start: u64,
+    end: u64,
+    /// It was acknowledged, without an error.
+    acked: bool,
+    /// Its acknowledgement promised stable media.
+    durable: bool,
+    /// Per sector: 0 where it does not reach, [`ALIVE`] where it may be the content now, else the tick
+    /// since which it cannot be.
+    until: [u64; SECTORS],
+}
+
+/// What the sectors of a volume may hold.
+pub struct Checker {
+    salt: u64,
+    sectors: u64,
+    base_sectors: u64,
+    blocks: Vec<Option<Box<Vec<Version>>>>,
+    changes: BTreeMap<u64, (u64, u64)>,
+    reads: BTreeSet<u64>,
+    /// Changes that completed before this tick are on stable media.
+    floor: u64,
+    /// When the last change was sent that went past the log: those are ordered by flushes only.
+    direct: u64,
+    /// After a power loss: blocks whose content is to be looked at before the volume is used.
+    verify: BTreeSet<u64>,
+    ordered: bool,
+    lost_end_min: (u64, u64),
+    survivor_start_max: (u64, u64),
+}
+
+/// Fills a sector with its value.
+pub fn fill(out: &mut [u8], salt: u64, sector: u64, value: u64) {
+    if value == 0 {
+        return out.fill(0);
+    }
+    let step = (value ^ salt << 32 ^ sector << 13).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut word = value;
+    for chunk in out.chunks_exact_mut(8) {
+        chunk.copy_from_slice(&word.to_le_bytes());
+        word = word.wrapping_add(step);
+    }
+}
+
+/// The value of a sector, `None` when it is no sector of ours, not for this place, or torn.
+pub fn value_of(bytes: &[u8], salt: u64, sector: u64) -> Option<u64> {
+    let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let mut expected = [0; SECTOR_BYTES];
+    fill(&mut expected, salt, sector, value);
+    (expected == bytes).then_some(value)
+}
+
+impl Checker {
+    /// A volume whose first `base_bytes` hold [`BASE_VALUE`] and whose other bytes are zero.
+    pub fn new(salt: u64, size_bytes: u64, base_bytes: u64) -> Checker {
+        let blocks = size_bytes.div_ceil(BLOCK_BYTES as u64) as usize;
+        Checker {
+            salt,
+            sectors: size_bytes / SECTOR_BYTES as u64,
+            base_sectors: base_bytes / SECTOR_BYTES as u64,
+            blocks: vec![None; blocks],
+            changes: BTreeMap::new(),
+            reads: BTreeSet::new(),
+            floor: 0,
+            direct: 0,
+            verify: BTreeSet::new(),
+            ordered: true,
+            lost_end_min: (u64::MAX, 0),
+            survivor_start_max: (0, 0),
+        }
+    }
+
+    /// What makes the volume's content different from that of others.
+    pub fn salt(&self) -> u64 {
+        self.salt
+    }
+
+    /// Changes from `tick` on may go past the log.
+    pub fn goes_direct(&mut self, tick: u64) {
+        self.direct = self.direct.max(tick);
+    }
+
+    /// Forgets everything and takes the image as it is for the truth (the cache was lost).
+    pub fn adopt(&mut self, read: &mut dyn FnMut(u64, &mut [u8])) {
+        let mut bytes = vec![0; BLOCK_BYTES];
+        for block in 0..self.blocks.len() as u64 {
+            read(block, &mut bytes);
+            let mut versions = Vec::new();
+            for s in 0..self.sectors_of(block) {
+                let sector = block * SECTORS as u64 + s as u64;
+                let part = &bytes[s * SECTOR_BYTES..(s + 1) * SECTOR_BYTES];
+                let value = value_of(part, self.salt, sector).expect("an image holds whole sectors");
+                let mut until = [0; SECTORS];
+                until[s] = ALIVE;
+                versions.push(Version { value, start: 0, end: 0, acked: true, durable: true, until });
+            }
+            self.blocks[block as usize] = Some(Box::new(versions));
+        }
+        self.changes.clear();
+        self.reads.clear();
+        self.verify.clear();
+    }
+
+    fn sectors_of(&self, block: u64) -> usize {
+        (self.sectors - block * SECTORS as u64).min(SECTORS as u64) as usize
+    }
+
+    fn base(&self, block: u64) -> Vec<Version> {
+        let version =
+            |value| Version { value, start: 0, end: 0, acked: true, durable: true, until: [0; SECTORS] };
+        let (mut old, mut zero) = (version(BASE_VALUE), version(0));
+        for s in 0..SECTORS {
+            let sector = block * SECTORS as u64 + s as u64;
+            if sector < self.base_sectors {
+                old.until[s] = ALIVE;
+            } else {
+                zero.until[s] = ALIVE;
+            }
+        }
+        [old, zero].into_iter().filter(|v| v.until.contains(&ALIVE)).collect()
+    }
+
+    /// Takes the versions of a block out, to be put back.
+    fn take(&mut self, block: u64) -> Box<Vec<Version>> {
+        self.blocks[block as usize].take().unwrap_or_else(|| Box::new(self.base(block)))
+    }
+
+    /// Blocks of a range, each with its first and one past its last sector.
+    fn parts(first: u64, n: u64) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
+        let per_block = SECTORS as u64;
+        let end = first + n;
+        (first / per_block..end.div_ceil(per_block)).map(move |block| {
+            let from = first.max(block * per_block) - block * per_block;
+            let to = end.min((block + 1) * per_block) - block * per_block;
+            (block, from as usize..to as usize)
+        })
+    }
+
+    /// A change of sectors is sent; `start` is its name.
+    pub fn start_change(&mut self, start: u64, first: u64, n: u64, value: u64, direct: bool) {
+        self.changes.insert(start, (first, n));
+        if direct {
+            self.direct = start;
+        }
+        for (block, range) in Self::parts(first, n) {
+            let mut until = [0; SECTORS];
+            until[range].fill(ALIVE);
+            let mut versions = self.take(block);
+            versions.push(Version { value, start, end: IN_FLIGHT, acked: false, durable: false, until });
+            self.blocks[block as usize] = Some(versions);
+        }
+    }
+
+    /// A change is answered. After an error it may or may not have happened.
+    pub fn end_change(&mut self, start: u64, now: u64, acked: bool, durable: bool) {
+        let (first, n) = self.changes.remove(&start).expect("a change ends once");
+        let reads_from = self.reads.first().copied().unwrap_or(now);
+        for (block, range) in Self::parts(first, n) {
+            let mut versions = self.take(block);
+            for v in versions.iter_mut() {
+                if v.start == start {
+                    (v.end, v.acked, v.durable) = (now, acked, acked && durable);
+                } else if acked && v.end < start {
+                    let superseded = v.until[range.clone()].iter_mut().filter(|u| **u == ALIVE);
+                    superseded.for_each(|u| *u = now);
+                }
+            }
+            if versions.len() > 3 {
+                self.prune(&mut versions, reads_from);
+            }
+            self.blocks[block as usize] = Some(versions);
+        }
+    }
+
+    /// Drops versions that neither a read nor a power loss may bring back.
+    fn prune(&self, versions: &mut Vec<Version>, reads_from: u64) {
+        for s in 0..SECTORS {
+            let durable = self.newest_durable(versions, s);
+            for v in versions.iter_mut() {
+                if v.until[s] < reads_from && v.end < durable {
+                    v.until[s] = 0;
+                }
+            }
+        }
+        versions.retain(|v| v.until.iter().any(|&u| u != 0));
+    }
+
+    /// The latest start of a change of the sector that no power loss undoes.
+    fn newest_durable(&self, versions: &[Version], s: usize) -> u64 {
+        let durable =
+            versions.iter().filter(|v| v.until[s] != 0 && v.acked && (v.durable || v.end < self.floor));
+        durable.map(|v| v.start).max().unwrap_or(0)
+    }
+
+    /// A read is sent; `start` is its name.
+    pub fn start_read(&mut self, start: u64) {
+        self.reads.insert(start);
+    }
+
+    /// A read failed or was given up.
+    pub fn forget_read(&mut self, start: u64) {
+        self.reads.remove(&start);
+    }
+
+    /// A flush that was sent at `start` is complete.
+    pub fn flushed(&mut self, start: u64) {
+        self.floor = self.floor.max(start);
+    }
+
+    /// A read that was sent at `start` has returned `data`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn end_read(&mut self, start: u64, now: u64, first: u64, data: &[u8]) -> Result<(), String> {
+        self.reads.remove(&start);
+        for (block, range) in Self::parts(first, (data.len() / SECTOR_BYTES) as u64) {
+            let mut versions = self.take(block);
+            let verifying = self.verify.contains(&block);
+            for s in range.clone() {
+                let sector = block * SECTORS as u64 + s as u64;
+                let at = (sector - first) as usize * SECTOR_BYTES;
+                let bytes = &data[at..at + SECTOR_BYTES];
+                let Some(value) = value_of(bytes, self.salt, sector) else {
+                    return Err(format!(
+                        "sector {sector} holds no content of this place: {:02x?}…",
+                        &bytes[..16]
+                    ));
+                };
+                let fits = |v: &Version| v.until[s] > start && v.value == value;
+                if !versions.iter().any(fits) {
+                    return Err(self.describe(&versions, sector, value, start));
+                }
+                if verifying {
+                    self.note_evidence(&versions, s, value, sector);
+                    for v in versions.iter_mut().filter(|v| !fits(v)) {
+                        v.until[s] = 0;
+                    }
+                    continue;
+                }
+                for v in versions.iter_mut() {
+                    // Something else was there at some time after `start`: what had ended by then is over.
+                    if v.until[s] == ALIVE && v.value != value && v.end < start {
+                        v.until[s] = now;
+                    }
+                }
+            }
+            if verifying && range == (0..self.sectors_of(block)) {
+                self.verify.remove(&block);
+            }
+            versions.retain(|v| v.until.iter().any(|&u| u != 0));
+            self.blocks[block as usize] = Some(versions);
+        }
+        Ok(())
+    }
+
+    fn describe(&self, versions: &[Version], sector: u64, value: u64, start: u64) -> String {
+        let s = (sector % SECTORS as u64) as usize;
+        let all: Vec<String> = versions
+            .iter()
+            .filter(|v| v.until[s] != 0)
+            .map(|v| {
+                let end = if v.end == IN_FLIGHT { "…".into() } else { v.end.to_string() };
+                let alive =
+                    if v.until[s] == ALIVE { String::new() } else { format!(" until {}", v.until[s]) };
+                let kind = match (v.acked, v.durable) {
+                    (_, true) => " durable",
+                    (true, _) => "",
+                    _ => " unacknowledged",
+                };
+                format!("{:x} [{}..{end}]{alive}{kind}", v.value, v.start)
+            })
+            .collect();
+        format!(
+            "sector {sector} (block {}) holds {value:x}, which is not allowed for a read from {start} on; \
+             floor {}, known: {}",
+            sector / SECTORS as u64,
+            self.floor,
+            all.join(", ")
+        )
+    }
+
+    /// What a look after a power loss says about the order in which writes were lost.
+    fn note_evidence(&mut self, versions: &[Version], s: usize, value: u64, sector: u64) {
+        let there: Vec<&Version> =
+            versions.iter().filter(|v| v.until[s] == ALIVE && v.value == value).collect();
+        if let [v] = there[..] {
+            if v.start > self.survivor_start_max.0 {
+                self.survivor_start_max = (v.start, sector);
+            }
+        }
+        let newest_end = there.iter().map(|v| v.end).max().unwrap_or(0);
+        for v in versions.iter().filter(|v| v.until[s] != 0 && v.acked && v.value != value) {
+            if newest_end < v.start && v.end < self.lost_end_min.0 {
+                self.lost_end_min = (v.end, sector);
+            }
+        }
+    }
+
+    /// The process was killed: what was in flight may or may not have happened.
+    pub fn killed(&mut self, now: u64) {
+        self.reads.clear();
+        for start in self.changes.keys().copied().collect::<Vec<_>>() {
+            self.end_change(start, now, false, false);
+        }
+    }
+
+    /// Power was lost. Before the volume is used again, [`Checker::to_verify`] is to be read.
+    pub fn power_lost(&mut self, now: u64) {
+        self.killed(now);
+        self.ordered &= self.direct <= self.floor;
+        if !self.verify.is_empty() {
+            // Nothing was written since the last time, and what was seen then stays.
+            return;
+        }
+        self.ordered = self.direct <= self.floor;
+        self.lost_end_min = (u64::MAX, 0);
+        self.survivor_start_max = (0, 0);
+        for block in 0..self.blocks.len() as u64 {
+            let Some(mut versions) = self.blocks[block as usize].take() else { continue };
+            for s in 0..SECTORS {
+                let durable = self.newest_durable(&versions, s);
+                for v in versions.iter_mut() {
+                    let allowed = v.until[s] != 0 && v.end >= durable;
+                    v.until[s] = if allowed { ALIVE } else { 0 };
+                }
+            }
+            versions.retain(|v| v.until.iter().any(|&u| u != 0));
+            if versions.iter().any(|v| v.end > 0) {
+                self.verify.insert(block);
+            }
+            self.blocks[block as usize] = Some(versions);
+        }
+    }
+
+    /// The next block to be looked at.
+    pub fn to_verify(&self, from: u64) -> Option<u64> {
+        self.verify.range(from..).next().copied()
+    }
+
+    /// A block that cannot be looked at because it is lost.
+    pub fn skip_verify(&mut self, block: u64) {
+        self.verify.remove(&block);
+    }
+
+    /// All is looked at: was it a tail that was lost?
+    ///
+    /// # Errors
+    /// What contradicts that.
+    pub fn end_verify(&mut self, now: u64) -> Result<(), String> {
+        let (lost, survived) = (self.lost_end_min, self.survivor_start_max);
+        if self.ordered && survived.0 > lost.0 {
+            return Err(format!(
+                "not a tail was lost: the write at sector {} is gone that was acknowledged at {}, but the one at \
+                 sector {} survived that was sent at {}",
+                lost.1, lost.0, survived.1, survived.0
+            ));
+        }
+        self.floor = now;
+        Ok(())
+    }
+
+    /// Everything acknowledged before `now` is on stable media (an orderly stop).
+    pub fn settle(&mut self, now: u64) {
+        self.floor = now;
+    }
+
+    /// Compares a block of the image with what it may hold now.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_image(&mut self, block: u64, bytes: &[u8], now: u64) -> Result<(), String> {
+        let n = self.sectors_of(block);
+        self.start_read(now);
+        self.end_read(now, now, block * SECTORS as u64, &bytes[..n * SECTOR_BYTES])
+            .map_err(|e| format!("the image: {e}"))
+    }
+
+    /// Blocks that anything was ever sent to.
+    pub fn touched(&self) -> Vec<u64> {
+        (0..self.blocks.len() as u64).filter(|&b| self.blocks[b as usize].is_some()).collect()
+    }
+
+    /// Changes in flight.
+    pub fn changes_in_flight(&self) -> usize {
+        self.changes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(sector: u64, values: &[u64]) -> Vec<u8> {
+        let mut bytes = vec![0; values.len() * SECTOR_BYTES];
+        for (i, part) in bytes.chunks_exact_mut(SECTOR_BYTES).enumerate() {
+            fill(part, 7, sector + i as u64, values[i]);
+        }
+        bytes
+    }
+
+    fn written(c: &mut Checker, start: u64, end: u64, sector: u64, value: u64) {
+        c.start_change(start, sector, 1, value, false);
+        c.end_change(start, end, true, false);
+    }
+
+    #[test]
+    fn a_completed_write_must_be_read_and_an_older_one_must_not() {
+        let mut c = Checker::new(7, 1 << 20, 0);
+        written(&mut c, 10, 11, 3, 100);
+        written(&mut c, 12, 13, 3, 200);
+        assert!(c.end_read(14, 15, 3, &data(3, &[200])).is_ok());
+        assert!(c.end_read(14, 15, 3, &data(3, &[100])).is_err());
+        assert!(c.end_read(14, 15, 3, &data(3, &[0])).is_err());
+        assert!(c.end_read(14, 15, 3, &data(4, &[200])).is_err(), "content of another sector");
+    }
+
+    #[test]
+    fn a_read_during_a_write_may_return_both_but_never_goes_back() {
+        let mut c = Checker::new(7, 1 << 20, 1 << 20);
+        c.start_change(10, 0, 2, 100, false);
+        assert!(c.end_read(11, 12, 0, &data(0, &[BASE_VALUE, 100])).is_ok());
+        assert!(c.end_read(13, 14, 0, &data(0, &[BASE_VALUE, 100])).is_ok());
+        assert!(c.end_read(15, 16, 1, &data(1, &[BASE_VALUE])).is_err());
+    }
+
+    #[test]
+    fn a_read_that_began_before_a_write_ended_may_return_what_was_there() {
+        let mut c = Checker::new(7, 1 << 20, 0);
+        c.start_read(10);
+        written(&mut c, 11, 12, 0, 100);
+        assert!(c.end_read(10, 13, 0, &data(0, &[0])).is_ok());
+        assert!(c.end_read(14, 15, 0, &data(0, &[0])).is_err());
+    }
+
+    #[test]
+    fn after_a_kill_what_was_in_flight_is_either_there_or_not() {
+        for value in [100, 200] {
+            let mut c = Checker::new(7, 1 << 20, 0);
+            written(&mut c, 10, 11, 0, 100);
+            c.start_change(12, 0, 1, 200, false);
+            c.killed(13);
+            assert!(c.end_read(14, 15, 0, &data(0, &[value])).is_ok());
+            assert!(c.end_read(16, 17, 0, &data(0, &[300 - value])).is_err());
+        }
+    }
+
+    fn after_power_loss(values: [u64; 2], flush_at: Option<u64>) -> Result<(), String> {
+        let mut c = Checker::new(7, 1 << 20, 0);
+        written(&mut c, 10, 11, 0, 100);
+        written(&mut c, 13, 14, 9, 200);
+        if let Some(at) = flush_at {
+            c.flushed(at);
+        }
+        c.power_lost(20);
+        while let Some(block) = c.to_verify(0) {
+            let mut bytes = data(block * 8, &[0; 8]);
+            let at = block as usize;
+            bytes[at * SECTOR_BYTES..][..SECTOR_BYTES]
+                .copy_from_slice(&data(block * 9, &[values[block as usize]]));
+            c.end_read(21, 22, block * 8, &bytes)?;
+        }
+        c.end_verify(23)
+    }
+
+    #[test]
+    fn a_power_loss_may_take_a_tail_and_nothing_else() {
+        assert!(after_power_loss([100, 200], None).is_ok());
+        assert!(after_power_loss([100, 0], None).is_ok());
+        assert!(after_power_loss([0, 0], None).is_ok());
+        assert!(after_power_loss([0, 200], None).is_err(), "the first is lost, the second is not");
+        assert!(after_power_loss([0, 0], Some(12)).is_err(), "the first was flushed");
+        assert!(after_power_loss([100, 0], Some(12)).is_ok());
+        assert!(after_power_loss([100, 0], Some(15)).is_err(), "both were flushed");
+    }
+}

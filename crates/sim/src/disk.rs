@@ -1,0 +1,194 @@
+//! The simulated cache device: blocking for format and recovery, and as effects while the core runs.
+
+use crate::rng::Rng;
+use crate::store::{Content, Cut, Store, content, cut_mask};
+use std::collections::BTreeSet;
+use tidepool_engine::api::{BLOCK_BYTES, IoError};
+use tidepool_engine::device::{Device, DeviceRead};
+
+/// EIO.
+pub const EIO: IoError = IoError::Errno(5);
+
+/// Probabilities of what goes wrong with a write, in parts per million.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DiskFaults {
+    /// It is acknowledged, but a block of it never reaches the medium.
+    pub lost_ppm: u64,
+    /// A block of it lands elsewhere instead.
+    pub misdirected_ppm: u64,
+}
+
+/// A disk with a volatile write cache.
+pub struct Disk {
+    store: Store,
+    blocks: u64,
+    /// Blocks that cannot be read until they are written again.
+    unreadable: BTreeSet<u64>,
+    /// Writes and syncs fail from now on.
+    pub dead: bool,
+    /// While a blocking caller works: operations until the machine or process stops.
+    pub stop_after: Option<u64>,
+    pub(crate) faults: DiskFaults,
+    pub(crate) rng: Rng,
+    /// Faults that took place.
+    pub faults_done: u64,
+    /// Content changes for the hash of a run.
+    pub(crate) digest: u64,
+}
+
+impl Disk {
+    /// An empty disk.
+    pub fn new(size_bytes: u64, rng: Rng) -> Disk {
+        Disk {
+            store: Store::default(),
+            blocks: size_bytes / BLOCK_BYTES as u64,
+            unreadable: BTreeSet::new(),
+            dead: false,
+            stop_after: None,
+            faults: DiskFaults::default(),
+            rng,
+            faults_done: 0,
+            digest: 0,
+        }
+    }
+
+    /// Reads blocks as an effect does.
+    pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<(), IoError> {
+        let first = offset / BLOCK_BYTES as u64;
+        assert!(offset % BLOCK_BYTES as u64 == 0, "device reads are block-aligned");
+        let blocks = (out.len() / BLOCK_BYTES) as u64;
+        assert!(first + blocks <= self.blocks, "a read at {offset} goes past the device's end");
+        if self.unreadable.range(first..first + blocks).next().is_some() {
+            // What a failed read leaves in memory is anything.
+            out.fill(0xbd);
+            return Err(EIO);
+        }
+        for (i, out) in out.chunks_exact_mut(BLOCK_BYTES).enumerate() {
+            self.store.read(first + i as u64, out);
+        }
+        Ok(())
+    }
+
+    /// Completes a write effect.
+    pub fn write_at(&mut self, offset: u64, data: &[Content], dsync: bool) -> Result<(), IoError> {
+        let first = offset / BLOCK_BYTES as u64;
+        assert!(offset % BLOCK_BYTES as u64 == 0, "device writes are block-aligned");
+        assert!(first + data.len() as u64 <= self.blocks, "a write at {offset} goes past the device's end");
+        if self.dead {
+            self.cut_at(offset, data);
+            return Err(EIO);
+        }
+        let mut spoiled = None;
+        if self.faults.lost_ppm > 0 && self.rng.below(1_000_000) < self.faults.lost_ppm {
+            spoiled = Some(self.rng.below(data.len() as u64) as usize);
+        }
+        if self.faults.misdirected_ppm > 0 && self.rng.below(1_000_000) < self.faults.misdirected_ppm {
+            let n = self.rng.below(data.len() as u64) as usize;
+            let elsewhere = self.rng.below(self.blocks);
+            self.store.write(elsewhere, data[n].clone(), dsync);
+            spoiled = Some(n);
+        }
+        self.faults_done += u64::from(spoiled.is_some());
+        for (i, content) in data.iter().enumerate() {
+            let block = first + i as u64;
+            if spoiled == Some(i) {
+                continue;
+            }
+            self.unreadable.remove(&block);
+            self.store.write(block, content.clone(), dsync);
+        }
+        Ok(())
+    }
+
+    /// A write that was in flight when its process was killed, or that failed.
+    pub fn cut_at(&mut self, offset: u64, data: &[Content]) {
+        let cut = Cut::random(&mut self.rng);
+        let front = self.rng.bits();
+        for (i, content) in data.iter().enumerate() {
+            let mask = cut_mask(&mut self.rng, cut, i, data.len(), front);
+            self.store.write_cut(offset / BLOCK_BYTES as u64 + i as u64, content, mask);
+        }
+    }
+
+    /// See [`Store::sync_point`].
+    pub fn sync_point(&self) -> u64 {
+        self.store.sync_point()
+    }
+
+    /// Completes a sync effect.
+    pub fn sync_to(&mut self, point: u64) -> Result<(), IoError> {
+        if self.dead {
+            return Err(EIO);
+        }
+        self.store.sync(point);
+        Ok(())
+    }
+
+    /// What was not synced is lost, or not.
+    pub fn power_loss(&mut self) {
+        self.store.power_loss(&mut self.rng);
+    }
+
+    /// Damages a random block that is in use: it becomes unreadable, or a bit of it flips.
+    pub fn damage(&mut self) -> Option<u64> {
+        let used = self.store.used();
+        if used.is_empty() {
+            return None;
+        }
+        let block = self.rng.pick(&used);
+        self.faults_done += 1;
+        if self.rng.permille(500) {
+            self.unreadable.insert(block);
+        } else {
+            let mut bytes = [0; BLOCK_BYTES];
+            self.store.read(block, &mut bytes);
+            let bit = self.rng.below(BLOCK_BYTES as u64 * 8) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            self.store.damage(block, content(&bytes));
+        }
+        Some(block)
+    }
+
+    fn step(&mut self) -> Result<(), IoError> {
+        match &mut self.stop_after {
+            Some(0) => Err(EIO),
+            Some(n) => {
+                *n -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Device for Disk {
+    fn size_bytes(&self) -> u64 {
+        self.blocks * BLOCK_BYTES as u64
+    }
+
+    fn read(&mut self, batch: &mut [DeviceRead<'_>]) {
+        for read in batch {
+            read.result = self.step().and_then(|()| self.read_at(read.offset, read.buf));
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let data: Vec<Content> = data.chunks_exact(BLOCK_BYTES).map(content).collect();
+        if self.stop_after == Some(0) {
+            return Err(EIO);
+        }
+        if self.stop_after == Some(1) {
+            // This very write is the one that is cut off.
+            self.stop_after = Some(0);
+            self.cut_at(offset, &data);
+            return Err(EIO);
+        }
+        self.step()?;
+        self.write_at(offset, &data, false)
+    }
+
+    fn sync(&mut self) -> Result<(), IoError> {
+        self.step()?;
+        self.sync_to(self.sync_point())
+    }
+}

@@ -1,0 +1,150 @@
+//! What the simulator keeps for one volume.
+
+use crate::backend::Backend;
+use crate::checker::{Checker, SECTORS, fill};
+use crate::plan::VolumePlan;
+use crate::store::content;
+use tidepool_engine::api::{BLOCK_BYTES, Mode, Nanos, Op, SECTOR_BYTES, VolumeId};
+use tidepool_engine::mem::Buf;
+
+/// Where a volume stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Not in the cache.
+    Out,
+    /// Being added.
+    Adding,
+    /// In the cache after a restart, not attached.
+    Detached,
+    /// Being attached.
+    Attaching,
+    /// What a power loss has left is being looked at.
+    Verifying,
+    /// Clients use it.
+    Serving,
+    /// Being removed.
+    Removing,
+}
+
+/// A client's request in flight.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    /// Its volume.
+    pub volume: usize,
+    /// What it asked for.
+    pub op: Op,
+    /// First sector and number of sectors.
+    pub first: u64,
+    /// Number of sectors.
+    pub sectors: u64,
+    /// Its buffer.
+    pub buf: Option<Buf>,
+    /// Tick and time at which it was sent.
+    pub start: u64,
+    /// When.
+    pub at: Nanos,
+    /// The client slot that goes on when it is answered.
+    pub slot: Option<usize>,
+    /// The block that is looked at after a power loss.
+    pub verifies: Option<u64>,
+    /// It may be refused: the volume was on its way out.
+    pub closing: bool,
+}
+
+/// One volume of a run.
+pub struct Vol {
+    /// Its plan.
+    pub plan: VolumePlan,
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub backend: Backend,
+    /// What it may hold.
+    pub checker: Checker,
+    /// Where it stands.
+    pub place: Place,
+    /// Its number while it is in the cache.
+    pub id: Option<VolumeId>,
+    /// Its mode as last asked for.
+    pub mode: Mode,
+    /// Its quota.
+    pub dirty_bytes_max: u64,
+    /// A flush or FUA was sent since the cache was opened.
+    pub flushed: bool,
+    /// Changes that were ever sent.
+    pub changes: u64,
+    /// Changes in flight.
+    pub changing: u64,
+    /// Tick of the last error that its backend returned.
+    pub backend_error: u64,
+    /// When its backend last was in trouble.
+    pub trouble_at: Nanos,
+    /// Control operations in flight.
+    pub controls: u32,
+    /// Data of it was lost, and the core knows it.
+    pub lossy: bool,
+    /// After a power loss, before use: what it holds is looked at.
+    pub must_verify: bool,
+    /// Next block to be looked at.
+    pub verify_from: u64,
+    /// Looks in flight.
+    pub verifying: u32,
+    /// Slots that have nothing in flight and no event that wakes them.
+    pub idle_slots: Vec<usize>,
+    /// Generation that the cache knew when it was opened.
+    pub recovered_generation: u64,
+    /// Place of a sequential stream.
+    pub cursor: u64,
+}
+
+impl Vol {
+    /// Volume number `index` of a run.
+    pub fn new(index: usize, plan: VolumePlan) -> Vol {
+        Vol {
+            name: format!("volume-{index}"),
+            backend: Backend::new(plan.size_bytes, plan.durable_backend, plan.backend_latency_ns),
+            checker: Checker::new(index as u64 + 1, plan.size_bytes, plan.base_bytes),
+            place: Place::Out,
+            id: None,
+            mode: plan.mode,
+            dirty_bytes_max: plan.dirty_bytes_max,
+            flushed: false,
+            changes: 0,
+            changing: 0,
+            backend_error: 0,
+            trouble_at: 0,
+            controls: 0,
+            lossy: false,
+            must_verify: false,
+            verify_from: 0,
+            verifying: 0,
+            idle_slots: Vec::new(),
+            recovered_generation: 0,
+            cursor: 0,
+            plan,
+        }
+    }
+
+    /// What makes the volume's content different from that of the others.
+    pub fn salt(&self) -> u64 {
+        self.checker.salt()
+    }
+
+    /// Writes sectors of the image, durably.
+    pub fn write_image(&mut self, first: u64, n: u64, value: u64) {
+        let mut bytes = [0; BLOCK_BYTES];
+        let salt = self.salt();
+        let mut sector = first;
+        while sector < first + n {
+            let block = sector / SECTORS as u64;
+            self.backend.store.read(block, &mut bytes);
+            let end = ((block + 1) * SECTORS as u64).min(first + n);
+            for s in sector..end {
+                let at = (s % SECTORS as u64) as usize * SECTOR_BYTES;
+                fill(&mut bytes[at..at + SECTOR_BYTES], salt, s, value);
+            }
+            self.backend.store.write(block, content(&bytes), true);
+            sector = end;
+        }
+    }
+}

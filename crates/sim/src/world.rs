@@ -1,0 +1,594 @@
+//! The world of a run: simulated time, the core, and the execution of its effects.
+
+use crate::coverage::Coverage;
+use crate::disk::Disk;
+use crate::plan::{MS, Plan, S};
+use crate::rng::Rng;
+use crate::store::{Content, content};
+use crate::volume::{Place, Sent, Vol};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use tidepool_engine::Engine;
+use tidepool_engine::api::*;
+use tidepool_engine::format::{
+    Geometry, RECORD_MAGIC, RecordKind, SUMMARY_MAGIC, SUPERBLOCKS, Stream, Superblock, byte,
+};
+use tidepool_engine::mem::Buf;
+
+/// Events that a failure shows.
+const NOTES_MAX: usize = 400;
+/// Ticks of the core without any progress of time after which it counts as spinning.
+const SPIN_MAX: u32 = 10_000;
+
+/// What happens at a point of simulated time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Happening {
+    /// An effect of a life of the core completes.
+    Done { life: u64, token: u64 },
+    /// A slot of a client may send its next request.
+    Client { volume: usize, slot: usize },
+    /// Something that is no client request.
+    Action,
+    /// The process is started again.
+    Reopen,
+    /// A volume's backend is opened.
+    Attach { life: u64, volume: usize },
+    /// A volume that is not in the cache is added.
+    Add { volume: usize },
+    /// Looking at what a power loss has left goes on.
+    Verify { life: u64, volume: usize },
+    /// A read of cached blocks must be answered by now.
+    MustBeAnswered { request: RequestId },
+    /// The next step towards the end.
+    End,
+}
+
+/// An effect in flight.
+pub(crate) struct Flight {
+    pub(crate) kind: FlightKind,
+    pub(crate) buf: Option<Buf>,
+    /// Memory is written (by a read).
+    pub(crate) fills: bool,
+}
+
+pub(crate) enum FlightKind {
+    DeviceRead { offset: u64 },
+    DeviceWrite { offset: u64, data: Vec<Content>, dsync: bool },
+    DeviceSync { point: u64 },
+    Read { volume: usize, offset: u64, early: Option<Vec<Content>> },
+    Write { volume: usize, first: u64, data: Vec<Content>, applied: bool },
+    Flush { volume: usize, point: u64 },
+    Disown { volume: usize },
+}
+
+/// A control operation in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Control {
+    pub(crate) volume: usize,
+    pub(crate) kind: ControlKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ControlKind {
+    Add,
+    Attach,
+    Mode(Mode),
+    Quota,
+    Drain { changes: u64, quiet: bool },
+    Remove { verify: bool },
+    Shutdown,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Note {
+    now: Nanos,
+    what: &'static str,
+    a: u64,
+    b: u64,
+    c: u64,
+}
+
+/// Steps towards the end of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ending {
+    Not,
+    /// All is healed; everything in flight must complete.
+    Settling,
+    Draining,
+    Reading,
+    Stopping,
+    Restarted,
+    ReadingAgain,
+    Over,
+}
+
+/// A run.
+pub struct World {
+    pub(crate) seed: u64,
+    pub(crate) rng: Rng,
+    pub(crate) now: Nanos,
+    pub(crate) tick: u64,
+    step: u64,
+    order: u64,
+    agenda: BinaryHeap<Reverse<(Nanos, u64, Happening)>>,
+    pub(crate) plan: Plan,
+    pub(crate) quantum: Nanos,
+    pub(crate) disk: Disk,
+    pub(crate) geo: Geometry,
+    pub(crate) engine: Option<Box<Engine>>,
+    pub(crate) life: u64,
+    pub(crate) vols: Vec<Vol>,
+    pub(crate) flights: BTreeMap<u64, Flight>,
+    pub(crate) sent: BTreeMap<RequestId, Sent>,
+    pub(crate) next_request: RequestId,
+    pub(crate) controls: BTreeMap<u64, Control>,
+    pub(crate) next_control: u64,
+    pub(crate) requests_left: u64,
+    pub(crate) stopping: bool,
+    pub(crate) ending: Ending,
+    pub(crate) ending_since: Nanos,
+    pub(crate) scan: VecDeque<(usize, u64, u64)>,
+    pub(crate) until: Nanos,
+    /// The core reads a segment's summary or moves blocks of it.
+    pub(crate) reclaiming: Option<u64>,
+    pub(crate) formats: u64,
+    pub(crate) arena_baseline: u64,
+    pub(crate) seen: BTreeMap<usize, tidepool_engine::status::VolumeCounters>,
+    spins: u32,
+    hash: u64,
+    notes: VecDeque<Note>,
+    verbose: bool,
+    pub(crate) failure: Option<String>,
+    pub(crate) cover: Coverage,
+}
+
+/// What came of a run.
+pub struct Outcome {
+    /// Fold of everything that went in and came out of the core.
+    pub hash: u64,
+    /// Events handled.
+    pub steps: u64,
+    /// Simulated time.
+    pub elapsed_ns: Nanos,
+    /// What it went through.
+    pub coverage: Coverage,
+    /// What went wrong, with the last events before.
+    pub failure: Option<String>,
+}
+
+impl World {
+    /// The world of a seed; the run ends after `seconds` of simulated time at the latest.
+    pub fn new(seed: u64, seconds: u64, verbose: bool) -> World {
+        let mut rng = Rng::new(seed);
+        let plan = Plan::new(&mut rng);
+        let disk = Disk::new(plan.cache_bytes, Rng::new(rng.bits()));
+        let vols = plan.volumes.iter().enumerate().map(|(i, p)| Vol::new(i, p.clone())).collect();
+        let quantum = rng.pick(&[1, 10_000, 100_000]);
+        let geo = Geometry::new([0; 16], plan.cache_bytes, plan.segment_bytes).expect("a possible size");
+        World {
+            seed,
+            rng,
+            now: 0,
+            tick: 10,
+            step: 0,
+            order: 0,
+            agenda: BinaryHeap::new(),
+            requests_left: plan.requests,
+            plan,
+            quantum,
+            disk,
+            geo,
+            engine: None,
+            life: 0,
+            vols,
+            flights: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            next_request: 1,
+            controls: BTreeMap::new(),
+            next_control: 1,
+            stopping: false,
+            ending: Ending::Not,
+            ending_since: 0,
+            scan: VecDeque::new(),
+            until: seconds * S,
+            reclaiming: None,
+            formats: 0,
+            arena_baseline: 0,
+            seen: BTreeMap::new(),
+            spins: 0,
+            hash: 0xcbf2_9ce4_8422_2325,
+            notes: VecDeque::new(),
+            verbose,
+            failure: None,
+            cover: Coverage::default(),
+        }
+    }
+
+    /// Runs to the end or to the first failure.
+    pub fn run(&mut self) -> Outcome {
+        if self.verbose {
+            eprintln!("{:#?}", self.plan);
+        }
+        self.begin();
+        while self.failure.is_none() && self.ending != Ending::Over {
+            self.advance();
+        }
+        Outcome {
+            hash: self.hash,
+            steps: self.step,
+            elapsed_ns: self.now,
+            coverage: self.cover.clone(),
+            failure: self.failure.as_ref().map(|what| self.report(what)),
+        }
+    }
+
+    /// A failure with what led to it; also for a panic of the core.
+    pub fn report(&self, what: &str) -> String {
+        use std::fmt::Write;
+        let mut text = String::new();
+        for n in &self.notes {
+            let _ = writeln!(text, "{:>14.6} ms  {} {} {} {}", n.now as f64 / 1e6, n.what, n.a, n.b, n.c);
+        }
+        let _ = writeln!(
+            text,
+            "seed {}: {what}\n  at step {}, tick {}, {:.6} ms, theme {:?}",
+            self.seed,
+            self.step,
+            self.tick,
+            self.now as f64 / 1e6,
+            self.plan.theme
+        );
+        text
+    }
+
+    /// The outcome of a run in which the core panicked.
+    pub(crate) fn after_panic(&self, what: &str) -> Outcome {
+        Outcome {
+            hash: self.hash,
+            steps: self.step,
+            elapsed_ns: self.now,
+            coverage: self.cover.clone(),
+            failure: Some(self.report(what)),
+        }
+    }
+
+    pub(crate) fn fail(&mut self, what: String) {
+        self.failure.get_or_insert(what);
+    }
+
+    pub(crate) fn note(&mut self, what: &'static str, a: u64, b: u64, c: u64) {
+        for n in [self.now, what.len() as u64, a, b, c] {
+            self.hash = (self.hash ^ n).wrapping_mul(0x100_0000_01b3).rotate_left(23);
+        }
+        if self.notes.len() == NOTES_MAX {
+            self.notes.pop_front();
+        }
+        self.notes.push_back(Note { now: self.now, what, a, b, c });
+        if self.verbose {
+            eprintln!("{:>14.6} ms {:>8}  {what} {a} {b} {c}", self.now as f64 / 1e6, self.tick);
+        }
+    }
+
+    /// The next number of the order in which requests begin and end.
+    pub(crate) fn next_tick(&mut self) -> u64 {
+        self.tick += 1;
+        self.tick
+    }
+
+    pub(crate) fn at(&mut self, when: Nanos, what: Happening) {
+        self.order += 1;
+        let when = when.max(self.now).div_ceil(self.quantum) * self.quantum;
+        self.agenda.push(Reverse((when, self.order, what)));
+    }
+
+    pub(crate) fn after(&mut self, pause: Nanos, what: Happening) {
+        self.at(self.now + pause, what);
+    }
+
+    /// One point of time: everything that is due, then the core's effects.
+    fn advance(&mut self) {
+        let due = self.agenda.peek().map(|Reverse((at, ..))| *at);
+        let deadline = self.engine.as_ref().and_then(|e| e.next_deadline(self.now));
+        let Some(at) = due.into_iter().chain(deadline).min() else {
+            return self.fail("nothing is left to happen".into());
+        };
+        self.spins = if at > self.now { 0 } else { self.spins + 1 };
+        if self.spins > SPIN_MAX {
+            return self.fail("the core spins: its deadline passes again and again".into());
+        }
+        self.now = self.now.max(at);
+        while let Some(&Reverse((at, _, what))) = self.agenda.peek() {
+            if at > self.now || self.failure.is_some() {
+                break;
+            }
+            self.agenda.pop();
+            self.step += 1;
+            self.happen(what);
+        }
+        if deadline.is_some_and(|at| at <= self.now) {
+            let now = self.now;
+            if let Some(engine) = &mut self.engine {
+                engine.handle(now, Event::Tick);
+            }
+        }
+        self.take_effects();
+    }
+
+    fn happen(&mut self, what: Happening) {
+        match what {
+            Happening::Done { life, token } if life == self.life => self.complete(token),
+            Happening::Client { volume, slot } => self.client(volume, slot),
+            Happening::Action => self.action(),
+            Happening::Reopen => self.reopen(),
+            Happening::Attach { life, volume } if life == self.life => self.attach(volume),
+            Happening::Add { volume } => self.add(volume),
+            Happening::Verify { life, volume } if life == self.life => self.verify(volume),
+            Happening::MustBeAnswered { request } => {
+                if self.sent.contains_key(&request) {
+                    self.fail(format!("request {request} for cached blocks waits for a stopped backend"));
+                }
+            }
+            Happening::End => self.end(),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn take_effects(&mut self) {
+        while self.failure.is_none() {
+            let now = self.now;
+            let Some(effect) = self.engine.as_mut().and_then(|e| e.next_effect(now)) else { return };
+            self.execute(effect);
+        }
+    }
+
+    fn execute(&mut self, effect: Effect) {
+        match effect {
+            Effect::DeviceRead { token, offset, buf } => {
+                self.note("device read", offset, buf.len.into(), token.0);
+                let latency = self.device_latency();
+                self.fly(token, FlightKind::DeviceRead { offset }, Some(buf), true, latency);
+            }
+            Effect::DeviceWrite { token, offset, buf, dsync } => {
+                self.note("device write", offset, buf.len.into(), u64::from(dsync));
+                let data = self.contents(buf);
+                self.look_at_records(offset, &data);
+                let sync = if dsync { self.rng.around(self.plan.sync_ns) } else { 0 };
+                let latency = self.device_latency() + sync;
+                self.fly(token, FlightKind::DeviceWrite { offset, data, dsync }, Some(buf), false, latency);
+            }
+            Effect::DeviceSync { token } => {
+                self.note("device sync", token.0, 0, 0);
+                let point = self.disk.sync_point();
+                let latency = self.rng.around(self.plan.sync_ns);
+                self.fly(token, FlightKind::DeviceSync { point }, None, false, latency);
+            }
+            Effect::Backend { token, volume, op } => self.backend(token, volume, op),
+            Effect::Reply { id, result } => self.reply(id, result),
+            Effect::ControlDone { control, result } => self.control_done(control, result),
+        }
+    }
+
+    fn device_latency(&mut self) -> Nanos {
+        let outlier = if self.rng.permille(10) { 20 } else { 1 };
+        1 + self.rng.around(self.plan.device_ns) * outlier
+    }
+
+    /// The blocks of a buffer of the core.
+    fn contents(&self, buf: Buf) -> Vec<Content> {
+        let engine = self.engine.as_ref().expect("effects come from a core");
+        engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES).map(content).collect()
+    }
+
+    fn fly(&mut self, token: Token, kind: FlightKind, buf: Option<Buf>, fills: bool, latency: Nanos) {
+        if let Some(new) = buf {
+            let overlaps = |b: Buf| b.offset < new.offset + new.len && new.offset < b.offset + b.len;
+            let clash = self
+                .flights
+                .iter()
+                .find(|(_, f)| (f.fills || fills) && f.buf.is_some_and(overlaps))
+                .map(|(t, _)| *t);
+            if let Some(other) = clash {
+                self.fail(format!("effect {} uses memory of effect {other}: {new:?}", token.0));
+            }
+        }
+        if self.flights.insert(token.0, Flight { kind, buf, fills }).is_some() {
+            self.fail(format!("token {} is used twice", token.0));
+        }
+        let life = self.life;
+        self.after(latency + 1, Happening::Done { life, token: token.0 });
+    }
+
+    fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
+        let Some(v) = self.vols.iter().position(|v| v.id == Some(volume)) else {
+            return self.fail(format!("an operation for the backend of volume {}, which is none", volume.0));
+        };
+        let block = BLOCK_BYTES as u64;
+        let latency = self.rng.around(self.vols[v].backend.latency_ns) + 1;
+        let backend = &mut self.vols[v].backend;
+        if backend.disowned && !matches!(op, BackendOp::Disown) {
+            self.cover.hit("backend without cache");
+        }
+        let (kind, buf, fills) = match op {
+            BackendOp::Read { offset, buf } => {
+                let early = self.rng.permille(300).then(|| {
+                    let first = offset / block;
+                    (first..first + u64::from(buf.len) / block).map(|b| backend.store.get(b)).collect()
+                });
+                (FlightKind::Read { volume: v, offset, early }, Some(buf), true)
+            }
+            BackendOp::Write { offset, buf } => {
+                let engine = self.engine.as_ref().expect("effects come from a core");
+                let first = offset / block;
+                let bytes = engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES);
+                let data: Vec<Content> =
+                    bytes.zip(first..).map(|(bytes, b)| backend.clip(b, bytes)).collect();
+                let applied =
+                    self.rng.permille(300) && backend.trouble_now(self.now) == crate::backend::Trouble::None;
+                if applied {
+                    backend.apply(first, &data);
+                }
+                (FlightKind::Write { volume: v, first, data, applied }, Some(buf), false)
+            }
+            BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
+                if offset % block != 0 || len % block != 0 || len == 0 {
+                    return self.fail(format!("zeroes of {len} bytes at {offset} for the backend"));
+                }
+                let data = vec![None; (len / block) as usize];
+                (FlightKind::Write { volume: v, first: offset / block, data, applied: false }, None, false)
+            }
+            BackendOp::Flush => {
+                let point = backend.store.sync_point();
+                (FlightKind::Flush { volume: v, point }, None, false)
+            }
+            BackendOp::Disown => (FlightKind::Disown { volume: v }, None, false),
+        };
+        let (what, offset, len) = match op {
+            BackendOp::Read { offset, buf } => ("backend read", offset, buf.len.into()),
+            BackendOp::Write { offset, buf } => ("backend write", offset, buf.len.into()),
+            BackendOp::Discard { offset, len } => ("backend discard", offset, len),
+            BackendOp::WriteZeroes { offset, len } => ("backend zeroes", offset, len),
+            BackendOp::Flush => ("backend flush", 0, 0),
+            BackendOp::Disown => ("backend disown", 0, 0),
+        };
+        self.note(what, v as u64, offset, len);
+        self.fly(token, kind, buf, fills, latency);
+    }
+
+    /// An effect completes: it takes place, and the core is told.
+    fn complete(&mut self, token: u64) {
+        if self.is_delayed(token) {
+            return;
+        }
+        let Some(flight) = self.flights.remove(&token) else { return };
+        if let (Some(buf), FlightKind::DeviceWrite { data, .. }) = (flight.buf, &flight.kind) {
+            if self.contents(buf) != *data {
+                self.fail(format!("memory of the device write {token} was changed while it was in flight"));
+            }
+        }
+        let result = self.take_place(flight);
+        self.note("done", token, u64::from(result.is_err()), 0);
+        let now = self.now;
+        if let Some(engine) = &mut self.engine {
+            engine.handle(now, Event::Done { token: Token(token), result });
+        }
+    }
+
+    /// A backend in trouble lets its operations wait.
+    fn is_delayed(&mut self, token: u64) -> bool {
+        let Some(flight) = self.flights.get(&token) else { return false };
+        let volume = match flight.kind {
+            FlightKind::Read { volume, .. }
+            | FlightKind::Write { volume, .. }
+            | FlightKind::Flush { volume, .. }
+            | FlightKind::Disown { volume } => volume,
+            _ => return false,
+        };
+        let backend = &self.vols[volume].backend;
+        let latency = backend.latency_ns;
+        let until = match backend.trouble_now(self.now) {
+            crate::backend::Trouble::Stopped => backend.trouble_until + self.rng.around(latency),
+            crate::backend::Trouble::Slow(times) if self.rng.permille(800) => {
+                self.now + self.rng.around(latency * times)
+            }
+            _ => return false,
+        };
+        let life = self.life;
+        self.at(until, Happening::Done { life, token });
+        true
+    }
+
+    fn take_place(&mut self, flight: Flight) -> Result<(), IoError> {
+        let now = self.now;
+        match flight.kind {
+            FlightKind::DeviceRead { offset } => {
+                let buf = flight.buf.expect("a read has a buffer");
+                let engine = self.engine.as_mut().expect("effects come from a core");
+                let bytes = engine.arena_mut().bytes_mut(buf);
+                let result = self.disk.read_at(offset, bytes);
+                if bytes.len() <= 128 << 10 && bytes[..4] == SUMMARY_MAGIC && result.is_ok() {
+                    self.reclaiming = Some(engine.device_status().reclaims);
+                }
+                result
+            }
+            FlightKind::DeviceWrite { offset, data, dsync } => self.disk.write_at(offset, &data, dsync),
+            FlightKind::DeviceSync { point } => self.disk.sync_to(point),
+            FlightKind::Read { volume, offset, early } => {
+                let buf = flight.buf.expect("a read has a buffer");
+                let backend = &self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, false, now);
+                let engine = self.engine.as_mut().expect("effects come from a core");
+                let bytes = engine.arena_mut().bytes_mut(buf);
+                match (&result, early) {
+                    (Err(_), _) => bytes.fill(0xbe),
+                    (Ok(()), None) => backend.read_at(offset, bytes),
+                    (Ok(()), Some(early)) => {
+                        for (bytes, content) in bytes.chunks_exact_mut(BLOCK_BYTES).zip(early) {
+                            match content {
+                                Some(content) => bytes.copy_from_slice(&content[..]),
+                                None => bytes.fill(0),
+                            }
+                        }
+                    }
+                }
+                self.note_backend(volume, result)
+            }
+            FlightKind::Write { volume, first, data, applied } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, true, now);
+                match result {
+                    _ if applied => {}
+                    Ok(()) => backend.apply(first, &data),
+                    Err(_) => backend.apply_cut(&mut self.rng, first, &data),
+                }
+                self.note_backend(volume, result)
+            }
+            FlightKind::Flush { volume, point } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, false, now);
+                if result.is_ok() {
+                    backend.store.sync(point);
+                }
+                self.note_backend(volume, result)
+            }
+            FlightKind::Disown { volume } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, false, now);
+                backend.disowned |= result.is_ok();
+                self.note_backend(volume, result)
+            }
+        }
+    }
+
+    fn note_backend(&mut self, volume: usize, result: Result<(), IoError>) -> Result<(), IoError> {
+        if let Err(error) = result {
+            self.vols[volume].backend_error = self.next_tick();
+            self.cover.hit(if error == IoError::Full { "backend full" } else { "backend error" });
+        }
+        result
+    }
+
+    /// Counts what kinds of records are written.
+    fn look_at_records(&mut self, offset: u64, data: &[Content]) {
+        for (i, content) in data.iter().enumerate() {
+            let Some(bytes) = content else { continue };
+            if bytes[..4] != RECORD_MAGIC || offset < byte(self.geo.segments_first_block) {
+                continue;
+            }
+            let position = (offset / BLOCK_BYTES as u64) as u32 + i as u32;
+            let _ = self.geo.segment_of(position);
+            match RecordKind::from_number(bytes[10]) {
+                Some(RecordKind::Fill) => {
+                    self.cover.hit("fill");
+                    let entries = u16::from_le_bytes([bytes[14], bytes[15]]) as usize;
+                    let void = (0..entries).any(|e| bytes.get(104 + e * 12 + 7) == Some(&4));
+                    if void {
+                        self.cover.hit("fill voided");
+                    }
+                }
+                Some(RecordKind::Move) => self.cover.hit("move record"),
+                _ => {}
+            }
+        }
+        let _ = (Stream::Log, SUPERBLOCKS, size_of::<Superblock>(), MS, Place::Out);
+    }
+}
