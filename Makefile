@@ -4,7 +4,7 @@
 
 CARGO ?= cargo
 HOURS ?= 1
-ROUNDS ?= 100
+ARGS ?=
 
 .PHONY: help demo test bench lint fmt deny deps soak crash fuzz
 
@@ -15,13 +15,12 @@ demo: ## direct against cached, on emulated pools
 	@scripts/deps.sh demo
 	$(CARGO) run --quiet --release --locked -p tidepool -- demo
 
-test: deps lint ## format, lints, and all tests
-	$(CARGO) build --release --locked -p tidepool
-	$(CARGO) test --release --locked --workspace --no-fail-fast
+test: deps lint ## format, lints, and all tests; ends with `N passed, N failed`
+	@scripts/test.sh
 
-bench: deps ## raw device, empty NBD server, Tidepool, librbd; writes bench/RESULTS.md (about 90 minutes; QUICK=1 for a look)
+bench: deps ## raw device, empty NBD server, Tidepool, librbd; ARGS=--quick for a look
 	$(CARGO) build --release --locked -p tidepool
-	$(CARGO) run --release --locked -p tidepool-bench -- $(if $(QUICK),--quick)
+	$(CARGO) run --release --locked -p tidepool-bench -- $(ARGS)
 
 lint: ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all -- --check
@@ -40,9 +39,9 @@ deps: ## install what the tests need
 soak: ## the simulator for HOURS hours
 	$(CARGO) run --release --locked -p tidepool-sim -- --seconds $$(( $(HOURS) * 3600 ))
 
-crash: deps ## ROUNDS rounds of kill -9 under load, file and Ceph
+crash: deps ## a hundred rounds of kill -9 under load; ARGS="--backend rbd" on Ceph
 	$(CARGO) build --release --locked -p tidepool
-	$(CARGO) run --release --locked -p tidepool-tests --bin crash -- --rounds $(ROUNDS)
+	$(CARGO) run --release --locked -p tidepool-tests --bin crash -- $(ARGS)
 
 fuzz: ## the NBD codec against arbitrary bytes, for a long time
 	BOLERO_RANDOM_TEST_TIME_MS=$$(( $(HOURS) * 3600000 )) $(CARGO) test --release --locked -p tidepool-nbd fuzz

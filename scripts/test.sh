@@ -3,7 +3,6 @@
 # nothing failed. Arguments go to cargo test: scripts/test.sh --package tidepool-engine
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-[ -x "$HOME/.cargo/bin/cargo" ] && PATH=$PATH:$HOME/.cargo/bin
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
