@@ -1,0 +1,175 @@
+//! The whole shard: engine, cache file, file backend and NBD clients.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use tempfile::TempDir;
+use tidepool_backend::{BackendUri, OpenOptions, Release};
+use tidepool_daemon::shard::{Attach, EngineConfig, ShardConfig, ShardHandle, StartError, start};
+use tidepool_driver::{CacheError, CacheFile};
+use tidepool_engine::api::{Mode, VolumeId, VolumeSpec};
+use tidepool_engine::status::VolumeState;
+use tidepool_engine::{FormatOptions, format_device};
+use tidepool_nbd::client::{BlockingClient, Wanted};
+use tokio::runtime::Runtime;
+
+const UUID: [u8; 16] = [7; 16];
+const IMAGE_BYTES: u64 = 64 << 20;
+
+struct Host {
+    directory: TempDir,
+    runtime: Runtime,
+}
+
+impl Host {
+    fn new() -> Host {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache =
+            CacheFile::create(&directory.path().join("cache"), 256 << 20).expect("room for the cache");
+        let options = FormatOptions { uuid: UUID, size_bytes: cache.len_bytes(), segment_bytes: None };
+        format_device(&mut cache.blocking(), &options, &mut |_, _| {}).expect("formatted");
+        let image = std::fs::File::create(directory.path().join("image")).expect("an image");
+        image.set_len(IMAGE_BYTES).expect("a sparse image");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Host { directory, runtime }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn config(&self) -> ShardConfig {
+        ShardConfig { cache: self.path("cache"), engine: EngineConfig::small(), cpu: None }
+    }
+
+    /// Starts the shard, gives its volume the image, and listens on the socket of that name.
+    fn start(&self, socket: &str) -> (ShardHandle, VolumeId) {
+        let shard = start(self.config()).expect("the shard starts");
+        assert_eq!(shard.opened().uuid, UUID);
+        let uri: BackendUri = format!("file:{}", self.path("image").display()).parse().expect("a URI");
+        let id = self.runtime.block_on(async {
+            let known = shard.volumes().await.expect("the reactor runs");
+            let attachment = known.first().map(|(_, spec, _)| spec.attachment.clone());
+            let options = OpenOptions { cache_uuid: UUID, attachment, ..OpenOptions::default() };
+            let opened = tidepool_backend::open(&uri, options).expect("the image is free");
+            let (backend, generation) = (opened.backend, opened.generation);
+            let (size_bytes, attachment) = (backend.size_bytes(), backend.attachment());
+            if let Some((id, _, state)) = known.first() {
+                assert_eq!(*state, VolumeState::Detached);
+                let attach = Attach {
+                    generation,
+                    size_bytes,
+                    mode: Mode::WriteBack,
+                    dirty_bytes_max: 0,
+                    read_only: false,
+                    attachment,
+                    keep_clean: opened.keep_clean,
+                };
+                shard.attach_volume(*id, attach, backend).await.expect("attached");
+                *id
+            } else {
+                let spec = VolumeSpec {
+                    name: "v".into(),
+                    backend: uri.to_string(),
+                    size_bytes,
+                    mode: Mode::WriteBack,
+                    dirty_bytes_max: 0,
+                    read_only: false,
+                    generation,
+                    attachment,
+                };
+                shard.add_volume(spec, backend).await.expect("added")
+            }
+        });
+        let listener = UnixListener::bind(self.path(socket)).expect("a new socket");
+        self.runtime.block_on(shard.listen(listener.into(), None)).expect("listening");
+        (shard, id)
+    }
+
+    fn client(&self, socket: &str) -> BlockingClient<UnixStream> {
+        let stream = UnixStream::connect(self.path(socket)).expect("the shard listens");
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).expect("a socket");
+        BlockingClient::over(stream, Wanted::new("v")).expect("a handshake")
+    }
+
+    fn stop(&self, shard: &ShardHandle) {
+        let stopped = self.runtime.block_on(shard.shutdown()).expect("the first shutdown");
+        stopped.outcome.expect("flushed and recorded");
+        for volume in stopped.volumes {
+            let backend = volume.backend.expect("it was attached");
+            backend.close(Release { clean: volume.clean }).expect("released");
+        }
+    }
+}
+
+fn pattern(block: u64) -> Vec<u8> {
+    (0..4096u64).map(|at| (block * 31 + at * 7 + at / 256) as u8).collect()
+}
+
+fn image_block(path: &Path, block: u64) -> Vec<u8> {
+    let image = std::fs::read(path).expect("readable");
+    image[block as usize * 4096..][..4096].to_vec()
+}
+
+#[test]
+fn what_was_written_is_there_after_a_restart_and_in_the_image_after_a_drain() {
+    let host = Host::new();
+    let (shard, _) = host.start("first");
+    let mut client = host.client("first");
+    for block in 0..2000u64 {
+        client.submit_write(block, block * 5 % 16_000 * 4096, &pattern(block), false).expect("queued");
+        if client.in_flight() >= 32 {
+            client.receive().expect("an answer").result.expect("written");
+        }
+    }
+    while client.in_flight() > 0 {
+        client.receive().expect("an answer").result.expect("written");
+    }
+    client.write(IMAGE_BYTES - 700, &[0xcd; 700]).expect("an unaligned write at the end");
+    client.flush().expect("flushed");
+    drop(client);
+    host.stop(&shard);
+
+    let (shard, id) = host.start("second");
+    let mut client = host.client("second");
+    let mut back = vec![0; 4096];
+    for block in 0..2000u64 {
+        client.read(block * 5 % 16_000 * 4096, &mut back).expect("readable");
+        assert!(back == pattern(block), "block {block} differs after the restart");
+    }
+    host.runtime.block_on(shard.drain(id)).expect("drained");
+    for block in [0, 1, 777, 1999] {
+        assert!(
+            image_block(&host.path("image"), block * 5) == pattern(block),
+            "the image lacks block {block}"
+        );
+    }
+    let last = image_block(&host.path("image"), IMAGE_BYTES / 4096 - 1);
+    assert!(last[..4096 - 700].iter().all(|b| *b == 0) && last[4096 - 700..].iter().all(|b| *b == 0xcd));
+    let backend = host.runtime.block_on(shard.remove_volume(id, true)).expect("removed");
+    backend.expect("it was attached").close(Release { clean: true }).expect("released");
+    client.read(0, &mut back).expect_err("the volume is gone");
+    host.stop(&shard);
+}
+
+#[test]
+fn a_cache_belongs_to_one_shard_at_a_time() {
+    let host = Host::new();
+    let (shard, _) = host.start("socket");
+    let Err(error) = start(host.config()) else { panic!("the cache is in use") };
+    assert!(matches!(error, StartError::Cache(CacheError::InUse { .. })), "{error}");
+    host.client("socket").write(0, &[1; 4096]).expect("the first one is not disturbed");
+    let stopped = host.runtime.block_on(shard.shutdown()).expect("the first shutdown");
+    // The lock is kept while the backends are still open.
+    assert!(start(host.config()).is_err());
+    drop(stopped);
+    start(host.config()).map(drop).expect("free again");
+}
+
+#[test]
+fn a_file_that_is_no_cache_is_refused_and_left_alone() {
+    let host = Host::new();
+    std::fs::write(host.path("cache"), vec![0x5a; 1 << 20]).expect("overwritten");
+    let Err(error) = start(host.config()) else { panic!("that is no cache") };
+    assert!(matches!(error, StartError::Recover { .. }), "{error}");
+    assert!(std::fs::read(host.path("cache")).expect("there").iter().all(|b| *b == 0x5a));
+}
