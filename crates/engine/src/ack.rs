@@ -3,10 +3,10 @@
 //! Stable media first (flush, FUA, *until-flush*), then the backend for write-through, then
 //! back-pressure, which holds answers back so that the dirty level meets the drain smoothly.
 
-use crate::api::{BLOCK_BYTES, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::Stream;
-use crate::volume::OpId;
+use crate::volume::{OpId, Stage};
 
 /// Longest that one acknowledgement is held back.
 const HOLD_MAX_NS: f64 = 1e9;
@@ -42,10 +42,24 @@ impl Engine {
         volume.flushes = true;
         if volume.sequence_durable == volume.sequence_built {
             self.flush_stable(id);
+        } else if self.dead {
+            self.ack_when_drained(id);
         } else {
             self.sync.waiters.push((issued, id));
             self.pump_sync(now);
         }
+    }
+
+    /// What is published may never become stable on a dead device: the backend must have it.
+    pub(crate) fn ack_when_drained(&mut self, id: OpId) {
+        let vid = self.ops[id].request.volume;
+        if self.volume(vid).fenced {
+            return self.complete(id, Err(RequestError::Io));
+        }
+        self.ops[id].sequence = self.volume(vid).sequence;
+        self.ops[id].stage = Stage::Acking;
+        self.volume_mut(vid).through.push_back(id);
+        self.pump_through(vid);
     }
 
     /// The log is stable for a flush; what went past it may still need the backend's flush.
@@ -76,7 +90,7 @@ impl Engine {
         while let Some(&(append, op)) = self.sync.waiters.get(i) {
             if append <= stable {
                 self.sync.waiters.remove(i);
-                if self.ops[op].request.op == crate::api::Op::Flush {
+                if self.ops[op].request.op == Op::Flush {
                     self.flush_stable(op);
                 } else {
                     self.op_stable(now, op);
@@ -103,7 +117,7 @@ impl Engine {
     pub(crate) fn sync_done(&mut self, now: Nanos, result: Result<(), IoError>) {
         let covered = self.sync.in_flight.take().expect("a sync was in flight");
         if result.is_err() {
-            return self.device_failed(now);
+            return self.device_failed();
         }
         let log = self.log.stream(Stream::Log);
         log.stable = log.stable.max(covered);
@@ -116,8 +130,12 @@ impl Engine {
 
     /// Acknowledges a change as soon as mode and dirty level allow.
     pub(crate) fn ack(&mut self, now: Nanos, id: OpId) {
+        self.ops[id].stage = Stage::Acking;
         let op = self.ops[id];
         let volume = self.volumes[op.request.volume.0 as usize].as_mut().expect("it has an operation");
+        if volume.fenced {
+            return self.complete(id, Err(RequestError::Io));
+        }
         if volume.mode != Mode::WriteBack && op.sequence > volume.sequence_drained {
             if volume.credit_bytes >= op.request.len && op.sequence > volume.backlog_sequence {
                 volume.credit_bytes -= op.request.len;
@@ -192,7 +210,11 @@ impl Engine {
                 volume.credit_bytes -= op.request.len;
             }
             volume.through.pop_front();
-            self.complete(front, Ok(()));
+            if self.ops[front].request.op == Op::Flush {
+                self.flush_stable(front);
+            } else {
+                self.complete(front, Ok(()));
+            }
         }
     }
 }

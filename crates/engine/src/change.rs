@@ -129,7 +129,15 @@ impl Engine {
     fn advance(&mut self, now: Nanos, id: OpId) -> bool {
         loop {
             let op = self.ops[id];
-            if self.volume(op.request.volume).published < op.barrier || op.waiting > 0 {
+            let volume = self.volume(op.request.volume);
+            if op.waiting > 0 {
+                return false;
+            }
+            if volume.fenced {
+                self.complete(id, Err(RequestError::Io));
+                return true;
+            }
+            if volume.published < op.barrier {
                 return false;
             }
             match op.stage {
@@ -142,6 +150,7 @@ impl Engine {
                     }
                     self.merge_edges(id);
                 }
+                Stage::Whole if self.dead && !op.direct => self.ops[id].direct = true,
                 Stage::Whole if !op.direct => {
                     self.enter_log(id);
                     return true;
@@ -223,11 +232,11 @@ impl Engine {
             return false;
         }
         let volume = self.volume(vid);
-        if self.dead && !volume.disowned {
-            self.disown(vid);
+        if volume.retry_at > now {
             return false;
         }
-        if volume.retry_at > now {
+        if self.dead && !volume.disowned {
+            self.disown(vid);
             return false;
         }
         if volume.sequence_durable < volume.sequence && !self.dead {
@@ -491,7 +500,8 @@ impl Engine {
     pub(crate) fn op_published(&mut self, now: Nanos, id: OpId, append: u64) {
         let op = &mut self.ops[id];
         op.unpublished -= 1;
-        if op.unpublished > 0 || op.part(op.logged).is_some() {
+        // With an error (fenced) what is not in the log yet will never be.
+        if op.unpublished > 0 || op.error.is_none() && op.part(op.logged).is_some() {
             return;
         }
         let vid = op.request.volume;
@@ -559,6 +569,7 @@ impl Engine {
         self.release_edges(id);
         let op = self.ops.remove(id);
         let vid = op.request.volume;
+        let result = if self.volume(vid).fenced { Err(RequestError::Io) } else { result };
         self.effects.push_back(Effect::Reply { id: op.request.id, result });
         let volume = self.volume_mut(vid);
         volume.requests -= 1;

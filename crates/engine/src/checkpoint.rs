@@ -267,7 +267,7 @@ impl Engine {
             self.pools.checkpoint.give(buf);
         }
         if result.is_err() {
-            return self.device_failed(now);
+            return self.device_failed();
         }
         let Some(run) = &mut self.checkpoint.run else { return };
         run.writes -= 1;
@@ -278,9 +278,9 @@ impl Engine {
         }
     }
 
-    pub(crate) fn checkpoint_sync_done(&mut self, now: Nanos, result: Result<(), IoError>) {
+    pub(crate) fn checkpoint_sync_done(&mut self, result: Result<(), IoError>) {
         if result.is_err() {
-            return self.device_failed(now);
+            return self.device_failed();
         }
         if let Some(run) = &mut self.checkpoint.run {
             run.phase = Phase::Synced;
@@ -310,6 +310,7 @@ impl Engine {
 
     /// The device failed: the checkpoint will never be durable.
     pub(crate) fn abandon_checkpoint(&mut self) -> Vec<Waiter> {
+        self.checkpoint.appended_bytes = 0;
         let mut waiters = std::mem::take(&mut self.checkpoint.waiters);
         if let Some(run) = self.checkpoint.run.take() {
             waiters.extend(run.waiters);

@@ -65,6 +65,8 @@ pub struct Attach {
 /// Progress of comparing an image with the cache.
 #[derive(Debug, Default)]
 pub(crate) struct Verify {
+    /// Whose image; the removals of others wait.
+    volume: Option<VolumeId>,
     object: u32,
     /// Blocks of the current object that have been issued.
     cursor: u32,
@@ -158,7 +160,7 @@ impl Engine {
     /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
     pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
         self.stir();
-        let Some(volume) = self.controllable(id, control) else { return };
+        let Some(volume) = self.controllable(id, control, false) else { return };
         volume.mode = mode;
         volume.spec.mode = mode;
         volume.recheck = true;
@@ -177,7 +179,7 @@ impl Engine {
     /// Changes the dirty quota (0 for the default share).
     pub fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64) {
         self.stir();
-        let Some(volume) = self.controllable(id, control) else { return };
+        let Some(volume) = self.controllable(id, control, false) else { return };
         volume.spec.dirty_bytes_max = bytes;
         self.persist(now, control);
     }
@@ -185,7 +187,7 @@ impl Engine {
     /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the backend.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
         self.stir();
-        let Some(volume) = self.controllable(id, control) else { return };
+        let Some(volume) = self.controllable(id, control, true) else { return };
         let sequence = volume.sequence_built;
         volume.drain_all_until = volume.drain_all_until.max(sequence);
         volume.drain_waiters.push(DrainWaiter { control, sequence });
@@ -196,11 +198,10 @@ impl Engine {
     /// requests are refused from now on.
     pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
         self.stir();
-        let Some(volume) = self.controllable(id, control) else { return };
+        let Some(volume) = self.controllable(id, control, true) else { return };
         volume.closing = true;
         volume.drain_all_until = u64::MAX;
         volume.task = Task::Remove { control, verify };
-        self.verify = Verify::default();
     }
 
     /// Stops accepting requests, makes the log stable and takes a checkpoint; dirty data stays dirty.
@@ -210,10 +211,12 @@ impl Engine {
         self.stopping = Some(control);
     }
 
-    fn controllable(&mut self, id: VolumeId, control: u64) -> Option<&mut Volume> {
+    /// The volume if an operation on it may begin now; else that is the operation's answer.
+    fn controllable(&mut self, id: VolumeId, control: u64, without_device: bool) -> Option<&mut Volume> {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let error = match &volume {
             None => Some(ControlError::Gone),
+            Some(_) if self.dead && !without_device => Some(ControlError::Device),
             Some(v) if v.task != Task::None => Some(ControlError::Busy),
             Some(v) if v.fenced => Some(ControlError::Backend(IoError::Fenced)),
             Some(_) => None,
@@ -244,6 +247,7 @@ impl Engine {
 
     /// Goes on with removals, purges and the shutdown.
     pub(crate) fn pump_tasks(&mut self, now: Nanos) {
+        self.reclaim.hold = false;
         for i in 0..self.volumes.len() {
             let id = VolumeId(i as u16);
             match self.volumes[i].as_ref().map(|v| v.task) {
@@ -275,11 +279,18 @@ impl Engine {
         }
         self.pump_fills(now, true);
         let fills_idle = |s: Stream| self.log.streams[s as usize].in_flight.is_empty();
-        fills_idle(Stream::Fill) && fills_idle(Stream::Main) && self.reclaim.is_idle()
+        let idle = fills_idle(Stream::Fill) && fills_idle(Stream::Main);
+        // Under load one job of reclaim follows the other: the next one has to wait.
+        self.reclaim.hold |= idle && !self.reclaim.is_idle();
+        idle && self.reclaim.is_idle()
     }
 
     fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64) {
-        if self.is_quiet(now, id) {
+        if self.volume(id).fenced {
+            self.volume_mut(id).task = Task::None;
+            let result = Err(ControlError::Backend(IoError::Fenced));
+            self.effects.push_back(Effect::ControlDone { control, result });
+        } else if self.is_quiet(now, id) {
             let blocks = self.volume(id).blocks();
             self.forget_blocks(id, 0, blocks);
             self.volume_mut(id).task = Task::None;
@@ -288,50 +299,79 @@ impl Engine {
     }
 
     fn pump_remove(&mut self, now: Nanos, id: VolumeId, control: u64, verify: bool) {
-        let volume = self.volume(id);
-        if volume.requests > 0 && !volume.fenced || !self.is_quiet(now, id) {
+        if self.verify.volume == Some(id) && self.verify.in_flight > 0 {
+            if !self.volume(id).fenced && self.is_quiet(now, id) {
+                self.pump_verify(id);
+            }
+            return;
+        }
+        if self.volume(id).fenced {
+            return self.end_remove(id, control, Err(ControlError::Backend(IoError::Fenced)));
+        }
+        if self.volume(id).requests > 0 || !self.is_quiet(now, id) {
             return;
         }
         let lost = self.volume(id).index.blocks().lost;
-        let error = match self.verify.result {
-            _ if lost > 0 => Some(ControlError::Lost(lost)),
-            Some(error) => Some(error),
-            None if verify && !self.verify.finished => {
-                self.pump_verify(id);
-                return;
-            }
-            None => None,
-        };
-        if self.verify.in_flight > 0 {
-            return;
+        if lost > 0 {
+            return self.end_remove(id, control, Err(ControlError::Lost(lost)));
         }
+        if verify {
+            match self.verify.volume {
+                None => self.verify = Verify { volume: Some(id), ..Verify::default() },
+                Some(other) if other != id => return,
+                Some(_) => {}
+            }
+            if let Some(error) = self.verify.result {
+                return self.end_remove(id, control, Err(error));
+            }
+            if !self.verify.finished {
+                return self.pump_verify(id);
+            }
+        }
+        if self.backend_is_told(now, id) {
+            self.end_remove(id, control, Ok(()));
+        }
+    }
+
+    /// Whether the image can do without the cache: all that was written is on its stable media, and it
+    /// does not name a cache device that failed.
+    fn backend_is_told(&mut self, now: Nanos, id: VolumeId) -> bool {
+        let dead = self.dead;
         let volume = self.volume_mut(id);
-        if volume.backend_is_dirty() && !volume.fenced && error.is_none() && !volume.backend_flush_wanted {
+        if dead && !volume.disowned {
+            if volume.retry_at <= now {
+                self.disown(id);
+            }
+            return false;
+        }
+        if volume.backend_is_dirty() && !volume.backend_flush_wanted {
             volume.backend_flush_wanted = true;
             self.stir();
         }
         let volume = self.volume(id);
-        if volume.flush_in_flight || volume.backend_flush_wanted {
+        !volume.flush_in_flight && !volume.backend_flush_wanted
+    }
+
+    fn end_remove(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
+        if self.verify.volume == Some(id) {
+            self.verify = Verify::default();
+            self.stir(); // Others may be waiting for their turn.
+        }
+        if result.is_err() {
+            let volume = self.volume_mut(id);
+            volume.task = Task::None;
+            volume.closing = false;
+            volume.drain_all_until = 0;
+            self.effects.push_back(Effect::ControlDone { control, result });
             return;
         }
-        match error {
-            Some(error) => {
-                let volume = self.volume_mut(id);
-                volume.task = Task::None;
-                volume.closing = false;
-                volume.drain_all_until = 0;
-                self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
-            }
-            None => {
-                let blocks = self.volume(id).blocks();
-                self.forget_blocks(id, 0, blocks);
-                self.volumes[id.0 as usize] = None;
-                self.ghost.clear();
-                self.forget_volume(id);
-                // With the device gone nothing names the volume any more, and the backend has everything.
-                self.persist_or(control, Ok(()));
-            }
-        }
+        let blocks = self.volume(id).blocks();
+        self.forget_blocks(id, 0, blocks);
+        self.volumes[id.0 as usize] = None;
+        self.ghost.clear();
+        self.forget_volume(id);
+        // With the device gone nothing names the volume any more, and the backend has everything.
+        self.persist_or(control, Ok(()));
     }
 
     /// Reads the image where the cache has blocks and compares checksums.

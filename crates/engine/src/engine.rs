@@ -335,7 +335,7 @@ impl Engine {
                 Ok(()) if !self.dead => self.seal_done(segment, buf),
                 _ => {
                     self.pools.summary.give(buf);
-                    self.device_failed(now);
+                    self.device_failed();
                 }
             },
             Io::Sync => self.sync_done(now, result),
@@ -350,7 +350,7 @@ impl Engine {
             Io::ReclaimSummary => self.reclaim_summary_done(result),
             Io::ReclaimRead { start, end } => self.reclaim_read_done(start, end, result),
             Io::CheckpointWrite { buf } => self.checkpoint_write_done(now, buf, result),
-            Io::CheckpointSync => self.checkpoint_sync_done(now, result),
+            Io::CheckpointSync => self.checkpoint_sync_done(result),
             Io::Verify { volume, block, blocks, buf } => {
                 self.verify_done(now, volume, block, blocks, buf, result)
             }
@@ -363,7 +363,7 @@ impl Engine {
             let append = self.appends.remove(index);
             self.log.stream(append.stream).in_flight.retain(|&i| i != index);
             self.pools.append.give(append.buf);
-            return self.device_failed(now);
+            return self.device_failed();
         }
         self.append_done(now, index);
     }

@@ -8,7 +8,7 @@ use crate::volume::{OpId, Stage};
 impl Engine {
     /// A write or sync of the cache device failed. It is never tried again: what the device holds
     /// after that is unknown. What still verifies is drained; from then on requests go past the cache.
-    pub(crate) fn device_failed(&mut self, now: Nanos) {
+    pub(crate) fn device_failed(&mut self) {
         if self.dead {
             return;
         }
@@ -22,14 +22,10 @@ impl Engine {
         self.unpublished_blocks = 0;
         // Published changes whose stability cannot be known any more are acknowledged by the backend.
         for (_, id) in std::mem::take(&mut self.sync.waiters) {
-            let volume = self.ops[id].request.volume;
             if self.ops[id].direct {
                 self.redirect(id);
             } else {
-                let sequence = self.volume(volume).sequence;
-                self.ops[id].sequence = sequence;
-                self.ops[id].stage = Stage::Acking;
-                self.volume_mut(volume).through.push_back(id);
+                self.ack_when_drained(id);
             }
         }
         // What is not published goes past the cache.
@@ -38,13 +34,6 @@ impl Engine {
             .iter_mut()
             .filter(|(_, op)| op.stage == Stage::InLog && changes(op.request.op))
             .map(|(id, _)| id)
-            .filter(|id| {
-                !self
-                    .volumes
-                    .iter()
-                    .flatten()
-                    .any(|v| v.through.contains(id) || v.held.iter().any(|h| h.1 == *id))
-            })
             .collect();
         for volume in self.volumes.iter_mut().flatten() {
             volume.pending.clear();
@@ -64,8 +53,12 @@ impl Engine {
                 self.update_drained(VolumeId(i as u16));
             }
         }
-        self.log.streams[Stream::Log as usize].in_flight.clear();
-        let _ = now;
+        // Whatever of the streams and of reclaim comes back from the device now is of no interest.
+        for stream in Stream::ALL {
+            self.log.stream(stream).in_flight.clear();
+        }
+        self.reclaim.abandon();
+        self.stir();
     }
 
     /// A change that the log did not take goes to the backend.
@@ -114,12 +107,23 @@ impl Engine {
             return;
         }
         volume.fenced = true;
-        let waiting: Vec<OpId> = volume
+        // Parked operations see it themselves, and those in flight when they come back.
+        let mut waiting: Vec<OpId> = volume
             .through
             .drain(..)
             .chain(volume.held.drain(..).map(|(_, op)| op))
             .chain(volume.blocked.drain(..))
             .collect();
+        let pending = std::mem::take(&mut volume.pending);
+        for op in pending {
+            if self.ops[op].unpublished > 0 {
+                self.ops[op].error = Some(RequestError::Io);
+            } else {
+                waiting.push(op);
+                self.volume_mut(id).published += 1;
+            }
+        }
+        let volume = self.volume_mut(id);
         for waiter in std::mem::take(&mut volume.drain_waiters) {
             let result = Err(ControlError::Backend(IoError::Fenced));
             self.effects.push_back(Effect::ControlDone { control: waiter.control, result });

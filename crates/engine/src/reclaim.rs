@@ -63,6 +63,8 @@ struct Job {
 #[derive(Default)]
 pub(crate) struct Reclaim {
     job: Option<Job>,
+    /// No new job is to be started: somebody waits for the end of this one.
+    pub(crate) hold: bool,
     /// Memory of the previous job.
     spare: (Vec<Candidate>, Vec<Candidate>),
 }
@@ -70,6 +72,11 @@ pub(crate) struct Reclaim {
 impl Reclaim {
     pub(crate) fn is_idle(&self) -> bool {
         self.job.is_none()
+    }
+
+    /// The device failed: the job will never end.
+    pub(crate) fn abandon(&mut self) {
+        self.job = None;
     }
 }
 
@@ -89,7 +96,7 @@ impl Engine {
                 if self.space.free_count() <= RESERVE_READ_CACHE && self.space.released_count() > 0 {
                     self.checkpoint.wanted = true;
                 }
-                if free >= self.free_target() {
+                if free >= self.free_target() || self.reclaim.hold || self.stopping.is_some() {
                     return;
                 }
                 let Some(segment) = self.victim() else { return };
@@ -163,7 +170,9 @@ impl Engine {
     }
 
     pub(crate) fn reclaim_summary_done(&mut self, result: Result<(), IoError>) {
-        let mut job = self.reclaim.job.take().expect("a job reads its summary");
+        let Some(mut job) = self.reclaim.job.take() else {
+            return assert!(self.dead, "a job reads its summary");
+        };
         let s = self.space.segments[job.segment as usize];
         let buf = self.pools.reclaim_summary.slice(0, usize::from(s.summary_blocks) * BLOCK_BYTES);
         let summary = result
@@ -297,7 +306,7 @@ impl Engine {
     }
 
     pub(crate) fn reclaim_read_done(&mut self, start: u16, end: u16, result: Result<(), IoError>) {
-        let mut job = self.reclaim.job.take().expect("a job reads");
+        let Some(mut job) = self.reclaim.job.take() else { return assert!(self.dead, "a job reads") };
         for i in usize::from(start)..usize::from(end) {
             let bytes = self.arena.bytes(self.pools.reclaim_data.slice(i * BLOCK_BYTES, BLOCK_BYTES));
             let c = job.batch[i];

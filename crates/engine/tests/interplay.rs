@@ -54,3 +54,91 @@ fn g1_what_the_cache_forgot_does_not_come_back_over_a_direct_write() {
     w.drain(0);
     assert!(w.images[0][..4096] == pattern(1, 4096), "nor is it drained over the write");
 }
+
+#[test]
+fn g8_a_failed_cache_device_leaves_no_request_without_an_answer() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 8192));
+    w.backend_stopped = true;
+    let write = Op::Write { fua: false };
+    let (unaligned, a) = w.request(0, write, MIB + 512, 512, Some(&pattern(2, 512)));
+    w.device_result = Err(IoError::Errno(5));
+    let (aligned, b) = w.request(0, write, 2 * MIB, 4096, Some(&pattern(3, 4096)));
+    let (flush, _) = w.request(0, Op::Flush, 0, 0, None);
+    w.backend_stopped = false;
+    w.run();
+    w.pass(3_000_000_000);
+    for (name, id) in [("unaligned", unaligned), ("aligned", aligned), ("flush", flush)] {
+        assert_eq!(w.replies.remove(&id), Some(Ok(())), "{name}");
+    }
+    [a, b].into_iter().flatten().for_each(|buf| w.engine.arena_mut().free(buf));
+    w.write(0, 3 * MIB, &pattern(4, 4096));
+    w.flush(0);
+    assert!(w.images[0][..8192] == pattern(1, 8192), "what was dirty is drained");
+    assert!(w.images[0][MIB as usize + 512..][..512] == pattern(2, 512));
+    assert!(w.images[0][2 * MIB as usize..][..4096] == pattern(3, 4096));
+    assert!(w.images[0][3 * MIB as usize..][..4096] == pattern(4, 4096));
+    assert!(w.engine.next_deadline(w.now).is_none_or(|at| at > w.now), "the driver can sleep");
+    let mode = w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c));
+    assert_eq!(mode, Err(ControlError::Device));
+    w.control(|e, now, c| e.remove(now, VolumeId(0), true, c)).expect("the image is given back");
+}
+
+#[test]
+fn g6_a_fenced_volume_answers_everything_with_an_error_and_the_others_go_on() {
+    let mut a = spec("a", 16 * MIB, Mode::WriteBack);
+    a.dirty_bytes_max = 64 << 10;
+    let mut w = World::new(64 * MIB, &[a, spec("b", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.backend_stopped = true;
+    let write = Op::Write { fua: false };
+    w.write(0, 0, &pattern(1, 64 << 10));
+    let full = w.request(0, write, MIB, 8192, Some(&pattern(2, 8192)));
+    let unaligned = w.request(0, write, 5 * MIB + 512, 512, Some(&pattern(3, 512)));
+    let blocked = w.request(0, write, 5 * MIB, 4096, Some(&pattern(4, 4096)));
+    let miss = w.request(0, Op::Read, 8 * MIB, 4096, None);
+    w.backend_stopped = false;
+    w.backend_result = Err(IoError::Fenced);
+    w.run();
+    w.pass(2_000_000_000);
+    for (name, (id, buf)) in [("full", full), ("unaligned", unaligned), ("blocked", blocked), ("miss", miss)]
+    {
+        assert_eq!(w.replies.remove(&id), Some(Err(RequestError::Io)), "{name}");
+        w.engine.arena_mut().free(buf.expect("it has a buffer"));
+    }
+    assert_eq!(w.try_read(0, 0, 4096), Err(RequestError::Io));
+    assert_eq!(w.op(0, Op::Flush, 0, 0), Err(RequestError::Io));
+    let removed = w.control(|e, now, c| e.remove(now, VolumeId(0), false, c));
+    assert_eq!(removed, Err(ControlError::Backend(IoError::Fenced)));
+    w.backend_result = Ok(());
+    w.write(1, 0, &pattern(5, 4096));
+    w.drain(1);
+    assert!(w.images[1][..4096] == pattern(5, 4096));
+}
+
+#[test]
+fn volumes_are_removed_and_verified_at_the_same_time() {
+    let names = ["a", "b", "c"];
+    let specs = names.map(|name| spec(name, 16 * MIB, Mode::WriteBack));
+    let mut w = World::new(64 * MIB, &specs);
+    for v in 0..3 {
+        for i in 0..16 {
+            w.write(v, i * MIB, &pattern(u64::from(v) * 100 + i, 64 << 10));
+        }
+        w.drain(v);
+    }
+    w.images[1][0] ^= 1;
+    w.backend_stopped = true;
+    let controls = [0, 1, 2].map(|v| {
+        let control = w.fresh();
+        w.engine.remove(w.now, VolumeId(v), true, control);
+        w.run();
+        control
+    });
+    w.backend_stopped = false;
+    w.run();
+    w.pass(1_000_000_000);
+    let results = controls.map(|c| w.controls.remove(&c));
+    assert_eq!(results, [Some(Ok(())), Some(Err(ControlError::Differs(0))), Some(Ok(()))]);
+}

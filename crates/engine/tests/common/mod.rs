@@ -44,6 +44,9 @@ pub struct World {
     /// Backend operations are kept back while this is set.
     pub backend_stopped: bool,
     pub backend_reads: u64,
+    /// What writes and syncs of the cache device, and all operations of backends, report.
+    pub device_result: Result<(), IoError>,
+    pub backend_result: Result<(), IoError>,
     waiting: Vec<(Token, VolumeId, BackendOp)>,
 }
 
@@ -81,6 +84,8 @@ impl World {
             controls: HashMap::new(),
             backend_stopped: false,
             backend_reads: 0,
+            device_result: Ok(()),
+            backend_result: Ok(()),
             waiting: Vec::new(),
         };
         for v in volumes {
@@ -111,14 +116,17 @@ impl World {
                     let at = offset as usize;
                     let from = &self.device.0[at..at + buf.len as usize];
                     self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
-                    self.done(token);
+                    self.done(token, Ok(()));
+                }
+                Effect::DeviceWrite { token, .. } if self.device_result.is_err() => {
+                    self.done(token, self.device_result);
                 }
                 Effect::DeviceWrite { token, offset, buf, .. } => {
                     let at = offset as usize;
                     self.device.0[at..at + buf.len as usize].copy_from_slice(self.engine.arena().bytes(buf));
-                    self.done(token);
+                    self.done(token, Ok(()));
                 }
-                Effect::DeviceSync { token } => self.done(token),
+                Effect::DeviceSync { token } => self.done(token, self.device_result),
                 Effect::Backend { token, volume, op } => {
                     if self.backend_stopped {
                         self.waiting.push((token, volume, op));
@@ -132,11 +140,14 @@ impl World {
         }
     }
 
-    fn done(&mut self, token: Token) {
-        self.engine.handle(self.now, Event::Done { token, result: Ok(()) });
+    fn done(&mut self, token: Token, result: Result<(), IoError>) {
+        self.engine.handle(self.now, Event::Done { token, result });
     }
 
     fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
+        if self.backend_result.is_err() {
+            return self.done(token, self.backend_result);
+        }
         let image = &mut self.images[volume.0 as usize];
         let size = image.len();
         match op {
@@ -159,7 +170,7 @@ impl World {
             }
             BackendOp::Flush | BackendOp::Disown => {}
         }
-        self.done(token);
+        self.done(token, Ok(()));
     }
 
     /// Lets time pass in steps, with ticks.
