@@ -145,8 +145,9 @@ impl Engine {
                 return;
             }
         } else if volume.mode == Mode::WriteBack {
-            let hold_ns =
-                self.hold_ns(now, op.request.volume, op.request.len.min(op.blocks * BLOCK_BYTES as u64));
+            // Zeroes take no room: only data is held back.
+            let len = if matches!(op.request.op, Op::Write { .. }) { op.request.len } else { 0 };
+            let hold_ns = self.hold_ns(now, op.request.volume, len);
             if hold_ns > 0 {
                 let volume = self.volume_mut(op.request.volume);
                 let release = volume.held_until.max(now) + hold_ns;

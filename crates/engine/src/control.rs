@@ -147,6 +147,7 @@ impl Engine {
         if !attach.keep_clean {
             self.drop_clean(id);
         }
+        self.stir();
         if attach.mode == Mode::Off {
             self.volume_mut(id).task = Task::Purge { control };
         } else {
@@ -531,7 +532,7 @@ impl Engine {
         out.clear();
         let Some(Some(volume)) = self.volumes.get(id.0 as usize) else { return };
         let block = BLOCK_BYTES as u64;
-        let end = (offset + len).min(volume.spec.size_bytes);
+        let end = offset.saturating_add(len).min(volume.spec.size_bytes);
         let mut at = offset;
         while at < end {
             let max = (end - at / block * block).div_ceil(block).min(1 << 20) as u32;

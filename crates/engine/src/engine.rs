@@ -421,6 +421,9 @@ impl Engine {
         if request.offset % sector != 0 || request.len % sector != 0 || end > volume.spec.size_bytes {
             return Err(RequestError::Invalid);
         }
+        if request.len > RANGE_BYTES_MAX {
+            return Err(RequestError::Invalid);
+        }
         let changes = !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush);
         if changes && volume.spec.read_only {
             return Err(RequestError::ReadOnly);
@@ -455,7 +458,8 @@ impl Engine {
         let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
         let own = self.volume(id).spec.dirty_bytes_max;
         if own > 0 {
-            return own.min(all);
+            // Less than a block would never let a write through.
+            return own.clamp(BLOCK_BYTES as u64, all);
         }
         let volumes = self.volumes.iter().flatten().count() as u64;
         all / volumes.max(2)

@@ -102,6 +102,10 @@ fn kill_replaced(space: &mut Space, n: u32, was: Lookup) -> u64 {
 
 /// Marks the objects that have dirty blocks or zeroes for the drain (after recovery).
 pub(crate) fn queue_dirty_objects(volume: &mut Volume, space: &Space, now: Nanos) {
+    // Replay has queued some with the sequence of their zeroes; what else is dirty in them may be older.
+    for queued in std::mem::take(&mut volume.dirty_objects) {
+        volume.index.clear_flags(queued.object, ObjectFlags::QUEUED);
+    }
     let objects: Vec<u32> = volume.index.objects(0).filter(|&o| is_dirty(&volume.index, space, o)).collect();
     for object in objects {
         let sequence = volume.sequence_drained + 1;

@@ -229,7 +229,9 @@ impl Engine {
         let header = &loaded.header;
         let number = header.checkpoint.get();
         let mut engine = Engine::new(geo, config, number, header.epoch.get() + 1, now);
-        engine.space.next_sequence = header.next_segment_sequence.get();
+        // Every free segment may have been opened since. One whose first append was torn is not found, but
+        // records deeper in it may stand: no later life of a segment may share its sequence.
+        engine.space.next_sequence = header.next_segment_sequence.get() + u64::from(geo.segments);
         let mut report = RecoveryReport { checkpoint: number, ..RecoveryReport::default() };
         let dirty_expected = engine.load_volumes(loaded)?;
         engine.load_extents(loaded);
@@ -243,11 +245,11 @@ impl Engine {
         for n in &open {
             let sequence = n.item.segment_sequence.get();
             let mut records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream);
-            engine.place_records(n, &records, &mut report);
+            engine.place_records(n, &records);
             records.tail_from = open_blocks.iter().find(|o| o.0 == n.segment).map_or(0, |o| o.1);
             tail.push(records);
         }
-        engine.check_dirty(&dirty_expected, &mut report);
+        engine.check_dirty(&dirty_expected);
         let used = engine.space.segments.iter().map(|s| s.state != SegmentState::Free).collect::<Vec<_>>();
         for (segment, sequence, stream) in find_new_segments(device, &geo, &used, header) {
             let records = SegmentRecords::read(device, &geo, segment, sequence, stream);
@@ -365,54 +367,41 @@ impl Engine {
             for ((n, buf), result) in chunk.iter().zip(&bufs).zip(results) {
                 let sequence = n.item.segment_sequence.get();
                 match result.ok().and_then(|()| decode_summary(&geo, n.segment, sequence, buf)) {
-                    Some((records, entries)) => self.place_summary(n, &records, &entries, report),
+                    Some((records, entries)) => self.place_summary(n, &records, &entries),
                     None => {
                         report.summaries_rebuilt += 1;
                         let records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream);
-                        self.place_records(n, &records, report);
+                        self.place_records(n, &records);
                     }
                 }
             }
         }
     }
 
-    fn place_summary(
-        &mut self,
-        n: &Named,
-        records: &[SummaryRecord],
-        entries: &[Entry],
-        report: &mut RecoveryReport,
-    ) {
+    fn place_summary(&mut self, n: &Named, records: &[SummaryRecord], entries: &[Entry]) {
         let mut entries = entries.iter();
         for record in records {
             let own = entries.by_ref().take(usize::from(record.entries.get()));
             let data = own.filter(|e| e.has_data());
             for (i, entry) in data.enumerate() {
                 let offset = u32::from(record.first_block.get()) + 1 + i as u32;
-                self.place_named(n, offset, usize::from(record.volume.get()), entry, report);
+                self.place_named(n, offset, usize::from(record.volume.get()), entry);
             }
         }
     }
 
-    fn place_records(&mut self, n: &Named, records: &SegmentRecords, report: &mut RecoveryReport) {
+    fn place_records(&mut self, n: &Named, records: &SegmentRecords) {
         for record in &records.records {
             let data = record.entries.iter().filter(|e| e.has_data());
             for (i, entry) in data.enumerate() {
                 let offset = record.first_block + 1 + i as u32;
-                self.place_named(n, offset, usize::from(record.header.volume.get()), entry, report);
+                self.place_named(n, offset, usize::from(record.header.volume.get()), entry);
             }
         }
     }
 
     /// Puts one block into the index if the checkpoint says that it is live.
-    fn place_named(
-        &mut self,
-        n: &Named,
-        offset: u32,
-        volume: usize,
-        entry: &Entry,
-        report: &mut RecoveryReport,
-    ) {
+    fn place_named(&mut self, n: &Named, offset: u32, volume: usize, entry: &Entry) {
         if offset >= self.geo.segment_blocks || !bit(&n.live, offset) {
             return;
         }
@@ -431,18 +420,16 @@ impl Engine {
         let dirty = bit(&n.dirty, offset);
         space.place(position, entry.value(), dirty);
         volume.dirty_blocks = volume.dirty_blocks + u64::from(dirty) - cleaned;
-        let _ = report;
     }
 
     /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be named.
-    fn check_dirty(&mut self, expected: &[u64], report: &mut RecoveryReport) {
+    fn check_dirty(&mut self, expected: &[u64]) {
         for (volume, &expected) in self.volumes.iter_mut().zip(expected) {
             let Some(volume) = volume else { continue };
             if volume.dirty_blocks != expected {
                 volume.failed = true;
             }
         }
-        let _ = report;
     }
 
     /// Gives a segment that was open its summary.
@@ -506,19 +493,16 @@ fn find_new_segments(
             .map(|(&s, buf)| DeviceRead { offset: byte(geo.segment_block(s)), buf, result: Ok(()) })
             .collect();
         device.read(&mut batch);
-        for (&segment, read) in chunk.iter().zip(&batch) {
-            let (first, second) = read.buf.split_at(BLOCK_BYTES);
-            let by_header = open::<SegmentHeader>(first)
-                .filter(|h| h.magic == SEGMENT_MAGIC && h.uuid == geo.uuid && h.segment.get() == segment);
-            // A damaged header must not hide the records behind it.
-            let by_record = || {
-                let r =
-                    open::<RecordHeader>(second).filter(|r| r.magic == RECORD_MAGIC && r.uuid == geo.uuid)?;
-                let stream = if r.kind == RecordKind::Fill as u8 { Stream::Fill } else { Stream::Log };
-                Some((r.segment_sequence.get(), stream as u8))
-            };
-            let life = by_header.map(|h| (h.segment_sequence.get(), h.stream)).or_else(by_record);
-            if let Some((sequence, stream)) = life {
+        let bad: Vec<bool> = batch.iter().map(|r| r.result.is_err()).collect();
+        drop(batch);
+        for ((&segment, probe), bad) in chunk.iter().zip(buf.chunks_exact_mut(PROBE)).zip(bad) {
+            for (i, block) in probe.chunks_mut(BLOCK_BYTES).enumerate() {
+                // A bad sector spoils its own block only.
+                if bad && read(device, byte(geo.segment_block(segment) + i as u32), block).is_err() {
+                    block.fill(0);
+                }
+            }
+            if let Some((sequence, stream)) = segment_life(geo, segment, probe) {
                 if sequence >= header.next_segment_sequence.get() {
                     found.push((segment, sequence, stream));
                 }
@@ -526,4 +510,18 @@ fn find_new_segments(
         }
     }
     found
+}
+
+/// Sequence and stream of a segment, by its header or, since a damaged header must not hide the records
+/// behind it, by its first record.
+fn segment_life(geo: &Geometry, segment: u32, bytes: &[u8]) -> Option<(u64, u8)> {
+    let (first, second) = bytes.split_at(BLOCK_BYTES);
+    let header = open::<SegmentHeader>(first)
+        .filter(|h| h.magic == SEGMENT_MAGIC && h.uuid == geo.uuid && h.segment.get() == segment);
+    if let Some(header) = header {
+        return Some((header.segment_sequence.get(), header.stream));
+    }
+    let record = open::<RecordHeader>(second).filter(|r| r.magic == RECORD_MAGIC && r.uuid == geo.uuid)?;
+    let stream = if record.kind == RecordKind::Fill as u8 { Stream::Fill } else { Stream::Log };
+    Some((record.segment_sequence.get(), stream as u8))
 }

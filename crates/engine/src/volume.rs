@@ -359,7 +359,14 @@ impl Volume {
     }
 
     /// Puts an object back into the queue at the place of its sequence (a failed or partial drain).
-    pub(crate) fn requeue_dirty(&mut self, entry: DirtyObject) {
+    pub(crate) fn requeue_dirty(&mut self, mut entry: DirtyObject) {
+        if self.index.flags(entry.object).contains(ObjectFlags::QUEUED) {
+            let at = self.dirty_objects.iter().position(|d| d.object == entry.object);
+            let queued = at.and_then(|at| self.dirty_objects.remove(at));
+            let queued = queued.expect("an object with the flag is in the queue");
+            entry.first_sequence = entry.first_sequence.min(queued.first_sequence);
+            entry.since = entry.since.min(queued.since);
+        }
         self.index.set_flags(entry.object, ObjectFlags::QUEUED);
         let at = self.dirty_objects.iter().position(|d| d.first_sequence >= entry.first_sequence);
         self.dirty_objects.insert(at.unwrap_or(self.dirty_objects.len()), entry);
