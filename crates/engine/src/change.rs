@@ -6,8 +6,7 @@
 //! (write-around, off) go to the backend instead, after cached copies were made void.
 
 use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
-use crate::engine::BUFFERS_FOR_MOVES;
-use crate::engine::{Engine, Io};
+use crate::engine::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED, Engine, Io};
 use crate::format::{EntryKind, RecordKind, Stream};
 use crate::index::Lookup;
 use crate::log::{Builder, RecordFields, copy_block};
@@ -174,9 +173,13 @@ impl Engine {
     /// Starts reading the old content of edge blocks; false while there is no buffer for it.
     fn read_edges(&mut self, id: OpId) -> bool {
         let wanted = self.ops[id].edges.iter().flatten().count();
-        if self.pools.edge.available() < wanted {
+        let vid = self.ops[id].request.volume;
+        let left = self.pools.edge.available();
+        let reserved = if self.volume(vid).edge_buffers > 0 { EDGE_BUFFERS_RESERVED } else { 0 };
+        if left < wanted + reserved {
             return false;
         }
+        self.volume_mut(vid).edge_buffers += wanted;
         self.ops[id].stage = Stage::Edges;
         for side in 0..2 {
             let Some(mut edge) = self.ops[id].edges[side] else { continue };
@@ -216,6 +219,8 @@ impl Engine {
             if let Some(edge) = self.ops[id].edges[side].take() {
                 if edge.buf.len > 0 {
                     self.pools.edge.give(edge.buf);
+                    let vid = self.ops[id].request.volume;
+                    self.volume_mut(vid).edge_buffers -= 1;
                     self.edge_freed = true;
                 }
             }
@@ -382,28 +387,25 @@ impl Engine {
     /// The next volume (in turn) that has something to log, and whether its first operation wants stable media.
     fn volume_with_pending(&mut self) -> Option<(usize, bool)> {
         let volumes = self.volumes.len();
-        let extents_full = self.extents_pending >= self.geo.extents_max() / 2;
         for i in 0..volumes {
             let at = (self.next_volume + i) % volumes;
             let Some(volume) = &self.volumes[at] else { continue };
             let Some(&front) = volume.pending.front() else { continue };
             let op = &self.ops[front];
+            let stable = op.durable || op.direct;
+            let sequence = volume.sequence_built;
             let wait = match op.part(op.logged) {
                 Some(Part::Data(..)) => self.quota_left(VolumeId(at as u16)) == 0,
                 Some(Part::Range(EntryKind::Invalidate, ..)) | None => false,
-                Some(Part::Range(..)) => extents_full,
+                Some(Part::Range(..)) => self.extents_are_full(),
             };
             if !wait {
-                return Some((at, op.durable || op.direct));
+                return Some((at, stable));
             }
-            let sequence = volume.sequence_built;
             let volume = self.volumes[at].as_mut().expect("looked at just now");
             if volume.quota_wait_noted != sequence {
                 volume.quota_wait_noted = sequence;
                 volume.count.quota_waits += 1;
-            }
-            if extents_full {
-                self.checkpoint.wanted = true;
             }
         }
         None

@@ -11,9 +11,9 @@ use crate::format::{
     self, CHECKPOINT_MAGIC, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind, PAGE_MAGIC,
     PageHeader, SLOT_COPIES, SLOTS, SegmentItem, byte, crc32c,
 };
-use crate::index::{Lookup, ObjectFlags};
+use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
 use crate::mem::{AlignedBuf, Buf};
-use crate::space::{SegmentState, Space};
+use crate::space::{RESERVE_READ_CACHE, SegmentState, Space};
 use crate::volume::Volume;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -23,6 +23,9 @@ const APPENDED_BYTES: u64 = 256 << 20;
 /// A checkpoint is taken when the last one is this old and something has changed.
 const INTERVAL_NS: Nanos = 10_000_000_000;
 
+/// Pause before a checkpoint is tried again that had no room for all extents.
+const POSTPONED_NS: Nanos = 500_000_000;
+
 /// What checkpoints need to remember between them.
 pub(crate) struct Checkpoint {
     /// Number of the newest durable one.
@@ -30,6 +33,10 @@ pub(crate) struct Checkpoint {
     pub(crate) epoch: u64,
     /// One is to be taken as soon as possible.
     pub(crate) wanted: bool,
+    /// One is due and waits for summaries: no other segment is to be closed before it.
+    pub(crate) held_up: bool,
+    /// Until then there are more extents than it could hold; the drain makes them fewer.
+    postponed_until: Nanos,
     pub(crate) appended_bytes: u64,
     last: Nanos,
     /// CRC of every page as it stands in each slot; `None` if unknown.
@@ -88,6 +95,8 @@ impl Checkpoint {
             durable,
             epoch,
             wanted: false,
+            held_up: false,
+            postponed_until: 0,
             appended_bytes: 0,
             last: now,
             page_crcs: [vec![None; pages as usize], vec![None; pages as usize]],
@@ -107,7 +116,13 @@ impl Checkpoint {
     }
 
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        (self.appended_bytes > 0 && self.run.is_none()).then_some(self.last + INTERVAL_NS)
+        if self.run.is_some() || self.held_up {
+            return None;
+        }
+        if self.postponed_until > 0 {
+            return Some(self.postponed_until);
+        }
+        (self.appended_bytes > 0).then_some(self.last + INTERVAL_NS)
     }
 }
 
@@ -115,23 +130,30 @@ impl Engine {
     /// Begins a checkpoint when one is due.
     pub(crate) fn pump_checkpoint(&mut self, now: Nanos) {
         let c = &self.checkpoint;
-        if c.run.is_some() || self.dead {
+        if c.run.is_some() || self.dead || now < c.postponed_until {
             return;
         }
         let old = c.appended_bytes > 0 && now >= c.last + INTERVAL_NS;
-        let due = c.wanted || !c.waiters.is_empty() || c.appended_bytes >= APPENDED_BYTES || old;
+        let short = self.space.free_count() <= RESERVE_READ_CACHE && self.space.released_count() > 0;
+        let due = short || c.wanted || !c.waiters.is_empty() || c.appended_bytes >= APPENDED_BYTES || old;
         // Summaries must be written before a checkpoint says that their segments have them.
-        if !due || !self.log.nothing_sealing() {
+        self.checkpoint.held_up = due && !self.log.nothing_sealing();
+        if !due || self.checkpoint.held_up {
             return;
         }
-        let number = c.durable + 1;
-        let pages = self.encode_checkpoint(number);
+        let Some(extents) = self.extents_that_fit() else {
+            self.checkpoint.postponed_until = now + POSTPONED_NS;
+            return;
+        };
+        let number = self.checkpoint.durable + 1;
+        let pages = self.encode_checkpoint(number, &extents);
         let released = (0..self.geo.segments)
             .filter(|&s| self.space.segments[s as usize].state == SegmentState::Released)
             .collect();
         let sequences = self.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.sequence)).collect();
         let c = &mut self.checkpoint;
         c.wanted = false;
+        c.postponed_until = 0;
         c.appended_bytes = 0;
         c.last = now;
         c.run = Some(Run {
@@ -148,8 +170,29 @@ impl Engine {
         self.advance_checkpoint();
     }
 
+    /// The extents of a checkpoint of the state now; `None` while there are too many of them.
+    ///
+    /// Ranges are limited when they are admitted, but a drain in the wrong order can split one into many.
+    /// Lost blocks that are too many to be named make their volume fail as a whole.
+    fn extents_that_fit(&mut self) -> Option<Vec<ExtentItem>> {
+        let max = self.geo.extents_max();
+        loop {
+            let extents = collect_extents(&self.volumes);
+            self.extents_pending = extents.len() + self.unpublished_ranges();
+            if extents.len() <= max {
+                return Some(extents);
+            }
+            let lost = extents.iter().filter(|e| e.kind == ExtentKind::Lost as u8).count();
+            if lost <= max / 2 {
+                return None;
+            }
+            let whole = self.volumes.iter_mut().flatten().filter(|v| !v.failed);
+            whole.max_by_key(|v| v.index.blocks().lost)?.failed = true;
+        }
+    }
+
     /// Encodes what the state is now.
-    fn encode_checkpoint(&mut self, number: u64) -> Pages {
+    fn encode_checkpoint(&mut self, number: u64, extents: &[ExtentItem]) -> Pages {
         let slot = (number % SLOTS as u64) as usize;
         let crcs = &mut self.checkpoint.page_crcs[slot];
         let mut pages = Pages { slot, list: Vec::new(), bytes: Vec::new(), header: [0; BLOCK_BYTES] };
@@ -165,16 +208,6 @@ impl Engine {
                 crcs,
             );
         }
-        let mut extents = collect_extents(&self.volumes);
-        while extents.len() > self.geo.extents_max() {
-            // Zero ranges are limited when they are admitted, so that only lost blocks can be too many
-            // to name: their volume fails as a whole.
-            let worst = self.volumes.iter_mut().flatten().filter(|v| !v.failed);
-            let worst = worst.max_by_key(|v| v.index.blocks().lost).expect("some volume has lost blocks");
-            worst.failed = true;
-            extents = collect_extents(&self.volumes);
-        }
-        self.extents_pending = extents.len();
         let first = segment_pages + self.geo.volume_pages;
         for e in 0..self.geo.extent_pages {
             let from = (e as usize * EXTENTS_PER_PAGE).min(extents.len());
@@ -311,6 +344,7 @@ impl Engine {
     /// The device failed: the checkpoint will never be durable.
     pub(crate) fn abandon_checkpoint(&mut self) -> Vec<Waiter> {
         self.checkpoint.appended_bytes = 0;
+        self.checkpoint.postponed_until = 0;
         let mut waiters = std::mem::take(&mut self.checkpoint.waiters);
         if let Some(run) = self.checkpoint.run.take() {
             waiters.extend(run.waiters);
@@ -330,7 +364,9 @@ impl Engine {
     /// Writes a checkpoint of the state now, blocking: at the end of recovery and at format.
     pub(crate) fn checkpoint_blocking(&mut self, device: &mut dyn Device) -> Result<(), IoError> {
         let number = self.checkpoint.durable + 1;
-        let pages = self.encode_checkpoint(number);
+        // Replay adds no more ranges than were admitted beside those of the last checkpoint.
+        let extents = self.extents_that_fit().ok_or(IoError::Full)?;
+        let pages = self.encode_checkpoint(number, &extents);
         pages.write_blocking(&self.space, device)?;
         self.checkpoint.durable = number;
         self.device.checkpoints += 1;
@@ -342,11 +378,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Extents have been drained: those who wait for room may look again.
-    pub(crate) fn recheck_extents(&mut self) {
-        if self.extents_pending >= self.geo.extents_max() / 2 {
+    /// Whether new ranges must wait for room in checkpoints. What is pending is an upper bound; it is
+    /// counted only when somebody would have to wait, and once for each change of the real number.
+    pub(crate) fn extents_are_full(&mut self) -> bool {
+        let max = self.geo.extents_max() / 2;
+        if self.extents_pending >= max && std::mem::take(&mut self.extents_changed) {
             self.extents_pending = collect_extents(&self.volumes).len() + self.unpublished_ranges();
         }
+        self.extents_pending >= max
     }
 }
 
@@ -449,7 +488,7 @@ fn encode_extents(uuid: &[u8; 16], number: u32, extents: &[ExtentItem]) -> [u8; 
 
 /// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not split
 /// it: at recovery they are put above it.
-pub(crate) fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
+fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
     let mut list: Vec<ExtentItem> = Vec::new();
     let mut end = 0;
     let mut last_kind = 0;
@@ -485,6 +524,10 @@ pub(crate) fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem
         let mut covered_to = u64::MAX;
         for object in volume.index.objects(0) {
             let zero_dirty = volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY);
+            if !zero_dirty && counts.lost == 0 && covered_to != u64::from(object) * OBJECT_BLOCKS as u64 {
+                covered_to = u64::MAX; // Nothing in it, and nothing that goes on in it.
+                continue;
+            }
             for (block, n, found) in volume.index.runs(object) {
                 match found {
                     Lookup::Zero if zero_dirty => {

@@ -56,16 +56,20 @@ pub(crate) struct Piece {
 impl Engine {
     /// Starts as much of the drain as is due.
     pub(crate) fn pump_drain(&mut self, now: Nanos) {
+        // Stopped backends keep what they have: some buffers are for volumes that have none.
+        let without = self.volumes.iter().flatten().filter(|v| v.attached && v.drain_in_flight == 0).count();
+        let reserved = without.min(self.config.drain_buffers / 2);
         for i in 0..self.volumes.len() {
             let id = VolumeId(((self.next_drain + i) % self.volumes.len()) as u16);
             if self.volumes[id.0 as usize].is_some() {
-                self.drain_volume(now, id);
+                self.drain_volume(now, id, reserved);
             }
         }
         self.next_drain = (self.next_drain + 1) % self.volumes.len().max(1);
     }
 
-    fn drain_volume(&mut self, now: Nanos, id: VolumeId) {
+    /// `reserved`: buffers that are only for volumes with nothing in flight.
+    fn drain_volume(&mut self, now: Nanos, id: VolumeId, reserved: usize) {
         loop {
             let volume = self.volume(id);
             if !volume.attached || volume.fenced || volume.retry_at > now || volume.spec.read_only {
@@ -75,8 +79,10 @@ impl Engine {
             let urgent = self.drain_is_urgent(id);
             // A volume may use as many buffers as are left for the others: a stopped backend cannot
             // take them all.
-            let limit = if urgent { self.pools.drain.available() } else { PIECES_RELAXED };
-            if in_flight >= 4 && in_flight >= limit || self.pools.drain.available() == 0 {
+            let reserved = if in_flight > 0 { reserved } else { 0 };
+            let left = self.pools.drain.available().saturating_sub(reserved);
+            let limit = if urgent { left } else { PIECES_RELAXED };
+            if in_flight >= 4 && in_flight >= limit || left == 0 {
                 return;
             }
             let more = match volume.drain_open {
@@ -408,6 +414,7 @@ impl Engine {
             volume.requeue_dirty(drain.entry);
         }
         volume.recheck = true;
+        self.extents_changed |= drain.zeroes;
         drain.written.clear();
         self.spare_written.push(drain.written);
     }
@@ -439,7 +446,6 @@ impl Engine {
             self.effects.push_back(Effect::ControlDone { control, result });
         }
         self.pump_through(id);
-        self.recheck_extents();
     }
 
     /// Asks for a range to be drained soon.

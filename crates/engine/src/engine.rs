@@ -25,8 +25,11 @@ const BUFFERS_FOR_FILLS: usize = 4;
 const SUMMARY_BUFFERS: usize = 2;
 /// Largest summary in bytes.
 const SUMMARY_BYTES: usize = SUMMARY_BLOCKS_MAX as usize * BLOCK_BYTES;
+/// Buffers for edge blocks of unaligned changes that only volumes may take that hold none: a stopped
+/// backend keeps the buffers of those that wait for it.
+pub(crate) const EDGE_BUFFERS_RESERVED: usize = 2 * VOLUMES_MAX;
 /// Buffers for edge blocks of unaligned changes.
-const EDGE_BUFFERS: usize = 128;
+const EDGE_BUFFERS: usize = EDGE_BUFFERS_RESERVED + 128;
 /// Buffers for checkpoint pages.
 const CHECKPOINT_BUFFERS: usize = 2;
 
@@ -171,6 +174,8 @@ pub struct Engine {
     pub(crate) unpublished_blocks: u64,
     /// Upper bound of the extents that the next checkpoint must hold.
     pub(crate) extents_pending: usize,
+    /// The number of extents may have become smaller than that since it was counted.
+    pub(crate) extents_changed: bool,
     pub(crate) edge_freed: bool,
     pub(crate) parked_scratch: Vec<OpId>,
     pub(crate) next_volume: usize,
@@ -212,6 +217,7 @@ impl Engine {
             dead: false,
             unpublished_blocks: 0,
             extents_pending: 0,
+            extents_changed: false,
             edge_freed: false,
             parked_scratch: Vec::with_capacity(256),
             next_volume: 0,

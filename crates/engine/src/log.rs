@@ -311,7 +311,9 @@ impl Engine {
                 return Ok(builder);
             }
             self.return_builder(builder);
-            if self.log.sealing.len() >= SEALING_MAX {
+            // A checkpoint waits until no segment is being closed; closing the next one would hold it up
+            // under load until no segment is free.
+            if self.log.sealing.len() >= SEALING_MAX || self.checkpoint.held_up {
                 return Err(buf);
             }
             self.seal(stream);

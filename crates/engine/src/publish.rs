@@ -33,6 +33,7 @@ impl Engine {
                     self.cancel_fills(vid, entry.block(), blocks);
                     let (volume, space) = self.volume_and_space(vid);
                     apply_zeroes(volume, space, entry.block(), blocks, record.sequence, now);
+                    self.extents_changed = true;
                 }
                 Some(EntryKind::Invalidate) => {
                     self.cancel_fills(vid, entry.block(), u64::from(entry.value()));

@@ -93,9 +93,6 @@ impl Engine {
         loop {
             let Some(job) = &self.reclaim.job else {
                 let free = self.space.free_count() + self.space.released_count();
-                if self.space.free_count() <= RESERVE_READ_CACHE && self.space.released_count() > 0 {
-                    self.checkpoint.wanted = true;
-                }
                 if free >= self.free_target() || self.reclaim.hold || self.stopping.is_some() {
                     return;
                 }

@@ -145,6 +145,8 @@ pub(crate) struct Volume {
     pub(crate) parked: Vec<OpId>,
     /// Something has changed for them.
     pub(crate) recheck: bool,
+    /// Edge buffers that operations of the volume hold.
+    pub(crate) edge_buffers: usize,
     /// Acknowledgements held back by back-pressure, by release time.
     pub(crate) held: VecDeque<(Nanos, OpId)>,
     /// Acknowledgements that wait for the drain (write-through), by sequence.
@@ -222,6 +224,7 @@ impl Volume {
             blocked: VecDeque::new(),
             parked: Vec::new(),
             recheck: false,
+            edge_buffers: 0,
             held: VecDeque::new(),
             through: VecDeque::new(),
             credit_bytes: 0,

@@ -142,3 +142,50 @@ fn volumes_are_removed_and_verified_at_the_same_time() {
     let results = controls.map(|c| w.controls.remove(&c));
     assert_eq!(results, [Some(Ok(())), Some(Err(ControlError::Differs(0))), Some(Ok(()))]);
 }
+
+#[test]
+fn g8_stopped_backends_leave_the_others_buffers_to_drain_and_to_write_unaligned() {
+    let names: Vec<String> = (0..9).map(|v| format!("v{v}")).collect();
+    let specs: Vec<VolumeSpec> = names.iter().map(|n| spec(n, 16 * MIB, Mode::WriteThrough)).collect();
+    let mut w = World::new(256 * MIB, &specs);
+    w.stopped = (0..8).map(VolumeId).collect();
+    let write = Op::Write { fua: false };
+    for v in 0..8u16 {
+        for i in 0..24 {
+            w.request(v, write, i * MIB / 2, 64 << 10, Some(&pattern(i, 64 << 10)));
+        }
+        for i in 0..40 {
+            w.request(v, write, 14 * MIB + i * 8192 + 512, 4096, Some(&pattern(i, 4096)));
+        }
+    }
+    w.pass(2_000_000_000);
+    for i in 0..16 {
+        w.write(8, i * MIB, &pattern(i, 4096)); // Acknowledged when the backend has it.
+        w.write(8, i * MIB + 8192 + 512, &pattern(i, 4096));
+    }
+    assert!(w.images[8][MIB as usize..][..4096] == pattern(1, 4096));
+}
+
+#[test]
+fn g8_more_zero_ranges_than_a_checkpoint_holds_wait_for_the_drain() {
+    let mut w = World::new(64 * MIB, &[spec("a", 64 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x66);
+    w.flush(0);
+    w.backend_stopped = true;
+    let before = w.engine.device_status().checkpoints;
+    let ids: Vec<RequestId> =
+        (0..8000).map(|i| w.request(0, Op::Discard { fua: false }, i * 8192, 4096, None).0).collect();
+    w.pass(5_000_000_000);
+    let answered = ids.iter().filter(|id| w.replies.contains_key(id)).count();
+    assert!((1000..6000).contains(&answered), "{answered} ranges were admitted");
+    assert!(w.engine.device_status().checkpoints < before + 10, "waiting takes no checkpoints");
+    w.restart(true);
+    let lost = ids.len() - answered; // Those were never acknowledged; the client asks again.
+    w.backend_stopped = false;
+    for i in (ids.len() - lost) as u64..8000 {
+        w.op(0, Op::Discard { fua: false }, i * 8192, 4096).expect("discard");
+    }
+    w.drain(0);
+    assert!(w.images[0].chunks(4096).step_by(2).take(8000).all(|b| b.iter().all(|&b| b == 0)));
+    assert!(w.images[0].chunks(4096).skip(1).step_by(2).all(|b| b.iter().all(|&b| b == 0x66)));
+}

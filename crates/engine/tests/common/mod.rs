@@ -43,6 +43,8 @@ pub struct World {
     pub controls: HashMap<u64, Result<(), ControlError>>,
     /// Backend operations are kept back while this is set.
     pub backend_stopped: bool,
+    /// Volumes whose backend alone does the same.
+    pub stopped: Vec<VolumeId>,
     pub backend_reads: u64,
     /// What writes and syncs of the cache device, and all operations of backends, report.
     pub device_result: Result<(), IoError>,
@@ -83,6 +85,7 @@ impl World {
             replies: HashMap::new(),
             controls: HashMap::new(),
             backend_stopped: false,
+            stopped: Vec::new(),
             backend_reads: 0,
             device_result: Ok(()),
             backend_result: Ok(()),
@@ -107,7 +110,11 @@ impl World {
     pub fn run(&mut self) {
         if !self.backend_stopped {
             for (token, volume, op) in std::mem::take(&mut self.waiting) {
-                self.backend(token, volume, op);
+                if self.stopped.contains(&volume) {
+                    self.waiting.push((token, volume, op));
+                } else {
+                    self.backend(token, volume, op);
+                }
             }
         }
         while let Some(effect) = self.engine.next_effect(self.now) {
@@ -128,7 +135,7 @@ impl World {
                 }
                 Effect::DeviceSync { token } => self.done(token, self.device_result),
                 Effect::Backend { token, volume, op } => {
-                    if self.backend_stopped {
+                    if self.backend_stopped || self.stopped.contains(&volume) {
                         self.waiting.push((token, volume, op));
                     } else {
                         self.backend(token, volume, op);
