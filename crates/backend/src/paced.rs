@@ -114,6 +114,8 @@ impl Paced {
         let busy = self.free.len() < INFLIGHT_MAX || !self.waiting.is_empty();
         let at_ns = match (gate_closed && busy, self.held.peek()) {
             (true, _) => now_ns + GATE_POLL_NS,
+            // The gate has opened: whoever waited behind it is next.
+            (false, _) if !self.waiting.is_empty() => now_ns.max(1),
             (false, Some(Reverse((due_ns, _)))) => (*due_ns).max(1),
             (false, None) => 0,
         };

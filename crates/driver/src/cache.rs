@@ -222,6 +222,8 @@ impl CacheFile {
             let holder = holder(self.fd.as_fd());
             let wait = match holder {
                 Some(pid) if has_died(pid) => DYING_WAIT,
+                // Once its parent has noticed its end, a dying holder has no number any more.
+                None => DYING_WAIT,
                 _ if self.block_device => LOCK_PAUSE * LOCK_TRIES,
                 _ => Duration::ZERO,
             };
