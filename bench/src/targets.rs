@@ -127,7 +127,7 @@ impl Targets {
             format!("--volume={VOLUME}=rbd:rbd/{VOLUME}?conf={}", cluster.conf().display()),
             format!("--nbd=nbd+unix:///?socket={}", socket.display()),
             format!("--admin={}", admin.display()),
-            "--accept-loss=1h".to_string(),
+            "--accept-loss=60m".to_string(),
             "--drain=unordered".to_string(),
         ];
         eprintln!("starting tidepool {}", arguments.join(" "));

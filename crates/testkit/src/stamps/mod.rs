@@ -8,4 +8,4 @@ mod workload;
 pub use content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
 pub use model::{Model, Snapshot, Violation};
 pub use requests::{Kind, Mix, Request, Requests};
-pub use workload::{Progress, Summary, Workload, WorkloadOptions};
+pub use workload::{Gauge, Progress, Summary, Workload, WorkloadOptions};

@@ -1,0 +1,121 @@
+//! The daemon dies: nothing that was completed is lost, nothing stale is read.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use tidepool_testkit::stamps::{Kind, Mix, Progress, Request, WorkloadOptions};
+use tidepool_testkit::{one_at_a_time, rng};
+use tidepool_tests::crash::{Aim, Crasher};
+use tidepool_tests::rig::{MIB, Rig, VOLUME};
+
+/// Rounds of the short form; `make crash` runs long ones.
+const ROUNDS: usize = 10;
+
+#[test]
+fn g2_completed_writes_survive_kills_inside_drain_reclaim_checkpoint_and_replay() {
+    let _turn = one_at_a_time();
+    let size_bytes = 192 * MIB;
+    let rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
+    let options = WorkloadOptions::new(rng::seed(21), size_bytes);
+    let mut crasher = Crasher::new(rig, options).expect("the workload connects");
+    for round in 0..ROUNDS {
+        crasher.round(Aim::ALL[round % Aim::ALL.len()]).expect("nothing is lost or stale");
+    }
+    let (rig, mut workload, tally) = crasher.finish().expect("it drains and ends");
+    println!("{tally}");
+    assert!(tally.in_flight_min.is_some_and(|least| least >= 16), "{tally}");
+    rig.verify_plain(&mut workload, &rig.image()).expect("the drained image is what was written");
+}
+
+#[test]
+fn g2_unflushed_writes_survive_a_kill() {
+    let _turn = one_at_a_time();
+    let size_bytes = 64 * MIB;
+    let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
+    let mix = Mix { flushes: 0, fua_percent: 0, ..Mix::default() };
+    let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(22), size_bytes) };
+    let mut workload = rig.workload(options).expect("connect");
+    // One flush ends the time in which every write waits for stable media.
+    let flush = Request { kind: Kind::Flush, sector: 0, count: 0, fua: false, connection: 0 };
+    workload.run_these(&[flush]).expect("a flush");
+    for _ in 0..3 {
+        assert_eq!(workload.run(1500).expect("a run"), Progress::Done);
+        rig.daemon.kill().expect("kill");
+        workload.server_died();
+        rig.daemon.start().expect("it starts again");
+        workload.connect(&rig.socket, VOLUME).expect("connect");
+        assert_eq!(workload.verify().expect("nothing is lost"), Progress::Done);
+    }
+}
+
+#[test]
+fn g2_sigterm_under_load_ends_with_status_0_and_loses_nothing() {
+    let _turn = one_at_a_time();
+    let size_bytes = 64 * MIB;
+    let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
+    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(23), size_bytes)).expect("connect");
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let never = AtomicBool::new(false);
+        let status = std::thread::scope(|scope| {
+            let run = scope.spawn(|| workload.run_until(&never));
+            std::thread::sleep(Duration::from_millis(500));
+            rig.daemon.signal(signal).expect("a signal");
+            let status = rig.daemon.wait().expect("it ends");
+            assert_eq!(run.join().expect("no panic").expect("no violation"), Progress::Disconnected);
+            status
+        });
+        assert_eq!(status.code(), Some(0), "{signal:?}: {}", rig.daemon.log_tail());
+        workload.server_died();
+        rig.daemon.start().expect("it starts again");
+        workload.connect(&rig.socket, VOLUME).expect("connect");
+        assert_eq!(workload.verify().expect("nothing is lost"), Progress::Done);
+    }
+}
+
+#[test]
+fn g2_a_second_sigterm_ends_at_once_and_loses_nothing() {
+    let _turn = one_at_a_time();
+    let size_bytes = 64 * MIB;
+    let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
+    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(24), size_bytes)).expect("connect");
+    let never = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| workload.run_until(&never));
+        std::thread::sleep(Duration::from_millis(500));
+        rig.daemon.signal(rustix::process::Signal::TERM).expect("a signal");
+        // It may have ended after the first already.
+        let _ = rig.daemon.signal(rustix::process::Signal::TERM);
+        rig.daemon.wait().expect("it ends");
+        assert_eq!(run.join().expect("no panic").expect("no violation"), Progress::Disconnected);
+    });
+    workload.server_died();
+    rig.daemon.start().expect("it starts again");
+    workload.connect(&rig.socket, VOLUME).expect("connect");
+    workload.verify().expect("nothing is lost");
+}
+
+#[test]
+fn clean_data_is_still_warm_after_a_kill() {
+    let _turn = one_at_a_time();
+    let size_bytes = 64 * MIB;
+    let mut rig = Rig::with_file(size_bytes, 192 * MIB).expect("the daemon starts");
+    let options = WorkloadOptions::new(rng::seed(25), size_bytes);
+    let mut workload = rig.workload(options).expect("connect");
+    workload.run(2000).expect("a run");
+    for _ in 0..2 {
+        workload.verify().expect("a pass that warms the cache");
+    }
+    rig.admin.drain(VOLUME).expect("drain");
+    let misses_before = rig.volume_number("miss_blocks");
+    workload.verify().expect("a warm pass");
+    let misses_warm = rig.volume_number("miss_blocks") - misses_before;
+    rig.daemon.kill().expect("kill");
+    workload.server_died();
+    rig.daemon.start().expect("it starts again");
+    workload.connect(&rig.socket, VOLUME).expect("connect");
+    workload.verify().expect("the same pass");
+    let misses_after = rig.volume_number("miss_blocks");
+    let blocks = size_bytes / 4096;
+    let lost_percent = (misses_after.saturating_sub(misses_warm)) as f64 * 100.0 / blocks as f64;
+    assert!(lost_percent <= 2.0, "{misses_warm} misses before, {misses_after} after, of {blocks} blocks");
+}
