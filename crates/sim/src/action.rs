@@ -311,9 +311,6 @@ impl World {
         if !explained {
             return self.fail(format!("{kind:?} of volume {v} failed: {error}"));
         }
-        if let ControlError::Lost(_) = error {
-            self.vols[v].lossy = true;
-        }
         match kind {
             ControlKind::Remove { .. } => self.serve(v),
             ControlKind::Attach | ControlKind::Add | ControlKind::Shutdown => self.stop(Stop::Kill),

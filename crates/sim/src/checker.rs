@@ -344,7 +344,8 @@ impl Checker {
                 }
             }
             versions.retain(|v| v.until.iter().any(|&u| u != 0));
-            if versions.iter().any(|v| v.end > 0) {
+            let several = |s: usize| versions.iter().filter(|v| v.until[s] != 0).count() > 1;
+            if (0..SECTORS).any(several) {
                 self.verify.insert(block);
             }
             self.blocks[block as usize] = Some(versions);

@@ -213,10 +213,12 @@ impl World {
                 let bytes = engine.arena().bytes(buf);
                 let skip = (sent.first as usize % SECTORS) * SECTOR_BYTES;
                 let data = &bytes[skip..skip + sent.sectors as usize * SECTOR_BYTES];
+                let value = u64::from_le_bytes(data[..8].try_into().expect("eight bytes"));
                 let checked = vol.checker.end_read(sent.start, tick, sent.first, data);
                 if vol.backend.trouble_now(self.now) == Trouble::Stopped {
                     self.cover.hit("served without backend");
                 }
+                self.note("< value", sent.start, sent.first, value);
                 if let Err(what) = checked {
                     self.fail(format!("volume {}: {what}", sent.volume));
                 }
@@ -266,7 +268,7 @@ impl World {
 
     /// Looks at what a power loss has left of a volume, before clients use it.
     pub(crate) fn verify(&mut self, v: usize) {
-        if self.vols[v].place != Place::Verifying {
+        if self.vols[v].place != Place::Verifying || self.stopping {
             return;
         }
         while self.vols[v].verifying < LOOKS {

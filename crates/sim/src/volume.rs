@@ -81,8 +81,6 @@ pub struct Vol {
     pub trouble_at: Nanos,
     /// Control operations in flight.
     pub controls: u32,
-    /// Data of it was lost, and the core knows it.
-    pub lossy: bool,
     /// After a power loss, before use: what it holds is looked at.
     pub must_verify: bool,
     /// Next block to be looked at.
@@ -114,7 +112,6 @@ impl Vol {
             backend_error: 0,
             trouble_at: 0,
             controls: 0,
-            lossy: false,
             must_verify: false,
             verify_from: 0,
             verifying: 0,
