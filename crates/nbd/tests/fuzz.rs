@@ -1,11 +1,12 @@
 //! Arbitrary bytes and almost proper conversations: no panic, bounded output, bounded memory, progress.
 //!
 //! `cargo test` replays the recorded conversations of real clients and servers under `__fuzz__` and adds a
-//! bounded number of random ones. A failure prints the seed to set in `BOLERO_RANDOM_SEED`. For a long run:
+//! bounded number of random ones. A failure prints the seed to set in `BOLERO_RANDOM_SEED`. For a long run,
+//! at random or guided by coverage (with `cargo install cargo-bolero`):
 //!
 //! ```text
 //! BOLERO_RANDOM_ITERATIONS=50000000 cargo test --release -p tidepool-nbd --test fuzz
-//! cargo bolero test -p tidepool-nbd --sanitizer NONE server_survives_any_bytes     # guided by coverage
+//! cargo bolero test -p tidepool-nbd --sanitizer NONE --profile release -T 1h server_survives_any_bytes
 //! ```
 //!
 //! The interop tests write new recordings to the directory in `TIDEPOOL_NBD_RECORD`, one file per connection.

@@ -2,6 +2,8 @@
 
 mod support;
 
+// An instrumented build links the engine into every test binary.
+use bolero as _;
 use support::{Server, Volume, run, run_well};
 
 const MIB: usize = 1 << 20;

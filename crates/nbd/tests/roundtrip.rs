@@ -1,5 +1,7 @@
 //! Client codec and server codec against each other, with the bytes cut anywhere and the replies in any order.
 
+// An instrumented build links the engine into every test binary.
+use bolero as _;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;
@@ -102,8 +104,12 @@ fn session(structured: bool) -> Session {
 }
 
 /// The export's content is a function of the offset, with a hole in every other KiB.
+fn is_hole(offset: u64) -> bool {
+    (offset / 1024).is_multiple_of(2)
+}
+
 fn byte(offset: u64) -> u8 {
-    if offset / 1024 % 2 == 0 { 0 } else { (offset % 251) as u8 + 1 }
+    if is_hole(offset) { 0 } else { (offset % 251) as u8 + 1 }
 }
 
 /// The messages that a server answers a request with, in an order that it may choose. Reads become
@@ -136,13 +142,13 @@ fn answer(request: Request, structured: bool, fails: bool) -> Vec<Vec<u8>> {
             while at < end {
                 let stop = ((at / 1024 + 1) * 1024).min(end);
                 let (chunk_len, last) = ((stop - at) as u32, at == offset);
-                let used = if at / 1024 % 2 == 0 {
+                let used = if is_hole(at) {
                     reply::hole(&mut head, cookie, at, chunk_len, last)
                 } else {
                     reply::data(&mut head, cookie, at, chunk_len, last)
                 };
                 let mut chunk = head[..used].to_vec();
-                if at / 1024 % 2 == 1 {
+                if !is_hole(at) {
                     chunk.extend((at..stop).map(byte));
                 }
                 chunks.push(chunk);
