@@ -29,8 +29,11 @@ impl ClientOp {
     /// Part number `n` of what the log gets for this change; `None` past the last.
     fn part(&self, n: u32) -> Option<Part> {
         if self.direct {
-            return (n == 0)
-                .then(|| Part::Range(EntryKind::Invalidate, self.first_block, self.blocks as u32));
+            return (n == 0).then_some(Part::Range(
+                EntryKind::Invalidate,
+                self.first_block,
+                self.blocks as u32,
+            ));
         }
         match self.request.op {
             Op::Write { .. } => {
@@ -216,13 +219,13 @@ impl Engine {
 
     fn release_edges(&mut self, id: OpId) {
         for side in 0..2 {
-            if let Some(edge) = self.ops[id].edges[side].take() {
-                if edge.buf.len > 0 {
-                    self.pools.edge.give(edge.buf);
-                    let vid = self.ops[id].request.volume;
-                    self.volume_mut(vid).edge_buffers -= 1;
-                    self.edge_freed = true;
-                }
+            if let Some(edge) = self.ops[id].edges[side].take()
+                && edge.buf.len > 0
+            {
+                self.pools.edge.give(edge.buf);
+                let vid = self.ops[id].request.volume;
+                self.volume_mut(vid).edge_buffers -= 1;
+                self.edge_freed = true;
             }
         }
     }

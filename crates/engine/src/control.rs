@@ -578,7 +578,7 @@ fn check_spec(spec: &VolumeSpec) -> Result<(), AddError> {
         return Err(AddError::Name(spec.name.clone()));
     }
     let size = spec.size_bytes;
-    if size == 0 || size % SECTOR_BYTES as u64 != 0 || size > 1 << 50 {
+    if size == 0 || !size.is_multiple_of(SECTOR_BYTES as u64) || size > 1 << 50 {
         return Err(AddError::Size(size));
     }
     if spec.backend.len() > 1024 {

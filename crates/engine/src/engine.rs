@@ -424,7 +424,10 @@ impl Engine {
         let volume = volume.ok_or(RequestError::Shutdown)?;
         let sector = SECTOR_BYTES as u64;
         let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
-        if request.offset % sector != 0 || request.len % sector != 0 || end > volume.spec.size_bytes {
+        if !request.offset.is_multiple_of(sector)
+            || !request.len.is_multiple_of(sector)
+            || end > volume.spec.size_bytes
+        {
             return Err(RequestError::Invalid);
         }
         if request.len > RANGE_BYTES_MAX {

@@ -320,10 +320,10 @@ impl Engine {
         from: Buf,
     ) -> Option<u32> {
         let s = stream as usize;
-        if let (Some(builder), Some(volume)) = (&self.fills.open[s], self.fills.record[s]) {
-            if volume != vid || !builder.has_room_for_entry() {
-                self.end_fill_record(s);
-            }
+        if let (Some(builder), Some(volume)) = (&self.fills.open[s], self.fills.record[s])
+            && (volume != vid || !builder.has_room_for_entry())
+        {
+            self.end_fill_record(s);
         }
         if self.fills.open[s]
             .as_ref()

@@ -279,14 +279,14 @@ impl Engine {
         let volumes = self.geo.volume_pages as usize;
         let mut dirty = vec![0; volumes];
         self.volumes.resize_with(volumes, || None);
-        for v in 0..volumes {
+        for (v, dirty) in dirty.iter_mut().enumerate() {
             let page = page_bytes(loaded, first + v);
             let (header, rest) = PageHeader::read_from_prefix(page).map_err(|_| OpenError::Checkpoint)?;
             if header.items.get() == 0 {
                 continue;
             }
             let (item, _) = VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
-            dirty[v] = item.dirty_blocks.get();
+            *dirty = item.dirty_blocks.get();
             self.volumes[v] = Some(Box::new(Volume::from_item(&item).ok_or(OpenError::Checkpoint)?));
         }
         while self.volumes.last().is_some_and(Option::is_none) {
@@ -502,10 +502,10 @@ fn find_new_segments(
                     block.fill(0);
                 }
             }
-            if let Some((sequence, stream)) = segment_life(geo, segment, probe) {
-                if sequence >= header.next_segment_sequence.get() {
-                    found.push((segment, sequence, stream));
-                }
+            if let Some((sequence, stream)) = segment_life(geo, segment, probe)
+                && sequence >= header.next_segment_sequence.get()
+            {
+                found.push((segment, sequence, stream));
             }
         }
     }

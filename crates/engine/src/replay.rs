@@ -91,10 +91,11 @@ impl SegmentRecords {
             summary_blocks: None,
             missing: Vec::new(),
         };
-        if let Some(header) = open::<SegmentHeader>(&buf[..BLOCK_BYTES]) {
-            if header.uuid == geo.uuid && header.segment_sequence.get() == sequence {
-                found.newest_checkpoint = header.checkpoint.get();
-            }
+        if let Some(header) = open::<SegmentHeader>(&buf[..BLOCK_BYTES])
+            && header.uuid == geo.uuid
+            && header.segment_sequence.get() == sequence
+        {
+            found.newest_checkpoint = header.checkpoint.get();
         }
         found.find_records(geo, &buf);
         found.find_summary(geo, &buf);
