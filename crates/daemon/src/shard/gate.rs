@@ -50,8 +50,8 @@ impl Unaligned {
     fn edges(&self) -> [Option<u64>; 2] {
         let first = self.offset / SECTOR * SECTOR;
         let last = self.end() / SECTOR * SECTOR;
-        let head = (self.offset % SECTOR != 0).then_some(first);
-        let tail = (self.end() % SECTOR != 0 && head != Some(last)).then_some(last);
+        let head = (!self.offset.is_multiple_of(SECTOR)).then_some(first);
+        let tail = (!self.end().is_multiple_of(SECTOR) && head != Some(last)).then_some(last);
         [head, tail]
     }
 

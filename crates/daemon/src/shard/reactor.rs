@@ -129,32 +129,30 @@ impl<C: Core> Reactor<C> {
             if self.is_stopped() {
                 return self.stop();
             }
-            let timeout = self.timeout();
-            self.ring.enter(timeout);
+            // Asked before the sleep: afterwards the core only tells what comes next.
+            let deadline = self.shared.core.next_deadline(self.shared.now);
+            self.ring.enter(self.timeout(deadline));
             self.shared.count.rounds += 1;
             self.shared.now = tidepool_driver::now();
             while let Some(completion) = self.ring.next_completion() {
                 self.shared.count.completions += 1;
                 self.complete(completion);
             }
-            self.pass_time();
+            self.pass_time(deadline);
         }
     }
 
-    /// How long the kernel may let the thread sleep.
-    fn timeout(&self) -> Option<Duration> {
+    /// How long the kernel may let the thread sleep, given the core's deadline.
+    fn timeout(&self, deadline: Option<Nanos>) -> Option<Duration> {
         let goodbye = self.stopping.as_ref().and_then(Stopping::deadline);
-        let next = [self.shared.core.next_deadline(self.shared.now), self.alarm, goodbye]
-            .into_iter()
-            .flatten()
-            .min()?;
+        let next = [deadline, self.alarm, goodbye].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(tidepool_driver::now())))
     }
 
-    /// Acts on deadlines that have come.
-    fn pass_time(&mut self) {
+    /// Acts on deadlines that have come; `deadline` is the core's.
+    fn pass_time(&mut self, deadline: Option<Nanos>) {
         let now = self.shared.now;
-        if self.shared.core.next_deadline(now).is_some_and(|at| at <= now) {
+        if deadline.is_some_and(|at| at <= now) {
             self.shared.core.handle(now, Event::Tick);
         }
         if self.alarm.is_some_and(|at| at <= now) {
