@@ -1,9 +1,10 @@
 //! What every backend does, and how it is opened.
 
 use crate::file::{self, Caching};
+use crate::record::Ownership;
 use crate::{BackendError, BackendUri, paced, rbd};
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tidepool_engine::api::IoError;
 
 /// Most transfers that one backend has in flight; [`Backend::submit`] panics beyond it.
@@ -88,7 +89,10 @@ pub trait Backend: Send {
     fn attachment(&self) -> Vec<u8>;
 
     /// Waits for what is in flight, writes down whether dirty data stays behind, releases the image.
-    /// Blocks. Completions that were not fetched before are dropped.
+    /// Blocks, for as long as the image is out of reach: a process that cannot wait may simply exit, which
+    /// leaves lock, record and guard in place, and the next [`open`] takes the image back as after a kill.
+    /// A backend that is only dropped waits too, and keeps the record and the guard. Completions that were not
+    /// fetched before are lost.
     ///
     /// # Errors
     /// When the image could not be released or the ownership record not be changed.
@@ -148,5 +152,18 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
             Ok(Opened { backend, ..opened })
         }
         BackendUri::Rbd { .. } => rbd::open(uri, &options),
+    }
+}
+
+/// Gives up what a lost cache holds: the image becomes clean as it is, without the data that the cache
+/// had not drained. For caches that are lost for good; the owner must not be running. Returns the
+/// ownership record as it was, `None` when there was nothing to give up. Blocks.
+///
+/// # Errors
+/// When the owner is still there, and as for [`open`].
+pub fn abandon(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+    match uri {
+        BackendUri::File { path, .. } => file::abandon(path, state_dir),
+        BackendUri::Rbd { .. } => rbd::abandon(uri),
     }
 }

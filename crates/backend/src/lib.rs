@@ -15,7 +15,7 @@ mod rbd;
 mod record;
 mod uri;
 
-pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, open};
+pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, abandon, open};
 pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
 pub use record::{Copies, ImageStamp, OwnerState, Ownership};

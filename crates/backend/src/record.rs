@@ -113,6 +113,13 @@ impl Ownership {
         }
     }
 
+    /// The record of an image whose owner's data is given up. The generation goes up, so that the owner
+    /// is no longer the owner should it come back.
+    pub(crate) fn abandoned(&self) -> Ownership {
+        let generation = self.generation.saturating_add(1);
+        Ownership::new(generation, Uuid::nil(), OwnerState::Clean)
+    }
+
     /// The same record, written now.
     pub(crate) fn renewed(&self) -> Ownership {
         Ownership { time_unix_s: unix_s(), ..self.clone() }

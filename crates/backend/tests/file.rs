@@ -362,3 +362,86 @@ fn a_check_tells_what_would_be_done_and_changes_nothing() {
     let emulated = check(&format!("{}?emulate=hdd", uri(&path)), &options(OURS));
     assert!(emulated.items.iter().any(|item| item.detail.contains("emulated")), "{emulated:?}");
 }
+
+/// A loop device over a file, gone with the test. `None` where this user may not make one.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(file: &Path, sector_bytes: u32) -> Option<Loop> {
+        let output = std::process::Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", &sector_bytes.to_string()])
+            .arg(file)
+            .output();
+        match output {
+            Ok(output) if output.status.success() => {
+                Some(Loop(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())))
+            }
+            other => {
+                println!("not run: no loop device can be made here ({other:?})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_served_like_a_file_whatever_its_sector_size() {
+    for sector_bytes in [512, 4096] {
+        let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+        let path = scratch.image(16 * MIB as u64);
+        let Some(device) = Loop::new(&path, sector_bytes) else { return };
+        let state = scratch.0.join("state/tidepool");
+        let with = |uuid| OpenOptions { state_dir: Some(state.clone()), ..options(uuid) };
+        let report = check(&uri(&device.0), &with(OURS));
+        assert!(report.usable && !state.exists(), "{report:?}");
+        let mut model = vec![0u8; 16 * MIB];
+        let mut driver = Driver::new(open(&uri(&device.0), with(OURS)).expect("opened").backend);
+        assert_eq!(driver.backend().size_bytes(), 16 * MIB as u64);
+        for (i, (offset, len)) in
+            [(0, 2 * MIB), (3 * MIB + 512, 1536), (5 * MIB, 4096)].into_iter().enumerate()
+        {
+            let data = pattern(i as u64 + 1, len);
+            driver.write(offset as u64, &data).expect("a write");
+            model[offset..][..len].copy_from_slice(&data);
+        }
+        for (offset, len) in [(4096, 8192), (MIB + 512, 1024), (MIB + MIB / 2, 4 * MIB)] {
+            driver.other(Transfer::Discard { offset: offset as u64, len: len as u64 }).expect("a discard");
+            model[offset..][..len].fill(0);
+        }
+        driver.other(Transfer::WriteZeroes { offset: 512, len: 512 }).expect("zeroes");
+        model[512..1024].fill(0);
+        driver.flush().expect("a flush");
+        for at in (0..16 * MIB).step_by(MIB) {
+            assert!(driver.read(at as u64, MIB) == model[at..][..MIB], "read at {at}");
+        }
+        assert!(refused(&uri(&device.0), with(OTHER)).contains("in use"));
+        driver.close(false).expect("closed");
+        assert!(refused(&uri(&device.0), with(OTHER)).contains("owned by another cache"));
+        let again = open(&uri(&device.0), with(OURS)).expect("opened");
+        assert!(!again.keep_clean && !again.overwritten, "{}", again.reason);
+        assert_eq!(again.generation, 2);
+        Driver::new(again.backend).close(true).expect("closed");
+        assert!(fs::read(&path).expect("the image") == model);
+    }
+}
+
+#[test]
+fn what_a_lost_cache_holds_can_be_given_up() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let abandon = || tidepool_backend::abandon(&uri(&path).parse().expect("a URI"), None);
+    assert_eq!(abandon().expect("nothing to give up"), None);
+    let driver = serve(&path);
+    assert!(abandon().expect_err("the owner is there").to_string().contains("in use"));
+    driver.close(false).expect("closed");
+    let given_up = abandon().expect("given up").expect("a record");
+    assert_eq!((given_up.generation, *given_up.cache_uuid.as_bytes()), (1, OURS));
+    let opened = open(&uri(&path), options(OTHER)).expect("free");
+    assert_eq!((opened.generation, opened.keep_clean), (3, false));
+}

@@ -553,6 +553,52 @@ fn transfers_wait_for_a_stopped_osd_and_complete_when_it_goes_on() {
 }
 
 #[test]
+#[ignore = "takes longer than half a minute"]
+fn a_pool_that_does_not_answer_is_a_clear_refusal() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("mute", 8);
+    serve(&uri).close(true).expect("closed");
+    cluster.osd_stop(0).expect("stopped");
+    let line = refused(&uri, options(OURS));
+    let report = check(&uri, &options(OURS));
+    cluster.osd_continue(0).expect("continued");
+    assert!(line.contains("the pool does not answer") && line.contains("ceph health detail"), "{line}");
+    assert!(!report.usable, "{report:?}");
+    cluster.monitor_stop().expect("stopped");
+    let line = refused(&uri, options(OURS));
+    cluster.monitor_continue().expect("continued");
+    assert!(line.contains("no monitor answers"), "{line}");
+    let opened = open(&uri, options(OURS)).expect("opened");
+    assert!(opened.keep_clean, "{}", opened.reason);
+    Driver::new(opened.backend).close(true).expect("closed");
+}
+
+/// The watch of the image's handle is lost and renewed, and with it the handle's view of the guard.
+#[test]
+#[ignore = "takes longer than a minute"]
+fn transfers_complete_after_an_osd_was_away_for_longer_than_a_watch_lasts() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("long-stopped", 8);
+    let mut driver = serve(&uri);
+    driver.write(0, &pattern(1, 4096)).expect("a write");
+    for round in 0..2u64 {
+        cluster.osd_stop(0).expect("stopped");
+        let token = driver.start_write(0, &pattern(round + 2, 4096));
+        std::thread::sleep(Duration::from_secs(45));
+        driver.poll(0);
+        assert!(!driver.finished(token), "{:?} while the OSD was stopped", driver.wait(token).0);
+        cluster.osd_continue(0).expect("continued");
+        driver.wait(token).0.expect("a write");
+        for i in 0..200u64 {
+            driver.write(i % 64 * 4096, &pattern(i + round, 4096)).expect("a write");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    assert!(!cluster.foreign_write("long-stopped"), "the guard stands");
+    driver.close(true).expect("closed");
+}
+
+#[test]
 fn a_read_only_image_is_read_and_never_changed() {
     let Some(cluster) = Shared::get() else { return };
     let uri = cluster.image("read-only", 8);
@@ -570,6 +616,29 @@ fn a_read_only_image_is_read_and_never_changed() {
     driver.close(true).expect("closed");
     let opened = open(&uri, options(OURS)).expect("opened");
     assert!(opened.keep_clean, "a reader is no writer: {}", opened.reason);
+}
+
+#[test]
+fn what_a_lost_cache_holds_can_be_given_up() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("lost", 8);
+    let abandon = || tidepool_backend::abandon(&uri.parse().expect("a URI"), None);
+    assert_eq!(abandon().expect("nothing to give up"), None);
+    let driver = serve(&uri);
+    let line = abandon().expect_err("the owner is there").to_string();
+    assert!(line.contains("in use") && line.contains("remove the volume there first"), "{line}");
+    driver.close(false).expect("closed");
+    assert!(!cluster.foreign_write("lost"));
+    let given_up = abandon().expect("given up").expect("a record");
+    assert_eq!((given_up.generation, *given_up.cache_uuid.as_bytes()), (1, OURS));
+    assert!(cluster.foreign_write("lost"), "an image without owner is a plain image");
+    // The refused writer has ended without closing the image.
+    while cluster.rbd(&["status", "lost"]).expect("a status").contains("watcher=") {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let opened = open(&uri, options(OTHER)).expect("free");
+    assert_eq!((opened.generation, opened.keep_clean), (3, false), "{}", opened.reason);
+    Driver::new(opened.backend).close(true).expect("closed");
 }
 
 #[test]

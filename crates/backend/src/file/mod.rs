@@ -85,6 +85,18 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Resu
     })
 }
 
+/// Gives up what a lost cache holds; see [`crate::abandon`].
+pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+    let image = Image::open(path, false, Caching::Direct)?;
+    image.lock(false)?;
+    let sidecar = Sidecar::of(path, &image.file, state_dir)?;
+    let Some(before) = sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
+        return Ok(None);
+    };
+    sidecar.write(&before.abandoned())?;
+    Ok(Some(before))
+}
+
 /// An opened image before it is put to use.
 pub(crate) struct Image {
     pub(crate) what: String,

@@ -2,7 +2,8 @@
 //!
 //! For a file it stands beside the image as `PATH.tidepool` (symbolic links resolved first). For a
 //! block device it stands in [`STATE_DIR`], under a name made of the device's own identity where it
-//! has one (WWID, device-mapper uuid), else of its kernel name: device nodes come and go.
+//! has one (WWID, device-mapper uuid, the file of a loop device), else of its kernel name: device
+//! nodes come and go.
 
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership, RECORD_BYTES_MAX};
@@ -116,7 +117,7 @@ fn device_identity(major: u32, minor: u32) -> String {
         Ok(_) => sys.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned)).unwrap_or(sys.clone()),
         Err(_) => sys.clone(),
     };
-    let mut name = ["wwid", "device/wwid", "dm/uuid", "md/uuid"]
+    let mut name = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "loop/backing_file"]
         .iter()
         .filter_map(|file| fs::read_to_string(disk.join(file)).ok())
         .map(|text| text.trim().to_owned())

@@ -418,6 +418,31 @@ impl Spot<'_> {
     }
 }
 
+/// Gives up what a lost cache holds; see [`crate::abandon`].
+pub(super) fn abandon(
+    place: &Place,
+    cluster: &Cluster,
+    pool: &IoCtx,
+) -> Result<Option<Ownership>, BackendError> {
+    let mut survey = Survey::take(place, cluster, pool)?;
+    let Some(before) = survey.record.clone().filter(|record| record.state != OwnerState::Clean) else {
+        return Ok(None);
+    };
+    // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.
+    let holder = survey.holder(&OpenOptions::default());
+    survey.check_lock(place, &holder, &OpenOptions::default())?;
+    cluster.check_blocklist_right()?;
+    // The owner is not proven dead: its fence stands as long as that of any other client.
+    if let Some(client) = &before.client {
+        cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;
+    }
+    fence(place, cluster, pool, &survey, &holder, &Ownership { client: None, ..before.clone() })?;
+    survey.owner.swap(pool, &before.abandoned())?;
+    guard::set(pool, &survey.facts.header(), false)
+        .map_err(|e| place.error(cluster, "lift the guard of the image", e))?;
+    Ok(Some(before))
+}
+
 /// What [`retake`] works with, and what a release writes down.
 #[derive(Clone)]
 pub(super) struct Claim {
@@ -447,8 +472,10 @@ impl Attached {
 }
 
 /// Replaces a handle that has turned read-only (see [`guard`]) by a new one, if the image is still ours.
-/// The lock is given up and taken again under the guard; only the opening itself must not see the guard,
-/// and whether somebody used that moment is looked at.
+///
+/// The lock proves nothing here: librbd itself gives it up and takes it again when its watch was lost.
+/// What proves that nobody else has written is the guard, which stood all the time. Only the opening itself
+/// must not see it, and whether somebody used that moment is looked at.
 pub(super) fn retake(claim: &Claim, old: Option<Image>) -> Result<Image, IoError> {
     let what = &claim.place.what;
     try_retake(claim, old).map_err(|e| match e {
@@ -468,10 +495,8 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
     let read_locker = || pool.locker(header).map_err(|e| place.error(cluster, "read the image's lock", e));
     let ours = |locker: &Locker| address::same(&locker.address, &claim.address);
     let fenced = || BackendError::Fenced { what: place.what.clone() };
-    match read_locker()? {
-        Some(locker) if !ours(&locker) => return Err(fenced()),
-        None if old.is_some() => return Err(fenced()),
-        _ => {}
+    if !claim.guarded && !read_locker()?.is_some_and(|locker| ours(&locker)) {
+        return Err(fenced());
     }
     let (_, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
     let same = |record: &Ownership| {
@@ -480,16 +505,17 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
     if !record.as_ref().is_some_and(same) {
         return Err(fenced());
     }
-    if let Some(old) = old {
-        // A failure shows in the lock, which is looked at next.
-        let _ = old.unlock();
-    }
+    // Closing waits for whatever librbd does with the lock at this moment, and releases it.
+    drop(old);
     match read_locker()? {
         Some(locker) if ours(&locker) => {
             pool.break_lock(header, &locker).map_err(|e| place.error(cluster, "release the lock", e))?;
         }
         Some(_) => return Err(fenced()),
         None => {}
+    }
+    if claim.guarded && place.facts(cluster, &pool)?.features & FEATURE_NON_PRIMARY == 0 {
+        return Err(fenced());
     }
     let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
     let taken = spot.take(claim.guarded, claim.guarded)?;

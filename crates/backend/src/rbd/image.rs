@@ -125,11 +125,6 @@ impl Image {
         check(unsafe { (self.rbd.rbd_lock_acquire)(self.handle, sys::LOCK_MODE_EXCLUSIVE) }).map(|_| ())
     }
 
-    pub(super) fn unlock(&self) -> io::Result<()> {
-        // SAFETY: a valid image.
-        check(unsafe { (self.rbd.rbd_lock_release)(self.handle) }).map(|_| ())
-    }
-
     pub(super) fn flush(&self) -> io::Result<()> {
         // SAFETY: a valid image.
         check(unsafe { (self.rbd.rbd_flush)(self.handle) }).map(|_| ())

@@ -75,6 +75,14 @@ pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, Ba
     Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, overwritten, reason })
 }
 
+/// Gives up what a lost cache holds; see [`crate::abandon`].
+pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendError> {
+    let place = Place::of(uri)
+        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let (cluster, pool) = place.connect()?;
+    attach::abandon(&place, &cluster, &pool)
+}
+
 fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, Continuity), BackendError> {
     let (cluster, pool) = place.connect()?;
     if options.read_only {
@@ -249,13 +257,15 @@ impl Backend for RbdBackend {
         if self.fenced {
             return Err(BackendError::Fenced { what: self.place.what.clone() });
         }
-        let RbdBackend { place, io, pool, cluster, .. } = &*self;
-        let failed = |action| move |e| place.error(cluster, action, e);
         // Without a handle an attempt to replace it has failed, and what it had was released.
-        if let Some(image) = &io.image {
+        let image = self.io.image.take();
+        let RbdBackend { place, pool, cluster, .. } = &*self;
+        let failed = |action| move |e| place.error(cluster, action, e);
+        if let Some(image) = &image {
             image.flush().map_err(failed("flush the image"))?;
-            image.unlock().map_err(failed("release the lock"))?;
         }
+        // Closing releases the lock, in whatever state librbd has it.
+        drop(image);
         // The version that this change makes is the proof for the next open: while the guard stood nobody
         // could write, and whoever takes the lock after it changes the version.
         let version = guard::set(pool, &claim.header, claim.guarded && !how.clean);
@@ -264,7 +274,8 @@ impl Backend for RbdBackend {
         let mut record: Ownership = claim.record.renewed();
         record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
         record.client = None;
-        record.stamp = free.then_some(ImageStamp::Header { version });
+        // Without a guard somebody could have written between the lock's release and the version.
+        record.stamp = (free && claim.guarded).then_some(ImageStamp::Header { version });
         owner.swap(pool, &record)
     }
 }

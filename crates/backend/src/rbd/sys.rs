@@ -110,7 +110,6 @@ library! {
         rbd_get_stripe_count(ImageT, *mut u64) -> c_int;
         rbd_get_id(ImageT, *mut c_char, usize) -> c_int;
         rbd_lock_acquire(ImageT, c_int) -> c_int;
-        rbd_lock_release(ImageT) -> c_int;
         rbd_watchers_list(ImageT, *mut Watcher, *mut usize) -> c_int;
         rbd_watchers_list_cleanup(*mut Watcher, usize);
         rbd_aio_create_completion(*mut c_void, Callback, *mut CompletionT) -> c_int;

@@ -48,6 +48,12 @@ fn refresh_handles(place: &Place) {
     cluster::check(notified).expect("every watcher answers");
 }
 
+fn break_lock(place: &Place) {
+    let (cluster, pool) = place.connect().expect("a second client");
+    let survey = Survey::take(place, &cluster, &pool).expect("a survey");
+    pool.break_lock(&survey.facts.header(), &survey.locker.expect("a locker")).expect("broken");
+}
+
 fn guarded(place: &Place) -> bool {
     let (cluster, pool) = place.connect().expect("a second client");
     Survey::take(place, &cluster, &pool).expect("a survey").guarded()
@@ -65,6 +71,10 @@ fn a_refreshed_handle_goes_on_writing(lab: &Lab) {
         assert_eq!(outcomes.iter().filter(|(_, parked)| *parked).count(), 1, "{outcomes:?}");
         assert!(guarded(&place), "the guard is set again");
     }
+    // What librbd does with its own lock while it renews a watch.
+    break_lock(&place);
+    refresh_handles(&place);
+    assert!((0..5).all(|_| write(&mut backend, 9).0 == Ok(())), "the guard proves that the image is ours");
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     Box::new(backend).close(Release { clean: false }).expect("a read-only handle can be closed");
@@ -89,6 +99,16 @@ fn a_read_only_handle_without_ownership_is_fenced(lab: &Lab) {
     assert!(outcomes.contains(&(Err(IoError::Fenced), true)), "{outcomes:?}");
     assert_eq!(write(&mut backend, 3), (Err(IoError::Fenced), false), "and stays so");
     assert!(guarded(&place), "the other owner's guard is left alone");
+}
+
+fn a_read_only_handle_whose_guard_was_lifted_is_fenced(lab: &Lab) {
+    let place = place(lab, "lifted");
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    refresh_handles(&place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    let (_cluster, pool) = place.connect().expect("a second client");
+    guard::set(&pool, &backend.held.as_ref().expect("held").claim.header, false).expect("lifted");
+    assert_eq!(write(&mut backend, 1), (Err(IoError::Fenced), true));
 }
 
 fn a_record_changes_only_from_the_version_that_was_read(lab: &Lab) {
@@ -136,6 +156,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_opens() {
     let lab = Lab::up(&ClusterOptions::default()).expect("a cluster");
     a_refreshed_handle_goes_on_writing(&lab);
     a_read_only_handle_without_ownership_is_fenced(&lab);
+    a_read_only_handle_whose_guard_was_lifted_is_fenced(&lab);
     a_record_changes_only_from_the_version_that_was_read(&lab);
     a_kill_between_claim_and_record_leaves_a_lock_that_is_known(&lab);
 }
