@@ -1,0 +1,244 @@
+//! Volumes on RBD images of a real, throw-away Ceph cluster.
+
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tidepool_lab::cluster::checksum;
+use tidepool_testkit::rng::{self, Rng};
+use tidepool_testkit::stamps::{Mix, Progress, WorkloadOptions};
+use tidepool_testkit::{Cluster, ClusterOptions, Process, one_at_a_time};
+use tidepool_tests::crash::{Aim, Crasher};
+use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME, refused};
+
+/// The cluster that the tests share; it goes with the last test that uses it.
+fn cluster() -> Arc<Cluster> {
+    static CLUSTER: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+    let mut shared = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cluster) = shared.upgrade() {
+        return cluster;
+    }
+    let cluster = Arc::new(Cluster::up(&ClusterOptions::default()).expect("a cluster"));
+    *shared = Arc::downgrade(&cluster);
+    cluster
+}
+
+fn uri(cluster: &Cluster, image: &str) -> String {
+    format!("rbd:rbd/{image}?conf={}", cluster.conf().display())
+}
+
+/// A running daemon with one volume on a new image.
+fn rig(cluster: &Cluster, image: &str, image_bytes: u64, cache_bytes: u64) -> Rig {
+    cluster.rbd_create(image, image_bytes).expect("an image");
+    let volumes = vec![(VOLUME.to_string(), uri(cluster, image))];
+    let mut rig = Rig::new(&RigOptions { cache_bytes, volumes, extra: Vec::new() }).expect("a rig");
+    rig.daemon.start().expect("the daemon starts");
+    rig
+}
+
+/// What `serve` says about an image that it cannot have.
+fn refused_serve(scratch: &tidepool_testkit::Scratch, uri: &str) -> (i32, String) {
+    let cache = scratch.join("other-cache");
+    let line = refused([
+        "serve".to_string(),
+        format!("--cache={}", cache.display()),
+        "--cache-size=64MiB".to_string(),
+        format!("--volume={VOLUME}={uri}"),
+        format!("--nbd=nbd+unix:///?socket={}", scratch.join("other.sock").display()),
+        format!("--admin={}", scratch.join("other-admin.sock").display()),
+    ]);
+    assert!(!cache.exists(), "nothing is left behind");
+    line
+}
+
+#[test]
+fn a_converted_disk_image_is_what_rbd_export_gives_after_the_drain() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let size_bytes = 96 * MIB;
+    let rig = rig(&cluster, "convert", size_bytes, 128 * MIB);
+    let source = rig.scratch.join("disk");
+    let mut rng = Rng::new(rng::seed(81));
+    let mut data = vec![0u8; size_bytes as usize];
+    // Three quarters data, one quarter zeros.
+    for chunk in data.chunks_mut(64 << 10) {
+        if rng.chance(75) {
+            chunk.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.word().to_le_bytes()));
+        }
+    }
+    std::fs::write(&source, &data).expect("a disk image");
+    let status = Command::new("qemu-img")
+        .args(["convert", "-n", "-f", "raw", "-O", "raw"])
+        .arg(&source)
+        .arg(rig.uri())
+        .status()
+        .expect("qemu-img runs");
+    assert!(status.success());
+    rig.admin.drain(VOLUME).expect("drain");
+    let expected = checksum(&mut data.as_slice()).expect("a checksum");
+    assert_eq!(cluster.rbd_checksum("convert").expect("rbd export"), expected);
+}
+
+#[test]
+fn g2_kills_under_load_lose_nothing_on_an_rbd_image() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let size_bytes = 96 * MIB;
+    let rig = rig(&cluster, "crash", size_bytes, 64 * MIB);
+    let options = WorkloadOptions::new(rng::seed(82), size_bytes);
+    let mut crasher = Crasher::new(rig, options).expect("the workload connects");
+    for round in 0..6 {
+        crasher.round(Aim::ALL[round % Aim::ALL.len()]).expect("nothing is lost or stale");
+    }
+    let (rig, mut workload, tally) = crasher.finish().expect("it drains and ends");
+    println!("{tally}");
+    let export = rig.scratch.join("export");
+    cluster.rbd_export("crash", &export).expect("rbd export");
+    rig.verify_plain(&mut workload, &export).expect("the image is what was written");
+}
+
+#[test]
+fn g8_with_a_stopped_osd_hits_go_on_and_writes_wait_at_the_quota_until_it_returns() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let size_bytes = 192 * MIB;
+    let rig = rig(&cluster, "stopped", size_bytes, 128 * MIB);
+    let options = WorkloadOptions {
+        mix: Mix::aligned_writes(256 << 10),
+        ..WorkloadOptions::new(rng::seed(83), size_bytes)
+    };
+    let mut workload = rig.workload(options).expect("connect");
+    workload.run(200).expect("a run");
+    rig.admin.drain(VOLUME).expect("drain");
+    let mut client = rig.client().expect("connect");
+    client.read(0, 1 << 20).expect("a first read");
+    cluster.osd_stop(0).expect("the OSD is stopped");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| workload.run_until(&stop));
+        let full = rig
+            .admin
+            .wait_volume(VOLUME, Duration::from_secs(120), |volume| volume["state"] == "full")
+            .expect("it absorbs up to the quota");
+        assert!(full["dirty_bytes"].as_u64() <= full["dirty_bytes_max"].as_u64(), "{full}");
+        client.read(0, 1 << 20).expect("a hit needs no OSD");
+        stop.store(true, Ordering::Relaxed);
+        cluster.osd_continue(0).expect("the OSD goes on");
+        assert_eq!(run.join().expect("no panic").expect("all completes"), Progress::Done);
+    });
+    workload.verify().expect("nothing is lost");
+    workload.disconnect().expect("goodbye");
+    rig.admin.drain(VOLUME).expect("drain");
+    let export = rig.scratch.join("export");
+    cluster.rbd_export("stopped", &export).expect("rbd export");
+    rig.verify_plain(&mut workload, &export).expect("the image is what was written");
+}
+
+#[test]
+fn a_removed_volume_is_a_plain_image_that_others_can_write() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let size_bytes = 64 * MIB;
+    let mut rig = rig(&cluster, "plain", size_bytes, 64 * MIB);
+    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(84), size_bytes)).expect("connect");
+    workload.run(500).expect("a run");
+    workload.disconnect().expect("goodbye");
+    rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
+    let export = rig.scratch.join("export");
+    cluster.rbd_export("plain", &export).expect("rbd export");
+    rig.verify_plain(&mut workload, &export).expect("the image is what was written");
+    let locks = cluster.rbd(&["lock", "ls", "plain"]).expect("rbd lock ls");
+    assert_eq!(locks, "", "no lock is left");
+    cluster.rbd(&["bench", "--io-type", "write", "--io-total", "1M", "plain"]).expect("anybody can write");
+    assert!(rig.daemon.terminate().expect("it ends").success());
+}
+
+#[test]
+fn an_image_in_use_by_another_client_is_refused_on_one_line() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let rig = rig(&cluster, "used", 64 * MIB, 64 * MIB);
+    // By another daemon.
+    let (status, line) = refused_serve(&rig.scratch, &uri(&cluster, "used"));
+    assert_eq!(status, 1);
+    assert!(line.contains("rbd/used"), "{line}");
+    // By a writer of another kind: an export of qemu-nbd that has written.
+    cluster.rbd_create("taken", 64 * MIB).expect("an image");
+    let socket = rig.scratch.join("qemu.sock");
+    let mut command = Command::new("qemu-nbd");
+    command
+        .args(["--persistent", "--format", "raw", "--socket"])
+        .arg(&socket)
+        .arg(format!("rbd:rbd/taken:conf={}", cluster.conf().display()))
+        .stdin(Stdio::null());
+    let _holder: Process = Process::spawn(command).expect("qemu-nbd starts");
+    let mut client = None;
+    for _ in 0..200 {
+        match tidepool_testkit::nbd::Client::connect(&socket, "") {
+            Ok(connected) => {
+                client = Some(connected);
+                break;
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+    client.as_mut().expect("qemu-nbd serves").write(0, &[1; 4096]).expect("a write takes the lock");
+    let (status, line) = refused_serve(&rig.scratch, &uri(&cluster, "taken"));
+    assert_eq!(status, 1);
+    assert!(line.contains("rbd/taken") && line.contains("lock"), "{line}");
+    client.as_mut().expect("connected").write(4096, &[2; 4096]).expect("the holder is not disturbed");
+}
+
+#[test]
+fn images_that_are_not_there_are_refused_on_one_line() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let scratch = tidepool_testkit::Scratch::new("rig").expect("a directory");
+    let (status, line) = refused_serve(&scratch, &uri(&cluster, "absent"));
+    assert_eq!(status, 1);
+    assert!(line.contains("absent"), "{line}");
+    let elsewhere = uri(&cluster, "absent").replace("rbd:rbd/", "rbd:no-such-pool/");
+    let (status, line) = refused_serve(&scratch, &elsewhere);
+    assert_eq!(status, 1);
+    assert!(line.contains("no-such-pool"), "{line}");
+    let output = tidepool_testkit::daemon::run(["check", &uri(&cluster, "absent")]).expect("tidepool runs");
+    assert_eq!(output.status.code(), Some(1));
+    let told =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("absent"), "{told}");
+}
+
+#[test]
+fn a_user_who_may_not_blocklist_is_refused_before_anything_is_touched() {
+    let _turn = one_at_a_time();
+    let cluster =
+        Cluster::up(&ClusterOptions { cephx: true, ..ClusterOptions::default() }).expect("a cluster");
+    cluster.rbd_create("image", 64 * MIB).expect("an image");
+    cluster.client_add("weak", &[("mon", "allow r"), ("osd", "allow rwx pool=rbd")]).expect("a client");
+    cluster
+        .client_add("right", &[("mon", "profile rbd"), ("osd", "profile rbd pool=rbd")])
+        .expect("a client");
+    let scratch = tidepool_testkit::Scratch::new("rig").expect("a directory");
+    let of = |id: &str| format!("{}&id={id}", uri(&cluster, "image"));
+    let (status, line) = refused_serve(&scratch, &of("weak"));
+    assert_eq!(status, 1);
+    assert!(line.contains("blocklist") && line.contains("weak"), "{line}");
+    assert_eq!(cluster.rbd(&["lock", "ls", "image"]).expect("rbd lock ls"), "", "nothing is touched");
+    let volumes = vec![(VOLUME.to_string(), of("right"))];
+    let mut rig = Rig::new(&RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    rig.daemon.start().expect("the usual rights suffice");
+    rig.daemon.kill().expect("kill");
+    rig.daemon.start().expect("also to fence the client that died");
+}
+
+#[test]
+fn a_killed_daemon_takes_its_image_back_from_its_own_dead_client() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let size_bytes = 64 * MIB;
+    let mut rig = rig(&cluster, "again", size_bytes, 64 * MIB);
+    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(85), size_bytes)).expect("connect");
+    for _ in 0..3 {
+        workload.run(200).expect("a run");
+        rig.daemon.kill().expect("kill");
+        workload.server_died();
+        let ready = rig.daemon.start().expect("it takes the image back");
+        println!("ready after {ready:?}");
+        workload.connect(&rig.socket, VOLUME).expect("connect");
+        workload.verify().expect("nothing is lost");
+    }
+}
