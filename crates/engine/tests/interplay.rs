@@ -189,3 +189,18 @@ fn g8_more_zero_ranges_than_a_checkpoint_holds_wait_for_the_drain() {
     assert!(w.images[0].chunks(4096).step_by(2).take(8000).all(|b| b.iter().all(|&b| b == 0)));
     assert!(w.images[0].chunks(4096).skip(1).step_by(2).all(|b| b.iter().all(|&b| b == 0x66)));
 }
+
+#[test]
+fn g3_a_flush_does_not_overtake_the_backend_flush_of_another() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 4096));
+    w.backend_stopped = true;
+    let (first, _) = w.request(0, Op::Flush, 0, 0, None);
+    let (second, _) = w.request(0, Op::Flush, 0, 0, None);
+    w.pass(1_000_000_000);
+    assert_eq!((w.replies.get(&first), w.replies.get(&second)), (None, None), "neither is stable yet");
+    w.backend_stopped = false;
+    w.run();
+    assert_eq!((w.replies.get(&first), w.replies.get(&second)), (Some(&Ok(())), Some(&Ok(()))));
+}
