@@ -292,8 +292,8 @@ impl Engine {
             let result = Err(ControlError::Backend(IoError::Fenced));
             self.effects.push_back(Effect::ControlDone { control, result });
         } else if self.is_quiet(now, id) {
-            let blocks = self.volume(id).blocks();
-            self.forget_blocks(id, 0, blocks);
+            // What is lost stays lost: the image holds something older.
+            self.drop_clean(id);
             self.volume_mut(id).task = Task::None;
             self.persist(now, control);
         }
