@@ -5,6 +5,7 @@ mod door;
 use door::{Door, memory, spec};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use tidepool_daemon::shard::limits::CONNECTIONS_MAX;
@@ -302,6 +303,40 @@ fn a_malformed_client_loses_its_own_connection_only() {
         good.write(0, &[1; 4096]).expect("the other client is served");
     }
     assert_eq!(door.status().reactor.malformed, 2);
+    drop(good);
+    door.wait_empty();
+}
+
+/// What a broken or hostile client may send after the handshake.
+fn nonsense() -> impl Strategy<Value = Vec<u8>> {
+    let length = prop_oneof![0..5000u32, Just(0), Just(MIB as u32), Just(32 << 20), any::<u32>()];
+    let place = prop_oneof![0..MIB as u64 + 5000, any::<u64>()];
+    let header = (0..32u16, 0..10u16, any::<u64>(), place, length)
+        .prop_map(|(flags, kind, cookie, at, len)| encode_request(flags, kind, cookie, at, len).to_vec());
+    prop_oneof![
+        6 => header,
+        2 => prop::collection::vec(any::<u8>(), 0..6000),
+        1 => (0..28usize).prop_map(|cut| encode_request(0, wire::CMD_READ, 1, 0, 512)[..cut].to_vec()),
+    ]
+}
+
+#[test]
+fn nonsense_of_any_kind_harms_nobody_else() {
+    let door = Door::open(MIB as u64, MemoryOptions { shuffle: 13, ..memory() });
+    let good = RefCell::new(door.client());
+    let config = ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() };
+    let conversation = (any::<bool>(), prop::collection::vec(nonsense(), 1..12));
+    TestRunner::new(config)
+        .run(&conversation, |(polite, parts)| {
+            let mut bad = if polite { handshaken(&door) } else { door.dial() };
+            // The server may have had enough before the end.
+            parts.iter().take_while(|part| bad.write_all(part).is_ok()).count();
+            drop(bad);
+            good.borrow_mut().flush().expect("the good client is served");
+            Ok(())
+        })
+        .unwrap_or_else(|e| panic!("{e}"));
+    good.borrow_mut().read(0, &mut vec![0; MIB]).expect("the good client is served");
     drop(good);
     door.wait_empty();
 }

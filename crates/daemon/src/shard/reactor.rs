@@ -104,7 +104,7 @@ impl<C: Core> Reactor<C> {
         let (ptr, len) = (arena.as_ptr(), arena.len_bytes());
         // SAFETY: the arena belongs to the core, which is dropped after the ring.
         if let Err(error) = unsafe { reactor.ring.register(ptr, len) } {
-            tracing::warn!(
+            tracing::info!(
                 "the arena is not registered with the kernel, which costs some speed: {error} (raise the limit of locked memory)"
             );
         }
