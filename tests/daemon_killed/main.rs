@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidepool_testkit::stamps::{Kind, Mix, Progress, Request, WorkloadOptions};
 use tidepool_testkit::{one_at_a_time, rng};
-use tidepool_tests::crash::{Aim, Crasher};
+use tidepool_tests::crash::{Aim, Crasher, IN_FLIGHT_MIN};
 use tidepool_tests::rig::{MIB, Rig, VOLUME};
 
 /// Rounds of the short form; `make crash` runs long ones.
@@ -23,7 +23,8 @@ fn g2_completed_writes_survive_kills_inside_drain_reclaim_checkpoint_and_replay(
     }
     let (rig, mut workload, tally) = crasher.finish().expect("it drains and ends");
     println!("{tally}");
-    assert!(tally.in_flight_min.is_some_and(|least| least >= 16), "{tally}");
+    assert!(tally.in_flight_min.is_some_and(|least| least >= IN_FLIGHT_MIN), "{tally}");
+    assert_eq!(tally.kills.len(), Aim::ALL.len(), "every aim was hit: {tally}");
     rig.verify_plain(&mut workload, &rig.image()).expect("the drained image is what was written");
 }
 

@@ -72,6 +72,7 @@ pub struct Crasher {
     rig: Rig,
     workload: Workload,
     rng: Rng,
+    ready_last: Duration,
     tally: Tally,
 }
 
@@ -80,7 +81,7 @@ impl Crasher {
     pub fn new(rig: Rig, options: WorkloadOptions) -> Result<Crasher, Error> {
         let rng = Rng::new(options.seed ^ 0xc5a5_4e11);
         let workload = rig.workload(options)?;
-        Ok(Crasher { rig, workload, rng, tally: Tally::default() })
+        Ok(Crasher { rig, workload, rng, ready_last: Duration::ZERO, tally: Tally::default() })
     }
 
     /// One round: work, kill, start again, check every sector.
@@ -93,6 +94,7 @@ impl Crasher {
         }
         let ready = self.rig.daemon.start()?;
         self.tally.ready_max = self.tally.ready_max.max(ready);
+        self.ready_last = ready;
         self.workload.connect(&self.rig.socket, VOLUME)?;
         if self.workload.verify()? == Progress::Disconnected {
             return Err(Error::Disconnected);
@@ -127,16 +129,18 @@ impl Crasher {
         Ok(())
     }
 
-    /// Starts the daemon and kills it before it is ready.
+    /// Starts the daemon and kills it while it has the cache open and is not ready: it replays its log.
     fn kill_in_replay(&mut self) -> Result<(), Error> {
-        self.rig.daemon.start_unready()?;
-        // The first half of the usual time, so that it is rarely ready before.
-        let usual_us = (self.tally.ready_max.as_micros() as u64 / 2).max(2_000);
+        let daemon = &mut self.rig.daemon;
+        daemon.start_unready()?;
+        while daemon.runs() && !daemon.has_open(&self.rig.cache) {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let usual_us = (self.ready_last.as_micros() as u64 / 2).max(1);
         std::thread::sleep(Duration::from_micros(self.rng.below(usual_us)));
-        let recovering =
-            self.rig.daemon.runs() && std::os::unix::net::UnixStream::connect(&self.rig.socket).is_err();
-        self.rig.daemon.kill()?;
-        if recovering {
+        let replays = daemon.runs() && !daemon.is_ready();
+        daemon.kill()?;
+        if replays {
             *self.tally.kills.entry(Aim::Replay).or_default() += 1;
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -26,6 +26,7 @@ pub struct Daemon {
     arguments: Vec<OsString>,
     log: PathBuf,
     process: Option<Process>,
+    lines: Option<Receiver<String>>,
     starts: u32,
 }
 
@@ -41,6 +42,7 @@ impl Daemon {
             arguments: arguments.into_iter().map(Into::into).collect(),
             log: log.into(),
             process: None,
+            lines: None,
             starts: 0,
         })
     }
@@ -58,23 +60,37 @@ impl Daemon {
         let log = File::create(self.log_path()).map_err(io("cannot make the daemon's log file"))?;
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        self.process =
-            Some(Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?);
+        let mut process =
+            Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?;
+        let output = process.child().stdout.take().expect("its output is piped");
+        let (sender, lines) = channel();
+        // The thread ends with the daemon's output; until then it keeps the pipe from filling up.
+        std::thread::spawn(move || {
+            for text in BufReader::new(output).lines().map_while(Result::ok) {
+                let _ = sender.send(text);
+            }
+        });
+        self.process = Some(process);
+        self.lines = Some(lines);
         Ok(())
+    }
+
+    /// Whether it has printed `ready` since it was started with [`Daemon::start_unready`].
+    pub fn is_ready(&self) -> bool {
+        self.lines.as_ref().is_none_or(|lines| lines.try_iter().any(|line| line == "ready"))
+    }
+
+    /// Whether it has `path` open.
+    pub fn has_open(&self, path: &Path) -> bool {
+        let files = self.id().map(|id| std::fs::read_dir(format!("/proc/{id}/fd")));
+        let Some(Ok(files)) = files else { return false };
+        files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target == path))
     }
 
     /// Waits for the line `ready`; returns how long that took.
     pub fn wait_ready(&mut self) -> Result<Duration, Error> {
         let start = Instant::now();
-        let process = self.process.as_mut().expect("the daemon was started");
-        let output = process.child().stdout.take().expect("its output is taken once per start");
-        let (lines, line) = channel();
-        // The thread ends with the daemon's output; until then it keeps the pipe from filling up.
-        std::thread::spawn(move || {
-            for text in BufReader::new(output).lines().map_while(Result::ok) {
-                let _ = lines.send(text);
-            }
-        });
+        let line = self.lines.take().expect("the daemon was started");
         loop {
             match line.recv_timeout(READY_TIMEOUT.saturating_sub(start.elapsed())) {
                 Ok(text) if text == "ready" => return Ok(start.elapsed()),

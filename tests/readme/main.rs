@@ -1,0 +1,177 @@
+//! The README as a new user lives it: its commands run as they stand there, on a real cluster, with a virtual machine that boots from
+//! the image, writes to it, and reads it back.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tidepool_testkit::{Cluster, ClusterOptions, Process, Scratch, need, one_at_a_time};
+use tidepool_tests::rig::MIB;
+
+/// A command that waits for something that never comes is ended after this long; installing compiles.
+const LIMIT: Duration = Duration::from_secs(1200);
+/// Where the virtual machine writes, in sectors, and how much: the boot sector below has the same numbers.
+const FIRST_SECTOR: usize = 2048;
+const WRITTEN_SECTORS: usize = 512;
+/// What it writes.
+const WRITTEN: u8 = 0x5a;
+
+/// The whole virtual machine: a boot sector that writes, reads back, compares, and tells so on its serial port.
+const BOOT_SECTOR: &str = r#"
+.code16
+start:  xorw %ax, %ax
+        movw %ax, %ds
+        movw %ax, %es
+        movw %ax, %ss
+        movw $0x7c00, %sp
+        cld
+        movb %dl, drive
+        movw $0x8000, %di
+        movw $8192, %cx
+        movb $0x5a, %al
+        rep stosb
+chunk:  movw $0x8000, buffer
+        movw $0x4300, %ax
+        call disk
+        movw $0xa000, buffer
+        movw $0x4200, %ax
+        call disk
+        movw $0x8000, %si
+        movw $0xa000, %di
+        movw $8192, %cx
+        repe cmpsb
+        jne failed
+        addw $16, sector
+        cmpw $2560, sector
+        jb chunk
+        movw $done, %si
+        jmp tell
+failed: movw $fail, %si
+tell:   lodsb
+        testb %al, %al
+        jz stop
+        movb %al, %bl
+        movw $0x3fd, %dx
+ready:  inb %dx, %al
+        testb $0x20, %al
+        jz ready
+        movb %bl, %al
+        movw $0x3f8, %dx
+        outb %al, %dx
+        jmp tell
+stop:   hlt
+        jmp stop
+disk:   movb drive, %dl
+        movw $packet, %si
+        int $0x13
+        jc failed
+        ret
+done:   .asciz "guest: done\n"
+fail:   .asciz "guest: failed\n"
+drive:  .byte 0
+packet: .byte 16, 0
+        .word 16
+buffer: .word 0, 0
+sector: .word 2048, 0, 0, 0
+        .org 510
+        .word 0xaa55
+"#;
+
+/// The disk image of the virtual machine.
+fn boot_image(scratch: &Scratch) -> PathBuf {
+    let (source, object, binary) = (scratch.join("boot.s"), scratch.join("boot.o"), scratch.join("boot"));
+    fs::write(&source, BOOT_SECTOR).expect("write");
+    let run = |command: &mut Command| assert!(command.status().expect("binutils are installed").success());
+    run(Command::new("as").arg("--32").arg("-o").arg(&object).arg(&source));
+    run(Command::new("ld")
+        .args(["-m", "elf_i386", "-Ttext", "0x7c00", "--oformat", "binary", "-e", "0x7c00", "-o"])
+        .arg(&binary)
+        .arg(&object));
+    assert_eq!(fs::metadata(&binary).expect("the boot sector").len(), 512);
+    File::options().write(true).open(&binary).and_then(|file| file.set_len(64 * MIB)).expect("its size");
+    binary
+}
+
+/// The commands of one section of the README, in their order.
+fn commands(readme: &str, section: &str) -> Vec<String> {
+    let start = readme.find(section).expect("the README has the section");
+    let text = &readme[start + section.len()..];
+    let text = &text[..text.find("\n## ").unwrap_or(text.len())];
+    text.split("```sh\n")
+        .skip(1)
+        .map(|block| block[..block.find("```").expect("a block ends")].to_string())
+        .collect()
+}
+
+#[test]
+fn the_steps_of_the_readme_work_as_they_stand_there() {
+    let _turn = one_at_a_time();
+    for (program, package) in [
+        ("qemu-system-x86_64", "qemu-system-x86"),
+        ("as", "binutils"),
+        ("unshare", "util-linux"),
+        ("rbd", "ceph-common"),
+    ] {
+        need(program, package).expect("installed");
+    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+    let readme = fs::read_to_string(repository.join("README.md")).expect("the README");
+    let blocks = commands(&readme, "## A first volume");
+    assert!(blocks.len() >= 6, "the section has its commands: {blocks:?}");
+
+    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let scratch = Scratch::new("readme").expect("a directory");
+    cluster.rbd_import(&boot_image(&scratch), "vm1").expect("the VM's image");
+    for directory in ["run", "cache", "home"] {
+        fs::create_dir(scratch.join(directory)).expect("a directory");
+    }
+    // The commands name places of the system; they see their own there, and nothing of them is left when they end.
+    let place = scratch.path().display();
+    let mut script = format!(
+        "set -euo pipefail\nmount --bind {place}/run /run\nmount --bind {place}/cache /var/cache\ncd {}\n",
+        repository.display()
+    );
+    for block in &blocks {
+        script.push_str(&format!("cat <<'README'\n{block}README\n{block}\n"));
+    }
+    let script_path = scratch.join("script");
+    fs::write(&script_path, script).expect("write");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    if !rustix::process::getuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let program = std::env::current_exe().expect("this program");
+    let target = program.ancestors().find(|path| path.join("deps").is_dir()).and_then(Path::parent);
+    let home = PathBuf::from(std::env::var_os("HOME").expect("a home"));
+    let log = scratch.join("log");
+    let output = File::create(&log).expect("a log");
+    command
+        .arg("bash")
+        .arg(&script_path)
+        .env("CEPH_CONF", cluster.conf())
+        .env("CARGO_TARGET_DIR", target.expect("the target directory"))
+        .env("CARGO_HOME", std::env::var_os("CARGO_HOME").unwrap_or_else(|| home.join(".cargo").into()))
+        .env("RUSTUP_HOME", std::env::var_os("RUSTUP_HOME").unwrap_or_else(|| home.join(".rustup").into()))
+        .env("HOME", scratch.join("home"))
+        .env_remove("XDG_RUNTIME_DIR")
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().expect("a log"))
+        .stderr(output);
+    let mut process = Process::spawn(command).expect("unshare runs");
+    let status = process.wait(LIMIT).expect("wait");
+    let log = fs::read_to_string(log).expect("the log");
+    let daemon_log = fs::read_to_string(scratch.join("run/tidepool.log")).unwrap_or_default();
+    let status = status.unwrap_or_else(|| panic!("a command waits for ever:\n{log}\n{daemon_log}"));
+    assert!(status.success(), "{status}:\n{log}\n{daemon_log}");
+
+    let export = scratch.join("export");
+    cluster.rbd_export("vm1", &export).expect("the plain image");
+    let image = fs::read(&export).expect("the plain image");
+    let written = &image[FIRST_SECTOR * 512..(FIRST_SECTOR + WRITTEN_SECTORS) * 512];
+    assert!(written.iter().all(|&byte| byte == WRITTEN), "the plain image has what the VM wrote");
+    let sum = cluster.rbd_checksum("vm1").expect("a checksum");
+    assert!(log.contains(&sum), "the drained image was what the VM wrote:\n{log}");
+    println!("{log}");
+}
