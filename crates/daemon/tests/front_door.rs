@@ -98,8 +98,10 @@ impl Tenant {
             }
             Action::Trim => {
                 let first = from.next_multiple_of(512);
-                let end = ((from + len as u64) / 512 * 512).max(first);
-                self.model[(first - self.start) as usize..(end - self.start) as usize].fill(0);
+                let end = (from + len as u64) / 512 * 512;
+                if first < end {
+                    self.model[(first - self.start) as usize..(end - self.start) as usize].fill(0);
+                }
                 self.client.submit(tag, Command::Trim { fua: false }, from, len as u64).expect("sent");
             }
             Action::Flush => {
