@@ -480,6 +480,25 @@ fn after_a_kill_the_image_is_taken_back_at_once_and_late_writes_are_fenced() {
 }
 
 #[test]
+fn a_killed_owners_image_cannot_be_written_by_others_even_when_its_lock_has_fallen() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("orphan", 64);
+    drop(Child::start(&uri).kill());
+    let (pool, header) = (["-p", "rbd", "lock"], cluster.header("orphan"));
+    let info = cluster.rados(&[&pool[..], &["info", &header, "rbd_lock"]].concat()).expect("the lock");
+    let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
+    let locker = |field: &str| info["lockers"][0][field].as_str().expect("a locker").to_owned();
+    let (cookie, client) = (locker("cookie"), locker("name"));
+    let take = [&pool[..], &["break", &header, "rbd_lock", &client, "--lock-cookie", &cookie]].concat();
+    cluster.rados(&take).expect("a fallen lock");
+    assert_eq!(cluster.lock_address("orphan"), None);
+    assert!(!cluster.foreign_write("orphan"), "written although the newest data is in a cache");
+    let opened = open(&uri, options(OURS)).expect("taken back");
+    assert!(!opened.keep_clean && !opened.overwritten, "{}", opened.reason);
+    Driver::new(opened.backend).close(true).expect("closed");
+}
+
+#[test]
 fn after_a_kill_the_record_alone_suffices_to_take_the_image_back() {
     let Some(cluster) = Shared::get() else { return };
     let uri = cluster.image("lost-attachment", 64);
