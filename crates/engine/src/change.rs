@@ -359,6 +359,10 @@ impl Engine {
 
     /// Builds and issues appends while there is something to log and room for it.
     pub(crate) fn pump_log(&mut self) {
+        if self.stopping == Some(LAST_CHECKPOINT) {
+            // What is not in the last checkpoint may be lost with the power, and must not be answered.
+            return;
+        }
         let in_flight_max = self.config.appends_in_flight;
         while self.log.streams[Stream::Log as usize].in_flight.len() < in_flight_max {
             let Some((first, durable)) = self.volume_with_pending() else { return };

@@ -12,6 +12,9 @@ use crate::volume::{DrainWaiter, Task, Volume};
 /// Transfers of a verification in flight.
 const VERIFY_IN_FLIGHT: u32 = 8;
 
+/// In [`Engine::stopping`]: the checkpoint that ends a shutdown has begun.
+pub(crate) const LAST_CHECKPOINT: u64 = u64::MAX;
+
 /// Why a volume cannot be added or attached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
@@ -260,8 +263,8 @@ impl Engine {
         if let Some(control) = self.stopping {
             let idle = self.log.is_idle() && self.checkpoint.is_idle() && self.reclaim.is_idle();
             let held = self.volumes.iter().flatten().any(|v| !v.held.is_empty());
-            if (idle || self.dead) && !held && !self.fills.has_open() && control != u64::MAX {
-                self.stopping = Some(u64::MAX);
+            if (idle || self.dead) && !held && !self.fills.has_open() && control != LAST_CHECKPOINT {
+                self.stopping = Some(LAST_CHECKPOINT);
                 self.persist(now, control);
                 self.pump_checkpoint(now);
             }

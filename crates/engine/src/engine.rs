@@ -180,7 +180,7 @@ pub struct Engine {
     pub(crate) parked_scratch: Vec<OpId>,
     pub(crate) next_volume: usize,
     pub(crate) next_drain: usize,
-    /// Control number of a shutdown under way.
+    /// Control number of a shutdown under way; [`crate::control::LAST_CHECKPOINT`] at its end.
     pub(crate) stopping: Option<u64>,
     /// The comparison of a volume that is being removed.
     pub(crate) verify: Verify,
