@@ -6,6 +6,7 @@
 //! (write-around, off) go to the backend instead, after cached copies were made void.
 
 use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
+use crate::control::LAST_CHECKPOINT;
 use crate::engine::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED, Engine, Io};
 use crate::format::{EntryKind, RecordKind, Stream};
 use crate::index::Lookup;

@@ -32,8 +32,14 @@ impl World {
             return;
         }
         self.check_invariants();
+        if self.vols.iter().any(|v| v.place == Place::Verifying) && self.rng.permille(800) {
+            // Mostly, what a power loss has left is looked at before the next thing happens.
+            return;
+        }
         let v = self.rng.below(self.vols.len() as u64) as usize;
+        let may_stop = self.life < self.plan.stops_max;
         match self.rng.below(100) {
+            0..=12 if !may_stop => {}
             0..=9 => {
                 let how = if self.rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill };
                 self.stop(how);

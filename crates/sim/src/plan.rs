@@ -82,6 +82,8 @@ pub struct Plan {
     pub sync_ns: Nanos,
     /// Modes are changed.
     pub modes: bool,
+    /// Most stops of the process.
+    pub stops_max: u64,
     /// Probability that a stop is a power loss, in parts per thousand.
     pub power: u64,
 }
@@ -98,13 +100,23 @@ impl Plan {
         let cache_bytes = rng.pick(&[64u64, 64, 64, 72, 96]) << 20;
         let segment_bytes = rng.pick(&[Some(256 << 10), Some(512 << 10), Some(1 << 20), None]);
         let engine = EngineConfig {
-            arena_bytes: rng.pick(&[14usize, 16, 32, 32]) << 20,
+            arena_bytes: rng.pick(&[12usize, 14, 16, 32]) << 20,
             append_bytes: rng.pick(&[64usize, 128, 256, 512]) << 10,
             appends_in_flight: rng.range(1..5) as usize,
             drain_buffers: rng.pick(&[4, 8, 16]),
         };
         let modes = rng.permille(500);
-        let volumes = (0..rng.range(1..5)).map(|_| VolumePlan::new(rng, modes)).collect();
+        let mut volumes: Vec<VolumePlan> =
+            (0..rng.range(1..5)).map(|_| VolumePlan::new(rng, modes)).collect();
+        let pressure = rng.permille(300);
+        if pressure {
+            // More than the cache holds, written fast and drained slowly.
+            let v = &mut volumes[0];
+            (v.size_bytes, v.base_bytes, v.large, v.flushes) = (150 << 20, 20 << 20, 700, v.flushes.min(5));
+            (v.reads, v.dirty_bytes_max, v.hot, v.depth) = (rng.pick(&[100, 500]), 256 << 20, 500, 8);
+            (v.hot_bytes, v.think_ns) = (rng.pick(&[8u64, 30, 60]) << 20, 100_000);
+            v.backend_latency_ns = rng.pick(&[1_000_000, 50_000_000]);
+        }
         Plan {
             theme,
             cache_bytes,
@@ -112,10 +124,11 @@ impl Plan {
             engine,
             volumes,
             requests: rng.range(2_000..9_000),
-            action_ns: rng.pick(&[20, 100, 500, 2_000]) * MS,
+            action_ns: rng.pick(&[20, 100, 500, 2_000]) * MS * if pressure { 4 } else { 1 },
             device_ns: rng.pick(&[20_000, 100_000, 1_000_000]),
             sync_ns: rng.pick(&[50_000, 1_000_000, 5_000_000]),
             modes,
+            stops_max: rng.pick(&[5, 20, 40]),
             power: rng.pick(&[0, 300, 500, 1000]),
         }
     }

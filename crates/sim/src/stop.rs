@@ -98,6 +98,8 @@ impl World {
                 }
                 Stop::Kill => vol.checker.killed(tick),
                 Stop::Orderly => {
+                    // An orderly end closes the backends, which flushes them.
+                    vol.backend.store.sync(vol.backend.store.sync_point());
                     vol.checker.killed(tick);
                     vol.checker.settle(tick);
                 }
@@ -210,6 +212,7 @@ impl World {
         match Engine::open(&mut self.disk, self.plan.engine.clone(), self.now) {
             Ok((engine, report)) => {
                 self.note("opened", report.checkpoint, report.records_replayed, report.records_cut);
+                self.note("found", report.blocks_lost, report.volumes_failed, report.summaries_rebuilt);
                 self.cover.add("replay with tail", u64::from(report.records_replayed > 0));
                 self.cover.add("torn tail cut", u64::from(report.records_cut > 0));
                 self.cover.add("summary rebuilt", report.summaries_rebuilt);

@@ -2,16 +2,16 @@
 
 use crate::coverage::Coverage;
 use crate::disk::Disk;
-use crate::plan::{MS, Plan, S};
+use crate::plan::{Plan, S};
 use crate::rng::Rng;
 use crate::store::{Content, content};
-use crate::volume::{Place, Sent, Vol};
+use crate::volume::{Sent, Vol};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use tidepool_engine::Engine;
 use tidepool_engine::api::*;
 use tidepool_engine::format::{
-    Geometry, RECORD_MAGIC, RecordKind, SUMMARY_MAGIC, SUPERBLOCKS, Stream, Superblock, byte,
+    Entry, EntryKind, Geometry, RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC, SUMMARY_MAGIC, Stream,
 };
 use tidepool_engine::mem::Buf;
 
@@ -19,6 +19,10 @@ use tidepool_engine::mem::Buf;
 const NOTES_MAX: usize = 400;
 /// Ticks of the core without any progress of time after which it counts as spinning.
 const SPIN_MAX: u32 = 10_000;
+
+/// Where a record's entries begin in its header block, and how long one is.
+const ENTRIES_AT: usize = size_of::<RecordHeader>();
+const ENTRY_BYTES: usize = size_of::<Entry>();
 
 /// What happens at a point of simulated time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,6 +133,8 @@ pub struct World {
     pub(crate) ending_since: Nanos,
     pub(crate) scan: VecDeque<(usize, u64, u64)>,
     pub(crate) until: Nanos,
+    /// Streams of the segments that were opened.
+    streams: BTreeMap<u32, u8>,
     /// The core reads a segment's summary or moves blocks of it.
     pub(crate) reclaiming: Option<u64>,
     pub(crate) formats: u64,
@@ -191,6 +197,7 @@ impl World {
             ending_since: 0,
             scan: VecDeque::new(),
             until: seconds * S,
+            streams: BTreeMap::new(),
             reclaiming: None,
             formats: 0,
             arena_baseline: 0,
@@ -417,6 +424,10 @@ impl World {
                 (FlightKind::Read { volume: v, offset, early }, Some(buf), true)
             }
             BackendOp::Write { offset, buf } => {
+                if matches!(self.vols[v].mode, Mode::WriteAround | Mode::Off) {
+                    self.cover.hit("direct write");
+                }
+                let backend = &mut self.vols[v].backend;
                 let engine = self.engine.as_ref().expect("effects come from a core");
                 let first = offset / block;
                 let bytes = engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES);
@@ -569,26 +580,30 @@ impl World {
 
     /// Counts what kinds of records are written.
     fn look_at_records(&mut self, offset: u64, data: &[Content]) {
-        for (i, content) in data.iter().enumerate() {
-            let Some(bytes) = content else { continue };
-            if bytes[..4] != RECORD_MAGIC || offset < byte(self.geo.segments_first_block) {
+        let first = (offset / BLOCK_BYTES as u64) as u32;
+        if first < self.geo.segments_first_block {
+            return;
+        }
+        let segment = self.geo.segment_of(first);
+        for content in data.iter().flatten() {
+            if content[..4] == SEGMENT_MAGIC {
+                self.streams.insert(segment, content[10]);
+            }
+            if content[..4] != RECORD_MAGIC {
                 continue;
             }
-            let position = (offset / BLOCK_BYTES as u64) as u32 + i as u32;
-            let _ = self.geo.segment_of(position);
-            match RecordKind::from_number(bytes[10]) {
+            let main = self.streams.get(&segment) == Some(&(Stream::Main as u8));
+            match RecordKind::from_number(content[10]) {
                 Some(RecordKind::Fill) => {
-                    self.cover.hit("fill");
-                    let entries = u16::from_le_bytes([bytes[14], bytes[15]]) as usize;
-                    let void = (0..entries).any(|e| bytes.get(104 + e * 12 + 7) == Some(&4));
-                    if void {
-                        self.cover.hit("fill voided");
-                    }
+                    self.cover.hit(if main { "fill remembered by ghost" } else { "fill" });
+                    let entries = u16::from_le_bytes([content[14], content[15]]) as usize;
+                    let is_void =
+                        |e: usize| content[ENTRIES_AT + e * ENTRY_BYTES + 7] == EntryKind::Void as u8;
+                    self.cover.add("fill voided", u64::from((0..entries).any(is_void)));
                 }
-                Some(RecordKind::Move) => self.cover.hit("move record"),
+                Some(RecordKind::Move) => self.cover.hit(if main { "hot move" } else { "dirty move" }),
                 _ => {}
             }
         }
-        let _ = (Stream::Log, SUPERBLOCKS, size_of::<Superblock>(), MS, Place::Out);
     }
 }
