@@ -100,7 +100,7 @@ impl Plan {
         let cache_bytes = rng.pick(&[64u64, 64, 64, 72, 96]) << 20;
         let segment_bytes = rng.pick(&[Some(256 << 10), Some(512 << 10), Some(1 << 20), None]);
         let engine = EngineConfig {
-            arena_bytes: rng.pick(&[12usize, 14, 16, 32]) << 20,
+            arena_bytes: rng.pick(&[16usize, 18, 20, 32]) << 20,
             append_bytes: rng.pick(&[64usize, 128, 256, 512]) << 10,
             appends_in_flight: rng.range(1..5) as usize,
             drain_buffers: rng.pick(&[4, 8, 16]),
