@@ -58,7 +58,7 @@ impl Backend {
 
     /// Reads blocks; what is beyond the end reads as zero.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) {
-        assert!(offset % BLOCK_BYTES as u64 == 0, "backend reads of the core are block-aligned");
+        assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "backend reads of the core are block-aligned");
         for (i, out) in out.chunks_mut(BLOCK_BYTES).enumerate() {
             self.store.read(offset / BLOCK_BYTES as u64 + i as u64, out);
         }

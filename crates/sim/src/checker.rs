@@ -34,7 +34,7 @@ pub struct Checker {
     salt: u64,
     sectors: u64,
     base_sectors: u64,
-    blocks: Vec<Option<Box<Vec<Version>>>>,
+    blocks: Vec<Option<Vec<Version>>>,
     changes: BTreeMap<u64, (u64, u64)>,
     reads: BTreeSet<u64>,
     /// Changes that completed before this tick are on stable media.
@@ -113,7 +113,7 @@ impl Checker {
                 until[s] = ALIVE;
                 versions.push(Version { value, start: 0, end: 0, acked: true, durable: true, until });
             }
-            self.blocks[block as usize] = Some(Box::new(versions));
+            self.blocks[block as usize] = Some(versions);
         }
         self.changes.clear();
         self.reads.clear();
@@ -140,8 +140,8 @@ impl Checker {
     }
 
     /// Takes the versions of a block out, to be put back.
-    fn take(&mut self, block: u64) -> Box<Vec<Version>> {
-        self.blocks[block as usize].take().unwrap_or_else(|| Box::new(self.base(block)))
+    fn take(&mut self, block: u64) -> Vec<Version> {
+        self.blocks[block as usize].take().unwrap_or_else(|| self.base(block))
     }
 
     /// Blocks of a range, each with its first and one past its last sector.
@@ -305,10 +305,10 @@ impl Checker {
     fn note_evidence(&mut self, versions: &[Version], s: usize, value: u64, sector: u64) {
         let there: Vec<&Version> =
             versions.iter().filter(|v| v.until[s] == ALIVE && v.value == value).collect();
-        if let [v] = there[..] {
-            if v.start > self.survivor_start_max.0 {
-                self.survivor_start_max = (v.start, sector);
-            }
+        if let [v] = there[..]
+            && v.start > self.survivor_start_max.0
+        {
+            self.survivor_start_max = (v.start, sector);
         }
         let newest_end = there.iter().map(|v| v.end).max().unwrap_or(0);
         for v in versions.iter().filter(|v| v.until[s] != 0 && v.acked && v.value != value) {
@@ -396,6 +396,15 @@ impl Checker {
         self.start_read(now);
         self.end_read(now, now, block * SECTORS as u64, &bytes[..n * SECTOR_BYTES])
             .map_err(|e| format!("the image: {e}"))
+    }
+
+    /// Whether all sectors of a range may read as zero now.
+    pub fn may_be_zero(&self, sectors: std::ops::Range<u64>) -> bool {
+        let mut parts = Self::parts(sectors.start, sectors.end - sectors.start);
+        parts.all(|(block, mut range)| match &self.blocks[block as usize] {
+            Some(versions) => range.all(|s| versions.iter().any(|v| v.until[s] == ALIVE && v.value == 0)),
+            None => (block * SECTORS as u64 + range.start as u64) >= self.base_sectors,
+        })
     }
 
     /// Blocks that anything was ever sent to.

@@ -248,10 +248,11 @@ impl World {
                 vol.checker.end_change(sent.start, tick, false, false);
             }
         }
-        if let Some(block) = sent.verifies {
-            if damage && vol.backend_error < sent.start {
-                vol.checker.skip_verify(block);
-            }
+        if let Some(block) = sent.verifies
+            && damage
+            && vol.backend_error < sent.start
+        {
+            vol.checker.skip_verify(block);
         }
         let explained = match error {
             RequestError::Io => damage || vol.backend_error > sent.start,

@@ -32,8 +32,6 @@ pub struct Disk {
     pub(crate) rng: Rng,
     /// Faults that took place.
     pub faults_done: u64,
-    /// Content changes for the hash of a run.
-    pub(crate) digest: u64,
 }
 
 impl Disk {
@@ -48,14 +46,13 @@ impl Disk {
             faults: DiskFaults::default(),
             rng,
             faults_done: 0,
-            digest: 0,
         }
     }
 
     /// Reads blocks as an effect does.
     pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<(), IoError> {
         let first = offset / BLOCK_BYTES as u64;
-        assert!(offset % BLOCK_BYTES as u64 == 0, "device reads are block-aligned");
+        assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "device reads are block-aligned");
         let blocks = (out.len() / BLOCK_BYTES) as u64;
         assert!(first + blocks <= self.blocks, "a read at {offset} goes past the device's end");
         if self.unreadable.range(first..first + blocks).next().is_some() {
@@ -72,7 +69,7 @@ impl Disk {
     /// Completes a write effect.
     pub fn write_at(&mut self, offset: u64, data: &[Content], dsync: bool) -> Result<(), IoError> {
         let first = offset / BLOCK_BYTES as u64;
-        assert!(offset % BLOCK_BYTES as u64 == 0, "device writes are block-aligned");
+        assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "device writes are block-aligned");
         assert!(first + data.len() as u64 <= self.blocks, "a write at {offset} goes past the device's end");
         if self.dead {
             self.cut_at(offset, data);
