@@ -147,6 +147,21 @@ pub fn pass(target: &Endpoint, rw: &str, size_bytes: u64) -> Vec<String> {
     words
 }
 
+/// The arguments of `reads` random reads, the same ones every time.
+pub fn trace(target: &Endpoint, size_bytes: u64, reads: u32) -> Vec<String> {
+    let mut words = common(size_bytes);
+    words.retain(|word| word != "--randrepeat=0");
+    words.extend(endpoint(target));
+    words.extend([
+        "--rw=randread".into(),
+        "--bs=4k".into(),
+        "--iodepth=32".into(),
+        "--randrepeat=1".into(),
+        format!("--number_ios={reads}"),
+    ]);
+    words
+}
+
 /// A shell line that repeats a run.
 pub fn command_line(target: &Endpoint, words: &[String]) -> String {
     let environment = match target {

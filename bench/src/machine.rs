@@ -57,7 +57,7 @@ pub fn look(directory: &Path, tidepool: bool) -> Machine {
         memory_bytes: memory.split(' ').next().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 1024,
         kernel: ask("uname", &["-sr"]),
         system: look_up("/etc/os-release", "PRETTY_NAME"),
-        filesystem: ask("stat", &["-f", "-c", "%T", &directory.to_string_lossy()]),
+        filesystem: ask("findmnt", &["-n", "-o", "FSTYPE", "-T", &directory.to_string_lossy()]),
         versions: vec![
             tidepool_version(tidepool),
             ask("fio", &["--version"]),

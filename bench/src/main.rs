@@ -4,6 +4,7 @@
 mod fio;
 mod machine;
 mod report;
+mod restart;
 mod targets;
 
 use std::path::PathBuf;
@@ -33,6 +34,9 @@ struct Options {
     /// Only rows whose name contains this.
     #[arg(long)]
     row: Option<String>,
+    /// Leave out the restart after a kill.
+    #[arg(long)]
+    no_restart: bool,
     /// Where the files of the measurement go; the cache, the raw file and the OSD share its disk.
     #[arg(long, default_value_os_t = tidepool_lab::scratch::parent())]
     dir: PathBuf,
@@ -123,6 +127,7 @@ fn bench(options: &Options) -> Result<(), Failure> {
         machine: machine::look(&options.dir, wanted.contains(&Target::Tidepool)),
         sizes,
         points: Vec::new(),
+        restarts: Vec::new(),
     };
     for &seconds in &lengths {
         for repeat in 1..=repeats {
@@ -148,6 +153,14 @@ fn bench(options: &Options) -> Result<(), Failure> {
                     write(options, &results)?;
                 }
             }
+        }
+    }
+    if wanted.contains(&Target::Tidepool) && !options.no_restart {
+        let cached_bytes = if options.quick { 512 << 20 } else { 4 << 30 };
+        for conf in [None, Some(targets.restart_image(cached_bytes)?)] {
+            eprintln!("restart after a kill with {} MiB cached", cached_bytes >> 20);
+            results.restarts.push(restart::measure(conf, cached_bytes, &options.dir)?);
+            write(options, &results)?;
         }
     }
     println!("{}", results.markdown());

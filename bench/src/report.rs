@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::Sizes;
 use crate::fio::{Figures, ROWS};
 use crate::machine::Machine;
+use crate::restart::Restart;
 use crate::targets::Target;
 
 /// One run of one workload on one target.
@@ -44,6 +45,8 @@ pub struct Results {
     pub sizes: Sizes,
     /// Every run, in the order in which they ran.
     pub points: Vec<Point>,
+    /// Kills and restarts.
+    pub restarts: Vec<Restart>,
 }
 
 /// The median; the mean of the two in the middle for an even number.
@@ -97,6 +100,7 @@ impl Results {
         for seconds in lengths {
             self.table(&mut text, seconds);
         }
+        self.restart_table(&mut text);
         self.all_points(&mut text);
         text
     }
@@ -136,6 +140,27 @@ impl Results {
                 _ => line.push_str(" – |"),
             }
             let _ = writeln!(text, "{line}");
+        }
+        text.push('\n');
+    }
+
+    /// Restarts after a kill.
+    fn restart_table(&self, text: &mut String) {
+        if self.restarts.is_empty() {
+            return;
+        }
+        text.push_str("## Restart after kill -9\n\nHits are those of the same random trace, counted by what was read from the backend.\n\n");
+        text.push_str("| backend | cached GiB | ready after s | hits before | hits after |\n|---|---:|---:|---:|---:|\n");
+        for restart in &self.restarts {
+            let _ = writeln!(
+                text,
+                "| {} | {:.2} | {:.2} | {:.1} % | {:.1} % |",
+                restart.backend,
+                restart.cached_bytes / f64::from(1 << 30),
+                restart.ready_seconds,
+                restart.hit_ratio_before * 100.0,
+                restart.hit_ratio_after * 100.0
+            );
         }
         text.push('\n');
     }
