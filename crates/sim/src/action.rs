@@ -4,10 +4,10 @@ use crate::backend::Trouble;
 use crate::disk::DiskFaults;
 use crate::plan::{MS, S, Theme};
 use crate::stop::Stop;
-use crate::volume::{Place, Sent};
-use crate::world::{Control, ControlKind, Ending, Happening, Moment, World};
+use crate::volume::Place;
+use crate::world::{Control, ControlKind, Ending, Happening, World};
 use tidepool_engine::api::*;
-use tidepool_engine::status::{VolumeState, VolumeStatus};
+use tidepool_engine::status::VolumeState;
 
 /// How long everything may take to come to rest once all is healed.
 const SETTLE_NS: Nanos = 900 * S;
@@ -42,18 +42,7 @@ impl World {
             0..=12 if !may_stop => {}
             0..=9 => {
                 let how = if self.rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill };
-                if self.rng.permille(600) {
-                    let moments = [
-                        Moment::CheckpointWrite,
-                        Moment::ReclaimRead,
-                        Moment::DrainWrite,
-                        Moment::DeviceSync,
-                        Moment::SummaryWrite,
-                    ];
-                    self.armed = Some((self.rng.pick(&moments), how));
-                } else {
-                    self.stop(how);
-                }
+                self.stop(how);
             }
             10..=12 => self.shut_down(),
             13..=24 => self.control_volume(v, |w, v| ControlKind::Drain {
@@ -256,28 +245,6 @@ impl World {
         }
     }
 
-    /// What the core tells about blocks must fit the guarantees, too.
-    fn check_extents(&mut self) {
-        let v = self.rng.below(self.vols.len() as u64) as usize;
-        let vol = &self.vols[v];
-        let (Some(id), Some(engine), Place::Serving) = (vol.id, &self.engine, vol.place) else { return };
-        let block = BLOCK_BYTES as u64;
-        let from = self.rng.below(vol.plan.size_bytes.div_ceil(block)) * block;
-        let mut extents = Vec::new();
-        engine.block_status(id, from, vol.plan.size_bytes - from, 16, &mut extents);
-        let mut at = from;
-        for extent in &extents {
-            let sectors = at / SECTOR_BYTES as u64..(at + extent.len) / SECTOR_BYTES as u64;
-            if extent.zero && !vol.checker.may_be_zero(sectors) {
-                return self.fail(format!("volume {v}: {} bytes at {at} are told to be zero", extent.len));
-            }
-            at += extent.len;
-        }
-        if extents.is_empty() || at > vol.plan.size_bytes {
-            self.fail(format!("volume {v}: the extents from {from} on end at {at}"));
-        }
-    }
-
     /// A control operation is complete.
     pub(crate) fn control_done(&mut self, control: u64, result: Result<(), ControlError>) {
         let Some(Control { volume: v, kind }) = self.controls.remove(&control) else {
@@ -368,7 +335,6 @@ impl World {
         self.ending = Ending::Settling;
         self.ending_since = self.now;
         self.requests_left = 0;
-        self.armed = None;
         self.disk.faults = DiskFaults::default();
         for vol in &mut self.vols {
             vol.backend.trouble = Trouble::None;

@@ -398,15 +398,6 @@ impl Checker {
             .map_err(|e| format!("the image: {e}"))
     }
 
-    /// Whether all sectors of a range may read as zero now.
-    pub fn may_be_zero(&self, sectors: std::ops::Range<u64>) -> bool {
-        let mut parts = Self::parts(sectors.start, sectors.end - sectors.start);
-        parts.all(|(block, mut range)| match &self.blocks[block as usize] {
-            Some(versions) => range.all(|s| versions.iter().any(|v| v.until[s] == ALIVE && v.value == 0)),
-            None => (block * SECTORS as u64 + range.start as u64) >= self.base_sectors,
-        })
-    }
-
     /// Blocks that anything was ever sent to.
     pub fn touched(&self) -> Vec<u64> {
         (0..self.blocks.len() as u64).filter(|&b| self.blocks[b as usize].is_some()).collect()

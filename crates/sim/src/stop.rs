@@ -13,7 +13,7 @@ use tidepool_engine::status::VolumeState;
 use tidepool_engine::{Attach, Engine, FormatOptions, OpenError, format_device};
 
 /// How a life of the core ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// SIGKILL.
     Kill,
@@ -79,7 +79,6 @@ impl World {
         self.life += 1;
         self.stopping = false;
         self.reclaiming = None;
-        self.armed = None;
         self.controls.clear();
         self.seen.clear();
         for (_, sent) in std::mem::take(&mut self.sent) {
@@ -192,34 +191,10 @@ impl World {
         }
     }
 
-    /// Looking at a cache changes nothing, and finds nothing wrong where nothing was damaged.
-    fn inspect(&mut self) {
-        let before = self.disk.sync_point();
-        let inspected = tidepool_engine::inspect(&mut self.disk);
-        let checked = tidepool_engine::check(&mut self.disk, &mut |_, _| ());
-        if self.disk.sync_point() != before {
-            return self.fail("looking at the cache has changed it".into());
-        }
-        self.cover.hit("inspected");
-        if self.may_lose_data() {
-            return;
-        }
-        match (inspected, checked) {
-            (Ok(_), Ok(report)) if report.damaged.is_empty() => {}
-            (Ok(_), Ok(report)) => {
-                self.fail(format!("{} cached blocks are damaged without a fault", report.damaged.len()));
-            }
-            (Err(error), _) | (_, Err(error)) => self.fail(format!("the cache cannot be looked at: {error}")),
-        }
-    }
-
     /// The process starts: recovery, which may be stopped again and again.
     pub(crate) fn reopen(&mut self) {
         if self.engine.is_some() || self.failure.is_some() {
             return;
-        }
-        if self.life > 0 && self.rng.permille(100) {
-            self.inspect();
         }
         let stops = if self.rng.permille(300) && self.life > 0 { self.rng.range(1..4) } else { 0 };
         for _ in 0..stops {
