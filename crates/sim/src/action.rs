@@ -4,8 +4,8 @@ use crate::backend::Trouble;
 use crate::disk::DiskFaults;
 use crate::plan::{MS, S, Theme};
 use crate::stop::Stop;
-use crate::volume::Place;
-use crate::world::{Control, ControlKind, Ending, Happening, World};
+use crate::volume::{Place, Sent};
+use crate::world::{Control, ControlKind, Ending, Happening, Moment, World};
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
 
@@ -39,25 +39,36 @@ impl World {
         let v = self.rng.below(self.vols.len() as u64) as usize;
         let may_stop = self.life < self.plan.stops_max;
         match self.rng.below(100) {
-            0..=12 if !may_stop => {}
-            0..=9 => {
+            0..=16 if !may_stop => {}
+            0..=13 => {
                 let how = if self.rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill };
-                self.stop(how);
+                if self.rng.permille(600) {
+                    let moments = [
+                        Moment::CheckpointWrite,
+                        Moment::ReclaimRead,
+                        Moment::DrainWrite,
+                        Moment::DeviceSync,
+                        Moment::SummaryWrite,
+                    ];
+                    self.armed = Some((self.rng.pick(&moments), how));
+                } else {
+                    self.stop(how);
+                }
             }
-            10..=12 => self.shut_down(),
-            13..=24 => self.control_volume(v, |w, v| ControlKind::Drain {
+            14..=16 => self.shut_down(),
+            17..=26 => self.control_volume(v, |w, v| ControlKind::Drain {
                 changes: w.vols[v].changes,
                 quiet: w.vols[v].changing == 0,
             }),
-            25..=34 if self.plan.modes => self.control_volume(v, |w, _| {
+            27..=34 if self.plan.modes => self.control_volume(v, |w, _| {
                 let all = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off];
                 ControlKind::Mode(w.rng.pick(&all))
             }),
-            35..=39 => self.control_volume(v, |_, _| ControlKind::Quota),
-            40..=43 => self.control_volume(v, |w, _| ControlKind::Remove { verify: w.rng.permille(500) }),
-            44..=59 => self.break_something(v),
-            60..=64 => self.rest(v),
-            65..=75 => self.read_cached(v),
+            35..=38 => self.control_volume(v, |_, _| ControlKind::Quota),
+            39..=42 => self.control_volume(v, |w, _| ControlKind::Remove { verify: w.rng.permille(500) }),
+            43..=64 => self.break_something(v),
+            65..=69 => self.rest(v),
+            70..=80 => self.read_cached(v),
             _ => {}
         }
     }
@@ -145,7 +156,12 @@ impl World {
     fn break_something(&mut self, v: usize) {
         match self.plan.theme {
             Theme::Crashes => {}
+            // Nothing gives a volume back that another owner has taken.
+            Theme::Backends if self.vols[v].backend.trouble == Trouble::Fenced => {}
             Theme::Backends => {
+                if self.rng.permille(30) {
+                    return self.fence(v);
+                }
                 let trouble = match self.rng.below(5) {
                     0 | 1 => Trouble::Stopped,
                     2 => Trouble::Errors(self.rng.pick(&[10, 200, 1000])),
@@ -180,6 +196,17 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Another owner takes a volume: from now on its backend refuses everything.
+    fn fence(&mut self, v: usize) {
+        let backend = &mut self.vols[v].backend;
+        (backend.trouble, backend.trouble_until) = (Trouble::Fenced, Nanos::MAX);
+        self.vols[v].trouble_at = self.now;
+        self.note("fence", v as u64, 0, 0);
+        self.cover.hit("fence");
+        let life = self.life;
+        self.after(5 * S, Happening::Stop { life, how: Stop::Kill });
     }
 
     /// With a stopped backend, cached blocks must be served all the same.
@@ -238,10 +265,46 @@ impl World {
                 return self.fail(format!("volume {}: failed without a fault", s.spec.name));
             }
         }
-        let quiet = self.vols.iter().all(|v| self.now > v.trouble_at + WAIT_NS);
-        let old = self.sent.iter().find(|(_, s)| quiet && s.at + WAIT_NS < self.now);
-        if let Some((id, sent)) = old {
-            self.fail(format!("request {id} ({:?}) of volume {} waits forever", sent.op, sent.volume))
+        self.check_waits();
+        self.check_extents();
+    }
+
+    /// A request may wait for its own backend, but not for that of another volume.
+    fn check_waits(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        let waits = |s: &Sent| {
+            s.at + WAIT_NS < self.now && self.vols[s.volume].trouble_at.saturating_add(WAIT_NS) < self.now
+        };
+        let Some((id, sent)) = self.sent.iter().find(|(_, s)| waits(s)) else { return };
+        // What the volumes in trouble may hold must leave room for the others.
+        let held =
+            self.vols.iter().filter(|v| v.trouble_at.saturating_add(WAIT_NS) >= self.now && v.trouble_at > 0);
+        let quotas = held.filter_map(|v| engine.volume_status(self.now, v.id?)).map(|s| s.dirty_bytes_max);
+        if quotas.sum::<u64>() <= self.plan.cache_bytes * 2 / 5 {
+            let (id, op, v) = (*id, sent.op, sent.volume);
+            self.fail(format!("request {id} ({op:?}) of volume {v} waits forever"));
+        }
+    }
+
+    /// What the core tells about blocks must fit the guarantees, too.
+    fn check_extents(&mut self) {
+        let v = self.rng.below(self.vols.len() as u64) as usize;
+        let vol = &self.vols[v];
+        let (Some(id), Some(engine), Place::Serving) = (vol.id, &self.engine, vol.place) else { return };
+        let block = BLOCK_BYTES as u64;
+        let from = self.rng.below(vol.plan.size_bytes.div_ceil(block)) * block;
+        let mut extents = Vec::new();
+        engine.block_status(id, from, vol.plan.size_bytes - from, 16, &mut extents);
+        let mut at = from;
+        for extent in &extents {
+            let sectors = at / SECTOR_BYTES as u64..(at + extent.len) / SECTOR_BYTES as u64;
+            if extent.zero && !vol.checker.may_be_zero(sectors) {
+                return self.fail(format!("volume {v}: {} bytes at {at} are told to be zero", extent.len));
+            }
+            at += extent.len;
+        }
+        if extents.is_empty() || at > vol.plan.size_bytes {
+            self.fail(format!("volume {v}: the extents from {from} on end at {at}"));
         }
     }
 
@@ -331,14 +394,22 @@ impl World {
         if self.ending != Ending::Not {
             return;
         }
+        let stuck = self.disk.dead && self.vols.iter().any(|v| v.place != Place::Serving);
+        if self.is_fenced() || stuck {
+            // This cache is of no use any more.
+            if self.engine.is_some() {
+                self.stop(Stop::Kill);
+            }
+            return self.after(S, Happening::Action);
+        }
         self.note("end", 0, 0, 0);
         self.ending = Ending::Settling;
         self.ending_since = self.now;
         self.requests_left = 0;
+        self.armed = None;
         self.disk.faults = DiskFaults::default();
         for vol in &mut self.vols {
-            vol.backend.trouble = Trouble::None;
-            vol.backend.trouble_until = 0;
+            vol.backend.heal();
         }
         self.after(MS, Happening::End);
         self.at(self.now + SETTLE_NS, Happening::End);

@@ -17,6 +17,8 @@ pub enum Trouble {
     Stopped,
     /// Everything takes this many times longer.
     Slow(u64),
+    /// Another owner has the image.
+    Fenced,
 }
 
 /// An image: a file with a volatile write cache, or one whose writes are durable when they complete.
@@ -99,7 +101,25 @@ impl Backend {
         match self.trouble_now(now) {
             Trouble::Errors(n) if rng.permille(n) => Err(crate::disk::EIO),
             Trouble::Full if writes => Err(IoError::Full),
+            Trouble::Fenced => Err(IoError::Fenced),
             _ => Ok(()),
+        }
+    }
+
+    /// Nothing is wrong any more.
+    pub fn heal(&mut self) {
+        (self.trouble, self.trouble_until) = (Trouble::None, 0);
+    }
+
+    /// The image gets another size; what is beyond its end is gone.
+    pub fn resize(&mut self, size_bytes: u64) {
+        let block = BLOCK_BYTES as u64;
+        let old = std::mem::replace(&mut self.size_bytes, size_bytes);
+        let mut bytes = [0; BLOCK_BYTES];
+        for b in size_bytes / block..old.div_ceil(block) {
+            self.store.read(b, &mut bytes);
+            let cut = self.clip(b, &bytes);
+            self.store.write(b, cut, true);
         }
     }
 

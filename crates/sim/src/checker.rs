@@ -99,6 +99,24 @@ impl Checker {
         self.direct = self.direct.max(tick);
     }
 
+    /// The volume gets another size while nothing is in flight. What was beyond the new end is gone.
+    pub fn resize(&mut self, size_bytes: u64) {
+        self.sectors = size_bytes / SECTOR_BYTES as u64;
+        let end = self.sectors;
+        let last = end / SECTORS as u64;
+        if (last as usize) < self.blocks.len() {
+            let mut versions = self.take(last);
+            let beyond = (end % SECTORS as u64) as usize..SECTORS;
+            let mut until = [0; SECTORS];
+            until[beyond.clone()].fill(ALIVE);
+            versions.iter_mut().for_each(|v| v.until[beyond.clone()].fill(0));
+            versions.push(Version { value: 0, start: 0, end: 0, acked: true, durable: true, until });
+            self.blocks[last as usize] = Some(versions);
+        }
+        self.blocks.resize(end.div_ceil(SECTORS as u64) as usize, None);
+        self.base_sectors = self.base_sectors.min(end);
+    }
+
     /// Forgets everything and takes the image as it is for the truth (the cache was lost).
     pub fn adopt(&mut self, read: &mut dyn FnMut(u64, &mut [u8])) {
         let mut bytes = vec![0; BLOCK_BYTES];
@@ -396,6 +414,15 @@ impl Checker {
         self.start_read(now);
         self.end_read(now, now, block * SECTORS as u64, &bytes[..n * SECTOR_BYTES])
             .map_err(|e| format!("the image: {e}"))
+    }
+
+    /// Whether all sectors of a range may read as zero now.
+    pub fn may_be_zero(&self, sectors: std::ops::Range<u64>) -> bool {
+        let mut parts = Self::parts(sectors.start, sectors.end - sectors.start);
+        parts.all(|(block, mut range)| match &self.blocks[block as usize] {
+            Some(versions) => range.all(|s| versions.iter().any(|v| v.until[s] == ALIVE && v.value == 0)),
+            None => (block * SECTORS as u64 + range.start as u64) >= self.base_sectors,
+        })
     }
 
     /// Blocks that anything was ever sent to.

@@ -255,7 +255,10 @@ impl World {
             vol.checker.skip_verify(block);
         }
         let explained = match error {
-            RequestError::Io => damage || vol.backend_error > sent.start,
+            RequestError::Io => {
+                let fenced = vol.backend.trouble == Trouble::Fenced;
+                damage || fenced || vol.backend_error > sent.start
+            }
             RequestError::Shutdown => sent.closing,
             RequestError::Invalid | RequestError::ReadOnly => false,
         };

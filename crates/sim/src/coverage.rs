@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Everything that the short run must reach.
-pub const WANTED: [&str; 36] = [
+pub const WANTED: [&str; 40] = [
     "kill",
     "power loss",
     "orderly restart",
@@ -39,6 +39,10 @@ pub const WANTED: [&str; 36] = [
     "block lost",
     "device death",
     "cache lost",
+    "fence",
+    "resize",
+    "inspected",
+    "fill remembered by ghost",
     "verified after power loss",
 ];
 

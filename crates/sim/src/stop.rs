@@ -13,7 +13,7 @@ use tidepool_engine::status::VolumeState;
 use tidepool_engine::{Attach, Engine, FormatOptions, OpenError, format_device};
 
 /// How a life of the core ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
     /// SIGKILL.
     Kill,
@@ -58,7 +58,7 @@ impl World {
         self.tick += 1;
         let tick = self.tick;
         self.count_stop(how);
-        let clean = self.clean_volumes();
+        let clean = if self.is_fenced() { Vec::new() } else { self.clean_volumes() };
         for (_, flight) in std::mem::take(&mut self.flights) {
             match flight.kind {
                 FlightKind::DeviceWrite { offset, data, .. } => self.disk.cut_at(offset, &data),
@@ -79,6 +79,7 @@ impl World {
         self.life += 1;
         self.stopping = false;
         self.reclaiming = None;
+        self.armed = None;
         self.controls.clear();
         self.seen.clear();
         for (_, sent) in std::mem::take(&mut self.sent) {
@@ -108,7 +109,7 @@ impl World {
         if how == Stop::Power {
             self.lose_power();
         }
-        if self.disk.dead {
+        if self.disk.dead || self.is_fenced() {
             // The record beside the image no longer names the cache, or its data is gone with it.
             self.replace_cache(if how == Stop::Power { Vec::new() } else { clean });
         }
@@ -126,6 +127,11 @@ impl World {
             vol.checker.power_lost(self.tick);
             vol.must_verify = true;
         }
+    }
+
+    /// Some volume has been taken by another owner.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.vols.iter().any(|v| v.backend.trouble == Trouble::Fenced)
     }
 
     fn count_stop(&mut self, how: Stop) {
@@ -181,6 +187,9 @@ impl World {
             let vol = &mut self.vols[v];
             // Whoever takes an image over flushes it first.
             vol.backend.store.sync(vol.backend.store.sync_point());
+            if vol.backend.trouble == Trouble::Fenced {
+                vol.backend.heal();
+            }
             let backend = &vol.backend;
             vol.checker.adopt(&mut |block, out| backend.store.read(block, out));
             vol.must_verify = false;
@@ -191,10 +200,34 @@ impl World {
         }
     }
 
+    /// Looking at a cache changes nothing, and finds nothing wrong where nothing was damaged.
+    fn inspect(&mut self) {
+        let before = self.disk.sync_point();
+        let inspected = tidepool_engine::inspect(&mut self.disk);
+        let checked = tidepool_engine::check(&mut self.disk, &mut |_, _| ());
+        if self.disk.sync_point() != before {
+            return self.fail("looking at the cache has changed it".into());
+        }
+        self.cover.hit("inspected");
+        if self.may_lose_data() {
+            return;
+        }
+        match (inspected, checked) {
+            (Ok(_), Ok(report)) if report.damaged.is_empty() => {}
+            (Ok(_), Ok(report)) => {
+                self.fail(format!("{} cached blocks are damaged without a fault", report.damaged.len()));
+            }
+            (Err(error), _) | (_, Err(error)) => self.fail(format!("the cache cannot be looked at: {error}")),
+        }
+    }
+
     /// The process starts: recovery, which may be stopped again and again.
     pub(crate) fn reopen(&mut self) {
         if self.engine.is_some() || self.failure.is_some() {
             return;
+        }
+        if self.life > 0 && self.rng.permille(100) {
+            self.inspect();
         }
         let stops = if self.rng.permille(300) && self.life > 0 { self.rng.range(1..4) } else { 0 };
         for _ in 0..stops {
@@ -316,6 +349,9 @@ impl World {
         if clean && !vol.must_verify && self.rng.permille(100) {
             self.foreign_write(v);
         }
+        if clean && !self.vols[v].must_verify && self.rng.permille(50) {
+            self.resize(v);
+        }
         let vol = &mut self.vols[v];
         // Proof: the record beside the image is the one that the cache knows, and nobody wrote since.
         let proof = !vol.backend.foreign && vol.backend.generation == vol.recovered_generation;
@@ -361,7 +397,7 @@ impl World {
         if self.vols[v].backend.trouble_now(self.now) == Trouble::Stopped {
             return self.after(100 * MS, Happening::Add { volume: v });
         }
-        if self.rng.permille(200) {
+        if self.rng.permille(200) && !self.disk.dead {
             self.foreign_write(v);
         }
         let vol = &mut self.vols[v];
@@ -417,6 +453,22 @@ impl World {
         self.vols[v].backend.foreign = true;
         self.cover.hit("foreign write");
         self.note("foreign write", v as u64, 0, 0);
+    }
+
+    /// Somebody resizes the image of a volume that is not in use.
+    fn resize(&mut self, v: usize) {
+        let sector = SECTOR_BYTES as u64;
+        let vol = &mut self.vols[v];
+        let old = vol.plan.size_bytes;
+        let size = (old / sector / 2 + self.rng.below(old / sector + 1)).max(8) * sector;
+        vol.plan.size_bytes = size;
+        vol.plan.hot_bytes = vol.plan.hot_bytes.min(size);
+        vol.cursor = 0;
+        vol.backend.resize(size);
+        vol.backend.foreign = true;
+        vol.checker.resize(size);
+        self.note("resize", v as u64, old, size);
+        self.cover.hit("resize");
     }
 
     /// A number for a control operation.

@@ -4,6 +4,7 @@ use crate::coverage::Coverage;
 use crate::disk::Disk;
 use crate::plan::{Plan, S};
 use crate::rng::Rng;
+use crate::stop::Stop;
 use crate::store::{Content, content};
 use crate::volume::{Sent, Vol};
 use std::cmp::Reverse;
@@ -12,6 +13,7 @@ use tidepool_engine::Engine;
 use tidepool_engine::api::*;
 use tidepool_engine::format::{
     Entry, EntryKind, Geometry, RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC, SUMMARY_MAGIC, Stream,
+    byte,
 };
 use tidepool_engine::mem::Buf;
 
@@ -33,6 +35,8 @@ pub(crate) enum Happening {
     Client { volume: usize, slot: usize },
     /// Something that is no client request.
     Action,
+    /// The process or the machine stops.
+    Stop { life: u64, how: Stop },
     /// The process is started again.
     Reopen,
     /// A volume's backend is opened.
@@ -45,6 +49,16 @@ pub(crate) enum Happening {
     MustBeAnswered { request: RequestId },
     /// The next step towards the end.
     End,
+}
+
+/// What a stop waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    CheckpointWrite,
+    ReclaimRead,
+    DrainWrite,
+    DeviceSync,
+    SummaryWrite,
 }
 
 /// An effect in flight.
@@ -133,6 +147,8 @@ pub struct World {
     pub(crate) ending_since: Nanos,
     pub(crate) scan: VecDeque<(usize, u64, u64)>,
     pub(crate) until: Nanos,
+    /// The process or the machine stops as soon as this is under way.
+    pub(crate) armed: Option<(Moment, Stop)>,
     /// Streams of the segments that were opened.
     streams: BTreeMap<u32, u8>,
     /// The core reads a segment's summary or moves blocks of it.
@@ -197,6 +213,7 @@ impl World {
             ending_since: 0,
             scan: VecDeque::new(),
             until: seconds * S,
+            armed: None,
             streams: BTreeMap::new(),
             reclaiming: None,
             formats: 0,
@@ -326,6 +343,7 @@ impl World {
             Happening::Done { life, token } if life == self.life => self.complete(token),
             Happening::Client { volume, slot } => self.client(volume, slot),
             Happening::Action => self.action(),
+            Happening::Stop { life, how } if life == self.life && self.engine.is_some() => self.stop(how),
             Happening::Reopen => self.reopen(),
             Happening::Attach { life, volume } if life == self.life => self.attach(volume),
             Happening::Add { volume } => self.add(volume),
@@ -357,12 +375,18 @@ impl World {
                 self.note("device write", offset, buf.len.into(), u64::from(dsync));
                 let data = self.contents(buf);
                 self.look_at_records(offset, &data);
+                if offset < byte(self.geo.segments_first_block) {
+                    self.moment(Moment::CheckpointWrite);
+                } else if data[0].as_ref().is_some_and(|d| d[..4] == SUMMARY_MAGIC) {
+                    self.moment(Moment::SummaryWrite);
+                }
                 let sync = if dsync { self.rng.around(self.plan.sync_ns) } else { 0 };
                 let latency = self.device_latency() + sync;
                 self.fly(token, FlightKind::DeviceWrite { offset, data, dsync }, Some(buf), false, latency);
             }
             Effect::DeviceSync { token } => {
                 self.note("device sync", token.0, 0, 0);
+                self.moment(Moment::DeviceSync);
                 let point = self.disk.sync_point();
                 let latency = self.rng.around(self.plan.sync_ns);
                 self.fly(token, FlightKind::DeviceSync { point }, None, false, latency);
@@ -370,6 +394,14 @@ impl World {
             Effect::Backend { token, volume, op } => self.backend(token, volume, op),
             Effect::Reply { id, result } => self.reply(id, result),
             Effect::ControlDone { control, result } => self.control_done(control, result),
+        }
+    }
+
+    /// Something is under way that a stop may have been waiting for.
+    fn moment(&mut self, moment: Moment) {
+        if let Some((_, how)) = self.armed.take_if(|(armed, _)| *armed == moment) {
+            let (life, pause) = (self.life, self.rng.around(self.plan.device_ns / 2));
+            self.after(pause, Happening::Stop { life, how });
         }
     }
 
@@ -460,6 +492,9 @@ impl World {
             BackendOp::Disown => ("backend disown", 0, 0),
         };
         self.note(what, v as u64, offset, len);
+        if what == "backend write" {
+            self.moment(Moment::DrainWrite);
+        }
         self.fly(token, kind, buf, fills, latency);
     }
 
@@ -516,6 +551,7 @@ impl World {
                 let result = self.disk.read_at(offset, bytes);
                 if bytes.len() <= 128 << 10 && bytes[..4] == SUMMARY_MAGIC && result.is_ok() {
                     self.reclaiming = Some(engine.device_status().reclaims);
+                    self.moment(Moment::ReclaimRead);
                 }
                 result
             }
@@ -547,6 +583,7 @@ impl World {
                 match result {
                     _ if applied => {}
                     Ok(()) => backend.apply(first, &data),
+                    Err(IoError::Fenced) => {}
                     Err(_) => backend.apply_cut(&mut self.rng, first, &data),
                 }
                 self.note_backend(volume, result)
