@@ -154,6 +154,8 @@ pub(crate) mod tests {
             sequence_drained: 8,
             backend_error: None,
             flushes: true,
+            drain_writes_in_flight: 0,
+            backend_unflushed: false,
             count,
         };
         ShardVolumeStatus {

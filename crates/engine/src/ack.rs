@@ -53,7 +53,7 @@ impl Engine {
     /// What is published may never become stable on a dead device: the backend must have it.
     pub(crate) fn ack_when_drained(&mut self, id: OpId) {
         let vid = self.ops[id].request.volume;
-        if self.volume(vid).fenced {
+        if self.volume(vid).is_refusing() {
             return self.complete(id, Err(RequestError::Io));
         }
         self.ops[id].sequence = self.volume(vid).sequence;
@@ -133,7 +133,7 @@ impl Engine {
         self.ops[id].stage = Stage::Acking;
         let op = self.ops[id];
         let volume = self.volumes[op.request.volume.0 as usize].as_mut().expect("it has an operation");
-        if volume.fenced {
+        if volume.is_refusing() {
             return self.complete(id, Err(RequestError::Io));
         }
         if volume.mode != Mode::WriteBack && op.sequence > volume.sequence_drained {

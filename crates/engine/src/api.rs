@@ -231,12 +231,21 @@ pub enum ControlError {
     /// Blocks whose only copy is lost stand in the way.
     #[error("{0} blocks of the volume are lost")]
     Lost(u64),
+    /// Blocks are lost that cannot be named.
+    #[error("data of the volume is lost, and it is not known which")]
+    Failed,
     /// There is no such volume.
     #[error("there is no such volume")]
     Gone,
     /// Another control operation on the volume is still under way.
     #[error("another operation on the volume is under way")]
     Busy,
+    /// It takes the volume's backend, and none is attached.
+    #[error("the volume's backend is not attached: the volume cannot be drained or compared with its image")]
+    Detached,
+    /// The attachment has more than [`ATTACHMENT_BYTES_MAX`] bytes.
+    #[error("an attachment has at most {ATTACHMENT_BYTES_MAX} bytes")]
+    TooLong,
 }
 
 /// What the cache does with a volume's writes.

@@ -136,7 +136,7 @@ impl Engine {
             if op.waiting > 0 {
                 return false;
             }
-            if volume.fenced {
+            if volume.is_refusing() {
                 self.complete(id, Err(RequestError::Io));
                 return true;
             }
@@ -236,16 +236,23 @@ impl Engine {
         let op = self.ops[id];
         let vid = op.request.volume;
         let (first, end) = (op.first_block, op.first_block + op.blocks);
+        if self.has_lost(vid, first, end) && !self.dead {
+            // The image holds something older. Were the write to fail on its way there, that would be read:
+            // the log takes the place of what is lost at once, and the drain brings it to the image.
+            self.ops[id].direct = false;
+            self.enter_log(id);
+            return true;
+        }
         if self.has_dirty(vid, first, end) {
             self.hurry_drain(vid, first, end);
             return false;
         }
         let volume = self.volume(vid);
-        if volume.retry_at > now {
-            return false;
+        if volume.retry_at > now || self.stopping == Some(LAST_CHECKPOINT) {
+            return false; // After the last flush of a shutdown nothing more is sent, nor answered.
         }
         if self.dead && !volume.disowned {
-            self.disown(vid);
+            self.disown(now, vid);
             return false;
         }
         if volume.sequence_durable < volume.sequence && !self.dead {
@@ -560,6 +567,20 @@ impl Engine {
         false
     }
 
+    /// Whether the only copy of any of the blocks is lost.
+    fn has_lost(&self, id: VolumeId, first: u64, end: u64) -> bool {
+        let index = &self.volume(id).index;
+        let mut at = if index.blocks().lost == 0 { end } else { first };
+        while at < end {
+            let (found, n) = index.lookup_run(at, (end - at).min(1 << 20) as u32);
+            if found == Lookup::Lost {
+                return true;
+            }
+            at += u64::from(n);
+        }
+        false
+    }
+
     /// Whether the index knows anything about the blocks.
     fn is_known(&self, id: VolumeId, first: u64, end: u64) -> bool {
         let index = &self.volume(id).index;
@@ -579,7 +600,7 @@ impl Engine {
         self.release_edges(id);
         let op = self.ops.remove(id);
         let vid = op.request.volume;
-        let result = if self.volume(vid).fenced { Err(RequestError::Io) } else { result };
+        let result = if self.volume(vid).is_refusing() { Err(RequestError::Io) } else { result };
         self.effects.push_back(Effect::Reply { id: op.request.id, result });
         let volume = self.volume_mut(vid);
         volume.requests -= 1;

@@ -188,6 +188,28 @@ impl Engine {
         self.persist(now, control);
     }
 
+    /// Replaces [`VolumeSpec::attachment`]. [`Effect::ControlDone`] comes when a restart will find the new one,
+    /// whatever else is being done to the volume.
+    pub fn set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let error = match &volume {
+            None => Some(ControlError::Gone),
+            Some(_) if attachment.len() > ATTACHMENT_BYTES_MAX => Some(ControlError::TooLong),
+            Some(_) if self.dead => Some(ControlError::Device),
+            Some(_) => None,
+        };
+        match (error, volume) {
+            (None, Some(volume)) => {
+                volume.spec.attachment = attachment;
+                self.persist(now, control);
+            }
+            (error, _) => {
+                let result = error.map_or(Ok(()), Err);
+                self.effects.push_back(Effect::ControlDone { control, result });
+            }
+        }
+    }
+
     /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the backend.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
         self.stir();
@@ -199,20 +221,29 @@ impl Engine {
     }
 
     /// Drains a volume, compares the image with the cache if asked to, and forgets the volume. New
-    /// requests are refused from now on.
+    /// requests are refused from now on. Without a backend only a volume can be forgotten of which
+    /// nothing is dirty or lost, unverified.
     pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
         self.stir();
         let Some(volume) = self.controllable(id, control, true) else { return };
+        let needs_backend = verify || volume.failed || volume.is_dirty() || volume.index.blocks().lost > 0;
+        if !volume.attached && needs_backend {
+            let result = Err(ControlError::Detached);
+            return self.effects.push_back(Effect::ControlDone { control, result });
+        }
         volume.closing = true;
         volume.drain_all_until = u64::MAX;
         volume.task = Task::Remove { control, verify };
     }
 
-    /// Stops accepting requests, makes the log stable and takes a checkpoint; dirty data stays dirty.
+    /// Stops accepting requests, flushes the backends of what went past the cache, makes the log stable and
+    /// takes a checkpoint; dirty data stays dirty. A backend that cannot be flushed in
+    /// [`EngineConfig::stop_flush_ns_max`] is not waited for; its volume's status tells.
     /// Requests that wait for the backend or for room are not answered any more.
-    pub fn shutdown(&mut self, _now: Nanos, control: u64) {
+    pub fn shutdown(&mut self, now: Nanos, control: u64) {
         self.stir();
         self.stopping = Some(control);
+        self.stop_by = now.saturating_add(self.config.stop_flush_ns_max);
     }
 
     /// The volume if an operation on it may begin now; else that is the operation's answer.
@@ -260,15 +291,47 @@ impl Engine {
                 _ => {}
             }
         }
-        if let Some(control) = self.stopping {
-            let idle = self.log.is_idle() && self.checkpoint.is_idle() && self.reclaim.is_idle();
-            let held = self.volumes.iter().flatten().any(|v| !v.held.is_empty());
-            if (idle || self.dead) && !held && !self.fills.has_open() && control != LAST_CHECKPOINT {
-                self.stopping = Some(LAST_CHECKPOINT);
-                self.persist(now, control);
-                self.pump_checkpoint(now);
+        self.pump_stop(now);
+    }
+
+    /// Takes the last checkpoint of a shutdown as soon as nothing is on its way any more.
+    fn pump_stop(&mut self, now: Nanos) {
+        let Some(control) = self.stopping.filter(|&c| c != LAST_CHECKPOINT) else { return };
+        let idle = self.log.is_idle() && self.checkpoint.is_idle() && self.reclaim.is_idle();
+        let held = self.volumes.iter().flatten().any(|v| !v.held.is_empty());
+        let flushed = self.backends_are_flushed() || now >= self.stop_by;
+        if (idle || self.dead) && flushed && !held && !self.fills.has_open() {
+            self.stopping = Some(LAST_CHECKPOINT);
+            self.persist(now, control);
+            self.pump_checkpoint(now);
+        }
+    }
+
+    /// Whether what went past the cache is on stable media; asks for the flushes that this takes.
+    fn backends_are_flushed(&mut self) -> bool {
+        let mut flushed = true;
+        let mut stir = false;
+        for volume in self.volumes.iter_mut().flatten().filter(|v| v.attached && !v.fenced) {
+            if volume.direct_in_flight > 0 {
+                flushed = false;
+            } else if volume.backend_is_dirty() {
+                flushed = false;
+                stir |= !volume.flush_in_flight && !volume.backend_flush_wanted;
+                volume.backend_flush_wanted |= !volume.flush_in_flight;
             }
         }
+        if stir {
+            self.stir();
+        }
+        flushed
+    }
+
+    /// When a shutdown looks at its backends again if none of them answers.
+    pub(crate) fn stop_deadline(&self, now: Nanos) -> Option<Nanos> {
+        self.stopping.filter(|&c| c != LAST_CHECKPOINT)?;
+        let volumes = self.volumes.iter().flatten().filter(|v| v.backend_flush_wanted && !v.flush_in_flight);
+        let retry = volumes.map(|v| v.retry_at).filter(|&at| at > now).min();
+        retry.into_iter().chain((self.stop_by > now).then_some(self.stop_by)).min()
     }
 
     /// Drained and nothing on its way into the cache: the volume's blocks can go.
@@ -315,9 +378,8 @@ impl Engine {
         if self.volume(id).requests > 0 || !self.is_quiet(now, id) {
             return;
         }
-        let lost = self.volume(id).index.blocks().lost;
-        if lost > 0 {
-            return self.end_remove(id, control, Err(ControlError::Lost(lost)));
+        if let Some(error) = self.volume(id).loss() {
+            return self.end_remove(id, control, Err(error));
         }
         if verify {
             match self.verify.volume {
@@ -342,10 +404,11 @@ impl Engine {
     fn backend_is_told(&mut self, now: Nanos, id: VolumeId) -> bool {
         let dead = self.dead;
         let volume = self.volume_mut(id);
+        if !volume.attached {
+            return true; // Nothing of it is dirty: the image lacks nothing, whatever its record says.
+        }
         if dead && !volume.disowned {
-            if volume.retry_at <= now {
-                self.disown(id);
-            }
+            self.disown(now, id);
             return false;
         }
         if volume.backend_is_dirty() && !volume.backend_flush_wanted {
@@ -499,6 +562,8 @@ impl Engine {
             sequence_drained: volume.sequence_drained,
             backend_error: volume.backend_error,
             flushes: volume.flushes,
+            drain_writes_in_flight: u64::from(volume.drain_writes),
+            backend_unflushed: volume.backend_is_dirty(),
             count: volume.count,
         })
     }
@@ -514,6 +579,8 @@ impl Engine {
             segments: u64::from(self.geo.segments),
             segments_free: u64::from(self.space.free_count()),
             segments_dirty: self.space.segments.iter().filter(|s| s.dirty > 0).count() as u64,
+            reclaiming: !self.reclaim.is_idle(),
+            checkpointing: !self.checkpoint.is_idle(),
             index_bytes: index as u64,
             cached_blocks: self.space.live_blocks(),
             arena_used_bytes: (self.arena.len_bytes() - self.arena.free_bytes()) as u64,

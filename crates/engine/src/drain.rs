@@ -7,7 +7,7 @@
 //! queued again.
 
 use crate::ack::Deferred;
-use crate::api::{BLOCK_BYTES, BackendOp, ControlError, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{Stream, byte, crc32c};
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
@@ -205,6 +205,7 @@ impl Engine {
             }
         };
         let volume = self.drains[drain].volume;
+        self.volume_mut(volume).drain_writes += 1;
         let token = self.start_io(io);
         self.backend(token, volume, op);
     }
@@ -294,6 +295,7 @@ impl Engine {
     pub(crate) fn drain_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
         let piece = self.pieces[index];
         let id = self.drains[piece.drain].volume;
+        self.volume_mut(id).drain_writes -= 1;
         self.note_backend_result(now, id, result);
         if result.is_ok() {
             let bytes = u64::from(piece.blocks) * BLOCK_BYTES as u64;
@@ -323,6 +325,7 @@ impl Engine {
 
     pub(crate) fn drain_zeroes_done(&mut self, now: Nanos, d: u32, result: Result<(), IoError>) {
         let id = self.drains[d].volume;
+        self.volume_mut(id).drain_writes -= 1;
         self.note_backend_result(now, id, result);
         self.drain_returned(d, result.is_ok());
     }
@@ -440,9 +443,8 @@ impl Engine {
             }
             waits
         });
-        let lost = volume.index.blocks().lost;
+        let result = volume.loss().map_or(Ok(()), Err);
         for control in done {
-            let result = if lost > 0 { Err(ControlError::Lost(lost)) } else { Ok(()) };
             self.effects.push_back(Effect::ControlDone { control, result });
         }
         self.pump_through(id);

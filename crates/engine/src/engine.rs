@@ -33,6 +33,9 @@ const EDGE_BUFFERS: usize = EDGE_BUFFERS_RESERVED + 128;
 /// Buffers for checkpoint pages.
 const CHECKPOINT_BUFFERS: usize = 2;
 
+/// See [`EngineConfig::stop_flush_ns_max`]: well below the time after which service managers kill.
+const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;
+
 /// What the driver may choose.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -44,6 +47,9 @@ pub struct EngineConfig {
     pub appends_in_flight: usize,
     /// Transfers of the drain in flight at once, of 256 KiB at most.
     pub drain_buffers: usize,
+    /// How long a shutdown waits for backends to be flushed, in nanoseconds. It goes on without those that
+    /// do not answer.
+    pub stop_flush_ns_max: Nanos,
 }
 
 impl Default for EngineConfig {
@@ -53,6 +59,7 @@ impl Default for EngineConfig {
             append_bytes: 512 << 10,
             appends_in_flight: 3,
             drain_buffers: 64,
+            stop_flush_ns_max: STOP_FLUSH_NS_MAX,
         }
     }
 }
@@ -65,6 +72,7 @@ impl EngineConfig {
             append_bytes: 128 << 10,
             appends_in_flight: 3,
             drain_buffers: 16,
+            stop_flush_ns_max: STOP_FLUSH_NS_MAX,
         }
     }
 }
@@ -182,6 +190,8 @@ pub struct Engine {
     pub(crate) next_drain: usize,
     /// Control number of a shutdown under way; [`crate::control::LAST_CHECKPOINT`] at its end.
     pub(crate) stopping: Option<u64>,
+    /// Until then it waits for backends to be flushed.
+    pub(crate) stop_by: Nanos,
     /// The comparison of a volume that is being removed.
     pub(crate) verify: Verify,
     /// Something has happened since the last look for work.
@@ -223,6 +233,7 @@ impl Engine {
             next_volume: 0,
             next_drain: 0,
             stopping: None,
+            stop_by: 0,
             verify: Verify::default(),
             stirred: true,
             config,
@@ -281,7 +292,8 @@ impl Engine {
     pub fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let held = self.volumes.iter().flatten().filter_map(|v| v.held.front().map(|&(at, _)| at)).min();
         let drain = if self.stopping.is_none() { self.drain_deadline(now) } else { None };
-        [held, drain, self.fills.deadline(), self.checkpoint.deadline()].into_iter().flatten().min()
+        let stop = self.stop_deadline(now);
+        [held, drain, stop, self.fills.deadline(), self.checkpoint.deadline()].into_iter().flatten().min()
     }
 
     /// Looks for work, in the order of urgency.
@@ -437,7 +449,7 @@ impl Engine {
         if changes && volume.spec.read_only {
             return Err(RequestError::ReadOnly);
         }
-        if volume.failed || volume.fenced {
+        if volume.is_refusing() {
             return Err(RequestError::Io);
         }
         if matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. }) && request.len > 0 {

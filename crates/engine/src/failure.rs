@@ -49,9 +49,12 @@ impl Engine {
             self.redirect(id);
         }
         for i in 0..self.volumes.len() {
-            if self.volumes[i].is_some() {
-                self.update_drained(VolumeId(i as u16));
+            let id = VolumeId(i as u16);
+            let Some(volume) = &self.volumes[i] else { continue };
+            if volume.index.blocks().lost > 0 {
+                self.fail_volume(id);
             }
+            self.update_drained(id);
         }
         // Whatever of the streams and of reclaim comes back from the device now is of no interest.
         for stream in Stream::ALL {
@@ -81,10 +84,11 @@ impl Engine {
     }
 
     /// Before anything goes past a dead cache device, the image must no longer name it: a restart
-    /// would otherwise find the old content on it and believe it.
-    pub(crate) fn disown(&mut self, id: VolumeId) {
+    /// would otherwise find the old content on it and believe it. As long as something of the volume is not in
+    /// the image, or is lost, the image must name it: a restart would otherwise serve something older.
+    pub(crate) fn disown(&mut self, now: Nanos, id: VolumeId) {
         let volume = self.volume_mut(id);
-        if volume.disowning {
+        if volume.disowning || volume.is_dirty() || volume.failed || volume.retry_at > now {
             return;
         }
         volume.disowning = true;
@@ -107,6 +111,25 @@ impl Engine {
             return;
         }
         volume.fenced = true;
+        self.give_up(id, ControlError::Backend(IoError::Fenced));
+    }
+
+    /// A dirty block has no good copy left and the cache device cannot record that. The volume answers
+    /// nothing any more: what the image holds is older than what its clients have seen. It keeps its place in
+    /// the image's record (see [`Engine::disown`]), so that a restart does not serve the image either.
+    pub(crate) fn fail_volume(&mut self, id: VolumeId) {
+        let volume = self.volume_mut(id);
+        if volume.failed {
+            return;
+        }
+        volume.failed = true;
+        let lost = volume.index.blocks().lost;
+        self.give_up(id, ControlError::Lost(lost));
+    }
+
+    /// Answers what waits in a volume that serves nothing any more.
+    fn give_up(&mut self, id: VolumeId, error: ControlError) {
+        let volume = self.volume_mut(id);
         // Parked operations see it themselves, and those in flight when they come back.
         let mut waiting: Vec<OpId> = volume
             .through
@@ -125,8 +148,7 @@ impl Engine {
         }
         let volume = self.volume_mut(id);
         for waiter in std::mem::take(&mut volume.drain_waiters) {
-            let result = Err(ControlError::Backend(IoError::Fenced));
-            self.effects.push_back(Effect::ControlDone { control: waiter.control, result });
+            self.effects.push_back(Effect::ControlDone { control: waiter.control, result: Err(error) });
         }
         for op in waiting {
             self.complete(op, Err(RequestError::Io));

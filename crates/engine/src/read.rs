@@ -240,6 +240,9 @@ impl Engine {
             volume.dirty_blocks -= 1;
         }
         self.checkpoint.wanted = true;
+        if self.dead {
+            self.fail_volume(vid);
+        }
     }
 
     /// Drops what the cache holds of a range, without a record that says so: a crash may bring it back

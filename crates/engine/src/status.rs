@@ -31,6 +31,11 @@ pub struct VolumeStatus {
     pub backend_error: Option<IoError>,
     /// The client has sent a flush (else every write waits for stable media).
     pub flushes: bool,
+    /// Writes and zeroes of the drain that the backend has not answered.
+    pub drain_writes_in_flight: u64,
+    /// Writes went past the cache that no flush of the backend has covered yet. Still set when a shutdown is
+    /// complete: the backend could not be flushed in [`crate::EngineConfig::stop_flush_ns_max`].
+    pub backend_unflushed: bool,
     /// Counters.
     pub count: VolumeCounters,
 }
@@ -48,7 +53,8 @@ pub enum VolumeState {
     Full,
     /// Another owner has it: nothing is served any more.
     Fenced,
-    /// Data is lost that cannot be named block by block; every read fails.
+    /// Data is lost that cannot be named block by block, or that the dead cache device cannot record:
+    /// every request fails.
     Failed,
 }
 
@@ -118,6 +124,10 @@ pub struct DeviceStatus {
     pub segments_free: u64,
     /// Segments that hold dirty blocks.
     pub segments_dirty: u64,
+    /// A segment is being reclaimed.
+    pub reclaiming: bool,
+    /// A checkpoint is being written.
+    pub checkpointing: bool,
     /// Records written.
     pub records: u64,
     /// Device writes (each one or more records).

@@ -1,6 +1,6 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
-use crate::api::{BLOCK_BYTES, IoError, Mode, Nanos, Request, RequestError, VolumeSpec};
+use crate::api::{BLOCK_BYTES, ControlError, IoError, Mode, Nanos, Request, RequestError, VolumeSpec};
 use crate::format::VolumeItem;
 use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
@@ -167,6 +167,8 @@ pub(crate) struct Volume {
     /// The one that has more to issue, and what is in flight for all.
     pub(crate) drain_open: Option<u32>,
     pub(crate) drain_in_flight: usize,
+    /// Of these, what the backend has been given.
+    pub(crate) drain_writes: u32,
     /// Drained objects that wait for the backend's flush.
     pub(crate) unflushed: Vec<u32>,
     pub(crate) flushing: Vec<u32>,
@@ -236,6 +238,7 @@ impl Volume {
             drains: Vec::new(),
             drain_open: None,
             drain_in_flight: 0,
+            drain_writes: 0,
             unflushed: Vec::new(),
             flushing: Vec::new(),
             flush_in_flight: false,
@@ -314,6 +317,19 @@ impl Volume {
         self.sequence_syncing = sequence;
         self.chain = chain;
         self.chain_published = chain;
+    }
+
+    /// No request is served any more: another owner has the image, or data is lost that cannot be named.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.fenced || self.failed
+    }
+
+    /// What the image will never get from the cache.
+    pub(crate) fn loss(&self) -> Option<ControlError> {
+        match self.index.blocks().lost {
+            0 => self.failed.then_some(ControlError::Failed),
+            lost => Some(ControlError::Lost(lost)),
+        }
     }
 
     /// Something of the volume is not in the backend.

@@ -2,7 +2,9 @@
 
 mod common;
 use common::*;
+use tidepool_engine::EngineConfig;
 use tidepool_engine::api::*;
+use tidepool_engine::status::VolumeState;
 
 #[test]
 fn g8_a_segment_full_of_discards_is_closed_before_its_summary_is_too_long() {
@@ -203,4 +205,160 @@ fn g3_a_flush_does_not_overtake_the_backend_flush_of_another() {
     w.backend_stopped = false;
     w.run();
     assert_eq!((w.replies.get(&first), w.replies.get(&second)), (Some(&Ok(())), Some(&Ok(()))));
+}
+
+#[test]
+fn g3_a_shutdown_flushes_what_went_past_the_cache_but_waits_for_no_stopped_backend() {
+    let specs = ["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteAround));
+    let mut w = World::new(64 * MIB, &specs);
+    for v in 0..2 {
+        w.flush(v); // From here on writes do not wait for stable media.
+        w.write(v, 0, &pattern(1, 4096));
+        assert!(w.status(v).backend_unflushed);
+    }
+    let flushes = w.backend_flushes;
+    w.stopped = vec![VolumeId(1)];
+    let before = w.now;
+    w.control(|e, now, c| e.shutdown(now, c)).expect("shutdown");
+    assert!(w.now - before >= EngineConfig::small().stop_flush_ns_max, "it was given time");
+    assert!(w.backend_flushes > flushes && !w.status(0).backend_unflushed, "the one that works is flushed");
+    assert!(w.status(1).backend_unflushed, "the other one is told");
+}
+
+#[test]
+fn g3_a_write_past_the_cache_is_not_answered_behind_the_last_flush_of_a_shutdown() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.flush(0);
+    w.backend_stopped = true;
+    let (write, _) = w.request(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(1, 4096)));
+    let control = w.fresh();
+    w.engine.shutdown(w.now, control);
+    w.pass(1_000_000_000);
+    assert_eq!(w.controls.get(&control), None, "it waits for the write and its flush");
+    w.backend_stopped = false;
+    w.run();
+    w.pass(1_000_000_000);
+    assert_eq!((w.replies.get(&write), w.controls.get(&control)), (Some(&Ok(())), Some(&Ok(()))));
+    assert!(!w.status(0).backend_unflushed);
+}
+
+#[test]
+fn a_new_attachment_survives_the_death_of_the_daemon_as_soon_as_it_is_confirmed() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![7; 900], c)).expect("attachment");
+    let too_long = w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![7; 1025], c));
+    assert_eq!(too_long, Err(ControlError::TooLong));
+    let gone = w.control(|e, now, c| e.set_attachment(now, VolumeId(3), vec![7; 10], c));
+    assert_eq!(gone, Err(ControlError::Gone));
+    w.reopen();
+    assert_eq!(w.engine.volumes()[0].1.attachment, vec![7; 900]);
+    w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![8], c)).expect("of a detached volume");
+    w.reopen();
+    assert_eq!(w.engine.volumes()[0].1.attachment, vec![8]);
+}
+
+#[test]
+fn g1_a_volume_without_a_backend_is_forgotten_only_when_the_image_has_everything() {
+    let specs = ["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack));
+    let mut w = World::new(64 * MIB, &specs);
+    w.stopped = vec![VolumeId(0)];
+    w.write(0, 0, &pattern(1, 4096));
+    w.read(1, 0, 4096);
+    w.pass(20_000_000_000);
+    w.reopen();
+    for (v, verify) in [(0, true), (0, false), (1, true)] {
+        let removed = w.control(|e, now, c| e.remove(now, VolumeId(v), verify, c));
+        assert_eq!(removed, Err(ControlError::Detached), "volume {v}, verify {verify}");
+    }
+    w.control(|e, now, c| e.remove(now, VolumeId(1), false, c)).expect("nothing of it is dirty");
+    w.reopen();
+    assert_eq!(w.engine.volumes().len(), 1);
+    w.stopped.clear();
+    w.restart(true);
+    assert_eq!(w.read(0, 0, 4096), pattern(1, 4096));
+}
+
+#[test]
+fn g1_a_lost_block_on_a_dead_cache_device_closes_its_volume_and_no_other() {
+    let specs = ["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack));
+    let mut w = World::new(64 * MIB, &specs);
+    for v in 0..2 {
+        w.flush(v);
+    }
+    w.backend_stopped = true;
+    for v in 0..2u16 {
+        (0..8).for_each(|i| w.write(v, i * MIB, &pattern(u64::from(v) * 100 + i, 4096)));
+    }
+    w.corrupt(&pattern(3, 4096));
+    w.device_result = Err(IoError::Errno(5));
+    let write = Op::Write { fua: false };
+    let (first, _) = w.request(0, write, 9 * MIB, 4096, Some(&pattern(9, 4096)));
+    let (flush, _) = w.request(0, Op::Flush, 0, 0, None);
+    let (other, _) = w.request(1, write, 9 * MIB, 4096, Some(&pattern(109, 4096)));
+    w.backend_stopped = false;
+    w.run();
+    w.pass(3_000_000_000);
+    assert_eq!(w.replies.remove(&first), Some(Err(RequestError::Io)));
+    assert_eq!(w.replies.remove(&flush), Some(Err(RequestError::Io)));
+    assert_eq!(w.replies.remove(&other), Some(Ok(())));
+    for i in 0..8 {
+        assert_eq!(w.try_read(0, i * MIB, 4096), Err(RequestError::Io), "nothing older is served");
+        let drained = w.images[0][(i * MIB) as usize..][..4096] == pattern(i, 4096);
+        assert_eq!(drained, i != 3, "what verifies is drained");
+        assert_eq!(w.read(1, i * MIB, 4096), pattern(100 + i, 4096));
+    }
+    assert_eq!(w.op(0, Op::Flush, 0, 0), Err(RequestError::Io));
+    assert_eq!(w.status(0).state, VolumeState::Failed);
+    assert_eq!(w.disowned, vec![VolumeId(1)], "the image goes on naming the cache that it needs");
+    let drained = w.control(|e, now, c| e.drain(now, VolumeId(0), c));
+    assert_eq!(drained, Err(ControlError::Lost(1)));
+    let removed = w.control(|e, now, c| e.remove(now, VolumeId(0), false, c));
+    assert_eq!(removed, Err(ControlError::Lost(1)));
+}
+
+#[test]
+fn g1_a_block_that_was_lost_before_the_cache_device_died_closes_its_volume_too() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.images[0].fill(0x44);
+    w.backend_stopped = true;
+    w.write(0, 0, &pattern(1, 4096));
+    w.corrupt(&pattern(1, 4096));
+    assert_eq!(w.try_read(0, 0, 4096), Err(RequestError::Io));
+    w.write(0, MIB, &pattern(2, 4096));
+    assert_eq!(w.status(0).state, VolumeState::Serving);
+    w.device_result = Err(IoError::Errno(5));
+    w.request(0, Op::Write { fua: true }, 2 * MIB, 4096, Some(&pattern(2, 4096)));
+    w.backend_stopped = false;
+    w.pass(3_000_000_000);
+    assert_eq!(w.status(0).state, VolumeState::Failed);
+    assert_eq!(w.try_read(0, 0, 4096), Err(RequestError::Io));
+    assert!(w.disowned.is_empty());
+}
+
+#[test]
+fn g7_a_write_past_the_cache_that_fails_uncovers_nothing_older_under_a_lost_block() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x44);
+    w.backend_stopped = true;
+    (0..2).for_each(|i| w.write(0, i * MIB, &pattern(i, 4096)));
+    (0..2).for_each(|i| drop(w.corrupt(&pattern(i, 4096))));
+    (0..2).for_each(|i| assert_eq!(w.try_read(0, i * MIB, 4096), Err(RequestError::Io)));
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c)).expect("mode");
+    w.backend_result = Err(IoError::Errno(5));
+    w.backend_stopped = false;
+    let (write, _) = w.request(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(8, 4096)));
+    w.pass(2_000_000_000);
+    assert_ne!(w.try_read(0, 0, 4096), Ok(vec![0x44; 4096]), "while it is tried");
+    w.restart(true);
+    assert_ne!(w.try_read(0, 0, 4096), Ok(vec![0x44; 4096]), "after a restart");
+    assert!(!w.replies.contains_key(&write), "a backend that fails makes the write wait");
+    w.backend_result = Ok(());
+    w.pass(2_000_000_000);
+    w.write(0, 0, &pattern(9, 4096));
+    assert_eq!(w.read(0, 0, 4096), pattern(9, 4096));
+    assert_eq!(w.images[0][..4096], pattern(9, 4096));
+    assert_eq!(w.try_read(0, MIB, 4096), Err(RequestError::Io), "the other one stays lost");
+    w.restart(true);
+    assert_eq!(w.try_read(0, MIB, 4096), Err(RequestError::Io), "over restarts, too");
 }

@@ -64,7 +64,8 @@ impl World {
                 let all = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off];
                 ControlKind::Mode(w.rng.pick(&all))
             }),
-            35..=38 => self.control_volume(v, |_, _| ControlKind::Quota),
+            35..=37 => self.control_volume(v, |_, _| ControlKind::Quota),
+            38 => self.control_volume(v, |w, _| ControlKind::Attachment(w.next_control)),
             39..=42 => self.control_volume(v, |w, _| ControlKind::Remove { verify: w.rng.permille(500) }),
             43..=64 => self.break_something(v),
             65..=69 => self.rest(v),
@@ -133,6 +134,12 @@ impl World {
                 engine.set_dirty_bytes_max(now, id, quota, control);
                 "set quota"
             }
+            ControlKind::Attachment(number) => {
+                let attachment = number.to_le_bytes().to_vec();
+                self.vols[v].attachments.push(attachment.clone());
+                engine.set_attachment(now, id, attachment, control);
+                "set attachment"
+            }
             ControlKind::Drain { .. } => {
                 engine.drain(now, id, control);
                 "drain"
@@ -189,7 +196,10 @@ impl World {
                 }
             }
             Theme::DeviceDeath => {
-                if self.rng.permille(100) && !self.disk.dead {
+                if self.disk.dead && self.rng.permille(200) {
+                    let block = self.disk.damage().unwrap_or(0);
+                    self.note("damage", block, 0, 0);
+                } else if self.rng.permille(100) && !self.disk.dead {
                     self.disk.dead = true;
                     self.note("device dies", 0, 0, 0);
                     self.cover.hit("device death");
@@ -258,6 +268,12 @@ impl World {
             if s.sequence_drained > s.sequence {
                 return self.fail(format!("volume {}: drained beyond its log", s.spec.name));
             }
+            if s.lost_blocks > 0 && device.failed {
+                self.cover.hit("block lost on a dead device");
+                if s.state != VolumeState::Failed && s.state != VolumeState::Fenced {
+                    return self.fail(format!("volume {}: serves without a block that it lost", s.spec.name));
+                }
+            }
             if s.lost_blocks > 0 && !self.may_lose_data() {
                 return self.fail(format!("volume {}: a block is lost without a fault", s.spec.name));
             }
@@ -320,6 +336,7 @@ impl World {
         }
         match kind {
             ControlKind::Add | ControlKind::Attach => {
+                self.vols[v].keep_attachment(&control.to_le_bytes());
                 if self.vols[v].must_verify {
                     self.vols[v].place = Place::Verifying;
                     let life = self.life;
@@ -330,6 +347,7 @@ impl World {
             }
             ControlKind::Mode(mode) => self.cover.add("purge", u64::from(mode == Mode::Off)),
             ControlKind::Quota => {}
+            ControlKind::Attachment(number) => self.vols[v].keep_attachment(&number.to_le_bytes()),
             ControlKind::Drain { changes, quiet } => self.drained(v, changes, quiet),
             ControlKind::Remove { verify } => {
                 self.cover.hit(if verify { "removal verified" } else { "removal" });
@@ -340,6 +358,7 @@ impl World {
                 self.after(pause, Happening::Add { volume: v });
             }
             ControlKind::Shutdown => {
+                self.check_flushed();
                 self.stop(Stop::Orderly);
                 if self.rng.permille(self.plan.power) {
                     // Power is lost after the process has ended: everything is on stable media.
@@ -349,6 +368,20 @@ impl World {
         }
         if self.ending != Ending::Not {
             self.after(1, Happening::End);
+        }
+    }
+
+    /// A shutdown that was given time has flushed every backend that works.
+    fn check_flushed(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        for vol in &self.vols {
+            let status = vol.id.and_then(|id| engine.volume_status(self.now, id));
+            let Some(status) = status.filter(|s| s.backend_unflushed) else { continue };
+            let works = vol.trouble_at.saturating_add(WAIT_NS) < self.now || vol.trouble_at == 0;
+            if works && self.plan.engine.stop_flush_ns_max >= 5 * S {
+                return self
+                    .fail(format!("volume {}: the shutdown has not flushed its backend", status.spec.name));
+            }
         }
     }
 
@@ -371,10 +404,10 @@ impl World {
         let explained = match error {
             ControlError::Device => self.disk.dead,
             ControlError::Backend(_) => self.plan.theme == Theme::Backends,
-            ControlError::Lost(_) => self.may_lose_data(),
+            ControlError::Lost(_) | ControlError::Failed => self.may_lose_data(),
             ControlError::Busy => matches!(kind, ControlKind::Drain { .. } | ControlKind::Quota),
             ControlError::Differs(_) => false,
-            ControlError::Gone => false,
+            ControlError::Gone | ControlError::Detached | ControlError::TooLong => false,
         };
         if !explained {
             return self.fail(format!("{kind:?} of volume {v} failed: {error}"));

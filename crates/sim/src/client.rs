@@ -6,6 +6,7 @@ use crate::plan::{MS, S};
 use crate::volume::{Place, Sent};
 use crate::world::{Ending, Happening, World};
 use tidepool_engine::api::*;
+use tidepool_engine::status::VolumeState;
 
 /// Pause after the arena had no room for a request.
 const RETRY_NS: Nanos = MS;
@@ -207,6 +208,11 @@ impl World {
     }
 
     fn succeeded(&mut self, sent: &Sent, tick: u64) {
+        let engine = self.engine.as_ref().expect("replies come from a core");
+        let status = self.vols[sent.volume].id.and_then(|id| engine.volume_status(self.now, id));
+        if status.is_some_and(|s| s.state == VolumeState::Failed) {
+            return self.fail(format!("{:?} of a failed volume succeeds", sent.op));
+        }
         let vol = &mut self.vols[sent.volume];
         match sent.op {
             Op::Read => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Everything that the short run must reach.
-pub const WANTED: [&str; 40] = [
+pub const WANTED: [&str; 42] = [
     "kill",
     "power loss",
     "orderly restart",
@@ -39,6 +39,8 @@ pub const WANTED: [&str; 40] = [
     "block lost",
     "device death",
     "cache lost",
+    "block lost on a dead device",
+    "stopped without a flush",
     "fence",
     "resize",
     "inspected",

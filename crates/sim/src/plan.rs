@@ -104,6 +104,7 @@ impl Plan {
             append_bytes: rng.pick(&[64usize, 128, 256, 512]) << 10,
             appends_in_flight: rng.range(1..5) as usize,
             drain_buffers: rng.pick(&[4, 8, 16]),
+            stop_flush_ns_max: rng.pick(&[0, 100 * MS, 5 * S]),
         };
         let modes = rng.permille(500);
         let mut volumes: Vec<VolumePlan> =

@@ -59,6 +59,7 @@ impl World {
         let tick = self.tick;
         self.count_stop(how);
         let clean = if self.is_fenced() { Vec::new() } else { self.clean_volumes() };
+        let unflushed = self.unflushed_volumes();
         for (_, flight) in std::mem::take(&mut self.flights) {
             match flight.kind {
                 FlightKind::DeviceWrite { offset, data, .. } => self.disk.cut_at(offset, &data),
@@ -88,7 +89,7 @@ impl World {
             }
         }
         let corrupt = self.plan.theme == Theme::Corruption;
-        for vol in &mut self.vols {
+        for (vol, unflushed) in self.vols.iter_mut().zip(unflushed) {
             vol.forget_life();
             match how {
                 Stop::Power => {}
@@ -99,10 +100,10 @@ impl World {
                 }
                 Stop::Kill => vol.checker.killed(tick),
                 Stop::Orderly => {
-                    // An orderly end closes the backends, which flushes them.
-                    vol.backend.store.sync(vol.backend.store.sync_point());
                     vol.checker.killed(tick);
-                    vol.checker.settle(tick);
+                    if !unflushed {
+                        vol.checker.settle(tick);
+                    }
                 }
             }
         }
@@ -160,6 +161,18 @@ impl World {
         if self.reclaiming.is_some() && self.reclaiming == reclaims {
             self.cover.hit("kill during reclaim");
         }
+    }
+
+    /// Whether each volume says that writes past the cache may not be on its backend's stable media. One that
+    /// was not attached in this life cannot know.
+    fn unflushed_volumes(&mut self) -> Vec<bool> {
+        let Some(engine) = &self.engine else { return vec![true; self.vols.len()] };
+        let status = |v: &Vol| v.id.and_then(|id| engine.volume_status(self.now, id));
+        let unflushed =
+            |v| status(v).is_some_and(|s| s.backend_unflushed || s.state == VolumeState::Detached);
+        let all: Vec<bool> = self.vols.iter().map(unflushed).collect();
+        self.cover.add("stopped without a flush", u64::from(all.contains(&true)));
+        all
     }
 
     /// Volumes of which everything is in the backend.
@@ -290,6 +303,10 @@ impl World {
                     if was == Place::Out {
                         return self.fail(format!("volume {v} is in the cache again after its removal"));
                     }
+                    if !self.vols[v].attachments.contains(&spec.attachment) && !self.may_lose_data() {
+                        return self.fail(format!("volume {v} has an attachment from its past"));
+                    }
+                    self.vols[v].attachments = vec![spec.attachment.clone()];
                     self.vols[v].id = Some(*id);
                     self.vols[v].place = Place::Detached;
                     self.vols[v].recovered_generation = spec.generation;
@@ -367,10 +384,11 @@ impl World {
             mode: vol.mode,
             dirty_bytes_max: vol.dirty_bytes_max,
             read_only: false,
-            attachment: vec![v as u8; 16],
+            attachment: self.next_control.to_le_bytes().to_vec(),
             keep_clean,
         };
         vol.place = Place::Attaching;
+        vol.attachments.push(attach.attachment.clone());
         if !keep_clean {
             self.cover.hit("clean dropped at attach");
         }
@@ -415,8 +433,9 @@ impl World {
             dirty_bytes_max: vol.dirty_bytes_max,
             read_only: false,
             generation: vol.backend.generation,
-            attachment: vec![v as u8; 8],
+            attachment: self.next_control.to_le_bytes().to_vec(),
         };
+        vol.attachments = vec![spec.attachment.clone()];
         let control = self.control(v, ControlKind::Add);
         let now = self.now;
         let engine = self.engine.as_mut().expect("checked above");

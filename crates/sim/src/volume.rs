@@ -93,6 +93,8 @@ pub struct Vol {
     pub recovered_generation: u64,
     /// Place of a sequential stream.
     pub cursor: u64,
+    /// Attachments that a restart may find: the newest one that was confirmed, and those asked for since.
+    pub attachments: Vec<Vec<u8>>,
 }
 
 impl Vol {
@@ -118,8 +120,15 @@ impl Vol {
             idle_slots: Vec::new(),
             recovered_generation: 0,
             cursor: 0,
+            attachments: Vec::new(),
             plan,
         }
+    }
+
+    /// An attachment is confirmed: older ones must not come back.
+    pub fn keep_attachment(&mut self, confirmed: &[u8]) {
+        let at = self.attachments.iter().position(|a| a == confirmed).unwrap_or(0);
+        self.attachments.drain(..at);
     }
 
     /// What makes the volume's content different from that of the others.

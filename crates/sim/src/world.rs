@@ -92,6 +92,7 @@ pub(crate) enum ControlKind {
     Attach,
     Mode(Mode),
     Quota,
+    Attachment(u64),
     Drain { changes: u64, quiet: bool },
     Remove { verify: bool },
     Shutdown,
@@ -444,6 +445,12 @@ impl World {
         let backend = &mut self.vols[v].backend;
         if backend.disowned && !matches!(op, BackendOp::Disown) {
             self.cover.hit("backend without cache");
+        }
+        if op == BackendOp::Disown {
+            let status = self.engine.as_ref().and_then(|e| e.volume_status(self.now, volume));
+            if status.is_some_and(|s| s.dirty_bytes > 0 || s.lost_blocks > 0) {
+                return self.fail(format!("volume {v}: the image disowns a cache that it needs"));
+            }
         }
         let (kind, buf, fills) = match op {
             BackendOp::Read { offset, buf } => {

@@ -294,6 +294,8 @@ impl Core for MemoryCore {
             sequence_drained: 0,
             backend_error: None,
             flushes: volume.count.flushes > 0,
+            drain_writes_in_flight: 0,
+            backend_unflushed: false,
             count: volume.count,
         })
     }

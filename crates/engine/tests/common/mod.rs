@@ -46,6 +46,10 @@ pub struct World {
     /// Volumes whose backend alone does the same.
     pub stopped: Vec<VolumeId>,
     pub backend_reads: u64,
+    pub backend_flushes: u64,
+    pub disowned: Vec<VolumeId>,
+    /// Ranges that backends were told to write as zeroes, keeping the space.
+    pub backend_zeroes: Vec<(u64, u64)>,
     /// What writes and syncs of the cache device, and all operations of backends, report.
     pub device_result: Result<(), IoError>,
     pub backend_result: Result<(), IoError>,
@@ -87,6 +91,9 @@ impl World {
             backend_stopped: false,
             stopped: Vec::new(),
             backend_reads: 0,
+            backend_flushes: 0,
+            disowned: Vec::new(),
+            backend_zeroes: Vec::new(),
             device_result: Ok(()),
             backend_result: Ok(()),
             waiting: Vec::new(),
@@ -172,10 +179,14 @@ impl World {
                 image[offset as usize..to].copy_from_slice(&self.engine.arena().bytes(buf)[..n]);
             }
             BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
+                if matches!(op, BackendOp::WriteZeroes { .. }) {
+                    self.backend_zeroes.push((offset, len));
+                }
                 let to = (offset + len).min(size as u64) as usize;
                 image[offset as usize..to].fill(0);
             }
-            BackendOp::Flush | BackendOp::Disown => {}
+            BackendOp::Flush => self.backend_flushes += 1,
+            BackendOp::Disown => self.disowned.push(volume),
         }
         self.done(token, Ok(()));
     }
@@ -281,11 +292,16 @@ impl World {
         self.control(|e, now, c| e.drain(now, VolumeId(volume), c)).expect("drain");
     }
 
-    /// The daemon dies and is started again.
-    pub fn restart(&mut self, keep_clean: bool) {
+    /// The daemon dies and is started again; the volumes have no backends yet.
+    pub fn reopen(&mut self) {
         self.waiting.clear();
         let (engine, _) = Engine::open(&mut self.device, EngineConfig::small(), self.now).expect("open");
         self.engine = engine;
+    }
+
+    /// The daemon dies and is started again.
+    pub fn restart(&mut self, keep_clean: bool) {
+        self.reopen();
         for (id, spec) in self.engine.volumes() {
             let attach = Attach {
                 generation: spec.generation + 1,
@@ -298,6 +314,21 @@ impl World {
             };
             self.control(|e, now, c| e.attach(now, id, attach, c).expect("attach")).expect("attached");
         }
+    }
+
+    /// Damages every copy of a block on the cache device; returns where they stand.
+    pub fn corrupt(&mut self, content: &[u8]) -> Vec<usize> {
+        assert_eq!(content.len(), BLOCK_BYTES);
+        let blocks = self.device.0.chunks_exact_mut(BLOCK_BYTES).enumerate();
+        let copies: Vec<usize> = blocks
+            .filter(|(_, b)| *b == content)
+            .map(|(i, b)| {
+                b[7] ^= 1;
+                i
+            })
+            .collect();
+        assert!(!copies.is_empty(), "the block is on the device");
+        copies
     }
 
     pub fn status(&self, volume: u16) -> tidepool_engine::status::VolumeStatus {
