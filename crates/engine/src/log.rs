@@ -304,6 +304,14 @@ impl Engine {
         if self.dead {
             return Err(buf);
         }
+        if stream == Stream::Log
+            && !moving
+            && self.space.free_count() < RESERVE_WRITES
+            && !self.reclaim.is_idle()
+        {
+            // Reclaim is packing into the last segments: it would not get done with what writes left it.
+            return Err(buf);
+        }
         let state = &self.log.streams[stream as usize];
         if state.segment != NONE {
             let builder = self.builder(stream, buf);
@@ -319,8 +327,8 @@ impl Engine {
             self.seal(stream);
         }
         let reserve = match (stream, moving) {
-            (_, true) => 0,
-            (Stream::Log, false) => RESERVE_WRITES,
+            (Stream::Log, true) => 0,
+            (Stream::Log, false) | (Stream::Main, true) => RESERVE_WRITES,
             _ => RESERVE_READ_CACHE,
         };
         let Some(segment) = self.space.open_segment(stream, reserve) else {

@@ -193,6 +193,8 @@ impl Engine {
             }
             None => self.candidates_from_index(&mut job),
         }
+        // Batches of one stream each: two in turn would spend a header on every block.
+        job.candidates.sort_by_key(|c| !self.space.marks.is_dirty(c.position));
         job.phase = Phase::Sorting;
         self.reclaim.job = Some(job);
     }
@@ -235,8 +237,7 @@ impl Engine {
                 continue;
             }
             let Some(stream) = self.survives(c, job.survivors_left) else {
-                self.forget_blocks(c.volume, c.block, 1);
-                self.volume_mut(c.volume).count.evicted_blocks += 1;
+                self.evict(c);
                 if probation {
                     self.ghost.insert(c.volume, c.block);
                 }
@@ -270,12 +271,25 @@ impl Engine {
         if self.space.marks.is_dirty(c.position) {
             return Some(Stream::Log);
         }
-        let flags = self.volume(c.volume).index.flags(object_of(c.block));
-        // Dropped, it would read as one of the zeroes around it that are not yet in the backend.
-        let among_zeroes = flags.contains(ObjectFlags::ZERO_DIRTY);
+        // Dropped, it splits the zeroes around it that are not yet in the backend: a checkpoint holds so many.
+        let splits_zeroes = self.is_among_zeroes(c) && self.extents_pending >= self.geo.extents_max() * 3 / 4;
         let room = self.space.free_count() > RESERVE_READ_CACHE;
-        let hot = self.space.marks.refs(c.position) > 0 && survivors_left > 0 && room;
-        (hot || among_zeroes).then_some(Stream::Main)
+        let hot = self.space.marks.refs(c.position) > 0 && survivors_left > 0;
+        (room && (hot || splits_zeroes)).then_some(Stream::Main)
+    }
+
+    fn is_among_zeroes(&self, c: Candidate) -> bool {
+        self.volume(c.volume).index.flags(object_of(c.block)).contains(ObjectFlags::ZERO_DIRTY)
+    }
+
+    /// Drops a clean block.
+    fn evict(&mut self, c: Candidate) {
+        if self.is_among_zeroes(c) {
+            self.extents_pending += 1;
+            self.extents_changed = true;
+        }
+        self.forget_blocks(c.volume, c.block, 1);
+        self.volume_mut(c.volume).count.evicted_blocks += 1;
     }
 
     fn read_batch(&mut self) {
@@ -328,13 +342,28 @@ impl Engine {
     /// Appends the batch to its stream; false when there is no room for it now.
     fn reclaim_append(&mut self) -> bool {
         let mut job = self.reclaim.job.take().expect("a job moves");
-        let moved = self.append_batch(&mut job);
+        let mut moved = self.append_batch(&mut job);
+        if !moved && self.space.free_count() <= RESERVE_WRITES {
+            // Perhaps there will be no room before this segment is free: only what is dirty can wait.
+            self.evict_batch(&mut job);
+            moved = job.good == 0;
+        }
         if moved {
             job.batch.clear();
             job.phase = Phase::Sorting;
         }
         self.reclaim.job = Some(job);
         moved
+    }
+
+    /// Drops what is clean of a batch, or has become so meanwhile.
+    fn evict_batch(&mut self, job: &mut Job) {
+        for (i, &c) in job.batch.iter().enumerate() {
+            if job.good >> i & 1 == 1 && !self.space.marks.is_dirty(c.position) {
+                self.evict(c);
+                job.good &= !(1 << i);
+            }
+        }
     }
 
     /// Appends what is left of the batch, in as many appends as it takes.

@@ -362,3 +362,32 @@ fn g7_a_write_past_the_cache_that_fails_uncovers_nothing_older_under_a_lost_bloc
     w.restart(true);
     assert_eq!(w.try_read(0, MIB, 4096), Err(RequestError::Io), "over restarts, too");
 }
+
+#[test]
+fn g8_clean_blocks_among_zeroes_make_room_while_the_backend_is_stopped() {
+    let specs = ["a", "b"].map(|name| spec(name, 64 * MIB, Mode::WriteBack));
+    let mut w = World::new(64 * MIB, &specs);
+    (0..2).for_each(|v| w.flush(v));
+    for i in 0..240 {
+        w.write(0, i * 262_144, &pattern(i, 262_144));
+    }
+    w.drain(0);
+    w.backend_stopped = true;
+    for object in 0..15 {
+        w.op(0, Op::Discard { fua: false }, object * 4 * MIB, 4096).expect("discard");
+    }
+    for i in 0..75 {
+        w.write(1, i * 262_144, &pattern(1000 + i, 262_144));
+    }
+    assert!(w.engine.device_status().moved_blocks < 30_000, "blocks are dropped, not moved in circles");
+    w.restart(true);
+    for i in 0..75 {
+        assert_eq!(w.read(1, i * 262_144, 4096), pattern(1000 + i, 262_144)[..4096]);
+    }
+    w.backend_stopped = false;
+    w.run();
+    for object in 0..15 {
+        assert_eq!(w.read(0, object * 4 * MIB, 4096), vec![0; 4096]);
+        assert_eq!(w.read(0, object * 4 * MIB + 4096, 4096), pattern(object * 16, 8192)[4096..]);
+    }
+}

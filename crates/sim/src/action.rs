@@ -452,6 +452,12 @@ impl World {
     pub(crate) fn end(&mut self) {
         if self.now >= self.ending_since + SETTLE_NS {
             let waiting: Vec<_> = self.sent.iter().take(3).map(|(id, s)| (*id, s.op, s.volume)).collect();
+            if let Some(engine) = &self.engine {
+                let volumes = engine.volumes();
+                let all: Vec<_> =
+                    volumes.iter().filter_map(|(id, _)| engine.volume_status(self.now, *id)).collect();
+                eprintln!("{:#?} {all:#?}", engine.device_status());
+            }
             let places: Vec<Place> = self.vols.iter().map(|v| v.place).collect();
             return self.fail(format!(
                 "{:?} does not end: {} requests {waiting:?}, {} controls, volumes {places:?}",
