@@ -98,6 +98,11 @@ pub fn of_volume_now(status: &VolumeStatus) -> Vec<Number> {
         gauge("cached_bytes", "Bytes in the cache, dirty and clean", status.cached_bytes),
         gauge("lost_blocks", "Blocks that read as errors because no good copy is left", status.lost_blocks),
         gauge(
+            "drain_writes_in_flight",
+            "Writes of the drain that the backend has not answered",
+            status.drain_writes_in_flight,
+        ),
+        gauge(
             "backend_failing",
             "1 while the last backend operation failed",
             u64::from(status.backend_error.is_some()),
@@ -114,6 +119,8 @@ pub fn of_device(device: &DeviceStatus) -> Vec<Number> {
         gauge("segments", "Segments in all", device.segments),
         gauge("segments_free", "Segments that hold nothing", device.segments_free),
         gauge("segments_dirty", "Segments that hold dirty blocks", device.segments_dirty),
+        gauge("reclaiming", "1 while a segment is being reclaimed", u64::from(device.reclaiming)),
+        gauge("checkpointing", "1 while a checkpoint is being written", u64::from(device.checkpointing)),
         counter("records", "Records written", device.records),
         counter("appends", "Device writes, each of one or more records", device.appends),
         counter("appended_bytes", "Bytes written to the cache device", device.appended_bytes),

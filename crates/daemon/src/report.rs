@@ -69,6 +69,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         dirty_bytes_max: status.dirty_bytes_max,
         cached_bytes: status.cached_bytes,
         lost_blocks: status.lost_blocks,
+        drain_writes_in_flight: status.drain_writes_in_flight,
         hit_ratio: (blocks > 0).then(|| status.count.hit_blocks as f64 / blocks as f64),
         read_latency: latency(&volume.read_latency),
         write_latency: latency(&volume.write_latency),

@@ -138,6 +138,9 @@ pub struct VolumeReport {
     pub cached_bytes: u64,
     /// Blocks that read as errors because no good copy is left.
     pub lost_blocks: u64,
+    /// Writes of the drain that the backend has not answered.
+    #[serde(default)]
+    pub drain_writes_in_flight: u64,
     /// Part of the blocks read that came from the cache; nothing before the first read.
     pub hit_ratio: Option<f64>,
     /// Latency of reads.
