@@ -316,8 +316,11 @@ impl Engine {
         }
         self.pump_backend_flush(now);
         self.pump_tasks(now);
-        // Completions may have made room for what waited; one more round then.
+        // Completions may have made room for what waited, or given a lock to who waited for it.
         self.pump_log();
+        if self.volumes.iter().flatten().any(|v| v.recheck && !v.parked.is_empty()) {
+            self.stir();
+        }
     }
 
     /// Registers an effect that is going to be in flight.
