@@ -39,6 +39,9 @@ pub struct Checker {
     reads: BTreeSet<u64>,
     /// Changes that completed before this tick are on stable media.
     floor: u64,
+    /// Changes that completed from this tick on may be in the newest record of the log. On a device that loses
+    /// blocks of what it acknowledges, that one cannot be told from a torn tail, however often it was synced.
+    pub unsure_from: u64,
     /// When the last change was sent that went past the log: those are ordered by flushes only.
     direct: u64,
     /// After a power loss: blocks whose content is to be looked at before the volume is used.
@@ -81,6 +84,7 @@ impl Checker {
             changes: BTreeMap::new(),
             reads: BTreeSet::new(),
             floor: 0,
+            unsure_from: u64::MAX,
             direct: 0,
             verify: BTreeSet::new(),
             ordered: true,
@@ -101,8 +105,8 @@ impl Checker {
 
     /// The volume gets another size while nothing is in flight. What was beyond the new end is gone.
     pub fn resize(&mut self, size_bytes: u64) {
-        self.sectors = size_bytes / SECTOR_BYTES as u64;
-        let end = self.sectors;
+        let old = std::mem::replace(&mut self.sectors, size_bytes / SECTOR_BYTES as u64);
+        let end = self.sectors.min(old);
         let last = end / SECTORS as u64;
         if (last as usize) < self.blocks.len() {
             let mut versions = self.take(last);
@@ -113,7 +117,7 @@ impl Checker {
             versions.push(Version { value: 0, start: 0, end: 0, acked: true, durable: true, until });
             self.blocks[last as usize] = Some(versions);
         }
-        self.blocks.resize(end.div_ceil(SECTORS as u64) as usize, None);
+        self.blocks.resize(self.sectors.div_ceil(SECTORS as u64) as usize, None);
         self.base_sectors = self.base_sectors.min(end);
     }
 
@@ -224,8 +228,8 @@ impl Checker {
 
     /// The latest start of a change of the sector that no power loss undoes.
     fn newest_durable(&self, versions: &[Version], s: usize) -> u64 {
-        let durable =
-            versions.iter().filter(|v| v.until[s] != 0 && v.acked && (v.durable || v.end < self.floor));
+        let sure = |v: &&Version| v.end < self.unsure_from && (v.durable || v.end < self.floor);
+        let durable = versions.iter().filter(|v| v.until[s] != 0 && v.acked).filter(sure);
         durable.map(|v| v.start).max().unwrap_or(0)
     }
 
@@ -396,13 +400,14 @@ impl Checker {
                 lost.1, lost.0, survived.1, survived.0
             ));
         }
-        self.floor = now;
+        self.settle(now);
         Ok(())
     }
 
     /// Everything acknowledged before `now` is on stable media (an orderly stop).
     pub fn settle(&mut self, now: u64) {
         self.floor = now;
+        self.unsure_from = u64::MAX;
     }
 
     /// Compares a block of the image with what it may hold now.

@@ -2,7 +2,7 @@
 
 use crate::coverage::Coverage;
 use crate::disk::Disk;
-use crate::plan::{Plan, S};
+use crate::plan::{Plan, S, Theme};
 use crate::rng::Rng;
 use crate::stop::Stop;
 use crate::store::{Content, content};
@@ -71,7 +71,7 @@ pub(crate) struct Flight {
 
 pub(crate) enum FlightKind {
     DeviceRead { offset: u64 },
-    DeviceWrite { offset: u64, data: Vec<Content>, dsync: bool },
+    DeviceWrite { offset: u64, data: Vec<Content>, dsync: bool, tick: u64 },
     DeviceSync { point: u64 },
     Read { volume: usize, offset: u64, early: Option<Vec<Content>> },
     Write { volume: usize, first: u64, data: Vec<Content>, applied: bool },
@@ -383,7 +383,8 @@ impl World {
                 }
                 let sync = if dsync { self.rng.around(self.plan.sync_ns) } else { 0 };
                 let latency = self.device_latency() + sync;
-                self.fly(token, FlightKind::DeviceWrite { offset, data, dsync }, Some(buf), false, latency);
+                let kind = FlightKind::DeviceWrite { offset, data, dsync, tick: self.tick };
+                self.fly(token, kind, Some(buf), false, latency);
             }
             Effect::DeviceSync { token } => {
                 self.note("device sync", token.0, 0, 0);
@@ -562,7 +563,12 @@ impl World {
                 }
                 result
             }
-            FlightKind::DeviceWrite { offset, data, dsync } => self.disk.write_at(offset, &data, dsync),
+            FlightKind::DeviceWrite { offset, data, dsync, tick } => {
+                if self.plan.theme == Theme::Corruption {
+                    self.note_newest_records(offset, &data, tick);
+                }
+                self.disk.write_at(offset, &data, dsync)
+            }
             FlightKind::DeviceSync { point } => self.disk.sync_to(point),
             FlightKind::Read { volume, offset, early } => {
                 let buf = flight.buf.expect("a read has a buffer");
@@ -618,6 +624,20 @@ impl World {
             self.cover.hit(if error == IoError::Full { "backend full" } else { "backend error" });
         }
         result
+    }
+
+    /// Notes the volumes whose newest record is in an append that is complete.
+    fn note_newest_records(&mut self, offset: u64, data: &[Content], tick: u64) {
+        if offset < byte(self.geo.segments_first_block) {
+            return;
+        }
+        for content in data.iter().flatten().filter(|c| c[..4] == RECORD_MAGIC) {
+            let id = VolumeId(u16::from_le_bytes([content[12], content[13]]));
+            let writes = content[10] == RecordKind::Write as u8;
+            if let Some(vol) = self.vols.iter_mut().find(|v| writes && v.id == Some(id)) {
+                vol.checker.unsure_from = tick;
+            }
+        }
     }
 
     /// Counts what kinds of records are written.
