@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::engine::{Engine, Io};
 use crate::format::{
     self, CHECKPOINT_MAGIC, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind, PAGE_MAGIC,
-    PageHeader, SLOT_COPIES, SLOTS, SegmentItem, byte, crc32c,
+    PageHeader, SLOT_COPIES, SLOTS, SegmentItem, VolumeItem, byte, crc32c,
 };
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
 use crate::mem::{AlignedBuf, Buf};
@@ -22,6 +22,10 @@ use zerocopy::little_endian::{U16, U32, U64};
 const APPENDED_BYTES: u64 = 256 << 20;
 /// A checkpoint is taken when the last one is this old and something has changed.
 const INTERVAL_NS: Nanos = 10_000_000_000;
+
+/// A checkpoint follows when a volume has been drained completely, so that a crash does not make clean blocks dirty
+/// again; under a load that drains again and again, no more often than this.
+const DRAINED_NS: Nanos = 3_000_000_000;
 
 /// Pause before a checkpoint is tried again that had no room for all extents.
 const POSTPONED_NS: Nanos = 500_000_000;
@@ -38,6 +42,8 @@ pub(crate) struct Checkpoint {
     /// Until then there are more extents than it could hold; the drain makes them fewer.
     postponed_until: Nanos,
     pub(crate) appended_bytes: u64,
+    /// A volume has nothing dirty any more, which the last checkpoint does not know.
+    pub(crate) drained: bool,
     last: Nanos,
     /// CRC of every page as it stands in each slot; `None` if unknown.
     page_crcs: [Vec<Option<u32>>; SLOTS],
@@ -98,6 +104,7 @@ impl Checkpoint {
             held_up: false,
             postponed_until: 0,
             appended_bytes: 0,
+            drained: false,
             last: now,
             page_crcs: [vec![None; pages as usize], vec![None; pages as usize]],
             run: None,
@@ -122,7 +129,8 @@ impl Checkpoint {
         if self.postponed_until > 0 {
             return Some(self.postponed_until);
         }
-        (self.appended_bytes > 0).then_some(self.last + INTERVAL_NS)
+        let drained = self.drained.then_some(self.last + DRAINED_NS);
+        drained.or((self.appended_bytes > 0).then_some(self.last + INTERVAL_NS))
     }
 }
 
@@ -133,7 +141,8 @@ impl Engine {
         if c.run.is_some() || self.dead || now < c.postponed_until {
             return;
         }
-        let old = c.appended_bytes > 0 && now >= c.last + INTERVAL_NS;
+        let old =
+            c.appended_bytes > 0 && now >= c.last + INTERVAL_NS || c.drained && now >= c.last + DRAINED_NS;
         let short = self.space.free_count() <= RESERVE_READ_CACHE && self.space.released_count() > 0;
         let due = short || c.wanted || !c.waiters.is_empty() || c.appended_bytes >= APPENDED_BYTES || old;
         // Summaries must be written before a checkpoint says that their segments have them.
@@ -141,18 +150,19 @@ impl Engine {
         if !due || self.checkpoint.held_up {
             return;
         }
-        let Some(extents) = self.extents_that_fit() else {
+        let Some((extents, covered)) = self.extents_that_fit() else {
             self.checkpoint.postponed_until = now + POSTPONED_NS;
             return;
         };
         let number = self.checkpoint.durable + 1;
-        let pages = self.encode_checkpoint(number, &extents);
+        let pages = self.encode_checkpoint(number, &extents, &covered);
         let released = (0..self.geo.segments)
             .filter(|&s| self.space.segments[s as usize].state == SegmentState::Released)
             .collect();
         let sequences = self.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.sequence)).collect();
         let c = &mut self.checkpoint;
         c.wanted = false;
+        c.drained = false;
         c.postponed_until = 0;
         c.appended_bytes = 0;
         c.last = now;
@@ -170,17 +180,18 @@ impl Engine {
         self.advance_checkpoint();
     }
 
-    /// The extents of a checkpoint of the state now; `None` while there are too many of them.
+    /// The extents of a checkpoint of the state now, and how many cached blocks of each volume stand inside of
+    /// zeroes; `None` while there are too many of them.
     ///
     /// Ranges are limited when they are admitted, but a drain in the wrong order can split one into many.
     /// Lost blocks that are too many to be named make their volume fail as a whole.
-    fn extents_that_fit(&mut self) -> Option<Vec<ExtentItem>> {
+    fn extents_that_fit(&mut self) -> Option<(Vec<ExtentItem>, Vec<u64>)> {
         let max = self.geo.extents_max();
         loop {
-            let extents = collect_extents(&self.volumes);
+            let (extents, covered) = collect_extents(&self.volumes);
             self.extents_pending = extents.len() + self.unpublished_ranges();
             if extents.len() <= max {
-                return Some(extents);
+                return Some((extents, covered));
             }
             let lost = extents.iter().filter(|e| e.kind == ExtentKind::Lost as u8).count();
             if lost <= max / 2 {
@@ -192,7 +203,7 @@ impl Engine {
     }
 
     /// Encodes what the state is now.
-    fn encode_checkpoint(&mut self, number: u64, extents: &[ExtentItem]) -> Pages {
+    fn encode_checkpoint(&mut self, number: u64, extents: &[ExtentItem], covered: &[u64]) -> Pages {
         let slot = (number % SLOTS as u64) as usize;
         let crcs = &mut self.checkpoint.page_crcs[slot];
         let mut pages = Pages { slot, list: Vec::new(), bytes: Vec::new(), header: [0; BLOCK_BYTES] };
@@ -202,11 +213,8 @@ impl Engine {
         }
         for v in 0..self.geo.volume_pages {
             let volume = self.volumes.get(v as usize).and_then(Option::as_ref);
-            pages.push(
-                segment_pages + v,
-                encode_volume(&self.geo.uuid, segment_pages + v, volume.map(|v| &**v)),
-                crcs,
-            );
+            let item = volume.map(|volume| volume.to_item(covered[v as usize]));
+            pages.push(segment_pages + v, encode_volume(&self.geo.uuid, segment_pages + v, item), crcs);
         }
         let first = segment_pages + self.geo.volume_pages;
         for e in 0..self.geo.extent_pages {
@@ -344,6 +352,7 @@ impl Engine {
     /// The device failed: the checkpoint will never be durable.
     pub(crate) fn abandon_checkpoint(&mut self) -> Vec<Waiter> {
         self.checkpoint.appended_bytes = 0;
+        self.checkpoint.drained = false;
         self.checkpoint.postponed_until = 0;
         let mut waiters = std::mem::take(&mut self.checkpoint.waiters);
         if let Some(run) = self.checkpoint.run.take() {
@@ -365,8 +374,8 @@ impl Engine {
     pub(crate) fn checkpoint_blocking(&mut self, device: &mut dyn Device) -> Result<(), IoError> {
         let number = self.checkpoint.durable + 1;
         // Replay adds no more ranges than were admitted beside those of the last checkpoint.
-        let extents = self.extents_that_fit().ok_or(IoError::Full)?;
-        let pages = self.encode_checkpoint(number, &extents);
+        let (extents, covered) = self.extents_that_fit().ok_or(IoError::Full)?;
+        let pages = self.encode_checkpoint(number, &extents, &covered);
         pages.write_blocking(&self.space, device)?;
         self.checkpoint.durable = number;
         self.device.checkpoints += 1;
@@ -383,7 +392,7 @@ impl Engine {
     pub(crate) fn extents_are_full(&mut self) -> bool {
         let max = self.geo.extents_max() / 2;
         if self.extents_pending >= max && std::mem::take(&mut self.extents_changed) {
-            self.extents_pending = collect_extents(&self.volumes).len() + self.unpublished_ranges();
+            self.extents_pending = collect_extents(&self.volumes).0.len() + self.unpublished_ranges();
         }
         self.extents_pending >= max
     }
@@ -471,10 +480,10 @@ fn encode_segments(space: &Space, number: u32) -> [u8; BLOCK_BYTES] {
     })
 }
 
-fn encode_volume(uuid: &[u8; 16], number: u32, volume: Option<&Volume>) -> [u8; BLOCK_BYTES] {
-    page(uuid, number, usize::from(volume.is_some()), |out| {
-        if let Some(volume) = volume {
-            volume.to_item().write_to_prefix(out).expect("a volume fits into a page");
+fn encode_volume(uuid: &[u8; 16], number: u32, item: Option<VolumeItem>) -> [u8; BLOCK_BYTES] {
+    page(uuid, number, usize::from(item.is_some()), |out| {
+        if let Some(item) = item {
+            item.write_to_prefix(out).expect("a volume fits into a page");
         }
     })
 }
@@ -487,8 +496,10 @@ fn encode_extents(uuid: &[u8; 16], number: u32, extents: &[ExtentItem]) -> [u8; 
 }
 
 /// Zero ranges that are not drained, and lost blocks. Cached blocks inside of a zero range do not split
-/// it: at recovery they are put above it.
-fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
+/// it: at recovery they are put above it. How many they are is counted for each volume, so that
+/// recovery knows when one is missing.
+fn collect_extents(volumes: &[Option<Box<Volume>>]) -> (Vec<ExtentItem>, Vec<u64>) {
+    let mut all_covered = vec![0; volumes.len()];
     let mut list: Vec<ExtentItem> = Vec::new();
     let mut end = 0;
     let mut last_kind = 0;
@@ -508,7 +519,7 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
                 {
                     last.len = U32::new(joined as u32);
                     end = block + u64::from(n);
-                    return;
+                    return true;
                 }
             }
             last_kind = kind as u8;
@@ -520,10 +531,16 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
                 kind: kind as u8,
                 reserved: 0,
             });
+            false
         };
         let mut covered_to = u64::MAX;
+        let mut cached = 0; // Since the last zeroes.
+        let covered = &mut all_covered[v];
         for object in volume.index.objects(0) {
-            let zero_dirty = volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY);
+            let flags = volume.index.flags(object);
+            let zero_dirty = flags.contains(ObjectFlags::ZERO_DIRTY);
+            let keep = flags.contains(ObjectFlags::ZERO_KEEP);
+            let zero_kind = if keep { ExtentKind::ZeroKeep } else { ExtentKind::Zero };
             if !zero_dirty && counts.lost == 0 && covered_to != u64::from(object) * OBJECT_BLOCKS as u64 {
                 covered_to = u64::MAX; // Nothing in it, and nothing that goes on in it.
                 continue;
@@ -531,7 +548,10 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
             for (block, n, found) in volume.index.runs(object) {
                 match found {
                     Lookup::Zero if zero_dirty => {
-                        push(ExtentKind::Zero, block, n, covered_to == block);
+                        if push(zero_kind, block, n, covered_to == block) {
+                            *covered += cached;
+                        }
+                        cached = 0;
                         covered_to = block + u64::from(n);
                     }
                     Lookup::Lost if volume.failed => covered_to = u64::MAX,
@@ -539,11 +559,14 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> Vec<ExtentItem> {
                         push(ExtentKind::Lost, block, n, false);
                         covered_to = u64::MAX;
                     }
-                    Lookup::At(_) if covered_to == block => covered_to = block + u64::from(n),
+                    Lookup::At(_) if covered_to == block => {
+                        covered_to = block + u64::from(n);
+                        cached += u64::from(n);
+                    }
                     _ => covered_to = u64::MAX,
                 }
             }
         }
     }
-    list
+    (list, all_covered)
 }

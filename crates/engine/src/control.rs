@@ -108,6 +108,7 @@ impl Engine {
         let mut volume = Volume::new(spec);
         volume.attached = true;
         self.volumes[at] = Some(Box::new(volume));
+        self.count_quotas();
         self.persist(now, control);
         Ok(VolumeId(at as u16))
     }
@@ -147,6 +148,7 @@ impl Engine {
         // Writes that went past the cache before the restart may still stand in the backend's write cache.
         volume.backend_written += 1;
         volume.backend_flush_wanted = true;
+        self.count_quotas();
         if !attach.keep_clean {
             self.drop_clean(id);
         }
@@ -180,11 +182,13 @@ impl Engine {
         }
     }
 
-    /// Changes the dirty quota (0 for the default share).
+    /// Changes the dirty quota (0 for the default share). Where all volumes together were given more than the cache
+    /// holds, each has less in proportion; [`VolumeStatus::dirty_bytes_max`] tells what is in force.
     pub fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64) {
         self.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         volume.spec.dirty_bytes_max = bytes;
+        self.count_quotas();
         self.persist(now, control);
     }
 
@@ -435,6 +439,7 @@ impl Engine {
         let blocks = self.volume(id).blocks();
         self.forget_blocks(id, 0, blocks);
         self.volumes[id.0 as usize] = None;
+        self.count_quotas();
         self.ghost.clear();
         self.forget_volume(id);
         // With the device gone nothing names the volume any more, and the backend has everything.

@@ -200,7 +200,13 @@ impl Engine {
                 (piece.drain, Io::DrainWrite { piece: index }, op)
             }
             Deferred::Zeroes(drain, first, n) => {
-                let op = BackendOp::Discard { offset: first * block, len: u64::from(n) * block };
+                let (offset, len) = (first * block, u64::from(n) * block);
+                let volume = self.volume(self.drains[drain].volume);
+                let keep = volume.index.flags(object_of(first)).contains(ObjectFlags::ZERO_KEEP);
+                let op = match keep {
+                    true => BackendOp::WriteZeroes { offset, len },
+                    false => BackendOp::Discard { offset, len },
+                };
                 (drain, Io::DrainZeroes { drain }, op)
             }
         };
@@ -409,7 +415,7 @@ impl Engine {
             }
             let flags = volume.index.flags(object);
             if drain.zeroes && !flags.contains(ObjectFlags::QUEUED) {
-                volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY);
+                volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);
                 volume.index.forget_zeroes(object);
                 volume.forgotten_until = checkpoint;
             }
@@ -417,6 +423,8 @@ impl Engine {
             volume.requeue_dirty(drain.entry);
         }
         volume.recheck = true;
+        let clean = !volume.is_dirty();
+        self.checkpoint.drained |= flushed && clean && !self.dead;
         self.extents_changed |= drain.zeroes;
         drain.written.clear();
         self.spare_written.push(drain.written);

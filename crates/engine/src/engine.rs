@@ -180,6 +180,9 @@ pub struct Engine {
     /// The cache device has failed.
     pub(crate) dead: bool,
     pub(crate) unpublished_blocks: u64,
+    volumes_count: u64,
+    /// Sum of the quotas that all volumes ask for, in bytes.
+    quotas_asked: u64,
     /// Upper bound of the extents that the next checkpoint must hold.
     pub(crate) extents_pending: usize,
     /// The number of extents may have become smaller than that since it was counted.
@@ -207,7 +210,7 @@ impl Engine {
             geo,
             arena,
             pools,
-            space: Space::new(geo),
+            space: Space::new(geo, epoch),
             ghost,
             volumes: Vec::new(),
             effects: VecDeque::with_capacity(1024),
@@ -226,6 +229,8 @@ impl Engine {
             device: DeviceStatus::default(),
             dead: false,
             unpublished_blocks: 0,
+            volumes_count: 0,
+            quotas_asked: 0,
             extents_pending: 0,
             extents_changed: false,
             edge_freed: false,
@@ -477,16 +482,31 @@ impl Engine {
         (volume.expect("the volume exists while something of it is in flight"), &mut self.space)
     }
 
-    /// The dirty quota in force.
+    /// The dirty quota in force: what was asked for, or less in proportion where all volumes together were given
+    /// more than the cache holds. So a volume whose backend is stopped never takes the room of another one.
     pub(crate) fn dirty_bytes_max(&self, id: VolumeId) -> u64 {
         let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
-        let own = self.volume(id).spec.dirty_bytes_max;
-        if own > 0 {
-            // Less than a block would never let a write through.
-            return own.clamp(BLOCK_BYTES as u64, all);
+        let own = self.quota_asked(all, self.volume(id));
+        if self.quotas_asked <= all {
+            return own;
         }
-        let volumes = self.volumes.iter().flatten().count() as u64;
-        all / volumes.max(2)
+        let share = u128::from(own) * u128::from(all) / u128::from(self.quotas_asked);
+        // Less than a block would never let a write through.
+        (share as u64).max(BLOCK_BYTES as u64)
+    }
+
+    fn quota_asked(&self, all: u64, volume: &Volume) -> u64 {
+        match volume.spec.dirty_bytes_max {
+            0 => all / (self.volumes_count.max(2)),
+            own => own.clamp(BLOCK_BYTES as u64, all),
+        }
+    }
+
+    /// A volume has come or gone, or its quota has changed.
+    pub(crate) fn count_quotas(&mut self) {
+        let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
+        self.volumes_count = self.volumes.iter().flatten().count() as u64;
+        self.quotas_asked = self.volumes.iter().flatten().map(|v| self.quota_asked(all, v)).sum();
     }
 
     /// Zero ranges in records that are not published.

@@ -136,8 +136,11 @@ pub struct RecordHeader {
     pub checkpoint: U64,
     /// Header CRC of the volume's previous write record (write records).
     pub chain: U32,
+    /// How often the cache had been opened when the record was built. A segment may be appended to in several of
+    /// these epochs: what a later one finds behind its own records is not of its log.
+    pub epoch: U64,
     /// Zero.
-    pub reserved3: [u8; 24],
+    pub reserved3: [u8; 16],
 }
 
 /// One entry of a record's header or of a summary: a data block, or a range without data.
@@ -374,6 +377,9 @@ pub struct VolumeItem {
     pub dirty_bytes_max: U64,
     /// Dirty blocks at the checkpoint.
     pub dirty_blocks: U64,
+    /// Cached blocks inside of the volume's zero extents. Were one of them not found again, the extent would make
+    /// it read as zero.
+    pub covered_blocks: U64,
     /// Length of the name.
     pub name_len: U16,
     /// Length of the backend's URI.
@@ -414,6 +420,8 @@ pub enum ExtentKind {
     Zero = 1,
     /// The only copy is lost.
     Lost = 2,
+    /// As [`ExtentKind::Zero`], and the backend keeps the space.
+    ZeroKeep = 3,
 }
 
 /// A block of the format: a struct at the start of 4 KiB whose `crc` field covers the whole block.

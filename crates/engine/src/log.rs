@@ -216,7 +216,8 @@ impl Builder {
             durable_sequence: U64::new(fields.durable_sequence),
             checkpoint: U64::new(checkpoint),
             chain: U32::new(fields.chain),
-            reserved3: [0; 24],
+            epoch: U64::new(space.epoch),
+            reserved3: [0; 16],
         };
         let slot = self.slot(record.header_block);
         let bytes = arena.bytes_mut(slot);
@@ -278,6 +279,21 @@ impl Log {
 
     pub(crate) fn stream(&mut self, stream: Stream) -> &mut StreamState {
         &mut self.streams[stream as usize]
+    }
+
+    /// The log goes on in a segment that recovery has found open.
+    pub(crate) fn reopen(
+        &mut self,
+        segment: u32,
+        next_block: u32,
+        records: Vec<SummaryRecord>,
+        entries: Vec<Entry>,
+    ) {
+        let state = self.stream(Stream::Log);
+        state.segment = segment;
+        (state.next_block, state.published_block) = (next_block, next_block);
+        state.records.extend(records);
+        state.entries.extend(entries);
     }
 
     /// No full segment waits for its summary: a checkpoint may be taken.

@@ -7,6 +7,7 @@ use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::log::{Built, BuiltEntry};
 use crate::space::Space;
 use crate::volume::{Volume, object_of};
+use std::ops::Range;
 
 impl Engine {
     pub(crate) fn publish_write(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
@@ -32,7 +33,15 @@ impl Engine {
                     let blocks = u64::from(entry.value());
                     self.cancel_fills(vid, entry.block(), blocks);
                     let (volume, space) = self.volume_and_space(vid);
-                    apply_zeroes(volume, space, entry.block(), blocks, record.sequence, now);
+                    let keep = entry.kind() == Some(EntryKind::WriteZeroes);
+                    apply_zeroes(
+                        volume,
+                        space,
+                        entry.block()..entry.block() + blocks,
+                        keep,
+                        record.sequence,
+                        now,
+                    );
                     self.extents_changed = true;
                 }
                 Some(EntryKind::Invalidate) => {
@@ -75,20 +84,30 @@ pub(crate) fn apply_data(volume: &mut Volume, space: &mut Space, entries: &[Buil
     volume.dirty_blocks = volume.dirty_blocks + u64::from(n) - cleaned;
 }
 
-/// A range reads as zero from now on.
+/// A range reads as zero from now on; with `keep`, the backend is to keep its space. That is remembered for
+/// whole objects: zeroes that might give space back keep it beside others that must.
 pub(crate) fn apply_zeroes(
     volume: &mut Volume,
     space: &mut Space,
-    block: u64,
-    blocks: u64,
+    range: Range<u64>,
+    keep: bool,
     sequence: u64,
     now: Nanos,
 ) {
     let mut cleaned = 0;
-    volume.index.set_zero(block, blocks, &mut |_, n, was| cleaned += kill_replaced(space, n, was));
+    let blocks = range.end - range.start;
+    volume.index.set_zero(range.start, blocks, &mut |_, n, was| cleaned += kill_replaced(space, n, was));
     volume.dirty_blocks -= cleaned;
-    for object in object_of(block)..=object_of(block + blocks - 1) {
-        volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY);
+    for object in object_of(range.start)..=object_of(range.end - 1) {
+        let first = u64::from(object) * OBJECT_BLOCKS as u64;
+        if keep {
+            volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);
+        } else {
+            if range.start <= first && first + OBJECT_BLOCKS as u64 <= range.end {
+                volume.index.clear_flags(object, ObjectFlags::ZERO_KEEP);
+            }
+            volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY);
+        }
         volume.note_dirty(object, sequence, now);
     }
 }

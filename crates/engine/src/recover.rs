@@ -8,7 +8,7 @@ use crate::checkpoint::combined_crc;
 use crate::device::{Device, DeviceRead};
 use crate::engine::{Engine, EngineConfig};
 use crate::format::*;
-use crate::index::ObjectFlags;
+use crate::index::{Lookup, ObjectFlags};
 use crate::log::{decode_summary, encode_summary};
 use crate::mem::AlignedBuf;
 use crate::publish::queue_dirty_objects;
@@ -210,7 +210,8 @@ impl Engine {
         let loaded = load_checkpoint(device, &geo)?;
         let (mut engine, report, tail) = Engine::rebuild(device, geo, &loaded, config, now)?;
         let failed = |what| move |error| OpenError::Device(what, error);
-        for segment in &tail {
+        let open = engine.reopen_log(&tail);
+        for segment in tail.iter().filter(|t| Some(t.segment) != open) {
             engine.write_missing_summary(device, segment).map_err(failed("written (summary)"))?;
         }
         engine.space.rebuild_queues();
@@ -233,7 +234,8 @@ impl Engine {
         // records deeper in it may stand: no later life of a segment may share its sequence.
         engine.space.next_sequence = header.next_segment_sequence.get() + u64::from(geo.segments);
         let mut report = RecoveryReport { checkpoint: number, ..RecoveryReport::default() };
-        let dirty_expected = engine.load_volumes(loaded)?;
+        let expected = engine.load_volumes(loaded)?;
+        engine.count_quotas();
         engine.load_extents(loaded);
         let named = engine.load_segments(loaded)?;
         report.segments = named.len() as u64;
@@ -245,14 +247,16 @@ impl Engine {
         for n in &open {
             let sequence = n.item.segment_sequence.get();
             let mut records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream);
-            engine.place_records(n, &records);
             records.tail_from = open_blocks.iter().find(|o| o.0 == n.segment).map_or(0, |o| o.1);
+            records.keep_epoch(header.epoch.get());
+            engine.place_records(n, &records);
             tail.push(records);
         }
-        engine.check_dirty(&dirty_expected);
+        engine.check_blocks(&expected);
         let used = engine.space.segments.iter().map(|s| s.state != SegmentState::Free).collect::<Vec<_>>();
         for (segment, sequence, stream) in find_new_segments(device, &geo, &used, header) {
-            let records = SegmentRecords::read(device, &geo, segment, sequence, stream);
+            let mut records = SegmentRecords::read(device, &geo, segment, sequence, stream);
+            records.keep_epoch(header.epoch.get());
             engine.space.next_sequence = engine.space.next_sequence.max(sequence + 1);
             engine.space.segments[segment as usize] = used_segment(sequence, records.stream, 0);
             tail.push(records);
@@ -273,26 +277,27 @@ impl Engine {
         Ok((engine, report, tail))
     }
 
-    /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have.
-    fn load_volumes(&mut self, loaded: &Loaded) -> Result<Vec<u64>, OpenError> {
+    /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have, and how
+    /// many cached ones inside of zeroes.
+    fn load_volumes(&mut self, loaded: &Loaded) -> Result<Vec<(u64, u64)>, OpenError> {
         let first = self.geo.segment_pages() as usize;
         let volumes = self.geo.volume_pages as usize;
-        let mut dirty = vec![0; volumes];
+        let mut expected = vec![(0, 0); volumes];
         self.volumes.resize_with(volumes, || None);
-        for (v, dirty) in dirty.iter_mut().enumerate() {
+        for (v, expected) in expected.iter_mut().enumerate() {
             let page = page_bytes(loaded, first + v);
             let (header, rest) = PageHeader::read_from_prefix(page).map_err(|_| OpenError::Checkpoint)?;
             if header.items.get() == 0 {
                 continue;
             }
             let (item, _) = VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
-            *dirty = item.dirty_blocks.get();
+            *expected = (item.dirty_blocks.get(), item.covered_blocks.get());
             self.volumes[v] = Some(Box::new(Volume::from_item(&item).ok_or(OpenError::Checkpoint)?));
         }
         while self.volumes.last().is_some_and(Option::is_none) {
             self.volumes.pop();
         }
-        Ok(dirty)
+        Ok(expected)
     }
 
     fn load_extents(&mut self, loaded: &Loaded) {
@@ -314,8 +319,10 @@ impl Engine {
                     volume.index.set_lost(block, n, &mut |_, _, _| ());
                 } else {
                     volume.index.set_zero(block, n, &mut |_, _, _| ());
+                    let keep = item.kind == ExtentKind::ZeroKeep as u8;
+                    let keep = if keep { ObjectFlags::ZERO_KEEP } else { ObjectFlags::NONE };
                     for object in object_of(block)..=object_of(block + n - 1) {
-                        volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY);
+                        volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY | keep);
                     }
                 }
             }
@@ -411,25 +418,44 @@ impl Engine {
             return;
         }
         let space = &mut self.space;
-        let mut cleaned = 0;
-        volume.index.insert(block, 1, position, &mut |_, _, was| {
-            if let crate::index::Lookup::At(old) = was {
-                cleaned += u64::from(space.kill(old));
-            }
+        let (mut cleaned, mut covered) = (0, 0);
+        volume.index.insert(block, 1, position, &mut |_, _, was| match was {
+            Lookup::At(old) => cleaned += u64::from(space.kill(old)),
+            Lookup::Zero => covered += 1,
+            Lookup::Lost | Lookup::Absent => {}
         });
+        volume.covered_blocks += covered;
         let dirty = bit(&n.dirty, offset);
         space.place(position, entry.value(), dirty);
         volume.dirty_blocks = volume.dirty_blocks + u64::from(dirty) - cleaned;
     }
 
-    /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be named.
-    fn check_dirty(&mut self, expected: &[u64]) {
-        for (volume, &expected) in self.volumes.iter_mut().zip(expected) {
+    /// A volume with fewer dirty blocks than its checkpoint counted has lost some that cannot be named. With
+    /// fewer blocks inside of its zeroes, one of the zeroes is none, and nobody knows which.
+    fn check_blocks(&mut self, expected: &[(u64, u64)]) {
+        for (volume, &(dirty, covered)) in self.volumes.iter_mut().zip(expected) {
             let Some(volume) = volume else { continue };
-            if volume.dirty_blocks != expected {
+            if volume.dirty_blocks != dirty || volume.covered_blocks < covered {
                 volume.failed = true;
             }
         }
+    }
+
+    /// Goes on in the segment of the log that was open last, so that restarts use up none. What was cut stays in
+    /// front of the checkpoint's mark; what may be left behind it is of an earlier epoch.
+    fn reopen_log(&mut self, tail: &[SegmentRecords]) -> Option<u32> {
+        let logs = tail.iter().filter(|t| t.stream == Stream::Log);
+        let last = logs.max_by_key(|t| t.segment_sequence).filter(|t| t.summary_blocks.is_none())?;
+        let next_block = last.next_block()?;
+        let records: Vec<SummaryRecord> = last.records.iter().map(|r| r.summary()).collect();
+        let entries: Vec<Entry> = last.records.iter().flat_map(|r| &r.entries).copied().collect();
+        let summary = Geometry::summary_blocks(records.len() + 1, entries.len() + 1);
+        if summary > SUMMARY_BLOCKS_MAX || next_block + 2 + summary > self.geo.segment_blocks {
+            return None;
+        }
+        self.space.segments[last.segment as usize].state = SegmentState::Open;
+        self.log.reopen(last.segment, next_block, records, entries);
+        Some(last.segment)
     }
 
     /// Gives a segment that was open its summary.

@@ -54,8 +54,8 @@ pub(crate) struct SegmentRecords {
     pub(crate) newest_checkpoint: u64,
     /// The segment has a valid summary of so many blocks.
     pub(crate) summary_blocks: Option<u32>,
-    /// Write records that the summary knows and that are not among `records`.
-    missing: Vec<(u16, u64, Vec<Entry>)>,
+    /// Write records that the summary knows and that are not among `records`, with their first blocks.
+    missing: Vec<(u32, u16, u64, Vec<Entry>)>,
 }
 
 impl SegmentRecords {
@@ -100,6 +100,19 @@ impl SegmentRecords {
         found.find_records(geo, &buf);
         found.find_summary(geo, &buf);
         found
+    }
+
+    /// Forgets what the checkpoint does not contain and what was not written since it: left-overs behind the end
+    /// of the log, from before it went on in this segment.
+    pub(crate) fn keep_epoch(&mut self, epoch: u64) {
+        let tail_from = self.tail_from;
+        self.records.retain(|r| r.first_block < tail_from || r.header.epoch.get() == epoch);
+    }
+
+    /// The block behind the last record, `None` if there is no record.
+    pub(crate) fn next_block(&self) -> Option<u32> {
+        let end = |r: &FoundRecord| r.first_block + 1 + u32::from(r.header.blocks.get());
+        self.records.last().map(end).map(|end| end.max(self.tail_from))
     }
 
     fn find_records(&mut self, geo: &Geometry, bytes: &[u8]) {
@@ -151,7 +164,8 @@ impl SegmentRecords {
                 let own: Vec<Entry> = entries.by_ref().take(usize::from(record.entries.get())).collect();
                 let known = self.records.iter().any(|r| r.first_block == u32::from(record.first_block.get()));
                 if !known && record.kind == RecordKind::Write as u8 {
-                    self.missing.push((record.volume.get(), record.sequence.get(), own));
+                    let first_block = u32::from(record.first_block.get());
+                    self.missing.push((first_block, record.volume.get(), record.sequence.get(), own));
                 }
             }
             return;
@@ -233,8 +247,8 @@ fn judge(volume: &Volume, id: u16, tail: &[SegmentRecords]) -> Verdict {
         }
     }
     let missing = |sequence: u64| {
-        let mut all = tail.iter().flat_map(|t| &t.missing);
-        all.find(|m| m.0 == id && m.1 == sequence).map(|m| m.2.clone())
+        let mut all = tail.iter().flat_map(|t| t.missing.iter().filter(|m| m.0 >= t.tail_from));
+        all.find(|m| m.1 == id && m.2 == sequence).map(|m| m.3.clone())
     };
     let mut verdict = Verdict { cut: volume.sequence, chain: volume.chain, ..Verdict::default() };
     let mut chain = Some(volume.chain);
@@ -317,7 +331,9 @@ impl Replay<'_> {
                 }
                 Some(EntryKind::Data) => self.lose(v, entry.block(), 1),
                 Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
-                    apply_zeroes(volume, space, entry.block(), len, sequence, self.now);
+                    let keep = entry.kind() == Some(EntryKind::WriteZeroes);
+                    let range = entry.block()..entry.block() + len;
+                    apply_zeroes(volume, space, range, keep, sequence, self.now);
                 }
                 Some(EntryKind::Invalidate) => {
                     self.engine.drop_blocks(VolumeId(v as u16), entry.block(), len);

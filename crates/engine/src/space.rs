@@ -47,12 +47,14 @@ pub(crate) struct Space {
     /// Per checkpoint slot: pages of the segment table that changed since they were written there.
     changed: [Vec<u64>; crate::format::SLOTS],
     pub(crate) next_sequence: u64,
+    /// How often the cache was opened.
+    pub(crate) epoch: u64,
     live_blocks: u64,
     dirty_blocks: u64,
 }
 
 impl Space {
-    pub(crate) fn new(geo: Geometry) -> Space {
+    pub(crate) fn new(geo: Geometry, epoch: u64) -> Space {
         let empty = Segment {
             sequence: 0,
             stream: Stream::Log,
@@ -72,6 +74,7 @@ impl Space {
             released: 0,
             changed: [vec![0; pages.div_ceil(64)], vec![0; pages.div_ceil(64)]],
             next_sequence: 1,
+            epoch,
             live_blocks: 0,
             dirty_blocks: 0,
         };
@@ -90,6 +93,7 @@ impl Space {
             match s.state {
                 SegmentState::Free => self.free.push_back(segment),
                 SegmentState::Sealed => self.sealed[s.stream as usize].push_back(segment),
+                SegmentState::Open => {}
                 state => unreachable!("segment {segment} is {state:?} after recovery"),
             }
         }

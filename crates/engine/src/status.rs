@@ -15,7 +15,8 @@ pub struct VolumeStatus {
     pub state: VolumeState,
     /// Bytes not yet in the backend.
     pub dirty_bytes: u64,
-    /// The most of them that is allowed.
+    /// The most of them that is allowed: what was asked for, or less where all volumes together ask for more than
+    /// the cache holds.
     pub dirty_bytes_max: u64,
     /// Age of the oldest dirty byte; 0 when there is none.
     pub dirty_age_ns: Nanos,

@@ -157,6 +157,8 @@ pub(crate) struct Volume {
     pub(crate) backlog_sequence: u64,
 
     pub(crate) dirty_blocks: u64,
+    /// Blocks that recovery has found inside of the checkpoint's zero extents.
+    pub(crate) covered_blocks: u64,
     /// Blocks in records that are not published.
     pub(crate) unpublished_blocks: u64,
     /// When the last held acknowledgement is released.
@@ -232,6 +234,7 @@ impl Volume {
             credit_bytes: 0,
             backlog_sequence: 0,
             dirty_blocks: 0,
+            covered_blocks: 0,
             unpublished_blocks: 0,
             held_until: 0,
             dirty_objects: VecDeque::new(),
@@ -266,7 +269,7 @@ impl Volume {
     }
 
     /// As a checkpoint holds it.
-    pub(crate) fn to_item(&self) -> VolumeItem {
+    pub(crate) fn to_item(&self, covered_blocks: u64) -> VolumeItem {
         let spec = &self.spec;
         let mut item = VolumeItem::new_zeroed();
         item.size_bytes.set(spec.size_bytes);
@@ -280,6 +283,7 @@ impl Volume {
         item.sequence_drained.set(self.sequence_drained);
         item.dirty_bytes_max.set(spec.dirty_bytes_max);
         item.dirty_blocks.set(self.dirty_blocks);
+        item.covered_blocks.set(covered_blocks);
         item.name_len.set(spec.name.len() as u16);
         item.backend_len.set(spec.backend.len() as u16);
         item.attachment_len.set(spec.attachment.len() as u16);

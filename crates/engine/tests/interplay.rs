@@ -391,3 +391,136 @@ fn g8_clean_blocks_among_zeroes_make_room_while_the_backend_is_stopped() {
         assert_eq!(w.read(0, object * 4 * MIB + 4096, 4096), pattern(object * 16, 8192)[4096..]);
     }
 }
+
+#[test]
+fn zeroes_that_keep_their_space_are_drained_as_such_also_after_a_restart() {
+    let mut w = World::new(64 * MIB, &[spec("a", 32 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x33);
+    w.backend_stopped = true;
+    w.op(0, Op::WriteZeroes { fua: false, no_hole: true }, 0, MIB).expect("zeroes");
+    w.op(0, Op::WriteZeroes { fua: false, no_hole: false }, 4 * MIB, 4 * MIB).expect("zeroes");
+    w.op(0, Op::WriteZeroes { fua: false, no_hole: true }, 8 * MIB, MIB).expect("zeroes");
+    w.op(0, Op::Discard { fua: false }, 8 * MIB, 4 * MIB).expect("discard");
+    w.restart(true); // By replay.
+    w.op(0, Op::WriteZeroes { fua: false, no_hole: true }, 12 * MIB, 4 * MIB).expect("zeroes");
+    w.pass(20_000_000_000);
+    w.restart(true); // By the checkpoint.
+    w.backend_stopped = false;
+    w.run();
+    w.drain(0);
+    w.backend_zeroes.sort_unstable();
+    assert_eq!(w.backend_zeroes, [(0, MIB), (12 * MIB, 4 * MIB)]);
+    assert!(w.images[0][..MIB as usize].iter().all(|&b| b == 0));
+    assert!(w.images[0][4 * MIB as usize..16 * MIB as usize].iter().all(|&b| b == 0));
+    w.backend_zeroes.clear();
+    w.op(0, Op::Discard { fua: false }, 0, MIB).expect("discard");
+    w.drain(0);
+    assert!(w.backend_zeroes.is_empty(), "what was asked for once is not asked for again");
+}
+
+#[test]
+fn g7_a_block_among_zeroes_that_is_not_found_again_does_not_read_as_zero() {
+    let specs = ["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack));
+    let mut w = World::new(64 * MIB, &specs);
+    for v in 0..2u16 {
+        w.images[usize::from(v)] = pattern(u64::from(v), 16 * MIB as usize);
+        w.read(v, 10 * 4096, 4096); // Cached, clean.
+        w.pass(100_000_000);
+    }
+    w.backend_stopped = true;
+    w.op(0, Op::Discard { fua: false }, 0, 10 * 4096).expect("discard");
+    w.op(0, Op::Discard { fua: false }, 11 * 4096, 10 * 4096).expect("discard");
+    w.op(1, Op::Discard { fua: false }, 11 * 4096, 10 * 4096).expect("discard");
+    w.pass(20_000_000_000);
+    w.restart(true);
+    assert_eq!(w.read(0, 10 * 4096, 4096), w.images[0][40960..][..4096], "it stands above the zeroes");
+    let image = w.images[0][40960..][..4096].to_vec();
+    for at in w.corrupt(&image) {
+        // The segment cannot be read at all any more.
+        let segment = at / 64 * 64;
+        w.device.0[segment * 4096..(segment + 64) * 4096].fill(0);
+    }
+    w.reopen();
+    assert_eq!(w.status(0).state, VolumeState::Failed, "one of the zeroes is none");
+    assert_eq!(w.status(1).state, VolumeState::Detached, "a block beside zeroes is fetched again");
+    w.backend_stopped = false;
+    w.restart(true);
+    assert_eq!(w.try_read(0, 10 * 4096, 4096), Err(RequestError::Io));
+    assert_eq!(w.read(1, 10 * 4096, 4096), w.images[1][40960..][..4096]);
+    assert_eq!(w.read(1, 11 * 4096, 4096), vec![0; 4096]);
+}
+
+#[test]
+fn g8_kills_in_a_row_use_up_no_segments() {
+    let mut w = World::with_segments(64 * MIB, MIB as u32, &[spec("a", 32 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.backend_stopped = true;
+    let before = w.engine.device_status().segments_free;
+    for round in 0..50 {
+        w.write(0, round * 8192, &pattern(round, 4096));
+        w.restart(true);
+    }
+    let used = before - w.engine.device_status().segments_free;
+    assert!(used < 4, "{used} segments for 50 blocks");
+    for i in 0..16 {
+        w.write(0, 16 * MIB + i * 262_144, &pattern(100 + i, 262_144));
+    }
+    w.restart(true);
+    for round in 0..50 {
+        assert_eq!(w.read(0, round * 8192, 4096), pattern(round, 4096), "round {round}");
+    }
+    assert_eq!(w.read(0, 16 * MIB, 4096), pattern(100, 262_144)[..4096]);
+    w.backend_stopped = false;
+    w.run();
+    w.drain(0);
+}
+
+#[test]
+fn g8_quotas_that_add_up_to_more_than_the_cache_are_reduced_in_proportion() {
+    let specs = ["a", "b", "c"].map(|name| spec(name, 64 * MIB, Mode::WriteBack));
+    let mut w = World::new(64 * MIB, &specs);
+    let all = w.status(0).dirty_bytes_max * 3;
+    for v in 0..2 {
+        w.control(|e, now, c| e.set_dirty_bytes_max(now, VolumeId(v), 1 << 40, c)).expect("quota");
+    }
+    let sum: u64 = (0..3).map(|v| w.status(v).dirty_bytes_max).sum();
+    assert!(sum <= all && sum > all - 3 * 4096, "{sum} of {all}");
+    assert_eq!(w.status(0).spec.dirty_bytes_max, 1 << 40, "what was asked for is kept");
+    (0..3).for_each(|v| w.flush(v));
+    w.stopped = vec![VolumeId(0), VolumeId(1)];
+    for v in 0..2 {
+        let fitting = w.status(v).dirty_bytes_max / 131_072;
+        (0..fitting).for_each(|i| w.write(v, i * 131_072, &pattern(i, 131_072)));
+        w.request(v, Op::Write { fua: false }, 60 * MIB, 131_072, Some(&pattern(0, 131_072)));
+        w.pass(1_000_000_000);
+        assert_eq!(w.status(v).state, VolumeState::Full);
+    }
+    for i in 0..40 {
+        w.write(2, i * 131_072, &pattern(i, 131_072));
+    }
+    w.drain(2);
+    for v in 1..3 {
+        w.control(|e, now, c| e.set_dirty_bytes_max(now, VolumeId(v), 8192, c)).expect("quota");
+    }
+    assert!(w.status(0).dirty_bytes_max > all * 9 / 10, "room that others gave up");
+}
+
+#[test]
+fn g2_what_was_drained_is_not_dirty_again_after_a_kill() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 65_536));
+    w.pass(5_000_000_000);
+    assert_eq!(w.status(0).dirty_bytes, 0);
+    w.reopen();
+    assert_eq!(w.status(0).dirty_bytes, 0);
+    w.restart(true);
+    let before = w.engine.device_status().checkpoints;
+    for i in 0..100 {
+        w.write(0, i * 4096, &pattern(i, 4096));
+        w.drain(0);
+        w.pass(100_000_000);
+    }
+    let taken = w.engine.device_status().checkpoints - before;
+    assert!((2..6).contains(&taken), "{taken} checkpoints in ten seconds of drains");
+}

@@ -63,6 +63,8 @@ impl ObjectFlags {
     pub const DRAINING: ObjectFlags = ObjectFlags(2);
     /// The object has blocks that read as zero here and not yet in the backend.
     pub const ZERO_DIRTY: ObjectFlags = ObjectFlags(4);
+    /// Some of these zeroes are to keep their space in the backend.
+    pub const ZERO_KEEP: ObjectFlags = ObjectFlags(8);
 
     /// All of `other` are set.
     pub fn contains(self, other: ObjectFlags) -> bool {
