@@ -254,12 +254,16 @@ impl World {
     pub(crate) fn check_invariants(&mut self) {
         let Some(engine) = &self.engine else { return };
         let device = engine.device_status();
+        let usable = device.segments.saturating_sub(12) * device.segment_bytes;
         let all: Vec<_> =
             engine.volumes().iter().filter_map(|(id, _)| engine.volume_status(self.now, *id)).collect();
         let cached: u64 = all.iter().map(|s| s.cached_bytes).sum();
         if cached != device.cached_blocks * BLOCK_BYTES as u64 {
             let blocks = device.cached_blocks;
             return self.fail(format!("volumes have {cached} bytes cached, but the device {blocks} blocks"));
+        }
+        if all.iter().map(|s| s.dirty_bytes_max).sum::<u64>() > usable * 3 / 4 + 4096 * all.len() as u64 {
+            return self.fail("the quotas add up to more than the cache holds".into());
         }
         for s in &all {
             if s.dirty_bytes > s.cached_bytes {
@@ -287,16 +291,11 @@ impl World {
 
     /// A request may wait for its own backend, but not for that of another volume.
     fn check_waits(&mut self) {
-        let Some(engine) = &self.engine else { return };
         let waits = |s: &Sent| {
             s.at + WAIT_NS < self.now && self.vols[s.volume].trouble_at.saturating_add(WAIT_NS) < self.now
         };
-        let Some((id, sent)) = self.sent.iter().find(|(_, s)| waits(s)) else { return };
-        // What the volumes in trouble may hold must leave room for the others.
-        let held =
-            self.vols.iter().filter(|v| v.trouble_at.saturating_add(WAIT_NS) >= self.now && v.trouble_at > 0);
-        let quotas = held.filter_map(|v| engine.volume_status(self.now, v.id?)).map(|s| s.dirty_bytes_max);
-        if quotas.sum::<u64>() <= self.plan.cache_bytes * 2 / 5 {
+        // Quotas add up to no more than the cache holds: whatever the others hold, there is room.
+        if let Some((id, sent)) = self.sent.iter().find(|(_, s)| waits(s)) {
             let (id, op, v) = (*id, sent.op, sent.volume);
             self.fail(format!("request {id} ({op:?}) of volume {v} waits forever"));
         }
