@@ -524,3 +524,27 @@ fn g2_what_was_drained_is_not_dirty_again_after_a_kill() {
     let taken = w.engine.device_status().checkpoints - before;
     assert!((2..6).contains(&taken), "{taken} checkpoints in ten seconds of drains");
 }
+
+#[test]
+fn the_status_tells_what_is_under_way() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    w.write(0, 0, &pattern(1, 65_536));
+    assert_eq!(w.status(0).drain_writes_in_flight, 0, "it may be written again");
+    w.pass(2_000_000_000);
+    assert_eq!(w.status(0).drain_writes_in_flight, 1);
+    w.backend_stopped = false;
+    w.run();
+    assert_eq!(w.status(0).drain_writes_in_flight, 0);
+    w.pass(20_000_000_000);
+    assert!(!w.engine.device_status().checkpointing && !w.engine.device_status().reclaiming);
+    let control = w.fresh();
+    w.engine.set_attachment(w.now, VolumeId(0), vec![1], control);
+    let effect = w.engine.next_effect(w.now).expect("a page of the checkpoint");
+    assert!(w.engine.device_status().checkpointing);
+    let Effect::DeviceWrite { token, .. } = effect else { panic!("{effect:?}") };
+    w.engine.handle(w.now, Event::Done { token, result: Err(IoError::Errno(5)) });
+    w.run();
+    assert_eq!(w.controls.remove(&control), Some(Err(ControlError::Device)));
+    assert!(!w.engine.device_status().checkpointing && w.engine.device_status().failed);
+}
