@@ -133,6 +133,31 @@ fn g8_with_a_stopped_osd_hits_go_on_and_writes_wait_at_the_quota_until_it_return
 }
 
 #[test]
+fn with_a_stopped_osd_the_daemon_ends_in_time_and_the_next_start_takes_the_image_back() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let size_bytes = 64 * MIB;
+    let mut rig = rig(&cluster, "unreleased", size_bytes, 64 * MIB);
+    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(86), size_bytes)).expect("connect");
+    workload.run(200).expect("a run");
+    rig.admin.drain(VOLUME).expect("drain");
+    workload.disconnect().expect("goodbye");
+    cluster.osd_stop(0).expect("the OSD is stopped");
+    rig.client().expect("connect").write(0, &[7; 65536]).expect("absorbed");
+    assert!(rig.daemon.terminate().expect("it ends").success());
+    let log = rig.daemon.log();
+    assert!(log.contains("stopped without releasing rbd:rbd/unreleased"), "{log}");
+    cluster.osd_continue(0).expect("the OSD goes on");
+    // As after a kill: locked by the dead client, guarded, and free for its own cache alone.
+    assert_ne!(cluster.rbd(&["lock", "ls", "unreleased"]).expect("rbd lock ls"), "");
+    cluster.rbd(&["bench", "--io-type", "write", "--io-total", "4K", "unreleased"]).expect_err("guarded");
+    rig.daemon.start().expect("its own cache takes it back");
+    let data = rig.client().expect("connect").read(0, 65536).expect("read");
+    assert!(data.iter().all(|byte| *byte == 7), "nothing is lost");
+    rig.admin.drain(VOLUME).expect("drain");
+    assert!(rig.daemon.terminate().expect("it ends").success());
+}
+
+#[test]
 fn a_removed_volume_is_a_plain_image_that_others_can_write() {
     let (cluster, _turn) = (cluster(), one_at_a_time());
     let size_bytes = 64 * MIB;

@@ -20,18 +20,26 @@ fn main() -> ExitCode {
         Err(error) => return ExitCode::from(cli::report(&error)),
     };
     let outcome = match cli.command {
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => {
+            let status = tell(serve::run(*args));
+            tidepool_daemon::service::end_at_once(i32::from(status));
+        }
         Command::Status(args) => run(status::run(args)),
         Command::Check(args) => check::run(&args),
         Command::Volume(args) => run(volume::run(args.command)),
         Command::Cache(args) => cache::run(args.command),
         Command::Demo(args) => demo::run(&args),
     };
+    ExitCode::from(tell(outcome))
+}
+
+/// Tells the user what failed; returns the exit status.
+fn tell(outcome: Result<(), Failure>) -> u8 {
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(failure) => {
             eprintln!("tidepool: {failure}");
-            ExitCode::from(failure.exit_status())
+            failure.exit_status()
         }
     }
 }

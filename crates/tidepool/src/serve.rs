@@ -20,7 +20,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::failed(format!("cannot start: {e}")))?;
     let outcome = runtime.block_on(service::serve(config, Arc::new(Terminal::default())));
-    // A backend that hangs in a blocking call must not keep the process.
+    // A backend that hangs in a blocking call must not keep the process; the caller ends it on the spot.
     runtime.shutdown_background();
     outcome
 }

@@ -292,9 +292,16 @@ async fn stop_shard(shard: Option<&ShardHandle>, stop: &mut StopSignals) -> Opti
         clean = orderly => Some(clean),
         () = stop.wait() => {
             warn!("asked a second time: ending at once");
-            std::process::exit(1);
+            end_at_once(1);
         }
     }
+}
+
+/// Ends the process without its exit handlers: those of a backend's libraries would wait for threads that
+/// hang in a call, or pull the ground from under them.
+pub fn end_at_once(status: i32) -> ! {
+    // SAFETY: no preconditions; nothing of this process is used any more.
+    unsafe { libc::_exit(status) }
 }
 
 /// The signals that ask for an orderly end.

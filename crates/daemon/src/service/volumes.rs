@@ -35,7 +35,7 @@ const RETRY_PAUSE_MAX: Time = Time::from_secs(30);
 const STALL_WAIT_MAX: Time = Time::from_secs(30);
 /// How often a waiting operation looks for progress.
 const PROGRESS_POLL: Time = Time::from_millis(500);
-/// How long the end of the daemon waits for backends to be released.
+/// How long the end of the daemon waits for backends to be released, all together.
 const CLOSE_WAIT_MAX: Time = Time::from_secs(10);
 
 /// All volumes of one shard.
@@ -577,22 +577,36 @@ impl Volumes {
     }
 }
 
-/// Releases the backends of a stopped shard. What stays dirty keeps its guard on the image.
+/// Releases the backends of a stopped shard. What stays dirty keeps its guard on the image. A backend that
+/// is out of reach is waited for only so long; the caller ends the process soon, which leaves lock,
+/// record and guard as a kill does.
 pub async fn close_all(stopped: Stopped) {
     let closing = stopped.volumes.into_iter().filter_map(|volume| {
         let backend = volume.backend?;
         let release = Release { clean: volume.clean };
-        Some((volume.id, tokio::task::spawn_blocking(move || backend.close(release))))
+        Some((volume.spec, tokio::task::spawn_blocking(move || backend.close(release))))
     });
     let closing: Vec<_> = closing.collect();
     let deadline = Instant::now() + CLOSE_WAIT_MAX;
-    for (VolumeId(id), task) in closing {
+    let mut hangs = false;
+    for (VolumeSpec { name, backend, .. }, task) in closing {
         match tokio::time::timeout_at(deadline, task).await {
             Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => warn!("cannot release the image of volume {id}: {error}"),
-            Ok(Err(_)) => warn!("cannot release the image of volume {id}: an internal error occurred"),
-            Err(_) => warn!("the backend of volume {id} does not answer: the next start releases its image"),
+            Ok(Ok(Err(error))) => warn!("volume {name}: cannot release its image: {error}"),
+            Ok(Err(_)) => warn!("volume {name}: cannot release its image: an internal error occurred"),
+            Err(_) => {
+                hangs = true;
+                warn!(
+                    "stopped without releasing {backend}: it has not answered for {} s (the next start takes it back as after a kill)",
+                    CLOSE_WAIT_MAX.as_secs()
+                );
+            }
         }
+    }
+    if hangs {
+        // A release may still come to its end. Until the process does, nobody else may take this cache's
+        // lock for proof that it is dead.
+        std::mem::forget(stopped.cache);
     }
 }
 

@@ -317,16 +317,16 @@ impl<C: Core> Reactor<C> {
         }
         let clean = |s: tidepool_engine::status::VolumeStatus| s.dirty_bytes == 0 && s.lost_blocks == 0;
         let (core, now) = (&self.shared.core, self.shared.now);
-        let known: Vec<(VolumeId, bool)> = core
+        let known: Vec<(VolumeId, VolumeSpec, bool)> = core
             .volumes()
             .into_iter()
-            .map(|(id, _)| (id, core.volume_status(now, id).is_some_and(clean)))
+            .map(|(id, spec)| (id, spec, core.volume_status(now, id).is_some_and(clean)))
             .collect();
         let mut in_flight = 0;
-        let volumes = known.into_iter().map(|(id, clean)| {
+        let volumes = known.into_iter().map(|(id, spec, clean)| {
             let volume = self.shared.volumes.remove(id);
             in_flight += volume.as_ref().map_or(0, Volume::in_flight);
-            StoppedVolume { id, clean, backend: volume.map(Volume::into_backend) }
+            StoppedVolume { id, spec, clean, backend: volume.map(Volume::into_backend) }
         });
         let volumes = volumes.collect();
         let (cache, shared, stopping) = self.dismantle();

@@ -70,6 +70,8 @@ impl std::fmt::Debug for Refused {
 pub struct StoppedVolume {
     /// Which.
     pub id: VolumeId,
+    /// Its name, its image, and what else the cache device knows of it.
+    pub spec: VolumeSpec,
     /// Nothing dirty is left in the cache.
     pub clean: bool,
     /// Its backend, for the caller to close; `None` when the volume was never attached.
