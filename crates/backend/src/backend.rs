@@ -117,6 +117,9 @@ pub struct OpenOptions {
     pub attachment: Option<Vec<u8>>,
     /// Only read: no exclusive lock and no ownership is taken.
     pub read_only: bool,
+    /// The cache holds data of the image that is not drained: the image is refused, and nothing is changed,
+    /// if that data might go over the writes of somebody else.
+    pub dirty: bool,
     /// Directory of the ownership records of block devices; `None` for `/var/lib/tidepool`.
     pub state_dir: Option<PathBuf>,
 }
@@ -130,10 +133,7 @@ pub struct Opened {
     /// There is proof that nobody else has written to the image since this cache had it last. Without
     /// it, clean cached data must be dropped.
     pub keep_clean: bool,
-    /// There is evidence that somebody else has written since: dirty data of this cache must not be
-    /// drained over it unasked. Never together with `keep_clean`.
-    pub overwritten: bool,
-    /// Why the two are what they are, in one line for the log.
+    /// Why that is so, in one line for the log.
     pub reason: String,
 }
 

@@ -30,6 +30,16 @@ pub enum BackendError {
         /// Where the data is and what to do.
         owner: String,
     },
+    /// The cache holds data that is not drained, and draining it would undo what others have written.
+    #[error(
+        "{what}: what this cache has not drained must not be written over it: {why}; put the image back as it was, or give that data up (tidepool recover URI --accept-loss, then tidepool cache format PATH --force)"
+    )]
+    Overwritten {
+        /// Which image.
+        what: String,
+        /// The evidence.
+        why: String,
+    },
     /// A right is missing.
     #[error("{what}: permission denied: {why}")]
     Denied {

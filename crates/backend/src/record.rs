@@ -4,7 +4,7 @@
 //! same JSON document, changed only by whoever holds the image's lock, and only from the exact
 //! version that was read.
 
-use crate::BackendError;
+use crate::{BackendError, OpenOptions};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
@@ -92,6 +92,10 @@ pub struct Ownership {
     /// State of the image at the release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<ImageStamp>,
+    /// Why the owner's cached data is no longer what the volume holds, when the image was changed without
+    /// it: none of it may be used any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub superseded: Option<String>,
 }
 
 impl Ownership {
@@ -110,6 +114,7 @@ impl Ownership {
             client: None,
             claim: None,
             stamp: None,
+            superseded: None,
         }
     }
 
@@ -177,7 +182,7 @@ impl Ownership {
 pub(crate) struct Continuity {
     /// Nobody else wrote.
     pub(crate) proven: bool,
-    /// Somebody else wrote.
+    /// Somebody else wrote, or the image was given to others.
     pub(crate) overwritten: bool,
     /// Why, for the log.
     pub(crate) reason: String,
@@ -192,12 +197,35 @@ impl Continuity {
         Continuity { proven: true, overwritten: false, reason: reason.into() }
     }
 
+    /// Refuses an image over which dirty data must not be drained.
+    pub(crate) fn check_dirty(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        if options.dirty && self.overwritten {
+            return Err(BackendError::Overwritten { what: what.into(), why: self.reason.clone() });
+        }
+        Ok(())
+    }
+
+    /// What the record alone says; `None` when the image has to be looked at.
+    pub(crate) fn of_record(record: Option<&Ownership>, cache_uuid: Uuid) -> Option<Continuity> {
+        let Some(record) = record else {
+            return Some(Continuity::overwritten("the image has no ownership record"));
+        };
+        if record.cache_uuid.is_nil() {
+            return Some(Continuity::overwritten("what a cache held for it was given up"));
+        }
+        if record.cache_uuid != cache_uuid {
+            let reason = format!("cache {} had the image last", record.cache_uuid);
+            return Some(Continuity::overwritten(reason));
+        }
+        record.superseded.as_deref().map(Continuity::overwritten)
+    }
+
     /// What it means for the cached data, as a step of a plan.
     pub(crate) fn plan(&self) -> String {
         match (self.proven, self.overwritten) {
             (true, _) => format!("keep clean cached data: {}", self.reason),
             (false, true) => {
-                format!("drop clean cached data, and not drain dirty data unasked: {}", self.reason)
+                format!("drop clean cached data, and refuse if any is dirty: {}", self.reason)
             }
             (false, false) => format!("drop clean cached data: {}", self.reason),
         }

@@ -228,7 +228,7 @@ fn clean_data_is_kept_only_while_nobody_else_wrote() {
         driver.write(0, &pattern(1, 4096)).expect("a write");
         driver.close(clean).expect("closed");
         let again = open(&uri(&path), options(OURS)).expect("opened");
-        assert!(again.keep_clean && !again.overwritten, "{}", again.reason);
+        assert!(again.keep_clean, "{}", again.reason);
         let mut driver = Driver::new(again.backend);
         driver.write(0, &pattern(2, 4096)).expect("a write");
         driver.close(clean).expect("closed");
@@ -239,10 +239,57 @@ fn clean_data_is_kept_only_while_nobody_else_wrote() {
             .write_at(b"x", 0)
             .expect("a foreign write");
         let after = open(&uri(&path), options(OURS)).expect("opened");
-        assert!(!after.keep_clean && after.overwritten, "{}", after.reason);
+        assert!(!after.keep_clean, "{}", after.reason);
     }
     let killed = open(&uri(&path), options(OURS)).expect("opened");
     assert!(killed.keep_clean, "the owner was killed and owns it still: {}", killed.reason);
+}
+
+/// Options of a cache that holds data which is not drained.
+fn dirty(cache_uuid: [u8; 16]) -> OpenOptions {
+    OpenOptions { dirty: true, ..options(cache_uuid) }
+}
+
+#[test]
+fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let record = scratch.0.join("image.tidepool");
+    let overwrite = || {
+        let image = fs::OpenOptions::new().write(true).open(&path).expect("the image");
+        image.write_at(b"foreign", 0).expect("a foreign write");
+    };
+    let give_to_another = || {
+        Driver::new(open(&uri(&path), options(OTHER)).expect("clean").backend).close(true).expect("closed")
+    };
+    let give_up = || {
+        tidepool_backend::abandon(&uri(&path).parse().expect("a URI"), None).expect("given up");
+    };
+    let lose_the_record = || fs::remove_file(&record).expect("removed");
+    let events: [(bool, &dyn Fn()); 5] = [
+        (false, &overwrite),
+        (true, &overwrite),
+        (true, &give_to_another),
+        (false, &give_up),
+        (false, &lose_the_record),
+    ];
+    for (clean, event) in events {
+        Driver::new(open(&uri(&path), options(OURS)).expect("free").backend).close(clean).expect("closed");
+        let again = open(&uri(&path), dirty(OURS)).expect("nobody wrote").backend;
+        Driver::new(again).close(clean).expect("closed");
+        event();
+        let before = (fs::read(&path).expect("the image"), fs::read(&record).ok());
+        for _ in 0..2 {
+            let line = refused(&uri(&path), dirty(OURS));
+            assert!(line.contains("must not be written over it"), "{line}");
+            assert!((fs::read(&path).expect("the image"), fs::read(&record).ok()) == before, "touched");
+        }
+        let opened = open(&uri(&path), options(OURS)).expect("without dirty data nothing is at stake");
+        assert!(!opened.keep_clean, "{}", opened.reason);
+        Driver::new(opened.backend).close(true).expect("closed");
+    }
+    drop(serve(&path));
+    open(&uri(&path), dirty(OURS)).expect("after a kill the image is still this cache's");
 }
 
 #[test]
@@ -424,7 +471,7 @@ fn a_block_device_is_served_like_a_file_whatever_its_sector_size() {
         driver.close(false).expect("closed");
         assert!(refused(&uri(&device.0), with(OTHER)).contains("owned by another cache"));
         let again = open(&uri(&device.0), with(OURS)).expect("opened");
-        assert!(!again.keep_clean && !again.overwritten, "{}", again.reason);
+        assert!(!again.keep_clean, "{}", again.reason);
         assert_eq!(again.generation, 2);
         Driver::new(again.backend).close(true).expect("closed");
         assert!(fs::read(&path).expect("the image") == model);

@@ -421,8 +421,8 @@ fn an_image_with_its_newest_data_in_a_cache_cannot_be_written_by_others() {
     assert!(!cluster.foreign_write("guarded"), "written while the cache holds dirty data");
     assert!(cluster.rbd(&["snap", "create", "guarded@s"]).is_err(), "a snapshot without the dirty data");
     assert!(cluster.export("guarded")[..4096] == pattern(2, 4096), "reading is allowed");
-    let opened = open(&uri, options(OURS)).expect("its own cache");
-    assert!(opened.keep_clean && !opened.overwritten, "{}", opened.reason);
+    let opened = open(&uri, OpenOptions { dirty: true, ..options(OURS) }).expect("its own cache");
+    assert!(opened.keep_clean, "{}", opened.reason);
     Driver::new(opened.backend).close(true).expect("closed");
     assert!(cluster.foreign_write("guarded"), "free again");
 }
@@ -434,7 +434,7 @@ fn clean_data_is_kept_only_while_nobody_else_wrote() {
     serve(&uri).close(true).expect("closed");
     for _ in 0..2 {
         let opened = open(&uri, options(OURS)).expect("opened");
-        assert!(opened.keep_clean && !opened.overwritten, "{}", opened.reason);
+        assert!(opened.keep_clean, "{}", opened.reason);
         let mut driver = Driver::new(opened.backend);
         driver.write(0, &pattern(1, 4096)).expect("a write");
         driver.close(true).expect("closed");
@@ -452,6 +452,46 @@ fn clean_data_is_kept_only_while_nobody_else_wrote() {
         cluster.rbd(&change).expect("a change");
         let opened = open(&uri, options(OURS)).expect("opened");
         assert!(!opened.keep_clean, "{change:?}: {}", opened.reason);
+        Driver::new(opened.backend).close(true).expect("closed");
+    }
+}
+
+#[test]
+fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("contested", 8);
+    let dirty = || OpenOptions { dirty: true, ..options(OURS) };
+    let overwrite = || assert!(cluster.foreign_write("contested"));
+    let give_to_another = || {
+        let opened = open(&uri, options(OTHER)).expect("a clean image");
+        Driver::new(opened.backend).close(true).expect("closed");
+    };
+    let give_up = || {
+        let parsed = uri.parse().expect("a URI");
+        tidepool_backend::abandon(&parsed, None).expect("given up").expect("a record");
+        assert!(cluster.foreign_write("contested"), "a plain image");
+    };
+    let events: [(bool, &dyn Fn()); 3] = [(true, &overwrite), (true, &give_to_another), (false, &give_up)];
+    for (clean, event) in events {
+        Driver::new(open(&uri, options(OURS)).expect("free").backend).close(clean).expect("closed");
+        event();
+        // Who wrote has ended without closing the image, perhaps.
+        while cluster.rbd(&["status", "contested"]).expect("a status").contains("watcher=") {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let owner = cluster.header("contested").replace("rbd_header", "tidepool_owner");
+        let look = || {
+            let record = cluster.rados(&["-p", "rbd", "get", &owner, "-"]).expect("the record");
+            (cluster.export("contested"), record, cluster.lock_address("contested"))
+        };
+        let before = look();
+        for _ in 0..2 {
+            let line = refused(&uri, dirty());
+            assert!(line.contains("must not be written over it"), "{line}");
+            assert!(look() == before, "touched");
+        }
+        let opened = open(&uri, options(OURS)).expect("without dirty data nothing is at stake");
+        assert!(!opened.keep_clean, "{}", opened.reason);
         Driver::new(opened.backend).close(true).expect("closed");
     }
 }
@@ -493,8 +533,8 @@ fn a_killed_owners_image_cannot_be_written_by_others_even_when_its_lock_has_fall
     cluster.rados(&take).expect("a fallen lock");
     assert_eq!(cluster.lock_address("orphan"), None);
     assert!(!cluster.foreign_write("orphan"), "written although the newest data is in a cache");
-    let opened = open(&uri, options(OURS)).expect("taken back");
-    assert!(!opened.keep_clean && !opened.overwritten, "{}", opened.reason);
+    let opened = open(&uri, OpenOptions { dirty: true, ..options(OURS) }).expect("taken back");
+    assert!(!opened.keep_clean, "{}", opened.reason);
     Driver::new(opened.backend).close(true).expect("closed");
 }
 

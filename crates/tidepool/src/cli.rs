@@ -39,6 +39,8 @@ pub enum Command {
     Volume(VolumeArgs),
     /// Format, inspect or check a cache device that no daemon uses.
     Cache(CacheArgs),
+    /// Give up what a lost cache has not drained, so that its image can be used again.
+    Recover(RecoverArgs),
     /// Measure what the cache does, on emulated pools: no Ceph, no root, no configuration.
     Demo(DemoArgs),
 }
@@ -129,6 +131,19 @@ pub struct StatusArgs {
 pub struct CheckArgs {
     /// The image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…].
     pub uri: BackendUri,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Options of `recover`.
+#[derive(Debug, Args)]
+pub struct RecoverArgs {
+    /// The image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…].
+    pub uri: BackendUri,
+    /// The cache is lost for good: what it had not drained may be lost with it.
+    #[arg(long)]
+    pub accept_loss: bool,
     /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -375,6 +390,7 @@ mod tests {
             "cache format /c --size 1GiB --force",
             "cache inspect /c",
             "cache check /c --format json",
+            "recover file:/a --accept-loss --format json",
             "demo --seconds 10 --ceph",
         ] {
             parse(&format!("tidepool {line}")).expect(line);

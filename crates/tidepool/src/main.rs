@@ -5,6 +5,7 @@ mod check;
 mod cli;
 mod demo;
 mod output;
+mod recover;
 mod serve;
 mod status;
 mod volume;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Volume(args) => run(volume::run(args.command)),
         Command::Cache(args) => cache::run(args.command),
+        Command::Recover(args) => recover::run(&args),
         Command::Demo(args) => demo::run(&args),
     };
     ExitCode::from(tell(outcome))

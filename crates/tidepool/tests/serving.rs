@@ -182,6 +182,31 @@ fn dirty_data_keeps_other_caches_away_from_the_image() {
 }
 
 #[test]
+fn dirty_data_is_never_drained_into_an_image_that_was_given_to_others() {
+    let place = Place::new();
+    fs::write(place.path("gate"), b"").expect("a gate");
+    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    client(&place, "vm1").write(0, &[3; 65536]).expect("absorbed");
+    daemon.kill();
+    fs::remove_file(place.path("gate")).expect("opened");
+    let image = format!("file:{}", place.text("image"));
+    run(["recover", &image]).refused(2, "--accept-loss");
+    assert!(run(["recover", &image, "--accept-loss"]).done().contains("had not drained is given up"));
+    assert!(run(["recover", &image, "--accept-loss"]).done().contains("nothing to give up"));
+    let before = fs::read(place.path("image.tidepool")).expect("a record");
+    for _ in 0..2 {
+        run(restart_args(&place)).refused(1, "must not be written over it");
+        assert_eq!(block_at(&place, 0), [0x5a; 4096], "the image is untouched");
+        assert!(fs::read(place.path("image.tidepool")).expect("a record") == before, "so is its record");
+    }
+    run(["cache", "format", &place.text("cache"), "--force"]).done();
+    let daemon = start(&place, &[]);
+    client(&place, "vm1").write(0, &[4; 4096]).expect("written");
+    assert_eq!(daemon.terminate(), Some(0));
+    assert_eq!(block_at(&place, 0), [4; 4096]);
+}
+
+#[test]
 fn a_second_signal_ends_at_once_and_loses_nothing() {
     let place = Place::new();
     fs::write(place.path("gate"), b"").expect("a gate");

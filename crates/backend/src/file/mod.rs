@@ -63,11 +63,12 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Resu
     if let Some(record) = &record {
         record.check_owner(&image.what, cache_uuid)?;
     }
+    let continuity = owner::continuity(record.as_ref(), cache_uuid, &image.file);
+    continuity.check_dirty(&image.what, options)?;
     let (ownership, generation, continuity) = if options.read_only {
         let unproven = Continuity::unproven("the image is opened read-only, without ownership");
         (None, 0, unproven)
     } else {
-        let continuity = owner::continuity(record.as_ref(), cache_uuid, &image.file);
         let generation = record.map_or(1, |r| r.generation.saturating_add(1));
         let record = Ownership::new(generation, cache_uuid, OwnerState::Open);
         sidecar.write(&record)?;
@@ -80,7 +81,6 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Resu
         backend: Box::new(backend),
         generation,
         keep_clean: continuity.proven,
-        overwritten: continuity.overwritten,
         reason: continuity.reason,
     })
 }

@@ -162,10 +162,10 @@ fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
 
 /// Whether somebody else wrote since the record was made.
 pub(crate) fn continuity(record: Option<&Ownership>, cache_uuid: Uuid, file: &OwnedFd) -> Continuity {
-    let Some(record) = record else { return Continuity::unproven("the image has no ownership record") };
-    if record.cache_uuid != cache_uuid {
-        return Continuity::unproven(format!("cache {} had the image last", record.cache_uuid));
+    if let Some(known) = Continuity::of_record(record, cache_uuid) {
+        return known;
     }
+    let Some(record) = record else { return Continuity::unproven("the image has no ownership record") };
     if record.state == OwnerState::Open {
         return Continuity::proven("this cache still owns the image, as it did when it was killed");
     }
@@ -175,6 +175,9 @@ pub(crate) fn continuity(record: Option<&Ownership>, cache_uuid: Uuid, file: &Ow
         }
         (Some(_), Ok(Some(_))) => {
             Continuity::overwritten("size or modification time changed since this cache's release")
+        }
+        _ if record.state == OwnerState::Clean => {
+            Continuity::overwritten("others were free to write to the device since this cache's release")
         }
         _ => Continuity::unproven("a released device tells nothing about the writes of others"),
     }

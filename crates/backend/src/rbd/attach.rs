@@ -21,6 +21,9 @@ const FENCE_OWN_S: f64 = 3600.0;
 /// resumes after its fence has fallen would write over the new owner's data.
 const FENCE_FOREIGN_S: f64 = 30.0 * 86_400.0;
 
+/// What is written down when others have used the moment in which the guard was lifted for us.
+const DISTURBED: &str = "another client has changed the image while it was being opened";
+
 /// What a restart finds its own lock by; see [`crate::Backend::attachment`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Attachment {
@@ -203,12 +206,12 @@ impl Survey {
 
     /// What is known about writes of others since this cache had the image last.
     pub(super) fn continuity(&self, cache_uuid: Uuid, holder: &Holder) -> Continuity {
+        if let Some(known) = Continuity::of_record(self.record.as_ref(), cache_uuid) {
+            return known;
+        }
         let Some(record) = &self.record else {
             return Continuity::unproven("the image has no ownership record");
         };
-        if record.cache_uuid != cache_uuid {
-            return Continuity::unproven(format!("cache {} had the image last", record.cache_uuid));
-        }
         if let Holder::Gone(locker) = holder {
             return Continuity::overwritten(format!("{} has taken the lock since", locker.client));
         }
@@ -216,7 +219,12 @@ impl Survey {
         let unchanged = record.stamp == Some(ImageStamp::Header { version: self.header_version });
         match record.state {
             OwnerState::Open if held => Continuity::proven("this cache's lock is still in place"),
-            OwnerState::Open => Continuity::unproven("this cache's lock is no longer in place"),
+            OwnerState::Open if self.guarded() => {
+                Continuity::unproven("this cache's lock is no longer in place")
+            }
+            OwnerState::Open => {
+                Continuity::overwritten("neither this cache's lock nor its guard is in place any more")
+            }
             _ if unchanged => Continuity::proven("the image's header is as this cache released it"),
             // A kill between lock and record: what happened between release and lock is not known.
             _ if held => Continuity::unproven("this cache's last attempt to open the image was cut short"),
@@ -259,6 +267,7 @@ pub(super) fn attach(
     survey.check_lock(place, &holder, options)?;
     cluster.check_blocklist_right()?;
     let continuity = survey.continuity(cache_uuid, &holder);
+    continuity.check_dirty(&place.what, options)?;
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
     let client = address::plain(&own_address).to_owned();
 
@@ -273,8 +282,15 @@ pub(super) fn attach(
     let Taken { image, locker, undisturbed } = spot.take(survey.guarded(), guarded)?;
     let continuity = match undisturbed {
         true => continuity,
-        false => Continuity::overwritten("another client has changed the image while it was being opened"),
+        false => Continuity::overwritten(DISTURBED),
     };
+    if let Err(e) = continuity.check_dirty(&place.what, options) {
+        // The next attempt would not see it any more.
+        let superseded = Some(DISTURBED.into());
+        survey.owner.swap(pool, &Ownership { superseded, ..before })?;
+        spot.guard_again(survey.guarded());
+        return Err(e);
+    }
     let mut record = Ownership::new(before.generation.saturating_add(1), cache_uuid, OwnerState::Open);
     record.client = Some(client.clone());
     if let Err(e) = survey.owner.swap(pool, &record) {
@@ -498,7 +514,7 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
     if !claim.guarded && !read_locker()?.is_some_and(|locker| ours(&locker)) {
         return Err(fenced());
     }
-    let (_, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
+    let (mut owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
     let same = |record: &Ownership| {
         (record.generation, record.cache_uuid) == (claim.record.generation, claim.record.cache_uuid)
     };
@@ -520,6 +536,8 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
     let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
     let taken = spot.take(claim.guarded, claim.guarded)?;
     if !taken.undisturbed {
+        let superseded = Some(DISTURBED.into());
+        owner.swap(&pool, &Ownership { superseded, ..claim.record.renewed() })?;
         return Err(fenced());
     }
     tracing::info!(image = %place.what, "the image's handle had turned read-only; it is replaced");

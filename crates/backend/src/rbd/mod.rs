@@ -71,8 +71,8 @@ pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, Ba
     let place = Place::of(uri)
         .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
     let (backend, generation, continuity) = open_place(place, options)?;
-    let Continuity { proven, overwritten, reason } = continuity;
-    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, overwritten, reason })
+    let Continuity { proven, reason, .. } = continuity;
+    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason })
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].

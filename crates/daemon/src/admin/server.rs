@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+use tidepool_backend::BackendError;
 use tokio::net::{TcpListener, UnixListener};
 
 /// Largest request body in bytes.
@@ -64,8 +65,8 @@ impl From<VolumeError> for Problem {
             VolumeError::Exists(_)
             | VolumeError::SameImage { .. }
             | VolumeError::Busy(_)
-            | VolumeError::OtherImage { .. }
-            | VolumeError::Overwritten { .. } => StatusCode::CONFLICT,
+            | VolumeError::OtherImage { .. } => StatusCode::CONFLICT,
+            VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { .. }
             | VolumeError::Silent { .. }
             | VolumeError::Unreachable { .. }

@@ -69,20 +69,6 @@ pub enum VolumeError {
         /// How long it was waited for.
         seconds: u64,
     },
-    /// Somebody else wrote to the image while the cache held dirty data for it.
-    #[error(
-        "cannot attach volume {name}: the image {backend} was changed by somebody else ({why}) while this cache holds {dirty_bytes} dirty bytes for it; put the image back as it was, then start again"
-    )]
-    Overwritten {
-        /// The volume.
-        name: String,
-        /// Its backend.
-        backend: String,
-        /// The evidence.
-        why: String,
-        /// What is at stake.
-        dirty_bytes: u64,
-    },
     /// The volume is recorded with another image.
     #[error(
         "cannot serve volume {name} from {wanted}: this cache holds {dirty_bytes} dirty bytes of it for {recorded}; serve it from there and drain it first, or give the new volume another name"

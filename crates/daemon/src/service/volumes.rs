@@ -237,8 +237,11 @@ impl Volumes {
                     return;
                 }
                 Err(error) => {
-                    let lasting =
-                        matches!(error, VolumeError::Overwritten { .. } | VolumeError::Shard { .. });
+                    let lasting = matches!(
+                        error,
+                        VolumeError::Open { source: BackendError::Overwritten { .. }, .. }
+                            | VolumeError::Shard { .. }
+                    );
                     (error, lasting)
                 }
             };
@@ -268,15 +271,17 @@ impl Volumes {
     ) -> Result<(), VolumeError> {
         let name = &entry.name;
         let shard_error = |source| VolumeError::Shard { what: "attach", name: name.clone(), source };
-        let opened = self.open(entry, Some(recorded), attach.read_only, None).await?;
         let status = self.shard.status().await.map_err(shard_error)?;
-        let dirty_bytes =
-            status.volumes.iter().find(|v| v.status.id == id).map_or(0, |v| v.status.dirty_bytes);
-        if opened.overwritten && dirty_bytes > 0 {
-            let (backend, why) = (entry.backend.to_string(), opened.reason.clone());
-            self.put_back(entry, Some(opened.backend), false).await;
-            return Err(VolumeError::Overwritten { name: name.clone(), backend, why, dirty_bytes });
-        }
+        // Without a backend nothing is drained, so this does not change until the volume is attached.
+        let dirty = status.volumes.iter().any(|v| v.status.id == id && v.status.dirty_bytes > 0);
+        let options = OpenOptions {
+            cache_uuid: self.cache_uuid,
+            attachment: Some(recorded),
+            read_only: attach.read_only,
+            dirty,
+            ..OpenOptions::default()
+        };
+        let opened = self.open(entry, options, None).await?;
         info!(
             "volume {name}: cached data {}: {}",
             if opened.keep_clean { "stays" } else { "is dropped" },
@@ -294,7 +299,7 @@ impl Volumes {
         match self.shard.attach_volume(id, attach, opened.backend).await {
             Ok(()) => Ok(()),
             Err(Refused { error, backend }) => {
-                self.put_back(entry, backend, dirty_bytes == 0).await;
+                self.put_back(entry, backend, !dirty).await;
                 Err(shard_error(error))
             }
         }
@@ -317,12 +322,9 @@ impl Volumes {
     async fn open(
         &self,
         entry: &Entry,
-        attachment: Option<Vec<u8>>,
-        read_only: bool,
+        options: OpenOptions,
         patience: Option<Time>,
     ) -> Result<Opened, VolumeError> {
-        let options =
-            OpenOptions { cache_uuid: self.cache_uuid, attachment, read_only, ..OpenOptions::default() };
         let uri = entry.backend.clone();
         let mut task = tokio::task::spawn_blocking(move || tidepool_backend::open(&uri, options));
         let start = Instant::now();
@@ -368,7 +370,9 @@ impl Volumes {
         self.claim(&entry)?;
         // Also when the caller goes away in the middle, the name is free again.
         let mut claim = Claim { volumes: self, name: Some(&entry.name) };
-        let opened = self.open(&entry, None, wanted.read_only, Some(OPEN_WAIT_MAX)).await?;
+        let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
+        let options = OpenOptions { cache_uuid, read_only, ..OpenOptions::default() };
+        let opened = self.open(&entry, options, Some(OPEN_WAIT_MAX)).await?;
         let spec = VolumeSpec {
             name: wanted.name.clone(),
             backend: wanted.backend.to_string(),
