@@ -52,6 +52,10 @@ pub enum Transfer {
     },
     /// Make everything that was completed before durable.
     Flush,
+    /// Write down that the cache's content is no longer to be trusted, because the image is about to be
+    /// changed without it: from then on no open keeps or drains what is cached. The image stays owned and
+    /// locked. Whoever has no ownership has nothing to write down.
+    Disown,
 }
 
 /// An open backend. It belongs to one thread at a time (the reactor's); nothing but [`Backend::close`]
@@ -105,6 +109,8 @@ pub struct Release {
     /// The image holds everything: any other client, or another cache, may use it from now on. If not,
     /// dirty data stays in this cache and only this cache may open the image again.
     pub clean: bool,
+    /// The cache device has failed: if the image holds everything, nothing on that device counts any more.
+    pub cache_failed: bool,
 }
 
 /// How a backend is opened.

@@ -1,6 +1,7 @@
 //! Errors of opening and closing a backend, each one line: what failed, on what, what to do.
 
 use std::io;
+use tidepool_engine::api::IoError;
 
 /// Why a backend could not be opened, checked or closed.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +94,18 @@ pub enum BackendError {
 }
 
 impl BackendError {
+    /// What the one who waits for a transfer is told.
+    pub(crate) fn errno(&self) -> IoError {
+        match self {
+            BackendError::Fenced { .. } => IoError::Fenced,
+            BackendError::Io { source, .. } => match source.raw_os_error() {
+                Some(libc::ESHUTDOWN) => IoError::Fenced,
+                errno => IoError::Errno(errno.unwrap_or(libc::EIO)),
+            },
+            _ => IoError::Errno(libc::EIO),
+        }
+    }
+
     pub(crate) fn io(
         what: impl ToString,
         action: &'static str,

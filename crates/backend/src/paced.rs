@@ -100,7 +100,7 @@ impl Paced {
             Transfer::Write { offset, len, .. } => (Kind::Write, offset, len as u64),
             Transfer::Discard { offset, len } => (Kind::Trim, offset, len),
             Transfer::WriteZeroes { offset, len } => (Kind::Trim, offset, len),
-            Transfer::Flush => (Kind::Flush, 0, 0),
+            Transfer::Flush | Transfer::Disown => (Kind::Flush, 0, 0),
         };
         let due_ns = self.model.as_mut().map_or(0, |model| model.done_ns(now_ns(), kind, offset, len));
         let index = self.free.pop().expect("a free slot, as checked by submit");

@@ -4,7 +4,7 @@
 //! same JSON document, changed only by whoever holds the image's lock, and only from the exact
 //! version that was read.
 
-use crate::{BackendError, OpenOptions};
+use crate::{BackendError, OpenOptions, Release};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
@@ -14,6 +14,9 @@ const VERSION: u32 = 1;
 
 /// Longest record in bytes; anything longer is not ours.
 pub(crate) const RECORD_BYTES_MAX: usize = 16 * 1024;
+
+/// What is written down when the image goes on without its cache.
+const CACHE_FAILED: &str = "the cache device had failed, and the image has been changed without it since";
 
 /// What the owner left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,6 +126,26 @@ impl Ownership {
     pub(crate) fn abandoned(&self) -> Ownership {
         let generation = self.generation.saturating_add(1);
         Ownership::new(generation, Uuid::nil(), OwnerState::Clean)
+    }
+
+    /// The record of an image that is about to be changed without its owner's cache. The generation goes
+    /// up: what the cache knows of its ownership is the past from now on.
+    pub(crate) fn disowned(&self) -> Ownership {
+        let generation = self.generation.saturating_add(1);
+        let superseded = Some(CACHE_FAILED.to_owned());
+        Ownership { generation, superseded, ..self.renewed() }
+    }
+
+    /// The record that a release leaves, with the state of the image that proves that nobody wrote.
+    pub(crate) fn released(&self, how: Release, stamp: Option<ImageStamp>) -> Ownership {
+        let mut record = self.renewed();
+        record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
+        record.client = None;
+        if how.clean && how.cache_failed && record.superseded.is_none() {
+            record = record.disowned();
+        }
+        record.stamp = stamp.filter(|_| record.superseded.is_none());
+        record
     }
 
     /// The same record, written now.

@@ -214,7 +214,7 @@ fn an_image_whose_newest_data_is_in_another_cache_is_refused() {
         open(&uri(&path), options(OTHER))
             .expect("a clean image")
             .backend
-            .close(tidepool_backend::Release { clean: true })
+            .close(tidepool_backend::Release { clean: true, cache_failed: false })
             .expect("closed");
     }
 }
@@ -290,6 +290,68 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
     }
     drop(serve(&path));
     open(&uri(&path), dirty(OURS)).expect("after a kill the image is still this cache's");
+}
+
+#[test]
+fn a_disowned_cache_is_never_believed_again_while_its_process_goes_on_serving() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    // Killed, stopped with dirty data, stopped with everything in the image.
+    for end in [None, Some(false), Some(true)] {
+        let mut driver = serve(&path);
+        driver.write(0, &pattern(1, 4096)).expect("a write");
+        let tokens = [(); 3].map(|()| driver.start_other(Transfer::Disown));
+        for token in tokens {
+            assert_eq!(driver.wait(token).0, Ok(()));
+        }
+        assert_eq!(driver.other(Transfer::Disown), Ok(()), "once is enough");
+        assert!(refused(&uri(&path), options(OTHER)).contains("in use"), "it stays locked");
+        driver.write(0, &pattern(2, 4096)).expect("it goes on serving");
+        assert!(driver.read(0, 4096) == pattern(2, 4096));
+        match end {
+            None => drop(driver),
+            Some(clean) => driver.close(clean).expect("closed"),
+        }
+        for _ in 0..2 {
+            let line = refused(&uri(&path), dirty(OURS));
+            assert!(line.contains("the cache device had failed"), "{line}");
+        }
+        if end == Some(true) {
+            let opened = open(&uri(&path), options(OTHER)).expect("the image is complete");
+            Driver::new(opened.backend).close(true).expect("closed");
+        } else {
+            assert!(refused(&uri(&path), options(OTHER)).contains("owned by another cache"));
+        }
+        let opened = open(&uri(&path), options(OURS)).expect("without dirty data nothing is at stake");
+        assert!(!opened.keep_clean, "{}", opened.reason);
+        let mut driver = Driver::new(opened.backend);
+        assert!(driver.read(0, 4096) == pattern(2, 4096));
+        driver.close(true).expect("closed");
+        let opened = open(&uri(&path), dirty(OURS)).expect("what is cached from now on counts");
+        assert!(opened.keep_clean, "{}", opened.reason);
+        Driver::new(opened.backend).close(true).expect("closed");
+    }
+    serve(&path).close_without_cache(true).expect("closed");
+    assert!(refused(&uri(&path), dirty(OURS)).contains("the cache device had failed"));
+    serve(&path).close_without_cache(false).expect("closed");
+    open(&uri(&path), dirty(OURS)).expect("what the failed device still has is not given up");
+}
+
+#[test]
+fn a_disown_that_cannot_be_written_down_fails_and_can_be_tried_again() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let mut driver = serve(&path);
+    // A directory in the place of the temporary file.
+    let obstacle = scratch.0.join("image.tidepool.new");
+    fs::create_dir(&obstacle).expect("a directory");
+    assert!(matches!(driver.other(Transfer::Disown), Err(IoError::Errno(_))));
+    fs::remove_dir(&obstacle).expect("removed");
+    assert_eq!(driver.other(Transfer::Disown), Ok(()));
+    driver.close(true).expect("closed");
+    let opened =
+        open(&uri(&path), OpenOptions { read_only: true, ..options(OURS) }).expect("without ownership");
+    assert_eq!(Driver::new(opened.backend).other(Transfer::Disown), Ok(()), "nothing to write down");
 }
 
 #[test]

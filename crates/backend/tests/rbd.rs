@@ -497,6 +497,53 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
 }
 
 #[test]
+fn a_disowned_cache_is_never_believed_again_while_its_process_goes_on_serving() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("disowned", 8);
+    let dirty = || OpenOptions { dirty: true, ..options(OURS) };
+    // Dropped as when killed, stopped with dirty data, stopped with everything in the image.
+    for end in [None, Some(false), Some(true)] {
+        let mut driver = serve(&uri);
+        driver.write(0, &pattern(1, 4096)).expect("a write");
+        let tokens = [(); 3].map(|()| driver.start_other(Transfer::Disown));
+        for token in tokens {
+            assert_eq!(driver.wait(token).0, Ok(()));
+        }
+        assert_eq!(driver.other(Transfer::Disown), Ok(()), "once is enough");
+        assert!(cluster.lock_address("disowned").is_some(), "it stays locked");
+        assert!(!cluster.foreign_write("disowned"), "and guarded");
+        driver.write(0, &pattern(2, 4096)).expect("it goes on serving");
+        assert!(driver.read(0, 4096) == pattern(2, 4096));
+        match end {
+            None => drop(driver),
+            Some(clean) => driver.close(clean).expect("closed"),
+        }
+        // The refused writer is forgotten only after a while.
+        while cluster.rbd(&["status", "disowned"]).expect("a status").contains("watcher=") {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        for _ in 0..2 {
+            let line = refused(&uri, dirty());
+            assert!(line.contains("the cache device had failed"), "{line}");
+        }
+        if end == Some(true) {
+            let opened = open(&uri, options(OTHER)).expect("the image is complete");
+            Driver::new(opened.backend).close(true).expect("closed");
+        } else {
+            assert!(refused(&uri, options(OTHER)).contains("owned by another cache"));
+        }
+        let opened = open(&uri, options(OURS)).expect("without dirty data nothing is at stake");
+        assert!(!opened.keep_clean, "{}", opened.reason);
+        let mut driver = Driver::new(opened.backend);
+        assert!(driver.read(0, 4096) == pattern(2, 4096));
+        driver.close(true).expect("closed");
+        let opened = open(&uri, dirty()).expect("what is cached from now on counts");
+        assert!(opened.keep_clean, "{}", opened.reason);
+        Driver::new(opened.backend).close(true).expect("closed");
+    }
+}
+
+#[test]
 fn after_a_kill_the_image_is_taken_back_at_once_and_late_writes_are_fenced() {
     let Some(cluster) = Shared::get() else { return };
     let uri = cluster.image("killed", 64);

@@ -96,7 +96,7 @@ impl Host {
         stopped.outcome.expect("flushed and recorded");
         for volume in stopped.volumes {
             let backend = volume.backend.expect("it was attached");
-            backend.close(Release { clean: volume.clean }).expect("released");
+            backend.close(Release { clean: volume.clean, cache_failed: false }).expect("released");
         }
     }
 }
@@ -146,7 +146,7 @@ fn what_was_written_is_there_after_a_restart_and_in_the_image_after_a_drain() {
     let last = image_block(&host.path("image"), IMAGE_BYTES / 4096 - 1);
     assert!(last[..4096 - 700].iter().all(|b| *b == 0) && last[4096 - 700..].iter().all(|b| *b == 0xcd));
     let backend = host.runtime.block_on(shard.remove_volume(id, true)).expect("removed");
-    backend.expect("it was attached").close(Release { clean: true }).expect("released");
+    backend.expect("it was attached").close(Release { clean: true, cache_failed: false }).expect("released");
     client.read(0, &mut back).expect_err("the volume is gone");
     host.stop(&shard);
 }

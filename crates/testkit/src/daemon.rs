@@ -157,6 +157,11 @@ impl Daemon {
         self.process.as_ref().map(Process::id)
     }
 
+    /// Its arguments.
+    pub fn arguments(&self) -> &[OsString] {
+        &self.arguments
+    }
+
     /// Replaces its arguments for the next start.
     pub fn set_arguments<I>(&mut self, arguments: I)
     where

@@ -13,6 +13,7 @@ mod ring;
 
 use crate::backend::{Backend, OpenOptions, Opened, Release, Transfer};
 use crate::error::BackendError;
+use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership};
 use ring::Ring;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
@@ -20,6 +21,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 use tidepool_engine::api::{IoError, SECTOR_BYTES};
 use tidepool_engine::mem::AlignedBuf;
@@ -51,6 +53,14 @@ struct FileBackend {
     caching: Caching,
     /// What is to be written down at the release; `None` when read-only.
     ownership: Option<(Sidecar, Ownership)>,
+    /// The record is being changed, for these tokens.
+    disowning: Option<Disowning>,
+}
+
+/// A change of the record on a thread of its own: stable media take their time.
+struct Disowning {
+    tokens: Vec<u64>,
+    outcome: Receiver<Result<Ownership, BackendError>>,
 }
 
 /// Opens a file or block device.
@@ -76,7 +86,15 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Resu
     };
     let Image { what, file, size_bytes, .. } = image;
     let ring = Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?;
-    let backend = FileBackend { what, ring, size_bytes, read_only: options.read_only, caching, ownership };
+    let backend = FileBackend {
+        what,
+        ring,
+        size_bytes,
+        read_only: options.read_only,
+        caching,
+        ownership,
+        disowning: None,
+    };
     Ok(Opened {
         backend: Box::new(backend),
         generation,
@@ -245,6 +263,67 @@ fn command_of(pid: u32) -> String {
     }
 }
 
+impl FileBackend {
+    /// Writes down that the cache's content is not to be trusted any more.
+    fn disown(&mut self, token: u64) {
+        if let Some(disowning) = &mut self.disowning {
+            return disowning.tokens.push(token);
+        }
+        let Some((sidecar, record)) = &self.ownership else { return self.ring.complete(token, Ok(())) };
+        if record.superseded.is_some() {
+            return self.ring.complete(token, Ok(()));
+        }
+        let (sidecar, record) = (sidecar.clone(), record.disowned());
+        let (sender, outcome) = sync_channel(1);
+        let started = self.ring.event().and_then(|event| {
+            let work = move || {
+                // The receiver waits for this even when the backend is dropped.
+                let _ = sender.send(sidecar.write(&record).map(|()| record));
+                mailbox::signal(&event);
+            };
+            std::thread::Builder::new().name("disown".into()).spawn(work)
+        });
+        match started {
+            Ok(_) => self.disowning = Some(Disowning { tokens: vec![token], outcome }),
+            Err(_) => self.ring.complete(token, Err(IoError::Errno(libc::EAGAIN))),
+        }
+    }
+
+    /// Takes the new record, if it is written.
+    fn disowned(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        let Some(disowning) = &self.disowning else { return };
+        let Ok(outcome) = disowning.outcome.try_recv() else { return };
+        let tokens = self.disowning.take().map(|disowning| disowning.tokens).unwrap_or_default();
+        let result = match outcome {
+            Ok(record) => {
+                self.ownership = self.ownership.take().map(|(sidecar, _)| (sidecar, record));
+                Ok(())
+            }
+            Err(error) => {
+                tracing::warn!("{error}");
+                Err(error.errno())
+            }
+        };
+        tokens.into_iter().for_each(|token| done(token, result));
+    }
+
+    /// Waits until nothing is in flight any more and drops the outcomes.
+    fn quiesce(&mut self) {
+        self.ring.quiesce();
+        while self.disowning.is_some() {
+            mailbox::wait_readable(self.ring.event_fd(), 1000);
+            self.completions(&mut |_, _| {});
+        }
+    }
+}
+
+impl Drop for FileBackend {
+    fn drop(&mut self) {
+        // The lock must outlast the change of the record.
+        self.quiesce();
+    }
+}
+
 impl Backend for FileBackend {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -256,6 +335,7 @@ impl Backend for FileBackend {
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         match transfer {
+            Transfer::Disown => self.disown(token),
             Transfer::Flush if self.read_only || self.caching == Caching::Played => {
                 self.ring.complete(token, Ok(()))
             }
@@ -275,6 +355,7 @@ impl Backend for FileBackend {
 
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         self.ring.completions(done);
+        self.disowned(done);
     }
 
     fn attachment(&self) -> Vec<u8> {
@@ -282,13 +363,12 @@ impl Backend for FileBackend {
     }
 
     fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
-        self.ring.quiesce();
-        let Some((sidecar, mut record)) = self.ownership.take() else { return Ok(()) };
+        self.quiesce();
+        let Some((sidecar, record)) = self.ownership.take() else { return Ok(()) };
         let file = self.ring.file().as_fd();
         rustix::fs::fdatasync(file).map_err(|e| BackendError::io(&self.what, "flush", e))?;
-        record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
-        record.stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
+        let stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
         // The lock is given up with the descriptor, after the record says how the image was left.
-        sidecar.write(&record.renewed())
+        sidecar.write(&record.released(how, stamp))
     }
 }

@@ -86,6 +86,11 @@ impl Ring {
         self.event.as_raw_fd()
     }
 
+    /// The eventfd, for a thread that reports by other ways than the ring.
+    pub(super) fn event(&self) -> io::Result<OwnedFd> {
+        self.event.try_clone()
+    }
+
     pub(super) fn file(&self) -> &OwnedFd {
         &self.file
     }
@@ -118,6 +123,7 @@ impl Ring {
             Transfer::Discard { offset, len } => (Step::Punch, offset, self.inside(offset, len)),
             Transfer::WriteZeroes { offset, len } => (Step::Zero, offset, self.inside(offset, len)),
             Transfer::Flush => (Step::Flush, 0, 1),
+            Transfer::Disown => unreachable!("the record is no part of the file"),
         };
         if len == 0 {
             return self.complete(token, Ok(()));

@@ -473,6 +473,13 @@ pub(super) struct Claim {
     pub(super) guarded: bool,
 }
 
+impl Claim {
+    /// The record is the one that we wrote.
+    fn is_of(&self, record: &Ownership) -> bool {
+        (record.generation, record.cache_uuid) == (self.record.generation, self.record.cache_uuid)
+    }
+}
+
 impl Attached {
     pub(super) fn claim(&self, place: &Place, cluster: &Arc<Cluster>) -> Claim {
         Claim {
@@ -505,6 +512,19 @@ pub(super) fn retake(claim: &Claim, old: Option<Image>) -> Result<Image, IoError
     })
 }
 
+/// Writes down that the cache's content is not to be trusted any more; see [`crate::Transfer::Disown`].
+pub(super) fn disown(claim: &Claim) -> Result<(OwnerObject, Ownership), BackendError> {
+    let Claim { cluster, place, .. } = claim;
+    let pool = cluster.pool(&place.pool, &place.namespace)?;
+    let (mut owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
+    if !record.as_ref().is_some_and(|record| claim.is_of(record)) {
+        return Err(BackendError::Fenced { what: place.what.clone() });
+    }
+    let record = claim.record.disowned();
+    owner.swap(&pool, &record)?;
+    Ok((owner, record))
+}
+
 fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> {
     let Claim { cluster, place, header, .. } = claim;
     let pool = cluster.pool(&place.pool, &place.namespace)?;
@@ -515,10 +535,7 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
         return Err(fenced());
     }
     let (mut owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
-    let same = |record: &Ownership| {
-        (record.generation, record.cache_uuid) == (claim.record.generation, claim.record.cache_uuid)
-    };
-    if !record.as_ref().is_some_and(same) {
+    if !record.as_ref().is_some_and(|record| claim.is_of(record)) {
         return Err(fenced());
     }
     // Closing waits for whatever librbd does with the lock at this moment, and releases it.

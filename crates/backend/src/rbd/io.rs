@@ -4,9 +4,12 @@
 //! lock-free queue and wakes the reactor. Everything else happens on the reactor's thread.
 
 use super::image::{Facts, Image};
+use super::owner::OwnerObject;
 use super::sys::{self, CompletionT};
 use crate::backend::{INFLIGHT_MAX, Transfer};
+use crate::error::BackendError;
 use crate::mailbox::Mailbox;
+use crate::record::Ownership;
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -25,6 +28,8 @@ pub(super) enum Letter {
     Done(u16, isize),
     /// The outcome of [`super::attach::retake`].
     Retaken(Result<Image, IoError>),
+    /// The outcome of [`super::attach::disown`].
+    Disowned(Result<(OwnerObject, Ownership), BackendError>),
 }
 
 /// What a slot does.
@@ -100,8 +105,8 @@ unsafe extern "C" fn on_done(completion: CompletionT, argument: *mut c_void) {
 
 impl Io {
     pub(super) fn new(image: Image, facts: &Facts) -> rustix::io::Result<Io> {
-        // One letter of each slot, and one of a replaced handle.
-        let mailbox = Arc::new(Mailbox::new(INFLIGHT_MAX + 1)?);
+        // One letter of each slot, one of a replaced handle, one of a changed record.
+        let mailbox = Arc::new(Mailbox::new(INFLIGHT_MAX + 2)?);
         let idle = Slot { token: 0, step: Step::Flush, at: 0, len: 0, end: 0 };
         let returns =
             (0..INFLIGHT_MAX as u16).map(|index| Return { mailbox: Arc::clone(&mailbox), index }).collect();
@@ -167,6 +172,7 @@ impl Io {
                 (Step::Zero { thick: true }, offset, self.inside(offset, len))
             }
             Transfer::Flush => (Step::Flush, 0, 1),
+            Transfer::Disown => unreachable!("the record is no part of the image"),
         };
         if len == 0 {
             return self.complete(token, Ok(()));

@@ -20,7 +20,7 @@ mod tests;
 use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer};
 use crate::error::BackendError;
 use crate::mailbox;
-use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
+use crate::record::{Continuity, ImageStamp, Ownership};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
 
@@ -63,6 +63,10 @@ struct RbdBackend {
     retake: Option<JoinHandle<()>>,
     /// Handles replaced since a transfer last succeeded.
     retakes: u32,
+    /// Tokens that wait for the record to be changed.
+    disowning: Vec<u64>,
+    /// Changes it.
+    disown: Option<JoinHandle<()>>,
     fenced: bool,
 }
 
@@ -134,6 +138,8 @@ impl RbdBackend {
             parked: Vec::with_capacity(INFLIGHT_MAX),
             retake: None,
             retakes: 0,
+            disowning: Vec::new(),
+            disown: None,
             fenced: false,
         })
     }
@@ -176,7 +182,9 @@ impl RbdBackend {
 
     /// Starts to replace the handle that parked transfers wait for, once nothing else uses it.
     fn start_retake(&mut self) {
-        if self.parked.is_empty() || self.retake.is_some() || self.parked.len() < self.io.inflight() {
+        // Both look at the record: one after the other.
+        let busy = self.retake.is_some() || self.disown.is_some();
+        if self.parked.is_empty() || busy || self.parked.len() < self.io.inflight() {
             return;
         }
         let Some(held) = self.held.as_ref() else { return };
@@ -201,9 +209,60 @@ impl RbdBackend {
         }
     }
 
+    /// Starts to change the record, once nothing else depends on it.
+    fn start_disown(&mut self) {
+        if self.disowning.is_empty() || self.retake.is_some() || self.disown.is_some() {
+            return;
+        }
+        let Some(held) = self.held.as_ref() else { return };
+        let (claim, mailbox) = (held.claim.clone(), Arc::clone(self.io.mailbox()));
+        let work = move || {
+            let outcome = attach::disown(&claim);
+            drop(claim);
+            mailbox.post(Letter::Disowned(outcome));
+        };
+        match std::thread::Builder::new().name("rbd-disown".into()).spawn(work) {
+            Ok(thread) => self.disown = Some(thread),
+            Err(_) => {
+                for token in std::mem::take(&mut self.disowning) {
+                    self.io.complete(token, Err(IoError::Errno(libc::EAGAIN)));
+                }
+            }
+        }
+    }
+
+    /// Takes the new record.
+    fn disowned(
+        &mut self,
+        outcome: Result<(OwnerObject, Ownership), BackendError>,
+        done: &mut dyn FnMut(u64, Result<(), IoError>),
+    ) {
+        if let Some(thread) = self.disown.take() {
+            let _ = thread.join();
+        }
+        let result = match (outcome, &mut self.held) {
+            (Ok((owner, record)), Some(held)) => {
+                held.owner = owner;
+                held.claim.record = record;
+                Ok(())
+            }
+            (Ok(_), None) => Ok(()),
+            (Err(error), _) => {
+                tracing::warn!("{error}");
+                Err(error.errno())
+            }
+        };
+        self.fenced |= result == Err(IoError::Fenced);
+        self.disowning.drain(..).for_each(|token| done(token, result));
+    }
+
     /// Waits until nothing is in flight and drops the outcomes.
     fn quiesce(&mut self) {
-        while self.io.inflight() > 0 || self.retake.is_some() {
+        while self.io.inflight() > 0
+            || self.retake.is_some()
+            || self.disown.is_some()
+            || !self.disowning.is_empty()
+        {
             mailbox::wait_readable(self.io.event_fd(), 1000);
             self.completions(&mut |_, _| {});
         }
@@ -220,8 +279,15 @@ impl Backend for RbdBackend {
     }
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
-        let writes = !matches!(transfer, Transfer::Read { .. } | Transfer::Flush);
-        if self.fenced {
+        let writes = !matches!(transfer, Transfer::Read { .. } | Transfer::Flush | Transfer::Disown);
+        let superseded = self.held.as_ref().is_none_or(|held| held.claim.record.superseded.is_some());
+        if transfer == Transfer::Disown && !self.fenced {
+            if superseded {
+                return self.io.complete(token, Ok(()));
+            }
+            self.disowning.push(token);
+            self.start_disown();
+        } else if self.fenced {
             self.io.complete(token, Err(IoError::Fenced));
         } else if self.read_only() && writes {
             self.io.complete(token, Err(IoError::Errno(libc::EROFS)));
@@ -240,10 +306,12 @@ impl Backend for RbdBackend {
         mailbox.drain(|letter| match letter {
             Letter::Done(index, result) => self.settle(index, result, done),
             Letter::Retaken(outcome) => self.unpark(outcome, done),
+            Letter::Disowned(outcome) => self.disowned(outcome, done),
         });
         for (token, result) in self.io.ready() {
             done(token, result);
         }
+        self.start_disown();
         self.start_retake();
     }
 
@@ -271,12 +339,9 @@ impl Backend for RbdBackend {
         let version = guard::set(pool, &claim.header, claim.guarded && !how.clean);
         let version = version.map_err(failed("change the guard of the image"))?;
         let free = pool.locker(&claim.header).map_err(failed("read the image's lock"))?.is_none();
-        let mut record: Ownership = claim.record.renewed();
-        record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
-        record.client = None;
         // Without a guard somebody could have written between the lock's release and the version.
-        record.stamp = (free && claim.guarded).then_some(ImageStamp::Header { version });
-        owner.swap(pool, &record)
+        let stamp = (free && claim.guarded).then_some(ImageStamp::Header { version });
+        owner.swap(pool, &claim.record.released(how, stamp))
     }
 }
 

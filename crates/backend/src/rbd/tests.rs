@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::backend::Backend;
+use crate::record::OwnerState;
 use std::ptr;
 use tidepool_engine::mem::AlignedBuf;
 use tidepool_lab::cluster::{Cluster as Lab, ClusterOptions};
@@ -77,11 +78,42 @@ fn a_refreshed_handle_goes_on_writing(lab: &Lab) {
     assert!((0..5).all(|_| write(&mut backend, 9).0 == Ok(())), "the guard proves that the image is ours");
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
-    Box::new(backend).close(Release { clean: false }).expect("a read-only handle can be closed");
+    Box::new(backend)
+        .close(Release { clean: false, cache_failed: false })
+        .expect("a read-only handle can be closed");
     assert!(guarded(&place));
     let (backend, _, continuity) = open_place(place.clone(), &options()).expect("opened");
     assert!(continuity.proven, "{}", continuity.reason);
-    Box::new(backend).close(Release { clean: true }).expect("closed");
+    Box::new(backend).close(Release { clean: true, cache_failed: false }).expect("closed");
+    assert!(!guarded(&place));
+}
+
+fn a_handle_that_turns_read_only_is_replaced_after_a_disown_too(lab: &Lab) {
+    let place = place(lab, "disowned-refreshed");
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    refresh_handles(&place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    let mut data = AlignedBuf::zeroed(4096);
+    data.fill(5);
+    // A write that waits for a new handle, and a change of the record that the new handle is proven by.
+    // SAFETY: the data lives unchanged until both outcomes are there.
+    unsafe {
+        backend.submit(1, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 });
+        backend.submit(2, Transfer::Disown);
+    }
+    let mut outcomes = Vec::new();
+    while outcomes.len() < 2 {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |token, result| outcomes.push((token, result)));
+    }
+    outcomes.sort_unstable_by_key(|(token, _)| *token);
+    assert_eq!(outcomes, [(1, Ok(())), (2, Ok(()))]);
+    refresh_handles(&place);
+    assert!(
+        (0..5).all(|_| write(&mut backend, 9).0 == Ok(())),
+        "the new record is the one that is looked for"
+    );
+    Box::new(backend).close(Release { clean: true, cache_failed: false }).expect("closed");
     assert!(!guarded(&place));
 }
 
@@ -144,7 +176,7 @@ fn a_kill_between_claim_and_record_leaves_a_lock_that_is_known(lab: &Lab) {
     let (backend, generation, continuity) = open_place(place, &options()).expect("taken back");
     assert_eq!(generation, 1);
     assert!(!continuity.proven && !continuity.overwritten, "{}", continuity.reason);
-    Box::new(backend).close(Release { clean: true }).expect("closed");
+    Box::new(backend).close(Release { clean: true, cache_failed: false }).expect("closed");
 }
 
 #[test]
@@ -155,6 +187,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_opens() {
     }
     let lab = Lab::up(&ClusterOptions::default()).expect("a cluster");
     a_refreshed_handle_goes_on_writing(&lab);
+    a_handle_that_turns_read_only_is_replaced_after_a_disown_too(&lab);
     a_read_only_handle_without_ownership_is_fenced(&lab);
     a_read_only_handle_whose_guard_was_lifted_is_fenced(&lab);
     a_record_changes_only_from_the_version_that_was_read(&lab);

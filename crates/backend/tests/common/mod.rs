@@ -140,8 +140,13 @@ impl Driver {
         self.other(Transfer::Flush)
     }
 
+    /// Closes it as after a failure of the cache device.
+    pub fn close_without_cache(mut self, clean: bool) -> Result<(), BackendError> {
+        self.backend.take().expect("an open backend").close(Release { clean, cache_failed: true })
+    }
+
     pub fn close(mut self, clean: bool) -> Result<(), BackendError> {
-        self.backend.take().expect("an open backend").close(Release { clean })
+        self.backend.take().expect("an open backend").close(Release { clean, cache_failed: false })
     }
 }
 

@@ -79,7 +79,10 @@ pub async fn serve(config: Config, console: Arc<dyn Console>) -> Result<(), Fail
     let stopped = stop_shard(shard.get(), &mut stop).await;
     drop(daemon);
     match (ended, stopped) {
-        (Ok(()), Some(false)) => Err(Failure::failed(
+        (Ok(()), Some(End::Failed)) => Err(Failure::failed(
+            "the cache device has failed: give its volumes a new cache; what was not drained can only be read from the old one",
+        )),
+        (Ok(()), Some(End::Unflushed)) => Err(Failure::failed(
             "cannot flush the cache device (what was acknowledged is recovered at the next start, as after a kill)",
         )),
         (ended, _) => ended,
@@ -269,27 +272,42 @@ fn start_failure(error: StartError) -> Failure {
     }
 }
 
-/// Flush, checkpoint, release the backends. `None` when there is no shard, else whether all of it worked.
+/// How a shard ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Flushed, with a last checkpoint.
+    Clean,
+    /// Without: the next start recovers as after a kill.
+    Unflushed,
+    /// On a cache device that has failed.
+    Failed,
+}
+
+/// Flush, checkpoint, release the backends. `None` when there is no shard.
 /// A second signal ends the process on the spot, which loses nothing that was acknowledged.
-async fn stop_shard(shard: Option<&ShardHandle>, stop: &mut StopSignals) -> Option<bool> {
+async fn stop_shard(shard: Option<&ShardHandle>, stop: &mut StopSignals) -> Option<End> {
     let shard = shard?;
     let orderly = async {
         let stopped = match shard.shutdown().await {
             Ok(stopped) => stopped,
             Err(e) => {
                 error!("cannot stop the reactor in order: {e}");
-                return false;
+                return End::Unflushed;
             }
         };
-        if let Err(e) = &stopped.outcome {
-            error!("cannot write the last checkpoint: {e}");
-        }
-        let clean = stopped.outcome.is_ok();
+        let end = match &stopped.outcome {
+            _ if stopped.device_failed => End::Failed,
+            Ok(()) => End::Clean,
+            Err(e) => {
+                error!("cannot write the last checkpoint: {e}");
+                End::Unflushed
+            }
+        };
         volumes::close_all(stopped).await;
-        clean
+        end
     };
     tokio::select! {
-        clean = orderly => Some(clean),
+        end = orderly => Some(end),
         () = stop.wait() => {
             warn!("asked a second time: ending at once");
             end_at_once(1);
@@ -309,6 +327,8 @@ struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// Caught so that a limit on the size of files is the error of a write and not the end of the daemon.
+    _size: Signal,
 }
 
 impl StopSignals {
@@ -317,6 +337,7 @@ impl StopSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            _size: signal(SignalKind::from_raw(libc::SIGXFSZ))?,
         })
     }
 

@@ -585,9 +585,10 @@ impl Volumes {
 /// is out of reach is waited for only so long; the caller ends the process soon, which leaves lock,
 /// record and guard as a kill does.
 pub async fn close_all(stopped: Stopped) {
+    let cache_failed = stopped.device_failed;
     let closing = stopped.volumes.into_iter().filter_map(|volume| {
         let backend = volume.backend?;
-        let release = Release { clean: volume.clean };
+        let release = Release { clean: volume.clean, cache_failed };
         Some((volume.spec, tokio::task::spawn_blocking(move || backend.close(release))))
     });
     let closing: Vec<_> = closing.collect();
@@ -630,7 +631,7 @@ impl Drop for Claim<'_> {
 
 /// Closes a backend on a thread that may block.
 async fn close(backend: Box<dyn Backend>, clean: bool) -> Result<(), BackendError> {
-    match tokio::task::spawn_blocking(move || backend.close(Release { clean })).await {
+    match tokio::task::spawn_blocking(move || backend.close(Release { clean, cache_failed: false })).await {
         Ok(outcome) => outcome,
         Err(_) => Err(BackendError::Unavailable {
             what: "the backend".into(),

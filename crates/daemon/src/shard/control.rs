@@ -317,6 +317,7 @@ impl<C: Core> Reactor<C> {
         }
         let clean = |s: tidepool_engine::status::VolumeStatus| s.dirty_bytes == 0 && s.lost_blocks == 0;
         let (core, now) = (&self.shared.core, self.shared.now);
+        let device_failed = core.device_status().failed;
         let known: Vec<(VolumeId, VolumeSpec, bool)> = core
             .volumes()
             .into_iter()
@@ -336,7 +337,7 @@ impl<C: Core> Reactor<C> {
             std::mem::forget(shared.core);
         }
         if let Some(Stopping { answer, outcome: Some(outcome), .. }) = stopping {
-            let _ = answer.send(Ok(Stopped { outcome, volumes, cache }));
+            let _ = answer.send(Ok(Stopped { outcome, device_failed, volumes, cache }));
         }
     }
 }

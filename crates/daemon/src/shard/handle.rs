@@ -82,6 +82,8 @@ pub struct StoppedVolume {
 pub struct Stopped {
     /// The final flush and checkpoint. When they failed, the next start recovers as after a kill.
     pub outcome: Result<(), ControlError>,
+    /// The cache device has failed: what is on it may be older than what clients were told.
+    pub device_failed: bool,
     /// Every volume of the cache device.
     pub volumes: Vec<StoppedVolume>,
     /// The cache device with its lock: to be dropped only when the backends are closed, since whoever has

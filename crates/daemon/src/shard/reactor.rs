@@ -334,10 +334,6 @@ impl<C: Core> Reactor<C> {
                 Effect::DeviceSync { token } => {
                     self.device(token, 0, |ring, user, fd, _| ring.datasync(user, fd))
                 }
-                Effect::Backend { token, op: tidepool_engine::api::BackendOp::Disown, .. } => {
-                    let result = Err(IoError::Errno(libc::EOPNOTSUPP));
-                    self.shared.core.handle(self.shared.now, Event::Done { token, result });
-                }
                 Effect::Backend { token, volume, op } => {
                     let Shared { core, volumes, now, .. } = &mut self.shared;
                     match volumes.get_mut(volume) {

@@ -106,7 +106,7 @@ impl Volume {
             BackendOp::Discard { offset, len } => Transfer::Discard { offset, len },
             BackendOp::WriteZeroes { offset, len } => Transfer::WriteZeroes { offset, len },
             BackendOp::Flush => Transfer::Flush,
-            BackendOp::Disown => unreachable!("answered by the reactor"),
+            BackendOp::Disown => Transfer::Disown,
         };
         self.in_flight += 1;
         // SAFETY: the core leaves the buffer of an effect alone until it is told that it is done, and the

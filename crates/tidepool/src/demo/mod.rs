@@ -127,7 +127,7 @@ impl Demo<'_> {
         let mix = self.timed(|tick| mixed(&mut target, IMAGE_BYTES, DEPTH, self.each, 1, tick))?;
         self.say(pool, "direct, write + flush");
         let commit = self.timed(|tick| commits(&mut target, IMAGE_BYTES, self.each, 2, tick))?;
-        target.into_backend().close(Release { clean: true }).map_err(Failure::failed)?;
+        target.into_backend().close(Release { clean: true, cache_failed: false }).map_err(Failure::failed)?;
         Ok([mix, commit])
     }
 

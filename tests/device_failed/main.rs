@@ -1,0 +1,131 @@
+//! The cache device returns errors: what still verifies is drained, the volume goes on past it, and what is left on it is never
+//! believed again.
+//!
+//! The failure is real: the kernel refuses the daemon's writes beyond a file size that the test lowers while it runs. The image is
+//! smaller than that, the cache larger.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_testkit::{daemon, one_at_a_time, rng};
+use tidepool_tests::rig::{MIB, Rig, VOLUME, complaint, refused};
+
+const IMAGE_BYTES: u64 = 8 * MIB;
+const CACHE_BYTES: u64 = 64 * MIB;
+/// Writes beyond this fail.
+const LIMIT_BYTES: u64 = 12 * MIB;
+
+/// A daemon whose cache device has failed while it held dirty data; the workload has gone on past it.
+fn failed_rig(seed: u64) -> (Rig, Workload) {
+    let rig = Rig::with_file(IMAGE_BYTES, CACHE_BYTES).expect("the daemon starts");
+    let mut workload =
+        rig.workload(WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES)).expect("the workload connects");
+    workload.run(500).expect("a run");
+    rig.admin.drain(VOLUME).expect("drain");
+    let pid = rig.daemon.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
+    let limit = Rlimit { current: Some(LIMIT_BYTES), maximum: None };
+    prlimit(Some(pid), Resource::Fsize, limit).expect("the limit is set");
+    while rig.admin.status().expect("status")["cache"]["failed"] != true {
+        assert_eq!(workload.run(200).expect("nothing fails"), Progress::Done);
+    }
+    assert_eq!(workload.run(1000).expect("it goes on past the cache"), Progress::Done);
+    (rig, workload)
+}
+
+/// The ownership record beside the image.
+fn record(rig: &Rig) -> String {
+    std::fs::read_to_string(rig.scratch.join("image.tidepool")).expect("a record")
+}
+
+/// Waits until nothing is left to drain.
+fn wait_drained(rig: &Rig) {
+    let drained = |volume: &serde_json::Value| volume["dirty_bytes"] == 0;
+    rig.admin.wait_volume(VOLUME, Duration::from_secs(60), drained).expect("all that verifies is drained");
+}
+
+#[test]
+fn a_failed_cache_loses_nothing_that_it_can_still_read_and_another_takes_its_place() {
+    let _turn = one_at_a_time();
+    let (mut rig, mut workload) = failed_rig(91);
+    workload.verify().expect("what was acknowledged is what is read");
+    assert_eq!(rig.volume_number("errors"), 0);
+    wait_drained(&rig);
+    workload.disconnect().expect("goodbye");
+    rig.verify_plain(&mut workload, &rig.image()).expect("the image is what was written");
+    assert!(record(&rig).contains("the cache device had failed"), "{}", record(&rig));
+
+    let status = rig.daemon.terminate().expect("it ends");
+    assert_eq!(status.code(), Some(1));
+    assert!(rig.daemon.log().contains("the cache device has failed: give its volumes a new cache"));
+    // The image holds everything, so a new cache may have it.
+    std::fs::rename(&rig.cache, rig.scratch.join("failed-cache")).expect("renamed");
+    rig.daemon.start().expect("on a new cache");
+    workload.connect(&rig.socket, VOLUME).expect("connect");
+    workload.verify().expect("nothing is lost");
+    workload.run(300).expect("a run");
+    workload.disconnect().expect("goodbye");
+    assert!(rig.daemon.terminate().expect("it ends").success());
+}
+
+#[test]
+fn what_is_left_on_a_failed_cache_is_never_served_or_drained_again() {
+    let _turn = one_at_a_time();
+    let (mut rig, mut workload) = failed_rig(92);
+    wait_drained(&rig);
+    rig.daemon.kill().expect("kill");
+    workload.server_died();
+    rig.verify_plain(&mut workload, &rig.image()).expect("the image is what was written");
+    // The same cache, which can be written again, as if nothing had happened.
+    let image = std::fs::read(rig.image()).expect("the image");
+    for _ in 0..2 {
+        let output = daemon::run(rig.daemon.arguments()).expect("tidepool runs");
+        let (status, line) = complaint(&output);
+        assert_eq!(status, 1);
+        assert!(line.contains("the cache device had failed"), "{line}");
+        assert!(std::fs::read(rig.image()).expect("the image") == image, "the image is untouched");
+    }
+    // What the refusal says to do.
+    let uri = format!("file:{}", rig.image().display());
+    let (status, line) = refused(["recover", &uri]);
+    assert!(status == 2 && line.contains("--accept-loss"), "{line}");
+    for command in [
+        vec!["recover", &uri, "--accept-loss"],
+        vec!["cache", "format", rig.cache.to_str().expect("UTF-8"), "--force"],
+    ] {
+        let output = daemon::run(&command).expect("tidepool runs");
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    rig.daemon.start().expect("it starts again");
+    workload.connect(&rig.socket, VOLUME).expect("connect");
+    workload.verify().expect("nothing is lost");
+    workload.disconnect().expect("goodbye");
+}
+
+#[test]
+fn without_a_backend_a_failed_cache_makes_writes_wait_and_none_fail() {
+    let _turn = one_at_a_time();
+    let rig = Rig::with_file(IMAGE_BYTES, CACHE_BYTES).expect("the daemon starts");
+    let options = WorkloadOptions {
+        mix: Mix::aligned_writes(64 << 10),
+        ..WorkloadOptions::new(rng::seed(93), IMAGE_BYTES)
+    };
+    let mut workload = rig.workload(options).expect("the workload connects");
+    rig.close_gate();
+    let pid = rig.daemon.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
+    prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(LIMIT_BYTES), maximum: None })
+        .expect("the limit is set");
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| workload.run(3000));
+        while rig.admin.status().expect("status")["cache"]["failed"] != true {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!run.is_finished(), "writes wait for the backend");
+        assert!(!record(&rig).contains("the cache device had failed"), "nothing has gone past the cache");
+        rig.open_gate();
+        assert_eq!(run.join().expect("no panic").expect("all completes"), Progress::Done);
+    });
+    workload.verify().expect("nothing is lost");
+    assert_eq!(rig.volume_number("errors"), 0);
+    workload.disconnect().expect("goodbye");
+}
