@@ -121,6 +121,10 @@ pub struct OpenOptions {
     pub cache_uuid: [u8; 16],
     /// [`Backend::attachment`] of the last time, if this cache had the image before.
     pub attachment: Option<Vec<u8>>,
+    /// Generation of the ownership that the cache device has on record for its content. If the image's own
+    /// record is another, an earlier open was cut short before the cache could act on what it was told,
+    /// and nothing is proven. `None` does not look at that.
+    pub generation: Option<u64>,
     /// Only read: no exclusive lock and no ownership is taken.
     pub read_only: bool,
     /// The cache holds data of the image that is not drained: the image is refused, and nothing is changed,

@@ -228,6 +228,15 @@ impl Continuity {
         Ok(())
     }
 
+    /// The proof is only one for content that the cache has brought to the record's generation.
+    pub(crate) fn of_generation(self, record: Option<&Ownership>, options: &OpenOptions) -> Continuity {
+        let known = options.generation.zip(record).is_none_or(|(known, record)| known == record.generation);
+        if known || !self.proven {
+            return self;
+        }
+        Continuity::unproven("an earlier attempt to open the image was cut short")
+    }
+
     /// What the record alone says; `None` when the image has to be looked at.
     pub(crate) fn of_record(record: Option<&Ownership>, cache_uuid: Uuid) -> Option<Continuity> {
         let Some(record) = record else {

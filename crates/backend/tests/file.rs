@@ -355,6 +355,31 @@ fn a_disown_that_cannot_be_written_down_fails_and_can_be_tried_again() {
 }
 
 #[test]
+fn an_open_that_was_cut_short_proves_nothing() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    serve(&path).close(true).expect("closed");
+    let image = fs::OpenOptions::new().write(true).open(&path).expect("the image");
+    image.write_at(b"foreign", 0).expect("a foreign write");
+    let knows = |generation| OpenOptions { generation: Some(generation), ..options(OURS) };
+    // Killed, or ended, before the cache has dropped what is outdated.
+    for end in [None, Some(true), Some(false)] {
+        let opened = open(&uri(&path), knows(1)).expect("opened");
+        assert!(!opened.keep_clean, "{}", opened.reason);
+        match end {
+            None => drop(opened),
+            Some(clean) => Driver::new(opened.backend).close(clean).expect("closed"),
+        }
+    }
+    let opened = open(&uri(&path), knows(1)).expect("opened");
+    assert!(!opened.keep_clean, "{}", opened.reason);
+    let generation = opened.generation;
+    drop(opened);
+    let opened = open(&uri(&path), knows(generation)).expect("opened");
+    assert!(opened.keep_clean, "the cache has acted on it, then it was killed: {}", opened.reason);
+}
+
+#[test]
 fn an_unreadable_record_is_no_licence() {
     let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let path = scratch.image(MIB as u64);

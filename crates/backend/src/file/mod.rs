@@ -73,7 +73,8 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Resu
     if let Some(record) = &record {
         record.check_owner(&image.what, cache_uuid)?;
     }
-    let continuity = owner::continuity(record.as_ref(), cache_uuid, &image.file);
+    let continuity =
+        owner::continuity(record.as_ref(), cache_uuid, &image.file).of_generation(record.as_ref(), options);
     continuity.check_dirty(&image.what, options)?;
     let (ownership, generation, continuity) = if options.read_only {
         let unproven = Continuity::unproven("the image is opened read-only, without ownership");

@@ -266,7 +266,7 @@ pub(super) fn attach(
     let holder = survey.holder(options);
     survey.check_lock(place, &holder, options)?;
     cluster.check_blocklist_right()?;
-    let continuity = survey.continuity(cache_uuid, &holder);
+    let continuity = survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
     continuity.check_dirty(&place.what, options)?;
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
     let client = address::plain(&own_address).to_owned();

@@ -273,10 +273,12 @@ impl Volumes {
         let shard_error = |source| VolumeError::Shard { what: "attach", name: name.clone(), source };
         let status = self.shard.status().await.map_err(shard_error)?;
         // Without a backend nothing is drained, so this does not change until the volume is attached.
-        let dirty = status.volumes.iter().any(|v| v.status.id == id && v.status.dirty_bytes > 0);
+        let known = status.volumes.iter().find(|v| v.status.id == id);
+        let dirty = known.is_some_and(|v| v.status.dirty_bytes > 0);
         let options = OpenOptions {
             cache_uuid: self.cache_uuid,
             attachment: Some(recorded),
+            generation: known.map(|v| v.status.spec.generation),
             read_only: attach.read_only,
             dirty,
             ..OpenOptions::default()
