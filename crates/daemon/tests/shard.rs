@@ -173,3 +173,80 @@ fn a_file_that_is_no_cache_is_refused_and_left_alone() {
     assert!(matches!(error, StartError::Recover { .. }), "{error}");
     assert!(std::fs::read(host.path("cache")).expect("there").iter().all(|b| *b == 0x5a));
 }
+
+/// Requests of 1 MiB that each client of the stopped volume sends.
+const STUCK_REQUESTS: u64 = 10;
+/// Its clients.
+const STUCK_CLIENTS: u64 = 12;
+
+#[test]
+fn one_volume_whose_backend_stands_still_does_not_hold_the_memory_of_another() {
+    let host = Host::new();
+    let (shard, _) = host.start("socket");
+    let (image, gate) = (host.path("stopped"), host.path("gate"));
+    std::fs::File::create(&image).and_then(|image| image.set_len(512 << 20)).expect("an image");
+    std::fs::write(&gate, b"").expect("a closed gate");
+    let uri = format!("file:{}?gate={}", image.display(), gate.display());
+    let uri: BackendUri = uri.parse().expect("a URI");
+    let options = OpenOptions { cache_uuid: UUID, ..OpenOptions::default() };
+    let opened = tidepool_backend::open(&uri, options).expect("the image is free");
+    let spec = VolumeSpec {
+        name: "stopped".into(),
+        backend: uri.to_string(),
+        size_bytes: opened.backend.size_bytes(),
+        mode: Mode::WriteBack,
+        dirty_bytes_max: 8 << 20,
+        read_only: false,
+        generation: opened.generation,
+        attachment: Vec::new(),
+    };
+    let stopped = host.runtime.block_on(shard.add_volume(spec, opened.backend)).expect("added");
+    let stalls = || host.runtime.block_on(shard.status()).expect("it runs").reactor.arena_stalls;
+
+    // Far more than the quota and the arena hold, over several connections, with reads that miss between.
+    std::thread::scope(|scope| {
+        for client in 0..STUCK_CLIENTS {
+            let socket = host.path("socket");
+            scope.spawn(move || {
+                let stream = UnixStream::connect(socket).expect("the shard listens");
+                let mut door = BlockingClient::over(stream, Wanted::new("stopped")).expect("a handshake");
+                let data = vec![client as u8 + 1; 1 << 20];
+                for number in 0..STUCK_REQUESTS {
+                    let offset = (client * STUCK_REQUESTS + number) << 20;
+                    door.submit_write(number, offset, &data, false).expect("it takes its time");
+                }
+                while door.in_flight() > 0 {
+                    door.receive().expect("an answer").result.expect("written in the end");
+                }
+            });
+        }
+        while stalls() < STUCK_CLIENTS {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // The other volume reads, hits and misses, writes and flushes, also with large requests.
+        let mut client = host.client("socket");
+        let large = vec![0x77; 4 << 20];
+        let mut back = vec![0; 4 << 20];
+        for round in 0..8u64 {
+            client.write(round * 4096, &pattern(round)).expect("written");
+            client.write((8 + round * 4) << 20, &large).expect("written");
+            client.flush().expect("flushed");
+            client.read((8 + round * 4) << 20, &mut back).expect("read");
+            assert!(back == large, "round {round}");
+            client.read((40 << 20) + round * 65536, &mut back[..65536]).expect("a miss");
+            assert!(back[..65536].iter().all(|byte| *byte == 0));
+        }
+        let status = host.runtime.block_on(shard.status()).expect("it runs");
+        let of = |id| status.volumes.iter().find(|v| v.status.id == id).expect("a volume");
+        assert!(of(stopped).status.count.writes < STUCK_CLIENTS * STUCK_REQUESTS, "they still wait");
+        std::fs::remove_file(&gate).expect("opened");
+    });
+    host.runtime.block_on(shard.drain(stopped)).expect("drained");
+    let image = std::fs::read(&image).expect("the image");
+    for client in 0..STUCK_CLIENTS {
+        let at = ((client * STUCK_REQUESTS) << 20) as usize;
+        let written = &image[at..at + ((STUCK_REQUESTS as usize) << 20)];
+        assert!(written.iter().all(|byte| *byte == client as u8 + 1), "client {client}");
+    }
+    host.stop(&shard);
+}

@@ -1,12 +1,13 @@
 //! One NBD client: what it sends becomes requests to the core, piece by piece; what the core answers
 //! becomes replies (see `answer.rs`).
 
+use super::budget::Held;
 use super::core::Core;
 use super::gate::{self, PieceName, Unaligned};
 use super::inbox::Inbox;
 use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX};
 use super::outbox::Outbox;
-use super::shared::{Held, Shared};
+use super::shared::Shared;
 use super::volume::Offer;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, OwnedFd};
@@ -197,6 +198,7 @@ impl Connection {
             }
         }
         assert!(self.held.is_zero(), "a connection that is over holds no memory");
+        shared.leave(&mut self.held);
         if let Some(volume) = self.volume.take().and_then(|id| shared.volumes.get_mut(id)) {
             volume.connections -= 1;
         }
@@ -344,6 +346,7 @@ impl Connection {
         if let Some(volume) = shared.volumes.get_mut(id) {
             volume.connections += 1;
             self.volume = Some(id);
+            shared.join(&mut self.held, id);
         }
         self.session = Some(session);
         self.handshake_deadline = None;

@@ -6,8 +6,9 @@
 //! the rule is coarse: the gate of the volume closes, no further write enters the core, those inside
 //! finish, and one unaligned write after the other runs alone. Reads go on.
 
+use super::budget::Held;
 use super::core::Core;
-use super::shared::{Held, Shared};
+use super::shared::Shared;
 use std::collections::VecDeque;
 use tidepool_engine::api::{
     BLOCK_BYTES, Op, Request, RequestError, RequestId, SECTOR_BYTES, VolumeId, buffer_bytes,
@@ -94,6 +95,11 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// The gate of a volume, open.
+    pub(super) fn of(volume: VolumeId) -> Gate {
+        Gate { held: Held::of(volume), ..Gate::default() }
+    }
+
     /// No further write may enter the core.
     pub(super) fn is_closed(&self) -> bool {
         self.active.is_some() || !self.queue.is_empty()
@@ -144,7 +150,7 @@ pub(super) fn advance<C: Core>(shared: &mut Shared<C>, id: VolumeId) -> bool {
     let Some(write) = volume.gate.queue.front().copied() else { return false };
     let mut held = std::mem::take(&mut volume.gate.held);
     let edges = write.edges();
-    let scratch = edges.map(|edge| edge.and_then(|_| shared.alloc(&mut held, BLOCK_BYTES)));
+    let scratch = edges.map(|edge| edge.and_then(|_| shared.alloc_anyway(&mut held, BLOCK_BYTES)));
     let short = edges.iter().zip(&scratch).any(|(edge, buf)| edge.is_some() && buf.is_none());
     if short {
         scratch.into_iter().flatten().for_each(|buf| shared.free(&mut held, buf));
@@ -201,6 +207,9 @@ pub(super) fn done<C: Core>(
     let mut held = std::mem::take(&mut volume.gate.held);
     active.scratch.into_iter().flatten().for_each(|buf| shared.free(&mut held, buf));
     assert!(held.is_zero(), "a gate keeps no memory between writes");
+    if let Some(volume) = shared.volumes.get_mut(id) {
+        volume.gate.held = held;
+    }
     if shared.volumes.get(id).is_some_and(|v| !v.gate.is_closed()) {
         shared.gated.retain(|gated| *gated != id);
         shared.gate_opened = true;

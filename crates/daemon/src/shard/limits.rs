@@ -16,6 +16,11 @@ pub const RECEIVE_BYTES: usize = 128 << 10;
 pub const VECTORS_MAX: usize = 128;
 /// Transfers with the cache device in flight.
 pub const DEVICE_OPS_MAX: usize = 1024;
+/// One of so many parts of the arena is reserved for the volumes with clients, so that none waits for memory that
+/// others keep.
+pub const RESERVE_SHARE: usize = 4;
+/// Most that is reserved for one volume in bytes.
+pub const RESERVE_BYTES_MAX: usize = 2 << 20;
 /// Control operations under way.
 pub const CONTROLS_MAX: usize = 1024;
 /// Extents of one block status reply and context: what fits a block beside the header.

@@ -5,6 +5,7 @@
 //! the core's arena, and the control plane talks to the thread through a queue of commands.
 
 mod answer;
+mod budget;
 mod connection;
 mod control;
 mod core;

@@ -1,9 +1,10 @@
 //! Replies on their way to one client: headers and arena memory, sent in as few calls as possible
 //! without copying data.
 
+use super::budget::Held;
 use super::core::Core;
 use super::limits::{REPLIES_MAX, VECTORS_MAX};
-use super::shared::{Held, Shared};
+use super::shared::Shared;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use tidepool_engine::mem::Buf;
 use tidepool_nbd::reply::Head;

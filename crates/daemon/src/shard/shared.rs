@@ -1,21 +1,12 @@
 //! What all connections of a shard share: the core, its volumes, and the front door's part of the arena.
 
+use super::budget::{Budget, Held};
 use super::core::Core;
 use super::limits::EXTENTS_MAX;
 use super::stats::ReactorCounters;
 use super::volume::Volumes;
 use tidepool_engine::api::{BLOCK_BYTES, Event, Extent, Nanos, Request, VolumeId};
 use tidepool_engine::mem::Buf;
-
-/// What one holder (a connection, or the unaligned writes of a volume) has of the arena.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Held(usize);
-
-impl Held {
-    pub(super) fn is_zero(&self) -> bool {
-        self.0 == 0
-    }
-}
 
 pub(super) struct Shared<C> {
     pub core: C,
@@ -25,8 +16,8 @@ pub(super) struct Shared<C> {
     pub now: Nanos,
     /// Reused for block status.
     pub extents: Vec<Extent>,
-    /// Bytes of the arena that the front door may still take.
-    room: usize,
+    /// The front door's part of the arena.
+    budget: Budget,
     /// Memory was given back since somebody last looked.
     pub freed: bool,
     /// Volumes whose gate is closed.
@@ -43,7 +34,7 @@ fn footprint(len: usize) -> usize {
 impl<C: Core> Shared<C> {
     pub(super) fn new(core: C, now: Nanos) -> Shared<C> {
         // The core has set aside what it needs itself.
-        let room = core.arena().free_bytes();
+        let budget = Budget::new(core.arena().free_bytes());
         let count = ReactorCounters::default();
         Shared {
             core,
@@ -51,34 +42,46 @@ impl<C: Core> Shared<C> {
             count,
             now,
             extents: Vec::with_capacity(EXTENTS_MAX),
-            room,
+            budget,
             freed: false,
             gated: Vec::new(),
             gate_opened: false,
         }
     }
 
+    /// A client begins to use a volume.
+    pub(super) fn join(&mut self, held: &mut Held, volume: VolumeId) {
+        self.budget.join(held, volume);
+    }
+
+    /// A client is gone.
+    pub(super) fn leave(&mut self, held: &mut Held) {
+        self.budget.leave(held);
+    }
+
     /// A buffer of the arena, or `None` when the holder has its share.
-    ///
-    /// A holder gets no more than what is left afterwards for the others (dynamic thresholds): any number
-    /// of clients that never take their replies leave room for one more that does, and one client
-    /// alone can use half.
     pub(super) fn alloc(&mut self, held: &mut Held, len: usize) -> Option<Buf> {
-        let bytes = footprint(len);
-        if held.0 + bytes > self.room {
-            return None;
+        let taken = self.budget.take(held, footprint(len));
+        self.allocate(taken, held, len)
+    }
+
+    /// A buffer for the unaligned writes of a volume: those that wait for them may have all of its share.
+    pub(super) fn alloc_anyway(&mut self, held: &mut Held, len: usize) -> Option<Buf> {
+        let taken = self.budget.take_anyway(held, footprint(len));
+        self.allocate(taken, held, len)
+    }
+
+    fn allocate(&mut self, taken: bool, held: &mut Held, len: usize) -> Option<Buf> {
+        let buf = taken.then(|| self.core.arena_mut().alloc(len))?;
+        if buf.is_none() {
+            self.budget.give(held, footprint(len));
         }
-        let buf = self.core.arena_mut().alloc(len)?;
-        held.0 += bytes;
-        self.room -= bytes;
-        Some(buf)
+        buf
     }
 
     /// Gives a buffer back, with the length that it was allocated with.
     pub(super) fn free(&mut self, held: &mut Held, buf: Buf) {
-        let bytes = footprint(buf.len as usize);
-        held.0 -= bytes;
-        self.room += bytes;
+        self.budget.give(held, footprint(buf.len as usize));
         self.freed = true;
         self.core.arena_mut().free(buf);
     }

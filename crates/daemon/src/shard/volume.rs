@@ -54,7 +54,7 @@ impl Volume {
             serving: false,
             latency: [histogram(), histogram(), histogram()],
             connections: 0,
-            gate: Gate::default(),
+            gate: Gate::of(id),
             backend,
             in_flight: 0,
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
