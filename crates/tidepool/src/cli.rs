@@ -290,6 +290,9 @@ pub enum CacheCommand {
 /// Options of `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
+    /// The demo itself, run by the command as its child.
+    #[arg(long, hide = true)]
+    pub inner: bool,
     /// About how long it takes in all.
     #[arg(long, value_name = "N", default_value_t = 60)]
     pub seconds: u64,

@@ -22,6 +22,7 @@ use tidepool_daemon::failure::Failure;
 use tidepool_lab::{Cluster, ClusterOptions, Process, Scratch};
 use tidepool_nbd::NbdUri;
 use tidepool_nbd::client::BlockingClient;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Size of each image in bytes; the load covers all of it.
 const IMAGE_BYTES: u64 = 128 << 20;
@@ -74,8 +75,90 @@ const MIXED: &str = "4K random 80/20";
 const COMMITS: &str = "4K write + flush";
 const DURABILITY: &str = "write-back, single copy (--accept-loss 10s): losing this SSD can lose that much";
 
-/// Runs the command.
+/// How often a demo is looked at that was not interrupted so far.
+const POLL: Duration = Duration::from_millis(50);
+/// How long what an interrupted demo has started may take to let go of its files.
+const LEFTOVERS_LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs the command: the demo itself is a child, so that an interrupt can end it in whatever it does and then
+/// remove all that it made.
 pub fn run(args: &DemoArgs) -> Result<(), Failure> {
+    if args.inner {
+        return measure(args);
+    }
+    let failed = |e: std::io::Error| Failure::failed(format!("cannot run the demo: {e}"));
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command.args(std::env::args_os().skip(1)).arg("--inner").stdin(Stdio::null());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let (mut process, ended) = runtime
+        .block_on(async {
+            let mut interrupts = Interrupts::new()?;
+            let mut process = Process::spawn(command)?;
+            loop {
+                tokio::select! {
+                    () = interrupts.wait() => return Ok((process, None)),
+                    () = tokio::time::sleep(POLL) => {
+                        if let Some(status) = process.try_wait()? {
+                            return Ok((process, Some(status)));
+                        }
+                    }
+                }
+            }
+        })
+        .map_err(failed)?;
+    match ended.and_then(|status| status.code()) {
+        Some(0) => Ok(()),
+        // It has said why.
+        Some(status) => std::process::exit(status),
+        None => {
+            process.kill().map_err(failed)?;
+            remove_leftovers(process.id());
+            Err(Failure::failed("interrupted"))
+        }
+    }
+}
+
+/// The signals that ask for the end.
+struct Interrupts([Signal; 3]);
+
+impl Interrupts {
+    fn new() -> std::io::Result<Interrupts> {
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let [interrupt, terminate, hangup] = kinds.map(signal);
+        Ok(Interrupts([interrupt?, terminate?, hangup?]))
+    }
+
+    async fn wait(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// Removes what a killed demo leaves. What it had started ends with it, but not in the same instant.
+fn remove_leftovers(id: u32) {
+    let start = Instant::now();
+    let parent = tidepool_lab::scratch::parent();
+    loop {
+        // Making a directory removes those of processes that have ended.
+        let Ok(scratch) = Scratch::new_in(&parent, "end") else { return };
+        let base = scratch.path().parent().unwrap_or(&parent);
+        let of_demo = |name: &str| name.contains(&format!("-{id}-"));
+        let left = std::fs::read_dir(base).is_ok_and(|mut entries| {
+            entries.any(|entry| entry.is_ok_and(|entry| of_demo(&entry.file_name().to_string_lossy())))
+        });
+        if !left || start.elapsed() > LEFTOVERS_LIMIT {
+            return;
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// The demo itself.
+fn measure(args: &DemoArgs) -> Result<(), Failure> {
     let cannot = |what: &str| format!("cannot {what} for the demo");
     let parent = tidepool_lab::scratch::parent();
     let scratch = Scratch::new_in(&parent, "demo").map_err(|e| {
