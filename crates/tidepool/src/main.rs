@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use tidepool_daemon::failure::Failure;
 
 fn main() -> ExitCode {
+    tidepool_daemon::failure::limits_are_errors();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(cli::report(&error)),

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, run};
+use common::{Ended, Place, run};
 use std::fs;
 use std::os::unix::net::UnixListener;
 
@@ -152,6 +152,56 @@ fn a_cache_that_cannot_be_made_leaves_nothing_behind() {
     let at = args.iter().position(|arg| arg == "--cache-size").expect("an option");
     let without_size = [&args[..at], &args[at + 2..]].concat();
     place.refused(without_size, 1, "--cache-size");
+}
+
+/// Runs a shell script in which `$TIDEPOOL` is the command, with `arguments` as `$@`.
+fn shell(place: &Place, runner: &[&str], script: &str, arguments: &[String]) -> Ended {
+    let (program, options) = runner.split_first().expect("a program");
+    let mut command = std::process::Command::new(program);
+    command.args(options).args(["bash", "-c", script, "bash"]).args(arguments);
+    command.env("TIDEPOOL", env!("CARGO_BIN_EXE_tidepool")).env_remove("RUST_LOG");
+    let output = command.current_dir(place.path("")).output().expect("it runs");
+    Ended {
+        status: output.status.code(),
+        stdout: String::from_utf8(output.stdout).expect("text"),
+        stderr: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+#[test]
+fn a_disk_that_is_too_full_for_a_cache_keeps_no_part_of_it() {
+    let place = Place::new();
+    fs::create_dir(place.path("small")).expect("a directory");
+    let args = replaced(place.serve_args(), "--cache", &place.text("small/cache"));
+    // A small file system of its own, in a namespace that goes away with the shell.
+    let mut runner = vec!["unshare", "--mount"];
+    if !rustix::process::geteuid().is_root() {
+        runner.extend(["--user", "--map-root-user"]);
+    }
+    let mount = "mount -t tmpfs -o size=48m none small";
+    let can = shell(&place, &runner, mount, &[]);
+    if can.status != Some(0) {
+        println!("not run: no file system can be mounted here: {}", can.stderr.trim());
+        return;
+    }
+    let script = format!("{mount} && \"$TIDEPOOL\" \"$@\"; status=$?; ls -A small; exit $status");
+    let before = place.snapshot();
+    shell(&place, &runner, &script, &args).refused(1, "no room for a cache");
+    let format = ["cache", "format", &place.text("small/cache"), "--size", "64MiB"].map(String::from);
+    shell(&place, &runner, &script, &format).refused(1, "no room for a cache");
+    assert!(before == place.snapshot());
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_to_its_end_leaves_nothing_behind() {
+    let place = Place::new();
+    let before = place.snapshot();
+    // The kernel refuses whatever lies beyond 32 MiB of a file.
+    let script = "ulimit -f 32768 && exec \"$TIDEPOOL\" \"$@\"";
+    shell(&place, &["env"], script, &place.serve_args()).refused(1, "cache");
+    let format = ["cache", "format", &place.text("cache"), "--size", "64MiB"].map(String::from);
+    shell(&place, &["env"], script, &format).refused(1, "cache");
+    assert!(before == place.snapshot());
 }
 
 #[test]

@@ -327,8 +327,6 @@ struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    /// Caught so that a limit on the size of files is the error of a write and not the end of the daemon.
-    _size: Signal,
 }
 
 impl StopSignals {
@@ -337,7 +335,6 @@ impl StopSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
-            _size: signal(SignalKind::from_raw(libc::SIGXFSZ))?,
         })
     }
 
