@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tidepool_testkit::stamps::{Kind, Mix, Progress, Request, WorkloadOptions};
 use tidepool_testkit::{one_at_a_time, rng};
 use tidepool_tests::crash::{Aim, Crasher, IN_FLIGHT_MIN};
@@ -26,6 +27,33 @@ fn g2_completed_writes_survive_kills_inside_drain_reclaim_checkpoint_and_replay(
     assert!(tally.in_flight_min.is_some_and(|least| least >= IN_FLIGHT_MIN), "{tally}");
     assert_eq!(tally.kills.len(), Aim::ALL.len(), "every aim was hit: {tally}");
     rig.verify_plain(&mut workload, &rig.image()).expect("the drained image is what was written");
+}
+
+#[test]
+fn an_orderly_end_under_load_loses_nothing() {
+    let _turn = one_at_a_time();
+    let size_bytes = 64 * MIB;
+    let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
+    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(24), size_bytes)).expect("connect");
+    let never = AtomicBool::new(false);
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM] {
+        let status = std::thread::scope(|scope| {
+            let before = rig.volume_number("writes");
+            let run = scope.spawn(|| workload.run_until(&never));
+            while rig.volume_number("writes") < before + 500 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            rig.daemon.signal(signal).expect("it runs");
+            let status = rig.daemon.wait().expect("it ends");
+            assert_eq!(run.join().expect("no panic").expect("no answer is wrong"), Progress::Disconnected);
+            status
+        });
+        assert_eq!(status.code(), Some(0), "{signal:?}: {}", rig.daemon.log());
+        workload.server_died();
+        rig.daemon.start().expect("it starts again");
+        workload.connect(&rig.socket, VOLUME).expect("connect");
+        assert_eq!(workload.verify().expect("nothing is lost"), Progress::Done);
+    }
 }
 
 #[test]
