@@ -8,7 +8,7 @@ use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use tidepool_daemon::shard::limits::CONNECTIONS_MAX;
+use tidepool_daemon::shard::limits::{CONNECTIONS_MAX, STATUS_BYTES_MAX};
 use tidepool_daemon::shard::memory::MemoryOptions;
 use tidepool_nbd::client::{BlockingClient, ClientError, Wanted};
 use tidepool_nbd::{Command, Errno, encode_request, wire};
@@ -498,6 +498,19 @@ fn block_status_tells_zero_and_dirty_from_the_core() {
     let many = client.block_status("base:allocation", 0, 4 * MIB as u64).expect("answered");
     assert_eq!(many.iter().map(|e| u64::from(e.len)).sum::<u64>(), 4 * MIB as u64);
     assert!(many.len() >= 998, "{}", many.len());
+}
+
+#[test]
+fn block_status_of_a_long_range_is_answered_part_by_part() {
+    let size_bytes = 3 * STATUS_BYTES_MAX + 4096;
+    let door = Door::open(size_bytes, MemoryOptions { null: true, ..memory() });
+    let contexts = vec!["base:allocation".into()];
+    let mut client = door.client_with(Wanted { contexts, ..Wanted::new("v") });
+    let before = door.status().reactor.requests;
+    let whole = client.block_status("base:allocation", 512, size_bytes - 512).expect("answered");
+    assert_eq!(whole.iter().map(|e| u64::from(e.len)).sum::<u64>(), size_bytes - 512);
+    assert!(whole.iter().all(|e| e.flags == wire::STATE_HOLE | wire::STATE_ZERO), "{whole:?}");
+    assert_eq!(door.status().reactor.requests - before, 4, "no request looks at more than its part");
 }
 
 #[test]

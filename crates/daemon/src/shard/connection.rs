@@ -5,7 +5,7 @@ use super::budget::Held;
 use super::core::Core;
 use super::gate::{self, PieceName, Unaligned};
 use super::inbox::Inbox;
-use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX};
+use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, STATUS_BYTES_MAX};
 use super::outbox::Outbox;
 use super::shared::Shared;
 use super::volume::Offer;
@@ -601,6 +601,7 @@ impl Connection {
         shared.count.requests += 1;
         let start = request.offset / SECTOR * SECTOR;
         let end = (request.offset + u64::from(request.len)).next_multiple_of(SECTOR);
+        let end = end.min(start + STATUS_BYTES_MAX);
         let mut extents = std::mem::take(&mut shared.extents);
         if let Some(id) = self.volume {
             shared.core.block_status(id, start, end - start, EXTENTS_MAX, &mut extents);

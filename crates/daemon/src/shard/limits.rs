@@ -23,6 +23,9 @@ pub const RESERVE_SHARE: usize = 4;
 pub const RESERVE_BYTES_MAX: usize = 2 << 20;
 /// Control operations under way.
 pub const CONTROLS_MAX: usize = 1024;
+/// Bytes of a volume that one block status request looks at, so that it does not hold the reactor up: the reply
+/// covers less than was asked for, and the client asks for the rest.
+pub const STATUS_BYTES_MAX: u64 = 64 << 20;
 /// Extents of one block status reply and context: what fits a block beside the header.
 pub const EXTENTS_MAX: usize =
     (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
