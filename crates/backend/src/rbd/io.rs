@@ -29,7 +29,7 @@ pub(super) enum Letter {
     /// The outcome of [`super::attach::retake`].
     Retaken(Result<Image, IoError>),
     /// The outcome of [`super::attach::disown`].
-    Disowned(Result<(OwnerObject, Ownership), BackendError>),
+    Disowned(Box<Result<(OwnerObject, Ownership), BackendError>>),
 }
 
 /// What a slot does.

@@ -219,7 +219,7 @@ impl RbdBackend {
         let work = move || {
             let outcome = attach::disown(&claim);
             drop(claim);
-            mailbox.post(Letter::Disowned(outcome));
+            mailbox.post(Letter::Disowned(Box::new(outcome)));
         };
         match std::thread::Builder::new().name("rbd-disown".into()).spawn(work) {
             Ok(thread) => self.disown = Some(thread),
@@ -306,7 +306,7 @@ impl Backend for RbdBackend {
         mailbox.drain(|letter| match letter {
             Letter::Done(index, result) => self.settle(index, result, done),
             Letter::Retaken(outcome) => self.unpark(outcome, done),
-            Letter::Disowned(outcome) => self.disowned(outcome, done),
+            Letter::Disowned(outcome) => self.disowned(*outcome, done),
         });
         for (token, result) in self.io.ready() {
             done(token, result);

@@ -139,7 +139,9 @@ mod tests {
         for (volumes, comes_late) in [(1u16, true), (2, true), (10, true), (60, false)] {
             let mut budget = Budget::new(144 * MIB);
             if !comes_late {
-                (0..=volumes).for_each(|volume| drop(client(&mut budget, volume)));
+                for volume in 0..=volumes {
+                    client(&mut budget, volume);
+                }
             }
             for volume in 0..volumes {
                 for _ in 0..20 {
