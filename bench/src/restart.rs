@@ -65,7 +65,8 @@ pub fn measure(conf: Option<&Path>, bytes: u64, parent: &Path) -> Result<Restart
     let mut daemon = Daemon::new(arguments, scratch.join("tidepool.log"))?;
     daemon.start()?;
     let endpoint = Endpoint::Nbd { socket, export: VOLUME.into() };
-    let cached = || -> Result<f64, Failure> { Ok(number(&admin.volume(VOLUME)?, "cached_bytes").unwrap_or(0.0)) };
+    let cached =
+        || -> Result<f64, Failure> { Ok(number(&admin.volume(VOLUME)?, "cached_bytes").unwrap_or(0.0)) };
     // Where the cache shares its disk with the backend, a fast pass leaves some blocks out.
     for _ in 0..PASSES_MAX {
         fio::run(&endpoint, &fio::pass(&endpoint, "read", bytes))?;

@@ -150,6 +150,11 @@ fn without_an_accepted_loss_a_write_is_in_the_image_when_it_is_acknowledged() {
     run(refused).refused(1, "--accept-loss");
     let set = ["volume", "set", "vm1", "--mode", "write-back", "--accept-loss", "2s"];
     assert_eq!(json(&place, &set)["mode"], "write-back");
+    daemon.kill();
+    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let volume = &json(&place, &["status"])["volumes"][0];
+    let accepted = &volume["exposure"]["accepted_seconds"];
+    assert_eq!((&volume["mode"], accepted), (&Value::from("write-back"), &Value::from(2.0)), "as it was set");
     assert_eq!(daemon.terminate(), Some(0));
 }
 

@@ -456,9 +456,28 @@ impl Volumes {
         if let Some(mode) = change.mode {
             self.shard.set_mode(id, rule(Some(mode))?.into()).await.map_err(shard_error)?;
         }
-        lock(&entry.facts).accept_loss = accept_loss;
+        if change.accept_loss.is_some() {
+            self.keep_accepted_loss(id, name, accept_loss).await?;
+            lock(&entry.facts).accept_loss = accept_loss;
+        }
         info!("volume {name}: changed as asked for");
         Ok(())
+    }
+
+    /// Writes the accepted loss of a volume down where the next start finds it.
+    async fn keep_accepted_loss(
+        &self,
+        id: VolumeId,
+        name: &str,
+        accept_loss: Option<Duration>,
+    ) -> Result<(), VolumeError> {
+        let shard_error = |source| VolumeError::Shard { what: "change", name: name.to_owned(), source };
+        let volumes = self.shard.volumes().await.map_err(shard_error)?;
+        let spec = volumes.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec);
+        let backend = spec.and_then(|spec| attachment::decode(&spec.attachment)).map(|(_, backend)| backend);
+        let bytes = attachment::encode(accept_loss, &backend.unwrap_or_default());
+        let bytes = bytes.expect("the backend's part has fitted before");
+        self.shard.set_attachment(id, bytes).await.map_err(shard_error)
     }
 
     /// Returns when everything acknowledged before is in the backend.
@@ -590,6 +609,12 @@ pub async fn close_all(stopped: Stopped) {
     let cache_failed = stopped.device_failed;
     let closing = stopped.volumes.into_iter().filter_map(|volume| {
         let backend = volume.backend?;
+        if volume.unflushed {
+            warn!(
+                "volume {}: {} has not flushed the last writes in time; if it loses power now it may lose them",
+                volume.spec.name, volume.spec.backend
+            );
+        }
         let release = Release { clean: volume.clean, cache_failed };
         Some((volume.spec, tokio::task::spawn_blocking(move || backend.close(release))))
     });

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidepool_backend::Backend;
 use tidepool_engine::Attach;
 use tidepool_engine::api::{ControlError, Nanos, RequestError, VolumeId, VolumeSpec};
-use tidepool_engine::status::VolumeState;
+use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::oneshot;
 
 /// What waits for the core's answer.
@@ -88,6 +88,12 @@ impl<C: Core> Reactor<C> {
                     core.set_dirty_bytes_max(now, id, dirty_bytes_max, number);
                     Pending::Simple { answer }
                 });
+            }
+            Command::SetAttachment { id, attachment, answer } => {
+                self.operate(id, answer, |core, number, answer| {
+                    core.set_attachment(now, id, attachment, number);
+                    Pending::Simple { answer }
+                })
             }
             Command::Listen { listener, export, answer } => {
                 let outcome = match self.refusal() {
@@ -315,19 +321,23 @@ impl<C: Core> Reactor<C> {
                 self.complete(completion);
             }
         }
-        let clean = |s: tidepool_engine::status::VolumeStatus| s.dirty_bytes == 0 && s.lost_blocks == 0;
+        let clean =
+            |s: &VolumeStatus| s.dirty_bytes == 0 && s.lost_blocks == 0 && s.state != VolumeState::Failed;
         let (core, now) = (&self.shared.core, self.shared.now);
         let device_failed = core.device_status().failed;
-        let known: Vec<(VolumeId, VolumeSpec, bool)> = core
-            .volumes()
-            .into_iter()
-            .map(|(id, spec)| (id, spec, core.volume_status(now, id).is_some_and(clean)))
-            .collect();
+        let known: Vec<(VolumeId, VolumeSpec, Option<VolumeStatus>)> =
+            core.volumes().into_iter().map(|(id, spec)| (id, spec, core.volume_status(now, id))).collect();
         let mut in_flight = 0;
-        let volumes = known.into_iter().map(|(id, spec, clean)| {
+        let volumes = known.into_iter().map(|(id, spec, status)| {
             let volume = self.shared.volumes.remove(id);
             in_flight += volume.as_ref().map_or(0, Volume::in_flight);
-            StoppedVolume { id, spec, clean, backend: volume.map(Volume::into_backend) }
+            StoppedVolume {
+                id,
+                spec,
+                clean: status.as_ref().is_some_and(clean),
+                unflushed: status.as_ref().is_some_and(|s| s.backend_unflushed),
+                backend: volume.map(Volume::into_backend),
+            }
         });
         let volumes = volumes.collect();
         let (cache, shared, stopping) = self.dismantle();

@@ -19,6 +19,7 @@ pub trait Core {
     fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError>;
     fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
     fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
+    fn set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
     fn drain(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
     fn shutdown(&mut self, now: Nanos, control: u64);
@@ -57,6 +58,7 @@ forward! {
     attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError>;
     set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
     set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
+    set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
     drain(&mut self, now: Nanos, id: VolumeId, control: u64);
     remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
     shutdown(&mut self, now: Nanos, control: u64);

@@ -74,6 +74,8 @@ pub struct StoppedVolume {
     pub spec: VolumeSpec,
     /// Nothing dirty is left in the cache.
     pub clean: bool,
+    /// Writes went past the cache that the backend has not flushed in the time that a stop waits.
+    pub unflushed: bool,
     /// Its backend, for the caller to close; `None` when the volume was never attached.
     pub backend: Option<Box<dyn Backend>>,
 }
@@ -127,6 +129,11 @@ pub(super) enum Command {
     SetDirtyBytesMax {
         id: VolumeId,
         dirty_bytes_max: u64,
+        answer: Answer<()>,
+    },
+    SetAttachment {
+        id: VolumeId,
+        attachment: Vec<u8>,
         answer: Answer<()>,
     },
     Status {
@@ -252,6 +259,15 @@ impl ShardHandle {
     /// There is no such volume.
     pub async fn set_dirty_bytes_max(&self, id: VolumeId, dirty_bytes_max: u64) -> Result<(), ShardError> {
         self.ask(|answer| Command::SetDirtyBytesMax { id, dirty_bytes_max, answer }).await?
+    }
+
+    /// Replaces what the cache device keeps with the volume for the control plane; returns when a restart
+    /// will find the new one.
+    ///
+    /// # Errors
+    /// There is no such volume, or the cache device failed.
+    pub async fn set_attachment(&self, id: VolumeId, attachment: Vec<u8>) -> Result<(), ShardError> {
+        self.ask(|answer| Command::SetAttachment { id, attachment, answer }).await?
     }
 
     /// State, counters and latencies of the device and its volumes at one moment.

@@ -261,6 +261,13 @@ impl Core for MemoryCore {
         self.done(control);
     }
 
+    fn set_attachment(&mut self, _now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {
+        if let Some(volume) = self.volumes[id.0 as usize].as_mut() {
+            volume.spec.attachment = attachment;
+        }
+        self.done(control);
+    }
+
     fn drain(&mut self, _now: Nanos, _id: VolumeId, control: u64) {
         self.done(control);
     }
