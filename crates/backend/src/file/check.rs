@@ -18,7 +18,7 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         report.skip(&["lock", "ownership"], "the image cannot be opened");
         return;
     };
-    // Taken for a moment, and given back with the image at the end.
+    // Taken for a moment, and given back below.
     report.step("lock", image.lock(options.read_only), |()| "free".into());
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let read = Sidecar::of(path, &image.file, options.state_dir.as_deref()).and_then(|sidecar| {
@@ -31,6 +31,7 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         }
         Ok((sidecar, record))
     });
+    image.unlock();
     let Some((sidecar, record)) = report.step("ownership", read, |(_, record)| describe(record.as_ref()))
     else {
         return;

@@ -32,6 +32,8 @@ pub(crate) use owner::Sidecar;
 
 /// How long an opener waits for a process that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);
+/// How long it waits for a holder that the system does not list.
+const UNLISTED_WAIT: Duration = Duration::from_secs(1);
 /// How often it looks.
 const DYING_POLL: Duration = Duration::from_millis(20);
 
@@ -67,24 +69,11 @@ struct Disowning {
 pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Result<Opened, BackendError> {
     let image = Image::open(path, options.read_only, caching)?;
     image.lock(options.read_only)?;
-    let sidecar = Sidecar::of(path, &image.file, options.state_dir.as_deref())?;
-    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
-    let record = sidecar.read()?;
-    if let Some(record) = &record {
-        record.check_owner(&image.what, cache_uuid)?;
+    let taken = take(&image, path, options);
+    if taken.is_err() {
+        image.unlock();
     }
-    let continuity =
-        owner::continuity(record.as_ref(), cache_uuid, &image.file).of_generation(record.as_ref(), options);
-    continuity.check_dirty(&image.what, options)?;
-    let (ownership, generation, continuity) = if options.read_only {
-        let unproven = Continuity::unproven("the image is opened read-only, without ownership");
-        (None, 0, unproven)
-    } else {
-        let generation = record.map_or(1, |r| r.generation.saturating_add(1));
-        let record = Ownership::new(generation, cache_uuid, OwnerState::Open);
-        sidecar.write(&record)?;
-        (Some((sidecar, record)), generation, continuity)
-    };
+    let Taken { ownership, generation, continuity } = taken?;
     let Image { what, file, size_bytes, .. } = image;
     let ring = Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?;
     let backend = FileBackend {
@@ -104,6 +93,34 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Resu
     })
 }
 
+/// A locked image that has become ours; without ownership when read-only.
+struct Taken {
+    ownership: Option<(Sidecar, Ownership)>,
+    generation: u64,
+    continuity: Continuity,
+}
+
+/// Checks and takes the ownership of a locked image.
+fn take(image: &Image, path: &Path, options: &OpenOptions) -> Result<Taken, BackendError> {
+    let sidecar = Sidecar::of(path, &image.file, options.state_dir.as_deref())?;
+    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    let record = sidecar.read()?;
+    if let Some(record) = &record {
+        record.check_owner(&image.what, cache_uuid)?;
+    }
+    let continuity =
+        owner::continuity(record.as_ref(), cache_uuid, &image.file).of_generation(record.as_ref(), options);
+    continuity.check_dirty(&image.what, options)?;
+    if options.read_only {
+        let continuity = Continuity::unproven("the image is opened read-only, without ownership");
+        return Ok(Taken { ownership: None, generation: 0, continuity });
+    }
+    let generation = record.map_or(1, |r| r.generation.saturating_add(1));
+    let record = Ownership::new(generation, cache_uuid, OwnerState::Open);
+    sidecar.write(&record)?;
+    Ok(Taken { ownership: Some((sidecar, record)), generation, continuity })
+}
+
 /// Gives up what a lost cache holds; see [`crate::abandon`].
 pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
@@ -113,6 +130,7 @@ pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ow
         return Ok(None);
     };
     sidecar.write(&before.abandoned())?;
+    image.unlock();
     Ok(Some(before))
 }
 
@@ -172,8 +190,12 @@ impl Image {
                 None => return Ok(()),
                 Some(holder) => holder,
             };
-            let dying = holder.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
-            if !dying || start.elapsed() > DYING_WAIT {
+            let (dying, wait) = match holder {
+                Some(pid) => (!Path::new(&format!("/proc/{pid}")).exists(), DYING_WAIT),
+                // Nobody is listed who was there a moment ago: it may just have let go.
+                None => (true, UNLISTED_WAIT),
+            };
+            if !dying || start.elapsed() > wait {
                 let who = match holder {
                     Some(pid) if dying => format!("process {pid} died and its last requests do not complete"),
                     Some(pid) => format!("process {pid}{} holds its lock; stop that first", command_of(pid)),
@@ -183,6 +205,12 @@ impl Image {
             }
             std::thread::sleep(DYING_POLL);
         }
+    }
+
+    /// Gives the lock up. Closing the file does that only when nobody else, not even the kernel for a moment, has
+    /// the same open file.
+    pub(crate) fn unlock(&self) {
+        unlock(&self.file);
     }
 
     /// `None` when the lock was taken, else whose it is, as far as known.
@@ -197,6 +225,11 @@ impl Image {
             Err(e) => Err(BackendError::io(&self.what, "lock", e)),
         }
     }
+}
+
+fn unlock(file: &OwnedFd) {
+    // Without a lock there is nothing to give up.
+    let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
 fn unfit(what: &str, why: &str) -> BackendError {
@@ -322,6 +355,7 @@ impl Drop for FileBackend {
     fn drop(&mut self) {
         // The lock must outlast the change of the record.
         self.quiesce();
+        unlock(self.ring.file());
     }
 }
 
@@ -369,7 +403,7 @@ impl Backend for FileBackend {
         let file = self.ring.file().as_fd();
         rustix::fs::fdatasync(file).map_err(|e| BackendError::io(&self.what, "flush", e))?;
         let stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
-        // The lock is given up with the descriptor, after the record says how the image was left.
+        // The lock is given up with the backend, after the record says how the image was left.
         sidecar.write(&record.released(how, stamp))
     }
 }
