@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use load::{Direct, Measured, Nbd, commits, mixed, sweep};
 use serde::Serialize;
 use std::io::{BufRead, BufReader, IsTerminal};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -106,15 +107,17 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
             }
         })
         .map_err(failed)?;
-    match ended.and_then(|status| status.code()) {
-        Some(0) => Ok(()),
-        // It has said why.
-        Some(status) => std::process::exit(status),
-        None => {
-            process.kill().map_err(failed)?;
-            remove_leftovers(process.id());
-            Err(Failure::failed("interrupted"))
-        }
+    if let Some(status) = ended.and_then(|status| status.code()) {
+        // What went wrong it has said.
+        return if status == 0 { Ok(()) } else { std::process::exit(status) };
+    }
+    process.kill().map_err(failed)?;
+    remove_leftovers(process.id());
+    // A key on a terminal interrupts the child, too, and perhaps earlier.
+    let asked = |signal: &i32| Interrupts::KINDS.iter().any(|kind| kind.as_raw_value() == *signal);
+    match ended.and_then(|status| status.signal()).filter(|signal| !asked(signal)) {
+        None => Err(Failure::failed("interrupted")),
+        Some(signal) => Err(Failure::failed(format!("the demo was ended by signal {signal}"))),
     }
 }
 
@@ -122,9 +125,10 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
 struct Interrupts([Signal; 3]);
 
 impl Interrupts {
+    const KINDS: [SignalKind; 3] = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+
     fn new() -> std::io::Result<Interrupts> {
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let [interrupt, terminate, hangup] = kinds.map(signal);
+        let [interrupt, terminate, hangup] = Interrupts::KINDS.map(signal);
         Ok(Interrupts([interrupt?, terminate?, hangup?]))
     }
 
