@@ -269,6 +269,10 @@ impl World {
             if s.dirty_bytes > s.cached_bytes {
                 return self.fail(format!("volume {}: more is dirty than cached", s.spec.name));
             }
+            if s.dirty_bytes > 0 && s.sequence_drained == s.sequence {
+                return self
+                    .fail(format!("volume {}: all of its log is drained, but not all blocks", s.spec.name));
+            }
             if s.sequence_drained > s.sequence {
                 return self.fail(format!("volume {}: drained beyond its log", s.spec.name));
             }
@@ -373,7 +377,8 @@ impl World {
     /// A shutdown that was given time has flushed every backend that works.
     fn check_flushed(&mut self) {
         let Some(engine) = &self.engine else { return };
-        for vol in &self.vols {
+        // One that is attached while the core stops is none of them.
+        for vol in self.vols.iter().filter(|v| v.place == Place::Serving) {
             let status = vol.id.and_then(|id| engine.volume_status(self.now, id));
             let Some(status) = status.filter(|s| s.backend_unflushed) else { continue };
             let works = vol.trouble_at.saturating_add(WAIT_NS) < self.now || vol.trouble_at == 0;
