@@ -517,11 +517,15 @@ impl World {
         {
             self.fail(format!("memory of the device write {token} was changed while it was in flight"));
         }
+        let flushed = if let FlightKind::Flush { volume, .. } = flight.kind { Some(volume) } else { None };
         let result = self.take_place(flight);
         self.note("done", token, u64::from(result.is_err()), 0);
         let now = self.now;
         if let Some(engine) = &mut self.engine {
             engine.handle(now, Event::Done { token: Token(token), result });
+        }
+        if let Some(v) = flushed {
+            self.check_drained(v);
         }
     }
 
