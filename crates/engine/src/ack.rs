@@ -50,7 +50,8 @@ impl Engine {
         }
     }
 
-    /// What is published may never become stable on a dead device: the backend must have it.
+    /// What is published may never become stable on a dead device: the backend must have it, and its record
+    /// must no longer name the device.
     pub(crate) fn ack_when_drained(&mut self, id: OpId) {
         let vid = self.ops[id].request.volume;
         if self.volume(vid).is_refusing() {
@@ -194,6 +195,9 @@ impl Engine {
                 }
                 self.complete(op, Ok(()));
             }
+            if self.dead && self.volumes[i].as_ref().is_some_and(|v| !v.disowned && !v.through.is_empty()) {
+                self.disown(now, id);
+            }
             self.pump_through(id);
         }
     }
@@ -202,6 +206,9 @@ impl Engine {
     pub(crate) fn pump_through(&mut self, id: VolumeId) {
         while let Some(volume) = &mut self.volumes[id.0 as usize] {
             let Some(&front) = volume.through.front() else { return };
+            if self.dead && !volume.disowned {
+                return; // A restart might find something older on the device and drain it over this.
+            }
             let op = &self.ops[front];
             let drained = op.sequence <= volume.sequence_drained || volume.mode == Mode::WriteBack;
             if !drained {

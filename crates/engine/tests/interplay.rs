@@ -317,6 +317,26 @@ fn g1_a_lost_block_on_a_dead_cache_device_closes_its_volume_and_no_other() {
 }
 
 #[test]
+fn g3_a_flush_on_a_dead_cache_device_waits_until_a_restart_cannot_believe_the_device() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.backend_stopped = true;
+    w.write(0, 0, &pattern(1, 4096));
+    w.flush(0);
+    // The second version is in the log, and nobody knows whether it would be after a restart.
+    w.write(0, 0, &pattern(2, 4096));
+    w.device_result = Err(IoError::Errno(5));
+    let (flush, _) = w.request(0, Op::Flush, 0, 0, None);
+    (w.backend_stopped, w.disown_stopped) = (false, true);
+    w.pass(3_000_000_000);
+    assert_eq!(w.images[0][..4096], pattern(2, 4096), "it is in the image");
+    assert_eq!(w.replies.get(&flush), None, "a restart would drain the first version over it");
+    w.disown_stopped = false;
+    w.pass(3_000_000_000);
+    assert_eq!((w.replies.remove(&flush), &w.disowned[..]), (Some(Ok(())), &[VolumeId(0)][..]));
+}
+
+#[test]
 fn g1_a_block_that_was_lost_before_the_cache_device_died_closes_its_volume_too() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.flush(0);

@@ -48,6 +48,8 @@ pub struct World {
     pub backend_reads: u64,
     pub backend_flushes: u64,
     pub disowned: Vec<VolumeId>,
+    /// The record beside the image cannot be changed for now.
+    pub disown_stopped: bool,
     /// Ranges that backends were told to write as zeroes, keeping the space.
     pub backend_zeroes: Vec<(u64, u64)>,
     /// What writes and syncs of the cache device, and all operations of backends, report.
@@ -93,6 +95,7 @@ impl World {
             backend_reads: 0,
             backend_flushes: 0,
             disowned: Vec::new(),
+            disown_stopped: false,
             backend_zeroes: Vec::new(),
             device_result: Ok(()),
             backend_result: Ok(()),
@@ -161,6 +164,9 @@ impl World {
     fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
         if self.backend_result.is_err() {
             return self.done(token, self.backend_result);
+        }
+        if self.disown_stopped && op == BackendOp::Disown {
+            return self.waiting.push((token, volume, op));
         }
         let image = &mut self.images[volume.0 as usize];
         let size = image.len();
