@@ -538,16 +538,20 @@ fn find_new_segments(
     found
 }
 
-/// Sequence and stream of a segment, by its header or, since a damaged header must not hide the records
-/// behind it, by its first record.
+/// Sequence and stream of a segment, by its header or its first record, whichever is newer: a damaged header must
+/// not hide the records behind it, nor one whose write was lost so that the header of an earlier life stands.
 fn segment_life(geo: &Geometry, segment: u32, bytes: &[u8]) -> Option<(u64, u8)> {
     let (first, second) = bytes.split_at(BLOCK_BYTES);
     let header = open::<SegmentHeader>(first)
-        .filter(|h| h.magic == SEGMENT_MAGIC && h.uuid == geo.uuid && h.segment.get() == segment);
-    if let Some(header) = header {
-        return Some((header.segment_sequence.get(), header.stream));
+        .filter(|h| h.magic == SEGMENT_MAGIC && h.uuid == geo.uuid && h.segment.get() == segment)
+        .map(|h| (h.segment_sequence.get(), h.stream));
+    let record =
+        open::<RecordHeader>(second).filter(|r| r.magic == RECORD_MAGIC && r.uuid == geo.uuid).map(|r| {
+            let stream = if r.kind == RecordKind::Fill as u8 { Stream::Fill } else { Stream::Log };
+            (r.segment_sequence.get(), stream as u8)
+        });
+    match (header, record) {
+        (Some(header), Some(record)) if record.0 > header.0 => Some(record),
+        (header, record) => header.or(record),
     }
-    let record = open::<RecordHeader>(second).filter(|r| r.magic == RECORD_MAGIC && r.uuid == geo.uuid)?;
-    let stream = if record.kind == RecordKind::Fill as u8 { Stream::Fill } else { Stream::Log };
-    Some((record.segment_sequence.get(), stream as u8))
 }
