@@ -19,8 +19,8 @@ use std::collections::VecDeque;
 
 /// Append buffers that only reclaim's moves may use, so that it always gets on.
 pub(crate) const BUFFERS_FOR_MOVES: usize = 1;
-/// Append buffers of the two read-cache streams: one being filled and one in flight each.
-const BUFFERS_FOR_FILLS: usize = 12;
+/// Append buffers of the two read-cache streams, for bursts of misses.
+const BUFFERS_FOR_FILLS: usize = 8;
 /// Buffers for summaries that are being written.
 const SUMMARY_BUFFERS: usize = 2;
 /// Largest summary in bytes.
