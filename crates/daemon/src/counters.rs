@@ -87,7 +87,12 @@ pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
 pub fn of_volume_now(status: &VolumeStatus) -> Vec<Number> {
     vec![
         gauge("size_bytes", "Size of the volume", status.spec.size_bytes),
-        gauge("dirty_bytes", "Bytes not yet in the backend", status.dirty_bytes),
+        gauge("dirty_bytes", "Bytes of data not yet in the backend", status.dirty_bytes),
+        gauge(
+            "dirty_zero_bytes",
+            "Bytes discarded or zeroed that are not yet so in the backend",
+            status.dirty_zero_bytes,
+        ),
         gauge("dirty_max_bytes", "Dirty bytes that are allowed", status.dirty_bytes_max),
         Number {
             name: "dirty_age_seconds",

@@ -50,7 +50,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
     let seconds = status.dirty_age_ns as f64 / 1e9;
     let exposure = Exposure {
         seconds,
-        bytes: status.dirty_bytes,
+        bytes: status.dirty_bytes + status.dirty_zero_bytes,
         accepted_seconds: known.accept_loss.map(Duration::as_seconds),
         exceeded: known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
     };
@@ -66,6 +66,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         error: known.error.or_else(|| trouble(volume)),
         exposure,
         dirty_bytes: status.dirty_bytes,
+        dirty_zero_bytes: status.dirty_zero_bytes,
         dirty_bytes_max: status.dirty_bytes_max,
         cached_bytes: status.cached_bytes,
         lost_blocks: status.lost_blocks,
@@ -146,7 +147,9 @@ pub(crate) mod tests {
             spec,
             mode: Mode::WriteThrough,
             state: VolumeState::Serving,
+            dirty: true,
             dirty_bytes: 4096,
+            dirty_zero_bytes: 0,
             dirty_bytes_max: 1 << 20,
             dirty_age_ns: 2_500_000_000,
             cached_bytes: 8192,

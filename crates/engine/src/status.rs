@@ -13,8 +13,12 @@ pub struct VolumeStatus {
     pub mode: Mode,
     /// What it is doing.
     pub state: VolumeState,
-    /// Bytes not yet in the backend.
+    /// Something of the volume is not in the backend, be it data or zeroes. Known without a backend, too.
+    pub dirty: bool,
+    /// Bytes of data not yet in the backend.
     pub dirty_bytes: u64,
+    /// Bytes that were discarded or zeroed and are not yet so in the backend; they take no room.
+    pub dirty_zero_bytes: u64,
     /// The most of them that is allowed: what was asked for, or less where all volumes together ask for more than
     /// the cache holds.
     pub dirty_bytes_max: u64,

@@ -212,6 +212,40 @@ fn dirty_data_is_never_drained_into_an_image_that_was_given_to_others() {
 }
 
 #[test]
+fn zeroes_that_are_not_drained_keep_the_image_from_others_as_data_does() {
+    let place = Place::new();
+    fs::write(place.path("gate"), b"").expect("a gate");
+    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let mut vm = client(&place, "vm1");
+    vm.trim(0, 1 << 20).expect("absorbed");
+    vm.flush().expect("flushed");
+    let volume = &json(&place, &["status"])["volumes"][0];
+    assert_eq!(
+        (&volume["dirty_bytes"], &volume["exposure"]["bytes"]),
+        (&Value::from(0), &Value::from(1 << 20))
+    );
+    daemon.kill();
+    let mut moved = place.serve_args();
+    let at = moved.iter().position(|arg| arg == "--volume").expect("an option");
+    fs::copy(place.path("image"), place.path("image2")).expect("a copy");
+    moved[at + 1] = format!("vm1=file:{}", place.text("image2"));
+    run(moved).refused(1, "1048576 dirty bytes");
+
+    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    daemon.signal(Signal::TERM);
+    wait_for_log(&place, "stopping");
+    fs::remove_file(place.path("gate")).expect("opened");
+    assert_eq!(daemon.wait(), Some(0));
+    let record: Value =
+        serde_json::from_slice(&fs::read(place.path("image.tidepool")).expect("a record")).expect("JSON");
+    assert_eq!(record["state"], "dirty");
+    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    json(&place, &["volume", "drain", "--all"]);
+    assert_eq!(block_at(&place, 0), [0; 4096]);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
 fn a_second_signal_ends_at_once_and_loses_nothing() {
     let place = Place::new();
     fs::write(place.path("gate"), b"").expect("a gate");

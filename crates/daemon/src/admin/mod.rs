@@ -130,9 +130,12 @@ pub struct VolumeReport {
     pub error: Option<String>,
     /// What would be lost if the cache device died now.
     pub exposure: Exposure,
-    /// Bytes not yet in the backend.
+    /// Bytes of data not yet in the backend.
     pub dirty_bytes: u64,
-    /// The most of them that is allowed.
+    /// Bytes that were discarded or zeroed and are not yet so in the backend; they take no room.
+    #[serde(default)]
+    pub dirty_zero_bytes: u64,
+    /// The most dirty bytes that are allowed.
     pub dirty_bytes_max: u64,
     /// Bytes in the cache, dirty and clean.
     pub cached_bytes: u64,

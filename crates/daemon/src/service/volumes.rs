@@ -17,6 +17,7 @@ use std::time::Duration as Time;
 use tidepool_backend::{Backend, BackendError, BackendUri, OpenOptions, Opened, Release};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{VolumeId, VolumeSpec};
+use tidepool_engine::status::VolumeStatus;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
@@ -123,14 +124,14 @@ impl Volumes {
         let mut wanted: BTreeMap<String, Wanted> = wanted.into_iter().map(|w| (w.name.clone(), w)).collect();
         let recovered = self.recovered().await?;
         let mut firsts = Vec::new();
-        for (id, spec, dirty_bytes) in recovered {
-            let asked = wanted.remove(&spec.name);
+        for status in recovered {
+            let asked = wanted.remove(&status.spec.name);
             match asked {
-                Some(asked) if asked.backend.to_string() != spec.backend => {
-                    self.replace_image(id, &spec, dirty_bytes, &asked).await?;
+                Some(asked) if asked.backend.to_string() != status.spec.backend => {
+                    self.replace_image(&status, &asked).await?;
                     wanted.insert(asked.name.clone(), asked);
                 }
-                asked => firsts.push(self.begin_attach(id, spec, asked)?),
+                asked => firsts.push(self.begin_attach(status.id, status.spec, asked)?),
             }
         }
         let mut served = 0;
@@ -153,29 +154,23 @@ impl Volumes {
         }
     }
 
-    /// What recovery found on the cache device, with the dirty bytes of each.
-    async fn recovered(&self) -> Result<Vec<(VolumeId, VolumeSpec, u64)>, VolumeError> {
+    /// What recovery found on the cache device.
+    async fn recovered(&self) -> Result<Vec<VolumeStatus>, VolumeError> {
         let stopped = |source| VolumeError::Shard { what: "list", name: "*".into(), source };
         let status = self.shard.status().await.map_err(stopped)?;
-        let volumes = status.volumes.into_iter().map(|v| (v.status.id, v.status.spec, v.status.dirty_bytes));
-        Ok(volumes.collect())
+        Ok(status.volumes.into_iter().map(|volume| volume.status).collect())
     }
 
     /// A volume that is wanted on another image than recorded: allowed when nothing is left to drain.
-    async fn replace_image(
-        &self,
-        id: VolumeId,
-        spec: &VolumeSpec,
-        dirty_bytes: u64,
-        asked: &Wanted,
-    ) -> Result<(), VolumeError> {
-        let name = spec.name.clone();
-        if dirty_bytes > 0 {
+    async fn replace_image(&self, status: &VolumeStatus, asked: &Wanted) -> Result<(), VolumeError> {
+        let (name, spec) = (status.spec.name.clone(), &status.spec);
+        if status.dirty {
             let (recorded, wanted) = (spec.backend.clone(), asked.backend.to_string());
+            let dirty_bytes = status.dirty_bytes + status.dirty_zero_bytes;
             return Err(VolumeError::OtherImage { name, recorded, wanted, dirty_bytes });
         }
         info!("volume {name}: forgetting {}, nothing of it is dirty", spec.backend);
-        let removed = self.shard.remove_volume(id, false).await;
+        let removed = self.shard.remove_volume(status.id, false).await;
         removed.map(drop).map_err(|source| VolumeError::Shard { what: "remove", name, source })
     }
 
@@ -274,7 +269,7 @@ impl Volumes {
         let status = self.shard.status().await.map_err(shard_error)?;
         // Without a backend nothing is drained, so this does not change until the volume is attached.
         let known = status.volumes.iter().find(|v| v.status.id == id);
-        let dirty = known.is_some_and(|v| v.status.dirty_bytes > 0);
+        let dirty = known.is_some_and(|v| v.status.dirty);
         let options = OpenOptions {
             cache_uuid: self.cache_uuid,
             attachment: Some(recorded),

@@ -321,8 +321,7 @@ impl<C: Core> Reactor<C> {
                 self.complete(completion);
             }
         }
-        let clean =
-            |s: &VolumeStatus| s.dirty_bytes == 0 && s.lost_blocks == 0 && s.state != VolumeState::Failed;
+        let clean = |s: &VolumeStatus| !s.dirty && s.lost_blocks == 0 && s.state != VolumeState::Failed;
         let (core, now) = (&self.shared.core, self.shared.now);
         let device_failed = core.device_status().failed;
         let known: Vec<(VolumeId, VolumeSpec, Option<VolumeStatus>)> =
