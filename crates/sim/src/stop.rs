@@ -79,7 +79,6 @@ impl World {
         self.engine = None;
         self.life += 1;
         self.stopping = false;
-        self.reclaiming = None;
         self.armed = None;
         self.controls.clear();
         self.seen.clear();
@@ -157,8 +156,7 @@ impl World {
             })
             .collect();
         kinds.into_iter().for_each(|k| self.cover.hit(k));
-        let reclaims = self.engine.as_ref().map(|e| e.device_status().reclaims);
-        if self.reclaiming.is_some() && self.reclaiming == reclaims {
+        if self.engine.as_ref().is_some_and(|e| e.device_status().reclaiming) {
             self.cover.hit("kill during reclaim");
         }
     }

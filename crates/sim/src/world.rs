@@ -152,8 +152,6 @@ pub struct World {
     pub(crate) armed: Option<(Moment, Stop)>,
     /// Streams of the segments that were opened.
     streams: BTreeMap<u32, u8>,
-    /// The core reads a segment's summary or moves blocks of it.
-    pub(crate) reclaiming: Option<u64>,
     pub(crate) formats: u64,
     pub(crate) arena_baseline: u64,
     pub(crate) seen: BTreeMap<usize, tidepool_engine::status::VolumeCounters>,
@@ -216,7 +214,6 @@ impl World {
             until: seconds * S,
             armed: None,
             streams: BTreeMap::new(),
-            reclaiming: None,
             formats: 0,
             arena_baseline: 0,
             seen: BTreeMap::new(),
@@ -562,7 +559,6 @@ impl World {
                 let bytes = engine.arena_mut().bytes_mut(buf);
                 let result = self.disk.read_at(offset, bytes);
                 if bytes.len() <= 128 << 10 && bytes[..4] == SUMMARY_MAGIC && result.is_ok() {
-                    self.reclaiming = Some(engine.device_status().reclaims);
                     self.moment(Moment::ReclaimRead);
                 }
                 result
