@@ -60,6 +60,8 @@ pub(crate) struct Waiter {
     pub(crate) control: u64,
     /// Its answer if the device fails before.
     pub(crate) on_failure: Result<(), ControlError>,
+    /// A volume that is gone again if the device fails before.
+    pub(crate) added: Option<VolumeId>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -359,15 +361,6 @@ impl Engine {
             waiters.extend(run.waiters);
         }
         waiters
-    }
-
-    /// A volume is gone, and its number may be given to another: what a checkpoint under way knows about
-    /// the old one's log says nothing about the new one's.
-    pub(crate) fn forget_volume(&mut self, id: VolumeId) {
-        if let Some(sequence) = self.checkpoint.run.as_mut().and_then(|r| r.sequences.get_mut(id.0 as usize))
-        {
-            *sequence = 0;
-        }
     }
 
     /// Writes a checkpoint of the state now, blocking: at the end of recovery and at format.

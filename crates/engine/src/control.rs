@@ -86,11 +86,12 @@ impl Engine {
     }
 
     /// Adds a volume. It is served at once; [`Effect::ControlDone`] tells when it is recorded so that a
-    /// restart knows it, and no request should be sent before.
+    /// restart knows it; before that no request and no other operation may name it. If the device fails instead, the
+    /// volume is gone again.
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
-    pub fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
+    pub fn add_volume(&mut self, _now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
         check_spec(&spec)?;
         if self.dead {
             return Err(AddError::Device);
@@ -98,7 +99,10 @@ impl Engine {
         if self.volumes.iter().flatten().any(|v| v.spec.name == spec.name) {
             return Err(AddError::Exists(spec.name));
         }
-        let at = self.volumes.iter().position(Option::is_none).unwrap_or(self.volumes.len());
+        let is_free = |&i: &usize| {
+            self.volumes[i].is_none() && self.leaving.iter().all(|&(_, id)| usize::from(id.0) != i)
+        };
+        let at = (0..self.volumes.len()).find(is_free).unwrap_or(self.volumes.len());
         if at == self.geo.volume_pages as usize {
             return Err(AddError::TooMany(self.geo.volume_pages));
         }
@@ -109,18 +113,26 @@ impl Engine {
         volume.attached = true;
         self.volumes[at] = Some(Box::new(volume));
         self.count_quotas();
-        self.persist(now, control);
-        Ok(VolumeId(at as u16))
+        let id = VolumeId(at as u16);
+        self.stir();
+        let on_failure = Err(ControlError::Device);
+        self.checkpoint.waiters.push(Waiter { control, on_failure, added: Some(id) });
+        Ok(id)
     }
 
-    /// Gives a recovered volume its backend back.
+    /// Gives a recovered volume its backend back, which is used from now on. [`Effect::ControlDone`] tells when
+    /// requests may be sent, and is never an error: if the cache device fails before, or has failed already,
+    /// what verifies is drained all the same, and the volume goes on past the cache as any other.
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
-    pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
-        if self.dead {
-            return Err(AddError::Device);
-        }
+    pub fn attach(
+        &mut self,
+        _now: Nanos,
+        id: VolumeId,
+        attach: Attach,
+        control: u64,
+    ) -> Result<(), AddError> {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let volume = volume.filter(|v| !v.attached).ok_or(AddError::NotDetached)?;
         let spec = VolumeSpec {
@@ -141,8 +153,9 @@ impl Engine {
         if blocks < old_blocks {
             self.forget_blocks(id, blocks, old_blocks - blocks);
         }
+        let dead = self.dead;
         let volume = self.volume_mut(id);
-        volume.mode = spec.mode;
+        volume.mode = if dead { Mode::WriteAround } else { spec.mode };
         volume.spec = spec;
         volume.attached = true;
         // Writes that went past the cache before the restart may still stand in the backend's write cache.
@@ -153,10 +166,10 @@ impl Engine {
             self.drop_clean(id);
         }
         self.stir();
-        if attach.mode == Mode::Off {
-            self.volume_mut(id).task = Task::Purge { control };
+        if attach.mode == Mode::Off && !dead {
+            self.volume_mut(id).task = Task::Purge { control, attaching: true };
         } else {
-            self.persist(now, control);
+            self.persist_or(control, Ok(()));
         }
         Ok(())
     }
@@ -176,7 +189,7 @@ impl Engine {
             volume.drain_all_until = volume.sequence_built;
         }
         if mode == Mode::Off {
-            volume.task = Task::Purge { control };
+            volume.task = Task::Purge { control, attaching: false };
         } else {
             self.persist(now, control);
         }
@@ -280,7 +293,7 @@ impl Engine {
         if self.dead {
             self.effects.push_back(Effect::ControlDone { control, result: on_failure });
         } else {
-            self.checkpoint.waiters.push(Waiter { control, on_failure });
+            self.checkpoint.waiters.push(Waiter { control, on_failure, added: None });
         }
     }
 
@@ -290,7 +303,7 @@ impl Engine {
         for i in 0..self.volumes.len() {
             let id = VolumeId(i as u16);
             match self.volumes[i].as_ref().map(|v| v.task) {
-                Some(Task::Purge { control }) => self.pump_purge(now, id, control),
+                Some(Task::Purge { control, attaching }) => self.pump_purge(now, id, control, attaching),
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
                 _ => {}
             }
@@ -356,16 +369,16 @@ impl Engine {
         idle && self.reclaim.is_idle()
     }
 
-    fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64) {
+    fn pump_purge(&mut self, now: Nanos, id: VolumeId, control: u64, attaching: bool) {
         if self.volume(id).fenced {
             self.volume_mut(id).task = Task::None;
-            let result = Err(ControlError::Backend(IoError::Fenced));
+            let result = if attaching { Ok(()) } else { Err(ControlError::Backend(IoError::Fenced)) };
             self.effects.push_back(Effect::ControlDone { control, result });
         } else if self.is_quiet(now, id) {
             // What is lost stays lost: the image holds something older.
             self.drop_clean(id);
             self.volume_mut(id).task = Task::None;
-            self.persist(now, control);
+            self.persist_or(control, if attaching { Ok(()) } else { Err(ControlError::Device) });
         }
     }
 
@@ -439,9 +452,10 @@ impl Engine {
         let blocks = self.volume(id).blocks();
         self.forget_blocks(id, 0, blocks);
         self.volumes[id.0 as usize] = None;
+        // The driver has the volume under its number until it is told.
+        self.leaving.push((control, id));
         self.count_quotas();
         self.ghost.clear();
-        self.forget_volume(id);
         // With the device gone nothing names the volume any more, and the backend has everything.
         self.persist_or(control, Ok(()));
     }

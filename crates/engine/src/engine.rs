@@ -197,6 +197,8 @@ pub struct Engine {
     pub(crate) stop_by: Nanos,
     /// The comparison of a volume that is being removed.
     pub(crate) verify: Verify,
+    /// Removed volumes whose removal has not been reported, by its control number: their numbers are taken.
+    pub(crate) leaving: Vec<(u64, VolumeId)>,
     /// Something has happened since the last look for work.
     stirred: bool,
 }
@@ -240,6 +242,7 @@ impl Engine {
             stopping: None,
             stop_by: 0,
             verify: Verify::default(),
+            leaving: Vec::new(),
             stirred: true,
             config,
         }
@@ -290,7 +293,11 @@ impl Engine {
             self.stirred = false;
             self.pump(now);
         }
-        self.effects.pop_front()
+        let effect = self.effects.pop_front();
+        if let Some(Effect::ControlDone { control, .. }) = effect {
+            self.leaving.retain(|&(removal, _)| removal != control);
+        }
+        effect
     }
 
     /// When [`Event::Tick`] is due if nothing else happens before.

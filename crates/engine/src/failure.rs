@@ -17,7 +17,12 @@ impl Engine {
         for waiter in self.abandon_checkpoint() {
             let (control, result) = (waiter.control, waiter.on_failure);
             self.effects.push_back(Effect::ControlDone { control, result });
+            if let Some(id) = waiter.added {
+                // No request has been sent to it: nothing of it is in flight.
+                self.volumes[id.0 as usize] = None;
+            }
         }
+        self.count_quotas();
         self.fills = crate::read::Fills::new();
         self.unpublished_blocks = 0;
         // Published changes whose stability cannot be known any more are acknowledged by the backend.

@@ -101,8 +101,8 @@ pub(crate) struct DrainWaiter {
 pub(crate) enum Task {
     /// Nothing.
     None,
-    /// Draining, then dropping all blocks (to mode off).
-    Purge { control: u64 },
+    /// Draining, then dropping all blocks (to mode off, or attached in it).
+    Purge { control: u64, attaching: bool },
     /// Draining, verifying, then leaving the device.
     Remove { control: u64, verify: bool },
 }

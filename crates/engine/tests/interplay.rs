@@ -2,9 +2,9 @@
 
 mod common;
 use common::*;
-use tidepool_engine::EngineConfig;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
+use tidepool_engine::{Attach, EngineConfig};
 
 #[test]
 fn g8_a_segment_full_of_discards_is_closed_before_its_summary_is_too_long() {
@@ -567,4 +567,121 @@ fn the_status_tells_what_is_under_way() {
     w.run();
     assert_eq!(w.controls.remove(&control), Some(Err(ControlError::Device)));
     assert!(!w.engine.device_status().checkpointing && w.engine.device_status().failed);
+}
+
+#[test]
+fn a_removed_volumes_number_is_taken_until_the_removal_is_reported() {
+    let names = ["a", "b"];
+    let mut w = World::new(64 * MIB, &names.map(|name| spec(name, 16 * MIB, Mode::WriteBack)));
+    w.write(0, 0, &pattern(1, 4096));
+    w.drain(0);
+    let removal = w.fresh();
+    w.engine.remove(w.now, VolumeId(0), false, removal);
+    w.images.resize(64, vec![0; MIB as usize]);
+    let mut steps = 0;
+    // Before every single step of the removal another volume comes, as far as there is room.
+    while !w.controls.contains_key(&removal) {
+        let control = w.fresh();
+        let spec = spec(&format!("n{steps}"), MIB, Mode::WriteBack);
+        let added = w.engine.add_volume(w.now, spec, control);
+        assert_ne!(added, Ok(VolumeId(0)), "the driver still has the removed volume under that number");
+        steps += 1;
+        assert!(w.step(), "the removal ends");
+    }
+    w.images[0].fill(0);
+    let added = w.control(|e, now, c| {
+        let added = e.add_volume(now, spec("last", 16 * MIB, Mode::WriteBack), c);
+        assert_eq!(added, Ok(VolumeId(0)), "now it is free");
+    });
+    assert_eq!(added, Ok(()));
+    assert!(w.read(0, 0, 4096).iter().all(|&b| b == 0), "nothing of the old volume is left");
+}
+
+/// A volume with dirty data on a cache that was killed; it has no backend yet.
+fn recovered(attach_mode: Mode) -> (World, Attach) {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.backend_stopped = true;
+    for i in 0..8 {
+        w.write(0, i * MIB, &pattern(i, 64 << 10));
+    }
+    w.flush(0);
+    w.reopen();
+    let attach = Attach {
+        generation: 2,
+        size_bytes: 16 * MIB,
+        mode: attach_mode,
+        dirty_bytes_max: 0,
+        read_only: false,
+        attachment: vec![4],
+        keep_clean: true,
+    };
+    (w, attach)
+}
+
+/// What was dirty reaches the image, and new writes do so past the cache.
+fn goes_on_past_a_dead_device(mut w: World) {
+    w.backend_stopped = false;
+    w.run();
+    w.pass(3_000_000_000);
+    w.write(0, 8 * MIB, &pattern(100, 4096));
+    w.flush(0);
+    for i in 0..8 {
+        assert!(w.images[0][(i * MIB) as usize..][..64 << 10] == pattern(i, 64 << 10), "dirty data {i}");
+    }
+    assert!(w.images[0][8 * MIB as usize..][..4096] == pattern(100, 4096));
+    assert_eq!(w.disowned, [VolumeId(0)], "no restart believes the device");
+    assert!(w.read(0, MIB, 64 << 10) == pattern(1, 64 << 10));
+}
+
+#[test]
+fn a_volume_whose_attachment_meets_a_failing_cache_device_is_drained_and_goes_on() {
+    for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::Off] {
+        let (mut w, attach) = recovered(mode);
+        w.device_result = Err(IoError::Errno(5));
+        let control = w.fresh();
+        w.engine.attach(w.now, VolumeId(0), attach, control).expect("the device has not failed yet");
+        w.run();
+        if mode == Mode::Off {
+            // Nothing of an attachment in this mode is written before the drain is done.
+            w.backend_stopped = false;
+            w.run();
+            w.pass(3_000_000_000);
+        }
+        assert_eq!(
+            w.controls.remove(&control),
+            Some(Ok(())),
+            "{mode:?}: it has its backend, which is in use"
+        );
+        assert!(w.engine.device_status().failed, "{mode:?}");
+        goes_on_past_a_dead_device(w);
+    }
+}
+
+#[test]
+fn a_volume_is_attached_to_a_dead_cache_device_to_be_drained() {
+    for mode in [Mode::WriteBack, Mode::Off] {
+        let (mut w, attach) = recovered(mode);
+        w.device_result = Err(IoError::Errno(5));
+        let control = w.fresh();
+        w.engine.set_dirty_bytes_max(w.now, VolumeId(0), MIB, control);
+        w.run();
+        assert_eq!(w.controls.remove(&control), Some(Err(ControlError::Device)));
+        assert_eq!(w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach")), Ok(()));
+        goes_on_past_a_dead_device(w);
+    }
+}
+
+#[test]
+fn a_volume_that_a_failing_cache_device_could_not_record_is_not_there() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.device_result = Err(IoError::Errno(5));
+    let added = w.control(|e, now, c| {
+        e.add_volume(now, spec("b", 16 * MIB, Mode::WriteBack), c).expect("the device has not failed yet");
+    });
+    assert_eq!(added, Err(ControlError::Device));
+    let left: Vec<String> = w.engine.volumes().into_iter().map(|(_, spec)| spec.name).collect();
+    assert_eq!(left, ["a"]);
+    w.write(0, 0, &pattern(1, 4096));
+    assert!(w.images[0][..4096] == pattern(1, 4096));
 }

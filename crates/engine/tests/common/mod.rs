@@ -127,34 +127,39 @@ impl World {
                 }
             }
         }
-        while let Some(effect) = self.engine.next_effect(self.now) {
-            match effect {
-                Effect::DeviceRead { token, offset, buf } => {
-                    let at = offset as usize;
-                    let from = &self.device.0[at..at + buf.len as usize];
-                    self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
-                    self.done(token, Ok(()));
-                }
-                Effect::DeviceWrite { token, .. } if self.device_result.is_err() => {
-                    self.done(token, self.device_result);
-                }
-                Effect::DeviceWrite { token, offset, buf, .. } => {
-                    let at = offset as usize;
-                    self.device.0[at..at + buf.len as usize].copy_from_slice(self.engine.arena().bytes(buf));
-                    self.done(token, Ok(()));
-                }
-                Effect::DeviceSync { token } => self.done(token, self.device_result),
-                Effect::Backend { token, volume, op } => {
-                    if self.backend_stopped || self.stopped.contains(&volume) {
-                        self.waiting.push((token, volume, op));
-                    } else {
-                        self.backend(token, volume, op);
-                    }
-                }
-                Effect::Reply { id, result } => drop(self.replies.insert(id, result)),
-                Effect::ControlDone { control, result } => drop(self.controls.insert(control, result)),
+        while self.step() {}
+    }
+
+    /// Executes one effect; false if there is none.
+    pub fn step(&mut self) -> bool {
+        let Some(effect) = self.engine.next_effect(self.now) else { return false };
+        match effect {
+            Effect::DeviceRead { token, offset, buf } => {
+                let at = offset as usize;
+                let from = &self.device.0[at..at + buf.len as usize];
+                self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
+                self.done(token, Ok(()));
             }
+            Effect::DeviceWrite { token, .. } if self.device_result.is_err() => {
+                self.done(token, self.device_result);
+            }
+            Effect::DeviceWrite { token, offset, buf, .. } => {
+                let at = offset as usize;
+                self.device.0[at..at + buf.len as usize].copy_from_slice(self.engine.arena().bytes(buf));
+                self.done(token, Ok(()));
+            }
+            Effect::DeviceSync { token } => self.done(token, self.device_result),
+            Effect::Backend { token, volume, op } => {
+                if self.backend_stopped || self.stopped.contains(&volume) {
+                    self.waiting.push((token, volume, op));
+                } else {
+                    self.backend(token, volume, op);
+                }
+            }
+            Effect::Reply { id, result } => drop(self.replies.insert(id, result)),
+            Effect::ControlDone { control, result } => drop(self.controls.insert(control, result)),
         }
+        true
     }
 
     fn done(&mut self, token: Token, result: Result<(), IoError>) {
