@@ -12,6 +12,9 @@ use crate::volume::{DrainWaiter, Task, Volume};
 /// Transfers of a verification in flight.
 const VERIFY_IN_FLIGHT: u32 = 8;
 
+/// Most stretches of the index that one [`Engine::block_status`] looks at: many may make one extent.
+const STATUS_RUNS_MAX: usize = 4096;
+
 /// In [`Engine::stopping`]: the checkpoint that ends a shutdown has begun.
 pub(crate) const LAST_CHECKPOINT: u64 = u64::MAX;
 
@@ -611,7 +614,7 @@ impl Engine {
     }
 
     /// What is known about a range, in order: at most `extents_max` stretches are put into `out`, which
-    /// is cleared first. They may end before the range does.
+    /// is cleared first. They may end before the range does: a call looks at a bounded part of the index.
     pub fn block_status(
         &self,
         id: VolumeId,
@@ -625,7 +628,10 @@ impl Engine {
         let block = BLOCK_BYTES as u64;
         let end = offset.saturating_add(len).min(volume.spec.size_bytes);
         let mut at = offset;
-        while at < end {
+        for _ in 0..STATUS_RUNS_MAX {
+            if at >= end {
+                return;
+            }
             let max = (end - at / block * block).div_ceil(block).min(1 << 20) as u32;
             let (found, n) = volume.index.lookup_run(at / block, max);
             let (n, dirty) = match found {

@@ -685,3 +685,27 @@ fn a_volume_that_a_failing_cache_device_could_not_record_is_not_there() {
     w.write(0, 0, &pattern(1, 4096));
     assert!(w.images[0][..4096] == pattern(1, 4096));
 }
+
+#[test]
+fn a_status_of_blocks_looks_at_a_bounded_number_of_runs() {
+    let mut w = World::with_segments(256 * MIB, MIB as u32, &[spec("a", 64 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    // In this order no two neighbours stand side by side on the device, though all are alike to a client.
+    for i in 0..8192u64 {
+        w.write(0, i * 3001 % 8192 * 4096, &pattern(i, 4096));
+    }
+    w.drain(0);
+    let mut extents = Vec::new();
+    w.engine.block_status(VolumeId(0), 0, 32 * MIB, 16, &mut extents);
+    assert_eq!(extents.len(), 1);
+    assert!(extents[0].cached && !extents[0].dirty);
+    assert!(extents[0].len <= 4096 * 4096, "{} bytes in one call", extents[0].len);
+    // A client that goes on where the answer ends sees everything.
+    let mut at = 0;
+    while at < 32 * MIB {
+        w.engine.block_status(VolumeId(0), at, 32 * MIB - at, 16, &mut extents);
+        assert!(!extents.is_empty() && extents.iter().all(|e| e.len > 0));
+        at += extents.iter().map(|e| e.len).sum::<u64>();
+    }
+    assert_eq!(at, 32 * MIB);
+}
