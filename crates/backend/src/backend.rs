@@ -153,12 +153,17 @@ pub struct Opened {
 /// One line that says what is wrong and what to do; the image is left as it was.
 pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendError> {
     match uri {
-        BackendUri::File { path, emulate: None, gate: None } => file::open(path, &options, Caching::Direct),
+        BackendUri::File { path, emulate: None, gate: None } => {
+            file::open(path, &options, Caching::Direct, |_| Ok(())).map(|(opened, ())| opened)
+        }
         BackendUri::File { path, emulate, gate } => {
             let caching = if emulate.is_some() { Caching::Played } else { Caching::Direct };
-            let opened = file::open(path, &options, caching)?;
-            let backend = paced::wrap(opened.backend, *emulate, gate.clone())
-                .map_err(|e| BackendError::io(path.display(), "set up its timer", e))?;
+            let (opened, clock) = file::open(path, &options, caching, |event_fd| {
+                // SAFETY: it is the descriptor of the backend that is being opened.
+                let clock = unsafe { paced::Clock::new(event_fd) };
+                clock.map_err(|e| BackendError::io(path.display(), "set up its timer", e))
+            })?;
+            let backend = paced::wrap(opened.backend, clock, *emulate, gate.clone());
             Ok(Opened { backend, ..opened })
         }
         BackendUri::Rbd { .. } => rbd::open(uri, &options),

@@ -37,8 +37,7 @@ struct Paced {
     inner: Box<dyn Backend>,
     model: Option<Model>,
     gate: Option<PathBuf>,
-    epoll: OwnedFd,
-    timer: OwnedFd,
+    clock: Clock,
     slots: Box<[Slot]>,
     free: Vec<u16>,
     /// Submitted while the gate was closed.
@@ -51,33 +50,49 @@ struct Paced {
 // goes on with them, as the contract of `Backend::submit` says.
 unsafe impl Send for Paced {}
 
-/// Puts a pace on a backend.
+/// What gathers an inner backend's completions and a timer.
+pub(crate) struct Clock {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+}
+
+impl Clock {
+    /// For the backend whose completions `inner_event` tells of.
+    ///
+    /// # Safety
+    /// `inner_event` is an open descriptor.
+    pub(crate) unsafe fn new(inner_event: RawFd) -> rustix::io::Result<Clock> {
+        let timer = rustix::time::timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // SAFETY: the caller's promise; the kernel forgets the descriptor by itself when it is closed.
+        let inner_event = unsafe { BorrowedFd::borrow_raw(inner_event) };
+        epoll::add(&epoll, inner_event, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+        Ok(Clock { epoll, timer })
+    }
+}
+
+/// Puts a pace on a backend; `clock` is the one for its event descriptor.
 pub(crate) fn wrap(
     inner: Box<dyn Backend>,
+    clock: Clock,
     emulate: Option<Emulation>,
     gate: Option<PathBuf>,
-) -> rustix::io::Result<Box<dyn Backend>> {
-    let timer = rustix::time::timerfd_create(
-        TimerfdClockId::Monotonic,
-        TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
-    )?;
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    // SAFETY: the inner backend keeps its descriptor open as long as it lives, and it lives in `Paced`.
-    let inner_event = unsafe { BorrowedFd::borrow_raw(inner.event_fd()) };
-    epoll::add(&epoll, inner_event, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-    epoll::add(&epoll, &timer, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+) -> Box<dyn Backend> {
     let idle = Slot { token: 0, due_ns: 0, result: Ok(()) };
-    Ok(Box::new(Paced {
+    Box::new(Paced {
         inner,
         model: emulate.map(Model::new),
         gate,
-        epoll,
-        timer,
+        clock,
         slots: vec![idle; INFLIGHT_MAX].into_boxed_slice(),
         free: (0..INFLIGHT_MAX as u16).rev().collect(),
         waiting: VecDeque::with_capacity(INFLIGHT_MAX),
         held: BinaryHeap::with_capacity(INFLIGHT_MAX),
-    }))
+    })
 }
 
 fn now_ns() -> u64 {
@@ -122,7 +137,7 @@ impl Paced {
         let value =
             Timespec { tv_sec: (at_ns / 1_000_000_000) as i64, tv_nsec: (at_ns % 1_000_000_000) as i64 };
         let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
-        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &spec)
+        rustix::time::timerfd_settime(&self.clock.timer, TimerfdTimerFlags::ABSTIME, &spec)
             .expect("a valid time for our own timer");
     }
 }
@@ -149,11 +164,11 @@ impl Backend for Paced {
     }
 
     fn event_fd(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+        self.clock.epoll.as_raw_fd()
     }
 
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        mailbox::reset(&self.timer);
+        mailbox::reset(&self.clock.timer);
         let closed = self.gate_closed();
         let (slots, held) = (&mut self.slots, &mut self.held);
         self.inner.completions(&mut |index, result| {
@@ -185,7 +200,7 @@ impl Backend for Paced {
 
     fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
         while self.free.len() < INFLIGHT_MAX || !self.waiting.is_empty() {
-            mailbox::wait_readable(self.epoll.as_raw_fd(), 1000);
+            mailbox::wait_readable(self.clock.epoll.as_raw_fd(), 1000);
             self.completions(&mut |_, _| {});
         }
         self.inner.close(how)

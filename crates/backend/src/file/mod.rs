@@ -65,32 +65,37 @@ struct Disowning {
     outcome: Receiver<Result<Ownership, BackendError>>,
 }
 
-/// Opens a file or block device.
-pub(crate) fn open(path: &Path, options: &OpenOptions, caching: Caching) -> Result<Opened, BackendError> {
-    let image = Image::open(path, options.read_only, caching)?;
-    image.lock(options.read_only)?;
-    let taken = take(&image, path, options);
-    if taken.is_err() {
-        image.unlock();
-    }
-    let Taken { ownership, generation, continuity } = taken?;
-    let Image { what, file, size_bytes, .. } = image;
-    let ring = Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?;
-    let backend = FileBackend {
+/// Opens a file or block device. `prepare` makes what else is needed for the backend, given its event
+/// descriptor. The ownership is taken last, when nothing can fail any more that would leave it behind.
+pub(crate) fn open<T>(
+    path: &Path,
+    options: &OpenOptions,
+    caching: Caching,
+    prepare: impl FnOnce(RawFd) -> Result<T, BackendError>,
+) -> Result<(Opened, T), BackendError> {
+    let Image { what, file, size_bytes, .. } = Image::open(path, options.read_only, caching)?;
+    let mut backend = FileBackend {
+        ring: Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?,
         what,
-        ring,
         size_bytes,
         read_only: options.read_only,
         caching,
-        ownership,
+        ownership: None,
         disowning: None,
     };
-    Ok(Opened {
+    let prepared = prepare(backend.ring.event_fd())?;
+    // The backend gives the lock up when it is dropped.
+    lock(&backend.what, backend.ring.file(), options.read_only)?;
+    let Taken { ownership, generation, continuity } =
+        take(&backend.what, backend.ring.file(), path, options)?;
+    backend.ownership = ownership;
+    let opened = Opened {
         backend: Box::new(backend),
         generation,
         keep_clean: continuity.proven,
         reason: continuity.reason,
-    })
+    };
+    Ok((opened, prepared))
 }
 
 /// A locked image that has become ours; without ownership when read-only.
@@ -101,16 +106,16 @@ struct Taken {
 }
 
 /// Checks and takes the ownership of a locked image.
-fn take(image: &Image, path: &Path, options: &OpenOptions) -> Result<Taken, BackendError> {
-    let sidecar = Sidecar::of(path, &image.file, options.state_dir.as_deref())?;
+fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Result<Taken, BackendError> {
+    let sidecar = Sidecar::of(path, file, options.state_dir.as_deref())?;
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let record = sidecar.read()?;
     if let Some(record) = &record {
-        record.check_owner(&image.what, cache_uuid)?;
+        record.check_owner(what, cache_uuid)?;
     }
     let continuity =
-        owner::continuity(record.as_ref(), cache_uuid, &image.file).of_generation(record.as_ref(), options);
-    continuity.check_dirty(&image.what, options)?;
+        owner::continuity(record.as_ref(), cache_uuid, file).of_generation(record.as_ref(), options);
+    continuity.check_dirty(what, options)?;
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
         return Ok(Taken { ownership: None, generation: 0, continuity });
@@ -182,29 +187,9 @@ impl Image {
         Ok(Image { what, file, size_bytes, direct })
     }
 
-    /// Takes the lock: shared to read, exclusive to write. A holder that has died is waited for.
+    /// Takes the lock, see [`lock`].
     pub(crate) fn lock(&self, read_only: bool) -> Result<(), BackendError> {
-        let start = Instant::now();
-        loop {
-            let holder = match self.try_lock(read_only)? {
-                None => return Ok(()),
-                Some(holder) => holder,
-            };
-            let (dying, wait) = match holder {
-                Some(pid) => (!Path::new(&format!("/proc/{pid}")).exists(), DYING_WAIT),
-                // Nobody is listed who was there a moment ago: it may just have let go.
-                None => (true, UNLISTED_WAIT),
-            };
-            if !dying || start.elapsed() > wait {
-                let who = match holder {
-                    Some(pid) if dying => format!("process {pid} died and its last requests do not complete"),
-                    Some(pid) => format!("process {pid}{} holds its lock; stop that first", command_of(pid)),
-                    None => "another process holds its lock; stop that first".into(),
-                };
-                return Err(BackendError::Locked { what: self.what.clone(), holder: who });
-            }
-            std::thread::sleep(DYING_POLL);
-        }
+        lock(&self.what, &self.file, read_only)
     }
 
     /// Gives the lock up. Closing the file does that only when nobody else, not even the kernel for a moment, has
@@ -212,18 +197,43 @@ impl Image {
     pub(crate) fn unlock(&self) {
         unlock(&self.file);
     }
+}
 
-    /// `None` when the lock was taken, else whose it is, as far as known.
-    pub(crate) fn try_lock(&self, read_only: bool) -> Result<Option<Option<u32>>, BackendError> {
-        let operation = match read_only {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
+/// Takes the lock: shared to read, exclusive to write. A holder that has died is waited for.
+fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), BackendError> {
+    let start = Instant::now();
+    loop {
+        let holder = match try_lock(what, file, read_only)? {
+            None => return Ok(()),
+            Some(holder) => holder,
         };
-        match rustix::fs::flock(&self.file, operation) {
-            Ok(()) => Ok(None),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(Some(lock_holder(&self.file))),
-            Err(e) => Err(BackendError::io(&self.what, "lock", e)),
+        let (dying, wait) = match holder {
+            Some(pid) => (!Path::new(&format!("/proc/{pid}")).exists(), DYING_WAIT),
+            // Nobody is listed who was there a moment ago: it may just have let go.
+            None => (true, UNLISTED_WAIT),
+        };
+        if !dying || start.elapsed() > wait {
+            let who = match holder {
+                Some(pid) if dying => format!("process {pid} died and its last requests do not complete"),
+                Some(pid) => format!("process {pid}{} holds its lock; stop that first", command_of(pid)),
+                None => "another process holds its lock; stop that first".into(),
+            };
+            return Err(BackendError::Locked { what: what.into(), holder: who });
         }
+        std::thread::sleep(DYING_POLL);
+    }
+}
+
+/// `None` when the lock was taken, else whose it is, as far as known.
+fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option<u32>>, BackendError> {
+    let operation = match read_only {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => Ok(None),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(Some(lock_holder(file))),
+        Err(e) => Err(BackendError::io(what, "lock", e)),
     }
 }
 
@@ -405,5 +415,34 @@ impl Backend for FileBackend {
         let stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
         // The lock is given up with the backend, after the record says how the image was left.
         sidecar.write(&record.released(how, stamp))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_that_fails_for_want_of_resources_leaves_the_image_as_it_was() {
+        let dir = std::env::temp_dir().join(format!("tidepool-open-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a directory");
+        let (path, record) = (dir.join("image"), dir.join("image.tidepool"));
+        fs::File::create(&path).expect("an image").set_len(1 << 20).expect("a size");
+        let options = OpenOptions { cache_uuid: [7; 16], ..OpenOptions::default() };
+        let open_and = |fails: bool| {
+            open(&path, &options, Caching::Direct, |_| match fails {
+                true => Err(BackendError::io("x", "set up its timer", rustix::io::Errno::MFILE)),
+                false => Ok(()),
+            })
+        };
+        assert!(open_and(true).is_err());
+        assert!(!record.exists(), "nobody owns it");
+        let (opened, ()) = open_and(false).expect("the lock is free");
+        opened.backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+        let before = fs::read(&record).expect("a record");
+        assert!(open_and(true).is_err());
+        assert_eq!(fs::read(&record).expect("a record"), before);
+        assert!(open_and(false).is_ok());
+        fs::remove_dir_all(&dir).expect("removed");
     }
 }
