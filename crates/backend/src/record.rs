@@ -228,8 +228,19 @@ impl Continuity {
         Ok(())
     }
 
-    /// The proof is only one for content that the cache has brought to the record's generation.
+    /// The proof is only one for content that the cache has brought to the record's generation. A generation that
+    /// the cache has not seen, and that was released with everything in the image, was somebody else's: whatever
+    /// the cache holds dirty is older.
     pub(crate) fn of_generation(self, record: Option<&Ownership>, options: &OpenOptions) -> Continuity {
+        let later = |record: &&Ownership| {
+            record.state == OwnerState::Clean
+                && options.generation.is_some_and(|known| known < record.generation)
+        };
+        if let Some(record) = record.filter(later).filter(|_| !self.overwritten) {
+            let reason =
+                format!("the image was used and released since, as generation {}", record.generation);
+            return Continuity::overwritten(reason);
+        }
         let known = options.generation.zip(record).is_none_or(|(known, record)| known == record.generation);
         if known || !self.proven {
             return self;

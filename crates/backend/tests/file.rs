@@ -380,6 +380,58 @@ fn an_open_that_was_cut_short_proves_nothing() {
 }
 
 #[test]
+fn dirty_data_never_goes_over_what_a_use_wrote_that_its_volume_knows_nothing_of() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    drop(serve(&path)); // The volume of generation 1 is killed with dirty data.
+    // The same cache has the image under another name.
+    let mut other = serve(&path);
+    other.write(0, &pattern(1, 4096)).expect("a write");
+    other.close(true).expect("closed");
+    let knows = |generation, dirty| OpenOptions { generation: Some(generation), dirty, ..options(OURS) };
+    for _ in 0..2 {
+        let line = refused(&uri(&path), knows(1, true));
+        assert!(line.contains("must not be written over it"), "{line}");
+    }
+    Driver::new(open(&uri(&path), knows(2, true)).expect("its own release").backend)
+        .close(false)
+        .expect("closed");
+    open(&uri(&path), knows(2, true)).expect("refused by the core in between, with its dirty data");
+}
+
+#[test]
+fn an_image_is_the_same_under_every_name() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let path = scratch.image(MIB as u64);
+    let identity = |uri: &str| tidepool_backend::identity(&uri.parse().expect("a URI"));
+    let (soft, hard) = (scratch.0.join("soft"), scratch.0.join("hard"));
+    std::os::unix::fs::symlink(&path, &soft).expect("a link");
+    fs::hard_link(&path, &hard).expect("a link");
+    let own = identity(&uri(&path));
+    assert_eq!(own, identity(&uri(&soft)));
+    assert_eq!(own, identity(&uri(&hard)));
+    assert_eq!(
+        own,
+        identity(&uri(&scratch.0.join("./../").join(scratch.0.file_name().unwrap()).join("image")))
+    );
+    assert_eq!(own, identity(&format!("{}?gate=/g", uri(&path))));
+    assert_eq!(own, identity(&format!("{}?emulate=ssd&seed=3", uri(&path))));
+    let other = scratch.0.join("other");
+    fs::write(&other, "x").expect("a file");
+    assert_ne!(own, identity(&uri(&other)));
+    // One that is not there is told by its name.
+    let missing = scratch.0.join("missing");
+    let linked = scratch.0.join("linked");
+    std::os::unix::fs::symlink(&scratch.0, &linked).expect("a link");
+    assert_eq!(identity(&uri(&missing)), identity(&uri(&linked.join("missing"))));
+    assert_ne!(identity(&uri(&missing)), identity(&uri(&scratch.0.join("lost"))));
+    assert_eq!(identity("rbd:p/i"), identity("rbd:p/i?id=x&conf=/etc/ceph/b.conf"));
+    for other in ["rbd:p/n/i", "rbd:q/i", "rbd:p/j"] {
+        assert_ne!(identity("rbd:p/i"), identity(other));
+    }
+}
+
+#[test]
 fn an_unreadable_record_is_no_licence() {
     let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let path = scratch.image(MIB as u64);
