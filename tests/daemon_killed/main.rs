@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidepool_testkit::stamps::{Kind, Mix, Progress, Request, WorkloadOptions};
-use tidepool_testkit::{one_at_a_time, rng};
+use tidepool_testkit::{daemon, one_at_a_time, rng};
 use tidepool_tests::crash::{Aim, Crasher, IN_FLIGHT_MIN};
-use tidepool_tests::rig::{MIB, Rig, VOLUME};
+use tidepool_tests::rig::{MIB, Rig, VOLUME, complaint};
 
 /// Rounds of the short form; `make crash` runs long ones.
 const ROUNDS: usize = 10;
@@ -147,4 +147,44 @@ fn clean_data_is_still_warm_after_a_kill() {
     let blocks = size_bytes / 4096;
     let lost_percent = (misses_after.saturating_sub(misses_warm)) as f64 * 100.0 / blocks as f64;
     assert!(lost_percent <= 2.0, "{misses_warm} misses before, {misses_after} after, of {blocks} blocks");
+}
+
+#[test]
+fn g1_an_image_that_waits_for_its_volume_is_not_served_under_another_name() {
+    let _turn = one_at_a_time();
+    let mut rig = Rig::with_file(16 * MIB, 64 * MIB).expect("the daemon starts");
+    rig.close_gate();
+    let mut client = rig.client().expect("connect");
+    client.write(0, &[0x4e; 4096]).expect("a write");
+    client.flush().expect("a flush");
+    rig.daemon.kill().expect("kill");
+    rig.open_gate();
+    // Somebody has the image for a moment; another volume is served meanwhile.
+    let image = std::fs::File::open(rig.image()).expect("the image");
+    rustix::fs::flock(&image, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    let (other, link) = (rig.scratch.join("other"), rig.scratch.join("link"));
+    std::fs::File::create(&other).and_then(|file| file.set_len(16 * MIB)).expect("an image");
+    std::os::unix::fs::symlink(rig.image(), &link).expect("a link");
+    let mut arguments = rig.daemon.arguments().to_vec();
+    arguments.retain(|argument| !argument.to_string_lossy().starts_with("--volume="));
+    arguments.push(format!("--volume=other=file:{}", other.display()).into());
+    rig.daemon.set_arguments(arguments.clone());
+    rig.daemon.start().expect("with the other volume");
+    drop(image);
+    for uri in [format!("file:{}", link.display()), format!("file:{}", rig.image().display())] {
+        let body = serde_json::json!({ "name": "second", "backend": uri });
+        let (status, answer) =
+            rig.admin.exchange("POST", "/v1/volumes", Some(&body)).expect("the daemon answers");
+        assert_eq!(status, 409, "{answer}");
+        assert!(answer["error"].as_str().is_some_and(|e| e.contains("volume vm has the image")), "{answer}");
+    }
+    let drained = |volume: &serde_json::Value| volume["state"] == "serving" && volume["dirty_bytes"] == 0;
+    rig.admin.wait_volume(VOLUME, Duration::from_secs(60), drained).expect("the volume gets its image back");
+    assert_eq!(rig.client().expect("connect").read(0, 4096).expect("a read"), [0x4e; 4096]);
+    assert!(rig.daemon.terminate().expect("it ends").success());
+    // Nor does the next start take it.
+    arguments.push(format!("--volume=second=file:{}", link.display()).into());
+    let output = daemon::run(&arguments).expect("tidepool runs");
+    let (status, line) = complaint(&output);
+    assert!(status == 1 && line.contains("volume vm has the image"), "{line}");
 }

@@ -129,3 +129,47 @@ fn without_a_backend_a_failed_cache_makes_writes_wait_and_none_fail() {
     assert_eq!(rig.volume_number("errors"), 0);
     workload.disconnect().expect("goodbye");
 }
+
+#[test]
+fn a_volume_whose_image_comes_back_as_the_cache_fails_is_drained_and_takes_nobody_down() {
+    let _turn = one_at_a_time();
+    let mut rig = Rig::with_file(IMAGE_BYTES, CACHE_BYTES).expect("the daemon starts");
+    // Nothing is read, which would wait for the image.
+    let options = WorkloadOptions {
+        mix: Mix::aligned_writes(16 << 10),
+        ..WorkloadOptions::new(rng::seed(94), IMAGE_BYTES)
+    };
+    let mut workload = rig.workload(options).expect("the workload connects");
+    rig.close_gate();
+    workload.run(300).expect("a run");
+    rig.daemon.kill().expect("kill");
+    workload.server_died();
+    // Somebody has the image for a while. Another volume is served meanwhile.
+    let image = std::fs::File::open(rig.image()).expect("the image");
+    rustix::fs::flock(&image, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    let other = rig.scratch.join("other");
+    std::fs::File::create(&other).and_then(|file| file.set_len(IMAGE_BYTES)).expect("an image");
+    let mut arguments = rig.daemon.arguments().to_vec();
+    arguments.push(format!("--volume=other=file:{}", other.display()).into());
+    rig.daemon.set_arguments(arguments);
+    rig.daemon.start().expect("with the other volume");
+    // Not even a checkpoint can be written from now on, nor the image.
+    let pid = rig.daemon.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
+    let limit = |current| prlimit(Some(pid), Resource::Fsize, Rlimit { current, maximum: None });
+    limit(Some(4096)).expect("the limit is set");
+    rig.open_gate();
+    drop(image);
+    while rig.admin.status().expect("it goes on")["cache"]["failed"] != true {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    limit(None).expect("the limit is lifted");
+    wait_drained(&rig);
+    workload.connect(&rig.socket, VOLUME).expect("connect");
+    workload.verify().expect("nothing is lost");
+    assert_eq!(workload.run(300).expect("it goes on past the cache"), Progress::Done);
+    workload.disconnect().expect("goodbye");
+    rig.verify_plain(&mut workload, &rig.image()).expect("the image is what was written");
+    tidepool_testkit::nbd::Client::connect(&rig.socket, "other")
+        .and_then(|mut other| other.write(0, &[7; 4096]))
+        .expect("the other volume goes on, too");
+}

@@ -34,7 +34,7 @@ pub enum VolumeError {
     #[error("cannot add volume {0}: there is one of this name (see `tidepool volume list`)")]
     Exists(String),
     /// The image is taken.
-    #[error("cannot add volume {name}: volume {other} has the image {backend}")]
+    #[error("cannot serve volume {name}: volume {other} has the image {backend}")]
     SameImage {
         /// The volume.
         name: String,

@@ -8,10 +8,14 @@ use crate::volume::{DrainOrder, Mode, absolute_backend, check_name};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use tidepool_backend::BackendUri;
+use std::sync::mpsc;
+use std::time::{Duration as Time, Instant};
+use tidepool_backend::{BackendUri, Identity};
 use tidepool_engine::api::VOLUMES_MAX;
 use tidepool_nbd::{NbdUri, Transport};
 
+/// How long the check for images that are named twice waits for their file systems.
+const LOOK_WAIT_MAX: Time = Time::from_secs(5);
 /// Most addresses that one daemon listens on for NBD.
 const FRONT_DOORS_MAX: usize = 64;
 
@@ -122,13 +126,13 @@ impl Plan {
         let volumes =
             config.volume.into_iter().map(|(name, volume)| Wanted::new(name.as_str(), volume, loss));
         let volumes = volumes.collect::<Result<Vec<_>, _>>()?;
-        refuse_shared_images(&volumes)?;
         if volumes.len() > VOLUMES_MAX {
             return Err(Failure::usage(format!(
                 "cannot serve {} volumes: at most {VOLUMES_MAX}",
                 volumes.len()
             )));
         }
+        refuse_shared_images(&volumes)?;
         let defaults = (config.nbd.is_empty() || config.admin.is_none()).then(runtime_directory).flatten();
         let front_doors = front_doors(&config.nbd, defaults.as_deref())?;
         let admin = config.admin.or_else(|| defaults.as_ref().map(|directory| directory.join("admin.sock")));
@@ -192,8 +196,9 @@ fn front_doors(uris: &[String], defaults: Option<&Path>) -> Result<Vec<NbdUri>, 
 
 fn refuse_shared_images(volumes: &[Wanted]) -> Result<(), Failure> {
     let mut seen = BTreeMap::new();
-    for volume in volumes {
-        if let Some(other) = seen.insert(volume.backend.to_string(), &volume.name) {
+    for (volume, image) in volumes.iter().zip(images(volumes)) {
+        let Some(image) = image else { continue }; // It is looked at again before it is opened.
+        if let Some(other) = seen.insert(image, &volume.name) {
             return Err(Failure::usage(format!(
                 "volumes {other} and {} name the same image {}: an image has one volume",
                 volume.name, volume.backend
@@ -201,6 +206,26 @@ fn refuse_shared_images(volumes: &[Wanted]) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Which images the volumes are, whatever they are called, as far as that is found out in time.
+fn images(volumes: &[Wanted]) -> Vec<Option<Identity>> {
+    let mut images = vec![None; volumes.len()];
+    if volumes.len() < 2 {
+        return images;
+    }
+    let (sender, found) = mpsc::channel();
+    for (i, volume) in volumes.iter().enumerate() {
+        let (sender, backend) = (sender.clone(), volume.backend.clone());
+        // Nobody listens any more when it comes too late.
+        std::thread::spawn(move || sender.send((i, tidepool_backend::identity(&backend))));
+    }
+    drop(sender);
+    let deadline = Instant::now() + LOOK_WAIT_MAX;
+    while let Ok((i, image)) = found.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        images[i] = Some(image);
+    }
+    images
 }
 
 fn refuse_shared_sockets(front_doors: &[NbdUri], admin: Option<&Path>) -> Result<(), Failure> {
@@ -273,6 +298,14 @@ mod tests {
             ("nbd = [\"nbd://h/\"]".to_owned(), "--cache PATH"),
             (format!("{DOOR}accept-loss = \"0s\""), "accepts nothing"),
             (format!("{DOOR}[volume]\na = \"file:/a\"\nb = \"file:/a\""), "the same image"),
+            (format!("{DOOR}[volume]\na = \"file:/a\"\nb = \"file:/a?emulate=ssd\""), "the same image"),
+            (
+                format!(
+                    "{DOOR}[volume]\na = \"file:/proc/version\"\nb = \"file:/proc/self/root/proc/version\""
+                ),
+                "the same image",
+            ),
+            (format!("{DOOR}[volume]\na = \"rbd:p/i\"\nb = \"rbd:p/i?id=x\""), "the same image"),
             (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nmode = \"write-back\""), "--accept-loss"),
             ("cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/s\"".into(), "named twice"),
             ("cache = \"/c\"\nnbd = [\"nbd://h/a\", \"nbd://h/b\"]".into(), "named twice"),

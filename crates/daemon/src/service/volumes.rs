@@ -14,11 +14,12 @@ use crate::volume::Mode;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
-use tidepool_backend::{Backend, BackendError, BackendUri, OpenOptions, Opened, Release};
+use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Release};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeStatus;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
@@ -36,6 +37,8 @@ const RETRY_PAUSE_MAX: Time = Time::from_secs(30);
 const STALL_WAIT_MAX: Time = Time::from_secs(30);
 /// How often a waiting operation looks for progress.
 const PROGRESS_POLL: Time = Time::from_millis(500);
+/// How long a volume that is to be opened waits for what the others' file systems say about their images.
+const LOOK_WAIT_MAX: Time = Time::from_secs(5);
 /// How long the end of the daemon waits for backends to be released, all together.
 const CLOSE_WAIT_MAX: Time = Time::from_secs(10);
 
@@ -54,6 +57,8 @@ struct Entry {
     facts: Mutex<Facts>,
     /// Held while the volume is added, changed or removed.
     change: Arc<AsyncMutex<()>>,
+    /// Held while it is found out which image the URI means: never more than one thread hangs in that.
+    look: Arc<AsyncMutex<()>>,
 }
 
 #[derive(Default)]
@@ -64,6 +69,8 @@ struct Facts {
     /// State above the core's.
     state: Option<State>,
     error: Option<String>,
+    /// Which image it is, as far as known.
+    image: Option<Identity>,
 }
 
 /// The lock of plain data that no panic leaves half-changed.
@@ -73,7 +80,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Entry {
     fn new(name: &str, backend: BackendUri, facts: Facts) -> Arc<Entry> {
-        Arc::new(Entry { name: name.to_owned(), backend, facts: Mutex::new(facts), change: Arc::default() })
+        Arc::new(Entry {
+            name: name.to_owned(),
+            backend,
+            facts: Mutex::new(facts),
+            change: Arc::default(),
+            look: Arc::default(),
+        })
     }
 
     /// The core's number of a volume that has its backend.
@@ -87,6 +100,23 @@ impl Entry {
                 Err(VolumeError::Unreachable { what, name: self.name.clone(), why })
             }
         }
+    }
+
+    /// Finds out which image it is now; takes as long as its file system does.
+    async fn look(self: Arc<Entry>) {
+        let turn = self.look.clone().lock_owned().await;
+        let look = tokio::task::spawn_blocking(move || {
+            let image = tidepool_backend::identity(&self.backend);
+            lock(&self.facts).image = Some(image);
+            drop(turn);
+        });
+        // It has no way to fail but a panic, which leaves what was known before.
+        let _ = look.await;
+    }
+
+    /// Has no backend yet: its path may mean another image than when it was looked at.
+    fn is_waiting(&self) -> bool {
+        matches!(lock(&self.facts).state, Some(State::Opening | State::Unavailable))
     }
 
     fn begin_change(&self) -> Result<OwnedMutexGuard<()>, VolumeError> {
@@ -194,7 +224,7 @@ impl Volumes {
             let (was, is) = (Mode::from(spec.mode), Mode::from(mode));
             info!("volume {name}: was {was}, is {is} from now on as asked for");
         }
-        let facts = Facts { id: Some(id), accept_loss, state: Some(State::Opening), error: None };
+        let facts = Facts { id: Some(id), accept_loss, state: Some(State::Opening), ..Facts::default() };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
         let attach = Attach {
@@ -259,7 +289,7 @@ impl Volumes {
 
     async fn attach_once(
         &self,
-        entry: &Entry,
+        entry: &Arc<Entry>,
         id: VolumeId,
         attach: Attach,
         recorded: Vec<u8>,
@@ -278,6 +308,8 @@ impl Volumes {
             dirty,
             ..OpenOptions::default()
         };
+        entry.clone().look().await;
+        self.refuse_shared(entry).await?;
         let opened = self.open(entry, options, None).await?;
         info!(
             "volume {name}: cached data {}: {}",
@@ -367,6 +399,11 @@ impl Volumes {
         self.claim(&entry)?;
         // Also when the caller goes away in the middle, the name is free again.
         let mut claim = Claim { volumes: self, name: Some(&entry.name) };
+        if timeout(OPEN_WAIT_MAX, entry.clone().look()).await.is_err() {
+            let (name, backend) = (entry.name.clone(), entry.backend.to_string());
+            return Err(VolumeError::Silent { name, backend, seconds: OPEN_WAIT_MAX.as_secs() });
+        }
+        self.refuse_shared(&entry).await?;
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
         let options = OpenOptions { cache_uuid, read_only, ..OpenOptions::default() };
         let opened = self.open(&entry, options, Some(OPEN_WAIT_MAX)).await?;
@@ -407,6 +444,30 @@ impl Volumes {
         }
         entries.insert(entry.name.clone(), entry.clone());
         Ok(())
+    }
+
+    /// Refuses an image that another volume has, whatever it is called there. One that waits for its backend
+    /// counts, too: the cache may hold newer data than the image. The volume itself has been looked at and entered
+    /// before, so of two that come together at least one sees the other.
+    async fn refuse_shared(&self, entry: &Arc<Entry>) -> Result<(), VolumeError> {
+        let others: Vec<Arc<Entry>> =
+            lock(&self.entries).values().filter(|other| other.name != entry.name).cloned().collect();
+        let mut looks = JoinSet::new();
+        for other in others.iter().filter(|other| other.is_waiting()) {
+            looks.spawn(other.clone().look());
+        }
+        // A file system that does not answer is not the one of this image, which has answered.
+        let all = async { while looks.join_next().await.is_some() {} };
+        let _ = timeout(LOOK_WAIT_MAX, all).await;
+        let own = lock(&entry.facts).image.clone();
+        match others.iter().find(|other| own.is_some() && lock(&other.facts).image == own) {
+            None => Ok(()),
+            Some(other) => Err(VolumeError::SameImage {
+                name: entry.name.clone(),
+                other: other.name.clone(),
+                backend: other.backend.to_string(),
+            }),
+        }
     }
 
     /// Adds a volume as the admin API asks; `accept_loss` is the daemon's.
