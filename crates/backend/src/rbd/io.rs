@@ -150,11 +150,11 @@ impl Io {
         self.mailbox.wake();
     }
 
-    /// Starts a transfer.
+    /// Starts a transfer, or with `hold` gives it a slot that waits for [`Io::retry`], which is returned.
     ///
     /// # Safety
     /// As for `Backend::submit`.
-    pub(super) unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
+    pub(super) unsafe fn submit(&mut self, token: u64, transfer: Transfer, hold: bool) -> Option<u16> {
         let (step, at, len) = match transfer {
             Transfer::Read { offset, ptr, len } => {
                 let inside = self.inside(offset, len as u64);
@@ -175,7 +175,8 @@ impl Io {
             Transfer::Disown => unreachable!("the record is no part of the image"),
         };
         if len == 0 {
-            return self.complete(token, Ok(()));
+            self.complete(token, Ok(()));
+            return None;
         }
         assert!(
             self.ready.len() + self.inflight() < INFLIGHT_MAX,
@@ -183,7 +184,11 @@ impl Io {
         );
         let index = self.free.pop().expect("a free slot, by the assertion above");
         self.slots[usize::from(index)] = Slot { token, step, at, len, end: at + len };
+        if hold {
+            return Some(index);
+        }
         self.call(index);
+        None
     }
 
     /// Bytes of a range that lie inside of the image.

@@ -292,8 +292,12 @@ impl Backend for RbdBackend {
         } else if self.read_only() && writes {
             self.io.complete(token, Err(IoError::Errno(libc::EROFS)));
         } else {
+            // The handle is replaced when nothing uses it any more: reads, which it still serves, wait too,
+            // or they would keep it in use for as long as they overlap.
+            let hold = !self.parked.is_empty();
             // SAFETY: the caller's promise is passed on.
-            unsafe { self.io.submit(token, transfer) }
+            let held = unsafe { self.io.submit(token, transfer, hold) };
+            self.parked.extend(held);
         }
     }
 

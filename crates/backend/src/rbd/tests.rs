@@ -88,6 +88,47 @@ fn a_refreshed_handle_goes_on_writing(lab: &Lab) {
     assert!(!guarded(&place));
 }
 
+/// Reads that overlap without a pause must not keep a write waiting for its new handle.
+fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) {
+    const READS: u64 = 16;
+    const READS_MAX: u64 = 20_000;
+    let place = place(lab, "read-meanwhile");
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    refresh_handles(&place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    let mut memory: Vec<AlignedBuf> = (0..READS).map(|_| AlignedBuf::zeroed(4096)).collect();
+    let mut read = |backend: &mut RbdBackend, token: u64| {
+        let buf = &mut memory[(token % READS) as usize];
+        let transfer = Transfer::Read { offset: token % READS * 4096, ptr: buf.as_mut_ptr(), len: 4096 };
+        // SAFETY: each buffer has one read at a time, and nobody looks at it.
+        unsafe { backend.submit(token, transfer) };
+    };
+    (0..READS).for_each(|token| read(&mut backend, token));
+    let mut data = AlignedBuf::zeroed(4096);
+    data.fill(3);
+    // SAFETY: the data lives unchanged until the outcome is there.
+    unsafe { backend.submit(u64::MAX, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 }) };
+    let (mut outcome, mut reads) = (None, 0);
+    while outcome.is_none() {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        let mut done = Vec::new();
+        backend.completions(&mut |token, result| done.push((token, result)));
+        for (token, result) in done {
+            if token == u64::MAX {
+                outcome = Some(result);
+                continue;
+            }
+            assert_eq!(result, Ok(()));
+            reads += 1;
+            assert!(reads < READS_MAX, "the write waits as long as there are reads");
+            read(&mut backend, token);
+        }
+    }
+    assert_eq!(outcome, Some(Ok(())));
+    backend.quiesce();
+    Box::new(backend).close(Release { clean: true, cache_failed: false }).expect("closed");
+}
+
 fn a_handle_that_turns_read_only_is_replaced_after_a_disown_too(lab: &Lab) {
     let place = place(lab, "disowned-refreshed");
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
@@ -187,6 +228,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_opens() {
     }
     let lab = Lab::up(&ClusterOptions::default()).expect("a cluster");
     a_refreshed_handle_goes_on_writing(&lab);
+    a_refreshed_handle_is_replaced_under_overlapping_reads(&lab);
     a_handle_that_turns_read_only_is_replaced_after_a_disown_too(&lab);
     a_read_only_handle_without_ownership_is_fenced(&lab);
     a_read_only_handle_whose_guard_was_lifted_is_fenced(&lab);
