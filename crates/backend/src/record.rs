@@ -88,10 +88,15 @@ pub struct Ownership {
     /// `rbd:` only: address of the owner's RADOS client, to be fenced by whoever takes over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// `rbd:` only: address of a client of the same cache that is about to take the lock. It stands
-    /// here so that a kill between lock and record leaves no lock that nobody can attribute.
+    /// `rbd:` only: addresses of clients of the same cache that were about to take the lock since the
+    /// last open, oldest first. They stand here so that a kill between lock and record leaves no lock
+    /// that nobody can attribute.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<String>,
+    /// `rbd:` only: version of the image's header object since the owner has lifted its guard to take
+    /// the lock. As long as it is the same, nobody has used that moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub claim: Option<String>,
+    pub lifted: Option<u64>,
     /// State of the image at the release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<ImageStamp>,
@@ -115,7 +120,8 @@ impl Ownership {
             copies: Copies::Solo,
             peer: None,
             client: None,
-            claim: None,
+            claims: Vec::new(),
+            lifted: None,
             stamp: None,
             superseded: None,
         }
@@ -175,6 +181,16 @@ impl Ownership {
         let mut json = serde_json::to_vec_pretty(self).expect("a record of plain fields is serialisable");
         json.push(b'\n');
         json
+    }
+
+    /// The host that wrote it is this one, and has not been restarted since.
+    pub(crate) fn is_of_this_boot(&self) -> bool {
+        self.host == host_name() && self.boot_id == boot_id()
+    }
+
+    /// A guard of the image is one that a kill has left: the image holds everything.
+    pub(crate) fn left_guard(&self) -> bool {
+        self.state == OwnerState::Clean && (self.cache_uuid.is_nil() || !self.claims.is_empty())
     }
 
     /// Refuses an image whose newest data is in another cache.

@@ -8,7 +8,7 @@ use super::owner::OwnerObject;
 use super::place::Place;
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
-use crate::record::{self, Continuity, ImageStamp, OwnerState, Ownership};
+use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::Arc;
@@ -20,6 +20,9 @@ const FENCE_OWN_S: f64 = 3600.0;
 /// How long the fence of a client stands of which nobody knows that it is dead: a paused machine that
 /// resumes after its fence has fallen would write over the new owner's data.
 const FENCE_FOREIGN_S: f64 = 30.0 * 86_400.0;
+
+/// Clients of cut attempts that are remembered.
+const CLAIMS_MAX: usize = 8;
 
 /// What is written down when others have used the moment in which the guard was lifted for us.
 const DISTURBED: &str = "another client has changed the image while it was being opened";
@@ -105,14 +108,23 @@ impl Survey {
     /// Whether this cache may own the image.
     pub(super) fn check_owner(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
         self.check_reader(place, cache_uuid)?;
-        let ours = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
-        if self.guarded() && !ours {
-            let why = "it is not the primary copy (feature non-primary): promote it first (rbd mirror image promote), \
-                       or find the cache that left it so"
-                .into();
-            return Err(BackendError::Unsupported { what: place.what.clone(), why });
+        // An attempt to open it may have been cut short between the guard and the record.
+        let ours = |record: &Ownership| record.state != OwnerState::Clean || !record.claims.is_empty();
+        if !self.guarded() || self.own_record(cache_uuid).is_some_and(ours) {
+            return Ok(());
         }
-        Ok(())
+        let what = place.what.clone();
+        let why = match self.record.as_ref().filter(|record| record.left_guard()) {
+            Some(record) => format!(
+                "cache {} on host {} has left its guard there, killed while it opened the image or gave it up; \
+                 free it: tidepool recover URI --accept-loss",
+                record.cache_uuid, record.host
+            ),
+            None => "it is not the primary copy (feature non-primary): promote it first (rbd mirror image promote), \
+                     or find the cache that left it so"
+                .into(),
+        };
+        Err(BackendError::Unsupported { what, why })
     }
 
     /// Addresses of clients of this cache. That they are dead follows from the lock on the cache device.
@@ -122,7 +134,7 @@ impl Survey {
         let attachment = attachment.and_then(|bytes| serde_json::from_slice::<Attachment>(bytes).ok());
         let mut clients: Vec<String> = attachment.into_iter().map(|attachment| attachment.client).collect();
         if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {
-            clients.extend(record.client.iter().chain(&record.claim).cloned());
+            clients.extend(record.client.iter().chain(&record.claims).cloned());
         }
         clients
     }
@@ -134,14 +146,23 @@ impl Survey {
         }
         let watches = self.facts.watchers.iter().any(|watcher| address::same(watcher, &locker.address));
         let ours = self.own_clients(options).iter().any(|client| address::same(client, &locker.address));
-        // A cache device that has come from another host proves nothing about a process over there
-        // that still watches the image.
-        let elsewhere = self.record.as_ref().is_some_and(|record| record.host != record::host_name());
+        // A cache device that has come from another host, or a host's name that two of them have, proves
+        // nothing about a process over there that still watches the image.
+        let here = self.record.as_ref().is_none_or(Ownership::is_of_this_boot);
         match (watches, ours) {
-            (true, true) if elsewhere => Holder::Live(locker),
+            (true, true) if !here => Holder::Live(locker),
             (_, true) => Holder::OurDead(locker),
             (true, false) => Holder::Live(locker),
             (false, false) => Holder::Gone(locker),
+        }
+    }
+
+    /// How long the fence of a client that counts as this cache's own has to stand.
+    pub(super) fn own_fence_s(&self, cache_uuid: Uuid) -> f64 {
+        // Only the lock on the cache device of this very boot proves that a process is dead.
+        match self.own_record(cache_uuid) {
+            Some(record) if record.is_of_this_boot() => FENCE_OWN_S,
+            _ => FENCE_FOREIGN_S,
         }
     }
 
@@ -194,7 +215,7 @@ impl Survey {
         };
         match self.record.as_ref().filter(of_record) {
             Some(record) => format!(
-                "cache {} on host {} serves it ({} at {}); remove the volume there first",
+                "cache {} on host {} serves it ({} at {}); remove the volume there first (if it has died, it is forgotten after 30 s)",
                 record.cache_uuid, record.host, locker.client, locker.address
             ),
             None => format!(
@@ -215,19 +236,31 @@ impl Survey {
         if let Holder::Gone(locker) = holder {
             return Continuity::overwritten(format!("{} has taken the lock since", locker.client));
         }
-        let held = matches!(holder, Holder::OurDead(_));
         let unchanged = record.stamp == Some(ImageStamp::Header { version: self.header_version });
+        // The guard was lifted by an attempt that was cut short, and nobody has taken the lock since.
+        let untouched = record.lifted == Some(self.header_version);
+        const CUT: &str = "this cache's last attempt to open the image was cut short";
+        let (held, by_owner) = match holder {
+            Holder::OurDead(locker) => {
+                let owner = |client: &String| address::same(client, &locker.address);
+                (true, !record.claims.iter().any(owner) || record.client.as_ref().is_some_and(owner))
+            }
+            _ => (false, false),
+        };
         match record.state {
-            OwnerState::Open if held => Continuity::proven("this cache's lock is still in place"),
+            OwnerState::Open if by_owner => Continuity::proven("this cache's lock is still in place"),
+            // The owner's own lock has fallen; what happened between it and this one is not known.
+            OwnerState::Open if held => Continuity::unproven(CUT),
             OwnerState::Open if self.guarded() => {
                 Continuity::unproven("this cache's lock is no longer in place")
             }
+            OwnerState::Open if untouched => Continuity::unproven(CUT),
             OwnerState::Open => {
                 Continuity::overwritten("neither this cache's lock nor its guard is in place any more")
             }
             _ if unchanged => Continuity::proven("the image's header is as this cache released it"),
             // A kill between lock and record: what happened between release and lock is not known.
-            _ if held => Continuity::unproven("this cache's last attempt to open the image was cut short"),
+            _ if held || untouched => Continuity::unproven(CUT),
             OwnerState::Dirty if self.guarded() => Continuity::unproven(
                 "the image's header has changed since this cache's release, under its guard",
             ),
@@ -271,45 +304,40 @@ pub(super) fn attach(
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
     let client = address::plain(&own_address).to_owned();
 
-    let before = claim(&mut survey, pool, cache_uuid, &client)?;
-    fence(place, cluster, pool, &survey, &holder, &before)?;
+    let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client)?;
+    reached(Point::Claimed)?;
+    let version = fence(place, cluster, pool, &survey, &holder, &before, survey.own_fence_s(cache_uuid))?;
     let guarded = survey.can_guard();
     if !guarded {
         tracing::warn!(image = %place.what, "journaling is on: the image is not guarded against other writers");
     }
     let header = survey.facts.header();
     let spot = Spot { place, cluster, pool, header: &header, client: &client };
-    let Taken { image, locker, undisturbed } = spot.take(survey.guarded(), guarded)?;
-    let continuity = match undisturbed {
-        true => continuity,
-        false => Continuity::overwritten(DISTURBED),
-    };
-    if let Err(e) = continuity.check_dirty(&place.what, options) {
-        // The next attempt would not see it any more.
-        let superseded = Some(DISTURBED.into());
-        survey.owner.swap(pool, &Ownership { superseded, ..before })?;
-        spot.guard_again(survey.guarded());
-        return Err(e);
+    let start = if survey.guarded() { Start::Guarded } else { Start::Unguarded(version) };
+    let taken = spot.take(start, guarded, &mut survey.owner, &claimed)?;
+    match spot.settle(&taken, guarded, &mut survey, options, continuity, &before) {
+        Ok((record, continuity)) => {
+            let attachment = Attachment { client, cookie: taken.locker.cookie };
+            let Survey { facts, owner, .. } = survey;
+            Ok(Attached { image: taken.image, facts, owner, record, continuity, attachment, guarded })
+        }
+        Err(e) => {
+            // As it was, while the lock is still ours.
+            if guarded != survey.guarded() {
+                spot.guard_again(survey.guarded());
+            }
+            Err(e)
+        }
     }
-    let mut record = Ownership::new(before.generation.saturating_add(1), cache_uuid, OwnerState::Open);
-    record.client = Some(client.clone());
-    if let Err(e) = survey.owner.swap(pool, &record) {
-        // As it was, while the lock is still ours.
-        spot.guard_again(survey.guarded());
-        return Err(e);
-    }
-    let attachment = Attachment { client, cookie: locker.cookie };
-    let Survey { facts, owner, .. } = survey;
-    Ok(Attached { image, facts, owner, record, continuity, attachment, guarded })
 }
 
-/// Writes down which client is about to take the lock. Returns the record as it was before.
+/// Writes down which client is about to take the lock. Returns the record as it was before, and as it is.
 fn claim(
     survey: &mut Survey,
     pool: &IoCtx,
     cache_uuid: Uuid,
     client: &str,
-) -> Result<Ownership, BackendError> {
+) -> Result<(Ownership, Ownership), BackendError> {
     let before = match &survey.record {
         Some(record) => record.clone(),
         None => Ownership::new(0, cache_uuid, OwnerState::Clean),
@@ -318,12 +346,26 @@ fn claim(
     if record.cache_uuid != cache_uuid {
         record = Ownership::new(before.generation, cache_uuid, OwnerState::Clean);
     }
-    record.claim = Some(client.to_owned());
+    if record.claims.len() >= CLAIMS_MAX {
+        // Who holds the lock is the one that must be known.
+        let locks = |claim: &String| {
+            survey.locker.as_ref().is_some_and(|locker| address::same(&locker.address, claim))
+        };
+        let surplus = record.claims.len() + 1 - CLAIMS_MAX;
+        let mut dropped = 0;
+        record.claims.retain(|claim| {
+            let drop = dropped < surplus && !locks(claim);
+            dropped += usize::from(drop);
+            !drop
+        });
+    }
+    record.claims.push(client.to_owned());
     survey.owner.swap(pool, &record)?;
-    Ok(before)
+    Ok((before, record))
 }
 
-/// Makes sure that nothing arrives any more from whoever had the image, and removes a dead lock.
+/// Makes sure that nothing arrives any more from whoever had the image, and removes a dead lock. Returns
+/// the version of the image's header as long as nobody else has changed it since the survey.
 fn fence(
     place: &Place,
     cluster: &Cluster,
@@ -331,9 +373,10 @@ fn fence(
     survey: &Survey,
     holder: &Holder,
     before: &Ownership,
-) -> Result<(), BackendError> {
+    own_fence_s: f64,
+) -> Result<u64, BackendError> {
     let locker = match holder {
-        Holder::OurDead(locker) => Some((locker, FENCE_OWN_S)),
+        Holder::OurDead(locker) => Some((locker, own_fence_s)),
         Holder::Gone(locker) => Some((locker, FENCE_FOREIGN_S)),
         Holder::Nobody | Holder::Live(_) | Holder::Manual(_) => None,
     };
@@ -341,15 +384,18 @@ fn fence(
     if let Some(client) = before.client.as_ref().filter(|_| before.state == OwnerState::Open)
         && !locker.is_some_and(|(locker, _)| address::same(client, &locker.address))
     {
-        cluster.blocklist(address::plain(client), FENCE_OWN_S)?;
+        cluster.blocklist(address::plain(client), own_fence_s)?;
     }
+    let mut version = survey.header_version;
     if let Some((locker, expire_s)) = locker {
         tracing::info!(image = %place.what, client = %locker.client, address = %locker.address, "fencing a dead owner");
         cluster.blocklist(address::plain(&locker.address), expire_s)?;
         let broken = pool.break_lock(&survey.facts.header(), locker);
-        broken.map_err(|e| place.error(cluster, "break the dead owner's lock", e))?;
+        let broken = broken.map_err(|e| place.error(cluster, "break the dead owner's lock", e))?;
+        // Without a lock to break somebody was faster: then the header is not as the survey saw it.
+        version = broken.unwrap_or(version);
     }
-    Ok(())
+    Ok(version)
 }
 
 /// Everything that is needed to take an image's lock.
@@ -360,6 +406,26 @@ struct Spot<'a> {
     header: &'a str,
     /// Address of our own client.
     client: &'a str,
+}
+
+/// In which state of the image its lock is to be taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// The guard is set and has to be lifted for a moment.
+    Guarded,
+    /// It is not, and this is the header's version since nobody else can have written.
+    Unguarded(u64),
+    /// It is not, and what happened before is known otherwise.
+    Now,
+}
+
+/// What an attempt to take the lock has come to, also when it fails.
+#[derive(Default)]
+struct Progress {
+    /// We have lifted a guard that is ours.
+    lifted: bool,
+    /// Another client has taken the lock or changed the image since its guard was lifted.
+    disturbed: bool,
 }
 
 /// An open image whose lock is ours.
@@ -375,19 +441,44 @@ impl Spot<'_> {
         move |e| self.place.error(self.cluster, action, e)
     }
 
-    /// Lifts the guard, opens the image, takes its lock, and sets the guard (again).
-    fn take(&self, guarded_before: bool, guarded_after: bool) -> Result<Taken, BackendError> {
-        let taken = match self.lift_and_lock(guarded_before) {
+    /// Lifts the guard if there is one, opens the image, takes its lock, and sets the guard (again).
+    /// `record` is what stands in `owner`.
+    fn take(
+        &self,
+        start: Start,
+        guarded_after: bool,
+        owner: &mut OwnerObject,
+        record: &Ownership,
+    ) -> Result<Taken, BackendError> {
+        let mut progress = Progress::default();
+        let taken = match self.lift_and_lock(start, owner, record, &mut progress) {
             Ok(taken) => taken,
             Err(e) => {
-                self.guard_again(guarded_before);
+                // A guard that somebody else has set since is not ours to lift.
+                if progress.lifted {
+                    self.relent(owner, record, progress.disturbed);
+                }
                 return Err(e);
             }
         };
         if guarded_after {
             guard::set(self.pool, self.header, true).map_err(self.failed("guard the image"))?;
         }
+        reached(Point::Guarded)?;
         Ok(taken)
+    }
+
+    /// After a failure with the guard lifted: sets it again, and remembers what others did meanwhile.
+    fn relent(&self, owner: &mut OwnerObject, record: &Ownership, disturbed: bool) {
+        if disturbed {
+            let superseded = Some(DISTURBED.into());
+            if let Err(e) = owner.swap(self.pool, &Ownership { superseded, ..record.renewed() }) {
+                tracing::warn!("{e}");
+                // Without the guard the header's version tells the next attempt.
+                return;
+            }
+        }
+        self.guard_again(true);
     }
 
     /// After a failure: the guard as it was, if the cluster still lets us.
@@ -397,30 +488,136 @@ impl Spot<'_> {
         }
     }
 
-    fn lift_and_lock(&self, guarded: bool) -> Result<Taken, BackendError> {
+    /// Lifts the guard. Returns the header's version after it.
+    fn lift(
+        &self,
+        owner: &mut OwnerObject,
+        record: &Ownership,
+        progress: &mut Progress,
+    ) -> Result<u64, BackendError> {
+        progress.lifted = true;
+        let version =
+            guard::set(self.pool, self.header, false).map_err(self.failed("lift the guard of the image"))?;
+        // A kill before the lock is ours must not look as if others had taken the guard away.
+        let lifted = Ownership { lifted: Some(version), ..record.renewed() };
+        if let Err(e) = owner.swap(self.pool, &lifted) {
+            // Whoever has changed the record since decides about the guard.
+            progress.lifted = !matches!(e, BackendError::Locked { .. });
+            return Err(e);
+        }
+        reached(Point::Lifted)?;
+        Ok(version)
+    }
+
+    fn lift_and_lock(
+        &self,
+        start: Start,
+        owner: &mut OwnerObject,
+        record: &Ownership,
+        progress: &mut Progress,
+    ) -> Result<Taken, BackendError> {
         let read_header = "read the image's header";
-        let version = if guarded {
-            guard::set(self.pool, self.header, false).map_err(self.failed("lift the guard of the image"))?
-        } else {
-            self.pool.version(self.header).map_err(self.failed(read_header))?
+        let version = match start {
+            Start::Guarded => self.lift(owner, record, progress)?,
+            Start::Unguarded(version) => version,
+            Start::Now => self.pool.version(self.header).map_err(self.failed(read_header))?,
         };
         let image = Image::open(&self.cluster.libraries().rbd, self.pool, &self.place.image, false);
         let image = image.map_err(self.failed("open the image"))?;
         let undisturbed = self.pool.version(self.header).map_err(self.failed(read_header))? == version;
+        progress.disturbed = !undisturbed;
+        let ours = |locker: &Locker| address::same(&locker.address, self.client);
         if let Err(e) = image.lock() {
+            let locker = self.pool.locker(self.header).ok().flatten();
+            let taken = locker.as_ref().is_some_and(|locker| !ours(locker));
+            progress.disturbed |= taken;
             return Err(match e.raw_os_error() {
-                Some(libc::EROFS | libc::EBUSY | libc::EEXIST) => {
-                    self.lost(self.pool.locker(self.header).ok().flatten())
-                }
+                // EINVAL is for a handle that sees the guard of another owner.
+                Some(libc::EROFS | libc::EBUSY | libc::EEXIST) => self.lost(locker),
+                Some(libc::EINVAL) if taken => self.lost(locker),
                 _ => self.place.error(self.cluster, "take the exclusive lock", e),
             });
         }
         match self.pool.locker(self.header).map_err(self.failed("read the image's lock"))? {
-            Some(locker) if address::same(&locker.address, self.client) => {
-                Ok(Taken { image, locker, undisturbed })
+            Some(locker) if ours(&locker) => Ok(Taken { image, locker, undisturbed }),
+            other => {
+                progress.disturbed |= other.is_some();
+                Err(self.lost(other))
             }
-            other => Err(self.lost(other)),
         }
+    }
+
+    /// With the lock taken: the last looks, and the record that makes the image ours.
+    fn settle(
+        &self,
+        taken: &Taken,
+        guarded: bool,
+        survey: &mut Survey,
+        options: &OpenOptions,
+        continuity: Continuity,
+        before: &Ownership,
+    ) -> Result<(Ownership, Continuity), BackendError> {
+        let continuity = match taken.undisturbed {
+            true => continuity,
+            false => Continuity::overwritten(DISTURBED),
+        };
+        if let Err(e) = continuity.check_dirty(&self.place.what, options) {
+            // The next attempt would not see it any more.
+            let superseded = Some(DISTURBED.into());
+            survey.owner.swap(self.pool, &Ownership { superseded, ..before.renewed() })?;
+            return Err(e);
+        }
+        if guarded && let Err(e) = self.check_newcomers(&taken.image, survey, options) {
+            if survey.guarded() {
+                self.expose(taken, &mut survey.owner, before)?;
+            }
+            return Err(e);
+        }
+        let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+        let mut record = Ownership::new(before.generation.saturating_add(1), cache_uuid, OwnerState::Open);
+        record.client = Some(self.client.to_owned());
+        survey.owner.swap(self.pool, &record)?;
+        Ok((record, continuity))
+    }
+
+    /// Gives the lock back with the guard lifted: there is a client that does not know of it, so it proves
+    /// nothing any more, and the header's version has to.
+    fn expose(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) -> Result<(), BackendError> {
+        let released = self.pool.break_lock(self.header, &taken.locker);
+        let released = released.map_err(self.failed("release the lock"))?;
+        let lifted = match released.map(|version| guard::lift_from(self.pool, self.header, version)) {
+            Some(Ok(version)) => Some(version),
+            Some(Err(e)) if !matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW)) => {
+                return Err(self.failed("lift the guard of the image")(e));
+            }
+            // Somebody was faster.
+            Some(Err(_)) | None => None,
+        };
+        let superseded = lifted.is_none().then(|| DISTURBED.to_owned()).or_else(|| before.superseded.clone());
+        owner.swap(self.pool, &Ownership { lifted, superseded, ..before.renewed() })
+    }
+
+    /// Refuses the image if a client has opened it for writing just before the guard was set: it does not
+    /// know of the guard, and would write as soon as our lock falls.
+    fn check_newcomers(
+        &self,
+        image: &Image,
+        survey: &Survey,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
+        let own = survey.own_clients(options);
+        // Who was there before has seen the guard, or would have been refused.
+        let known = own.iter().chain(&survey.facts.watchers).map(String::as_str).chain([self.client]);
+        let watchers = image.watchers().map_err(self.failed("list who has the image open"))?;
+        let newcomer = |watcher: &&String| !known.clone().any(|client| address::same(client, watcher));
+        let newcomers: Vec<&str> = watchers.iter().filter(newcomer).map(String::as_str).collect();
+        if newcomers.is_empty() {
+            return Ok(());
+        }
+        let who = newcomers.join(", ");
+        let holder =
+            format!("just opened for writing by {who}; stop that client, or try again when it has ended");
+        Err(BackendError::Locked { what: self.place.what.clone(), holder })
     }
 
     fn lost(&self, holder: Option<Locker>) -> BackendError {
@@ -441,19 +638,35 @@ pub(super) fn abandon(
     pool: &IoCtx,
 ) -> Result<Option<Ownership>, BackendError> {
     let mut survey = Survey::take(place, cluster, pool)?;
-    let Some(before) = survey.record.clone().filter(|record| record.state != OwnerState::Clean) else {
+    let Some(before) = survey.record.clone() else { return Ok(None) };
+    // What a kill has left of an earlier attempt, to open the image or to give it up.
+    let left_guard = survey.guarded() && before.left_guard();
+    if before.state == OwnerState::Clean && !left_guard {
         return Ok(None);
-    };
+    }
     // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.
     let holder = survey.holder(&OpenOptions::default());
     survey.check_lock(place, &holder, &OpenOptions::default())?;
+    let clients = || before.client.iter().chain(&before.claims);
+    let watches = |client: &&String| survey.facts.watchers.iter().any(|w| address::same(w, client));
+    if let Some(client) = clients().find(watches) {
+        let holder = format!(
+            "cache {} on host {} has it open ({client}); remove the volume there first (if it has died, it is forgotten after 30 s)",
+            before.cache_uuid, before.host
+        );
+        return Err(BackendError::Locked { what: place.what.clone(), holder });
+    }
     cluster.check_blocklist_right()?;
     // The owner is not proven dead: its fence stands as long as that of any other client.
-    if let Some(client) = &before.client {
+    for client in clients() {
         cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;
     }
-    fence(place, cluster, pool, &survey, &holder, &Ownership { client: None, ..before.clone() })?;
+    let owner_done = Ownership { client: None, ..before.clone() };
+    fence(place, cluster, pool, &survey, &holder, &owner_done, FENCE_FOREIGN_S)?;
+    // The record first: an owner that comes back in between must not find its guard gone. A kill in between
+    // leaves a record that lets the next attempt lift the guard.
     survey.owner.swap(pool, &before.abandoned())?;
+    reached(Point::Abandoned)?;
     guard::set(pool, &survey.facts.header(), false)
         .map_err(|e| place.error(cluster, "lift the guard of the image", e))?;
     Ok(Some(before))
@@ -494,22 +707,59 @@ impl Attached {
     }
 }
 
+/// What has come of an attempt to replace a handle.
+pub(super) struct Retaken {
+    pub(super) image: Result<Image, Failed>,
+    /// The record's object, as far as the attempt has come to it.
+    pub(super) owner: Option<OwnerObject>,
+}
+
+impl Retaken {
+    /// The outcome of an attempt that was not made.
+    pub(super) fn failed(errno: i32) -> Retaken {
+        Retaken { image: Err(Failed::For(IoError::Errno(errno))), owner: None }
+    }
+}
+
+/// Why a handle was not replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// A further attempt may succeed.
+    Yet(IoError),
+    /// The transfers that wait for it fail.
+    For(IoError),
+}
+
 /// Replaces a handle that has turned read-only (see [`guard`]) by a new one, if the image is still ours.
 ///
 /// The lock proves nothing here: librbd itself gives it up and takes it again when its watch was lost.
 /// What proves that nobody else has written is the guard, which stood all the time. Only the opening itself
 /// must not see it, and whether somebody used that moment is looked at.
-pub(super) fn retake(claim: &Claim, old: Option<Image>) -> Result<Image, IoError> {
-    let what = &claim.place.what;
-    try_retake(claim, old).map_err(|e| match e {
-        BackendError::Io { source, .. } if source.raw_os_error() != Some(libc::ESHUTDOWN) => {
-            IoError::Errno(source.raw_os_error().unwrap_or(libc::EIO))
+pub(super) fn retake(claim: &Claim, old: Option<Image>) -> Retaken {
+    let mut owner = None;
+    let image = try_retake(claim, old, &mut owner).map_err(|e| {
+        let image = &claim.place.what;
+        match e.errno() {
+            IoError::Fenced => {
+                tracing::error!(%image, error = %e, "the volume is fenced: its image is no longer ours");
+                Failed::For(IoError::Fenced)
+            }
+            // What a right, the cluster or a passing client stands in the way of.
+            _ if matches!(
+                e,
+                BackendError::Denied { .. } | BackendError::Unavailable { .. } | BackendError::Locked { .. }
+            ) =>
+            {
+                tracing::warn!(%image, error = %e, "a read-only handle could not be replaced yet");
+                Failed::Yet(e.errno())
+            }
+            errno => {
+                tracing::warn!(%image, error = %e, "a read-only handle could not be replaced");
+                Failed::For(errno)
+            }
         }
-        e => {
-            tracing::error!(image = %what, error = %e, "the volume is fenced: its image is no longer ours");
-            IoError::Fenced
-        }
-    })
+    });
+    Retaken { image, owner }
 }
 
 /// Writes down that the cache's content is not to be trusted any more; see [`crate::Transfer::Disown`].
@@ -525,7 +775,11 @@ pub(super) fn disown(claim: &Claim) -> Result<(OwnerObject, Ownership), BackendE
     Ok((owner, record))
 }
 
-fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> {
+fn try_retake(
+    claim: &Claim,
+    old: Option<Image>,
+    read: &mut Option<OwnerObject>,
+) -> Result<Image, BackendError> {
     let Claim { cluster, place, header, .. } = claim;
     let pool = cluster.pool(&place.pool, &place.namespace)?;
     let read_locker = || pool.locker(header).map_err(|e| place.error(cluster, "read the image's lock", e));
@@ -534,8 +788,11 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
     if !claim.guarded && !read_locker()?.is_some_and(|locker| ours(&locker)) {
         return Err(fenced());
     }
-    let (mut owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
-    if !record.as_ref().is_some_and(|record| claim.is_of(record)) {
+    let (owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
+    let Some(record) = record.filter(|record| claim.is_of(record)) else { return Err(fenced()) };
+    let owner = read.insert(owner);
+    if record.superseded.is_some() && claim.record.superseded.is_none() {
+        // An earlier attempt has found that others have used its moment.
         return Err(fenced());
     }
     // Closing waits for whatever librbd does with the lock at this moment, and releases it.
@@ -551,7 +808,8 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
         return Err(fenced());
     }
     let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
-    let taken = spot.take(claim.guarded, claim.guarded)?;
+    let start = if claim.guarded { Start::Guarded } else { Start::Now };
+    let taken = spot.take(start, claim.guarded, owner, &claim.record)?;
     if !taken.undisturbed {
         let superseded = Some(DISTURBED.into());
         owner.swap(&pool, &Ownership { superseded, ..claim.record.renewed() })?;
@@ -559,4 +817,39 @@ fn try_retake(claim: &Claim, old: Option<Image>) -> Result<Image, BackendError> 
     }
     tracing::info!(image = %place.what, "the image's handle had turned read-only; it is replaced");
     Ok(taken.image)
+}
+
+/// Moments of taking and giving up an image at which the tests look in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Point {
+    /// The claim stands in the record.
+    Claimed,
+    /// The guard is lifted.
+    Lifted,
+    /// Lock and guard are ours, the record does not say so yet.
+    Guarded,
+    /// The record says that the image is given up, the guard stands.
+    Abandoned,
+}
+
+#[cfg(not(test))]
+fn reached(_: Point) -> Result<(), BackendError> {
+    Ok(())
+}
+
+/// What a test does at these moments.
+#[cfg(test)]
+pub(super) type Hook = Box<dyn FnMut(Point) -> Result<(), BackendError> + Send>;
+
+#[cfg(test)]
+pub(super) static HOOK: std::sync::Mutex<Option<Hook>> = std::sync::Mutex::new(None);
+
+#[cfg(test)]
+fn reached(point: Point) -> Result<(), BackendError> {
+    // Taken out: a hook that never returns must not be in the way of the next one.
+    let hook = HOOK.lock().expect("no hook panics").take();
+    let Some(mut hook) = hook else { return Ok(()) };
+    let outcome = hook(point);
+    HOOK.lock().expect("no hook panics").get_or_insert(hook);
+    outcome
 }

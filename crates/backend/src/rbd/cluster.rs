@@ -12,6 +12,9 @@ use std::sync::Arc;
 const OPEN_TIMEOUT_S: u32 = 30;
 /// Room for the lists of lock holders in bytes; the exclusive lock has one.
 const LOCKERS_BYTES_MAX: usize = 16 * 1024;
+/// How long the handles of an image may take to say that they have learnt of a change.
+#[cfg(test)]
+const NOTIFY_TIMEOUT_MS: u64 = 5000;
 /// Name of librbd's exclusive lock.
 const LOCK_NAME: &CStr = c"rbd_lock";
 /// Tag of locks that librbd manages itself.
@@ -349,12 +352,23 @@ impl IoCtx {
         })
     }
 
-    /// Calls a class method that changes the object. Returns the object's new version.
-    pub(super) fn exec(&self, object: &str, class: &CStr, method: &CStr, input: &[u8]) -> io::Result<u64> {
+    /// Calls a class method that changes the object, if it still has this version (`None`: any). Returns the
+    /// object's new version.
+    pub(super) fn exec(
+        &self,
+        object: &str,
+        expected: Option<u64>,
+        class: &CStr,
+        method: &CStr,
+        input: &[u8],
+    ) -> io::Result<u64> {
         self.operate(object, |rados, op| {
             // SAFETY: a fresh write operation; the input outlives its execution; no result pointer.
             unsafe {
                 (rados.rados_write_op_assert_exists)(op);
+                if let Some(version) = expected {
+                    (rados.rados_write_op_assert_version)(op, version);
+                }
                 let (class, method) = (class.as_ptr(), method.as_ptr());
                 (rados.rados_write_op_exec)(
                     op,
@@ -435,8 +449,32 @@ impl IoCtx {
         }
     }
 
-    /// Takes a lock away from its holder. That it is gone already is no error.
-    pub(super) fn break_lock(&self, header: &str, locker: &Locker) -> io::Result<()> {
+    /// Makes every open handle of an image read its header again, as a lost and renewed watch does.
+    #[cfg(test)]
+    pub(super) fn notify_header(&self, header: &str) -> io::Result<()> {
+        // librbd's NotifyMessage, version 6 compatible to 1, four bytes of content: operation 3, HeaderUpdate.
+        const MESSAGE: [u8; 10] = [6, 1, 4, 0, 0, 0, 3, 0, 0, 0];
+        let name = c_string(header);
+        let (mut reply, mut len) = (ptr::null_mut(), 0);
+        // SAFETY: a valid pool, a C string, a message with its length, valid out pointers.
+        let notified = unsafe {
+            (self.rados().rados_notify2)(
+                self.handle,
+                name.as_ptr(),
+                MESSAGE.as_ptr().cast(),
+                MESSAGE.len() as c_int,
+                NOTIFY_TIMEOUT_MS,
+                &raw mut reply,
+                &raw mut len,
+            )
+        };
+        drop(self.cluster.take_buffer(reply, len));
+        check(notified).map(|_| ())
+    }
+
+    /// Takes a lock away from its holder. Returns the header's new version; that the lock is gone already
+    /// is no error.
+    pub(super) fn break_lock(&self, header: &str, locker: &Locker) -> io::Result<Option<u64>> {
         let (name, client, cookie) = (c_string(header), c_string(&locker.client), c_string(&locker.cookie));
         // SAFETY: four C strings.
         let broken = check(unsafe {
@@ -449,8 +487,9 @@ impl IoCtx {
             )
         });
         match broken {
-            Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),
-            _ => Ok(()),
+            Ok(_) => Ok(Some(self.last_version())),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(e) => Err(e),
         }
     }
 }

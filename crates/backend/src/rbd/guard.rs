@@ -19,9 +19,18 @@ use std::io;
 /// Sets or lifts the guard. Returns the header object's version after it: whoever takes the lock
 /// later changes it.
 pub(super) fn set(pool: &IoCtx, header: &str, on: bool) -> io::Result<u64> {
+    change(pool, header, None, on)
+}
+
+/// Lifts the guard if the header still has this version. Returns the one after it.
+pub(super) fn lift_from(pool: &IoCtx, header: &str, version: u64) -> io::Result<u64> {
+    change(pool, header, Some(version), false)
+}
+
+fn change(pool: &IoCtx, header: &str, expected: Option<u64>, on: bool) -> io::Result<u64> {
     let features = if on { FEATURE_NON_PRIMARY } else { 0 };
     let mut input = [0u8; 16];
     input[..8].copy_from_slice(&features.to_le_bytes());
     input[8..].copy_from_slice(&FEATURE_NON_PRIMARY.to_le_bytes());
-    pool.exec(header, c"rbd", c"set_features", &input)
+    pool.exec(header, expected, c"rbd", c"set_features", &input)
 }

@@ -106,7 +106,8 @@ impl Image {
         Ok((info.size, info.obj_size))
     }
 
-    fn watchers(&self) -> io::Result<Vec<String>> {
+    /// Addresses of the clients that have the image open for writing.
+    pub(super) fn watchers(&self) -> io::Result<Vec<String>> {
         let empty = sys::Watcher { addr: ptr::null_mut(), id: 0, cookie: 0 };
         let mut watchers = [empty; WATCHERS_MAX];
         let mut count = WATCHERS_MAX;

@@ -3,6 +3,7 @@
 //! librbd's threads report completions: the callback takes the return value, puts it into a bounded
 //! lock-free queue and wakes the reactor. Everything else happens on the reactor's thread.
 
+use super::attach::Retaken;
 use super::image::{Facts, Image};
 use super::owner::OwnerObject;
 use super::sys::{self, CompletionT};
@@ -27,7 +28,7 @@ pub(super) enum Letter {
     /// librbd's return value for the slot of this index.
     Done(u16, isize),
     /// The outcome of [`super::attach::retake`].
-    Retaken(Result<Image, IoError>),
+    Retaken(Box<Retaken>),
     /// The outcome of [`super::attach::disown`].
     Disowned(Box<Result<(OwnerObject, Ownership), BackendError>>),
 }

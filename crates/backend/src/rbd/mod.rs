@@ -24,7 +24,7 @@ use crate::record::{Continuity, ImageStamp, Ownership};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
 
-use attach::{Attached, Claim, Survey};
+use attach::{Attached, Claim, Failed, Retaken, Survey};
 use cluster::{Cluster, IoCtx};
 use image::Image;
 use io::{Io, Letter, Outcome};
@@ -39,8 +39,10 @@ use uuid::Uuid;
 
 /// How often a read-only handle is replaced in a row before the transfers fail.
 const RETAKES_MAX: u32 = 20;
-/// Pause before a further attempt.
+/// Pause before a further attempt, times the attempts before it.
 const RETAKE_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause before a further attempt.
+const RETAKE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Ownership and lock of an image, as long as it is open for writing.
 struct Held {
@@ -63,6 +65,10 @@ struct RbdBackend {
     retake: Option<JoinHandle<()>>,
     /// Handles replaced since a transfer last succeeded.
     retakes: u32,
+    /// Attempts in a row that something has stood in the way of that may pass.
+    postponed: u32,
+    /// Nothing waits any longer for what may pass.
+    closing: bool,
     /// Tokens that wait for the record to be changed.
     disowning: Vec<u64>,
     /// Changes it.
@@ -138,6 +144,8 @@ impl RbdBackend {
             parked: Vec::with_capacity(INFLIGHT_MAX),
             retake: None,
             retakes: 0,
+            postponed: 0,
+            closing: false,
             disowning: Vec::new(),
             disown: None,
             fenced: false,
@@ -163,12 +171,26 @@ impl RbdBackend {
         }
     }
 
-    /// Takes the new handle: parked transfers are made again, or fail.
-    fn unpark(&mut self, outcome: Result<Image, IoError>, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+    /// Takes the new handle: parked transfers are made again, fail, or go on waiting.
+    fn unpark(&mut self, retaken: Retaken, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         if let Some(thread) = self.retake.take() {
             let _ = thread.join();
         }
-        let outcome = outcome.map(|image| self.io.image = Some(image));
+        if let (Some(owner), Some(held)) = (retaken.owner, &mut self.held) {
+            held.owner = owner;
+        }
+        let outcome = match retaken.image {
+            Err(Failed::Yet(_)) if !self.closing => {
+                self.postponed = self.postponed.saturating_add(1);
+                return;
+            }
+            Ok(image) => {
+                self.io.image = Some(image);
+                Ok(())
+            }
+            Err(Failed::Yet(e) | Failed::For(e)) => Err(e),
+        };
+        self.postponed = 0;
         self.fenced |= outcome == Err(IoError::Fenced);
         let mut parked = std::mem::take(&mut self.parked);
         for index in parked.drain(..) {
@@ -188,23 +210,26 @@ impl RbdBackend {
             return;
         }
         let Some(held) = self.held.as_ref() else { return };
-        self.retakes += 1;
+        if self.postponed == 0 {
+            self.retakes += 1;
+        }
+        let pause = RETAKE_PAUSE.saturating_mul((self.retakes - 1).saturating_add(self.postponed));
         let (attempt, old) = (self.retakes, self.io.image.take());
         let (claim, mailbox) = (held.claim.clone(), Arc::clone(self.io.mailbox()));
         let work = move || {
-            let outcome = if attempt > RETAKES_MAX {
-                Err(IoError::Errno(libc::EROFS))
+            let retaken = if attempt > RETAKES_MAX {
+                Retaken::failed(libc::EROFS)
             } else {
-                std::thread::sleep(RETAKE_PAUSE * (attempt - 1));
+                std::thread::sleep(pause.min(RETAKE_PAUSE_MAX));
                 attach::retake(&claim, old)
             };
             drop(claim);
-            mailbox.post(Letter::Retaken(outcome));
+            mailbox.post(Letter::Retaken(Box::new(retaken)));
         };
         match std::thread::Builder::new().name("rbd-retake".into()).spawn(work) {
             Ok(thread) => self.retake = Some(thread),
             Err(_) => {
-                self.io.mailbox().post(Letter::Retaken(Err(IoError::Errno(libc::EAGAIN))));
+                self.io.mailbox().post(Letter::Retaken(Box::new(Retaken::failed(libc::EAGAIN))));
             }
         }
     }
@@ -258,6 +283,7 @@ impl RbdBackend {
 
     /// Waits until nothing is in flight and drops the outcomes.
     fn quiesce(&mut self) {
+        self.closing = true;
         while self.io.inflight() > 0
             || self.retake.is_some()
             || self.disown.is_some()
@@ -309,7 +335,7 @@ impl Backend for RbdBackend {
         let mailbox = Arc::clone(self.io.mailbox());
         mailbox.drain(|letter| match letter {
             Letter::Done(index, result) => self.settle(index, result, done),
-            Letter::Retaken(outcome) => self.unpark(outcome, done),
+            Letter::Retaken(retaken) => self.unpark(*retaken, done),
             Letter::Disowned(outcome) => self.disowned(*outcome, done),
         });
         for (token, result) in self.io.ready() {

@@ -1,9 +1,10 @@
 //! What needs a look inside: handles that turn read-only, and what librbd was told.
 
+use super::attach::{HOOK, Point};
 use super::*;
 use crate::backend::Backend;
 use crate::record::OwnerState;
-use std::ptr;
+use std::sync::mpsc;
 use tidepool_engine::mem::AlignedBuf;
 use tidepool_lab::cluster::{Cluster as Lab, ClusterOptions};
 
@@ -36,17 +37,7 @@ fn write(backend: &mut RbdBackend, byte: u8) -> (Result<(), IoError>, bool) {
 fn refresh_handles(place: &Place) {
     let (cluster, pool) = place.connect().expect("a second client");
     let survey = Survey::take(place, &cluster, &pool).expect("a survey");
-    // librbd's NotifyMessage, version 6 compatible to 1, four bytes of content: operation 3, HeaderUpdate.
-    const MESSAGE: [u8; 10] = [6, 1, 4, 0, 0, 0, 3, 0, 0, 0];
-    let name = cluster::c_string(&survey.facts.header());
-    let (mut reply, mut len) = (ptr::null_mut(), 0);
-    // SAFETY: a valid pool, a C string, a message with its length, valid out pointers.
-    let notified = unsafe {
-        let notify = cluster.libraries().rados.rados_notify2;
-        notify(pool.handle(), name.as_ptr(), MESSAGE.as_ptr().cast(), 10, 5000, &raw mut reply, &raw mut len)
-    };
-    drop(cluster.take_buffer(reply, len));
-    cluster::check(notified).expect("every watcher answers");
+    pool.notify_header(&survey.facts.header()).expect("every watcher answers");
 }
 
 fn break_lock(place: &Place) {
@@ -91,7 +82,7 @@ fn a_refreshed_handle_goes_on_writing(lab: &Lab) {
 /// Reads that overlap without a pause must not keep a write waiting for its new handle.
 fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) {
     const READS: u64 = 16;
-    const READS_MAX: u64 = 20_000;
+    const READS_MAX: u64 = 10 * READS;
     let place = place(lab, "read-meanwhile");
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
     refresh_handles(&place);
@@ -108,23 +99,25 @@ fn a_refreshed_handle_is_replaced_under_overlapping_reads(lab: &Lab) {
     data.fill(3);
     // SAFETY: the data lives unchanged until the outcome is there.
     unsafe { backend.submit(u64::MAX, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 }) };
-    let (mut outcome, mut reads) = (None, 0);
+    // Counted while the write waits for the handle.
+    let (mut outcome, mut parked, mut reads) = (None, false, 0);
     while outcome.is_none() {
         mailbox::wait_readable(backend.event_fd(), 1000);
         let mut done = Vec::new();
         backend.completions(&mut |token, result| done.push((token, result)));
+        parked |= !backend.parked.is_empty();
         for (token, result) in done {
             if token == u64::MAX {
                 outcome = Some(result);
                 continue;
             }
             assert_eq!(result, Ok(()));
-            reads += 1;
+            reads += u64::from(!backend.parked.is_empty());
             assert!(reads < READS_MAX, "the write waits as long as there are reads");
             read(&mut backend, token);
         }
     }
-    assert_eq!(outcome, Some(Ok(())));
+    assert_eq!((outcome, parked), (Some(Ok(())), true));
     backend.quiesce();
     Box::new(backend).close(Release { clean: true, cache_failed: false }).expect("closed");
 }
@@ -210,7 +203,7 @@ fn a_kill_between_claim_and_record_leaves_a_lock_that_is_known(lab: &Lab) {
         (backend.held.take().expect("held"), std::mem::forget(backend)).0
     };
     let mut record = Ownership::new(0, Uuid::from_bytes([7; 16]), OwnerState::Clean);
-    record.claim = Some(claim.address.clone());
+    record.claims = vec![claim.address.clone()];
     let (_cluster, pool) = place.connect().expect("a second client");
     owner.swap(&pool, &record).expect("a record");
     guard::set(&pool, &claim.header, false).expect("not guarded yet");
@@ -220,18 +213,290 @@ fn a_kill_between_claim_and_record_leaves_a_lock_that_is_known(lab: &Lab) {
     Box::new(backend).close(Release { clean: true, cache_failed: false }).expect("closed");
 }
 
+fn dirty() -> OpenOptions {
+    OpenOptions { dirty: true, ..options() }
+}
+
+fn other() -> OpenOptions {
+    OpenOptions { cache_uuid: [8; 16], ..OpenOptions::default() }
+}
+
+fn close(backend: RbdBackend, clean: bool) {
+    Box::new(backend).close(Release { clean, cache_failed: false }).expect("closed");
+}
+
+/// Leaves an image behind as a cache does that is stopped with dirty data.
+fn leave_dirty(place: &Place) {
+    close(open_place(place.clone(), &options()).expect("opened").0, false);
+}
+
+/// Does something whenever an attempt comes to this moment.
+fn at(point: Point, mut act: impl FnMut() -> Result<(), BackendError> + Send + 'static) {
+    let hook = move |reached| if reached == point { act() } else { Ok(()) };
+    *HOOK.lock().expect("no hook panics") = Some(Box::new(hook));
+}
+
+fn nothing_more() {
+    *HOOK.lock().expect("no hook panics") = None;
+}
+
+/// A process that is killed at this moment of an attempt: a thread that goes no further.
+fn killed_at(point: Point, attempt: impl FnOnce() -> Option<BackendError> + Send + 'static) {
+    let (tell, told) = mpsc::channel();
+    let ended = tell.clone();
+    at(point, move || {
+        tell.send(None).expect("the test waits");
+        loop {
+            std::thread::park();
+        }
+    });
+    std::thread::spawn(move || ended.send(Some(attempt())));
+    assert!(told.recv().expect("a thread").is_none(), "it has not come to that moment");
+}
+
+fn killed_open(place: &Place, point: Point) {
+    let place = place.clone();
+    killed_at(point, move || open_place(place, &options()).err());
+}
+
+/// A client that has the image open for writing.
+fn stranger(place: &Place) -> (Image, IoCtx, Arc<Cluster>) {
+    let (cluster, pool) = place.connect().expect("a client");
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, false).expect("opened");
+    (image, pool, cluster)
+}
+
+/// Another client takes the lock, as for a write, and goes.
+fn visit(place: &Place) {
+    stranger(place).0.lock().expect("the lock");
+}
+
+fn record(place: &Place) -> Ownership {
+    let (cluster, pool) = place.connect().expect("a client");
+    Survey::take(place, &cluster, &pool).expect("a survey").record.expect("a record")
+}
+
+/// Makes the clients of cut attempts as dead as those of killed processes are.
+fn bury(place: &Place) {
+    let (cluster, pool) = place.connect().expect("a client");
+    let clients = record(place).claims;
+    clients.iter().for_each(|client| cluster.blocklist(client, 600.0).expect("fenced"));
+    while !Survey::take(place, &cluster, &pool).expect("a survey").facts.watchers.is_empty() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn the_slower_of_two_caches_leaves_the_guard_of_the_faster_one_alone(lab: &Lab) {
+    let place = place(lab, "two-at-once");
+    let (give, given) = mpsc::channel();
+    let faster = place.clone();
+    at(Point::Claimed, move || {
+        let (backend, ..) = open_place(faster.clone(), &other()).expect("the image is free");
+        give.send(backend).expect("the test waits");
+        Ok(())
+    });
+    let slower = open_place(place.clone(), &options()).err();
+    nothing_more();
+    assert!(matches!(slower, Some(BackendError::Locked { .. })), "{slower:?}");
+    assert!(guarded(&place), "the faster one serves it");
+    close(given.recv().expect("the faster one"), true);
+}
+
+fn a_kill_between_guard_and_record_locks_nobody_out(lab: &Lab) {
+    let place = place(lab, "guarded-early");
+    for again in 0..2 {
+        killed_open(&place, Point::Guarded);
+        assert!(guarded(&place));
+        let (backend, generation, _) = open_place(place.clone(), &options()).expect("its own cache may");
+        assert_eq!(generation, again + 1);
+        close(backend, true);
+    }
+    killed_open(&place, Point::Guarded);
+    let (cluster, pool) = place.connect().expect("a client");
+    let alive = attach::abandon(&place, &cluster, &pool);
+    assert!(matches!(alive, Err(BackendError::Locked { .. })), "{alive:?}");
+    bury(&place);
+    let line = open_place(place.clone(), &other()).err().expect("not its guard").to_string();
+    assert!(line.contains("tidepool recover"), "{line}");
+    assert!(attach::abandon(&place, &cluster, &pool).expect("given up").is_some());
+    assert!(!guarded(&place));
+    assert!(attach::abandon(&place, &cluster, &pool).expect("nothing is left").is_none());
+    close(open_place(place, &other()).expect("free").0, true);
+}
+
+fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
+    let place = place(lab, "cut-lifted");
+    leave_dirty(&place);
+    killed_open(&place, Point::Lifted);
+    assert!(!guarded(&place));
+    let (mut backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+    assert!(!continuity.proven, "{}", continuity.reason);
+    // The same while a read-only handle is replaced.
+    refresh_handles(&place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    killed_at(Point::Lifted, move || {
+        let _ = write(&mut backend, 1);
+        None
+    });
+    assert!(!guarded(&place));
+    let (backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+    assert!(!continuity.proven, "{}", continuity.reason);
+    close(backend, false);
+    killed_open(&place, Point::Lifted);
+    visit(&place);
+    for _ in 0..2 {
+        let refused = open_place(place.clone(), &dirty()).err();
+        assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
+    }
+}
+
+fn the_lock_of_an_early_cut_attempt_is_known_after_many_more(lab: &Lab) {
+    let place = place(lab, "cut-often");
+    leave_dirty(&place);
+    killed_open(&place, Point::Guarded);
+    (0..10).for_each(|_| killed_open(&place, Point::Claimed));
+    assert_eq!(record(&place).claims.len(), 8);
+    let (backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+    assert!(!continuity.proven, "{}", continuity.reason);
+    assert!(record(&place).claims.is_empty());
+    close(backend, true);
+}
+
+fn a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot(lab: &Lab) {
+    let place = place(lab, "moved");
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    let (cluster, pool) = place.connect().expect("a client");
+    let look = || Survey::take(&place, &cluster, &pool).expect("a survey");
+    let uuid = Uuid::from_bytes(options().cache_uuid);
+    let survey = look();
+    assert!(matches!(survey.holder(&options()), attach::Holder::OurDead(_)));
+    assert_eq!(survey.own_fence_s(uuid), 3600.0);
+    let held = backend.held.as_mut().expect("held");
+    let ours = held.claim.record.clone();
+    let elsewhere = Ownership { host: "elsewhere".into(), ..ours.clone() };
+    let namesake = Ownership { boot_id: "another".into(), ..ours.clone() };
+    for record in [elsewhere, namesake] {
+        held.owner.swap(&pool, &record).expect("a record");
+        let survey = look();
+        assert!(matches!(survey.holder(&options()), attach::Holder::Live(_)), "{record:?}");
+        assert!(survey.own_fence_s(uuid) > 29.0 * 86_400.0, "{record:?}");
+    }
+    held.owner.swap(&pool, &ours).expect("a record");
+    close(backend, true);
+}
+
+fn giving_up_can_be_cut_short_and_done_again(lab: &Lab) {
+    let place = place(lab, "given-up-twice");
+    leave_dirty(&place);
+    let abandoned = place.clone();
+    killed_at(Point::Abandoned, move || {
+        let (cluster, pool) = abandoned.connect().expect("a client");
+        attach::abandon(&abandoned, &cluster, &pool).err()
+    });
+    assert!(guarded(&place));
+    let line = open_place(place.clone(), &other()).err().expect("guarded").to_string();
+    assert!(line.contains("tidepool recover"), "{line}");
+    let (cluster, pool) = place.connect().expect("a client");
+    assert!(attach::abandon(&place, &cluster, &pool).expect("given up").is_some());
+    assert!(!guarded(&place));
+    close(open_place(place, &other()).expect("free").0, true);
+}
+
+fn a_handle_is_replaced_once_what_stands_in_the_way_has_passed(lab: &Lab) {
+    let place = place(lab, "postponed");
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    let mut failures = vec![
+        BackendError::Denied { what: "it".into(), why: "a right is missing".into() },
+        BackendError::Unavailable { what: "it".into(), why: "no answer".into() },
+        BackendError::Locked { what: "it".into(), holder: "kept from its lock".into() },
+    ];
+    at(Point::Lifted, move || failures.pop().map_or(Ok(()), Err));
+    refresh_handles(&place);
+    assert!((0..5).all(|_| write(&mut backend, 1).0 == Ok(())), "a failed transfer");
+    assert!(guarded(&place));
+    at(Point::Lifted, || Err(BackendError::Denied { what: "it".into(), why: "a right is missing".into() }));
+    refresh_handles(&place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    let data = AlignedBuf::zeroed(4096);
+    // SAFETY: the data lives unchanged until `close` has waited for the outcome.
+    unsafe { backend.submit(1, Transfer::Write { offset: 0, ptr: data.as_ptr(), len: 4096 }) };
+    close(backend, false);
+    nothing_more();
+    assert!(guarded(&place));
+    let (backend, _, continuity) = open_place(place, &dirty()).expect("opened");
+    assert!(continuity.proven, "{}", continuity.reason);
+    close(backend, true);
+}
+
+fn whoever_comes_between_survey_and_lock_is_seen(lab: &Lab) {
+    let place = place(lab, "between");
+    close(open_place(place.clone(), &options()).expect("opened").0, true);
+    let visited = place.clone();
+    at(Point::Claimed, move || {
+        visit(&visited);
+        Ok(())
+    });
+    let (backend, _, continuity) = open_place(place.clone(), &options()).expect("opened");
+    nothing_more();
+    assert!(!continuity.proven, "{}", continuity.reason);
+    close(backend, true);
+    for (point, clean, writes) in
+        [(Point::Claimed, true, true), (Point::Lifted, false, false), (Point::Lifted, false, true)]
+    {
+        close(open_place(place.clone(), &options()).expect("opened").0, clean);
+        let (give, given) = mpsc::channel();
+        let opened = place.clone();
+        at(point, move || {
+            give.send(stranger(&opened)).expect("the test waits");
+            Ok(())
+        });
+        let refused = open_place(place.clone(), &OpenOptions { dirty: !clean, ..options() }).err();
+        nothing_more();
+        assert!(matches!(refused, Some(BackendError::Locked { .. })), "{refused:?}");
+        assert!(!guarded(&place), "a guard that the stranger does not know of vouches for nothing");
+        let stranger = given.recv().expect("a stranger");
+        let refused = open_place(place.clone(), &options()).err().expect("it is still there").to_string();
+        assert!(refused.contains("open for writing by"), "{refused}");
+        if writes {
+            stranger.0.lock().expect("the image is not guarded");
+        }
+        drop(stranger);
+        let opened = open_place(place.clone(), &OpenOptions { dirty: !clean, ..options() });
+        if writes && !clean {
+            let refused = opened.err();
+            assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
+            continue;
+        }
+        let (backend, _, continuity) = opened.expect("nothing dirty was written over");
+        assert!(!continuity.proven, "{}", continuity.reason);
+        close(backend, true);
+    }
+}
+
 #[test]
-fn ownership_survives_refreshed_handles_races_and_cut_opens() {
+fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     if let Err(e) = Lab::available() {
         println!("not run: {e}");
         return;
     }
     let lab = Lab::up(&ClusterOptions::default()).expect("a cluster");
-    a_refreshed_handle_goes_on_writing(&lab);
-    a_refreshed_handle_is_replaced_under_overlapping_reads(&lab);
-    a_handle_that_turns_read_only_is_replaced_after_a_disown_too(&lab);
-    a_read_only_handle_without_ownership_is_fenced(&lab);
-    a_read_only_handle_whose_guard_was_lifted_is_fenced(&lab);
-    a_record_changes_only_from_the_version_that_was_read(&lab);
-    a_kill_between_claim_and_record_leaves_a_lock_that_is_known(&lab);
+    // One at a time: they share the hook.
+    let cases: [fn(&Lab); 15] = [
+        a_refreshed_handle_goes_on_writing,
+        a_refreshed_handle_is_replaced_under_overlapping_reads,
+        a_handle_that_turns_read_only_is_replaced_after_a_disown_too,
+        a_read_only_handle_without_ownership_is_fenced,
+        a_read_only_handle_whose_guard_was_lifted_is_fenced,
+        a_handle_is_replaced_once_what_stands_in_the_way_has_passed,
+        a_record_changes_only_from_the_version_that_was_read,
+        a_kill_between_claim_and_record_leaves_a_lock_that_is_known,
+        the_slower_of_two_caches_leaves_the_guard_of_the_faster_one_alone,
+        a_kill_between_guard_and_record_locks_nobody_out,
+        a_kill_while_the_guard_is_lifted_costs_no_dirty_data,
+        the_lock_of_an_early_cut_attempt_is_known_after_many_more,
+        a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot,
+        giving_up_can_be_cut_short_and_done_again,
+        whoever_comes_between_survey_and_lock_is_seen,
+    ];
+    cases.iter().for_each(|case| case(&lab));
 }
