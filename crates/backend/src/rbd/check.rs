@@ -1,8 +1,8 @@
 //! The dry run of an image in a pool.
 
-use super::attach::{Holder, Survey};
 use super::cluster::{Cluster, IoCtx};
 use super::place::Place;
+use super::survey::{Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::error::BackendError;

@@ -13,6 +13,7 @@ mod image;
 mod io;
 mod owner;
 mod place;
+mod survey;
 mod sys;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ use crate::record::{Continuity, ImageStamp, Ownership};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
 
-use attach::{Attached, Claim, Failed, Retaken, Survey};
+use attach::{Attached, Claim, Failed, Retaken};
 use cluster::{Cluster, IoCtx};
 use image::Image;
 use io::{Io, Letter, Outcome};
@@ -34,6 +35,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use survey::Survey;
 use tidepool_engine::api::IoError;
 use uuid::Uuid;
 

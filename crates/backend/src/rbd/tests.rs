@@ -369,7 +369,7 @@ fn a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot(lab: &Lab) 
     let look = || Survey::take(&place, &cluster, &pool).expect("a survey");
     let uuid = Uuid::from_bytes(options().cache_uuid);
     let survey = look();
-    assert!(matches!(survey.holder(&options()), attach::Holder::OurDead(_)));
+    assert!(matches!(survey.holder(&options()), survey::Holder::OurDead(_)));
     assert_eq!(survey.own_fence_s(uuid), 3600.0);
     let held = backend.held.as_mut().expect("held");
     let ours = held.claim.record.clone();
@@ -378,7 +378,7 @@ fn a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot(lab: &Lab) 
     for record in [elsewhere, namesake] {
         held.owner.swap(&pool, &record).expect("a record");
         let survey = look();
-        assert!(matches!(survey.holder(&options()), attach::Holder::Live(_)), "{record:?}");
+        assert!(matches!(survey.holder(&options()), survey::Holder::Live(_)), "{record:?}");
         assert!(survey.own_fence_s(uuid) > 29.0 * 86_400.0, "{record:?}");
     }
     held.owner.swap(&pool, &ours).expect("a record");

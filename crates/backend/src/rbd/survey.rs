@@ -1,0 +1,266 @@
+//! What there is to know about an image before it is taken, and who holds it.
+
+use super::address;
+use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
+use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_JOURNALING, FEATURE_NON_PRIMARY, Facts};
+use super::owner::OwnerObject;
+use super::place::Place;
+use crate::backend::OpenOptions;
+use crate::error::BackendError;
+use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
+use serde::{Deserialize, Serialize};
+use tidepool_engine::api::SECTOR_BYTES;
+use uuid::Uuid;
+
+/// How long the fence of our own dead process stands: it cannot come back.
+const FENCE_OWN_S: f64 = 3600.0;
+/// How long the fence of a client stands of which nobody knows that it is dead: a paused machine that
+/// resumes after its fence has fallen would write over the new owner's data.
+pub(super) const FENCE_FOREIGN_S: f64 = 30.0 * 86_400.0;
+
+/// What a restart finds its own lock by; see [`crate::Backend::attachment`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Attachment {
+    /// Address of the RADOS client.
+    pub(super) client: String,
+    /// Cookie of the exclusive lock.
+    pub(super) cookie: String,
+}
+
+/// Everything about an image that decides whether it can be taken; nothing was changed to learn it.
+pub(super) struct Survey {
+    pub(super) facts: Facts,
+    pub(super) header_version: u64,
+    pub(super) locker: Option<Locker>,
+    pub(super) owner: OwnerObject,
+    pub(super) record: Option<Ownership>,
+}
+
+/// Who holds the lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Holder {
+    Nobody,
+    /// A killed process of this very cache.
+    OurDead(Locker),
+    /// A client that no longer watches the image, so librbd too would take its lock away.
+    Gone(Locker),
+    /// A client that is there.
+    Live(Locker),
+    /// Somebody's `rbd lock add`.
+    Manual(Locker),
+}
+
+impl Survey {
+    pub(super) fn take(place: &Place, cluster: &Cluster, pool: &IoCtx) -> Result<Survey, BackendError> {
+        let facts = place.facts(cluster, pool)?;
+        let header = facts.header();
+        let version =
+            pool.version(&header).map_err(|e| place.error(cluster, "read the image's header", e))?;
+        let locker = pool.locker(&header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
+        let (owner, record) = OwnerObject::read(&place.what, pool, &facts.owner())?;
+        Ok(Survey { facts, header_version: version, locker, owner, record })
+    }
+
+    pub(super) fn guarded(&self) -> bool {
+        self.facts.features & FEATURE_NON_PRIMARY != 0
+    }
+
+    /// The record, if it is of this cache.
+    fn own_record(&self, cache_uuid: Uuid) -> Option<&Ownership> {
+        self.record.as_ref().filter(|record| record.cache_uuid == cache_uuid)
+    }
+
+    /// Whether the image is of a kind that can be cached.
+    pub(super) fn check_kind(&self, place: &Place) -> Result<(), BackendError> {
+        let unfit = |why: String| BackendError::Unsupported { what: place.what.clone(), why };
+        if self.facts.features & FEATURE_EXCLUSIVE_LOCK == 0 {
+            let what = &place.what;
+            return Err(unfit(format!(
+                "it has no exclusive lock; enable it: rbd feature enable {what} exclusive-lock"
+            )));
+        }
+        if self.facts.size_bytes == 0 || !self.facts.size_bytes.is_multiple_of(SECTOR_BYTES as u64) {
+            let size = self.facts.size_bytes;
+            return Err(unfit(format!(
+                "its size of {size} bytes is no multiple of {SECTOR_BYTES}; resize it first"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether the image holds what a reader with this cache may see.
+    pub(super) fn check_reader(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
+        match &self.record {
+            Some(record) => record.check_owner(&place.what, cache_uuid),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this cache may own the image.
+    pub(super) fn check_owner(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
+        self.check_reader(place, cache_uuid)?;
+        // An attempt to open it may have been cut short between the guard and the record.
+        let ours = |record: &Ownership| record.state != OwnerState::Clean || !record.claims.is_empty();
+        if !self.guarded() || self.own_record(cache_uuid).is_some_and(ours) {
+            return Ok(());
+        }
+        let what = place.what.clone();
+        let why = match self.record.as_ref().filter(|record| record.left_guard()) {
+            Some(record) => format!(
+                "cache {} on host {} has left its guard there, killed while it opened the image or gave it up; \
+                 free it: tidepool recover URI --accept-loss",
+                record.cache_uuid, record.host
+            ),
+            None => "it is not the primary copy (feature non-primary): promote it first (rbd mirror image promote), \
+                     or find the cache that left it so"
+                .into(),
+        };
+        Err(BackendError::Unsupported { what, why })
+    }
+
+    /// Addresses of clients of this cache. That they are dead follows from the lock on the cache device.
+    pub(super) fn own_clients(&self, options: &OpenOptions) -> Vec<String> {
+        let attachment = options.attachment.as_ref();
+        // An attachment of another backend or release is none: then the record has to do.
+        let attachment = attachment.and_then(|bytes| serde_json::from_slice::<Attachment>(bytes).ok());
+        let mut clients: Vec<String> = attachment.into_iter().map(|attachment| attachment.client).collect();
+        if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {
+            clients.extend(record.client.iter().chain(&record.claims).cloned());
+        }
+        clients
+    }
+
+    pub(super) fn holder(&self, options: &OpenOptions) -> Holder {
+        let Some(locker) = self.locker.clone() else { return Holder::Nobody };
+        if locker.tag != LOCK_TAG_MANAGED {
+            return Holder::Manual(locker);
+        }
+        let watches = self.facts.watchers.iter().any(|watcher| address::same(watcher, &locker.address));
+        let ours = self.own_clients(options).iter().any(|client| address::same(client, &locker.address));
+        // A cache device that has come from another host, or a host's name that two of them have, proves
+        // nothing about a process over there that still watches the image.
+        let here = self.record.as_ref().is_none_or(Ownership::is_of_this_boot);
+        match (watches, ours) {
+            (true, true) if !here => Holder::Live(locker),
+            (_, true) => Holder::OurDead(locker),
+            (true, false) => Holder::Live(locker),
+            (false, false) => Holder::Gone(locker),
+        }
+    }
+
+    /// How long the fence of a client that counts as this cache's own has to stand.
+    pub(super) fn own_fence_s(&self, cache_uuid: Uuid) -> f64 {
+        // Only the lock on the cache device of this very boot proves that a process is dead.
+        match self.own_record(cache_uuid) {
+            Some(record) if record.is_of_this_boot() => FENCE_OWN_S,
+            _ => FENCE_FOREIGN_S,
+        }
+    }
+
+    /// Clients that have the image open for writing and do not know of a guard.
+    fn strangers(&self, options: &OpenOptions) -> Vec<&str> {
+        if self.guarded() {
+            // Whoever has opened the image since the guard was set sees it.
+            return Vec::new();
+        }
+        let own = self.own_clients(options);
+        let stranger = |watcher: &&str| !own.iter().any(|client| address::same(client, watcher));
+        self.facts.watchers.iter().map(String::as_str).filter(stranger).collect()
+    }
+
+    /// Refuses an image whose lock is held by somebody who is there, and one that somebody else has open
+    /// for writing: that client would take the lock as soon as it falls.
+    pub(super) fn check_lock(
+        &self,
+        place: &Place,
+        holder: &Holder,
+        options: &OpenOptions,
+    ) -> Result<(), BackendError> {
+        let what = place.what.clone();
+        match holder {
+            Holder::Live(locker) => Err(BackendError::Locked { what, holder: self.live_holder(locker) }),
+            Holder::Manual(locker) => {
+                let Locker { client, cookie, address, .. } = locker;
+                let holder = format!(
+                    "{client} at {address} holds a lock made with `rbd lock add`; when it is no longer needed: \
+                     rbd lock rm {what} '{cookie}' {client}"
+                );
+                Err(BackendError::Locked { what, holder })
+            }
+            Holder::Nobody | Holder::OurDead(_) | Holder::Gone(_) => match &self.strangers(options)[..] {
+                [] => Ok(()),
+                strangers => {
+                    let who = strangers.join(", ");
+                    let holder = format!(
+                        "open for writing by {who}; stop that client first (if it has died, it is forgotten after 30 s)"
+                    );
+                    Err(BackendError::Locked { what, holder })
+                }
+            },
+        }
+    }
+
+    fn live_holder(&self, locker: &Locker) -> String {
+        let of_record = |record: &&Ownership| {
+            record.client.as_ref().is_some_and(|client| address::same(client, &locker.address))
+        };
+        match self.record.as_ref().filter(of_record) {
+            Some(record) => format!(
+                "cache {} on host {} serves it ({} at {}); remove the volume there first (if it has died, it is forgotten after 30 s)",
+                record.cache_uuid, record.host, locker.client, locker.address
+            ),
+            None => format!(
+                "{} at {} holds its exclusive lock; stop that client (QEMU, rbd map, rbd-nbd) first",
+                locker.client, locker.address
+            ),
+        }
+    }
+
+    /// What is known about writes of others since this cache had the image last.
+    pub(super) fn continuity(&self, cache_uuid: Uuid, holder: &Holder) -> Continuity {
+        if let Some(known) = Continuity::of_record(self.record.as_ref(), cache_uuid) {
+            return known;
+        }
+        let Some(record) = &self.record else {
+            return Continuity::unproven("the image has no ownership record");
+        };
+        if let Holder::Gone(locker) = holder {
+            return Continuity::overwritten(format!("{} has taken the lock since", locker.client));
+        }
+        let unchanged = record.stamp == Some(ImageStamp::Header { version: self.header_version });
+        // The guard was lifted by an attempt that was cut short, and nobody has taken the lock since.
+        let untouched = record.lifted == Some(self.header_version);
+        const CUT: &str = "this cache's last attempt to open the image was cut short";
+        let (held, by_owner) = match holder {
+            Holder::OurDead(locker) => {
+                let owner = |client: &String| address::same(client, &locker.address);
+                (true, !record.claims.iter().any(owner) || record.client.as_ref().is_some_and(owner))
+            }
+            _ => (false, false),
+        };
+        match record.state {
+            OwnerState::Open if by_owner => Continuity::proven("this cache's lock is still in place"),
+            // The owner's own lock has fallen; what happened between it and this one is not known.
+            OwnerState::Open if held => Continuity::unproven(CUT),
+            OwnerState::Open if self.guarded() => {
+                Continuity::unproven("this cache's lock is no longer in place")
+            }
+            OwnerState::Open if untouched => Continuity::unproven(CUT),
+            OwnerState::Open => {
+                Continuity::overwritten("neither this cache's lock nor its guard is in place any more")
+            }
+            _ if unchanged => Continuity::proven("the image's header is as this cache released it"),
+            // A kill between lock and record: what happened between release and lock is not known.
+            _ if held || untouched => Continuity::unproven(CUT),
+            OwnerState::Dirty if self.guarded() => Continuity::unproven(
+                "the image's header has changed since this cache's release, under its guard",
+            ),
+            _ => Continuity::overwritten("the image's header has changed since this cache's release"),
+        }
+    }
+
+    /// Whether the guard can be used: with journaling, mirroring gives the same bit another meaning.
+    pub(super) fn can_guard(&self) -> bool {
+        self.facts.features & FEATURE_JOURNALING == 0
+    }
+}
