@@ -551,11 +551,19 @@ fn try_retake(
         Some(_) => return Err(fenced()),
         None => {}
     }
-    if claim.guarded && place.facts(cluster, &pool)?.features & FEATURE_NON_PRIMARY == 0 {
-        return Err(fenced());
-    }
+    let start = if !claim.guarded {
+        Start::Now
+    } else if place.facts(cluster, &pool)?.features & FEATURE_NON_PRIMARY != 0 {
+        Start::Guarded
+    } else {
+        // Unless an earlier attempt has lifted the guard, could not set it again, and nobody came since.
+        let version = pool.version(header).map_err(|e| place.error(cluster, "read the image's header", e))?;
+        if record.lifted != Some(version) {
+            return Err(fenced());
+        }
+        Start::Unguarded(version)
+    };
     let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
-    let start = if claim.guarded { Start::Guarded } else { Start::Now };
     let taken = spot.take(start, claim.guarded, owner, &claim.record)?;
     if !taken.undisturbed {
         let superseded = Some(DISTURBED.into());

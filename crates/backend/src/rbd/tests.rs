@@ -324,6 +324,21 @@ fn a_kill_between_guard_and_record_locks_nobody_out(lab: &Lab) {
     close(open_place(place, &other()).expect("free").0, true);
 }
 
+/// What an attempt to replace a handle leaves when the cluster is away before the guard is set again.
+fn a_guard_that_could_not_be_set_again_fences_nobody(place: &Place) {
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    refresh_handles(place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    let (_cluster, pool) = place.connect().expect("a client");
+    let held = backend.held.as_mut().expect("held");
+    drop(backend.io.image.take());
+    let lifted = Some(guard::set(&pool, &held.claim.header, false).expect("lifted"));
+    held.owner.swap(&pool, &Ownership { lifted, ..held.claim.record.clone() }).expect("a record");
+    assert_eq!(write(&mut backend, 1), (Ok(()), true));
+    assert!(guarded(place));
+    close(backend, false);
+}
+
 fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     let place = place(lab, "cut-lifted");
     leave_dirty(&place);
@@ -342,6 +357,7 @@ fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     let (backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
     assert!(!continuity.proven, "{}", continuity.reason);
     close(backend, false);
+    a_guard_that_could_not_be_set_again_fences_nobody(&place);
     killed_open(&place, Point::Lifted);
     visit(&place);
     for _ in 0..2 {
