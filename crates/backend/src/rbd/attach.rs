@@ -208,8 +208,18 @@ impl Spot<'_> {
                 return Err(e);
             }
         };
-        if guarded_after {
-            guard::set(self.pool, self.header, true).map_err(self.failed("guard the image"))?;
+        let guard = || {
+            reached(Point::Locked)?;
+            guard::set(self.pool, self.header, true).map_err(self.failed("guard the image"))
+        };
+        if guarded_after && let Err(e) = guard() {
+            // Where it was set before, its absence must not look as if others had taken it away.
+            if progress.lifted
+                && let Err(e) = self.expose(&taken, owner, record)
+            {
+                tracing::warn!("{e}");
+            }
+            return Err(e);
         }
         reached(Point::Guarded)?;
         Ok(taken)
@@ -327,8 +337,8 @@ impl Spot<'_> {
         Ok((record, continuity))
     }
 
-    /// Gives the lock back with the guard lifted: there is a client that does not know of it, so it proves
-    /// nothing any more, and the header's version has to.
+    /// Gives the lock back with the guard lifted: it was away, or there is a client that does not know of it.
+    /// So it proves nothing any more, and the header's version has to.
     fn expose(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) -> Result<(), BackendError> {
         let released = self.pool.break_lock(self.header, &taken.locker);
         let released = released.map_err(self.failed("release the lock"))?;
@@ -581,6 +591,8 @@ pub(super) enum Point {
     Claimed,
     /// The guard is lifted.
     Lifted,
+    /// The lock is ours, the guard is not set.
+    Locked,
     /// Lock and guard are ours, the record does not say so yet.
     Guarded,
     /// The record says that the image is given up, the guard stands.

@@ -339,6 +339,26 @@ fn a_guard_that_could_not_be_set_again_fences_nobody(place: &Place) {
     close(backend, false);
 }
 
+fn a_guard_that_cannot_be_set_after_the_lock_costs_no_dirty_data(place: &Place) {
+    let away = || {
+        let mut left = 1;
+        at(Point::Locked, move || match std::mem::replace(&mut left, 0) {
+            0 => Ok(()),
+            _ => Err(BackendError::Unavailable { what: "it".into(), why: "no answer".into() }),
+        });
+    };
+    away();
+    let failed = open_place(place.clone(), &dirty()).err();
+    assert!(matches!(failed, Some(BackendError::Unavailable { .. })), "{failed:?}");
+    let (mut backend, ..) = open_place(place.clone(), &dirty()).expect("nobody has written");
+    away();
+    refresh_handles(place);
+    assert!((0..5).all(|_| write(&mut backend, 1).0 == Ok(())), "a failed transfer");
+    nothing_more();
+    assert!(guarded(place));
+    close(backend, false);
+}
+
 fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     let place = place(lab, "cut-lifted");
     leave_dirty(&place);
@@ -358,6 +378,7 @@ fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     assert!(!continuity.proven, "{}", continuity.reason);
     close(backend, false);
     a_guard_that_could_not_be_set_again_fences_nobody(&place);
+    a_guard_that_cannot_be_set_after_the_lock_costs_no_dirty_data(&place);
     killed_open(&place, Point::Lifted);
     visit(&place);
     for _ in 0..2 {
