@@ -254,7 +254,8 @@ impl Spot<'_> {
     ) -> Result<u64, BackendError> {
         progress.lifted = true;
         let version =
-            guard::set(self.pool, self.header, false).map_err(self.failed("lift the guard of the image"))?;
+            guard::lift(self.pool, self.header, None).map_err(self.failed("lift the guard of the image"))?;
+        reached(Point::Bare)?;
         // A kill before the lock is ours must not look as if others had taken the guard away.
         let lifted = Ownership { lifted: Some(version), ..record.renewed() };
         if let Err(e) = owner.swap(self.pool, &lifted) {
@@ -342,7 +343,7 @@ impl Spot<'_> {
     fn expose(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) -> Result<(), BackendError> {
         let released = self.pool.break_lock(self.header, &taken.locker);
         let released = released.map_err(self.failed("release the lock"))?;
-        let lifted = match released.map(|version| guard::lift_from(self.pool, self.header, version)) {
+        let lifted = match released.map(|version| guard::lift(self.pool, self.header, Some(version))) {
             Some(Ok(version)) => Some(version),
             Some(Err(e)) if !matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW)) => {
                 return Err(self.failed("lift the guard of the image")(e));
@@ -568,7 +569,8 @@ fn try_retake(
     } else {
         // Unless an earlier attempt has lifted the guard, could not set it again, and nobody came since.
         let version = pool.version(header).map_err(|e| place.error(cluster, "read the image's header", e))?;
-        if record.lifted != Some(version) {
+        let (_, tag) = pool.lock(header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
+        if record.lifted != Some(version) && tag != guard::LIFTED_TAG {
             return Err(fenced());
         }
         Start::Unguarded(version)
@@ -589,6 +591,8 @@ fn try_retake(
 pub(super) enum Point {
     /// The claim stands in the record.
     Claimed,
+    /// The guard is lifted, which the record does not say yet.
+    Bare,
     /// The guard is lifted.
     Lifted,
     /// The lock is ours, the guard is not set.

@@ -16,7 +16,7 @@ const LOCKERS_BYTES_MAX: usize = 16 * 1024;
 #[cfg(test)]
 const NOTIFY_TIMEOUT_MS: u64 = 5000;
 /// Name of librbd's exclusive lock.
-const LOCK_NAME: &CStr = c"rbd_lock";
+pub(super) const LOCK_NAME: &CStr = c"rbd_lock";
 /// Tag of locks that librbd manages itself.
 pub(super) const LOCK_TAG_MANAGED: &str = "internal";
 
@@ -294,6 +294,13 @@ pub(super) struct IoCtx {
 // SAFETY: librados handles may be used from any thread.
 unsafe impl Send for IoCtx {}
 
+/// A call of a class method on an object.
+pub(super) struct Call<'a> {
+    pub(super) class: &'a CStr,
+    pub(super) method: &'a CStr,
+    pub(super) input: &'a [u8],
+}
+
 impl IoCtx {
     pub(super) fn handle(&self) -> IoCtxT {
         self.handle
@@ -352,32 +359,26 @@ impl IoCtx {
         })
     }
 
-    /// Calls a class method that changes the object, if it still has this version (`None`: any). Returns the
-    /// object's new version.
-    pub(super) fn exec(
-        &self,
-        object: &str,
-        expected: Option<u64>,
-        class: &CStr,
-        method: &CStr,
-        input: &[u8],
-    ) -> io::Result<u64> {
+    /// Calls class methods that change the object, all or none, if it still has this version (`None`: any).
+    /// Returns the object's new version.
+    pub(super) fn exec(&self, object: &str, expected: Option<u64>, calls: &[Call<'_>]) -> io::Result<u64> {
         self.operate(object, |rados, op| {
-            // SAFETY: a fresh write operation; the input outlives its execution; no result pointer.
+            // SAFETY: a fresh write operation; the inputs outlive its execution; no result pointer.
             unsafe {
                 (rados.rados_write_op_assert_exists)(op);
                 if let Some(version) = expected {
                     (rados.rados_write_op_assert_version)(op, version);
                 }
-                let (class, method) = (class.as_ptr(), method.as_ptr());
-                (rados.rados_write_op_exec)(
-                    op,
-                    class,
-                    method,
-                    input.as_ptr().cast(),
-                    input.len(),
-                    ptr::null_mut(),
-                );
+                for Call { class, method, input } in calls {
+                    (rados.rados_write_op_exec)(
+                        op,
+                        class.as_ptr(),
+                        method.as_ptr(),
+                        input.as_ptr().cast(),
+                        input.len(),
+                        ptr::null_mut(),
+                    );
+                }
             }
         })
     }
@@ -414,6 +415,12 @@ impl IoCtx {
 
     /// The holder of the exclusive lock on a header object.
     pub(super) fn locker(&self, header: &str) -> io::Result<Option<Locker>> {
+        self.lock(header).map(|(locker, _)| locker)
+    }
+
+    /// The holder of the exclusive lock on a header object, and the tag that the lock has, which is that of
+    /// the last holder while there is none.
+    pub(super) fn lock(&self, header: &str) -> io::Result<(Option<Locker>, String)> {
         let name = c_string(header);
         let mut exclusive: c_int = 0;
         let [mut tag, mut clients, mut cookies, mut addresses] =
@@ -437,14 +444,12 @@ impl IoCtx {
             )
         };
         match check(count as c_int) {
-            Ok(0) => Ok(None),
-            Ok(_) => Ok(Some(Locker {
-                client: first(&clients),
-                cookie: first(&cookies),
-                address: first(&addresses),
-                tag: first(&tag),
-            })),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Ok(0) => Ok((None, first(&tag))),
+            Ok(_) => {
+                let (client, cookie, address) = (first(&clients), first(&cookies), first(&addresses));
+                Ok((Some(Locker { client, cookie, address, tag: first(&tag) }), first(&tag)))
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok((None, String::new())),
             Err(e) => Err(e),
         }
     }

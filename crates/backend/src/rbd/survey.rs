@@ -2,6 +2,7 @@
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
+use super::guard;
 use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_JOURNALING, FEATURE_NON_PRIMARY, Facts};
 use super::owner::OwnerObject;
 use super::place::Place;
@@ -32,6 +33,8 @@ pub(super) struct Survey {
     pub(super) facts: Facts,
     pub(super) header_version: u64,
     pub(super) locker: Option<Locker>,
+    /// The tag of the lock, also while nobody has it.
+    lock_tag: String,
     pub(super) owner: OwnerObject,
     pub(super) record: Option<Ownership>,
 }
@@ -56,9 +59,10 @@ impl Survey {
         let header = facts.header();
         let version =
             pool.version(&header).map_err(|e| place.error(cluster, "read the image's header", e))?;
-        let locker = pool.locker(&header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
+        let lock = pool.lock(&header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
+        let (locker, lock_tag) = lock;
         let (owner, record) = OwnerObject::read(&place.what, pool, &facts.owner())?;
-        Ok(Survey { facts, header_version: version, locker, owner, record })
+        Ok(Survey { facts, header_version: version, locker, lock_tag, owner, record })
     }
 
     pub(super) fn guarded(&self) -> bool {
@@ -229,7 +233,8 @@ impl Survey {
         }
         let unchanged = record.stamp == Some(ImageStamp::Header { version: self.header_version });
         // The guard was lifted by an attempt that was cut short, and nobody has taken the lock since.
-        let untouched = record.lifted == Some(self.header_version);
+        let marked = self.locker.is_none() && self.lock_tag == guard::LIFTED_TAG;
+        let untouched = marked || record.lifted == Some(self.header_version);
         const CUT: &str = "this cache's last attempt to open the image was cut short";
         let (held, by_owner) = match holder {
             Holder::OurDead(locker) => {

@@ -362,6 +362,11 @@ fn a_guard_that_cannot_be_set_after_the_lock_costs_no_dirty_data(place: &Place) 
 fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     let place = place(lab, "cut-lifted");
     leave_dirty(&place);
+    killed_open(&place, Point::Bare);
+    assert!(!guarded(&place));
+    let (backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+    assert!(!continuity.proven, "{}", continuity.reason);
+    close(backend, false);
     killed_open(&place, Point::Lifted);
     assert!(!guarded(&place));
     let (mut backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
@@ -379,11 +384,16 @@ fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     close(backend, false);
     a_guard_that_could_not_be_set_again_fences_nobody(&place);
     a_guard_that_cannot_be_set_after_the_lock_costs_no_dirty_data(&place);
-    killed_open(&place, Point::Lifted);
-    visit(&place);
-    for _ in 0..2 {
-        let refused = open_place(place.clone(), &dirty()).err();
-        assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
+    for point in [Point::Bare, Point::Lifted] {
+        killed_open(&place, point);
+        visit(&place);
+        for _ in 0..2 {
+            let refused = open_place(place.clone(), &dirty()).err();
+            assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
+        }
+        let (cluster, pool) = place.connect().expect("a client");
+        assert!(attach::abandon(&place, &cluster, &pool).expect("given up").is_some());
+        leave_dirty(&place);
     }
 }
 
