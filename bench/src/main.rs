@@ -22,9 +22,9 @@ struct Options {
     /// A few seconds per run, one repeat, small sizes: to see that everything works.
     #[arg(long)]
     quick: bool,
-    /// Repeats of every run.
-    #[arg(long)]
-    repeats: Option<u32>,
+    /// Repeats of every run: one number, or one for each of the lengths.
+    #[arg(long, value_delimiter = ',')]
+    repeats: Vec<u32>,
     /// Lengths of the runs in seconds; those of more than 30 s begin with as long a ramp as brings dirty data to its steady level.
     #[arg(long, value_delimiter = ',')]
     seconds: Vec<u32>,
@@ -111,7 +111,6 @@ fn bench(options: &Options) -> Result<(), Failure> {
         true => Sizes { image_bytes: 1 << 30, cache_bytes: 2 << 30, work_bytes: 512 << 20 },
         false => Sizes { image_bytes: 8 << 30, cache_bytes: 6 << 30, work_bytes: 2 << 30 },
     };
-    let repeats = options.repeats.unwrap_or(if options.quick { 1 } else { 3 });
     let lengths = match (&options.seconds[..], options.quick) {
         ([], true) => vec![3],
         ([], false) => vec![10, 60],
@@ -129,8 +128,9 @@ fn bench(options: &Options) -> Result<(), Failure> {
         points: Vec::new(),
         restarts: Vec::new(),
     };
-    for &seconds in &lengths {
-        for repeat in 1..=repeats {
+    for (at, &seconds) in lengths.iter().enumerate() {
+        let repeats = options.repeats.get(at).or(options.repeats.last());
+        for repeat in 1..=*repeats.unwrap_or(if options.quick { &1 } else { &3 }) {
             for row in &rows {
                 // Every repeat begins with another target, so that what changes with time favours none.
                 let first = repeat as usize % wanted.len();

@@ -77,7 +77,6 @@ impl Results {
         let mut text = String::from("# Measured\n\n");
         let Machine { cpu, cpus, memory_bytes, kernel, system, filesystem, versions, commit } = &self.machine;
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        let repeats = self.points.iter().map(|point| point.repeat).max().unwrap_or(0);
         let _ = writeln!(
             text,
             "{cpus} × {cpu}, {:.0} GiB, {system}, {kernel}, {filesystem}. {}. Commit {commit}.\n",
@@ -88,7 +87,7 @@ impl Results {
         let _ = writeln!(
             text,
             "Image {:.1} GiB on one OSD, cache {:.1} GiB, reads and mix over the first {:.1} GiB; all on one disk. \
-             Medians of {repeats} repeats in interleaved order; every run is in [results.json](results.json), \
+             Medians of repeats in interleaved order; every run is in [results.json](results.json), \
              with the command that repeats it. A row with flush counts pairs of a write and a flush.\n",
             gib(image_bytes),
             gib(cache_bytes),
@@ -113,9 +112,11 @@ impl Results {
                 self.points.iter().any(|point| point.seconds == seconds && point.target == *target)
             })
             .collect();
+        let repeats = self.points.iter().filter(|point| point.seconds == seconds).map(|point| point.repeat).max();
         let _ = writeln!(
             text,
-            "## {seconds} s per run\n\nIOPS (p99 latency in µs); ratio of IOPS, Tidepool to librbd.\n"
+            "## {seconds} s per run, repeats: {}\n\nIOPS (p99 latency in µs); ratio of IOPS, Tidepool to librbd.\n",
+            repeats.unwrap_or(0)
         );
         let titles: Vec<&str> = targets.iter().map(|target| target.title()).collect();
         let _ = writeln!(text, "| workload | {} | ratio |", titles.join(" | "));
