@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test bench lint fmt deny deps soak crash fuzz
+.PHONY: help demo test long bench lint fmt deny deps soak crash fuzz
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -17,6 +17,9 @@ demo: ## direct against cached, on emulated pools
 
 test: deps ## all tests, with real parts; ends with `N passed, N failed`
 	@scripts/test.sh
+
+long: deps ## tests that wait for half a minute and more, such as a cluster that is away for that long
+	$(CARGO) test --release --locked -p tidepool-backend --test rbd -- --ignored
 
 bench: deps ## raw device, empty NBD server, Tidepool, librbd; ARGS=--quick for a look
 	$(CARGO) build --release --locked -p tidepool

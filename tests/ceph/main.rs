@@ -91,9 +91,7 @@ fn g2_kills_under_load_lose_nothing_on_an_rbd_image() {
     }
     let (rig, mut workload, tally) = crasher.finish().expect("it drains and ends");
     println!("{tally}");
-    let export = rig.scratch.join("export");
-    cluster.rbd_export("crash", &export).expect("rbd export");
-    rig.verify_plain(&mut workload, &export).expect("the image is what was written");
+    rig.verify_export(&cluster, "crash", &mut workload).expect("the image is what was written");
 }
 
 #[test]
@@ -127,9 +125,7 @@ fn g8_with_a_stopped_osd_hits_go_on_and_writes_wait_at_the_quota_until_it_return
     workload.verify().expect("nothing is lost");
     workload.disconnect().expect("goodbye");
     rig.admin.drain(VOLUME).expect("drain");
-    let export = rig.scratch.join("export");
-    cluster.rbd_export("stopped", &export).expect("rbd export");
-    rig.verify_plain(&mut workload, &export).expect("the image is what was written");
+    rig.verify_export(&cluster, "stopped", &mut workload).expect("the image is what was written");
 }
 
 #[test]
@@ -166,9 +162,7 @@ fn a_removed_volume_is_a_plain_image_that_others_can_write() {
     workload.run(500).expect("a run");
     workload.disconnect().expect("goodbye");
     rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
-    let export = rig.scratch.join("export");
-    cluster.rbd_export("plain", &export).expect("rbd export");
-    rig.verify_plain(&mut workload, &export).expect("the image is what was written");
+    rig.verify_export(&cluster, "plain", &mut workload).expect("the image is what was written");
     let locks = cluster.rbd(&["lock", "ls", "plain"]).expect("rbd lock ls");
     assert_eq!(locks, "", "no lock is left");
     cluster.rbd(&["bench", "--io-type", "write", "--io-total", "1M", "plain"]).expect("anybody can write");
@@ -260,10 +254,7 @@ fn a_killed_daemon_takes_its_image_back_from_its_own_dead_client() {
     for _ in 0..3 {
         workload.run(200).expect("a run");
         rig.daemon.kill().expect("kill");
-        workload.server_died();
-        let ready = rig.daemon.start().expect("it takes the image back");
+        let ready = rig.start_and_verify(&mut workload).expect("it takes the image back, nothing is lost");
         println!("ready after {ready:?}");
-        workload.connect(&rig.socket, VOLUME).expect("connect");
-        workload.verify().expect("nothing is lost");
     }
 }

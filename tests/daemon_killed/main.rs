@@ -30,7 +30,7 @@ fn g2_completed_writes_survive_kills_inside_drain_reclaim_checkpoint_and_replay(
 }
 
 #[test]
-fn an_orderly_end_under_load_loses_nothing() {
+fn g2_an_orderly_end_under_load_has_status_0_and_loses_nothing() {
     let _turn = one_at_a_time();
     let size_bytes = 64 * MIB;
     let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
@@ -49,10 +49,7 @@ fn an_orderly_end_under_load_loses_nothing() {
             status
         });
         assert_eq!(status.code(), Some(0), "{signal:?}: {}", rig.daemon.log());
-        workload.server_died();
-        rig.daemon.start().expect("it starts again");
-        workload.connect(&rig.socket, VOLUME).expect("connect");
-        assert_eq!(workload.verify().expect("nothing is lost"), Progress::Done);
+        rig.start_and_verify(&mut workload).expect("nothing is lost");
     }
 }
 
@@ -70,34 +67,7 @@ fn g2_unflushed_writes_survive_a_kill() {
     for _ in 0..3 {
         assert_eq!(workload.run(1500).expect("a run"), Progress::Done);
         rig.daemon.kill().expect("kill");
-        workload.server_died();
-        rig.daemon.start().expect("it starts again");
-        workload.connect(&rig.socket, VOLUME).expect("connect");
-        assert_eq!(workload.verify().expect("nothing is lost"), Progress::Done);
-    }
-}
-
-#[test]
-fn g2_sigterm_under_load_ends_with_status_0_and_loses_nothing() {
-    let _turn = one_at_a_time();
-    let size_bytes = 64 * MIB;
-    let mut rig = Rig::with_file(size_bytes, 128 * MIB).expect("the daemon starts");
-    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(23), size_bytes)).expect("connect");
-    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
-        let never = AtomicBool::new(false);
-        let status = std::thread::scope(|scope| {
-            let run = scope.spawn(|| workload.run_until(&never));
-            std::thread::sleep(Duration::from_millis(500));
-            rig.daemon.signal(signal).expect("a signal");
-            let status = rig.daemon.wait().expect("it ends");
-            assert_eq!(run.join().expect("no panic").expect("no violation"), Progress::Disconnected);
-            status
-        });
-        assert_eq!(status.code(), Some(0), "{signal:?}: {}", rig.daemon.log_tail());
-        workload.server_died();
-        rig.daemon.start().expect("it starts again");
-        workload.connect(&rig.socket, VOLUME).expect("connect");
-        assert_eq!(workload.verify().expect("nothing is lost"), Progress::Done);
+        rig.start_and_verify(&mut workload).expect("nothing is lost");
     }
 }
 
@@ -111,16 +81,13 @@ fn g2_a_second_sigterm_ends_at_once_and_loses_nothing() {
     std::thread::scope(|scope| {
         let run = scope.spawn(|| workload.run_until(&never));
         std::thread::sleep(Duration::from_millis(500));
-        rig.daemon.signal(rustix::process::Signal::TERM).expect("a signal");
+        rig.daemon.signal(Signal::TERM).expect("a signal");
         // It may have ended after the first already.
-        let _ = rig.daemon.signal(rustix::process::Signal::TERM);
+        let _ = rig.daemon.signal(Signal::TERM);
         rig.daemon.wait().expect("it ends");
         assert_eq!(run.join().expect("no panic").expect("no violation"), Progress::Disconnected);
     });
-    workload.server_died();
-    rig.daemon.start().expect("it starts again");
-    workload.connect(&rig.socket, VOLUME).expect("connect");
-    workload.verify().expect("nothing is lost");
+    rig.start_and_verify(&mut workload).expect("nothing is lost");
 }
 
 #[test]
@@ -139,10 +106,7 @@ fn clean_data_is_still_warm_after_a_kill() {
     workload.verify().expect("a warm pass");
     let misses_warm = rig.volume_number("miss_blocks") - misses_before;
     rig.daemon.kill().expect("kill");
-    workload.server_died();
-    rig.daemon.start().expect("it starts again");
-    workload.connect(&rig.socket, VOLUME).expect("connect");
-    workload.verify().expect("the same pass");
+    rig.start_and_verify(&mut workload).expect("the same pass");
     let misses_after = rig.volume_number("miss_blocks");
     let blocks = size_bytes / 4096;
     let lost_percent = (misses_after.saturating_sub(misses_warm)) as f64 * 100.0 / blocks as f64;

@@ -91,13 +91,9 @@ impl Crasher {
                 self.kill_in_replay()?;
             }
         }
-        let ready = self.rig.daemon.start()?;
+        let ready = self.rig.start_and_verify(&mut self.workload)?;
         self.tally.ready_max = self.tally.ready_max.max(ready);
         self.ready_last = ready;
-        self.workload.connect(&self.rig.socket, VOLUME)?;
-        if self.workload.verify()? == Progress::Disconnected {
-            return Err(Error::Disconnected);
-        }
         self.tally.rounds += 1;
         Ok(())
     }

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::Duration;
 
 use tidepool_testkit::nbd::Client;
-use tidepool_testkit::stamps::{Workload, WorkloadOptions};
-use tidepool_testkit::{Admin, Daemon, Error, Scratch, Server, daemon};
+use tidepool_testkit::stamps::{Progress, Workload, WorkloadOptions};
+use tidepool_testkit::{Admin, Cluster, Daemon, Error, Scratch, Server, daemon};
 
 /// One MiB.
 pub const MIB: u64 = 1 << 20;
@@ -124,6 +125,18 @@ impl Rig {
         Ok(workload)
     }
 
+    /// After the daemon's end: starts it again, connects the workload anew and checks every sector. Returns
+    /// how long the start took.
+    pub fn start_and_verify(&mut self, workload: &mut Workload) -> Result<Duration, Error> {
+        workload.server_died();
+        let ready = self.daemon.start()?;
+        workload.connect(&self.socket, VOLUME)?;
+        match workload.verify()? {
+            Progress::Done => Ok(ready),
+            _ => Err(Error::Disconnected),
+        }
+    }
+
     /// A counter or gauge of the volume.
     pub fn volume_number(&self, name: &str) -> u64 {
         let volume = self.admin.volume(VOLUME).expect("the daemon tells its status");
@@ -145,6 +158,18 @@ impl Rig {
         workload.connect(server.socket(), "")?;
         workload.verify()?;
         workload.disconnect()
+    }
+
+    /// The same for an image of a cluster that is no longer served: what `rbd export` gives.
+    pub fn verify_export(
+        &self,
+        cluster: &Cluster,
+        image: &str,
+        workload: &mut Workload,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let export = self.scratch.join("export");
+        cluster.rbd_export(image, &export)?;
+        Ok(self.verify_plain(workload, &export)?)
     }
 }
 

@@ -37,14 +37,31 @@ fn restart_args(place: &Place) -> Vec<String> {
         .into()
 }
 
-/// The volume on an image that takes and gives nothing while a file `gate` is there.
-fn gated_args(place: &Place) -> Vec<String> {
-    let volume = format!("vm1=file:{}?gate={}", place.text("image"), place.text("gate"));
+/// The daemon again, with what its cache knows.
+fn restart(place: &Place) -> Daemon {
+    Daemon::start(restart_args(place), &place.path("log"))
+}
+
+/// The options of [`Place::serve_args`] with the volume on another image.
+fn args_on(place: &Place, image: &str) -> Vec<String> {
     let mut args = place.serve_args();
     let at = args.iter().position(|arg| arg == "--volume").expect("an option");
-    args[at + 1] = volume;
-    args.extend(["--accept-loss".to_owned(), "5s".to_owned()]);
+    args[at + 1] = format!("vm1=file:{image}");
     args
+}
+
+/// The volume on a copy of its image.
+fn args_on_a_copy(place: &Place) -> Vec<String> {
+    fs::copy(place.path("image"), place.path("image2")).expect("a copy");
+    args_on(place, &place.text("image2"))
+}
+
+/// A daemon whose image takes and gives nothing while a file `gate` is there, as it is now.
+fn start_gated(place: &Place) -> Daemon {
+    fs::write(place.path("gate"), b"").expect("a gate");
+    let mut args = args_on(place, &format!("{}?gate={}", place.text("image"), place.text("gate")));
+    args.extend(["--accept-loss".to_owned(), "5s".to_owned()]);
+    Daemon::start(args, &place.path("log"))
 }
 
 fn block_at(place: &Place, offset: usize) -> Vec<u8> {
@@ -108,7 +125,7 @@ fn after_a_kill_the_cache_alone_brings_everything_back() {
     }
     daemon.kill();
 
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     let mut vm = client(&place, "vm1");
     let mut data = vec![0; 3 * 65536];
     vm.read(0, &mut data).expect("read");
@@ -151,7 +168,7 @@ fn without_an_accepted_loss_a_write_is_in_the_image_when_it_is_acknowledged() {
     let set = ["volume", "set", "vm1", "--mode", "write-back", "--accept-loss", "2s"];
     assert_eq!(json(&place, &set)["mode"], "write-back");
     daemon.kill();
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     let volume = &json(&place, &["status"])["volumes"][0];
     let accepted = &volume["exposure"]["accepted_seconds"];
     assert_eq!((&volume["mode"], accepted), (&Value::from("write-back"), &Value::from(2.0)), "as it was set");
@@ -161,8 +178,7 @@ fn without_an_accepted_loss_a_write_is_in_the_image_when_it_is_acknowledged() {
 #[test]
 fn dirty_data_keeps_other_caches_away_from_the_image() {
     let place = Place::new();
-    fs::write(place.path("gate"), b"").expect("a gate");
-    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let daemon = start_gated(&place);
     client(&place, "vm1").write(0, &[3; 65536]).expect("absorbed");
     let volume = &json(&place, &["status"])["volumes"][0];
     assert_eq!(volume["exposure"]["bytes"], 65536);
@@ -173,14 +189,10 @@ fn dirty_data_keeps_other_caches_away_from_the_image() {
     let other: Vec<&str> = other.map(|arg| if arg == "--other" { "--cache" } else { arg }).collect();
     run(other).refused(1, "owned by another cache");
 
-    let mut moved = place.serve_args();
-    let at = moved.iter().position(|arg| arg == "--volume").expect("an option");
-    fs::copy(place.path("image"), place.path("image2")).expect("a copy");
-    moved[at + 1] = format!("vm1=file:{}", place.text("image2"));
-    run(moved).refused(1, "65536 dirty bytes");
+    run(args_on_a_copy(&place)).refused(1, "65536 dirty bytes");
 
     fs::remove_file(place.path("gate")).expect("opened");
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     json(&place, &["volume", "drain", "--all"]);
     assert_eq!(block_at(&place, 61440), [3; 4096]);
     assert_eq!(daemon.terminate(), Some(0));
@@ -189,8 +201,7 @@ fn dirty_data_keeps_other_caches_away_from_the_image() {
 #[test]
 fn dirty_data_is_never_drained_into_an_image_that_was_given_to_others() {
     let place = Place::new();
-    fs::write(place.path("gate"), b"").expect("a gate");
-    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let daemon = start_gated(&place);
     client(&place, "vm1").write(0, &[3; 65536]).expect("absorbed");
     daemon.kill();
     fs::remove_file(place.path("gate")).expect("opened");
@@ -214,8 +225,7 @@ fn dirty_data_is_never_drained_into_an_image_that_was_given_to_others() {
 #[test]
 fn zeroes_that_are_not_drained_keep_the_image_from_others_as_data_does() {
     let place = Place::new();
-    fs::write(place.path("gate"), b"").expect("a gate");
-    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let daemon = start_gated(&place);
     let mut vm = client(&place, "vm1");
     vm.trim(0, 1 << 20).expect("absorbed");
     vm.flush().expect("flushed");
@@ -225,13 +235,9 @@ fn zeroes_that_are_not_drained_keep_the_image_from_others_as_data_does() {
         (&Value::from(0), &Value::from(1 << 20))
     );
     daemon.kill();
-    let mut moved = place.serve_args();
-    let at = moved.iter().position(|arg| arg == "--volume").expect("an option");
-    fs::copy(place.path("image"), place.path("image2")).expect("a copy");
-    moved[at + 1] = format!("vm1=file:{}", place.text("image2"));
-    run(moved).refused(1, "1048576 dirty bytes");
+    run(args_on_a_copy(&place)).refused(1, "1048576 dirty bytes");
 
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     daemon.signal(Signal::TERM);
     wait_for_log(&place, "stopping");
     fs::remove_file(place.path("gate")).expect("opened");
@@ -239,7 +245,7 @@ fn zeroes_that_are_not_drained_keep_the_image_from_others_as_data_does() {
     let record: Value =
         serde_json::from_slice(&fs::read(place.path("image.tidepool")).expect("a record")).expect("JSON");
     assert_eq!(record["state"], "dirty");
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     json(&place, &["volume", "drain", "--all"]);
     assert_eq!(block_at(&place, 0), [0; 4096]);
     assert_eq!(daemon.terminate(), Some(0));
@@ -248,8 +254,7 @@ fn zeroes_that_are_not_drained_keep_the_image_from_others_as_data_does() {
 #[test]
 fn a_second_signal_ends_at_once_and_loses_nothing() {
     let place = Place::new();
-    fs::write(place.path("gate"), b"").expect("a gate");
-    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let daemon = start_gated(&place);
     client(&place, "vm1").write(0, &[3; 65536]).expect("absorbed");
     wait_for_drain_at_the_gate(&place);
     // The orderly end waits for what the backend has not answered.
@@ -259,7 +264,7 @@ fn a_second_signal_ends_at_once_and_loses_nothing() {
     assert_eq!(daemon.wait(), Some(1));
 
     fs::remove_file(place.path("gate")).expect("opened");
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     let mut data = vec![0; 65536];
     client(&place, "vm1").read(0, &mut data).expect("read");
     assert!(data.iter().all(|byte| *byte == 3));
@@ -269,8 +274,7 @@ fn a_second_signal_ends_at_once_and_loses_nothing() {
 #[test]
 fn a_backend_that_does_not_answer_holds_the_end_up_for_a_while_only() {
     let place = Place::new();
-    fs::write(place.path("gate"), b"").expect("a gate");
-    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let daemon = start_gated(&place);
     client(&place, "vm1").write(0, &[3; 65536]).expect("absorbed");
     wait_for_drain_at_the_gate(&place);
     assert_eq!(daemon.terminate(), Some(0));
@@ -283,7 +287,7 @@ fn a_backend_that_does_not_answer_holds_the_end_up_for_a_while_only() {
     assert_eq!(block_at(&place, 0), [0x5a; 4096], "nothing has passed the gate");
 
     fs::remove_file(place.path("gate")).expect("opened");
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     let mut data = vec![0; 65536];
     client(&place, "vm1").read(0, &mut data).expect("read");
     assert!(data.iter().all(|byte| *byte == 3));
@@ -295,8 +299,7 @@ fn a_backend_that_does_not_answer_holds_the_end_up_for_a_while_only() {
 #[test]
 fn an_interrupted_removal_leaves_the_volume_serving() {
     let place = Place::new();
-    fs::write(place.path("gate"), b"").expect("a gate");
-    let daemon = Daemon::start(gated_args(&place), &place.path("log"));
+    let daemon = start_gated(&place);
     let mut vm = client(&place, "vm1");
     vm.write(0, &[3; 65536]).expect("absorbed");
 
@@ -368,7 +371,7 @@ fn one_missing_image_does_not_stop_the_other_volumes() {
     assert_eq!(daemon.terminate(), Some(0));
 
     fs::rename(place.path("second"), place.path("away")).expect("renamed");
-    let daemon = Daemon::start(restart_args(&place), &place.path("log"));
+    let daemon = restart(&place);
     let mut block = vec![0; 4096];
     client(&place, "vm1").read(0, &mut block).expect("read");
     let volume = json(&place, &["status"])["volumes"][1].clone();

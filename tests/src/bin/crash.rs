@@ -93,11 +93,7 @@ fn rounds(options: &Options) -> Result<Tally, Box<dyn std::error::Error>> {
     let (rig, mut workload, tally) = crasher.finish()?;
     match &cluster {
         None => rig.verify_plain(&mut workload, &rig.image())?,
-        Some(cluster) => {
-            let export = rig.scratch.join("export");
-            cluster.rbd_export(VOLUME, &export)?;
-            rig.verify_plain(&mut workload, &export)?;
-        }
+        Some(cluster) => rig.verify_export(cluster, VOLUME, &mut workload)?,
     }
     Ok::<_, Error>(tally).map_err(Into::into)
 }
