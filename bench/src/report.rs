@@ -112,7 +112,8 @@ impl Results {
                 self.points.iter().any(|point| point.seconds == seconds && point.target == *target)
             })
             .collect();
-        let repeats = self.points.iter().filter(|point| point.seconds == seconds).map(|point| point.repeat).max();
+        let repeats =
+            self.points.iter().filter(|point| point.seconds == seconds).map(|point| point.repeat).max();
         let _ = writeln!(
             text,
             "## {seconds} s per run, repeats: {}\n\nIOPS (p99 latency in µs); ratio of IOPS, Tidepool to librbd.\n",

@@ -5,6 +5,7 @@ use crate::record::Ownership;
 use crate::{BackendError, BackendUri, paced, rbd};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tidepool_engine::api::IoError;
 
 /// Most transfers that one backend has in flight; [`Backend::submit`] panics beyond it.
@@ -52,6 +53,44 @@ pub enum Transfer {
     },
     /// Make everything that was completed before durable.
     Flush,
+    /// Write a frame of a group's redo beside the image; see [`tidepool_engine::redo`].
+    RedoWrite {
+        /// The group.
+        group: u64,
+        /// Number of the frame in it.
+        frame: u32,
+        /// Where from.
+        ptr: *const u8,
+        /// Bytes.
+        len: usize,
+    },
+    /// All frames of a group were written: it counts from now on, and those before `first` do not any more.
+    RedoCommit {
+        /// Oldest group that counts.
+        first: u64,
+        /// The group.
+        group: u64,
+        /// Its frames.
+        frames: u32,
+        /// Sequence of its last record.
+        sequence: u64,
+        /// How long ago it ended.
+        age: Duration,
+    },
+    /// Groups before `first` do not count any more.
+    RedoTrim {
+        /// Oldest group that counts.
+        first: u64,
+    },
+    /// Write down how far the volume is.
+    RedoNote {
+        /// Newest acknowledged sequence.
+        sequence: u64,
+        /// Bytes in no committed group.
+        bytes: u64,
+        /// The most that they may become.
+        bytes_max: u64,
+    },
     /// Write down that the cache's content is no longer to be trusted, because the image is about to be
     /// changed without it: from then on no open keeps or drains what is cached. The image stays owned and
     /// locked. Whoever has no ownership has nothing to write down.
@@ -130,6 +169,12 @@ pub struct OpenOptions {
     /// The cache holds data of the image that is not drained: the image is refused, and nothing is changed,
     /// if that data might go over the writes of somebody else.
     pub dirty: bool,
+    /// What the cache writes to the image goes by groups with a redo. If not, a redo that is there is removed.
+    pub grouped: bool,
+    /// Sequence of the newest record that the cache holds of the image. It is refused if the image has got more from it.
+    pub sequence: Option<u64>,
+    /// The cache named above is lost, and this is no process that holds its lock: an owner that is alive is not disturbed.
+    pub recover: bool,
     /// Directory of the ownership records of block devices; `None` for `/var/lib/tidepool`.
     pub state_dir: Option<PathBuf>,
 }

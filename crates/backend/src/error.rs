@@ -73,6 +73,28 @@ pub enum BackendError {
         /// What is wrong with it.
         why: String,
     },
+    /// The cache has lost something that the image or its redo got from it.
+    #[error(
+        "{what}: this cache's newest record is {cache}, but record {image} is in the image already: the cache has lost data; bring the image to its newest group with tidepool recover URI --accept-loss"
+    )]
+    Behind {
+        /// Which image.
+        what: String,
+        /// Newest sequence in the cache.
+        cache: u64,
+        /// Newest sequence in the image's redo.
+        image: u64,
+    },
+    /// A part of the redo is damaged or missing.
+    #[error("{what}: frame {frame} of group {group} of its redo is damaged or missing; nothing was changed")]
+    Redo {
+        /// Which image.
+        what: String,
+        /// Which group.
+        group: u64,
+        /// Which frame of it.
+        frame: u32,
+    },
     /// Another owner has taken the image over.
     #[error(
         "{what}: fenced: another owner has taken over; close the volume and see who it is with `tidepool check`"

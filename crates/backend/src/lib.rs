@@ -14,6 +14,8 @@ mod mailbox;
 mod paced;
 mod rbd;
 mod record;
+mod recover;
+mod redo;
 mod uri;
 
 pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, abandon, open};
@@ -21,4 +23,6 @@ pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
 pub use identity::{Identity, identity};
 pub use record::{Copies, ImageStamp, OwnerState, Ownership};
+pub use recover::{Recovered, recover};
+pub use redo::Loss;
 pub use uri::{BackendUri, Emulation, UriError};

@@ -22,6 +22,8 @@ use std::path::PathBuf;
 use tidepool_engine::api::IoError;
 
 /// How often a closed gate is looked at.
+/// Where an emulated pool has the redo: beyond any image.
+const REDO_OFFSET: u64 = 1 << 60;
 const GATE_POLL_NS: u64 = 3_000_000;
 
 /// An operation between submission and report.
@@ -116,6 +118,13 @@ impl Paced {
             Transfer::Discard { offset, len } => (Kind::Trim, offset, len),
             Transfer::WriteZeroes { offset, len } => (Kind::Trim, offset, len),
             Transfer::Flush | Transfer::Disown => (Kind::Flush, 0, 0),
+            // Beside the image, one behind the other.
+            Transfer::RedoWrite { frame, len, .. } => {
+                (Kind::Write, REDO_OFFSET + u64::from(frame) * len as u64, len as u64)
+            }
+            Transfer::RedoCommit { .. } | Transfer::RedoTrim { .. } | Transfer::RedoNote { .. } => {
+                (Kind::Write, REDO_OFFSET / 2, 4096)
+            }
         };
         let due_ns = self.model.as_mut().map_or(0, |model| model.done_ns(now_ns(), kind, offset, len));
         let index = self.free.pop().expect("a free slot, as checked by submit");

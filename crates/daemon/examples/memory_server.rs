@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             backend: String::new(),
             size_bytes: size_mib << 20,
             mode: Mode::WriteBack,
+            drain: tidepool_engine::api::DrainOrder::Unordered,
             dirty_bytes_max: 0,
             read_only: false,
             generation: 1,

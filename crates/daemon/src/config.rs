@@ -92,6 +92,7 @@ struct VolumeTable {
     dirty_max: Option<Size>,
     #[serde(default)]
     read_only: bool,
+    drain: Option<DrainOrder>,
 }
 
 /// What is wanted of one volume.
@@ -107,12 +108,21 @@ pub struct VolumeConfig {
     pub dirty_max: Option<Size>,
     /// Serve reads only.
     pub read_only: bool,
+    /// As the daemon's setting, for this volume.
+    pub drain: Option<DrainOrder>,
 }
 
 impl VolumeConfig {
     /// A volume on `backend` about which nothing else was said.
     pub fn new(backend: BackendUri) -> VolumeConfig {
-        VolumeConfig { backend, mode: None, accept_loss: None, dirty_max: None, read_only: false }
+        VolumeConfig {
+            backend,
+            mode: None,
+            accept_loss: None,
+            dirty_max: None,
+            read_only: false,
+            drain: None,
+        }
     }
 }
 
@@ -139,6 +149,7 @@ impl<'de> Deserialize<'de> for VolumeConfig {
                     accept_loss: table.accept_loss,
                     dirty_max: table.dirty_max,
                     read_only: table.read_only,
+                    drain: table.drain,
                 })
             }
         }

@@ -47,10 +47,10 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         VolumeState::Fenced => State::Fenced,
         VolumeState::Failed => State::Failed,
     });
-    let seconds = status.dirty_age_ns as f64 / 1e9;
+    let seconds = status.exposed_age_ns as f64 / 1e9;
     let exposure = Exposure {
         seconds,
-        bytes: status.dirty_bytes + status.dirty_zero_bytes,
+        bytes: status.exposed_bytes,
         accepted_seconds: known.accept_loss.map(Duration::as_seconds),
         exceeded: known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
     };
@@ -122,7 +122,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::metrics::Sample;
     use crate::shard::{ReactorCounters, ShardStatus};
-    use tidepool_engine::api::{Mode, VolumeId, VolumeSpec};
+    use tidepool_engine::api::{DrainOrder, Mode, VolumeId, VolumeSpec};
     use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeStatus};
 
     /// A volume that has answered `reads` reads, three of four blocks from the cache.
@@ -137,6 +137,7 @@ pub(crate) mod tests {
             backend: "file:/images/1".into(),
             size_bytes: 1 << 30,
             mode: Mode::WriteBack,
+            drain: DrainOrder::Unordered,
             dirty_bytes_max: 0,
             read_only: false,
             generation: 7,
@@ -152,6 +153,8 @@ pub(crate) mod tests {
             dirty_zero_bytes: 0,
             dirty_bytes_max: 1 << 20,
             dirty_age_ns: 2_500_000_000,
+            exposed_bytes: 4096,
+            exposed_age_ns: 2_500_000_000,
             cached_bytes: 8192,
             lost_blocks: 0,
             sequence: 9,

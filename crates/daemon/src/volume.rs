@@ -110,7 +110,7 @@ impl From<api::Mode> for Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DrainOrder {
-    /// In groups, each applied as a whole.
+    /// In groups, each committed as a whole.
     Grouped,
     /// In whatever order is fastest.
     Unordered,
@@ -124,6 +124,15 @@ impl FromStr for DrainOrder {
             "grouped" => Ok(DrainOrder::Grouped),
             "unordered" => Ok(DrainOrder::Unordered),
             _ => Err("use grouped or unordered".to_owned()),
+        }
+    }
+}
+
+impl From<DrainOrder> for api::DrainOrder {
+    fn from(order: DrainOrder) -> api::DrainOrder {
+        match order {
+            DrainOrder::Grouped => api::DrainOrder::Grouped,
+            DrainOrder::Unordered => api::DrainOrder::Unordered,
         }
     }
 }

@@ -31,6 +31,8 @@ pub(crate) enum Deferred {
     Piece(u32),
     /// Zeroes of a drain: first block and number.
     Zeroes(u32, u64, u32),
+    /// A frame of a group's redo that is complete.
+    Frame(u32),
 }
 
 impl Engine {
@@ -38,6 +40,7 @@ impl Engine {
     pub(crate) fn start_flush(&mut self, now: Nanos, id: OpId) {
         let vid = self.ops[id].request.volume;
         let issued = self.log.streams[Stream::Log as usize].issued;
+        self.cut_group(now, vid, true);
         let volume = self.volume_mut(vid);
         volume.flushes = true;
         if volume.sequence_durable == volume.sequence_built {
@@ -137,7 +140,7 @@ impl Engine {
         if volume.is_refusing() {
             return self.complete(id, Err(RequestError::Io));
         }
-        if volume.mode != Mode::WriteBack && op.sequence > volume.sequence_drained {
+        if volume.mode != Mode::WriteBack && op.sequence > volume.sequence_safe() {
             if volume.credit_bytes >= op.request.len && op.sequence > volume.backlog_sequence {
                 volume.credit_bytes -= op.request.len;
             } else {
@@ -166,7 +169,7 @@ impl Engine {
     fn hold_ns(&self, now: Nanos, id: VolumeId, len: u64) -> Nanos {
         let volume = self.volume(id);
         let max = self.dirty_bytes_max(id) as f64;
-        let dirty = ((volume.dirty_blocks + volume.unpublished_blocks) * BLOCK_BYTES as u64) as f64;
+        let dirty = ((volume.held_blocks() + volume.unpublished_blocks) * BLOCK_BYTES as u64) as f64;
         let low = max / 2.0;
         if dirty <= low || volume.drain_rate.is_stale(now) {
             return 0;
@@ -210,7 +213,10 @@ impl Engine {
                 return; // A restart might find something older on the device and drain it over this.
             }
             let op = &self.ops[front];
-            let drained = op.sequence <= volume.sequence_drained || volume.mode == Mode::WriteBack;
+            // Where the drain is grouped, what was not acknowledged before the mode became write-back may stand in the
+            // image out of order: it is acknowledged with its group.
+            let ordered = volume.groups.is_none() && volume.mode == Mode::WriteBack;
+            let drained = op.sequence <= volume.sequence_safe() || ordered;
             if !drained {
                 if volume.credit_bytes < op.request.len {
                     return;

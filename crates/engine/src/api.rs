@@ -158,6 +158,47 @@ pub enum BackendOp {
     },
     /// Make all completed writes durable.
     Flush,
+    /// Write a frame of a group's redo (see [`crate::redo`]) beside the image. Frames come in any order, and may come
+    /// again with other content after an error.
+    RedoWrite {
+        /// Number of the group in this generation.
+        group: u64,
+        /// Number of the frame in its group, from 0.
+        frame: u32,
+        /// The frame: at most [`crate::redo::FRAME_BYTES_MAX`].
+        buf: Buf,
+    },
+    /// All frames of a group were written: from now on image and redo together are the volume as it was at the group's
+    /// end. Atomic; durable when complete, as are the frames. The first commit of a generation replaces whatever an
+    /// earlier one has left.
+    RedoCommit {
+        /// Oldest group whose redo is still needed.
+        first: u64,
+        /// The group.
+        group: u64,
+        /// Number of its frames.
+        frames: u32,
+        /// Sequence of the last record that it contains.
+        sequence: u64,
+        /// How long ago it ended.
+        age_ns: Nanos,
+    },
+    /// The image durably has what groups before `first` hold: their redo is not needed any more.
+    RedoTrim {
+        /// Oldest group whose redo is still needed; beyond `last` when none is.
+        first: u64,
+        /// Newest committed group.
+        last: u64,
+    },
+    /// Record beside the image how far the volume is, so that a loss of the cache can be told in figures.
+    RedoNote {
+        /// Newest acknowledged sequence.
+        sequence: u64,
+        /// Bytes that are in no committed group.
+        bytes: u64,
+        /// The most that they may become.
+        bytes_max: u64,
+    },
     /// Record with the image that this cache's content is no longer to be trusted (the cache device
     /// has failed, and the image is about to be changed without it).
     Disown,
@@ -261,6 +302,16 @@ pub enum Mode {
     Off,
 }
 
+/// In what order dirty data goes to the backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum DrainOrder {
+    /// By groups: with its redo, the image is at any time the volume as it once was.
+    Grouped,
+    /// Oldest object first. Between drains the image is no state that the volume ever had.
+    #[default]
+    Unordered,
+}
+
 /// A volume as it is added to a cache device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSpec {
@@ -272,6 +323,8 @@ pub struct VolumeSpec {
     pub size_bytes: u64,
     /// What to do with writes.
     pub mode: Mode,
+    /// In what order they are drained.
+    pub drain: DrainOrder,
     /// Most dirty bytes it may hold; 0 for the default share of the cache.
     pub dirty_bytes_max: u64,
     /// Only reads are served.

@@ -243,7 +243,8 @@ impl Engine {
             self.enter_log(id);
             return true;
         }
-        if self.has_dirty(vid, first, end) {
+        if self.has_dirty(vid, first, end) || self.volume(vid).has_redo() {
+            // A redo that is kept would take the image back behind this change if it were needed.
             self.hurry_drain(vid, first, end);
             return false;
         }
@@ -405,6 +406,9 @@ impl Engine {
         for i in 0..volumes {
             let at = (self.next_volume + i) % volumes;
             let Some(volume) = &self.volumes[at] else { continue };
+            if volume.groups_end() {
+                continue;
+            }
             let Some(&front) = volume.pending.front() else { continue };
             let op = &self.ops[front];
             let stable = op.durable || op.direct;
@@ -429,7 +433,7 @@ impl Engine {
     /// Blocks that the volume may still dirty.
     pub(crate) fn quota_left(&self, id: VolumeId) -> u64 {
         let volume = self.volume(id);
-        let used = volume.dirty_blocks + volume.unpublished_blocks;
+        let used = volume.held_blocks() + volume.unpublished_blocks;
         let own = (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
         let all = self.space.dirty_blocks_max();
         own.min(all.saturating_sub(self.space.dirty_blocks() + self.unpublished_blocks))
@@ -437,7 +441,7 @@ impl Engine {
 
     /// Moves what fits of a volume's pending operations into the append.
     fn take_pending(&mut self, builder: &mut Builder, id: VolumeId) {
-        if self.volumes[id.0 as usize].is_none() {
+        if self.volumes[id.0 as usize].as_ref().is_none_or(|volume| volume.groups_end()) {
             return;
         }
         let mut quota = self.quota_left(id);

@@ -58,6 +58,8 @@ pub struct Attach {
     pub size_bytes: u64,
     /// Mode to start in.
     pub mode: Mode,
+    /// In what order dirty data is drained.
+    pub drain: DrainOrder,
     /// Dirty quota; 0 for the default share.
     pub dirty_bytes_max: u64,
     /// Serve only reads.
@@ -94,7 +96,7 @@ impl Engine {
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
-    pub fn add_volume(&mut self, _now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
+    pub fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
         check_spec(&spec)?;
         if self.dead {
             return Err(AddError::Device);
@@ -114,6 +116,9 @@ impl Engine {
         }
         let mut volume = Volume::new(spec);
         volume.attached = true;
+        if volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack {
+            volume.begin_groups(&self.space, now);
+        }
         self.volumes[at] = Some(Box::new(volume));
         self.count_quotas();
         let id = VolumeId(at as u16);
@@ -129,18 +134,13 @@ impl Engine {
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
-    pub fn attach(
-        &mut self,
-        _now: Nanos,
-        id: VolumeId,
-        attach: Attach,
-        control: u64,
-    ) -> Result<(), AddError> {
+    pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let volume = volume.filter(|v| !v.attached).ok_or(AddError::NotDetached)?;
         let spec = VolumeSpec {
             size_bytes: attach.size_bytes,
             mode: attach.mode,
+            drain: attach.drain,
             dirty_bytes_max: attach.dirty_bytes_max,
             read_only: attach.read_only,
             generation: attach.generation,
@@ -168,6 +168,12 @@ impl Engine {
         if !attach.keep_clean {
             self.drop_clean(id);
         }
+        let (volume, space) = self.volume_and_space(id);
+        let grouped = volume.spec.drain == DrainOrder::Grouped;
+        if grouped && (volume.mode == Mode::WriteBack || volume.is_dirty()) {
+            volume.begin_groups(space, now);
+            volume.backlog_sequence = volume.sequence;
+        }
         self.stir();
         if attach.mode == Mode::Off && !dead {
             self.volume_mut(id).task = Task::Purge { control, attaching: true };
@@ -182,10 +188,17 @@ impl Engine {
     /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
     pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
         self.stir();
-        let Some(volume) = self.controllable(id, control, false) else { return };
+        if self.controllable(id, control, false).is_none() {
+            return;
+        }
+        let (volume, space) = self.volume_and_space(id);
         volume.mode = mode;
         volume.spec.mode = mode;
         volume.recheck = true;
+        let grouped = volume.spec.drain == DrainOrder::Grouped;
+        if grouped && mode == Mode::WriteBack && volume.groups.is_none() {
+            volume.begin_groups(space, now);
+        }
         if mode != Mode::WriteBack {
             volume.backlog_sequence = volume.sequence_built;
             volume.credit_bytes = 0;
@@ -357,7 +370,10 @@ impl Engine {
     /// Drained and nothing on its way into the cache: the volume's blocks can go.
     fn is_quiet(&mut self, now: Nanos, id: VolumeId) -> bool {
         let volume = self.volume(id);
-        let busy = volume.is_dirty() || volume.published < volume.entered || volume.direct_in_flight > 0;
+        let busy = volume.is_dirty()
+            || volume.has_redo()
+            || volume.published < volume.entered
+            || volume.direct_in_flight > 0;
         if busy {
             return false;
         }
@@ -558,8 +574,13 @@ impl Engine {
         let drains = volume.drains.iter().map(|&d| self.drains[d].entry.since);
         let oldest = volume.dirty_objects.front().map(|d| d.since).into_iter().chain(drains).min();
         let blocks = volume.index.blocks();
+        let age = |since: Option<Nanos>| since.map_or(0, |since| now.saturating_sub(since));
+        let (exposed_blocks, exposed_since) = match &volume.groups {
+            Some(groups) => (groups.uncommitted_blocks(), groups.uncommitted_since()),
+            None => (volume.dirty_blocks + blocks.zero, oldest),
+        };
         let full = volume.pending.front().is_some() && self.quota_left(id) == 0;
-        let backlog = volume.mode != Mode::WriteBack && volume.sequence_drained < volume.backlog_sequence;
+        let backlog = volume.mode != Mode::WriteBack && volume.sequence_safe() < volume.backlog_sequence;
         let state = match () {
             _ if volume.fenced => VolumeState::Fenced,
             _ if volume.failed => VolumeState::Failed,
@@ -579,7 +600,9 @@ impl Engine {
             dirty_bytes: volume.dirty_blocks * block,
             dirty_zero_bytes: blocks.zero * block,
             dirty_bytes_max: self.dirty_bytes_max(id),
-            dirty_age_ns: oldest.map_or(0, |since| now.saturating_sub(since)),
+            dirty_age_ns: age(oldest),
+            exposed_bytes: exposed_blocks * block,
+            exposed_age_ns: age(exposed_since),
             cached_bytes: blocks.at * block,
             lost_blocks: blocks.lost,
             sequence: volume.sequence,

@@ -1,10 +1,10 @@
 //! The drain: dirty blocks and zeroes go to the backend, oldest object first.
 //!
-//! This is the *unordered* drain: within and across objects the newest content wins, and the image
-//! between two drains is no point of the volume's history. Correctness rests on three rules: an object
-//! is drained by one drain at a time; a block becomes clean only when the backend's flush has covered
-//! it and the index still has the very copy that was written; an object that changes meanwhile is
-//! queued again.
+//! Within and across objects the newest content wins, and the image between two drains is no point of the
+//! volume's history; where the drain is grouped, only what a redo beside the image holds already goes
+//! there (see `group`). Correctness rests on three rules: an object is drained by one drain at a time; a
+//! block becomes clean only when the backend's flush has covered it and the index still has the very copy
+//! that was written; an object that changes meanwhile is queued again.
 
 use crate::ack::Deferred;
 use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, VolumeId};
@@ -35,6 +35,10 @@ pub(crate) struct Drain {
     zeroes: bool,
     in_flight: u32,
     failed: bool,
+    /// Something was left out that is in no committed group: what the log held when that was last seen, and what
+    /// was committed when the drain began.
+    left_out: Option<u64>,
+    committed: u64,
     /// What the backend has got.
     written: Vec<(u64, Position)>,
 }
@@ -85,10 +89,13 @@ impl Engine {
             if in_flight >= 4 && in_flight >= limit || left == 0 {
                 return;
             }
-            let more = match volume.drain_open {
-                Some(drain) => self.drain_next(id, drain),
-                None => volume.drains.len() < DRAINS_MAX && self.start_drain(now, id, urgent),
-            };
+            // The redo first: nothing else can go to the image before it is committed.
+            let (open, may_start) = (volume.drain_open, volume.drains.len() < DRAINS_MAX);
+            let more = self.redo_next(id)
+                || match open {
+                    Some(drain) => self.drain_next(id, drain),
+                    None => may_start && self.start_drain(now, id, urgent),
+                };
             if !more {
                 return;
             }
@@ -96,12 +103,13 @@ impl Engine {
     }
 
     /// Whether the volume's drain is to run as fast as it can.
-    fn drain_is_urgent(&self, id: VolumeId) -> bool {
+    pub(crate) fn drain_is_urgent(&self, id: VolumeId) -> bool {
         let volume = self.volume(id);
         volume.mode != Mode::WriteBack
             || volume.task != Task::None
             || volume.drain_all_until > volume.sequence_drained
-            || volume.dirty_blocks * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
+            || volume.held_blocks() * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
+            || self.redo_is_long(id)
             || self.space.dirty_blocks() > self.space.dirty_blocks_max() / 2
             || self.extents_pending > self.geo.extents_max() / 4
             || self.dead
@@ -109,13 +117,18 @@ impl Engine {
 
     fn start_drain(&mut self, now: Nanos, id: VolumeId, urgent: bool) -> bool {
         let volume = self.volume_mut(id);
-        let at = volume
-            .dirty_objects
-            .iter()
-            .take(64)
-            .position(|d| !volume.index.flags(d.object).contains(ObjectFlags::DRAINING));
+        let drainable = volume.sequence_drainable();
+        let index = &volume.index;
+        let free = |d: &DirtyObject| {
+            d.wait_for <= drainable && !index.flags(d.object).contains(ObjectFlags::DRAINING)
+        };
+        let from = volume.drain_cursor.min(volume.dirty_objects.len());
+        let at = volume.dirty_objects.range(from..).position(free).map(|n| from + n);
+        volume.drain_cursor = at.unwrap_or(volume.dirty_objects.len());
         let Some(at) = at else { return false };
-        if !urgent && volume.dirty_objects[at].since + DRAIN_DELAY_NS > now {
+        // In groups everything has waited long enough.
+        let young = volume.groups.is_none() && volume.dirty_objects[at].since + DRAIN_DELAY_NS > now;
+        if !urgent && young {
             return false;
         }
         let entry = volume.dirty_objects.remove(at).expect("found just now");
@@ -123,7 +136,17 @@ impl Engine {
         volume.index.set_flags(entry.object, ObjectFlags::DRAINING);
         let zeroes = volume.index.flags(entry.object).contains(ObjectFlags::ZERO_DIRTY);
         let written = self.spare_written.pop().unwrap_or_default();
-        let drain = Drain { volume: id, entry, cursor: 0, zeroes, in_flight: 0, failed: false, written };
+        let drain = Drain {
+            volume: id,
+            entry,
+            cursor: 0,
+            zeroes,
+            in_flight: 0,
+            failed: false,
+            left_out: None,
+            committed: if drainable == u64::MAX { 0 } else { drainable },
+            written,
+        };
         let drain = self.drains.insert(drain);
         let volume = self.volume_mut(id);
         volume.drains.push(drain);
@@ -138,8 +161,17 @@ impl Engine {
         let end = (object + OBJECT_BLOCKS as u64).min(self.volume(id).blocks().max(object));
         let mut at = object + u64::from(drain.cursor);
         while at < end {
-            let (found, n) = self.volume(id).index.lookup_run(at, (end - at) as u32);
+            let volume = self.volume(id);
+            let (found, n) = volume.index.lookup_run(at, (end - at) as u32);
+            let (uncommitted, n) = match found {
+                Lookup::At(_) | Lookup::Zero => volume.uncommitted(at, n),
+                Lookup::Absent | Lookup::Lost => (false, n),
+            };
             match found {
+                _ if uncommitted => {
+                    let sequence = volume.sequence;
+                    self.drains[d].left_out = Some(sequence);
+                }
                 Lookup::Zero if self.drains[d].zeroes => {
                     if self.drains[d].in_flight >= ZEROES_IN_FLIGHT {
                         return false;
@@ -181,7 +213,7 @@ impl Engine {
 
     /// Only what a power loss would leave in the log may reach the backend: else the image could hold
     /// a write whose predecessors are lost.
-    fn when_stable(&mut self, deferred: Deferred) {
+    pub(crate) fn when_stable(&mut self, deferred: Deferred) {
         let log = &self.log.streams[Stream::Log as usize];
         if log.published > log.stable && !self.dead {
             self.sync.drains.push((log.published, deferred));
@@ -193,6 +225,7 @@ impl Engine {
     pub(crate) fn drain_stable(&mut self, deferred: Deferred) {
         let block = BLOCK_BYTES as u64;
         let (drain, io, op) = match deferred {
+            Deferred::Frame(index) => return self.send_frame(index),
             Deferred::Piece(index) => {
                 let piece = &self.pieces[index];
                 let buf = piece.buf.slice(0, piece.blocks as usize * BLOCK_BYTES);
@@ -230,8 +263,10 @@ impl Engine {
             again: false,
         };
         while (piece.blocks as usize) < PIECE_BLOCKS && first + u64::from(piece.blocks) < end {
-            let Lookup::At(p) = self.volume(id).index.lookup(first + u64::from(piece.blocks)) else { break };
-            if !self.space.marks.is_dirty(p) {
+            let block = first + u64::from(piece.blocks);
+            let volume = self.volume(id);
+            let Lookup::At(p) = volume.index.lookup(block) else { break };
+            if !self.space.marks.is_dirty(p) || volume.uncommitted(block, 1).0 {
                 break;
             }
             piece.positions[piece.blocks as usize] = p;
@@ -288,7 +323,7 @@ impl Engine {
         }
         if !piece.bad {
             self.when_stable(Deferred::Piece(index));
-        } else if !piece.again {
+        } else if !piece.again && self.is_still_there(&piece) {
             self.pieces[index].again = true;
             self.pieces[index].bad = false;
             self.read_piece(index);
@@ -296,6 +331,13 @@ impl Engine {
             // What is lost is marked; the rest of the object is drained without it.
             self.release_piece(index, false);
         }
+    }
+
+    /// Whether all blocks of a piece are where they were: what has been moved meanwhile has left its place to others.
+    fn is_still_there(&self, piece: &Piece) -> bool {
+        let index = &self.volume(self.drains[piece.drain].volume).index;
+        let positions = piece.positions[..piece.blocks as usize].iter();
+        positions.zip(piece.first..).all(|(&position, block)| index.lookup(block) == Lookup::At(position))
     }
 
     pub(crate) fn drain_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
@@ -410,11 +452,19 @@ impl Engine {
             }
             volume.dirty_blocks -= drained;
             volume.count.drained_blocks += drained;
-            if volume.sequence_drained < volume.backlog_sequence {
+            if volume.sequence_safe() < volume.backlog_sequence {
                 volume.credit_bytes += drained * BLOCK_BYTES as u64 / 2;
             }
             let flags = volume.index.flags(object);
-            if drain.zeroes && !flags.contains(ObjectFlags::QUEUED) {
+            let queued = flags.contains(ObjectFlags::QUEUED);
+            if queued {
+                volume.drain_cursor = 0;
+            }
+            if let Some(sequence) = drain.left_out {
+                let committed = drain.committed;
+                let entry = DirtyObject { wait_for: sequence, then_first: committed + 1, ..drain.entry };
+                volume.requeue_dirty(entry);
+            } else if drain.zeroes && !queued {
                 volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);
                 volume.index.forget_zeroes(object);
                 volume.forgotten_until = checkpoint;
@@ -439,7 +489,7 @@ impl Engine {
         let volume = self.volume_mut(id);
         let drained = oldest.map_or(volume.sequence, |s| s.saturating_sub(1));
         volume.sequence_drained = volume.sequence_drained.max(drained);
-        if volume.sequence_drained >= volume.backlog_sequence {
+        if volume.sequence_safe() >= volume.backlog_sequence {
             volume.credit_bytes = 0;
         }
         let drained = volume.sequence_drained;
@@ -471,7 +521,8 @@ impl Engine {
             if v.retry_at > now {
                 return Some(v.retry_at);
             }
-            v.dirty_objects.front().map(|d| d.since + DRAIN_DELAY_NS)
+            let next = v.dirty_objects.get(v.drain_cursor).filter(|_| v.groups.is_none());
+            next.map(|d| d.since + DRAIN_DELAY_NS)
         });
         due.filter(|&at| at > now).min()
     }

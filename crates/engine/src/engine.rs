@@ -7,6 +7,7 @@ use crate::control::Verify;
 use crate::drain::{Drain, PIECE_BLOCKS, Piece};
 use crate::format::{Geometry, SUMMARY_BLOCKS_MAX, Stream};
 use crate::ghost::Ghost;
+use crate::group::Frame;
 use crate::log::{Append, Log};
 use crate::mem::{Arena, Buf};
 use crate::read::{CachedRead, Fills, MissRead};
@@ -151,6 +152,11 @@ pub(crate) enum Io {
     CheckpointSync,
     Verify { volume: VolumeId, block: u64, blocks: u32, buf: Buf },
     Disown { volume: VolumeId },
+    FrameRead { frame: u32, start: u16, end: u16 },
+    FrameWrite { frame: u32 },
+    RedoCommit { volume: VolumeId },
+    RedoTrim { volume: VolumeId },
+    RedoNote { volume: VolumeId },
 }
 
 /// The core of one cache device.
@@ -173,6 +179,7 @@ pub struct Engine {
     pub(crate) fills: Fills,
     pub(crate) drains: Slab<Drain>,
     pub(crate) pieces: Slab<Piece>,
+    pub(crate) frames: Slab<Frame>,
     pub(crate) spare_written: Vec<Vec<(u64, u32)>>,
     pub(crate) reclaim: Reclaim,
     pub(crate) checkpoint: Checkpoint,
@@ -225,6 +232,7 @@ impl Engine {
             fills: Fills::new(),
             drains: Slab::with_capacity(256),
             pieces: Slab::with_capacity(config.drain_buffers),
+            frames: Slab::with_capacity(config.drain_buffers),
             spare_written: Vec::new(),
             reclaim: Reclaim::default(),
             checkpoint: Checkpoint::new(durable, epoch, geo.pages(), now),
@@ -304,8 +312,12 @@ impl Engine {
     pub fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let held = self.volumes.iter().flatten().filter_map(|v| v.held.front().map(|&(at, _)| at)).min();
         let drain = if self.stopping.is_none() { self.drain_deadline(now) } else { None };
+        let group = if self.stopping.is_none() { self.group_deadline(now) } else { None };
         let stop = self.stop_deadline(now);
-        [held, drain, stop, self.fills.deadline(), self.checkpoint.deadline()].into_iter().flatten().min()
+        [held, drain, group, stop, self.fills.deadline(), self.checkpoint.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Looks for work, in the order of urgency.
@@ -324,6 +336,7 @@ impl Engine {
         self.pump_checkpoint(now);
         self.advance_checkpoint_pages();
         if self.stopping.is_none() {
+            self.pump_groups(now);
             self.pump_drain(now);
         }
         self.pump_backend_flush(now);
@@ -350,7 +363,7 @@ impl Engine {
                 count.backend_reads += 1;
                 count.backend_read_bytes += u64::from(buf.len);
             }
-            BackendOp::Write { buf, .. } => {
+            BackendOp::Write { buf, .. } | BackendOp::RedoWrite { buf, .. } => {
                 count.backend_writes += 1;
                 count.backend_written_bytes += u64::from(buf.len);
             }
@@ -388,6 +401,11 @@ impl Engine {
                 self.verify_done(now, volume, block, blocks, buf, result)
             }
             Io::Disown { volume } => self.disown_done(now, volume, result),
+            Io::FrameRead { frame, start, end } => self.frame_read_done(frame, start, end, result),
+            Io::FrameWrite { frame } => self.frame_write_done(now, frame, result),
+            Io::RedoCommit { volume } => self.redo_commit_done(now, volume, result),
+            Io::RedoTrim { volume } => self.redo_trim_done(now, volume, result),
+            Io::RedoNote { volume } => self.redo_note_done(now, volume, result),
         }
     }
 

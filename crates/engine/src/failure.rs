@@ -93,7 +93,12 @@ impl Engine {
     /// the image, or is lost, the image must name it: a restart would otherwise serve something older.
     pub(crate) fn disown(&mut self, now: Nanos, id: VolumeId) {
         let volume = self.volume_mut(id);
-        if volume.disowning || volume.is_dirty() || volume.failed || volume.retry_at > now {
+        if volume.disowning
+            || volume.is_dirty()
+            || volume.has_redo()
+            || volume.failed
+            || volume.retry_at > now
+        {
             return;
         }
         volume.disowning = true;

@@ -369,8 +369,8 @@ pub struct VolumeItem {
     pub read_only: u8,
     /// 1 when data is lost that cannot be named.
     pub failed: u8,
-    /// 1 when the volume is being removed.
-    pub removing: u8,
+    /// 1 when the drain is unordered, 0 when it is grouped.
+    pub unordered: u8,
     /// Everything up to here is in the backend.
     pub sequence_drained: U64,
     /// Dirty quota as configured; zero for the default.

@@ -4,7 +4,7 @@
 //! runs, [`format_device`] lays a device out and [`Engine::open`] brings it back, through [`device`].
 //!
 //! Where to look: a write goes through `change` (admission, unaligned and direct writes), `log` (records,
-//! appends), `publish` (index), `ack` (flush, write-through, back-pressure) and later `drain`; a read
+//! appends), `publish` (index), `ack` (flush, write-through, back-pressure) and later `drain` (whole groups first, by `group`); a read
 //! through `read`, which also admits misses. `reclaim` makes room, `checkpoint`, `recover` and `replay`
 //! survive a crash, `space` and `index` say what is where, [`format`](mod@format) how it looks on the device.
 
@@ -19,6 +19,7 @@ mod engine;
 mod failure;
 pub mod format;
 pub mod ghost;
+mod group;
 pub mod index;
 mod init;
 mod log;
@@ -28,6 +29,7 @@ mod publish;
 mod read;
 mod reclaim;
 mod recover;
+pub mod redo;
 mod replay;
 mod space;
 pub mod status;

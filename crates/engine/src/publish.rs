@@ -3,6 +3,7 @@
 use crate::api::Nanos;
 use crate::engine::Engine;
 use crate::format::EntryKind;
+use crate::group::supersede;
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::log::{Built, BuiltEntry};
 use crate::space::Space;
@@ -22,7 +23,7 @@ impl Engine {
                     self.unpublished_blocks -= n as u64;
                     let (volume, space) = self.volume_and_space(vid);
                     volume.unpublished_blocks -= n as u64;
-                    apply_data(volume, space, &entries[i..i + n]);
+                    apply_data(volume, space, &entries[i..i + n], now);
                     for object in object_of(entry.block())..=object_of(entry.block() + n as u64 - 1) {
                         volume.note_dirty(object, record.sequence, now);
                     }
@@ -73,11 +74,17 @@ fn run_length(entries: &[BuiltEntry]) -> usize {
 }
 
 /// Blocks that follow each other become the current, dirty copies.
-pub(crate) fn apply_data(volume: &mut Volume, space: &mut Space, entries: &[BuiltEntry]) {
+pub(crate) fn apply_data(volume: &mut Volume, space: &mut Space, entries: &[BuiltEntry], now: Nanos) {
     let mut cleaned = 0;
     let (block, position) = (entries[0].entry.block(), entries[0].position);
     let n = entries.len() as u32;
-    volume.index.insert(block, n, position, &mut |_, n, was| cleaned += kill_replaced(space, n, was));
+    let (groups, frozen) = (&mut volume.groups, &mut volume.frozen_blocks);
+    volume.index.insert(block, n, position, &mut |block, n, was| {
+        cleaned += supersede(groups.as_mut(), space, frozen, block, n, was);
+    });
+    if let Some(groups) = &mut volume.groups {
+        groups.insert(now, block, n, position);
+    }
     for built in entries {
         space.place(built.position, built.entry.value(), true);
     }
@@ -96,7 +103,13 @@ pub(crate) fn apply_zeroes(
 ) {
     let mut cleaned = 0;
     let blocks = range.end - range.start;
-    volume.index.set_zero(range.start, blocks, &mut |_, n, was| cleaned += kill_replaced(space, n, was));
+    let (groups, frozen) = (&mut volume.groups, &mut volume.frozen_blocks);
+    volume.index.set_zero(range.start, blocks, &mut |block, n, was| {
+        cleaned += supersede(groups.as_mut(), space, frozen, block, n, was);
+    });
+    if let Some(groups) = &mut volume.groups {
+        groups.set_zero(now, range.start, blocks);
+    }
     volume.dirty_blocks -= cleaned;
     for object in object_of(range.start)..=object_of(range.end - 1) {
         let first = u64::from(object) * OBJECT_BLOCKS as u64;
@@ -109,14 +122,6 @@ pub(crate) fn apply_zeroes(
             volume.index.set_flags(object, ObjectFlags::ZERO_DIRTY);
         }
         volume.note_dirty(object, sequence, now);
-    }
-}
-
-/// Copies that were current are not any more; returns how many of them were dirty.
-fn kill_replaced(space: &mut Space, n: u32, was: Lookup) -> u64 {
-    match was {
-        Lookup::At(position) => (position..position + n).filter(|&p| space.kill(p)).count() as u64,
-        _ => 0,
     }
 }
 

@@ -236,6 +236,9 @@ impl Engine {
         }
         let (volume, space) = self.volume_and_space(vid);
         volume.index.set_lost(block, 1, &mut |_, _, _| ());
+        if let Some(groups) = &mut volume.groups {
+            groups.forget(block, position);
+        }
         if space.kill(position) {
             volume.dirty_blocks -= 1;
         }

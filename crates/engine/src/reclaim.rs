@@ -11,6 +11,7 @@
 use crate::api::{BLOCK_BYTES, Effect, IoError, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{RecordKind, Stream, byte, crc32c};
+use crate::group::Groups;
 use crate::index::{Lookup, ObjectFlags, Position};
 use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
 use crate::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
@@ -119,7 +120,7 @@ impl Engine {
         let queue = |stream| self.space.sealed(stream);
         let (fill, main, log) = (queue(Stream::Fill), queue(Stream::Main), queue(Stream::Log));
         let clean = |s: &&u32| segments[**s as usize].dirty == 0;
-        if let Some(&dead) = log.iter().take(SCAN_MAX).find(|&&s| segments[s as usize].live == 0) {
+        if let Some(&dead) = log.iter().take(SCAN_MAX).find(|&&s| segments[s as usize].is_dead()) {
             return Some(dead);
         }
         let log_clean = log.iter().take(SCAN_MAX).find(clean).copied();
@@ -147,7 +148,7 @@ impl Engine {
         let s = self.space.segments[segment as usize];
         self.reclaim.job = Some(Job {
             segment,
-            phase: if s.live == 0 { Phase::Publishing } else { Phase::Summary },
+            phase: if s.is_dead() { Phase::Publishing } else { Phase::Summary },
             candidates,
             cursor: 0,
             batch,
@@ -157,7 +158,7 @@ impl Engine {
             appends: 0,
             survivors_left: self.geo.segment_blocks / 2,
         });
-        if s.live > 0 {
+        if !s.is_dead() {
             let blocks = u32::from(s.summary_blocks);
             let first = self.geo.segment_block(segment) + self.geo.segment_blocks - blocks;
             let token = self.start_io(Io::ReclaimSummary);
@@ -185,7 +186,7 @@ impl Engine {
                     for (i, entry) in data.enumerate() {
                         let volume = VolumeId(record.volume.get());
                         let candidate = Candidate { volume, block: entry.block(), position: base + i as u32 };
-                        if self.is_current(candidate) {
+                        if self.is_needed(candidate) {
                             job.candidates.push(candidate);
                         }
                     }
@@ -205,8 +206,10 @@ impl Engine {
         let range = first..first + self.geo.segment_blocks;
         for (v, volume) in self.volumes.iter().enumerate() {
             let Some(volume) = volume else { continue };
-            for object in volume.index.objects(0) {
-                for (block, n, found) in volume.index.runs(object) {
+            let closed = volume.groups.as_ref().and_then(|groups| groups.closed_index());
+            let all = std::iter::once(&volume.index).chain(closed);
+            for (index, object) in all.flat_map(|index| index.objects(0).map(move |object| (index, object))) {
+                for (block, n, found) in index.runs(object) {
                     let Lookup::At(position) = found else { continue };
                     let inside = (0..n).filter(|i| range.contains(&(position + i)));
                     job.candidates.extend(inside.map(|i| Candidate {
@@ -217,6 +220,26 @@ impl Engine {
                 }
             }
         }
+        // What is current may stand in both.
+        job.candidates.sort_by_key(|c| c.position);
+        job.candidates.dedup_by_key(|c| c.position);
+        let mut candidates = std::mem::take(&mut job.candidates);
+        candidates.retain(|&c| self.is_needed(c));
+        job.candidates = candidates;
+    }
+
+    /// The copy is current, or a group needs it.
+    fn is_needed(&self, c: Candidate) -> bool {
+        self.is_current(c) || self.is_frozen(c)
+    }
+
+    fn is_frozen(&self, c: Candidate) -> bool {
+        let marks = &self.space.marks;
+        let groups = self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).map(|v| &v.groups);
+        let needs = |groups: &Groups| groups.closed_has(c.block, c.position);
+        !marks.is_live(c.position)
+            && marks.is_dirty(c.position)
+            && groups.and_then(Option::as_deref).is_some_and(needs)
     }
 
     fn is_current(&self, c: Candidate) -> bool {
@@ -232,7 +255,7 @@ impl Engine {
         let mut job = self.reclaim.job.take().expect("a job is being sorted");
         let probation = self.space.segments[job.segment as usize].stream != Stream::Main;
         while let Some(&c) = job.candidates.get(job.cursor) {
-            if !self.is_current(c) {
+            if !self.is_needed(c) {
                 job.cursor += 1;
                 continue;
             }
@@ -323,10 +346,10 @@ impl Engine {
             let c = job.batch[i];
             if result.is_ok() && crc32c(bytes) == self.space.marks.crc(c.position) {
                 job.good |= 1 << i;
-            } else if self.is_current(c) {
+            } else if self.is_needed(c) {
                 self.volume_mut(c.volume).count.corrupt_blocks += 1;
                 if self.space.marks.is_dirty(c.position) {
-                    self.lose_block(c.volume, c.block, c.position);
+                    self.lose_copy(c.volume, c.block, c.position);
                 } else {
                     self.forget_blocks(c.volume, c.block, 1);
                 }
@@ -368,7 +391,7 @@ impl Engine {
 
     /// Appends what is left of the batch, in as many appends as it takes.
     fn append_batch(&mut self, job: &mut Job) -> bool {
-        let left = (0..job.batch.len()).filter(|&i| !self.is_current(job.batch[i]));
+        let left = (0..job.batch.len()).filter(|&i| !self.is_needed(job.batch[i]));
         left.for_each(|i| job.good &= !(1 << i));
         if job.good != 0 && job.stream != Stream::Log {
             self.yield_stream(job.stream);
@@ -416,7 +439,21 @@ impl Engine {
                 return;
             }
             let (volume, space) = self.volume_and_space(record.volume);
-            if volume.index.lookup(block) != Lookup::At(built.old) {
+            let current = volume.index.lookup(block) == Lookup::At(built.old);
+            let frozen = !current
+                && space.marks.is_dirty(built.old)
+                && volume.groups.as_ref().is_some_and(|groups| groups.closed_has(block, built.old));
+            if !current && !frozen {
+                continue;
+            }
+            if let Some(groups) = &mut volume.groups {
+                groups.moved(block, built.old, built.position);
+            }
+            if frozen {
+                space.clean(built.old);
+                space.place(built.position, built.entry.value(), true);
+                space.freeze(built.position);
+                self.device.moved_blocks += 1;
                 continue;
             }
             volume.index.insert(block, 1, built.position, &mut |_, _, _| ());
@@ -426,7 +463,13 @@ impl Engine {
             if dirty && !volume.index.flags(object).contains(ObjectFlags::QUEUED) {
                 // A drain under way knows the old position only: it will not make this copy clean.
                 let first_sequence = volume.sequence_drained + 1;
-                volume.requeue_dirty(DirtyObject { object, first_sequence, since: now });
+                volume.requeue_dirty(DirtyObject {
+                    object,
+                    first_sequence,
+                    since: now,
+                    wait_for: 0,
+                    then_first: first_sequence,
+                });
             }
             self.device.moved_blocks += 1;
         }
@@ -442,7 +485,7 @@ impl Engine {
         job.batch.clear();
         self.reclaim.spare = (job.candidates, job.batch);
         let s = &self.space.segments[job.segment as usize];
-        if s.live > 0 {
+        if !s.is_dead() {
             // Something in it became unreadable in between; it stays until it is looked at again.
             self.space.set_state(job.segment, SegmentState::Sealed);
             return;

@@ -326,7 +326,8 @@ impl Replay<'_> {
             }
             match entry.kind() {
                 Some(EntryKind::Data) if *good => {
-                    apply_data(volume, space, &[BuiltEntry { entry: *entry, position, old: 0 }]);
+                    let built = BuiltEntry { entry: *entry, position, old: 0 };
+                    apply_data(volume, space, &[built], self.now);
                     self.report.blocks_replayed += 1;
                 }
                 Some(EntryKind::Data) => self.lose(v, entry.block(), 1),

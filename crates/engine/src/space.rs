@@ -35,6 +35,13 @@ pub(crate) struct Segment {
     pub(crate) pins: u32,
 }
 
+impl Segment {
+    /// Nothing in it is needed any more.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.live == 0 && self.dirty == 0
+    }
+}
+
 /// All segments, with the marks of their blocks.
 pub(crate) struct Space {
     pub(crate) geo: Geometry,
@@ -194,6 +201,16 @@ impl Space {
         self.live_blocks -= 1;
         self.note_change(segment);
         was_dirty
+    }
+
+    /// The copy at `position` is superseded, but a group still needs it: it stays dirty where it is.
+    pub(crate) fn freeze(&mut self, position: Position) {
+        let segment = self.geo.segment_of(position);
+        assert!(self.marks.clear_live(position), "position {position} was live");
+        self.marks.clear_refs(position);
+        self.segments[segment as usize].live -= 1;
+        self.live_blocks -= 1;
+        self.note_change(segment);
     }
 
     /// The copy at `position` is in the backend; tells whether it was dirty before.

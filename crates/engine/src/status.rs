@@ -24,6 +24,10 @@ pub struct VolumeStatus {
     pub dirty_bytes_max: u64,
     /// Age of the oldest dirty byte; 0 when there is none.
     pub dirty_age_ns: Nanos,
+    /// Bytes, of data and zeroes, that neither the image nor its redo has: what the loss of the cache would cost.
+    pub exposed_bytes: u64,
+    /// Age of the oldest of them; 0 when there is none.
+    pub exposed_age_ns: Nanos,
     /// Bytes in the cache, dirty and clean.
     pub cached_bytes: u64,
     /// Blocks that read EIO because no good copy is left.
@@ -104,6 +108,10 @@ pub struct VolumeCounters {
     pub backend_written_bytes: u64,
     /// Backend operations that failed.
     pub backend_errors: u64,
+    /// Groups that were ended.
+    pub groups: u64,
+    /// Bytes of redo written.
+    pub redo_bytes: u64,
     /// Dirty blocks drained.
     pub drained_blocks: u64,
     /// Cached blocks whose checksum did not match.

@@ -1,7 +1,10 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
-use crate::api::{BLOCK_BYTES, ControlError, IoError, Mode, Nanos, Request, RequestError, VolumeSpec};
+use crate::api::{
+    BLOCK_BYTES, ControlError, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeSpec,
+};
 use crate::format::VolumeItem;
+use crate::group::Groups;
 use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
 use crate::status::VolumeCounters;
@@ -87,6 +90,10 @@ pub(crate) struct DirtyObject {
     /// Oldest record that may have dirtied it.
     pub(crate) first_sequence: u64,
     pub(crate) since: Nanos,
+    /// Nothing of it can be drained before everything up to this sequence is committed (grouped drain).
+    pub(crate) wait_for: u64,
+    /// What `first_sequence` becomes then: older content of what was left out is superseded in the redo, too.
+    pub(crate) then_first: u64,
 }
 
 /// A control operation that waits for the volume's drain.
@@ -156,14 +163,22 @@ pub(crate) struct Volume {
     /// Sequence up to which the backlog reaches.
     pub(crate) backlog_sequence: u64,
 
+    /// Current blocks that are not in the image.
     pub(crate) dirty_blocks: u64,
+    /// Superseded ones that a group still needs.
+    pub(crate) frozen_blocks: u64,
+    /// What is committed to the backend in groups; `None` where the drain is unordered.
+    pub(crate) groups: Option<Box<Groups>>,
     /// Blocks that recovery has found inside of the checkpoint's zero extents.
     pub(crate) covered_blocks: u64,
     /// Blocks in records that are not published.
     pub(crate) unpublished_blocks: u64,
     /// When the last held acknowledgement is released.
     pub(crate) held_until: Nanos,
+    /// By their first sequence.
     pub(crate) dirty_objects: VecDeque<DirtyObject>,
+    /// Entries before this one cannot be drained for now.
+    pub(crate) drain_cursor: usize,
     /// Drains in flight (indices of the engine's slab).
     pub(crate) drains: Vec<u32>,
     /// The one that has more to issue, and what is in flight for all.
@@ -234,10 +249,13 @@ impl Volume {
             credit_bytes: 0,
             backlog_sequence: 0,
             dirty_blocks: 0,
+            frozen_blocks: 0,
+            groups: None,
             covered_blocks: 0,
             unpublished_blocks: 0,
             held_until: 0,
             dirty_objects: VecDeque::new(),
+            drain_cursor: 0,
             drains: Vec::new(),
             drain_open: None,
             drain_in_flight: 0,
@@ -279,7 +297,7 @@ impl Volume {
         item.mode = mode_number(spec.mode);
         item.read_only = u8::from(spec.read_only);
         item.failed = u8::from(self.failed);
-        item.removing = 0;
+        item.unordered = u8::from(spec.drain == DrainOrder::Unordered);
         item.sequence_drained.set(self.sequence_drained);
         item.dirty_bytes_max.set(spec.dirty_bytes_max);
         item.dirty_blocks.set(self.dirty_blocks);
@@ -302,6 +320,7 @@ impl Volume {
             backend: text(&item.backend, item.backend_len.get())?,
             size_bytes: item.size_bytes.get(),
             mode: *MODES.get(usize::from(item.mode))?,
+            drain: if item.unordered == 0 { DrainOrder::Grouped } else { DrainOrder::Unordered },
             dirty_bytes_max: item.dirty_bytes_max.get(),
             read_only: item.read_only == 1,
             generation: item.generation.get(),
@@ -342,6 +361,12 @@ impl Volume {
             || !self.drains.is_empty()
             || !self.unflushed.is_empty()
             || !self.flushing.is_empty()
+            || self.groups.as_ref().is_some_and(|groups| groups.is_uncommitted())
+    }
+
+    /// Blocks that take room on the device until they are drained.
+    pub(crate) fn held_blocks(&self) -> u64 {
+        self.dirty_blocks + self.frozen_blocks
     }
 
     /// Direct writes are not known to be on the backend's stable media.
@@ -377,7 +402,14 @@ impl Volume {
     pub(crate) fn note_dirty(&mut self, object: u32, sequence: u64, now: Nanos) {
         if !self.index.flags(object).contains(ObjectFlags::QUEUED) {
             self.index.set_flags(object, ObjectFlags::QUEUED);
-            self.dirty_objects.push_back(DirtyObject { object, first_sequence: sequence, since: now });
+            let wait_for = if self.groups.is_some() { sequence } else { 0 };
+            self.dirty_objects.push_back(DirtyObject {
+                object,
+                first_sequence: sequence,
+                since: now,
+                wait_for,
+                then_first: sequence,
+            });
         }
     }
 
@@ -389,10 +421,28 @@ impl Volume {
             let queued = queued.expect("an object with the flag is in the queue");
             entry.first_sequence = entry.first_sequence.min(queued.first_sequence);
             entry.since = entry.since.min(queued.since);
+            entry.wait_for = entry.wait_for.max(queued.wait_for);
+            entry.then_first = entry.then_first.min(queued.then_first);
         }
         self.index.set_flags(entry.object, ObjectFlags::QUEUED);
-        let at = self.dirty_objects.iter().position(|d| d.first_sequence >= entry.first_sequence);
-        self.dirty_objects.insert(at.unwrap_or(self.dirty_objects.len()), entry);
+        let at = self.dirty_objects.partition_point(|d| d.first_sequence < entry.first_sequence);
+        self.dirty_objects.insert(at, entry);
+        self.drain_cursor = self.drain_cursor.min(at);
+    }
+
+    /// Everything up to `sequence` is committed: what waited for that can be drained.
+    pub(crate) fn commit_objects(&mut self, sequence: u64) {
+        let mut moved = false;
+        for dirty in &mut self.dirty_objects {
+            if dirty.wait_for <= sequence && dirty.first_sequence < dirty.then_first {
+                dirty.first_sequence = dirty.then_first;
+                moved = true;
+            }
+        }
+        if moved {
+            self.dirty_objects.make_contiguous().sort_by_key(|dirty| dirty.first_sequence);
+        }
+        self.drain_cursor = 0;
     }
 }
 

@@ -611,6 +611,7 @@ fn recovered(attach_mode: Mode) -> (World, Attach) {
         generation: 2,
         size_bytes: 16 * MIB,
         mode: attach_mode,
+        drain: DrainOrder::Unordered,
         dirty_bytes_max: 0,
         read_only: false,
         attachment: vec![4],

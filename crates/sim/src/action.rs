@@ -49,6 +49,7 @@ impl World {
                         Moment::DrainWrite,
                         Moment::DeviceSync,
                         Moment::SummaryWrite,
+                        Moment::Commit,
                     ];
                     self.armed = Some((self.rng.pick(&moments), how));
                 } else {
@@ -361,6 +362,9 @@ impl World {
                 self.cover.hit(if verify { "removal verified" } else { "removal" });
                 self.vols[v].place = Place::Out;
                 self.vols[v].id = None;
+                if !self.vols[v].backend.redo.is_empty() {
+                    return self.fail(format!("volume {v} was removed, but its image still has a redo"));
+                }
                 self.check_image(v);
                 let pause = self.rng.around(100 * MS);
                 self.after(pause, Happening::Add { volume: v });

@@ -1,7 +1,9 @@
 //! The simulated backend of one volume.
 
+use crate::redo::Redo;
 use crate::rng::Rng;
 use crate::store::{Content, Store, content};
+use std::collections::BTreeMap;
 use tidepool_engine::api::{BLOCK_BYTES, IoError, Nanos};
 
 /// What goes wrong with a backend for now.
@@ -24,6 +26,8 @@ pub enum Trouble {
 /// An image: a file with a volatile write cache, or one whose writes are durable when they complete.
 pub struct Backend {
     pub(crate) store: Store,
+    /// The redo beside it.
+    pub(crate) redo: Redo,
     /// Bytes of the image.
     pub size_bytes: u64,
     /// Completed writes are durable (as on RBD).
@@ -47,6 +51,7 @@ impl Backend {
     pub fn new(size_bytes: u64, durable: bool, latency_ns: Nanos) -> Backend {
         Backend {
             store: Store::default(),
+            redo: Redo::default(),
             size_bytes,
             durable,
             latency_ns,
@@ -63,6 +68,18 @@ impl Backend {
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "backend reads of the core are block-aligned");
         for (i, out) in out.chunks_mut(BLOCK_BYTES).enumerate() {
             self.store.read(offset / BLOCK_BYTES as u64 + i as u64, out);
+        }
+    }
+
+    /// Reads a block as it would be with the redo's `content` applied.
+    pub fn read_cut(&self, content: &BTreeMap<u64, Option<Vec<u8>>>, block: u64, out: &mut [u8]) {
+        match content.get(&block) {
+            Some(Some(bytes)) => match self.clip(block, bytes) {
+                Some(bytes) => out.copy_from_slice(&bytes[..]),
+                None => out.fill(0),
+            },
+            Some(None) => out.fill(0),
+            None => self.store.read(block, out),
         }
     }
 

@@ -4,6 +4,7 @@
 //! and end of a request is a tick of one counter. From these follows what a read may return, what may be
 //! lost at a power loss, and what must then be lost with it.
 
+use crate::cuts::Cuts;
 use std::collections::{BTreeMap, BTreeSet};
 use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
 
@@ -49,6 +50,8 @@ pub struct Checker {
     ordered: bool,
     lost_end_min: (u64, u64),
     survivor_start_max: (u64, u64),
+    /// Where the drain is grouped.
+    pub cuts: Option<Cuts>,
 }
 
 /// Fills a sector with its value.
@@ -90,6 +93,27 @@ impl Checker {
             ordered: true,
             lost_end_min: (u64::MAX, 0),
             survivor_start_max: (0, 0),
+            cuts: None,
+        }
+    }
+
+    /// The image and its redo are compared with cuts from now on.
+    pub fn watch_cuts(&mut self) {
+        self.cuts = Some(Cuts::new(self.salt, self.base_sectors));
+    }
+
+    /// Whether image and redo are the volume as it once was.
+    ///
+    /// # Errors
+    /// What contradicts that.
+    pub fn check_cut(&mut self, read: &mut dyn FnMut(u64, &mut [u8])) -> Result<(), String> {
+        self.cuts.as_mut().map_or(Ok(()), |cuts| cuts.check(self.sectors, read))
+    }
+
+    /// The image has everything: the next cuts are compared with it.
+    pub fn adopt_cut(&mut self, read: &mut dyn FnMut(u64, &mut [u8])) {
+        if let Some(cuts) = &mut self.cuts {
+            cuts.adopt(self.sectors, read);
         }
     }
 
@@ -140,6 +164,7 @@ impl Checker {
         self.changes.clear();
         self.reads.clear();
         self.verify.clear();
+        self.adopt_cut(read);
     }
 
     fn sectors_of(&self, block: u64) -> usize {
@@ -180,6 +205,9 @@ impl Checker {
     /// A change of sectors is sent; `start` is its name.
     pub fn start_change(&mut self, start: u64, first: u64, n: u64, value: u64, direct: bool) {
         self.changes.insert(start, (first, n));
+        if let Some(cuts) = &mut self.cuts {
+            cuts.start(start, first, n, value);
+        }
         if direct {
             self.direct = start;
         }
@@ -195,6 +223,9 @@ impl Checker {
     /// A change is answered. After an error it may or may not have happened.
     pub fn end_change(&mut self, start: u64, now: u64, acked: bool, durable: bool) {
         let (first, n) = self.changes.remove(&start).expect("a change ends once");
+        if let Some(cuts) = &mut self.cuts {
+            cuts.end(start, now, acked, durable);
+        }
         let reads_from = self.reads.first().copied().unwrap_or(now);
         for (block, range) in Self::parts(first, n) {
             let mut versions = self.take(block);
@@ -351,6 +382,10 @@ impl Checker {
     /// Power was lost. Before the volume is used again, [`Checker::to_verify`] is to be read.
     pub fn power_lost(&mut self, now: u64) {
         self.killed(now);
+        let sure = self.floor.min(self.unsure_from);
+        if let Some(cuts) = &mut self.cuts {
+            cuts.power_lost(sure);
+        }
         self.ordered &= self.direct <= self.floor;
         if !self.verify.is_empty() {
             // Nothing was written since the last time, and what was seen then stays.

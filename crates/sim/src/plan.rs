@@ -2,7 +2,7 @@
 
 use crate::rng::Rng;
 use tidepool_engine::EngineConfig;
-use tidepool_engine::api::{BLOCK_BYTES, Mode, Nanos};
+use tidepool_engine::api::{BLOCK_BYTES, DrainOrder, Mode, Nanos};
 
 /// One millisecond.
 pub const MS: Nanos = 1_000_000;
@@ -31,6 +31,8 @@ pub struct VolumePlan {
     pub base_bytes: u64,
     /// Mode at first.
     pub mode: Mode,
+    /// Order of the drain.
+    pub drain: DrainOrder,
     /// Quota at first.
     pub dirty_bytes_max: u64,
     /// Completed writes of the backend are durable.
@@ -154,6 +156,7 @@ impl VolumePlan {
             size_bytes,
             base_bytes,
             mode: if modes { rng.pick(&all) } else { Mode::WriteBack },
+            drain: rng.pick(&[DrainOrder::Grouped, DrainOrder::Grouped, DrainOrder::Unordered]),
             dirty_bytes_max: rng.pick(&[0, 0, 0, 64 << 10, 1 << 20, 8 << 20]),
             durable_backend: rng.permille(500),
             backend_latency_ns: rng.pick(&[200_000, 1_000_000, 10_000_000]),

@@ -45,6 +45,7 @@ impl World {
         self.formats += 1;
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.formats.to_le_bytes());
+        self.uuid = uuid;
         let options =
             FormatOptions { uuid, size_bytes: self.plan.cache_bytes, segment_bytes: self.plan.segment_bytes };
         if let Err(error) = format_device(&mut self.disk, &options, &mut |_, _| ()) {
@@ -71,6 +72,18 @@ impl World {
                 }
                 FlightKind::Disown { volume } if self.rng.permille(500) => {
                     self.vols[volume].backend.disowned = true;
+                }
+                FlightKind::RedoWrite { volume, name, bytes } if self.delivers(volume) => {
+                    self.vols[volume].backend.redo.write_cut(&mut self.rng, name, &bytes);
+                }
+                FlightKind::RedoCommit { volume, generation, first, group, frames }
+                    if self.delivers(volume) && self.rng.permille(500) =>
+                {
+                    self.commit(volume, generation, first, group, frames);
+                    self.cover.hit("kill during commit");
+                }
+                FlightKind::RedoTrim { volume, first } if self.delivers(volume) && self.rng.permille(500) => {
+                    self.vols[volume].backend.redo.trim(first);
                 }
                 _ => {}
             }
@@ -117,6 +130,12 @@ impl World {
         self.after(pause, Happening::Reopen);
     }
 
+    /// What was sent to a backend may have arrived.
+    fn delivers(&self, volume: usize) -> bool {
+        let backend = &self.vols[volume].backend;
+        !matches!(backend.trouble_now(self.now), Trouble::Stopped | Trouble::Fenced)
+    }
+
     /// What is not on stable media is lost, or not.
     pub(crate) fn lose_power(&mut self) {
         self.note("power loss", 0, 0, 0);
@@ -126,6 +145,9 @@ impl World {
             vol.backend.store.power_loss(&mut self.rng);
             vol.checker.power_lost(self.tick);
             vol.must_verify = true;
+        }
+        for v in 0..self.vols.len() {
+            self.check_cut(v);
         }
     }
 
@@ -188,9 +210,15 @@ impl World {
     /// must have everything in their images.
     pub(crate) fn replace_cache(&mut self, clean: Vec<usize>) {
         self.cover.hit("cache lost");
+        for v in 0..self.vols.len() {
+            self.check_cut(v);
+        }
         self.disk = Disk::new(self.plan.cache_bytes, Rng::new(self.rng.bits()));
         self.format();
         for v in 0..self.vols.len() {
+            if let Err(what) = self.vols[v].recover_image() {
+                return self.fail(format!("volume {v}: {what}"));
+            }
             if clean.contains(&v) {
                 self.check_image(v);
                 self.cover.hit("image checked after device death");
@@ -380,6 +408,7 @@ impl World {
             generation: vol.backend.generation,
             size_bytes: vol.plan.size_bytes,
             mode: vol.mode,
+            drain: vol.plan.drain,
             dirty_bytes_max: vol.dirty_bytes_max,
             read_only: false,
             attachment: self.next_control.to_le_bytes().to_vec(),
@@ -428,6 +457,7 @@ impl World {
             backend: format!("file:/sim/{}", vol.name),
             size_bytes: vol.plan.size_bytes,
             mode: vol.mode,
+            drain: vol.plan.drain,
             dirty_bytes_max: vol.dirty_bytes_max,
             read_only: false,
             generation: vol.backend.generation,
@@ -467,6 +497,7 @@ impl World {
             vol.write_image(first, n, start);
             vol.checker.end_change(start, end, true, true);
         }
+        self.vols[v].release_image();
         self.vols[v].backend.foreign = true;
         self.cover.hit("foreign write");
         self.note("foreign write", v as u64, 0, 0);
@@ -484,6 +515,7 @@ impl World {
         vol.backend.resize(size);
         vol.backend.foreign = true;
         vol.checker.resize(size);
+        vol.release_image();
         self.note("resize", v as u64, old, size);
         self.cover.hit("resize");
     }

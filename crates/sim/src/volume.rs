@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::checker::{Checker, SECTORS, fill};
 use crate::plan::VolumePlan;
 use crate::store::content;
-use tidepool_engine::api::{BLOCK_BYTES, Mode, Nanos, Op, SECTOR_BYTES, VolumeId};
+use tidepool_engine::api::{BLOCK_BYTES, DrainOrder, Mode, Nanos, Op, SECTOR_BYTES, VolumeId};
 use tidepool_engine::mem::Buf;
 
 /// Where a volume stands.
@@ -100,10 +100,14 @@ pub struct Vol {
 impl Vol {
     /// Volume number `index` of a run.
     pub fn new(index: usize, plan: VolumePlan) -> Vol {
+        let mut checker = Checker::new(index as u64 + 1, plan.size_bytes, plan.base_bytes);
+        if plan.drain == DrainOrder::Grouped {
+            checker.watch_cuts();
+        }
         Vol {
             name: format!("volume-{index}"),
             backend: Backend::new(plan.size_bytes, plan.durable_backend, plan.backend_latency_ns),
-            checker: Checker::new(index as u64 + 1, plan.size_bytes, plan.base_bytes),
+            checker,
             place: Place::Out,
             id: None,
             mode: plan.mode,
@@ -134,6 +138,39 @@ impl Vol {
     /// What makes the volume's content different from that of the others.
     pub fn salt(&self) -> u64 {
         self.checker.salt()
+    }
+
+    /// Whether the image with its redo is the volume as it once was: what is left of it without the cache.
+    ///
+    /// # Errors
+    /// What contradicts that.
+    pub fn check_cut(&mut self) -> Result<(), String> {
+        let content = self.backend.redo.content()?;
+        let backend = &self.backend;
+        self.checker.check_cut(&mut |block, out| backend.read_cut(&content, block, out))
+    }
+
+    /// The cache is lost: brings the image to its last cut.
+    ///
+    /// # Errors
+    /// What is wrong with the redo.
+    pub fn recover_image(&mut self) -> Result<(), String> {
+        let size = self.backend.size_bytes;
+        let clip = |block: u64, bytes: &[u8]| {
+            let left = size.saturating_sub(block * BLOCK_BYTES as u64).min(BLOCK_BYTES as u64) as usize;
+            let mut bytes = bytes.to_vec();
+            bytes[left..].fill(0);
+            bytes
+        };
+        let backend = &mut self.backend;
+        backend.redo.recover(&mut backend.store, clip)
+    }
+
+    /// The image is given to others as it is.
+    pub fn release_image(&mut self) {
+        self.backend.redo.clear();
+        let backend = &self.backend;
+        self.checker.adopt_cut(&mut |block, out| backend.store.read(block, out));
     }
 
     /// Writes sectors of the image, durably.

@@ -59,6 +59,7 @@ pub(crate) enum Moment {
     DrainWrite,
     DeviceSync,
     SummaryWrite,
+    Commit,
 }
 
 /// An effect in flight.
@@ -77,6 +78,10 @@ pub(crate) enum FlightKind {
     Write { volume: usize, first: u64, data: Vec<Content>, applied: bool },
     Flush { volume: usize, point: u64 },
     Disown { volume: usize },
+    RedoWrite { volume: usize, name: (u64, u64, u32), bytes: Vec<u8> },
+    RedoCommit { volume: usize, generation: u64, first: u64, group: u64, frames: u32 },
+    RedoTrim { volume: usize, first: u64 },
+    RedoNote { volume: usize },
 }
 
 /// A control operation in flight.
@@ -153,6 +158,8 @@ pub struct World {
     /// Streams of the segments that were opened.
     streams: BTreeMap<u32, u8>,
     pub(crate) formats: u64,
+    /// The cache's name.
+    pub(crate) uuid: [u8; 16],
     pub(crate) arena_baseline: u64,
     pub(crate) seen: BTreeMap<usize, tidepool_engine::status::VolumeCounters>,
     spins: u32,
@@ -215,6 +222,7 @@ impl World {
             armed: None,
             streams: BTreeMap::new(),
             formats: 0,
+            uuid: [0; 16],
             arena_baseline: 0,
             seen: BTreeMap::new(),
             spins: 0,
@@ -487,6 +495,18 @@ impl World {
                 (FlightKind::Flush { volume: v, point }, None, false)
             }
             BackendOp::Disown => (FlightKind::Disown { volume: v }, None, false),
+            BackendOp::RedoWrite { group, frame, buf } => {
+                let name = (backend.generation, group, frame);
+                let bytes =
+                    self.engine.as_ref().expect("effects come from a core").arena().bytes(buf).to_vec();
+                (FlightKind::RedoWrite { volume: v, name, bytes }, Some(buf), false)
+            }
+            BackendOp::RedoCommit { first, group, frames, .. } => {
+                let generation = backend.generation;
+                (FlightKind::RedoCommit { volume: v, generation, first, group, frames }, None, false)
+            }
+            BackendOp::RedoTrim { first, .. } => (FlightKind::RedoTrim { volume: v, first }, None, false),
+            BackendOp::RedoNote { .. } => (FlightKind::RedoNote { volume: v }, None, false),
         };
         let (what, offset, len) = match op {
             BackendOp::Read { offset, buf } => ("backend read", offset, buf.len.into()),
@@ -495,10 +515,16 @@ impl World {
             BackendOp::WriteZeroes { offset, len } => ("backend zeroes", offset, len),
             BackendOp::Flush => ("backend flush", 0, 0),
             BackendOp::Disown => ("backend disown", 0, 0),
+            BackendOp::RedoWrite { group, frame, .. } => ("redo write", group, frame.into()),
+            BackendOp::RedoCommit { first, group, .. } => ("redo commit", first, group),
+            BackendOp::RedoTrim { first, last } => ("redo trim", first, last),
+            BackendOp::RedoNote { sequence, bytes, .. } => ("redo note", sequence, bytes),
         };
         self.note(what, v as u64, offset, len);
-        if what == "backend write" {
-            self.moment(Moment::DrainWrite);
+        match what {
+            "backend write" => self.moment(Moment::DrainWrite),
+            "redo commit" => self.moment(Moment::Commit),
+            _ => {}
         }
         self.fly(token, kind, buf, fills, latency);
     }
@@ -533,7 +559,11 @@ impl World {
             FlightKind::Read { volume, .. }
             | FlightKind::Write { volume, .. }
             | FlightKind::Flush { volume, .. }
-            | FlightKind::Disown { volume } => volume,
+            | FlightKind::Disown { volume }
+            | FlightKind::RedoWrite { volume, .. }
+            | FlightKind::RedoCommit { volume, .. }
+            | FlightKind::RedoTrim { volume, .. }
+            | FlightKind::RedoNote { volume } => volume,
             _ => return false,
         };
         let backend = &self.vols[volume].backend;
@@ -615,6 +645,60 @@ impl World {
                 backend.disowned |= result.is_ok();
                 self.note_backend(volume, result)
             }
+            FlightKind::RedoWrite { volume, name, bytes } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, true, now);
+                match result {
+                    Ok(()) => backend.redo.write(name, &bytes),
+                    Err(IoError::Fenced) => {}
+                    Err(_) => backend.redo.write_cut(&mut self.rng, name, &bytes),
+                }
+                self.note_backend(volume, result)
+            }
+            FlightKind::RedoCommit { volume, generation, first, group, frames } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, true, now);
+                if result.is_ok() {
+                    self.commit(volume, generation, first, group, frames);
+                }
+                self.note_backend(volume, result)
+            }
+            FlightKind::RedoTrim { volume, first } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, false, now);
+                if result.is_ok() {
+                    backend.redo.trim(first);
+                    self.cover.hit("redo trimmed");
+                }
+                self.note_backend(volume, result)
+            }
+            FlightKind::RedoNote { volume } => {
+                let result = self.vols[volume].backend.outcome(&mut self.rng, false, now);
+                self.note_backend(volume, result)
+            }
+        }
+    }
+
+    /// A group is committed: from now on the image and its redo are the volume without the cache.
+    pub(crate) fn commit(&mut self, volume: usize, generation: u64, first: u64, group: u64, frames: u32) {
+        let uuid = self.uuid;
+        if let Err(what) = self.vols[volume].backend.redo.commit(generation, uuid, first, group, frames) {
+            return self.fail(format!("volume {volume}: {what}"));
+        }
+        self.cover.hit("group committed");
+        if self.rng.permille(300) {
+            self.check_cut(volume);
+        }
+    }
+
+    /// Were the cache lost now, the volume would be as it once was.
+    pub(crate) fn check_cut(&mut self, volume: usize) {
+        if self.may_lose_data() || self.vols[volume].checker.cuts.is_none() {
+            return;
+        }
+        self.cover.hit("cut checked");
+        if let Err(what) = self.vols[volume].check_cut() {
+            self.fail(format!("volume {volume}: {what}"));
         }
     }
 

@@ -106,7 +106,8 @@ pub struct ServeArgs {
     /// volumes run write-through.
     #[arg(long, value_name = "DURATION")]
     pub accept_loss: Option<Duration>,
-    /// Order in which dirty data reaches the image. This version has `unordered` only: while data is
+    /// Order in which dirty data reaches the image. `grouped` (the default): with its redo, the image is at any
+    /// time the volume as it once was, also when the cache is lost. `unordered` is faster: while data is
     /// dirty, the image alone is not a consistent disk.
     #[arg(long, value_name = "grouped|unordered")]
     pub drain: Option<DrainOrder>,
@@ -186,6 +187,9 @@ pub enum VolumeCommand {
         /// Serve reads only.
         #[arg(long)]
         read_only: bool,
+        /// As for `serve`, for this volume.
+        #[arg(long, value_name = "grouped|unordered")]
+        drain: Option<DrainOrder>,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,

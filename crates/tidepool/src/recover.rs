@@ -3,38 +3,75 @@
 use crate::cli::RecoverArgs;
 use crate::output;
 use serde::Serialize;
-use tidepool_backend::Ownership;
+use std::fmt::Write;
+use tidepool_backend::{Loss, Recovered};
 use tidepool_daemon::failure::{Failure, reason};
+use tidepool_daemon::units::Size;
 use tidepool_daemon::volume::absolute_backend;
 
 /// What was done.
 #[derive(Debug, Serialize)]
-struct Recovered {
+struct Report {
     backend: String,
-    /// The ownership that was given up; none if the image held everything.
-    given_up: Option<Ownership>,
+    #[serde(flatten)]
+    recovered: Recovered,
 }
 
 /// Runs the command.
 pub fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let uri = absolute_backend(args.uri.clone()).map_err(|e| Failure::failed(reason(&e)))?;
-    if !args.accept_loss {
+    let look_only = !args.accept_loss;
+    let recovered = tidepool_backend::recover(&uri, None, look_only)
+        .map_err(|e| Failure::failed(format!("cannot recover {uri}: {e}")))?;
+    if look_only && recovered.given_up.is_some() {
+        let cost = cost(&recovered);
         return Err(Failure::usage(format!(
-            "recovering {uri} gives up what the cache that owns it has not drained (`tidepool check {uri}` says which it is): say --accept-loss if that cache is lost"
+            "recovering {uri} gives up what the cache that owns it has not drained ({cost}): say --accept-loss if that cache is lost"
         )));
     }
-    let given_up = tidepool_backend::abandon(&uri, None)
-        .map_err(|e| Failure::failed(format!("cannot recover {uri}: {e}")))?;
-    output::print(args.output.format, &Recovered { backend: uri.to_string(), given_up }, text)
+    let report = Report { backend: uri.to_string(), recovered };
+    output::print(args.output.format, &report, text)
 }
 
-fn text(recovered: &Recovered) -> String {
-    let image = &recovered.backend;
-    match &recovered.given_up {
-        None => format!("{image}: nothing to give up, the image holds everything"),
-        Some(owner) => format!(
-            "{image}: what cache {} on host {} had not drained is given up; the image is free as it is",
-            owner.cache_uuid, owner.host
-        ),
+/// What the loss of the cache costs, in one line.
+fn cost(recovered: &Recovered) -> String {
+    match (&recovered.loss, recovered.exact) {
+        (Some(loss), _) => loss_line(loss),
+        (None, true) => "the image has been changed without it since".into(),
+        (None, false) => "its drain was unordered: the image is no state that the volume ever had".into(),
     }
+}
+
+fn loss_line(loss: &Loss) -> String {
+    let size = |bytes| Size(bytes).approximate();
+    let mut line = format!("what was acknowledged after {}", output::time(loss.since_unix_ms));
+    if loss.bytes == 0 {
+        line.push_str(", and the owner's last note tells of nothing");
+        return line;
+    }
+    let _ = write!(
+        line,
+        ": at most {:.1} s, {} by its last note and never more than {}",
+        loss.seconds,
+        size(loss.bytes),
+        size(loss.bytes_max)
+    );
+    line
+}
+
+fn text(report: &Report) -> String {
+    let (image, recovered) = (&report.backend, &report.recovered);
+    let Some(owner) = &recovered.given_up else {
+        return format!("{image}: nothing to give up, the image holds everything");
+    };
+    let mut text = format!("{image}: free; cache {} on host {} is given up\n", owner.cache_uuid, owner.host);
+    if recovered.loss.is_some() {
+        let (groups, size) = (recovered.groups, Size(recovered.bytes).approximate());
+        let _ = writeln!(
+            text,
+            "the image is one exact state of the volume ({groups} groups, {size}, were brought into it)"
+        );
+    }
+    let _ = write!(text, "lost: {}", cost(recovered));
+    text
 }

@@ -72,7 +72,7 @@ fn a_configuration_that_cannot_be_read_is_named() {
 #[test]
 fn what_this_version_does_not_have_is_refused() {
     let place = Place::new();
-    for option in [["--drain", "grouped"], ["--peer", "tcp:host"], ["--vhost", "/run/vhost"]] {
+    for option in [["--peer", "tcp:host"], ["--vhost", "/run/vhost"]] {
         place.refused(with(place.serve_args(), &option), 2, "is not available in this version");
     }
 }

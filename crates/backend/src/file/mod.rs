@@ -9,18 +9,22 @@
 
 mod check;
 mod owner;
+mod redo;
 mod ring;
 
 use crate::backend::{Backend, OpenOptions, Opened, Release, Transfer};
 use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership};
+use crate::redo::{self as group_redo, Header, Shelf, Writer};
+use redo::FileShelf;
 use ring::Ring;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 use tidepool_engine::api::{IoError, SECTOR_BYTES};
@@ -57,6 +61,8 @@ struct FileBackend {
     ownership: Option<(Sidecar, Ownership)>,
     /// The record is being changed, for these tokens.
     disowning: Option<Disowning>,
+    /// Writes the redo, where what is written goes by groups.
+    redo: Option<Writer>,
 }
 
 /// A change of the record on a thread of its own: stable media take their time.
@@ -82,12 +88,26 @@ pub(crate) fn open<T>(
         caching,
         ownership: None,
         disowning: None,
+        redo: None,
     };
     let prepared = prepare(backend.ring.event_fd())?;
     // The backend gives the lock up when it is dropped.
     lock(&backend.what, backend.ring.file(), options.read_only)?;
     let Taken { ownership, generation, continuity } =
         take(&backend.what, backend.ring.file(), path, options)?;
+    if let Some((sidecar, _)) = &ownership {
+        let shelf: Arc<dyn Shelf> = Arc::new(FileShelf::new(sidecar));
+        match options.grouped {
+            true => {
+                let event = backend.ring.event().map_err(|e| BackendError::io(&backend.what, "open", e))?;
+                let wake = move || mailbox::signal(&event);
+                let uuid = Uuid::from_bytes(options.cache_uuid);
+                let writer = Writer::start(&backend.what, shelf, generation, uuid, options.dirty, wake)?;
+                backend.redo = Some(writer);
+            }
+            false => group_redo::clear(&backend.what, &*shelf)?,
+        }
+    }
     backend.ownership = ownership;
     let opened = Opened {
         backend: Box::new(backend),
@@ -116,6 +136,12 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let continuity =
         owner::continuity(record.as_ref(), cache_uuid, file).of_generation(record.as_ref(), options);
     continuity.check_dirty(what, options)?;
+    if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
+        && let Some(header) = Header::read(what, &FileShelf::new(&sidecar))?
+        && record.cache_uuid == cache_uuid
+    {
+        header.check_cache(what, cache_uuid, sequence)?;
+    }
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
         return Ok(Taken { ownership: None, generation: 0, continuity });
@@ -134,9 +160,20 @@ pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ow
     let Some(before) = sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
         return Ok(None);
     };
+    group_redo::clear(&image.what, &FileShelf::new(&sidecar))?;
     sidecar.write(&before.abandoned())?;
     image.unlock();
     Ok(Some(before))
+}
+
+/// Who owns an image, and its redo.
+pub(crate) fn look(
+    path: &Path,
+    state_dir: Option<&Path>,
+) -> Result<(String, Option<Ownership>, Box<dyn Shelf>), BackendError> {
+    let image = Image::open(path, true, Caching::Direct)?;
+    let sidecar = Sidecar::of(path, &image.file, state_dir)?;
+    Ok((image.what, sidecar.read()?, Box::new(FileShelf::new(&sidecar))))
 }
 
 /// An opened image before it is put to use.
@@ -354,7 +391,7 @@ impl FileBackend {
     /// Waits until nothing is in flight any more and drops the outcomes.
     fn quiesce(&mut self) {
         self.ring.quiesce();
-        while self.disowning.is_some() {
+        while self.disowning.is_some() || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0) {
             mailbox::wait_readable(self.ring.event_fd(), 1000);
             self.completions(&mut |_, _| {});
         }
@@ -381,6 +418,13 @@ impl Backend for FileBackend {
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         match transfer {
             Transfer::Disown => self.disown(token),
+            Transfer::RedoWrite { .. }
+            | Transfer::RedoCommit { .. }
+            | Transfer::RedoTrim { .. }
+            | Transfer::RedoNote { .. } => match &mut self.redo {
+                Some(redo) => redo.submit(token, transfer),
+                None => self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
+            },
             Transfer::Flush if self.read_only || self.caching == Caching::Played => {
                 self.ring.complete(token, Ok(()))
             }
@@ -401,6 +445,9 @@ impl Backend for FileBackend {
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         self.ring.completions(done);
         self.disowned(done);
+        if let Some(redo) = &mut self.redo {
+            redo.completions(done);
+        }
     }
 
     fn attachment(&self) -> Vec<u8> {
@@ -412,6 +459,10 @@ impl Backend for FileBackend {
         let Some((sidecar, record)) = self.ownership.take() else { return Ok(()) };
         let file = self.ring.file().as_fd();
         rustix::fs::fdatasync(file).map_err(|e| BackendError::io(&self.what, "flush", e))?;
+        self.redo = None;
+        if how.clean {
+            group_redo::clear(&self.what, &FileShelf::new(&sidecar))?;
+        }
         let stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
         // The lock is given up with the backend, after the record says how the image was left.
         sidecar.write(&record.released(how, stamp))

@@ -49,6 +49,13 @@ impl Sidecar {
         &self.path
     }
 
+    /// A place beside the record.
+    pub(super) fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(suffix);
+        name.into()
+    }
+
     /// The record, if there is one.
     pub(crate) fn read(&self) -> Result<Option<Ownership>, BackendError> {
         let what = self.path.display().to_string();
@@ -71,7 +78,7 @@ impl Sidecar {
 
     /// Whether the record could be replaced, without doing it.
     pub(crate) fn check_writable(&self) -> Result<(), BackendError> {
-        let mut dir = self.path.parent().unwrap_or(Path::new("/"));
+        let mut dir = self.directory();
         while self.create_dir && !dir.exists() {
             dir = dir.parent().unwrap_or(Path::new("/"));
         }
@@ -81,7 +88,7 @@ impl Sidecar {
 
     /// Replaces the record; when this returns, the new one is on stable media.
     pub(crate) fn write(&self, record: &Ownership) -> Result<(), BackendError> {
-        self.replace(&record.to_json()).map_err(|e| self.write_error(e))
+        self.replace(&self.path, &record.to_json()).map_err(|e| self.write_error(e))
     }
 
     fn write_error(&self, e: io::Error) -> BackendError {
@@ -94,19 +101,28 @@ impl Sidecar {
         }
     }
 
-    fn replace(&self, bytes: &[u8]) -> io::Result<()> {
-        let dir = self.path.parent().unwrap_or(Path::new("/"));
+    /// Replaces a file beside the record, or the record; when this returns, the new content is on stable media.
+    pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         if self.create_dir {
-            fs::create_dir_all(dir)?;
+            fs::create_dir_all(self.directory())?;
         }
-        let mut temporary = self.path.clone().into_os_string();
+        let mut temporary = path.to_owned().into_os_string();
         temporary.push(".new");
         let temporary = PathBuf::from(temporary);
         let mut file = File::create(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&temporary, &self.path)?;
-        File::open(dir)?.sync_all()
+        fs::rename(&temporary, path)?;
+        self.sync_directory()
+    }
+
+    fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// What was created or removed beside the record is on stable media.
+    pub(super) fn sync_directory(&self) -> io::Result<()> {
+        File::open(self.directory())?.sync_all()
     }
 }
 

@@ -123,7 +123,7 @@ impl Ring {
             Transfer::Discard { offset, len } => (Step::Punch, offset, self.inside(offset, len)),
             Transfer::WriteZeroes { offset, len } => (Step::Zero, offset, self.inside(offset, len)),
             Transfer::Flush => (Step::Flush, 0, 1),
-            Transfer::Disown => unreachable!("the record is no part of the file"),
+            _ => unreachable!("record and redo are no part of the file"),
         };
         if len == 0 {
             return self.complete(token, Ok(()));

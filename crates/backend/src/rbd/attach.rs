@@ -10,6 +10,7 @@ use super::survey::{Attachment, FENCE_FOREIGN_S, Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, OwnerState, Ownership};
+use crate::redo::{self, Header};
 use std::io;
 use std::sync::Arc;
 use tidepool_engine::api::IoError;
@@ -46,6 +47,12 @@ pub(super) fn attach(
     let holder = survey.holder(options);
     survey.check_lock(place, &holder, options)?;
     cluster.check_blocklist_right()?;
+    if let Some(record) = &survey.record {
+        if options.recover {
+            refuse_live(place, &survey, record)?;
+        }
+        check_cache(place, cluster, &survey, record, options)?;
+    }
     let continuity = survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
     continuity.check_dirty(&place.what, options)?;
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
@@ -53,7 +60,9 @@ pub(super) fn attach(
 
     let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client)?;
     reached(Point::Claimed)?;
-    let version = fence(place, cluster, pool, &survey, &holder, &before, survey.own_fence_s(cache_uuid))?;
+    // Without the lock on the cache nothing proves that its process is dead.
+    let fence_s = if options.recover { FENCE_FOREIGN_S } else { survey.own_fence_s(cache_uuid) };
+    let version = fence(place, cluster, pool, &survey, &holder, &before, fence_s)?;
     let guarded = survey.can_guard();
     if !guarded {
         tracing::warn!(image = %place.what, "journaling is on: the image is not guarded against other writers");
@@ -389,10 +398,48 @@ impl Spot<'_> {
     }
 }
 
+/// Refuses a cache that has lost what the image's redo has got from it.
+fn check_cache(
+    place: &Place,
+    cluster: &Arc<Cluster>,
+    survey: &Survey,
+    record: &Ownership,
+    options: &OpenOptions,
+) -> Result<(), BackendError> {
+    let uuid = Uuid::from_bytes(options.cache_uuid);
+    let Some(sequence) = options.sequence.filter(|_| record.cache_uuid == uuid) else { return Ok(()) };
+    let shelf = super::shelf(place, cluster, &survey.facts.id)?;
+    match Header::read(&place.what, &shelf)? {
+        Some(header) => header.check_cache(&place.what, uuid, sequence),
+        None => Ok(()),
+    }
+}
+
+/// Refuses an image that somebody still has open or locked, its owner or another client.
+pub(super) fn check_abandoned(place: &Place, survey: &Survey) -> Result<(), BackendError> {
+    let Some(record) = survey.record.as_ref().filter(|record| record.state != OwnerState::Clean) else {
+        return Ok(());
+    };
+    refuse_live(place, survey, record)?;
+    survey.check_lock(place, &survey.holder(&OpenOptions::default()), &OpenOptions::default())
+}
+
+/// Refuses an image that its owner still has open.
+fn refuse_live(place: &Place, survey: &Survey, owner: &Ownership) -> Result<(), BackendError> {
+    let mut clients = owner.client.iter().chain(&owner.claims);
+    let watches = |client: &&String| survey.facts.watchers.iter().any(|w| address::same(w, client));
+    let Some(client) = clients.find(watches) else { return Ok(()) };
+    let holder = format!(
+        "cache {} on host {} has it open ({client}); remove the volume there first (if it has died, it is forgotten after 30 s)",
+        owner.cache_uuid, owner.host
+    );
+    Err(BackendError::Locked { what: place.what.clone(), holder })
+}
+
 /// Gives up what a lost cache holds; see [`crate::abandon`].
 pub(super) fn abandon(
     place: &Place,
-    cluster: &Cluster,
+    cluster: &Arc<Cluster>,
     pool: &IoCtx,
 ) -> Result<Option<Ownership>, BackendError> {
     let mut survey = Survey::take(place, cluster, pool)?;
@@ -406,14 +453,7 @@ pub(super) fn abandon(
     let holder = survey.holder(&OpenOptions::default());
     survey.check_lock(place, &holder, &OpenOptions::default())?;
     let clients = || before.client.iter().chain(&before.claims);
-    let watches = |client: &&String| survey.facts.watchers.iter().any(|w| address::same(w, client));
-    if let Some(client) = clients().find(watches) {
-        let holder = format!(
-            "cache {} on host {} has it open ({client}); remove the volume there first (if it has died, it is forgotten after 30 s)",
-            before.cache_uuid, before.host
-        );
-        return Err(BackendError::Locked { what: place.what.clone(), holder });
-    }
+    refuse_live(place, &survey, &before)?;
     cluster.check_blocklist_right()?;
     // The owner is not proven dead: its fence stands as long as that of any other client.
     for client in clients() {
@@ -423,7 +463,9 @@ pub(super) fn abandon(
     fence(place, cluster, pool, &survey, &holder, &owner_done, FENCE_FOREIGN_S)?;
     // The record first: an owner that comes back in between must not find its guard gone. A kill in between
     // leaves a record that lets the next attempt lift the guard.
+    let shelf = super::shelf(place, cluster, &survey.facts.id)?;
     survey.owner.swap(pool, &before.abandoned())?;
+    redo::clear(&place.what, &shelf)?;
     reached(Point::Abandoned)?;
     guard::set(pool, &survey.facts.header(), false)
         .map_err(|e| place.error(cluster, "lift the guard of the image", e))?;
@@ -437,6 +479,8 @@ pub(super) struct Claim {
     pub(super) place: Place,
     pub(super) header: String,
     pub(super) owner: String,
+    /// The image's id.
+    pub(super) id: String,
     /// Address of our client.
     pub(super) address: String,
     pub(super) record: Ownership,
@@ -458,6 +502,7 @@ impl Attached {
             place: place.clone(),
             header: self.facts.header(),
             owner: self.facts.owner(),
+            id: self.facts.id.clone(),
             address: self.attachment.client.clone(),
             record: self.record.clone(),
             guarded: self.guarded,

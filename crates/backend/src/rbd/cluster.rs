@@ -281,8 +281,6 @@ pub(super) struct Locker {
     pub(super) cookie: String,
     /// Address and nonce.
     pub(super) address: String,
-    /// Tag of the lock.
-    pub(super) tag: String,
 }
 
 /// A pool and namespace.
@@ -293,6 +291,8 @@ pub(super) struct IoCtx {
 
 // SAFETY: librados handles may be used from any thread.
 unsafe impl Send for IoCtx {}
+// SAFETY: as above, concurrently too. Only the version of the last operation is then that of any thread's.
+unsafe impl Sync for IoCtx {}
 
 /// A call of a class method on an object.
 pub(super) struct Call<'a> {
@@ -312,20 +312,72 @@ impl IoCtx {
 
     /// Content and version of an object, cut at `max` bytes; `None` when there is none.
     pub(super) fn read(&self, object: &str, max: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
+        Ok(self.read_at(object, 0, max)?.map(|bytes| (bytes, self.last_version())))
+    }
+
+    /// Content of an object from `offset` on, at most `max` bytes; `None` when there is none.
+    pub(super) fn read_at(&self, object: &str, offset: u64, max: usize) -> io::Result<Option<Vec<u8>>> {
         let name = c_string(object);
         let mut bytes = vec![0u8; max];
         // SAFETY: a buffer of `max` bytes.
         let read = unsafe {
-            (self.rados().rados_read)(self.handle, name.as_ptr(), bytes.as_mut_ptr().cast(), max, 0)
+            (self.rados().rados_read)(self.handle, name.as_ptr(), bytes.as_mut_ptr().cast(), max, offset)
         };
         match check(read) {
             Ok(len) => {
                 bytes.truncate(len as usize);
-                Ok(Some((bytes, self.last_version())))
+                Ok(Some(bytes))
             }
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    /// Writes a part of an object.
+    pub(super) fn write(&self, object: &str, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let name = c_string(object);
+        // SAFETY: a C string and a buffer with its length.
+        let written = unsafe {
+            (self.rados().rados_write)(self.handle, name.as_ptr(), bytes.as_ptr().cast(), bytes.len(), offset)
+        };
+        check(written).map(|_| ())
+    }
+
+    /// Replaces an object's content, whatever it was.
+    pub(super) fn write_full(&self, object: &str, content: &[u8]) -> io::Result<()> {
+        let replaced = self.operate(object, 0, |rados, op| {
+            // SAFETY: a fresh write operation; `content` outlives its execution.
+            unsafe { (rados.rados_write_op_write_full)(op, content.as_ptr().cast(), content.len()) }
+        });
+        replaced.map(|_| ())
+    }
+
+    /// Removes an object, in a full pool, too; tells whether there was one.
+    pub(super) fn remove(&self, object: &str) -> io::Result<bool> {
+        let removed = self.operate(object, sys::FULL_TRY, |rados, op| {
+            // SAFETY: a fresh write operation.
+            unsafe {
+                (rados.rados_write_op_assert_exists)(op);
+                (rados.rados_write_op_remove)(op);
+            }
+        });
+        match removed {
+            Ok(_) => Ok(true),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Removes an object if it still has this version.
+    pub(super) fn remove_version(&self, object: &str, version: u64) -> io::Result<()> {
+        let removed = self.operate(object, sys::FULL_TRY, |rados, op| {
+            // SAFETY: a fresh write operation.
+            unsafe {
+                (rados.rados_write_op_assert_version)(op, version);
+                (rados.rados_write_op_remove)(op);
+            }
+        });
+        removed.map(|_| ())
     }
 
     /// Version of the object that the last operation of this handle saw or made.
@@ -347,7 +399,7 @@ impl IoCtx {
 
     /// Replaces an object's content if it still has this version (`None`: does not exist). Returns the new version.
     pub(super) fn swap(&self, object: &str, expected: Option<u64>, content: &[u8]) -> io::Result<u64> {
-        self.operate(object, |rados, op| {
+        self.operate(object, 0, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
             unsafe {
                 match expected {
@@ -362,7 +414,7 @@ impl IoCtx {
     /// Calls class methods that change the object, all or none, if it still has this version (`None`: any).
     /// Returns the object's new version.
     pub(super) fn exec(&self, object: &str, expected: Option<u64>, calls: &[Call<'_>]) -> io::Result<u64> {
-        self.operate(object, |rados, op| {
+        self.operate(object, 0, |rados, op| {
             // SAFETY: a fresh write operation; the inputs outlive its execution; no result pointer.
             unsafe {
                 (rados.rados_write_op_assert_exists)(op);
@@ -385,20 +437,15 @@ impl IoCtx {
 
     /// Whether this client may change objects in the pool: a removal that is bound to fail.
     pub(super) fn check_write_right(&self) -> io::Result<()> {
-        let result = self.operate("tidepool_owner.check", |rados, op| {
-            // SAFETY: a fresh write operation.
-            unsafe {
-                (rados.rados_write_op_assert_exists)(op);
-                (rados.rados_write_op_remove)(op);
-            }
-        });
-        match result {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            other => other.map(|_| ()),
-        }
+        self.remove("tidepool_owner.check").map(|_| ())
     }
 
-    fn operate(&self, object: &str, fill: impl FnOnce(&sys::Rados, sys::WriteOpT)) -> io::Result<u64> {
+    fn operate(
+        &self,
+        object: &str,
+        flags: c_int,
+        fill: impl FnOnce(&sys::Rados, sys::WriteOpT),
+    ) -> io::Result<u64> {
         let name = c_string(object);
         let rados = self.rados();
         // SAFETY: no preconditions.
@@ -406,7 +453,7 @@ impl IoCtx {
         fill(rados, op);
         // SAFETY: a filled write operation; null for the current time.
         let result =
-            unsafe { (rados.rados_write_op_operate)(op, self.handle, name.as_ptr(), ptr::null_mut(), 0) };
+            unsafe { (rados.rados_write_op_operate)(op, self.handle, name.as_ptr(), ptr::null_mut(), flags) };
         // SAFETY: created above, used no more.
         unsafe { (rados.rados_release_write_op)(op) };
         check(result)?;
@@ -444,10 +491,9 @@ impl IoCtx {
             )
         };
         match check(count as c_int) {
-            Ok(0) => Ok((None, first(&tag))),
-            Ok(_) => {
+            Ok(count) => {
                 let (client, cookie, address) = (first(&clients), first(&cookies), first(&addresses));
-                Ok((Some(Locker { client, cookie, address, tag: first(&tag) }), first(&tag)))
+                Ok(((count > 0).then_some(Locker { client, cookie, address }), first(&tag)))
             }
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok((None, String::new())),
             Err(e) => Err(e),

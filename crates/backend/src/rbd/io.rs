@@ -173,7 +173,7 @@ impl Io {
                 (Step::Zero { thick: true }, offset, self.inside(offset, len))
             }
             Transfer::Flush => (Step::Flush, 0, 1),
-            Transfer::Disown => unreachable!("the record is no part of the image"),
+            _ => unreachable!("record and redo are no part of the image"),
         };
         if len == 0 {
             self.complete(token, Ok(()));

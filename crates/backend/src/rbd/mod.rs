@@ -13,6 +13,7 @@ mod image;
 mod io;
 mod owner;
 mod place;
+mod redo;
 mod survey;
 mod sys;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transf
 use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, ImageStamp, Ownership};
+use crate::redo::{self as group_redo, Shelf, Writer};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
 
@@ -31,6 +33,7 @@ use image::Image;
 use io::{Io, Letter, Outcome};
 use owner::OwnerObject;
 use place::Place;
+use redo::RadosShelf;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -76,6 +79,8 @@ struct RbdBackend {
     /// Changes it.
     disown: Option<JoinHandle<()>>,
     fenced: bool,
+    /// Writes the redo, where what is written goes by groups.
+    redo: Option<Writer>,
 }
 
 /// Opens an image.
@@ -95,6 +100,30 @@ pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendErro
     attach::abandon(&place, &cluster, &pool)
 }
 
+/// Who owns an image, and its redo.
+pub(crate) fn look(uri: &BackendUri) -> Result<(String, Option<Ownership>, Box<dyn Shelf>), BackendError> {
+    let place = Place::of(uri)
+        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let (cluster, pool) = place.connect()?;
+    let survey = Survey::take(&place, &cluster, &pool)?;
+    let shelf = shelf(&place, &cluster, &survey.facts.id)?;
+    Ok((place.what.clone(), survey.record, Box::new(shelf)))
+}
+
+/// Refuses an image that its owner has open, or that somebody else has locked.
+pub(crate) fn owner_is_gone(uri: &BackendUri) -> Result<(), BackendError> {
+    let place = Place::of(uri)
+        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let (cluster, pool) = place.connect()?;
+    attach::check_abandoned(&place, &Survey::take(&place, &cluster, &pool)?)
+}
+
+/// Where the redo of an image is.
+fn shelf(place: &Place, cluster: &Arc<Cluster>, id: &str) -> Result<RadosShelf, BackendError> {
+    let pool = || cluster.pool(&place.pool, &place.namespace);
+    Ok(RadosShelf::new(pool()?, pool()?, id))
+}
+
 fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, Continuity), BackendError> {
     let (cluster, pool) = place.connect()?;
     if options.read_only {
@@ -106,7 +135,8 @@ fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, C
     let claim = attached.claim(&place, &cluster);
     let Attached { image, facts, owner, record, continuity, .. } = attached;
     let held = Held { claim, owner, attachment };
-    let backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held))?;
+    let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held))?;
+    backend.start_redo(&record, options)?;
     Ok((backend, record.generation, continuity))
 }
 
@@ -151,7 +181,24 @@ impl RbdBackend {
             disowning: Vec::new(),
             disown: None,
             fenced: false,
+            redo: None,
         })
+    }
+
+    /// Gets ready to write the redo, or removes one that does not count any more.
+    fn start_redo(&mut self, record: &Ownership, options: &OpenOptions) -> Result<(), BackendError> {
+        let Some(held) = &self.held else { return Ok(()) };
+        let what = &self.place.what;
+        let shelf = shelf(&self.place, &self.cluster, &held.claim.id)?;
+        if !options.grouped {
+            return group_redo::clear(what, &shelf);
+        }
+        let mailbox = Arc::clone(self.io.mailbox());
+        let wake = move || mailbox.wake();
+        let (generation, uuid) = (record.generation, record.cache_uuid);
+        let writer = Writer::start(what, Arc::new(shelf), generation, uuid, options.dirty, wake)?;
+        self.redo = Some(writer);
+        Ok(())
     }
 
     /// Sends the letter of a slot on its way.
@@ -290,6 +337,7 @@ impl RbdBackend {
             || self.retake.is_some()
             || self.disown.is_some()
             || !self.disowning.is_empty()
+            || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0)
         {
             mailbox::wait_readable(self.io.event_fd(), 1000);
             self.completions(&mut |_, _| {});
@@ -307,6 +355,13 @@ impl Backend for RbdBackend {
     }
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
+        let is_redo = matches!(
+            transfer,
+            Transfer::RedoWrite { .. }
+                | Transfer::RedoCommit { .. }
+                | Transfer::RedoTrim { .. }
+                | Transfer::RedoNote { .. }
+        );
         let writes = !matches!(transfer, Transfer::Read { .. } | Transfer::Flush | Transfer::Disown);
         let superseded = self.held.as_ref().is_none_or(|held| held.claim.record.superseded.is_some());
         if transfer == Transfer::Disown && !self.fenced {
@@ -319,6 +374,11 @@ impl Backend for RbdBackend {
             self.io.complete(token, Err(IoError::Fenced));
         } else if self.read_only() && writes {
             self.io.complete(token, Err(IoError::Errno(libc::EROFS)));
+        } else if is_redo {
+            match &mut self.redo {
+                Some(redo) => redo.submit(token, transfer),
+                None => self.io.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
+            }
         } else {
             // The handle is replaced when nothing uses it any more: reads, which it still serves, wait too,
             // or they would keep it in use for as long as they overlap.
@@ -343,6 +403,13 @@ impl Backend for RbdBackend {
         for (token, result) in self.io.ready() {
             done(token, result);
         }
+        if let Some(redo) = &mut self.redo {
+            let fenced = &mut self.fenced;
+            redo.completions(&mut |token, result| {
+                *fenced |= result == Err(IoError::Fenced);
+                done(token, result);
+            });
+        }
         self.start_disown();
         self.start_retake();
     }
@@ -359,10 +426,15 @@ impl Backend for RbdBackend {
         }
         // Without a handle an attempt to replace it has failed, and what it had was released.
         let image = self.io.image.take();
+        self.redo = None;
         let RbdBackend { place, pool, cluster, .. } = &*self;
         let failed = |action| move |e| place.error(cluster, action, e);
         if let Some(image) = &image {
             image.flush().map_err(failed("flush the image"))?;
+        }
+        if how.clean {
+            // Before anybody else may write: a redo would take the image back behind that.
+            group_redo::clear(&place.what, &shelf(place, cluster, &claim.id)?)?;
         }
         // Closing releases the lock, in whatever state librbd has it.
         drop(image);

@@ -42,8 +42,7 @@ impl OwnerObject {
     fn swap_error(&self, e: io::Error) -> BackendError {
         let what = self.what.clone();
         match e.raw_os_error() {
-            // What Ceph returns for a version that is not the one asserted, and for an object that exists.
-            Some(libc::ERANGE | libc::EOVERFLOW | libc::EEXIST | libc::ENOENT) => BackendError::Locked {
+            _ if is_other_version(&e) => BackendError::Locked {
                 what,
                 holder: "another tidepool is changing its ownership; look who, then try again".into(),
             },
@@ -51,4 +50,9 @@ impl OwnerObject {
             _ => BackendError::io(what, "write the ownership record", e),
         }
     }
+}
+
+/// What Ceph returns for a version that is not the one asserted, and for an object that exists.
+pub(super) fn is_other_version(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW | libc::EEXIST | libc::ENOENT))
 }

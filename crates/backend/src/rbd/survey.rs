@@ -136,7 +136,7 @@ impl Survey {
 
     pub(super) fn holder(&self, options: &OpenOptions) -> Holder {
         let Some(locker) = self.locker.clone() else { return Holder::Nobody };
-        if locker.tag != LOCK_TAG_MANAGED {
+        if self.lock_tag != LOCK_TAG_MANAGED {
             return Holder::Manual(locker);
         }
         let watches = self.facts.watchers.iter().any(|watcher| address::same(watcher, &locker.address));

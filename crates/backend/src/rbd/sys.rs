@@ -18,6 +18,8 @@ pub(super) const LOCK_MODE_EXCLUSIVE: c_int = 0;
 pub(super) const WRITE_ZEROES_THICK: c_int = 1;
 /// `LIBRADOS_CREATE_EXCLUSIVE`.
 pub(super) const CREATE_EXCLUSIVE: c_int = 1;
+/// `LIBRADOS_OPERATION_FULL_TRY`: what makes room is done in a full pool, too.
+pub(super) const FULL_TRY: c_int = 64;
 
 /// `rbd_image_info_t`.
 #[repr(C)]
@@ -80,6 +82,7 @@ library! {
         rados_ioctx_create(RadosT, *const c_char, *mut IoCtxT) -> c_int;
         rados_ioctx_destroy(IoCtxT);
         rados_ioctx_set_namespace(IoCtxT, *const c_char);
+        rados_write(IoCtxT, *const c_char, *const c_char, usize, u64) -> c_int;
         rados_read(IoCtxT, *const c_char, *mut c_char, usize, u64) -> c_int;
         rados_stat(IoCtxT, *const c_char, *mut u64, *mut libc::time_t) -> c_int;
         rados_get_last_version(IoCtxT) -> u64;

@@ -7,8 +7,10 @@ use std::os::fd::RawFd;
 use tidepool_backend::{
     Backend, BackendError, BackendUri, CheckReport, CheckStatus, OpenOptions, Opened, Release, Transfer,
 };
-use tidepool_engine::api::IoError;
+use tidepool_engine::api::{BLOCK_BYTES, IoError};
+use tidepool_engine::format::{Entry, EntryKind, crc32c};
 use tidepool_engine::mem::AlignedBuf;
+use tidepool_engine::redo::{FrameName, encode_header, frame_bytes};
 
 pub const OURS: [u8; 16] = [7; 16];
 pub const OTHER: [u8; 16] = [8; 16];
@@ -83,6 +85,13 @@ impl Driver {
         self.start(Some(buf), |ptr| Transfer::Write { offset, ptr, len: data.len() })
     }
 
+    /// Starts to write a frame of a redo.
+    pub fn start_frame(&mut self, group: u64, frame: u32, bytes: &[u8]) -> u64 {
+        let mut buf = AlignedBuf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        self.start(Some(buf), |ptr| Transfer::RedoWrite { group, frame, ptr, len: bytes.len() })
+    }
+
     pub fn start_read(&mut self, offset: u64, len: usize) -> u64 {
         let mut buf = AlignedBuf::zeroed(len);
         buf.fill(0xEE);
@@ -155,6 +164,17 @@ impl Drop for Driver {
         // Before the memory of transfers in flight.
         drop(self.backend.take());
     }
+}
+
+/// A frame of a group with whole blocks of `content` from a block on, and zeroes.
+pub fn frame(name: FrameName, first: u64, content: &[u8], zeroes: Option<(u64, u32)>) -> Vec<u8> {
+    let mut bytes = vec![0; frame_bytes(content.len() / BLOCK_BYTES)];
+    bytes[BLOCK_BYTES..].copy_from_slice(content);
+    let data = content.chunks_exact(BLOCK_BYTES).zip(first..);
+    let data = data.map(|(bytes, block)| Entry::new(EntryKind::Data, block, crc32c(bytes)));
+    let zeroes = zeroes.map(|(block, n)| Entry::new(EntryKind::Discard, block, n));
+    encode_header(&mut bytes, name, data.chain(zeroes));
+    bytes
 }
 
 /// Bytes that tell where they belong.

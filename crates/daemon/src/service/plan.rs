@@ -55,6 +55,8 @@ pub struct Wanted {
     pub dirty_bytes_max: u64,
     /// Serve reads only.
     pub read_only: bool,
+    /// Order of the drain; what it was, or grouped, when nothing is said.
+    pub drain: Option<DrainOrder>,
 }
 
 /// Write-back would be a surprise.
@@ -105,6 +107,7 @@ impl Wanted {
             accept_loss,
             dirty_bytes_max: config.dirty_max.map_or(0, |size| size.0),
             read_only: config.read_only,
+            drain: config.drain,
         })
     }
 }
@@ -123,8 +126,11 @@ impl Plan {
         if loss.is_some_and(|loss| loss.as_millis() == 0) {
             return Err(Failure::usage(ModeError::Nothing));
         }
-        let volumes =
-            config.volume.into_iter().map(|(name, volume)| Wanted::new(name.as_str(), volume, loss));
+        let drain = config.drain;
+        let volumes = config.volume.into_iter().map(|(name, volume)| {
+            let volume = VolumeConfig { drain: volume.drain.or(drain), ..volume };
+            Wanted::new(name.as_str(), volume, loss)
+        });
         let volumes = volumes.collect::<Result<Vec<_>, _>>()?;
         if volumes.len() > VOLUMES_MAX {
             return Err(Failure::usage(format!(
@@ -155,9 +161,6 @@ fn refuse_unavailable(config: &Config) -> Result<(), Failure> {
     let missing = |what: &str, instead: &str| {
         Err(Failure::usage(format!("{what} is not available in this version: {instead}")))
     };
-    if config.drain == Some(DrainOrder::Grouped) {
-        return missing("--drain grouped", "leave it out, or say --drain unordered");
-    }
     if !config.peer.is_empty() {
         return missing("--peer", "leave it out; --accept-loss DURATION gives write-back on a single copy");
     }
@@ -277,11 +280,7 @@ mod tests {
 
     #[test]
     fn what_this_version_lacks_is_refused() {
-        for (option, name) in [
-            ("drain = \"grouped\"", "--drain grouped"),
-            ("peer = [\"h\"]", "--peer"),
-            ("vhost = \"/v\"", "--vhost"),
-        ] {
+        for (option, name) in [("peer = [\"h\"]", "--peer"), ("vhost = \"/v\"", "--vhost")] {
             let failure = plan(&format!("{DOOR}{option}")).expect_err(option);
             assert_eq!(failure.exit_status(), 2);
             assert!(
@@ -289,7 +288,14 @@ mod tests {
                 "{failure}"
             );
         }
-        assert!(plan(&format!("{DOOR}drain = \"unordered\"")).is_ok());
+        let drains = |text: &str| {
+            let volumes = plan(&format!("{DOOR}{text}")).expect("a plan").volumes;
+            volumes.iter().map(|v| v.drain).collect::<Vec<_>>()
+        };
+        let (grouped, unordered) = (Some(DrainOrder::Grouped), Some(DrainOrder::Unordered));
+        let volumes = "[volume]\na = \"file:/a\"\n[volume.b]\nbackend = \"file:/b\"\ndrain = \"unordered\"\n";
+        assert_eq!(drains(volumes), [None, unordered]);
+        assert_eq!(drains(&format!("drain = \"grouped\"\n{volumes}")), [grouped, unordered]);
     }
 
     #[test]

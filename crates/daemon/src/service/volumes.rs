@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
 use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Release};
 use tidepool_engine::Attach;
-use tidepool_engine::api::{VolumeId, VolumeSpec};
+use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeStatus;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, oneshot};
 use tokio::task::JoinSet;
@@ -71,6 +71,11 @@ struct Facts {
     error: Option<String>,
     /// Which image it is, as far as known.
     image: Option<Identity>,
+}
+
+/// What the shard refused to do with a volume.
+fn from_shard(what: &'static str, name: &str) -> impl Fn(ShardError) -> VolumeError + Copy {
+    move |source| VolumeError::Shard { what, name: name.to_owned(), source }
 }
 
 /// The lock of plain data that no panic leaves half-changed.
@@ -186,7 +191,7 @@ impl Volumes {
 
     /// What recovery found on the cache device.
     async fn recovered(&self) -> Result<Vec<VolumeStatus>, VolumeError> {
-        let stopped = |source| VolumeError::Shard { what: "list", name: "*".into(), source };
+        let stopped = from_shard("list", "*");
         let status = self.shard.status().await.map_err(stopped)?;
         Ok(status.volumes.into_iter().map(|volume| volume.status).collect())
     }
@@ -201,7 +206,7 @@ impl Volumes {
         }
         info!("volume {name}: forgetting {}, nothing of it is dirty", spec.backend);
         let removed = self.shard.remove_volume(status.id, false).await;
-        removed.map(drop).map_err(|source| VolumeError::Shard { what: "remove", name, source })
+        removed.map(drop).map_err(from_shard("remove", &name))
     }
 
     /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try.
@@ -227,10 +232,12 @@ impl Volumes {
         let facts = Facts { id: Some(id), accept_loss, state: Some(State::Opening), ..Facts::default() };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
+        let drain = asked.as_ref().and_then(|asked| asked.drain).map_or(spec.drain, Into::into);
         let attach = Attach {
             generation: 0,
             size_bytes: 0,
             mode,
+            drain,
             dirty_bytes_max,
             read_only,
             attachment: Vec::new(),
@@ -264,8 +271,10 @@ impl Volumes {
                 Err(error) => {
                     let lasting = matches!(
                         error,
-                        VolumeError::Open { source: BackendError::Overwritten { .. }, .. }
-                            | VolumeError::Shard { .. }
+                        VolumeError::Open {
+                            source: BackendError::Overwritten { .. } | BackendError::Behind { .. },
+                            ..
+                        } | VolumeError::Shard { .. }
                     );
                     (error, lasting)
                 }
@@ -295,7 +304,7 @@ impl Volumes {
         recorded: Vec<u8>,
     ) -> Result<(), VolumeError> {
         let name = &entry.name;
-        let shard_error = |source| VolumeError::Shard { what: "attach", name: name.clone(), source };
+        let shard_error = from_shard("attach", name);
         let status = self.shard.status().await.map_err(shard_error)?;
         // Without a backend nothing is drained, so this does not change until the volume is attached.
         let known = status.volumes.iter().find(|v| v.status.id == id);
@@ -306,6 +315,8 @@ impl Volumes {
             generation: known.map(|v| v.status.spec.generation),
             read_only: attach.read_only,
             dirty,
+            grouped: attach.drain == DrainOrder::Grouped,
+            sequence: known.map(|v| v.status.sequence),
             ..OpenOptions::default()
         };
         entry.clone().look().await;
@@ -405,13 +416,16 @@ impl Volumes {
         }
         self.refuse_shared(&entry).await?;
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
-        let options = OpenOptions { cache_uuid, read_only, ..OpenOptions::default() };
+        let drain = wanted.drain.unwrap_or(crate::volume::DrainOrder::Grouped).into();
+        let grouped = drain == DrainOrder::Grouped;
+        let options = OpenOptions { cache_uuid, read_only, grouped, ..OpenOptions::default() };
         let opened = self.open(&entry, options, Some(OPEN_WAIT_MAX)).await?;
         let spec = VolumeSpec {
             name: wanted.name.clone(),
             backend: wanted.backend.to_string(),
             size_bytes: opened.backend.size_bytes(),
             mode: wanted.mode.into(),
+            drain,
             dirty_bytes_max: wanted.dirty_bytes_max,
             read_only: wanted.read_only || opened.backend.read_only(),
             generation: opened.generation,
@@ -484,6 +498,7 @@ impl Volumes {
             accept_loss: asked.accept_loss,
             dirty_max: asked.dirty_max,
             read_only: asked.read_only,
+            drain: asked.drain,
             ..VolumeConfig::new(asked.backend.parse()?)
         };
         crate::volume::check_name(&asked.name)?;
@@ -500,7 +515,7 @@ impl Volumes {
         let entry = self.entry(name)?;
         let _change = entry.begin_change()?;
         let id = entry.attached("change")?;
-        let shard_error = |source| VolumeError::Shard { what: "change", name: name.to_owned(), source };
+        let shard_error = from_shard("change", name);
         let accept_loss = change.accept_loss.or(lock(&entry.facts).accept_loss);
         let rule = |mode| {
             mode_rule(mode, accept_loss).map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
@@ -527,7 +542,7 @@ impl Volumes {
         name: &str,
         accept_loss: Option<Duration>,
     ) -> Result<(), VolumeError> {
-        let shard_error = |source| VolumeError::Shard { what: "change", name: name.to_owned(), source };
+        let shard_error = from_shard("change", name);
         let volumes = self.shard.volumes().await.map_err(shard_error)?;
         let spec = volumes.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec);
         let backend = spec.and_then(|spec| attachment::decode(&spec.attachment)).map(|(_, backend)| backend);
@@ -542,7 +557,7 @@ impl Volumes {
     /// The volume has no backend, or the shard reports a failure.
     pub async fn drain(&self, name: &str) -> Result<(), VolumeError> {
         let id = self.entry(name)?.attached("drain")?;
-        let shard_error = |source| VolumeError::Shard { what: "drain", name: name.to_owned(), source };
+        let shard_error = from_shard("drain", name);
         self.shard.drain(id).await.map_err(shard_error)
     }
 
@@ -573,7 +588,7 @@ impl Volumes {
 
     /// Drains, and gives up when the backend takes nothing any more.
     async fn drain_or_stall(&self, name: &str, id: VolumeId) -> Result<(), VolumeError> {
-        let shard_error = |source| VolumeError::Shard { what: "remove", name: name.to_owned(), source };
+        let shard_error = from_shard("remove", name);
         let drain = self.shard.drain(id);
         tokio::pin!(drain);
         let (mut drained, mut since) = (u64::MAX, Instant::now());
@@ -623,7 +638,7 @@ impl Volumes {
     /// # Errors
     /// There is none of this name.
     pub async fn volume_status(&self, name: &str) -> Result<VolumeReport, VolumeError> {
-        let shard_error = |source| VolumeError::Shard { what: "look at", name: name.to_owned(), source };
+        let shard_error = from_shard("look at", name);
         let sample = self.sample().await.map_err(shard_error)?;
         let found = sample.volumes.into_iter().find(|volume| volume.name == name);
         found.ok_or_else(|| VolumeError::Unknown(name.to_owned()))

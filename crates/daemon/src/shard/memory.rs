@@ -297,6 +297,8 @@ impl Core for MemoryCore {
             dirty_zero_bytes: 0,
             dirty_bytes_max: volume.spec.dirty_bytes_max,
             dirty_age_ns: 0,
+            exposed_bytes: 0,
+            exposed_age_ns: 0,
             cached_bytes: 0,
             lost_blocks: 0,
             sequence: 0,

@@ -3,6 +3,7 @@
 use super::gate::Gate;
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
 use std::collections::VecDeque;
+use std::time::Duration;
 use tidepool_backend::{Backend, INFLIGHT_MAX, Transfer};
 use tidepool_engine::api::{BackendOp, IoError, Nanos, Token, VOLUMES_MAX, VolumeId};
 use tidepool_engine::mem::{Arena, Buf};
@@ -107,6 +108,17 @@ impl Volume {
             BackendOp::WriteZeroes { offset, len } => Transfer::WriteZeroes { offset, len },
             BackendOp::Flush => Transfer::Flush,
             BackendOp::Disown => Transfer::Disown,
+            BackendOp::RedoWrite { group, frame, buf } => {
+                Transfer::RedoWrite { group, frame, ptr: memory(buf), len: buf.len as usize }
+            }
+            BackendOp::RedoCommit { first, group, frames, sequence, age_ns } => {
+                let age = Duration::from_nanos(age_ns);
+                Transfer::RedoCommit { first, group, frames, sequence, age }
+            }
+            BackendOp::RedoTrim { first, .. } => Transfer::RedoTrim { first },
+            BackendOp::RedoNote { sequence, bytes, bytes_max } => {
+                Transfer::RedoNote { sequence, bytes, bytes_max }
+            }
         };
         self.in_flight += 1;
         // SAFETY: the core leaves the buffer of an effect alone until it is told that it is done, and the

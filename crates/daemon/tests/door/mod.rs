@@ -26,6 +26,7 @@ pub fn spec(name: &str, size_bytes: u64) -> VolumeSpec {
         backend: "none".into(),
         size_bytes,
         mode: Mode::WriteBack,
+        drain: tidepool_engine::api::DrainOrder::Unordered,
         dirty_bytes_max: 0,
         read_only: false,
         generation: 1,

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use tidepool_engine::api::*;
 use tidepool_engine::device::{Device, DeviceRead};
+use tidepool_engine::redo::{Change, FrameName, decode};
 use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
 
 pub const MIB: u64 = 1 << 20;
@@ -55,6 +56,10 @@ pub struct World {
     /// What writes and syncs of the cache device, and all operations of backends, report.
     pub device_result: Result<(), IoError>,
     pub backend_result: Result<(), IoError>,
+    /// Frames beside the images: volume, generation, group, number.
+    frames: HashMap<(u16, u64, u64, u32), Vec<u8>>,
+    /// Of each volume: generation, and the groups that count with their number of frames.
+    pub committed: HashMap<u16, (u64, Vec<(u64, u32)>)>,
     waiting: Vec<(Token, VolumeId, BackendOp)>,
 }
 
@@ -64,6 +69,7 @@ pub fn spec(name: &str, size_bytes: u64, mode: Mode) -> VolumeSpec {
         backend: format!("file:/images/{name}"),
         size_bytes,
         mode,
+        drain: DrainOrder::Unordered,
         dirty_bytes_max: 0,
         read_only: false,
         generation: 1,
@@ -99,6 +105,8 @@ impl World {
             backend_zeroes: Vec::new(),
             device_result: Ok(()),
             backend_result: Ok(()),
+            frames: HashMap::new(),
+            committed: HashMap::new(),
             waiting: Vec::new(),
         };
         for v in volumes {
@@ -198,8 +206,54 @@ impl World {
             }
             BackendOp::Flush => self.backend_flushes += 1,
             BackendOp::Disown => self.disowned.push(volume),
+            BackendOp::RedoWrite { .. }
+            | BackendOp::RedoCommit { .. }
+            | BackendOp::RedoTrim { .. }
+            | BackendOp::RedoNote { .. } => self.redo(volume, op),
         }
         self.done(token, Ok(()));
+    }
+
+    fn redo(&mut self, volume: VolumeId, op: BackendOp) {
+        let generation = self.status(volume.0).spec.generation;
+        let kept = self.committed.entry(volume.0).or_default();
+        match op {
+            BackendOp::RedoWrite { group, frame, buf } => {
+                let bytes = self.engine.arena().bytes(buf).to_vec();
+                self.frames.insert((volume.0, generation, group, frame), bytes);
+            }
+            BackendOp::RedoCommit { first, group, frames, .. } => {
+                if kept.0 != generation {
+                    *kept = (generation, Vec::new());
+                }
+                kept.1.push((group, frames));
+                kept.1.retain(|&(group, _)| group >= first);
+            }
+            BackendOp::RedoTrim { first, .. } => kept.1.retain(|&(group, _)| group >= first),
+            _ => {}
+        }
+    }
+
+    /// What is left of a volume without the cache: its image with the redo.
+    pub fn cut(&self, volume: u16) -> Vec<u8> {
+        let mut image = self.images[volume as usize].clone();
+        let Some((generation, groups)) = self.committed.get(&volume) else { return image };
+        for &(group, frames) in groups {
+            for frame in 0..frames {
+                let name = FrameName { uuid: self.engine.uuid(), generation: *generation, group, frame };
+                let bytes = &self.frames[&(volume, *generation, group, frame)];
+                for change in decode(bytes, name).expect("a frame that was committed") {
+                    let (block, content) = match change {
+                        Change::Data(block, bytes) => (block, bytes.to_vec()),
+                        Change::Zeroes(block, n, _) => (block, vec![0; n as usize * BLOCK_BYTES]),
+                    };
+                    let at = block as usize * BLOCK_BYTES;
+                    let n = content.len().min(image.len() - at);
+                    image[at..at + n].copy_from_slice(&content[..n]);
+                }
+            }
+        }
+        image
     }
 
     /// Lets time pass in steps, with ticks.
@@ -318,6 +372,7 @@ impl World {
                 generation: spec.generation + 1,
                 size_bytes: spec.size_bytes,
                 mode: spec.mode,
+                drain: spec.drain,
                 dirty_bytes_max: spec.dirty_bytes_max,
                 read_only: spec.read_only,
                 attachment: spec.attachment,

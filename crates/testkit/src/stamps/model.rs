@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
+use super::history::History;
 
 /// Logical time: one tick per request sent or answered.
 pub type Clock = u64;
@@ -62,6 +63,8 @@ pub struct Model {
     reads: BTreeSet<Clock>,
     replaced: HashMap<u64, Vec<Replaced>>,
     replaced_count: usize,
+    /// Everything that was ever written, if somebody wants to know.
+    pub(super) history: Option<History>,
 }
 
 impl Model {
@@ -75,6 +78,7 @@ impl Model {
             reads: BTreeSet::new(),
             replaced: HashMap::new(),
             replaced_count: 0,
+            history: None,
         }
     }
 
@@ -87,6 +91,9 @@ impl Model {
     /// A write of `version` to `count` sectors from `first` is about to be sent.
     pub fn write_sent(&mut self, version: Version, first: u64, count: u64) {
         let sent = self.tick();
+        if let Some(history) = &mut self.history {
+            history.sent(version, first, count, sent);
+        }
         for sector in first..first + count {
             let settled = &mut self.settled[sector as usize];
             let before = *settled;
@@ -103,6 +110,9 @@ impl Model {
     /// The write of `version` was answered with success.
     pub fn write_completed(&mut self, version: Version, first: u64, count: u64) {
         let now = self.tick();
+        if let Some(history) = &mut self.history {
+            history.acked(version, now);
+        }
         for sector in first..first + count {
             let Some(candidates) = self.open.get_mut(&sector) else { continue };
             let Some(write) = candidates.iter_mut().find(|candidate| candidate.version == version) else {

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
+use super::history::{History, Lost};
 use super::model::{Model, Snapshot};
 use super::requests::{Kind, Mix, Request, Requests};
 use crate::error::Error;
@@ -141,6 +142,24 @@ impl Workload {
             readers: Vec::new(),
             payload: Vec::new(),
         }
+    }
+
+    /// Remembers all changes from now on, for [`Workload::compare`].
+    pub fn keep_history(&mut self) {
+        self.shared.lock().model.history = Some(History::default());
+    }
+
+    /// Compares an image with the states that the volume has had; see [`History::compare`].
+    ///
+    /// # Errors
+    /// What makes it none of them.
+    ///
+    /// # Panics
+    /// Without a history.
+    pub fn compare(&self, image: &[u8]) -> Result<Lost, String> {
+        let origin = Origin { seed: self.options.seed, volume: self.options.volume };
+        let state = self.shared.lock();
+        state.model.history.as_ref().expect("a history is kept").compare(origin, image)
     }
 
     /// Opens the connections to `export` at the unix socket `socket`.

@@ -1,0 +1,129 @@
+//! The redo of a file or device: files beside its ownership record.
+
+use super::owner::Sidecar;
+use crate::redo::{DOCUMENT_BYTES_MAX, FRAME_STRIDE, Shelf};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use tidepool_engine::redo::FRAME_BYTES_MAX;
+
+/// Beside a record `X.tidepool`: the header `X.tidepool-redo`, the note `X.tidepool-note`, and for each group
+/// `X.tidepool-redo.GENERATION.GROUP`. The image's lock keeps others away, so that nothing has to be compared.
+pub(crate) struct FileShelf {
+    sidecar: Sidecar,
+    /// The group that was written last: its file stays open.
+    open: Mutex<Option<(PathBuf, File)>>,
+}
+
+impl FileShelf {
+    pub(crate) fn new(sidecar: &Sidecar) -> FileShelf {
+        FileShelf { sidecar: sidecar.clone(), open: Mutex::new(None) }
+    }
+
+    fn header_path(&self) -> PathBuf {
+        self.sidecar.beside("-redo")
+    }
+
+    fn note_path(&self) -> PathBuf {
+        self.sidecar.beside("-note")
+    }
+
+    fn group_path(&self, generation: u64, group: u64) -> PathBuf {
+        self.sidecar.beside(&format!("-redo.{generation}.{group}"))
+    }
+
+    /// The file of a group, created if need be.
+    fn group(&self, generation: u64, group: u64) -> io::Result<File> {
+        let path = self.group_path(generation, group);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.as_ref().is_none_or(|(opened, _)| *opened != path) {
+            let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path)?;
+            *open = Some((path, file));
+        }
+        open.as_ref().expect("opened just now").1.try_clone()
+    }
+}
+
+/// A small file as a whole; `None` when there is none.
+fn read(path: &std::path::Path) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let mut bytes = Vec::new();
+    file.take(DOCUMENT_BYTES_MAX as u64).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+fn remove(path: &std::path::Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+impl Shelf for FileShelf {
+    fn put_frame(&self, generation: u64, group: u64, frame: u32, bytes: &[u8]) -> io::Result<()> {
+        self.group(generation, group)?.write_all_at(bytes, u64::from(frame) * FRAME_STRIDE)
+    }
+
+    fn sync_group(&self, generation: u64, group: u64) -> io::Result<()> {
+        self.group(generation, group)?.sync_all()?;
+        self.sidecar.sync_directory()
+    }
+
+    fn frame(&self, generation: u64, group: u64, frame: u32) -> io::Result<Option<Vec<u8>>> {
+        let file = match File::open(self.group_path(generation, group)) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let mut bytes = vec![0; FRAME_BYTES_MAX];
+        let mut len = 0;
+        while len < bytes.len() {
+            match file.read_at(&mut bytes[len..], u64::from(frame) * FRAME_STRIDE + len as u64)? {
+                0 => break,
+                n => len += n,
+            }
+        }
+        bytes.truncate(len);
+        Ok(Some(bytes))
+    }
+
+    fn remove_group(&self, generation: u64, group: u64, _frames: Option<u32>) -> io::Result<()> {
+        remove(&self.group_path(generation, group))
+    }
+
+    fn header(&self) -> io::Result<Option<Vec<u8>>> {
+        read(&self.header_path())
+    }
+
+    fn swap_header(&self, document: Option<&[u8]>) -> io::Result<()> {
+        match document {
+            Some(document) => self.sidecar.replace(&self.header_path(), document),
+            None => {
+                remove(&self.header_path())?;
+                self.sidecar.sync_directory()
+            }
+        }
+    }
+
+    fn note(&self) -> io::Result<Option<Vec<u8>>> {
+        read(&self.note_path())
+    }
+
+    fn set_note(&self, document: Option<&[u8]>) -> io::Result<()> {
+        match document {
+            // It may be torn or missing after a power loss: it then tells less.
+            Some(document) => {
+                let temporary = self.sidecar.beside("-note.new");
+                fs::write(&temporary, document)?;
+                fs::rename(temporary, self.note_path())
+            }
+            None => remove(&self.note_path()),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What is left of a volume whose cache is lost, and how the image becomes it.
+
+use crate::backend::{Backend, OpenOptions, Release, Transfer, abandon, open};
+use crate::error::BackendError;
+use crate::record::{OwnerState, Ownership};
+use crate::redo::{self, Found, Shelf};
+use crate::{BackendUri, Loss, file, mailbox, rbd};
+use serde::Serialize;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tidepool_engine::api::{BLOCK_BYTES, IoError};
+use tidepool_engine::mem::AlignedBuf;
+use tidepool_engine::redo::{Change, FRAME_BYTES_MAX};
+
+/// How long a dead owner is waited for: Ceph forgets a client that is silent after 30 s.
+const OWNER_WAIT: Duration = Duration::from_secs(45);
+
+/// What [`recover`] found, and did unless it was only to look.
+#[derive(Debug, Clone, Serialize)]
+pub struct Recovered {
+    /// The ownership that was given up; none if the image held everything.
+    pub given_up: Option<Ownership>,
+    /// The image with its redo is one exact cut of the volume. If not, its drain was unordered, or had not begun to be
+    /// grouped: the image is no state that the volume ever had.
+    pub exact: bool,
+    /// Groups of the redo.
+    pub groups: usize,
+    /// Bytes of data and zeroes in them.
+    pub bytes: u64,
+    /// What is lost; unknown without groups.
+    pub loss: Option<Loss>,
+}
+
+/// Brings an image whose cache is lost to the end of its newest group, and frees it. For caches that are lost for good;
+/// the owner must not be running, and is fenced. With `look_only` nothing is changed. A run that is cut short can be
+/// repeated. Blocks.
+///
+/// # Errors
+/// When the owner is still there, the redo is damaged, and as for [`open`].
+pub fn recover(
+    uri: &BackendUri,
+    state_dir: Option<&Path>,
+    look_only: bool,
+) -> Result<Recovered, BackendError> {
+    let (what, record, shelf) = look(uri, state_dir)?;
+    if !look_only {
+        wait_for_owner(uri)?;
+    }
+    let mut recovered = Recovered { given_up: record.clone(), exact: true, groups: 0, bytes: 0, loss: None };
+    let Some(record) = record.filter(|record| record.state != OwnerState::Clean) else {
+        recovered.given_up = if look_only { None } else { abandon(uri, state_dir)? };
+        return Ok(recovered);
+    };
+    let found = redo::find(&what, &*shelf, record.cache_uuid)?;
+    let found = found.filter(|_| record.superseded.is_none());
+    recovered.exact = found.is_some() || record.superseded.is_some();
+    if let Some(found) = found {
+        recovered.groups = found.header.groups.len();
+        recovered.loss = Some(found.loss.clone());
+        recovered.bytes = count(&what, &*shelf, &found)?;
+        if !look_only && recovered.groups > 0 {
+            let options = OpenOptions {
+                cache_uuid: record.cache_uuid.into_bytes(),
+                dirty: true,
+                grouped: true,
+                recover: true,
+                state_dir: state_dir.map(Path::to_owned),
+                ..OpenOptions::default()
+            };
+            apply(&what, &*shelf, &found, open(uri, options)?.backend)?;
+        }
+    }
+    if !look_only {
+        abandon(uri, state_dir)?;
+    }
+    Ok(recovered)
+}
+
+/// Waits until the cluster has forgotten an owner that has died without a word.
+fn wait_for_owner(uri: &BackendUri) -> Result<(), BackendError> {
+    let BackendUri::Rbd { .. } = uri else { return Ok(()) };
+    let start = Instant::now();
+    loop {
+        match rbd::owner_is_gone(uri) {
+            Err(BackendError::Locked { what, holder }) if start.elapsed() < OWNER_WAIT => {
+                tracing::info!("{what}: waiting for its owner to be forgotten: {holder}");
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            other => return other,
+        }
+    }
+}
+
+type Look = (String, Option<Ownership>, Box<dyn Shelf>);
+
+fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Look, BackendError> {
+    match uri {
+        BackendUri::File { path, .. } => file::look(path, state_dir),
+        BackendUri::Rbd { .. } => rbd::look(uri),
+    }
+}
+
+/// Bytes that the redo changes, every frame of it verified.
+fn count(what: &str, shelf: &dyn Shelf, found: &Found) -> Result<u64, BackendError> {
+    let mut blocks = 0;
+    redo::replay(what, shelf, &found.header, &mut |changes| {
+        blocks += changes
+            .iter()
+            .map(|change| match change {
+                Change::Data(..) => 1,
+                Change::Zeroes(_, n, _) => u64::from(*n),
+            })
+            .sum::<u64>();
+        Ok(())
+    })?;
+    Ok(blocks * BLOCK_BYTES as u64)
+}
+
+/// Brings the redo into the image. The image stays owned as it was: only then is the redo removed.
+fn apply(
+    what: &str,
+    shelf: &dyn Shelf,
+    found: &Found,
+    mut backend: Box<dyn Backend>,
+) -> Result<(), BackendError> {
+    let mut buf = AlignedBuf::zeroed(FRAME_BYTES_MAX);
+    let failed = |error: IoError| {
+        let errno = match error {
+            IoError::Errno(errno) => errno,
+            IoError::Full => libc::ENOSPC,
+            IoError::Fenced => libc::ESHUTDOWN,
+        };
+        BackendError::io(what, "write the redo into the image", std::io::Error::from_raw_os_error(errno))
+    };
+    let mut result = redo::replay(what, shelf, &found.header, &mut |changes| {
+        let mut transfers = Vec::new();
+        let mut used = 0;
+        let block = BLOCK_BYTES as u64;
+        for change in changes {
+            match *change {
+                Change::Data(at, bytes) => {
+                    buf[used..used + BLOCK_BYTES].copy_from_slice(bytes);
+                    let ptr = buf[used..].as_ptr();
+                    used += BLOCK_BYTES;
+                    match transfers.last_mut() {
+                        Some(Transfer::Write { offset, len, .. }) if *offset + *len as u64 == at * block => {
+                            *len += BLOCK_BYTES;
+                        }
+                        _ => transfers.push(Transfer::Write { offset: at * block, ptr, len: BLOCK_BYTES }),
+                    }
+                }
+                Change::Zeroes(at, n, true) => {
+                    transfers.push(Transfer::WriteZeroes { offset: at * block, len: u64::from(n) * block });
+                }
+                Change::Zeroes(at, n, false) => {
+                    transfers.push(Transfer::Discard { offset: at * block, len: u64::from(n) * block });
+                }
+            }
+        }
+        // SAFETY: `buf` is not touched until all transfers are back.
+        unsafe { execute(&mut *backend, &transfers) }.map_err(failed)
+    });
+    if result.is_ok() {
+        // SAFETY: a flush names no memory.
+        result = unsafe { execute(&mut *backend, &[Transfer::Flush]) }.map_err(failed);
+    }
+    let closed = backend.close(Release { clean: false, cache_failed: false });
+    result.and(closed)
+}
+
+/// Executes transfers that do not overlap, and waits for them.
+///
+/// # Safety
+/// The memory that they name is valid and not changed during the call.
+unsafe fn execute(backend: &mut dyn Backend, transfers: &[Transfer]) -> Result<(), IoError> {
+    for (token, transfer) in transfers.iter().enumerate() {
+        // SAFETY: as promised by the caller, until the last completion below.
+        unsafe { backend.submit(token as u64, *transfer) };
+    }
+    let (mut left, mut result) = (transfers.len(), Ok(()));
+    while left > 0 {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |_, outcome| {
+            left -= 1;
+            result = result.and(outcome);
+        });
+    }
+    result
+}

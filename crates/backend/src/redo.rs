@@ -1,0 +1,442 @@
+//! The redo beside an image: groups of changes that are committed and not all in the image yet.
+//!
+//! A group's frames are written first, then the header changes in one atomic step, from exactly what this owner has seen
+//! last, and names the group. Whoever finds image, header and frames without the cache brings the image to the end of
+//! the newest group ([`recover`](fn@crate::recover)). A released image has none of it.
+
+use crate::backend::{INFLIGHT_MAX, Transfer};
+use crate::error::BackendError;
+use crossbeam_queue::ArrayQueue;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidepool_engine::api::IoError;
+use tidepool_engine::redo::{Change, FRAME_BYTES_MAX, FrameName, decode};
+use uuid::Uuid;
+
+/// Version of header and note that this release writes and understands.
+const VERSION: u32 = 1;
+/// Longest header or note in bytes; anything longer is not ours.
+pub(crate) const DOCUMENT_BYTES_MAX: usize = 1 << 20;
+/// Place of a frame in what holds its group, in bytes.
+pub(crate) const FRAME_STRIDE: u64 = FRAME_BYTES_MAX as u64;
+/// Frames of one group that are written at once.
+const WRITERS: usize = 4;
+
+/// One committed group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Group {
+    pub(crate) group: u64,
+    pub(crate) frames: u32,
+}
+
+/// What of the redo counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Header {
+    version: u32,
+    /// Generation of the owner that wrote it.
+    pub(crate) generation: u64,
+    pub(crate) cache_uuid: Uuid,
+    /// Committed groups that may not be in the image, oldest first.
+    pub(crate) groups: Vec<Group>,
+    /// Sequence of the last record in the newest group.
+    pub(crate) sequence: u64,
+    /// When that group ended, in milliseconds since 1970: nothing later is in it, everything acknowledged before is.
+    pub(crate) cut_unix_ms: u64,
+}
+
+/// How far the owner was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Note {
+    version: u32,
+    pub(crate) generation: u64,
+    pub(crate) sequence: u64,
+    /// Bytes that were in no committed group, and the most that the owner lets them become.
+    pub(crate) bytes: u64,
+    pub(crate) bytes_max: u64,
+    pub(crate) time_unix_ms: u64,
+}
+
+/// Where the redo of one image is kept. Everything here blocks.
+pub(crate) trait Shelf: Send + Sync {
+    /// Writes a frame. It is durable after [`Shelf::sync_group`].
+    fn put_frame(&self, generation: u64, group: u64, frame: u32, bytes: &[u8]) -> io::Result<()>;
+
+    /// The frames that were written of a group are durable.
+    fn sync_group(&self, generation: u64, group: u64) -> io::Result<()>;
+
+    /// A frame, perhaps with more behind it; `None` when there is none.
+    fn frame(&self, generation: u64, group: u64, frame: u32) -> io::Result<Option<Vec<u8>>>;
+
+    /// Removes a group's frames, whose number is not known of one that was only begun; that there are none is no error.
+    fn remove_group(&self, generation: u64, group: u64, frames: Option<u32>) -> io::Result<()>;
+
+    /// The header's document as it is now, `None` when there is none.
+    fn header(&self) -> io::Result<Option<Vec<u8>>>;
+
+    /// Replaces the header's document if it is still the one that this shelf has read or written last; durable.
+    fn swap_header(&self, document: Option<&[u8]>) -> io::Result<()>;
+
+    /// The note's document.
+    fn note(&self) -> io::Result<Option<Vec<u8>>>;
+
+    /// Replaces the note's document; `None` removes it.
+    fn set_note(&self, document: Option<&[u8]>) -> io::Result<()>;
+}
+
+impl Header {
+    /// A redo without groups: the image is a cut as it is.
+    fn empty(generation: u64, cache_uuid: Uuid) -> Header {
+        let cut_unix_ms = unix_ms();
+        Header { version: VERSION, generation, cache_uuid, groups: Vec::new(), sequence: 0, cut_unix_ms }
+    }
+
+    /// Reads the header of a shelf; `what` names the image in errors.
+    pub(crate) fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Header>, BackendError> {
+        let bytes = shelf.header().map_err(|e| BackendError::io(what, "read the header of its redo", e))?;
+        bytes.map(|bytes| parse(what, &bytes)).transpose()
+    }
+
+    fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain fields are serialisable")
+    }
+
+    /// Refuses a cache that is behind what its own redo holds: it has lost what the image or the redo got from it.
+    pub(crate) fn check_cache(
+        &self,
+        what: &str,
+        cache_uuid: Uuid,
+        sequence: u64,
+    ) -> Result<(), BackendError> {
+        if self.cache_uuid != cache_uuid || self.sequence <= sequence {
+            return Ok(());
+        }
+        Err(BackendError::Behind { what: what.into(), cache: sequence, image: self.sequence })
+    }
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(what: &str, bytes: &[u8]) -> Result<T, BackendError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let bad = |why: String| BackendError::Record { what: format!("{what} (redo)"), why };
+    let unreadable = |e: serde_json::Error| bad(format!("cannot be read ({e})"));
+    let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
+    if version != VERSION {
+        return Err(bad(format!(
+            "has version {version}, this release knows {VERSION}; use the release that wrote it"
+        )));
+    }
+    serde_json::from_slice(bytes).map_err(unreadable)
+}
+
+/// Removes a redo: the image is released, or is changed without groups from now on.
+pub(crate) fn clear(what: &str, shelf: &dyn Shelf) -> Result<(), BackendError> {
+    let failed = |e| BackendError::io(what, "remove its redo", e);
+    let header = Header::read(what, shelf)?;
+    shelf.set_note(None).map_err(failed)?;
+    let Some(header) = header else { return Ok(()) };
+    shelf.swap_header(None).map_err(failed)?;
+    remove_groups(shelf, &header, 0).map_err(failed)
+}
+
+/// Removes the frames of the groups that a header names, and of the one behind them that was perhaps begun, except from
+/// `keep` on.
+fn remove_groups(shelf: &dyn Shelf, header: &Header, keep: u64) -> io::Result<()> {
+    let begun = header.groups.last().map_or(1, |last| last.group + 1);
+    let known = header.groups.iter().map(|group| (group.group, Some(group.frames)));
+    let mut result = Ok(());
+    for (group, frames) in known.chain([(begun, None)]).filter(|&(group, _)| keep == 0 || group < keep) {
+        result = result.and(shelf.remove_group(header.generation, group, frames));
+    }
+    result
+}
+
+/// What a worker does.
+enum Job {
+    Frame {
+        token: u64,
+        group: u64,
+        frame: u32,
+        bytes: Bytes,
+    },
+    /// The new header, what it replaces, and the group that must be durable before.
+    Header {
+        token: u64,
+        new: Header,
+        old: Option<Header>,
+        group: Option<u64>,
+    },
+    Note {
+        token: u64,
+        note: Note,
+    },
+}
+
+/// A transfer's memory.
+struct Bytes {
+    ptr: *const u8,
+    len: usize,
+}
+
+// SAFETY: the submitter keeps the memory valid and unchanged until the token comes back, on whichever thread it is
+// read, as the contract of `Backend::submit` says.
+unsafe impl Send for Bytes {}
+
+/// The outcome of a job: its token, its result, and the header that is in force if it changed it.
+type Outcome = (u64, Result<(), IoError>, Option<Header>);
+
+/// Writes an image's redo on threads of its own: what holds it is no part of the image, and its calls block.
+pub(crate) struct Writer {
+    generation: u64,
+    cache_uuid: Uuid,
+    /// As it is on the shelf.
+    header: Option<Header>,
+    jobs: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+    outcomes: Arc<ArrayQueue<Outcome>>,
+    in_flight: usize,
+}
+
+impl Writer {
+    /// For the owner of a generation, who has just taken the image; `dirty` tells that its cache holds more. `wake` makes the backend's event readable.
+    pub(crate) fn start(
+        what: &str,
+        shelf: Arc<dyn Shelf>,
+        generation: u64,
+        cache_uuid: Uuid,
+        dirty: bool,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Writer, BackendError> {
+        let failed = |e| BackendError::io(what, "write the header of its redo", e);
+        let mut header = Header::read(what, &*shelf)?;
+        if !dirty && header.as_ref().is_none_or(|header| header.cache_uuid != cache_uuid) {
+            // The image is the first cut.
+            let first = Header::empty(generation, cache_uuid);
+            shelf.swap_header(Some(&first.to_json())).map_err(failed)?;
+            forget(what, &*shelf, header.as_ref(), &first);
+            header = Some(first);
+        }
+        let outcomes = Arc::new(ArrayQueue::new(INFLIGHT_MAX));
+        let (jobs, queue) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        let wake = Arc::new(wake);
+        let work = || {
+            let (shelf, queue, outcomes) = (Arc::clone(&shelf), Arc::clone(&queue), Arc::clone(&outcomes));
+            let (what, wake) = (what.to_owned(), Arc::clone(&wake));
+            move || {
+                while let Some(job) = next(&queue) {
+                    let outcome = job.run(&what, &*shelf, generation);
+                    // There is room for every transfer that may be in flight.
+                    let _ = outcomes.push(outcome);
+                    wake();
+                }
+            }
+        };
+        let thread = |_| std::thread::Builder::new().name("redo".into()).spawn(work());
+        let threads = (0..WRITERS).map(thread).collect::<io::Result<Vec<_>>>().map_err(failed)?;
+        Ok(Writer { generation, cache_uuid, header, jobs: Some(jobs), threads, outcomes, in_flight: 0 })
+    }
+
+    /// Starts a transfer of the redo; its outcome comes through [`Writer::completions`].
+    ///
+    /// # Panics
+    /// If it is a transfer of the image.
+    pub(crate) fn submit(&mut self, token: u64, transfer: Transfer) {
+        let job = match transfer {
+            Transfer::RedoWrite { group, frame, ptr, len } => {
+                Job::Frame { token, group, frame, bytes: Bytes { ptr, len } }
+            }
+            Transfer::RedoCommit { first, group, frames, sequence, age } => {
+                let mut new = Header::empty(self.generation, self.cache_uuid);
+                let kept = self.header.as_ref().filter(|old| old.generation == self.generation);
+                let kept = kept.map(|old| old.groups.clone()).unwrap_or_default();
+                new.groups = kept.into_iter().filter(|kept| kept.group >= first).collect();
+                new.groups.push(Group { group, frames });
+                new.sequence = sequence;
+                new.cut_unix_ms = unix_ms().saturating_sub(age.as_millis() as u64);
+                Job::Header { token, new, old: self.header.clone(), group: Some(group) }
+            }
+            Transfer::RedoTrim { first } => {
+                let mut new = self.header.clone().unwrap_or(Header::empty(self.generation, self.cache_uuid));
+                new.groups.retain(|group| group.group >= first);
+                Job::Header { token, new, old: self.header.clone(), group: None }
+            }
+            Transfer::RedoNote { sequence, bytes, bytes_max } => {
+                let (generation, time_unix_ms) = (self.generation, unix_ms());
+                let note = Note { version: VERSION, generation, sequence, bytes, bytes_max, time_unix_ms };
+                Job::Note { token, note }
+            }
+            _ => unreachable!("transfers of the image go to the image"),
+        };
+        self.in_flight += 1;
+        let jobs = self.jobs.as_ref().expect("open until it is dropped");
+        jobs.send(job).expect("the workers end with the writer");
+    }
+
+    /// Reports what has completed.
+    pub(crate) fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        while let Some((token, result, header)) = self.outcomes.pop() {
+            self.in_flight -= 1;
+            if header.is_some() {
+                self.header = header;
+            }
+            done(token, result);
+        }
+    }
+
+    /// Transfers in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+fn next(queue: &Mutex<Receiver<Job>>) -> Option<Job> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+}
+
+impl Job {
+    fn run(self, what: &str, shelf: &dyn Shelf, generation: u64) -> Outcome {
+        match self {
+            Job::Frame { token, group, frame, bytes } => {
+                // SAFETY: `len` bytes at `ptr`, see `Bytes`.
+                let bytes = unsafe { std::slice::from_raw_parts(bytes.ptr, bytes.len) };
+                (token, outcome(shelf.put_frame(generation, group, frame, bytes)), None)
+            }
+            Job::Header { token, new, old, group } => {
+                let synced = group.map_or(Ok(()), |group| shelf.sync_group(generation, group));
+                match synced.and_then(|()| shelf.swap_header(Some(&new.to_json()))) {
+                    Ok(()) => {
+                        forget(what, shelf, old.as_ref(), &new);
+                        (token, Ok(()), Some(new))
+                    }
+                    Err(e) => (token, outcome(Err(e)), None),
+                }
+            }
+            Job::Note { token, note } => {
+                let document = serde_json::to_vec(&note).expect("plain fields are serialisable");
+                (token, outcome(shelf.set_note(Some(&document))), None)
+            }
+        }
+    }
+}
+
+/// Removes the frames that a new header does not name any more. What cannot be removed is in nobody's way but takes
+/// room, and is tried again with the next generation at the latest.
+fn forget(what: &str, shelf: &dyn Shelf, old: Option<&Header>, new: &Header) {
+    let Some(old) = old else { return };
+    let keep = if old.generation == new.generation {
+        new.groups.first().map_or(old.groups.last().map_or(1, |last| last.group + 1), |first| first.group)
+    } else {
+        0
+    };
+    if let Err(e) = remove_groups(shelf, old, keep) {
+        tracing::warn!(image = %what, error = %e, "redo that is not needed any more could not be removed");
+    }
+}
+
+fn outcome(result: io::Result<()>) -> Result<(), IoError> {
+    result.map_err(|e| match e.raw_os_error() {
+        Some(libc::ESHUTDOWN) => IoError::Fenced,
+        Some(libc::ENOSPC | libc::EDQUOT) => IoError::Full,
+        errno => IoError::Errno(errno.unwrap_or(libc::EIO)),
+    })
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+}
+
+/// What a lost cache costs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Loss {
+    /// Everything acknowledged until then is there; in milliseconds since 1970.
+    pub since_unix_ms: u64,
+    /// Upper bound of the time over which what was acknowledged is lost, in seconds, if the owner reached the backend
+    /// to its end.
+    pub seconds: f64,
+    /// Bytes that were changed since then when the owner last said so.
+    pub bytes: u64,
+    /// The most that it let them become.
+    pub bytes_max: u64,
+}
+
+/// The longest that an owner with something to lose is silent, in milliseconds, with twice the time for a slow backend.
+const SILENCE_MS: u64 = 2_000;
+
+impl Loss {
+    /// As far as a redo's header and the owner's last note tell.
+    fn of(header: &Header, note: Option<&Note>) -> Loss {
+        let note = note.filter(|note| note.generation >= header.generation);
+        let last = note.map_or(0, |note| note.time_unix_ms).max(header.cut_unix_ms);
+        Loss {
+            since_unix_ms: header.cut_unix_ms,
+            seconds: (last + SILENCE_MS - header.cut_unix_ms) as f64 / 1e3,
+            bytes: note.filter(|note| note.sequence > header.sequence).map_or(0, |note| note.bytes),
+            bytes_max: note.map_or(0, |note| note.bytes_max),
+        }
+    }
+}
+
+/// What an image without its cache can be brought to.
+pub(crate) struct Found {
+    pub(crate) header: Header,
+    pub(crate) loss: Loss,
+}
+
+/// Looks at the redo of an image whose owner is gone. `None` where the drain was not grouped: then the image is no
+/// state that the volume ever had.
+pub(crate) fn find(what: &str, shelf: &dyn Shelf, cache_uuid: Uuid) -> Result<Option<Found>, BackendError> {
+    let Some(header) = Header::read(what, shelf)?.filter(|header| header.cache_uuid == cache_uuid) else {
+        return Ok(None);
+    };
+    let note = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
+    let note = note.map(|bytes| parse(what, &bytes)).transpose()?;
+    let loss = Loss::of(&header, note.as_ref());
+    Ok(Some(Found { header, loss }))
+}
+
+/// Reads all changes of a redo in order and gives each to `apply`, a frame at a time. Every frame is verified before the
+/// first one is applied.
+pub(crate) fn replay(
+    what: &str,
+    shelf: &dyn Shelf,
+    header: &Header,
+    apply: &mut dyn FnMut(&[Change<'_>]) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    for pass in 0..2 {
+        for group in &header.groups {
+            for frame in 0..group.frames {
+                let name = FrameName {
+                    uuid: header.cache_uuid.into_bytes(),
+                    generation: header.generation,
+                    group: group.group,
+                    frame,
+                };
+                let bytes = shelf.frame(name.generation, name.group, frame);
+                let bytes = bytes.map_err(|e| BackendError::io(what, "read its redo", e))?;
+                let changes = bytes.as_deref().and_then(|bytes| decode(bytes, name));
+                let changes = changes.ok_or_else(|| BackendError::Redo {
+                    what: what.into(),
+                    group: group.group,
+                    frame,
+                })?;
+                if pass == 1 {
+                    apply(&changes)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,768 @@
+//! Groups: the grouped drain's cuts, and the redo that brings them to the backend whole.
+//!
+//! A group is a contiguous range of the volume's log. Inside of it the last write of a block wins, across it nothing is
+//! coalesced. What a group has changed is written beside the image, as its *redo*, and committed by one atomic change
+//! of the redo's header. From then on image and redo together are the volume as it was at the group's end, whatever
+//! happens to this cache. Only then do the group's blocks go to the image, in any order, and when they are there the
+//! redo is trimmed (`docs/rfcs/0005-groups.md`).
+//!
+//! Two groups of a volume are not committed at any time: the *open* one, which grows, and the *closed* one, whose redo is
+//! being written. A copy that the open group supersedes while the closed one still needs it is *frozen*: the index has
+//! forgotten it, its place on the device is not free.
+
+use crate::ack::Deferred;
+use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::engine::{Engine, Io};
+use crate::format::{Entry, EntryKind, byte, crc32c};
+use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
+use crate::mem::Buf;
+use crate::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
+use crate::space::Space;
+use crate::volume::{Task, Volume};
+use std::collections::VecDeque;
+
+/// A group ends with a flush of a client when it is this old.
+const GROUP_NS_MIN: Nanos = 1_000_000_000;
+/// A group ends when it is this old.
+const GROUP_NS_MAX: Nanos = 2_000_000_000;
+/// With much dirty data a group ends when it is this old: only what is committed can be drained.
+const GROUP_NS_URGENT: Nanos = 250_000_000;
+/// A group ends when it has changed so many blocks.
+const GROUP_BLOCKS_MAX: u64 = (64 << 20) / BLOCK_BYTES as u64;
+/// How often the owner records how far it is.
+const NOTE_NS: Nanos = 1_000_000_000;
+
+/// What a range of the log has changed: for each block its last content.
+pub(crate) struct Delta {
+    pub(crate) index: VolumeIndex,
+    /// When the first change came.
+    since: Nanos,
+}
+
+/// A group whose redo is being written.
+pub(crate) struct Closed {
+    pub(crate) delta: Delta,
+    group: u64,
+    /// Sequence of the last record that it contains.
+    sequence: u64,
+    cut_at: Nanos,
+    /// Next object, and block of it, to be put into a frame; `None` when all are.
+    cursor: Option<(u32, u32)>,
+    /// Frames begun.
+    frames: u32,
+    in_flight: u32,
+    /// Frames that the backend did not take.
+    again: Vec<Frame>,
+    committing: bool,
+    /// Blocks with frozen copies, some perhaps twice.
+    frozen: Vec<u64>,
+}
+
+/// A committed group whose redo is kept.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    group: u64,
+    sequence: u64,
+    blocks: u64,
+}
+
+/// The groups of a volume.
+pub(crate) struct Groups {
+    pub(crate) open: Delta,
+    pub(crate) closed: Option<Closed>,
+    /// Number of the newest committed group; they count from 1 in each generation.
+    committed: u64,
+    /// Everything up to this sequence is in the image or its redo.
+    pub(crate) sequence: u64,
+    kept: VecDeque<Kept>,
+    /// The header is being changed so that it names only groups from this one on.
+    trimming: Option<u64>,
+    /// When the owner last recorded how far it is, and whether it is doing so now.
+    noted_at: Nanos,
+    noting: bool,
+}
+
+/// A part of a group's redo on its way from the cache device to the backend.
+#[derive(Debug, Clone)]
+pub(crate) struct Frame {
+    volume: VolumeId,
+    number: u32,
+    buf: Buf,
+    blocks: Vec<FrameBlock>,
+    zeroes: Vec<(u64, u32, bool)>,
+    reads: u32,
+    bad: bool,
+    /// It is being read a second time: what is still bad is lost.
+    second: bool,
+}
+
+/// A data block of a frame.
+#[derive(Debug, Clone, Copy)]
+struct FrameBlock {
+    block: u64,
+    position: Position,
+    /// Of the content that was read. The position may hold something else by the time the frame is complete.
+    crc: u32,
+}
+
+impl Delta {
+    fn new() -> Delta {
+        Delta { index: VolumeIndex::new(), since: 0 }
+    }
+
+    /// Nothing has changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        let blocks = self.index.blocks();
+        blocks.at + blocks.zero == 0
+    }
+
+    /// Takes in that blocks have changed.
+    fn note(&mut self, now: Nanos) {
+        if self.is_empty() {
+            self.since = now;
+        }
+    }
+}
+
+impl Groups {
+    pub(crate) fn new(open: Delta) -> Groups {
+        Groups {
+            open,
+            closed: None,
+            committed: 0,
+            sequence: 0,
+            kept: VecDeque::new(),
+            trimming: None,
+            noted_at: 0,
+            noting: false,
+        }
+    }
+
+    /// Data blocks have become current at `position` and those that follow.
+    pub(crate) fn insert(&mut self, now: Nanos, block: u64, n: u32, position: Position) {
+        self.open.note(now);
+        self.open.index.insert(block, n, position, &mut |_, _, _| ());
+    }
+
+    /// Blocks read as zero.
+    pub(crate) fn set_zero(&mut self, now: Nanos, block: u64, n: u64) {
+        self.open.note(now);
+        self.open.index.set_zero(block, n, &mut |_, _, _| ());
+    }
+
+    /// Whether the blocks from `block` on are in no committed group, and how many of the next `n` are like it.
+    pub(crate) fn uncommitted(&self, block: u64, n: u32) -> (bool, u32) {
+        let closed = self.closed_index();
+        let mut n = n;
+        for index in std::iter::once(&self.open.index).chain(closed) {
+            let (found, len) = index.lookup_run(block, n);
+            if found != Lookup::Absent {
+                return (true, len);
+            }
+            n = n.min(len);
+        }
+        (false, n)
+    }
+
+    /// What the closed group has changed.
+    pub(crate) fn closed_index(&self) -> Option<&VolumeIndex> {
+        self.closed.as_ref().map(|closed| &closed.delta.index)
+    }
+
+    /// Whether the closed group needs the copy at `position`.
+    pub(crate) fn closed_has(&self, block: u64, position: Position) -> bool {
+        self.closed.as_ref().is_some_and(|c| c.delta.index.lookup(block) == Lookup::At(position))
+    }
+
+    /// A copy has been moved.
+    pub(crate) fn moved(&mut self, block: u64, old: Position, new: Position) {
+        self.open.index.replace_if(block, old, new);
+        if let Some(closed) = &mut self.closed {
+            closed.delta.index.replace_if(block, old, new);
+        }
+    }
+
+    /// A copy is lost: no group can bring it to the backend.
+    pub(crate) fn forget(&mut self, block: u64, position: Position) {
+        self.open.index.remove_if(block, position);
+        if let Some(closed) = &mut self.closed {
+            closed.delta.index.remove_if(block, position);
+        }
+    }
+
+    /// The frozen copy of a block.
+    pub(crate) fn note_frozen(&mut self, block: u64) {
+        self.closed.as_mut().expect("a closed group needs it").frozen.push(block);
+    }
+
+    /// Something is not committed.
+    pub(crate) fn is_uncommitted(&self) -> bool {
+        self.closed.is_some() || !self.open.is_empty()
+    }
+
+    /// The backend has, or needs, more than the image.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_uncommitted() || !self.kept.is_empty() || self.trimming.is_some() || self.noting
+    }
+
+    /// Blocks that the loss of the cache would cost, at most.
+    pub(crate) fn uncommitted_blocks(&self) -> u64 {
+        let of = |delta: &Delta| delta.index.blocks().at + delta.index.blocks().zero;
+        of(&self.open) + self.closed.as_ref().map_or(0, |closed| of(&closed.delta))
+    }
+
+    /// When the oldest change came that the loss of the cache would cost.
+    pub(crate) fn uncommitted_since(&self) -> Option<Nanos> {
+        let closed = self.closed.as_ref().map(|closed| closed.delta.since);
+        closed.or((!self.open.is_empty()).then_some(self.open.since))
+    }
+
+    /// Blocks of the redo that is kept.
+    fn kept_blocks(&self) -> u64 {
+        self.kept.iter().map(|kept| kept.blocks).sum()
+    }
+}
+
+impl Volume {
+    /// The volume's dirty data as one group: after a restart nothing else is known of what is committed, and this contains
+    /// it all.
+    pub(crate) fn begin_groups(&mut self, space: &Space, now: Nanos) {
+        let mut open = Delta::new();
+        for object in self.dirty_objects.iter().map(|dirty| dirty.object) {
+            let zeroes = self.index.flags(object).contains(ObjectFlags::ZERO_DIRTY);
+            for (block, n, found) in self.index.runs(object) {
+                match found {
+                    Lookup::At(position) => {
+                        for i in (0..n).filter(|i| space.marks.is_dirty(position + i)) {
+                            open.note(now);
+                            open.index.insert(block + u64::from(i), 1, position + i, &mut |_, _, _| ());
+                        }
+                    }
+                    Lookup::Zero if zeroes => {
+                        open.note(now);
+                        open.index.set_zero(block, u64::from(n), &mut |_, _, _| ());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let sequence = self.sequence;
+        for dirty in &mut self.dirty_objects {
+            dirty.wait_for = sequence;
+        }
+        let mut groups = Groups::new(open);
+        groups.sequence = self.sequence_drained;
+        self.groups = Some(Box::new(groups));
+    }
+
+    /// The image is to have everything that is acknowledged, and what was left from another mode is there. Groups are of
+    /// no use any more; nothing is logged until the last one is in the image, since a redo would take the image back
+    /// behind what goes there without one.
+    pub(crate) fn groups_end(&self) -> bool {
+        let backlog = self.mode == Mode::WriteThrough && self.sequence_drained < self.backlog_sequence;
+        self.groups.is_some() && self.mode != Mode::WriteBack && !backlog
+    }
+
+    fn end_groups(&mut self) {
+        self.groups = None;
+        self.drain_cursor = 0;
+        self.recheck = true;
+    }
+
+    /// Up to this sequence a loss of the cache costs nothing.
+    pub(crate) fn sequence_safe(&self) -> u64 {
+        let committed = self.groups.as_ref().map_or(0, |groups| groups.sequence);
+        committed.max(self.sequence_drained)
+    }
+
+    /// Up to this sequence blocks may go to the image.
+    pub(crate) fn sequence_drainable(&self) -> u64 {
+        self.groups.as_ref().map_or(u64::MAX, |groups| groups.sequence)
+    }
+
+    /// Whether blocks from `block` on must stay out of the image for now, and how many of the next `n` are like it.
+    pub(crate) fn uncommitted(&self, block: u64, n: u32) -> (bool, u32) {
+        self.groups.as_ref().map_or((false, n), |groups| groups.uncommitted(block, n))
+    }
+
+    /// The backend has, or needs, more than the image.
+    pub(crate) fn has_redo(&self) -> bool {
+        self.groups.as_ref().is_some_and(|groups| groups.is_busy())
+    }
+}
+
+impl Engine {
+    /// Ends the open group at what is published, if it is time to.
+    pub(crate) fn cut_group(&mut self, now: Nanos, id: VolumeId, flush: bool) {
+        if !self.cut_is_due(now, id, flush) {
+            return;
+        }
+        let volume = self.volume_mut(id);
+        let sequence = volume.sequence;
+        let groups = volume.groups.as_mut().expect("a group is due");
+        let delta = std::mem::replace(&mut groups.open, Delta::new());
+        groups.closed = Some(Closed {
+            delta,
+            group: groups.committed + 1,
+            sequence,
+            cut_at: now,
+            cursor: Some((0, 0)),
+            frames: 0,
+            in_flight: 0,
+            again: Vec::new(),
+            committing: false,
+            frozen: Vec::new(),
+        });
+        volume.count.groups += 1;
+    }
+
+    fn cut_is_due(&self, now: Nanos, id: VolumeId, flush: bool) -> bool {
+        let volume = self.volume(id);
+        let Some(groups) = &volume.groups else { return false };
+        if groups.closed.is_some() || groups.open.is_empty() || volume.failed || volume.fenced {
+            // A group without a block that is lost would be no state that the volume ever had.
+            return false;
+        }
+        let age = now.saturating_sub(groups.open.since);
+        let blocks = groups.open.index.blocks().at;
+        let kept = groups.kept_blocks();
+        if kept > 0 && kept + blocks > self.kept_blocks_max(id) && self.drain_has_work(id) {
+            return false;
+        }
+        let waited_for = volume.mode != Mode::WriteBack
+            || !volume.through.is_empty()
+            || volume.drain_all_until > groups.sequence
+            || volume.task != Task::None
+            || self.dead;
+        waited_for
+            || blocks >= GROUP_BLOCKS_MAX
+            || age >= GROUP_NS_MAX
+            || flush && age >= GROUP_NS_MIN
+            || age >= GROUP_NS_URGENT && self.drain_is_urgent(id)
+    }
+
+    /// Blocks of redo that may be kept while the image can catch up.
+    fn kept_blocks_max(&self, id: VolumeId) -> u64 {
+        (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).max(2 * GROUP_BLOCKS_MAX)
+    }
+
+    /// The image is to catch up with its redo before more is written there.
+    pub(crate) fn redo_is_long(&self, id: VolumeId) -> bool {
+        let groups = self.volume(id).groups.as_ref();
+        groups.is_some_and(|groups| groups.kept_blocks() > self.kept_blocks_max(id) / 2)
+    }
+
+    /// Something of the volume can go to the image now.
+    fn drain_has_work(&self, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        let drainable = volume.sequence_drainable();
+        !volume.drains.is_empty()
+            || !volume.unflushed.is_empty()
+            || !volume.flushing.is_empty()
+            || volume.dirty_objects.iter().any(|dirty| dirty.wait_for <= drainable)
+    }
+
+    /// Cuts groups, commits what is written, trims what the image has.
+    pub(crate) fn pump_groups(&mut self, now: Nanos) {
+        for i in 0..self.volumes.len() {
+            let id = VolumeId(i as u16);
+            let Some(volume) = &self.volumes[i] else { continue };
+            if volume.groups.is_none() || !volume.attached || volume.fenced || volume.retry_at > now {
+                continue;
+            }
+            if volume.groups_end() && !volume.has_redo() {
+                self.volume_mut(id).end_groups();
+                self.stir();
+                continue;
+            }
+            self.cut_group(now, id, false);
+            self.commit_group(now, id);
+            self.trim_redo(id);
+            self.note_progress(now, id);
+        }
+    }
+
+    /// Begins the next frame of the closed group; false when there is none, or no buffer for it.
+    pub(crate) fn redo_next(&mut self, id: VolumeId) -> bool {
+        let Some(groups) = self.volume(id).groups.as_ref() else { return false };
+        let Some(closed) = &groups.closed else { return false };
+        if closed.again.is_empty() && closed.cursor.is_none() {
+            return false;
+        }
+        let Some(buf) = self.pools.drain.take() else { return false };
+        let again = self.closed_mut(id).again.pop();
+        let frame = match again {
+            Some(frame) => self.refresh_frame(frame, buf),
+            None => self.fill_frame(id, buf),
+        };
+        if frame.blocks.is_empty() && frame.zeroes.is_empty() && frame.number == u32::MAX {
+            self.pools.drain.give(buf);
+            return false;
+        }
+        self.closed_mut(id).in_flight += 1;
+        self.volume_mut(id).drain_in_flight += 1;
+        let index = self.frames.insert(frame);
+        self.read_frame(index);
+        true
+    }
+
+    fn closed_mut(&mut self, id: VolumeId) -> &mut Closed {
+        let groups = self.volume_mut(id).groups.as_mut().expect("a volume with groups");
+        groups.closed.as_mut().expect("a group is closed")
+    }
+
+    /// Gathers what fits into a frame from the closed group's cursor on. The frame has no number when nothing is left.
+    fn fill_frame(&mut self, id: VolumeId, buf: Buf) -> Frame {
+        let volume = self.volume_mut(id);
+        let blocks_end = volume.blocks();
+        let index = &volume.index;
+        let closed = volume.groups.as_mut().and_then(|g| g.closed.as_mut()).expect("a group is closed");
+        let mut frame = Frame {
+            volume: id,
+            number: u32::MAX,
+            buf,
+            blocks: Vec::with_capacity(FRAME_BLOCKS_MAX),
+            zeroes: Vec::new(),
+            reads: 0,
+            bad: false,
+            second: false,
+        };
+        let size = OBJECT_BLOCKS as u32;
+        while let Some((object, cursor)) = closed.cursor {
+            let entries = frame.blocks.len() + frame.zeroes.len();
+            if frame.blocks.len() == FRAME_BLOCKS_MAX || entries == FRAME_ENTRIES_MAX {
+                break;
+            }
+            let found = if cursor > 0 { Some(object) } else { closed.delta.index.objects(object).next() };
+            let Some(object) = found else {
+                closed.cursor = None;
+                break;
+            };
+            let first = u64::from(object) * u64::from(size);
+            let at = first + u64::from(cursor);
+            let end = (first + u64::from(size)).min(blocks_end.max(first));
+            if at >= end {
+                closed.cursor = Some((object + 1, 0));
+                continue;
+            }
+            let (found, n) = closed.delta.index.lookup_run(at, (end - at) as u32);
+            let taken = match found {
+                Lookup::At(position) => {
+                    let room = (FRAME_BLOCKS_MAX - frame.blocks.len()).min(FRAME_ENTRIES_MAX - entries);
+                    let n = n.min(room as u32);
+                    frame.blocks.extend((0..n).map(|i| FrameBlock {
+                        block: at + u64::from(i),
+                        position: position + i,
+                        crc: 0,
+                    }));
+                    n
+                }
+                Lookup::Zero => {
+                    let n = n.min(size - cursor);
+                    frame.zeroes.push((at, n, index.flags(object).contains(ObjectFlags::ZERO_KEEP)));
+                    n
+                }
+                Lookup::Absent | Lookup::Lost => n.min(size - cursor),
+            };
+            let cursor = cursor + taken;
+            closed.cursor = Some(if cursor >= size { (object + 1, 0) } else { (object, cursor) });
+        }
+        if !frame.blocks.is_empty() || !frame.zeroes.is_empty() {
+            frame.number = closed.frames;
+            closed.frames += 1;
+        }
+        frame
+    }
+
+    /// The frame again, in another buffer: its blocks may have been moved or lost meanwhile.
+    fn refresh_frame(&mut self, mut frame: Frame, buf: Buf) -> Frame {
+        let index = &self.closed_mut(frame.volume).delta.index;
+        frame.blocks.retain_mut(|part| match index.lookup(part.block) {
+            Lookup::At(position) => {
+                part.position = position;
+                true
+            }
+            _ => false,
+        });
+        Frame { buf, reads: 0, bad: false, ..frame }
+    }
+
+    /// Reads a frame's blocks from the cache device, those that follow each other there at once.
+    fn read_frame(&mut self, index: u32) {
+        let frame = &mut self.frames[index];
+        let mut spans = Vec::new();
+        let mut start = 0;
+        while start < frame.blocks.len() {
+            let follows = |w: &[FrameBlock]| w[1].position == w[0].position + 1;
+            let n = 1 + frame.blocks[start..].windows(2).take_while(|w| follows(w)).count();
+            spans.push((start, start + n, frame.blocks[start].position));
+            start += n;
+        }
+        let buf = frame.buf;
+        frame.reads = spans.len() as u32;
+        if spans.is_empty() {
+            return self.seal_frame(index);
+        }
+        for (start, end, position) in spans {
+            self.space.pin(position);
+            let token = self.start_io(Io::FrameRead { frame: index, start: start as u16, end: end as u16 });
+            let buf = buf.slice(frame_bytes(start), (end - start) * BLOCK_BYTES);
+            self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
+        }
+    }
+
+    pub(crate) fn frame_read_done(&mut self, index: u32, start: u16, end: u16, result: Result<(), IoError>) {
+        let (first, id) = (self.frames[index].blocks[usize::from(start)].position, self.frames[index].volume);
+        self.space.unpin(first);
+        let mut lost = Vec::new();
+        let frame = &mut self.frames[index];
+        for i in usize::from(start)..usize::from(end) {
+            let FrameBlock { block, position, .. } = frame.blocks[i];
+            let crc = crc32c(self.arena.bytes(frame.buf.slice(frame_bytes(i), BLOCK_BYTES)));
+            frame.blocks[i].crc = crc;
+            if result.is_err() || crc != self.space.marks.crc(position) {
+                frame.bad = true;
+                if frame.second {
+                    lost.push((block, position));
+                }
+            }
+        }
+        frame.reads -= 1;
+        for (block, position) in lost {
+            self.volume_mut(id).count.corrupt_blocks += 1;
+            self.lose_copy(id, block, position);
+        }
+        let frame = &mut self.frames[index];
+        if frame.reads > 0 {
+            return;
+        }
+        if frame.bad {
+            // Once more, and then without what is lost. Where the blocks are has to be looked up again.
+            frame.second = true;
+            self.give_back_frame(index);
+        } else {
+            self.seal_frame(index);
+        }
+    }
+
+    /// A copy that a group needs has no good content: the block is lost, or its newer content goes on without the older.
+    pub(crate) fn lose_copy(&mut self, id: VolumeId, block: u64, position: Position) {
+        if self.volume(id).index.lookup(block) == Lookup::At(position) {
+            return self.lose_block(id, block, position);
+        }
+        let (volume, space) = self.volume_and_space(id);
+        let groups = volume.groups.as_mut().expect("a group needs it");
+        if groups.closed_has(block, position) && space.marks.is_dirty(position) {
+            groups.forget(block, position);
+            space.clean(position);
+            volume.frozen_blocks -= 1;
+        }
+    }
+
+    /// All blocks are in the buffer: the header goes in front of them, and the frame to the backend.
+    fn seal_frame(&mut self, index: u32) {
+        let frame = &self.frames[index];
+        let volume = self.volume(frame.volume);
+        let group = volume.groups.as_ref().and_then(|g| g.closed.as_ref()).expect("a group is closed").group;
+        let name =
+            FrameName { uuid: self.geo.uuid, generation: volume.spec.generation, group, frame: frame.number };
+        let data = frame.blocks.iter().map(|part| Entry::new(EntryKind::Data, part.block, part.crc));
+        let zeroes = frame.zeroes.iter().map(|&(block, n, keep)| {
+            Entry::new(if keep { EntryKind::WriteZeroes } else { EntryKind::Discard }, block, n)
+        });
+        let header = frame.buf.slice(0, BLOCK_BYTES);
+        encode_header(self.arena.bytes_mut(header), name, data.chain(zeroes));
+        self.when_stable(Deferred::Frame(index));
+    }
+
+    /// A frame whose content the log holds on stable media goes to the backend.
+    pub(crate) fn send_frame(&mut self, index: u32) {
+        let frame = &self.frames[index];
+        let (id, number) = (frame.volume, frame.number);
+        let buf = frame.buf.slice(0, frame_bytes(frame.blocks.len()));
+        let group = self.closed_mut(id).group;
+        self.volume_mut(id).drain_writes += 1;
+        let token = self.start_io(Io::FrameWrite { frame: index });
+        self.backend(token, id, BackendOp::RedoWrite { group, frame: number, buf });
+    }
+
+    pub(crate) fn frame_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
+        let id = self.frames[index].volume;
+        self.volume_mut(id).drain_writes -= 1;
+        self.note_backend_result(now, id, result);
+        if result.is_err() {
+            return self.give_back_frame(index);
+        }
+        let frame = self.frames.remove(index);
+        let bytes = frame.blocks.len() * BLOCK_BYTES;
+        self.pools.drain.give(frame.buf);
+        let volume = self.volume_mut(id);
+        volume.drain_in_flight -= 1;
+        volume.count.redo_bytes += bytes as u64;
+        self.closed_mut(id).in_flight -= 1;
+    }
+
+    /// The frame is to be made again.
+    fn give_back_frame(&mut self, index: u32) {
+        let frame = self.frames.remove(index);
+        self.pools.drain.give(frame.buf);
+        let id = frame.volume;
+        self.volume_mut(id).drain_in_flight -= 1;
+        let closed = self.closed_mut(id);
+        closed.in_flight -= 1;
+        closed.again.push(frame);
+    }
+
+    /// Changes the redo's header once all frames of the closed group are written.
+    fn commit_group(&mut self, now: Nanos, id: VolumeId) {
+        let volume = self.volume_mut(id);
+        let failed = volume.failed;
+        let Some(groups) = volume.groups.as_mut() else { return };
+        let busy = groups.trimming.is_some();
+        let first = groups.kept.front().map(|kept| kept.group);
+        let Some(closed) = &mut groups.closed else { return };
+        let written = closed.cursor.is_none() && closed.in_flight == 0 && closed.again.is_empty();
+        if !written || closed.committing || busy || failed {
+            return;
+        }
+        closed.committing = true;
+        let (group, frames, sequence) = (closed.group, closed.frames, closed.sequence);
+        let age_ns = now.saturating_sub(closed.cut_at);
+        if frames == 0 {
+            // All of it is lost.
+            return self.group_committed(now, id, Ok(()));
+        }
+        let first = first.unwrap_or(group);
+        let token = self.start_io(Io::RedoCommit { volume: id });
+        self.backend(token, id, BackendOp::RedoCommit { first, group, frames, sequence, age_ns });
+    }
+
+    pub(crate) fn redo_commit_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        self.note_backend_result(now, id, result);
+        self.group_committed(now, id, result);
+    }
+
+    fn group_committed(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        let (volume, space) = self.volume_and_space(id);
+        let groups = volume.groups.as_mut().expect("a volume with groups");
+        if result.is_err() {
+            groups.closed.as_mut().expect("a group is committed").committing = false;
+            return;
+        }
+        let closed = groups.closed.take().expect("a group is committed");
+        groups.committed = closed.group;
+        groups.sequence = closed.sequence;
+        groups.noted_at = now;
+        if closed.frames > 0 {
+            let blocks = closed.delta.index.blocks().at;
+            groups.kept.push_back(Kept { group: closed.group, sequence: closed.sequence, blocks });
+        }
+        for block in closed.frozen {
+            let Lookup::At(position) = closed.delta.index.lookup(block) else { continue };
+            if !space.marks.is_live(position) && space.clean(position) {
+                volume.frozen_blocks -= 1;
+            }
+        }
+        volume.commit_objects(closed.sequence);
+        self.update_drained(id);
+        self.volume_mut(id).recheck = true;
+        self.stir();
+    }
+
+    /// Takes groups out of the header that are in the image.
+    fn trim_redo(&mut self, id: VolumeId) {
+        let volume = self.volume_mut(id);
+        let drained = volume.sequence_drained;
+        let Some(groups) = volume.groups.as_mut() else { return };
+        let committing = groups.closed.as_ref().is_some_and(|closed| closed.committing);
+        let done = groups.kept.iter().take_while(|kept| kept.sequence <= drained).count();
+        if done == 0 || groups.trimming.is_some() || committing {
+            return;
+        }
+        let first = groups.kept[done - 1].group + 1;
+        let last = groups.committed;
+        groups.trimming = Some(first);
+        let token = self.start_io(Io::RedoTrim { volume: id });
+        self.backend(token, id, BackendOp::RedoTrim { first, last });
+    }
+
+    pub(crate) fn redo_trim_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        self.note_backend_result(now, id, result);
+        let volume = self.volume_mut(id);
+        volume.recheck = true;
+        let groups = volume.groups.as_mut().expect("a volume with groups");
+        let first = groups.trimming.take().expect("the redo is trimmed");
+        if result.is_ok() {
+            groups.kept.retain(|kept| kept.group >= first);
+        }
+        self.stir();
+    }
+
+    /// Records beside the image how far the volume is, so that the size of a loss is known without its host.
+    fn note_progress(&mut self, now: Nanos, id: VolumeId) {
+        let bytes_max = self.dirty_bytes_max(id);
+        let volume = self.volume_mut(id);
+        let sequence = volume.sequence;
+        let Some(groups) = volume.groups.as_mut() else { return };
+        if groups.noting || now < groups.noted_at + NOTE_NS || !groups.is_uncommitted() {
+            return;
+        }
+        groups.noting = true;
+        groups.noted_at = now;
+        let bytes = groups.uncommitted_blocks() * BLOCK_BYTES as u64;
+        let token = self.start_io(Io::RedoNote { volume: id });
+        self.backend(token, id, BackendOp::RedoNote { sequence, bytes, bytes_max });
+    }
+
+    /// A note that could not be made is made the next time.
+    pub(crate) fn redo_note_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        if result == Err(IoError::Fenced) {
+            self.note_backend_result(now, id, result);
+        }
+        let volume = self.volume_mut(id);
+        volume.recheck = true;
+        volume.groups.as_mut().expect("a volume with groups").noting = false;
+        self.stir();
+    }
+
+    /// When a group is due or the progress is to be noted, if nothing else happens.
+    pub(crate) fn group_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let volumes = self.volumes.iter().flatten().filter(|v| v.attached && !v.fenced);
+        let times = volumes.filter_map(|volume| {
+            let groups = volume.groups.as_ref().filter(|groups| groups.is_uncommitted())?;
+            let open = groups.closed.is_none() && !groups.open.is_empty();
+            let ages = [GROUP_NS_URGENT, GROUP_NS_MAX].map(|age| groups.open.since + age);
+            let note = (!groups.noting).then_some(groups.noted_at + NOTE_NS);
+            ages.into_iter().filter(|_| open).chain(note).filter(|&at| at > now).min()
+        });
+        times.min()
+    }
+}
+
+/// Copies that were current are not any more. Frozen ones keep their place; returns how many dirty ones are gone.
+pub(crate) fn supersede(
+    groups: Option<&mut Box<Groups>>,
+    space: &mut Space,
+    frozen: &mut u64,
+    block: u64,
+    n: u32,
+    was: Lookup,
+) -> u64 {
+    let Lookup::At(position) = was else { return 0 };
+    let Some(groups) = groups.filter(|groups| groups.closed.is_some()) else {
+        return (position..position + n).filter(|&p| space.kill(p)).count() as u64;
+    };
+    let mut gone = 0;
+    for i in 0..n {
+        let (block, position) = (block + u64::from(i), position + i);
+        if space.marks.is_dirty(position) && groups.closed_has(block, position) {
+            space.freeze(position);
+            groups.note_frozen(block);
+            *frozen += 1;
+            gone += 1;
+        } else {
+            gone += u64::from(space.kill(position));
+        }
+    }
+    gone
+}

@@ -1,0 +1,233 @@
+//! The oracle of the grouped drain: whether an image with its redo is the volume as it once was.
+//!
+//! It remembers every change since the last cut that was looked at. At a cut each sector holds what it held at the
+//! last one or what a change since has left, and no change is missing that was acknowledged before one that is
+//! there was sent.
+
+use crate::checker::{BASE_VALUE, SECTORS, value_of};
+use std::collections::{BTreeMap, HashMap};
+use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
+
+const IN_FLIGHT: u64 = u64::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    first: u64,
+    n: u64,
+    value: u64,
+    end: u64,
+    /// Whoever has seen something later has seen this.
+    counts: bool,
+    durable: bool,
+}
+
+/// What a sector held at the last cut.
+#[derive(Debug, Clone, Copy, Default)]
+struct Base {
+    value: u64,
+    /// Start of the first change that may have left it there, end of the last.
+    start: u64,
+    end: u64,
+}
+
+/// What the cuts of one volume may hold.
+pub struct Cuts {
+    salt: u64,
+    base_sectors: u64,
+    base: HashMap<u64, Base>,
+    changes: BTreeMap<u64, Change>,
+}
+
+impl Cuts {
+    /// The image of a volume whose first sectors hold [`BASE_VALUE`].
+    pub fn new(salt: u64, base_sectors: u64) -> Cuts {
+        Cuts { salt, base_sectors, base: HashMap::new(), changes: BTreeMap::new() }
+    }
+
+    /// A change is sent.
+    pub fn start(&mut self, start: u64, first: u64, n: u64, value: u64) {
+        let change = Change { first, n, value, end: IN_FLIGHT, counts: false, durable: false };
+        self.changes.insert(start, change);
+    }
+
+    /// A change is answered.
+    pub fn end(&mut self, start: u64, end: u64, acked: bool, durable: bool) {
+        if let Some(change) = self.changes.get_mut(&start) {
+            (change.end, change.counts, change.durable) = (end, acked, acked && durable);
+        }
+    }
+
+    /// Power is lost: what was not durable at `floor` may be gone.
+    pub fn power_lost(&mut self, floor: u64) {
+        for change in self.changes.values_mut().filter(|c| !c.durable && c.end >= floor) {
+            change.counts = false;
+        }
+    }
+
+    /// The image as it is becomes the cut that everything is compared with.
+    pub fn adopt(&mut self, sectors: u64, read: &mut dyn FnMut(u64, &mut [u8])) {
+        self.base.clear();
+        self.changes.clear();
+        self.base_sectors = 0;
+        let mut bytes = [0; BLOCK_BYTES];
+        for block in 0..sectors.div_ceil(SECTORS as u64) {
+            read(block, &mut bytes);
+            if bytes.iter().all(|&b| b == 0) {
+                continue;
+            }
+            for (s, part) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
+                let sector = block * SECTORS as u64 + s as u64;
+                let value = value_of(part, self.salt, sector).unwrap_or(0);
+                if value != 0 && sector < sectors {
+                    self.base.insert(sector, Base { value, ..Base::default() });
+                }
+            }
+        }
+    }
+
+    fn base(&self, sector: u64) -> Base {
+        let first = if sector < self.base_sectors { BASE_VALUE } else { 0 };
+        self.base.get(&sector).copied().unwrap_or(Base { value: first, ..Base::default() })
+    }
+
+    /// Compares an image, its redo applied, with what a cut may be; from then on cuts only go forward.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&mut self, sectors: u64, read: &mut dyn FnMut(u64, &mut [u8])) -> Result<(), String> {
+        let mut blocks: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for (&start, change) in &self.changes {
+            let last = (change.first + change.n - 1) / SECTORS as u64;
+            for block in change.first / SECTORS as u64..=last {
+                blocks.entry(block).or_default().push(start);
+            }
+        }
+        let (mut lost, mut survived) = ((u64::MAX, 0), (0, 0));
+        let mut missing = std::collections::BTreeSet::new();
+        let mut found = Vec::new();
+        let mut bytes = [0; BLOCK_BYTES];
+        for (block, starts) in blocks {
+            read(block, &mut bytes);
+            for (s, part) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
+                let sector = block * SECTORS as u64 + s as u64;
+                let covers = |c: &Change| c.first <= sector && sector < c.first + c.n;
+                let here: Vec<(u64, Change)> =
+                    starts.iter().map(|s| (*s, self.changes[s])).filter(|(_, c)| covers(c)).collect();
+                if here.is_empty() || sector >= sectors {
+                    continue;
+                }
+                let Some(value) = value_of(part, self.salt, sector) else {
+                    return Err(format!("sector {sector} of a cut holds no content of this place"));
+                };
+                let there: Vec<&(u64, Change)> = here.iter().filter(|(_, c)| c.value == value).collect();
+                let base = self.base(sector);
+                let is_base = base.value == value;
+                if there.is_empty() && !is_base {
+                    return Err(format!(
+                        "sector {sector} of a cut holds {value:x}, known are {base:x?} and {here:x?}"
+                    ));
+                }
+                let left = is_base.then_some((base.start, base.end));
+                let all = there.iter().map(|(start, c)| (*start, c.end)).chain(left);
+                // Several changes may have left a zero: nothing is concluded from which it was.
+                let (start, end) = all.fold((u64::MAX, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
+                let now = Base { value, start, end };
+                if let ([(start, _)], false) = (&there[..], is_base) {
+                    survived = survived.max((*start, sector));
+                }
+                if there.len() + usize::from(is_base) > 1 {
+                    missing.extend(there.iter().map(|(start, _)| *start));
+                }
+                for (start, c) in here.iter().filter(|(start, c)| c.value != value && *start > now.start) {
+                    missing.insert(*start);
+                    if c.counts && now.end < *start {
+                        lost = lost.min((c.end, sector));
+                    }
+                }
+                found.push((sector, now));
+            }
+        }
+        if survived.0 > lost.0 {
+            return Err(format!(
+                "no cut: sector {} lacks a write acknowledged at {}, sector {} has one sent at {}",
+                lost.1, lost.0, survived.1, survived.0
+            ));
+        }
+        self.changes.retain(|start, c| missing.contains(start) || c.end == IN_FLIGHT);
+        self.base.extend(found);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checker::fill;
+
+    /// An image of one sector in each of two blocks.
+    fn look(cuts: &mut Cuts, values: [u64; 2]) -> Result<(), String> {
+        cuts.check(2 * SECTORS as u64, &mut |block, out| {
+            out.fill(0);
+            fill(&mut out[..SECTOR_BYTES], 7, block * SECTORS as u64, values[block as usize]);
+        })
+    }
+
+    fn two_writes() -> Cuts {
+        let mut cuts = Cuts::new(7, 0);
+        cuts.start(10, 0, 1, 10);
+        cuts.end(10, 11, true, false);
+        cuts.start(20, SECTORS as u64, 1, 20);
+        cuts.end(20, 21, true, false);
+        cuts
+    }
+
+    #[test]
+    fn a_cut_is_a_state_that_the_volume_once_had() {
+        for (values, good) in [([0, 0], true), ([10, 0], true), ([10, 20], true), ([0, 20], false)] {
+            assert_eq!(look(&mut two_writes(), values).is_ok(), good, "{values:?}");
+        }
+        assert!(look(&mut two_writes(), [30, 0]).is_err(), "a value that nobody wrote");
+    }
+
+    #[test]
+    fn cuts_go_forward_only() {
+        let mut cuts = two_writes();
+        look(&mut cuts, [10, 0]).expect("a cut");
+        assert!(look(&mut cuts, [0, 0]).is_err());
+        look(&mut cuts, [10, 20]).expect("a later cut");
+        assert!(look(&mut cuts, [10, 0]).is_err());
+    }
+
+    #[test]
+    fn what_a_power_loss_may_take_is_not_missed() {
+        let mut cuts = two_writes();
+        cuts.power_lost(5);
+        assert!(look(&mut cuts, [0, 20]).is_ok());
+        let mut cuts = two_writes();
+        cuts.power_lost(12);
+        assert!(look(&mut cuts, [0, 20]).is_err(), "the first was flushed");
+    }
+
+    #[test]
+    fn a_change_that_another_one_beside_it_has_overwritten_is_not_missing_later() {
+        let mut cuts = Cuts::new(7, 0);
+        cuts.start(10, 0, 1, 10);
+        cuts.start(11, 0, 1, 11);
+        cuts.end(11, 20, true, false);
+        cuts.end(10, 21, true, false);
+        look(&mut cuts, [10, 0]).expect("the first came last");
+        cuts.start(30, SECTORS as u64, 1, 30);
+        cuts.end(30, 31, true, false);
+        assert!(look(&mut cuts, [10, 30]).is_ok());
+    }
+
+    #[test]
+    fn changes_in_flight_together_come_in_any_order() {
+        let mut cuts = Cuts::new(7, 0);
+        cuts.start(10, 0, 1, 10);
+        cuts.start(11, SECTORS as u64, 1, 11);
+        cuts.end(10, 20, true, false);
+        cuts.end(11, 21, true, false);
+        assert!(look(&mut cuts, [0, 11]).is_ok());
+    }
+}

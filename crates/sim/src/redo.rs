@@ -1,0 +1,129 @@
+//! The simulated redo beside an image, and what finding it there means.
+
+use crate::rng::Rng;
+use crate::store::{Store, content};
+use std::collections::BTreeMap;
+use tidepool_engine::redo::{Change, FrameName, decode};
+
+/// The redo's header.
+#[derive(Debug, Clone)]
+pub struct Header {
+    generation: u64,
+    uuid: [u8; 16],
+    /// Number of frames of each group that is kept.
+    groups: BTreeMap<u64, u32>,
+}
+
+/// Frames and header beside one image; durable when they are written.
+#[derive(Default)]
+pub struct Redo {
+    frames: BTreeMap<(u64, u64, u32), Vec<u8>>,
+    header: Option<Header>,
+}
+
+impl Redo {
+    /// A frame is written, or a part of it when whoever sent it was killed.
+    pub fn write(&mut self, name: (u64, u64, u32), bytes: &[u8]) {
+        self.frames.insert(name, bytes.to_vec());
+    }
+
+    /// A frame was on its way when its sender was killed.
+    pub fn write_cut(&mut self, rng: &mut Rng, name: (u64, u64, u32), bytes: &[u8]) {
+        let n = rng.below(bytes.len() as u64 + 1) as usize;
+        if rng.permille(500) {
+            self.write(name, &bytes[..n]);
+        }
+    }
+
+    /// The header changes: a group is committed.
+    ///
+    /// # Errors
+    /// What of the core's promises does not hold.
+    pub fn commit(
+        &mut self,
+        generation: u64,
+        uuid: [u8; 16],
+        first: u64,
+        group: u64,
+        frames: u32,
+    ) -> Result<(), String> {
+        let mut groups = match &self.header {
+            Some(header) if header.generation == generation => header.groups.clone(),
+            Some(header) if header.generation > generation => {
+                return Err(format!("generation {generation} commits over {}", header.generation));
+            }
+            _ => BTreeMap::new(),
+        };
+        if groups.last_key_value().is_some_and(|(&last, _)| group <= last) {
+            return Err(format!("group {group} is committed a second time"));
+        }
+        groups.insert(group, frames);
+        groups.retain(|&g, _| g >= first);
+        for frame in 0..frames {
+            let found = self.frames.get(&(generation, group, frame));
+            let name = FrameName { uuid, generation, group, frame };
+            if found.and_then(|bytes| decode(bytes, name)).is_none() {
+                return Err(format!("frame {frame} of group {group} is committed, but not there"));
+            }
+        }
+        self.frames.retain(|&(g, group, _), _| g == generation && group >= first);
+        self.header = Some(Header { generation, uuid, groups });
+        Ok(())
+    }
+
+    /// Groups before `first` are not needed any more.
+    pub fn trim(&mut self, first: u64) {
+        if let Some(header) = &mut self.header {
+            header.groups.retain(|&g, _| g >= first);
+            self.frames.retain(|&(_, group, _), _| group >= first);
+        }
+    }
+
+    /// Nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.header.as_ref().is_none_or(|header| header.groups.is_empty())
+    }
+
+    /// The image is released: nothing is kept.
+    pub fn clear(&mut self) {
+        *self = Redo::default();
+    }
+
+    /// What the redo says about blocks: `None` stands for zeroes.
+    ///
+    /// # Errors
+    /// A frame that is not there.
+    pub fn content(&self) -> Result<BTreeMap<u64, Option<Vec<u8>>>, String> {
+        let mut all = BTreeMap::new();
+        let Some(header) = &self.header else { return Ok(all) };
+        for (&group, &frames) in &header.groups {
+            for frame in 0..frames {
+                let name = FrameName { uuid: header.uuid, generation: header.generation, group, frame };
+                let bytes = self.frames.get(&(header.generation, group, frame));
+                let changes = bytes.and_then(|bytes| decode(bytes, name));
+                for change in changes.ok_or_else(|| format!("frame {frame} of group {group} is gone"))? {
+                    match change {
+                        Change::Data(block, bytes) => drop(all.insert(block, Some(bytes.to_vec()))),
+                        Change::Zeroes(block, n, _) => {
+                            all.extend((block..block + u64::from(n)).map(|b| (b, None)));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Brings the image to the last cut.
+    ///
+    /// # Errors
+    /// As for [`Redo::content`].
+    pub fn recover(&mut self, store: &mut Store, clip: impl Fn(u64, &[u8]) -> Vec<u8>) -> Result<(), String> {
+        for (block, bytes) in self.content()? {
+            let bytes = bytes.map(|bytes| clip(block, &bytes));
+            store.write(block, bytes.and_then(|bytes| content(&bytes)), true);
+        }
+        self.clear();
+        Ok(())
+    }
+}
