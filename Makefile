@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench lint fmt deny deps soak crash fuzz
+.PHONY: help demo test long bench lint fmt deny deps soak crash lost fuzz
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -45,6 +45,10 @@ soak: ## the simulator for HOURS hours
 crash: deps ## a hundred rounds of kill -9 under load; ARGS="--backend rbd" on Ceph
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin crash -- $(ARGS)
+
+lost: deps ## thirty rounds in which the cache is destroyed under load; ARGS=--file without Ceph
+	$(CARGO) build --release --locked -p tidepool
+	$(CARGO) run --release --locked -p tidepool-tests --bin lost -- $(ARGS)
 
 fuzz: ## the NBD codec against arbitrary bytes, for a long time
 	BOLERO_RANDOM_TEST_TIME_MS=$$(( $(HOURS) * 3600000 )) $(CARGO) test --release --locked -p tidepool-nbd fuzz

@@ -1,6 +1,7 @@
 //! What the tests with real parts share: a daemon with its files in a directory of its own, and rounds of kills.
 
 pub mod crash;
+pub mod lost;
 pub mod rig;
 
 pub use rig::{Rig, RigOptions};

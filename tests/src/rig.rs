@@ -59,7 +59,6 @@ impl Rig {
             format!("--nbd=nbd+unix:///?socket={}", socket.display()),
             format!("--admin={}", admin.display()),
             "--accept-loss=60m".to_string(),
-            "--drain=unordered".to_string(),
         ];
         arguments.extend(options.volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
         arguments.extend(options.extra.iter().cloned());
