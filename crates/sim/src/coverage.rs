@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Everything that the short run must reach.
-pub const WANTED: [&str; 42] = [
+pub const WANTED: [&str; 43] = [
     "kill",
     "power loss",
     "orderly restart",
@@ -35,6 +35,7 @@ pub const WANTED: [&str; 42] = [
     "backend error",
     "backend full",
     "served without backend",
+    "unflushed writes lost",
     "corrupt block found",
     "block lost",
     "device death",

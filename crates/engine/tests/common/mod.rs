@@ -55,6 +55,10 @@ pub struct World {
     /// What writes and syncs of the cache device, and all operations of backends, report.
     pub device_result: Result<(), IoError>,
     pub backend_result: Result<(), IoError>,
+    /// Backends lose what is not flushed: the images as the last flush left them.
+    pub stable: Option<Vec<Vec<u8>>>,
+    /// So many flushes fail from now on, and what was written before each of them is lost.
+    pub flushes_to_fail: u32,
     waiting: Vec<(Token, VolumeId, BackendOp)>,
 }
 
@@ -99,6 +103,8 @@ impl World {
             backend_zeroes: Vec::new(),
             device_result: Ok(()),
             backend_result: Ok(()),
+            stable: None,
+            flushes_to_fail: 0,
             waiting: Vec::new(),
         };
         for v in volumes {
@@ -196,7 +202,16 @@ impl World {
                 let to = (offset + len).min(size as u64) as usize;
                 image[offset as usize..to].fill(0);
             }
-            BackendOp::Flush => self.backend_flushes += 1,
+            BackendOp::Flush => {
+                self.backend_flushes += 1;
+                let stable = self.stable.as_mut().map(|stable| &mut stable[volume.0 as usize]);
+                if self.flushes_to_fail > 0 {
+                    self.flushes_to_fail -= 1;
+                    stable.into_iter().for_each(|stable| image.copy_from_slice(stable));
+                    return self.done(token, Err(IoError::Errno(5)));
+                }
+                stable.into_iter().for_each(|stable| stable.copy_from_slice(image));
+            }
             BackendOp::Disown => self.disowned.push(volume),
         }
         self.done(token, Ok(()));
