@@ -84,7 +84,8 @@ pub struct ServeArgs {
     /// Size of the cache when it has to be created.
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<Size>,
-    /// A volume and its image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…]. Volumes that the
+    /// A volume and its image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…], nbd://HOST:PORT/NAME or
+    /// nbd+unix:///NAME?socket=PATH. Volumes that the
     /// cache knows already are served in any case.
     #[arg(long, value_name = "NAME=URI", value_parser = named_volume)]
     pub volume: Vec<(VolumeName, BackendUri)>,
@@ -107,7 +108,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DURATION")]
     pub accept_loss: Option<Duration>,
     /// Order in which dirty data reaches the image. This version has `unordered` only: while data is
-    /// dirty, the image alone is not a consistent disk.
+    /// dirty, the image alone is not a consistent disk. Write-back on an NBD server wants it said.
     #[arg(long, value_name = "grouped|unordered")]
     pub drain: Option<DrainOrder>,
     /// A host that keeps a replica (not available in this version).
@@ -129,7 +130,8 @@ pub struct StatusArgs {
 /// Options of `check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…].
+    /// The image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…], nbd://HOST:PORT/NAME or
+    /// nbd+unix:///NAME?socket=PATH.
     pub uri: BackendUri,
     /// How to print.
     #[command(flatten)]
@@ -139,7 +141,8 @@ pub struct CheckArgs {
 /// Options of `recover`.
 #[derive(Debug, Args)]
 pub struct RecoverArgs {
-    /// The image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…].
+    /// The image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…], nbd://HOST:PORT/NAME or
+    /// nbd+unix:///NAME?socket=PATH.
     pub uri: BackendUri,
     /// The cache is lost for good: what it had not drained may be lost with it.
     #[arg(long)]
@@ -186,6 +189,9 @@ pub enum VolumeCommand {
         /// Serve reads only.
         #[arg(long)]
         read_only: bool,
+        /// As for `serve`, for this volume [default: the daemon's].
+        #[arg(long, value_name = "grouped|unordered")]
+        drain: Option<DrainOrder>,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,

@@ -27,6 +27,7 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             accept_loss,
             dirty_max,
             read_only,
+            drain,
             admin,
             output,
         } => {
@@ -34,7 +35,8 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             // The daemon runs in another directory.
             let uri = absolute_backend(uri).map_err(|e| Failure::failed(reason(&e)))?;
             let (name, backend) = (name.to_string(), uri.to_string());
-            let volume = AddVolume { name: name.clone(), backend, mode, accept_loss, dirty_max, read_only };
+            let volume =
+                AddVolume { name: name.clone(), backend, mode, accept_loss, dirty_max, read_only, drain };
             let gone = "the daemon goes on opening it (see `tidepool volume list`)";
             let report = interruptible(gone, client.add(&volume)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))

@@ -28,7 +28,7 @@ use tidepool_engine::mem::AlignedBuf;
 use uuid::Uuid;
 
 pub(crate) use check::{check, describe};
-pub(crate) use owner::Sidecar;
+pub(crate) use owner::{STATE_DIR, Sidecar};
 
 /// How long an opener waits for a process that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);
@@ -200,7 +200,7 @@ impl Image {
 }
 
 /// Takes the lock: shared to read, exclusive to write. A holder that has died is waited for.
-fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), BackendError> {
+pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {
         let holder = match try_lock(what, file, read_only)? {
@@ -237,7 +237,8 @@ fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option
     }
 }
 
-fn unlock(file: &OwnedFd) {
+/// Gives the lock up, see [`Image::unlock`].
+pub(crate) fn unlock(file: &OwnedFd) {
     // Without a lock there is nothing to give up.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }

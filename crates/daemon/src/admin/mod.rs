@@ -16,7 +16,7 @@
 //! as long as the volume still drains.
 
 use crate::units::{Duration, Size};
-use crate::volume::Mode;
+use crate::volume::{DrainOrder, Mode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -223,6 +223,9 @@ pub struct AddVolume {
     /// Serve reads only.
     #[serde(default)]
     pub read_only: bool,
+    /// Order in which dirty data reaches the image; the daemon's when it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainOrder>,
 }
 
 /// Changes to a volume; what is left out stays.

@@ -3,14 +3,14 @@
 
 use super::attachment;
 use super::error::VolumeError;
-use super::plan::{Wanted, mode_rule};
+use super::plan::{Wanted, mode_rule, order_rule};
 use crate::admin::{AddVolume, Removed, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
 use crate::shard::{Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
 use crate::units::Duration;
-use crate::volume::Mode;
+use crate::volume::{DrainOrder, Mode};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
@@ -47,6 +47,8 @@ pub struct Volumes {
     shard: ShardHandle,
     cache_uuid: [u8; 16],
     host: String,
+    /// The order that was asked for of all volumes.
+    drain: Option<DrainOrder>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
 }
 
@@ -66,6 +68,8 @@ struct Facts {
     /// The core's number, once it serves or has recovered the volume.
     id: Option<VolumeId>,
     accept_loss: Option<Duration>,
+    /// The order of the drain, as far as it was said.
+    drain: Option<DrainOrder>,
     /// State above the core's.
     state: Option<State>,
     error: Option<String>,
@@ -131,8 +135,13 @@ impl Entry {
 
 impl Volumes {
     /// The volumes of `shard`; none is known yet.
-    pub fn new(shard: ShardHandle, cache_uuid: [u8; 16], host: String) -> Arc<Volumes> {
-        Arc::new(Volumes { shard, cache_uuid, host, entries: Mutex::default() })
+    pub fn new(
+        shard: ShardHandle,
+        cache_uuid: [u8; 16],
+        host: String,
+        drain: Option<DrainOrder>,
+    ) -> Arc<Volumes> {
+        Arc::new(Volumes { shard, cache_uuid, host, drain, entries: Mutex::default() })
     }
 
     fn entry(&self, name: &str) -> Result<Arc<Entry>, VolumeError> {
@@ -224,7 +233,11 @@ impl Volumes {
             let (was, is) = (Mode::from(spec.mode), Mode::from(mode));
             info!("volume {name}: was {was}, is {is} from now on as asked for");
         }
-        let facts = Facts { id: Some(id), accept_loss, state: Some(State::Opening), ..Facts::default() };
+        // What ran in write-back had its order said when it was added.
+        let said = (spec.mode == Mode::WriteBack.into()).then_some(DrainOrder::Unordered);
+        let drain = asked.as_ref().map_or(said, |asked| asked.drain).or(self.drain);
+        let state = Some(State::Opening);
+        let facts = Facts { id: Some(id), accept_loss, drain, state, ..Facts::default() };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
         let attach = Attach {
@@ -392,8 +405,8 @@ impl Volumes {
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
     pub async fn add(&self, wanted: Wanted) -> Result<(), VolumeError> {
-        let facts =
-            Facts { accept_loss: wanted.accept_loss, state: Some(State::Opening), ..Facts::default() };
+        let Wanted { accept_loss, drain, .. } = wanted;
+        let facts = Facts { accept_loss, drain, state: Some(State::Opening), ..Facts::default() };
         let entry = Entry::new(&wanted.name, wanted.backend.clone(), facts);
         let _change = entry.begin_change()?;
         self.claim(&entry)?;
@@ -487,7 +500,12 @@ impl Volumes {
             ..VolumeConfig::new(asked.backend.parse()?)
         };
         crate::volume::check_name(&asked.name)?;
-        let wanted = Wanted::new(&asked.name, config, accept_loss)
+        if asked.drain == Some(DrainOrder::Grouped) {
+            let why =
+                "the drain order grouped is not available in this version: leave it out, or say unordered";
+            return Err(VolumeError::Invalid { name: asked.name, why: why.into() });
+        }
+        let wanted = Wanted::new(&asked.name, config, accept_loss, asked.drain.or(self.drain))
             .map_err(|failure| VolumeError::Invalid { name: asked.name, why: failure.to_string() })?;
         self.add(wanted).await
     }
@@ -502,8 +520,11 @@ impl Volumes {
         let id = entry.attached("change")?;
         let shard_error = |source| VolumeError::Shard { what: "change", name: name.to_owned(), source };
         let accept_loss = change.accept_loss.or(lock(&entry.facts).accept_loss);
+        let drain = lock(&entry.facts).drain;
         let rule = |mode| {
-            mode_rule(mode, accept_loss).map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
+            let rules = |mode| order_rule(&entry.backend, mode, drain).map(|()| mode);
+            let found = mode_rule(mode, accept_loss).and_then(rules);
+            found.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
         };
         rule(change.mode.or(Some(Mode::WriteThrough)))?;
         if let Some(size) = change.dirty_max {
