@@ -2,7 +2,7 @@
 
 use crate::file::{self, Caching};
 use crate::record::Ownership;
-use crate::{BackendError, BackendUri, paced, rbd};
+use crate::{BackendError, BackendUri, nbd, paced, rbd};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub const INFLIGHT_MAX: usize = 1024;
 /// One operation on a backend.
 ///
 /// Memory of reads and writes is aligned to 4 KiB. Offsets and lengths are multiples of 512 bytes
-/// and usually of 4 KiB. A range may reach past the end of the image: what is read there is zero,
+/// and usually of 4 KiB; less than 4 KiB fails with `EINVAL` where the storage takes no less. A range may reach past the end of the image: what is read there is zero,
 /// what is written there is dropped, so that the caller can always work in whole blocks even when the
 /// size of the image is no multiple of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,8 @@ pub enum Transfer {
         /// Bytes.
         len: u64,
     },
-    /// Make everything that was completed before durable.
+    /// Make everything that was completed before durable. When it fails, nothing that has completed since the
+    /// last successful one is known to be durable, whatever a later one reports.
     Flush,
     /// Write a frame of a group's redo beside the image; see [`tidepool_engine::redo`].
     RedoWrite {
@@ -175,7 +176,7 @@ pub struct OpenOptions {
     pub sequence: Option<u64>,
     /// The cache named above is lost, and this is no process that holds its lock: an owner that is alive is not disturbed.
     pub recover: bool,
-    /// Directory of the ownership records of block devices; `None` for `/var/lib/tidepool`.
+    /// Directory of the ownership records of block devices and exports; `None` for `/var/lib/tidepool`.
     pub state_dir: Option<PathBuf>,
 }
 
@@ -212,6 +213,7 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
             Ok(Opened { backend, ..opened })
         }
         BackendUri::Rbd { .. } => rbd::open(uri, &options),
+        BackendUri::Nbd(uri) => nbd::open(uri, &options),
     }
 }
 
@@ -225,5 +227,6 @@ pub fn abandon(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Owne
     match uri {
         BackendUri::File { path, .. } => file::abandon(path, state_dir),
         BackendUri::Rbd { .. } => rbd::abandon(uri),
+        BackendUri::Nbd(uri) => nbd::abandon(uri, state_dir),
     }
 }

@@ -3,7 +3,7 @@
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::uri::BackendUri;
-use crate::{file, rbd};
+use crate::{file, nbd, rbd};
 use serde::Serialize;
 
 /// How one item of a check came out; the order is the order of gravity.
@@ -107,6 +107,7 @@ pub fn check(uri: &BackendUri, options: &OpenOptions) -> CheckReport {
             }
         }
         BackendUri::Rbd { .. } => rbd::check(uri, options, &mut report),
+        BackendUri::Nbd(uri) => nbd::check(uri, options, &mut report),
     }
     report.finish()
 }

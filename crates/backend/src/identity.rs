@@ -4,6 +4,7 @@ use crate::BackendUri;
 use rustix::fs::FileType;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tidepool_nbd::{NbdUri, Transport};
 
 /// An image's identity: URIs with the same one mean the same image.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,18 +26,34 @@ enum Kind {
         namespace: String,
         image: String,
     },
+    /// As [`export`] spells it.
+    Nbd(NbdUri),
 }
 
 /// The identity of the image that `uri` means now. Links, names of device nodes and options of the URI make
 /// no difference. A configuration file and a user do not tell one cluster from another, so images of the same name in
-/// two clusters count as one. Blocks, as long as the file system of a `file:` does not answer.
+/// two clusters count as one. An export of an NBD server is told by where the server is and by its name there. Blocks, as
+/// long as the file system of a `file:` or of a socket does not answer.
 pub fn identity(uri: &BackendUri) -> Identity {
     Identity(match uri {
         BackendUri::File { path, .. } => of_file(path),
         BackendUri::Rbd { pool, namespace, image, .. } => {
             Kind::Rbd { pool: pool.clone(), namespace: namespace.clone(), image: image.clone() }
         }
+        BackendUri::Nbd(uri) => Kind::Nbd(export(uri)),
     })
+}
+
+/// The one spelling of an export's URI: the socket's path without links, the host's name in small letters.
+pub(crate) fn export(uri: &NbdUri) -> NbdUri {
+    let transport = match &uri.transport {
+        Transport::Unix { socket } => {
+            let socket = fs::canonicalize(socket).unwrap_or_else(|_| resolved(socket));
+            Transport::Unix { socket }
+        }
+        Transport::Tcp { host, port } => Transport::Tcp { host: host.to_ascii_lowercase(), port: *port },
+    };
+    NbdUri { transport, export: uri.export.clone() }
 }
 
 fn of_file(path: &Path) -> Kind {
@@ -52,4 +69,38 @@ fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return path };
     fs::canonicalize(directory).map(|directory| directory.join(name)).unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Identity {
+        identity(&text.parse().expect(text))
+    }
+
+    #[test]
+    fn an_export_is_the_same_whatever_its_server_is_called() {
+        assert_eq!(of("nbd://Storage.Example/disk"), of("nbd://storage.example:10809/disk"));
+        assert_ne!(of("nbd://storage/disk"), of("nbd://storage:1/disk"));
+        assert_ne!(of("nbd://storage/disk"), of("nbd://storage/Disk"));
+        let dir = std::env::temp_dir().join(format!("tidepool-identity-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a directory");
+        let (socket, link) = (dir.join("s"), dir.join("link"));
+        fs::write(&socket, "").expect("a file");
+        std::os::unix::fs::symlink(&socket, &link).expect("a link");
+        let at = |path: &Path, name: &str| of(&format!("nbd+unix:///{name}?socket={}", path.display()));
+        assert_eq!(at(&link, "a"), at(&socket, "a"));
+        assert_eq!(
+            at(&dir.join("../").join(dir.file_name().expect("a name")).join("s"), "a"),
+            at(&socket, "a")
+        );
+        assert_ne!(at(&socket, "a"), at(&socket, "b"));
+        // A server that does not run has no socket; the way to it is known all the same.
+        let away = at(&dir.join("away"), "a");
+        let through = dir.join("through");
+        std::os::unix::fs::symlink(&dir, &through).expect("a link");
+        assert_eq!(at(&through.join("away"), "a"), away);
+        fs::remove_dir_all(&dir).expect("removed");
+    }
 }

@@ -1,5 +1,6 @@
 //! Backends: where a volume's data lives in the long run. A file or block device, a RADOS block
-//! device image (librbd is loaded at run time), and a file with the latency of a replicated pool.
+//! device image (librbd is loaded at run time), an export of an NBD server, and a file with the latency of a
+//! replicated pool.
 //!
 //! [`open`] takes a [`BackendUri`], checks who owns the image, locks it, and returns a [`Backend`]
 //! that executes [`Transfer`]s without blocking its caller.
@@ -11,6 +12,7 @@ mod file;
 mod identity;
 mod latency;
 mod mailbox;
+mod nbd;
 mod paced;
 mod rbd;
 mod record;

@@ -4,7 +4,7 @@ use crate::backend::{Backend, OpenOptions, Release, Transfer, abandon, open};
 use crate::error::BackendError;
 use crate::record::{OwnerState, Ownership};
 use crate::redo::{self, Found, Shelf};
-use crate::{BackendUri, Loss, file, mailbox, rbd};
+use crate::{BackendUri, Loss, file, mailbox, nbd, rbd};
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -96,6 +96,7 @@ type Look = (String, Option<Ownership>, Box<dyn Shelf>);
 fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Look, BackendError> {
     match uri {
         BackendUri::File { path, .. } => file::look(path, state_dir),
+        BackendUri::Nbd(uri) => nbd::look(uri, state_dir),
         BackendUri::Rbd { .. } => rbd::look(uri),
     }
 }

@@ -1,9 +1,10 @@
-//! Backend URIs: `file:PATH[?emulate=hdd|ssd&seed=N&gate=PATH]` and
-//! `rbd:POOL[/NAMESPACE]/IMAGE[?conf=PATH&id=NAME]`.
+//! Backend URIs: `file:PATH[?emulate=hdd|ssd&seed=N&gate=PATH]`,
+//! `rbd:POOL[/NAMESPACE]/IMAGE[?conf=PATH&id=NAME]`, `nbd+unix:///NAME?socket=PATH` and `nbd://HOST:PORT/NAME`.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use tidepool_nbd::{NbdUri, Transport};
 
 /// Longest URI in bytes; the cache device's superblock keeps it.
 const URI_BYTES_MAX: usize = 1024;
@@ -33,6 +34,8 @@ pub enum BackendUri {
         /// Ceph user without `client.`; `None` for `admin`.
         id: Option<String>,
     },
+    /// An export of an NBD server.
+    Nbd(NbdUri),
 }
 
 /// Which pool an emulated backend resembles.
@@ -73,7 +76,8 @@ fn parse(text: &str) -> Result<BackendUri, String> {
     if text.chars().any(char::is_control) {
         return Err("contains a control character".into());
     }
-    let (scheme, rest) = text.split_once(':').ok_or("no scheme; say file:PATH or rbd:POOL/IMAGE")?;
+    let (scheme, rest) =
+        text.split_once(':').ok_or("no scheme; say file:PATH, rbd:POOL/IMAGE or nbd://HOST/NAME")?;
     let (path, query) = match rest.split_once('?') {
         Some((path, query)) => (path, query),
         None => (rest, ""),
@@ -81,9 +85,26 @@ fn parse(text: &str) -> Result<BackendUri, String> {
     match scheme {
         "file" => parse_file(path, query),
         "rbd" => parse_rbd(path, query),
-        "nbd" | "nbd+unix" => Err("NBD backends are not supported yet; use file: or rbd:".into()),
-        _ => Err(format!("unknown scheme `{scheme}`; known are file: and rbd:")),
+        "nbd" | "nbd+unix" | "nbds" | "nbds+unix" => parse_nbd(text),
+        _ => Err(format!("unknown scheme `{scheme}`; known are file:, rbd:, nbd: and nbd+unix:")),
     }
+}
+
+fn parse_nbd(text: &str) -> Result<BackendUri, String> {
+    let uri: NbdUri = text.parse().map_err(|e: tidepool_nbd::UriError| e.to_string())?;
+    let socket = match &uri.transport {
+        Transport::Unix { socket } => socket.to_string_lossy(),
+        Transport::Tcp { .. } => "".into(),
+    };
+    if uri.export.chars().chain(socket.chars()).any(char::is_control) {
+        return Err("contains a control character".into());
+    }
+    let uri = BackendUri::Nbd(uri);
+    // More is encoded when it is printed than had to be when it was written.
+    if uri.to_string().len() > URI_BYTES_MAX {
+        return Err(format!("longer than {URI_BYTES_MAX} bytes"));
+    }
+    Ok(uri)
 }
 
 fn parse_file(path: &str, query: &str) -> Result<BackendUri, String> {
@@ -217,6 +238,7 @@ impl fmt::Display for BackendUri {
                 options.extend(conf.iter().map(|conf| ("conf", conf.to_string_lossy().into_owned())));
                 options.extend(id.iter().map(|id| ("id", id.clone())));
             }
+            BackendUri::Nbd(uri) => write!(f, "{uri}")?,
         }
         for (i, (key, value)) in options.iter().enumerate() {
             write!(f, "{}{key}={}", if i == 0 { '?' } else { '&' }, encode(value, "&"))?;
@@ -244,6 +266,11 @@ mod tests {
             "rbd:rbd/vm1",
             "rbd:rbd/tenant/vm1?conf=/etc/ceph/b.conf&id=tidepool",
             "file:/with%3Fquestion%25percent",
+            "nbd+unix:///?socket=/run/export.sock",
+            "nbd+unix:///disk?socket=/run/a%20b",
+            "nbd://host/disk",
+            "nbd://host:10810/a/b",
+            "nbd://[::1]/disk",
         ] {
             let uri: BackendUri = text.parse().expect(text);
             assert_eq!(uri.to_string(), text);
@@ -257,7 +284,12 @@ mod tests {
             ("/a/b", "no scheme"),
             ("file:", "no path"),
             ("http://x", "unknown scheme"),
-            ("nbd://host/x", "not supported yet"),
+            ("nbd:host/x", "must begin with nbd://"),
+            ("nbd:///x", "names no host"),
+            ("nbd+unix:///x", "add ?socket=PATH"),
+            ("nbd+unix:///x?socket=/s%0A", "control character"),
+            ("nbd://host/a%07b", "control character"),
+            ("nbds://host/x", "TLS"),
             ("file:/a?emulate=tape", "say hdd or ssd"),
             ("file:/a?emulate=hdd&emulate=ssd", "given twice"),
             ("file:/a?seed=1", "needs emulate"),
@@ -280,11 +312,12 @@ mod tests {
             assert!(!line.contains('\n'));
         }
         assert!(refused(&format!("file:/{}", "x".repeat(2000))).contains("longer than"));
+        assert!(refused(&format!("nbd://h/{}", "ü".repeat(200))).contains("longer than"), "as it is printed");
     }
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused_and_what_is_read_survives_printing(text in "(file|rbd|nbd)?:?[a-z/%?&=@0-9]{0,40}|\\PC{0,60}") {
+        fn any_text_is_read_or_refused_and_what_is_read_survives_printing(text in "(file|rbd|nbd)?:?[a-z/%?&=@0-9]{0,40}|nbd(\\+unix)?://[a-z/%?&=:0-9]{0,40}(\\?socket=[a-z/%]{1,9})?|\\PC{0,60}") {
             if let Ok(uri) = text.parse::<BackendUri>() {
                 prop_assert_eq!(uri.to_string().parse::<BackendUri>().ok(), Some(uri));
             }

@@ -27,6 +27,10 @@ pub fn commands(uri: &BackendUri) -> Vec<String> {
             let source = format!("rbd:{}{options}", escaped_names.join("/"));
             vec![drive(&source.replace(',', ",,")), format!("rbd{flags} info {}", quoted(&names.join("/")))]
         }
+        BackendUri::Nbd(uri) => {
+            let uri = uri.to_string();
+            vec![drive(&uri.replace(',', ",,")), format!("nbdinfo {}", quoted(&uri))]
+        }
     }
 }
 
@@ -73,6 +77,17 @@ mod tests {
         assert_eq!(
             of("file:/a b,c"),
             ["qemu-system-x86_64 … -drive 'file=/a b,,c,format=raw,if=virtio,cache=none'"]
+        );
+    }
+
+    #[test]
+    fn an_export_is_given_to_qemu_by_its_uri() {
+        assert_eq!(
+            of("nbd+unix:///disk?socket=/run/s"),
+            [
+                "qemu-system-x86_64 … -drive 'file=nbd+unix:///disk?socket=/run/s,format=raw,if=virtio,cache=none'",
+                "nbdinfo 'nbd+unix:///disk?socket=/run/s'",
+            ]
         );
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use tidepool_backend::BackendUri;
 use tidepool_engine::api;
+use tidepool_nbd::{NbdUri, Transport};
 
 /// Longest name of a volume in characters.
 pub const NAME_CHARS_MAX: usize = 64;
@@ -35,6 +36,10 @@ pub fn absolute_backend(uri: BackendUri) -> std::io::Result<BackendUri> {
     Ok(match uri {
         BackendUri::File { path, emulate, gate } => {
             BackendUri::File { path: std::path::absolute(path)?, emulate, gate }
+        }
+        BackendUri::Nbd(NbdUri { transport: Transport::Unix { socket }, export }) => {
+            let socket = std::path::absolute(socket)?;
+            BackendUri::Nbd(NbdUri { transport: Transport::Unix { socket }, export })
         }
         other => other,
     })

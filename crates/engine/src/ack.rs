@@ -68,8 +68,11 @@ impl Engine {
 
     /// The log is stable for a flush; what went past it may still need the backend's flush.
     fn flush_stable(&mut self, id: OpId) {
-        if self.volume(self.ops[id].request.volume).backend_is_dirty() {
+        let volume = self.volume_mut(self.ops[id].request.volume);
+        if volume.backend_is_dirty() {
             self.flush_backend_for(id);
+        } else if std::mem::take(&mut volume.direct_lost) {
+            self.complete(id, Err(RequestError::Io));
         } else {
             self.complete(id, Ok(()));
         }

@@ -359,11 +359,18 @@ impl Engine {
         result: Result<(), IoError>,
     ) {
         let vid = self.ops[id].request.volume;
+        let asked = self.ops[id].request.op == Op::Flush;
         self.note_backend_result(now, vid, result);
         if result.is_ok() {
             self.volume_mut(vid).note_backend_flushed(covers);
+        } else {
+            self.volume_mut(vid).note_direct_lost();
+            self.distrust_backend(vid);
+            self.update_drained(vid);
         }
-        self.complete(id, result.map_err(|_| RequestError::Io));
+        // Whoever flushes is told of a flush of ours that failed before, once.
+        let lost = asked && std::mem::take(&mut self.volume_mut(vid).direct_lost);
+        self.complete(id, if lost { Err(RequestError::Io) } else { result.map_err(|_| RequestError::Io) });
     }
 
     /// Builds and issues appends while there is something to log and room for it.

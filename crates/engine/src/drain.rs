@@ -426,13 +426,31 @@ impl Engine {
             volume.note_backend_flushed(covers);
         } else {
             volume.backend_flush_wanted = volume.backend_is_dirty();
+            volume.note_direct_lost();
+            self.distrust_backend(id);
         }
-        let mut flushed = std::mem::take(&mut volume.flushing);
+        let mut flushed = std::mem::take(&mut self.volume_mut(id).flushing);
         for d in flushed.drain(..) {
-            self.finish_drain(d, result.is_ok());
+            let failed = self.drains[d].failed;
+            self.finish_drain(d, result.is_ok() && !failed);
         }
         self.volume_mut(id).flushing = flushed;
         self.update_drained(id);
+    }
+
+    /// A backend flush has failed: whatever the backend completed since its last good one may be gone, and no later
+    /// flush brings it back (a server that was restarted, a device that has dropped its cache). What the
+    /// drain gave it since, also of objects that are half way or not in this flush, is sent again.
+    pub(crate) fn distrust_backend(&mut self, id: VolumeId) {
+        for i in 0..self.volume(id).drains.len() {
+            let d = self.volume(id).drains[i];
+            self.drains[d].failed = true;
+        }
+        let mut unflushed = std::mem::take(&mut self.volume_mut(id).unflushed);
+        for d in unflushed.drain(..) {
+            self.finish_drain(d, false);
+        }
+        self.volume_mut(id).unflushed = unflushed;
     }
 
     /// The object is in the backend (or could not be brought there).

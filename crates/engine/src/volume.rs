@@ -196,6 +196,9 @@ pub(crate) struct Volume {
     /// Direct writes that have completed, and how many of them a completed backend flush covers.
     pub(crate) backend_written: u64,
     pub(crate) backend_flushed: u64,
+    /// A backend flush has failed behind the clients' back: direct writes may be lost, and the next flush of a
+    /// client says so.
+    pub(crate) direct_lost: bool,
     /// The backend is to be flushed although no drain waits for it.
     pub(crate) backend_flush_wanted: bool,
     /// Direct operations and backend reads in flight.
@@ -268,6 +271,7 @@ impl Volume {
             drain_all_until: 0,
             backend_written: 0,
             backend_flushed: 0,
+            direct_lost: false,
             backend_flush_wanted: false,
             direct_in_flight: 0,
             forgotten_until: 0,
@@ -372,6 +376,13 @@ impl Volume {
     /// Direct writes are not known to be on the backend's stable media.
     pub(crate) fn backend_is_dirty(&self) -> bool {
         self.backend_flushed < self.backend_written
+    }
+
+    /// A backend flush has failed. The first of an attachment covers what was written before it, which a volume in
+    /// write-back has in its log.
+    pub(crate) fn note_direct_lost(&mut self) {
+        let direct = self.backend_written > 1 || self.mode != Mode::WriteBack;
+        self.direct_lost |= direct && self.backend_is_dirty();
     }
 
     pub(crate) fn note_backend_flushed(&mut self, covers: u64) {

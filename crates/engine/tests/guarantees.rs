@@ -271,3 +271,42 @@ fn corrupt(w: &mut World, block: &[u8]) {
     let at = w.device.0.chunks_exact(4096).position(|c| c == block).expect("it is cached");
     w.device.0[at * 4096 + 100] ^= 4;
 }
+
+#[test]
+fn g2_what_a_backend_loses_with_a_failed_flush_is_drained_again_also_from_objects_half_way() {
+    let size = 24 * MIB;
+    let mut w = World::new(128 * MIB, &[spec("a", size, Mode::WriteBack)]);
+    w.flush(0);
+    w.stable = Some(w.images.clone());
+    let mut model = vec![0; size as usize];
+    // A small object beside large ones: its flush is under way while they are half drained.
+    for round in 0..4u64 {
+        for object in 0..6u64 {
+            let len = if object % 2 == 0 { 4096 } else { 3 << 20 };
+            let data = pattern(1 + round * 6 + object, len);
+            for (i, part) in data.chunks(256 << 10).enumerate() {
+                w.write(0, object * (4 << 20) + ((i as u64) << 18), part);
+            }
+            model[(object as usize) << 22..][..len].copy_from_slice(&data);
+        }
+        w.flushes_to_fail = 1 + round as u32 % 2;
+        w.drain(0);
+        assert_eq!(w.flushes_to_fail, 0, "they have failed");
+        assert!(w.stable.as_ref().expect("it is kept")[0] == model, "round {round}: drained, and not there");
+    }
+}
+
+#[test]
+fn g3_a_client_is_told_when_writes_past_the_cache_are_lost_behind_its_back() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 4096));
+    // A read that misses makes the core flush, so that it can keep what it has read.
+    w.flushes_to_fail = 1;
+    w.read(0, MIB, 4096);
+    w.pass(2_000_000_000);
+    assert_eq!(w.flushes_to_fail, 0, "it has failed, and another one has not");
+    assert!(!w.status(0).backend_unflushed);
+    assert_eq!(w.op(0, Op::Flush, 0, 0), Err(RequestError::Io));
+    w.flush(0);
+}

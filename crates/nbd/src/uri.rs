@@ -11,7 +11,7 @@ use std::str::FromStr;
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Where a server is.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// A unix socket.
     Unix {
@@ -28,7 +28,7 @@ pub enum Transport {
 }
 
 /// `nbd+unix:///NAME?socket=PATH` or `nbd://HOST[:PORT]/NAME`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NbdUri {
     /// Where the server is.
     pub transport: Transport,

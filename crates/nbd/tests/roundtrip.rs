@@ -493,7 +493,7 @@ mod servers {
             (vec![GREETING.to_vec(), reply(GO, ACK, b"")], "does not belong to the option"),
             (vec![GREETING.to_vec(), reply(SR, wire::REP_INFO, b"")], "unexpected type"),
             (vec![GREETING.to_vec(), reply(SR, ACK, &[0; 70_000])], "too long"),
-            (vec![GREETING.to_vec(), reply(SR, wire::REP_ERR_TLS_REQD, b"")], "insists on TLS"),
+            (vec![GREETING.to_vec(), reply(SR, wire::REP_ERR_TLS_REQD, b"")], "demands TLS"),
             (vec![GREETING.to_vec(), reply(SR, ACK, b""), reply(SET, 4, b"\0")], "context is malformed"),
             (vec![GREETING.to_vec(), before_go.clone(), reply(GO, ACK, b"")], "unexpected type"),
             (vec![GREETING.to_vec(), before_go.clone(), reply(GO, 3, b"\0\0\0")], "information is malformed"),

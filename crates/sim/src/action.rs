@@ -170,10 +170,11 @@ impl World {
                 if self.rng.permille(30) {
                     return self.fence(v);
                 }
-                let trouble = match self.rng.below(5) {
+                let trouble = match self.rng.below(7) {
                     0 | 1 => Trouble::Stopped,
                     2 => Trouble::Errors(self.rng.pick(&[10, 200, 1000])),
                     3 => Trouble::Full,
+                    4 | 5 => Trouble::Flushes(self.rng.pick(&[100, 500])),
                     _ => Trouble::Slow(self.rng.range(2..100)),
                 };
                 let long = self.rng.pick(&[100 * MS, S, 20 * S]);

@@ -13,6 +13,8 @@ pub enum Trouble {
     None,
     /// Operations fail with EIO, with this probability in parts per thousand.
     Errors(u64),
+    /// Flushes fail, with this probability in parts per thousand.
+    Flushes(u64),
     /// Writes fail because there is no space.
     Full,
     /// Nothing completes.
@@ -120,6 +122,14 @@ impl Backend {
             Trouble::Full if writes => Err(IoError::Full),
             Trouble::Fenced => Err(IoError::Fenced),
             _ => Ok(()),
+        }
+    }
+
+    /// Result of a flush that completes now.
+    pub fn flush_outcome(&self, rng: &mut Rng, now: Nanos) -> Result<(), IoError> {
+        match self.trouble_now(now) {
+            Trouble::Flushes(n) if rng.permille(n) => Err(crate::disk::EIO),
+            _ => self.outcome(rng, false, now),
         }
     }
 

@@ -263,7 +263,9 @@ impl World {
         let explained = match error {
             RequestError::Io => {
                 let fenced = vol.backend.trouble == Trouble::Fenced;
-                damage || fenced || vol.backend_error > sent.start
+                // A flush that the core has sent by itself is told of by the client's next one.
+                let late = sent.op == Op::Flush && std::mem::take(&mut vol.flush_failed);
+                damage || fenced || late || vol.backend_error > sent.start
             }
             RequestError::Shutdown => sent.closing,
             RequestError::Invalid | RequestError::ReadOnly => false,

@@ -77,6 +77,8 @@ pub struct Vol {
     pub changing: u64,
     /// Tick of the last error that its backend returned.
     pub backend_error: u64,
+    /// A flush of its backend has failed, and no flush of a client since.
+    pub flush_failed: bool,
     /// When its backend last was in trouble.
     pub trouble_at: Nanos,
     /// Control operations in flight.
@@ -116,6 +118,7 @@ impl Vol {
             changes: 0,
             changing: 0,
             backend_error: 0,
+            flush_failed: false,
             trouble_at: 0,
             controls: 0,
             must_verify: false,

@@ -633,9 +633,13 @@ impl World {
             }
             FlightKind::Flush { volume, point } => {
                 let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, false, now);
-                if result.is_ok() {
-                    backend.store.sync(point);
+                let result = backend.flush_outcome(&mut self.rng, now);
+                match result {
+                    Ok(()) => backend.store.sync(point),
+                    Err(error) => {
+                        self.vols[volume].flush_failed = true;
+                        self.lose_unflushed(volume, error);
+                    }
                 }
                 self.note_backend(volume, result)
             }
@@ -700,6 +704,27 @@ impl World {
         if let Err(what) = self.vols[volume].check_cut() {
             self.fail(format!("volume {volume}: {what}"));
         }
+    }
+
+    /// A backend whose flush fails may lose what it has completed since the last one, as a storage server does that
+    /// is restarted. Only while nothing went past the cache: clients would read that something is gone.
+    fn lose_unflushed(&mut self, volume: usize, error: IoError) {
+        let id = self.vols[volume].id;
+        let status = id.and_then(|id| self.engine.as_ref()?.volume_status(self.now, id));
+        let direct = status.is_none_or(|status| status.backend_unflushed);
+        let backend = &mut self.vols[volume].backend;
+        if backend.durable || direct || error == IoError::Fenced {
+            return;
+        }
+        backend.store.power_loss(&mut self.rng);
+        // What is in flight is done again by whoever brings the server back.
+        for flight in self.flights.values_mut() {
+            match &mut flight.kind {
+                FlightKind::Write { volume: v, applied, .. } if *v == volume => *applied = false,
+                _ => {}
+            }
+        }
+        self.cover.hit("unflushed writes lost");
     }
 
     fn note_backend(&mut self, volume: usize, result: Result<(), IoError>) -> Result<(), IoError> {

@@ -84,7 +84,8 @@ pub struct ServeArgs {
     /// Size of the cache when it has to be created.
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<Size>,
-    /// A volume and its image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…]. Volumes that the
+    /// A volume and its image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…], nbd://HOST:PORT/NAME or
+    /// nbd+unix:///NAME?socket=PATH. Volumes that the
     /// cache knows already are served in any case.
     #[arg(long, value_name = "NAME=URI", value_parser = named_volume)]
     pub volume: Vec<(VolumeName, BackendUri)>,
@@ -108,7 +109,8 @@ pub struct ServeArgs {
     pub accept_loss: Option<Duration>,
     /// Order in which dirty data reaches the image. `grouped` (the default): with its redo, the image is at any
     /// time the volume as it once was, also when the cache is lost. `unordered` is faster: while data is
-    /// dirty, the image alone is not a consistent disk.
+    /// dirty, the image alone is not a consistent disk. An NBD server's image has `unordered` only, and in write-back
+    /// wants it said.
     #[arg(long, value_name = "grouped|unordered")]
     pub drain: Option<DrainOrder>,
     /// A host that keeps a replica (not available in this version).
@@ -130,7 +132,8 @@ pub struct StatusArgs {
 /// Options of `check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…].
+    /// The image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…], nbd://HOST:PORT/NAME or
+    /// nbd+unix:///NAME?socket=PATH.
     pub uri: BackendUri,
     /// How to print.
     #[command(flatten)]
@@ -140,7 +143,8 @@ pub struct CheckArgs {
 /// Options of `recover`.
 #[derive(Debug, Args)]
 pub struct RecoverArgs {
-    /// The image: file:PATH or rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…].
+    /// The image: file:PATH, rbd:POOL[/NAMESPACE]/IMAGE[?conf=…&id=…], nbd://HOST:PORT/NAME or
+    /// nbd+unix:///NAME?socket=PATH.
     pub uri: BackendUri,
     /// The cache is lost for good: what it had not drained may be lost with it.
     #[arg(long)]
@@ -187,7 +191,7 @@ pub enum VolumeCommand {
         /// Serve reads only.
         #[arg(long)]
         read_only: bool,
-        /// As for `serve`, for this volume.
+        /// As for `serve`, for this volume [default: the daemon's].
         #[arg(long, value_name = "grouped|unordered")]
         drain: Option<DrainOrder>,
         /// Where the daemon is.

@@ -94,7 +94,10 @@ fn wrong_options_are_refused() {
     for (more, part) in [
         (vec!["--cach", "/c"], "--cach"),
         (vec!["--volume", "vm2"], "NAME=URI"),
-        (vec!["--volume", "vm2=image"], "say file:PATH or rbd:POOL/IMAGE"),
+        (vec!["--volume", "vm2=image"], "say file:PATH, rbd:POOL/IMAGE or nbd://HOST/NAME"),
+        (vec!["--volume", "vm2=nbds://h/x"], "TLS"),
+        (vec!["--volume", "vm2=nbd+unix:///x"], "add ?socket=PATH"),
+        (vec!["--volume", "vm2=nbd://h/x", "--accept-loss", "5s"], "say --drain unordered"),
         (vec!["--volume", "v/m=file:/x"], "not a volume name"),
         (vec!["--volume", "vm1=file:/x"], "given twice"),
         (vec!["--volume", &format!("vm2=file:{}", place.text("image"))], "the same image"),

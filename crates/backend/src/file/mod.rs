@@ -17,7 +17,7 @@ use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership};
 use crate::redo::{self as group_redo, Header, Shelf, Writer};
-use redo::FileShelf;
+pub(crate) use redo::FileShelf;
 use ring::Ring;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use std::fs;
@@ -32,7 +32,7 @@ use tidepool_engine::mem::AlignedBuf;
 use uuid::Uuid;
 
 pub(crate) use check::{check, describe};
-pub(crate) use owner::Sidecar;
+pub(crate) use owner::{STATE_DIR, Sidecar};
 
 /// How long an opener waits for a process that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);
@@ -237,7 +237,7 @@ impl Image {
 }
 
 /// Takes the lock: shared to read, exclusive to write. A holder that has died is waited for.
-fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), BackendError> {
+pub(crate) fn lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {
         let holder = match try_lock(what, file, read_only)? {
@@ -274,7 +274,8 @@ fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option
     }
 }
 
-fn unlock(file: &OwnedFd) {
+/// Gives the lock up, see [`Image::unlock`].
+pub(crate) fn unlock(file: &OwnedFd) {
     // Without a lock there is nothing to give up.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }

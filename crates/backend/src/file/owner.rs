@@ -37,12 +37,17 @@ impl Sidecar {
         if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
             let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
             let name = device_identity(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-            return Ok(Sidecar { path: dir.join(format!("{name}.tidepool")), create_dir: true });
+            return Ok(Sidecar::within(dir, &name));
         }
         let mut name =
             fs::canonicalize(path).map_err(|e| BackendError::io(what, "resolve", e))?.into_os_string();
         name.push(".tidepool");
         Ok(Sidecar { path: name.into(), create_dir: false })
+    }
+
+    /// The place in a directory of records, for what has no directory of its own.
+    pub(crate) fn within(dir: &Path, name: &str) -> Sidecar {
+        Sidecar { path: dir.join(format!("{name}.tidepool")), create_dir: true }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -54,6 +59,14 @@ impl Sidecar {
         let mut name = self.path.clone().into_os_string();
         name.push(suffix);
         name.into()
+    }
+
+    /// Makes the record's directory, if it may be made.
+    pub(crate) fn make_dir(&self) -> Result<(), BackendError> {
+        match self.path.parent() {
+            Some(dir) if self.create_dir => fs::create_dir_all(dir).map_err(|e| self.write_error(e)),
+            _ => Ok(()),
+        }
     }
 
     /// The record, if there is one.

@@ -223,7 +223,7 @@ pub struct AddVolume {
     /// Serve reads only.
     #[serde(default)]
     pub read_only: bool,
-    /// In what order dirty data reaches the image; grouped when it is left out.
+    /// Order in which dirty data reaches the image; the daemon's, or grouped, when it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainOrder>,
 }

@@ -7,7 +7,7 @@ mod plan;
 mod volumes;
 
 pub use error::VolumeError;
-pub use plan::{ModeError, Plan, Wanted, mode_rule};
+pub use plan::{ModeError, Plan, Wanted, mode_rule, order_rule};
 pub use volumes::Volumes;
 
 use crate::admin::server::{self, Context};
@@ -168,7 +168,7 @@ async fn start(
     let shard = running.get_or_init(|| shard).clone();
     let opened = shard.opened();
     let host = host_name();
-    let volumes = Volumes::new(shard.clone(), opened.uuid, host.clone());
+    let volumes = Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain);
     volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());

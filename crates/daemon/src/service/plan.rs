@@ -38,6 +38,8 @@ pub struct Plan {
     pub metrics: Option<SocketAddr>,
     /// Accepted loss of volumes for which nothing else is said.
     pub accept_loss: Option<Duration>,
+    /// Order of the drain of volumes for which nothing else is said.
+    pub drain: Option<DrainOrder>,
 }
 
 /// A volume as it is wanted.
@@ -72,6 +74,32 @@ pub enum ModeError {
         "--accept-loss 0s accepts nothing: leave it out for write-through, or name a duration such as 5s"
     )]
     Nothing,
+    /// An NBD server takes no groups of writes.
+    #[error(
+        "an nbd: backend can only be drained unordered, so that between two drains it is no consistent disk by itself: say --drain unordered, or use write-through"
+    )]
+    Order,
+}
+
+/// The order in which a volume is drained, given what was said.
+pub fn drain_order(backend: &BackendUri, said: Option<DrainOrder>) -> DrainOrder {
+    match backend {
+        BackendUri::Nbd(_) => DrainOrder::Unordered,
+        _ => said.unwrap_or(DrainOrder::Grouped),
+    }
+}
+
+/// The order rule: whoever wants write-back on a backend that cannot take groups of writes must say so.
+///
+/// # Errors
+/// It was not said.
+pub fn order_rule(backend: &BackendUri, mode: Mode, drain: Option<DrainOrder>) -> Result<(), ModeError> {
+    match backend {
+        BackendUri::Nbd(_) if mode == Mode::WriteBack && drain != Some(DrainOrder::Unordered) => {
+            Err(ModeError::Order)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The mode rule: write-back needs a replica or an accepted loss, else a volume runs write-through.
@@ -91,15 +119,25 @@ pub fn mode_rule(mode: Option<Mode>, accept_loss: Option<Duration>) -> Result<Mo
 }
 
 impl Wanted {
-    /// Checks one volume; the daemon's `accept_loss` holds where the volume has none of its own.
+    /// Checks one volume; the daemon's `accept_loss` holds where the volume has none of its own. `drain` is the order
+    /// that was asked for.
     ///
     /// # Errors
     /// The name or the mode cannot be.
-    pub fn new(name: &str, config: VolumeConfig, accept_loss: Option<Duration>) -> Result<Wanted, Failure> {
+    pub fn new(
+        name: &str,
+        config: VolumeConfig,
+        accept_loss: Option<Duration>,
+        drain: Option<DrainOrder>,
+    ) -> Result<Wanted, Failure> {
         let failure = |e: &dyn std::fmt::Display| Failure::usage(format!("cannot serve volume {name}: {e}"));
         check_name(name).map_err(Failure::usage)?;
         let accept_loss = config.accept_loss.or(accept_loss);
         let mode = mode_rule(config.mode, accept_loss).map_err(|e| failure(&e))?;
+        let drain = config.drain.or(drain);
+        if !config.read_only {
+            order_rule(&config.backend, mode, drain).map_err(|e| failure(&e))?;
+        }
         Ok(Wanted {
             name: name.to_owned(),
             backend: absolute_backend(config.backend).map_err(|e| failure(&e))?,
@@ -107,7 +145,7 @@ impl Wanted {
             accept_loss,
             dirty_bytes_max: config.dirty_max.map_or(0, |size| size.0),
             read_only: config.read_only,
-            drain: config.drain,
+            drain,
         })
     }
 }
@@ -127,10 +165,8 @@ impl Plan {
             return Err(Failure::usage(ModeError::Nothing));
         }
         let drain = config.drain;
-        let volumes = config.volume.into_iter().map(|(name, volume)| {
-            let volume = VolumeConfig { drain: volume.drain.or(drain), ..volume };
-            Wanted::new(name.as_str(), volume, loss)
-        });
+        let volumes =
+            config.volume.into_iter().map(|(name, volume)| Wanted::new(name.as_str(), volume, loss, drain));
         let volumes = volumes.collect::<Result<Vec<_>, _>>()?;
         if volumes.len() > VOLUMES_MAX {
             return Err(Failure::usage(format!(
@@ -152,6 +188,7 @@ impl Plan {
             directory: defaults,
             metrics: config.metrics,
             accept_loss: loss,
+            drain,
         })
     }
 }
@@ -299,6 +336,20 @@ mod tests {
     }
 
     #[test]
+    fn write_back_on_an_nbd_server_says_that_its_drain_is_unordered() {
+        let of = |options: &str, volume: &str| {
+            let uri = "nbd+unix:///disk?socket=/s";
+            plan(&format!("{DOOR}accept-loss = \"5s\"\n{options}\n[volume.a]\nbackend = \"{uri}\"\n{volume}"))
+        };
+        let failure = of("", "").expect_err("nothing is said");
+        assert_eq!(failure.exit_status(), 2);
+        assert!(failure.to_string().contains("say --drain unordered"), "{failure}");
+        assert!(of("drain = \"unordered\"", "").is_ok());
+        assert!(of("", "mode = \"write-through\"").is_ok());
+        assert!(of("", "read-only = true").is_ok(), "nothing is drained");
+    }
+
+    #[test]
     fn contradictions_are_refused() {
         for (text, part) in [
             ("nbd = [\"nbd://h/\"]".to_owned(), "--cache PATH"),
@@ -312,6 +363,7 @@ mod tests {
                 "the same image",
             ),
             (format!("{DOOR}[volume]\na = \"rbd:p/i\"\nb = \"rbd:p/i?id=x\""), "the same image"),
+            (format!("{DOOR}[volume]\na = \"nbd://H/i\"\nb = \"nbd://h:10809/i\""), "the same image"),
             (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nmode = \"write-back\""), "--accept-loss"),
             ("cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/s\"".into(), "named twice"),
             ("cache = \"/c\"\nnbd = [\"nbd://h/a\", \"nbd://h/b\"]".into(), "named twice"),

@@ -3,14 +3,14 @@
 
 use super::attachment;
 use super::error::VolumeError;
-use super::plan::{Wanted, mode_rule};
+use super::plan::{Wanted, drain_order, mode_rule, order_rule};
 use crate::admin::{AddVolume, Removed, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
 use crate::shard::{Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
 use crate::units::Duration;
-use crate::volume::Mode;
+use crate::volume::{self, Mode};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
@@ -47,6 +47,8 @@ pub struct Volumes {
     shard: ShardHandle,
     cache_uuid: [u8; 16],
     host: String,
+    /// The order that was asked for of all volumes.
+    drain: Option<volume::DrainOrder>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
 }
 
@@ -66,6 +68,8 @@ struct Facts {
     /// The core's number, once it serves or has recovered the volume.
     id: Option<VolumeId>,
     accept_loss: Option<Duration>,
+    /// The order of the drain, as far as it was said.
+    drain: Option<volume::DrainOrder>,
     /// State above the core's.
     state: Option<State>,
     error: Option<String>,
@@ -136,8 +140,13 @@ impl Entry {
 
 impl Volumes {
     /// The volumes of `shard`; none is known yet.
-    pub fn new(shard: ShardHandle, cache_uuid: [u8; 16], host: String) -> Arc<Volumes> {
-        Arc::new(Volumes { shard, cache_uuid, host, entries: Mutex::default() })
+    pub fn new(
+        shard: ShardHandle,
+        cache_uuid: [u8; 16],
+        host: String,
+        drain: Option<volume::DrainOrder>,
+    ) -> Arc<Volumes> {
+        Arc::new(Volumes { shard, cache_uuid, host, drain, entries: Mutex::default() })
     }
 
     fn entry(&self, name: &str) -> Result<Arc<Entry>, VolumeError> {
@@ -229,15 +238,19 @@ impl Volumes {
             let (was, is) = (Mode::from(spec.mode), Mode::from(mode));
             info!("volume {name}: was {was}, is {is} from now on as asked for");
         }
-        let facts = Facts { id: Some(id), accept_loss, state: Some(State::Opening), ..Facts::default() };
+        let said = (spec.drain == DrainOrder::Unordered).then_some(volume::DrainOrder::Unordered);
+        let drain = asked.as_ref().map_or(said, |asked| asked.drain).or(self.drain);
+        let state = Some(State::Opening);
+        let facts = Facts { id: Some(id), accept_loss, drain, state, ..Facts::default() };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
-        let drain = asked.as_ref().and_then(|asked| asked.drain).map_or(spec.drain, Into::into);
+        let asked_order = asked.as_ref().and_then(|asked| asked.drain);
+        let order = asked_order.map_or(spec.drain, |said| drain_order(&entry.backend, Some(said)).into());
         let attach = Attach {
             generation: 0,
             size_bytes: 0,
             mode,
-            drain,
+            drain: order,
             dirty_bytes_max,
             read_only,
             attachment: Vec::new(),
@@ -403,8 +416,8 @@ impl Volumes {
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
     pub async fn add(&self, wanted: Wanted) -> Result<(), VolumeError> {
-        let facts =
-            Facts { accept_loss: wanted.accept_loss, state: Some(State::Opening), ..Facts::default() };
+        let Wanted { accept_loss, drain, .. } = wanted;
+        let facts = Facts { accept_loss, drain, state: Some(State::Opening), ..Facts::default() };
         let entry = Entry::new(&wanted.name, wanted.backend.clone(), facts);
         let _change = entry.begin_change()?;
         self.claim(&entry)?;
@@ -416,8 +429,8 @@ impl Volumes {
         }
         self.refuse_shared(&entry).await?;
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
-        let drain = wanted.drain.unwrap_or(crate::volume::DrainOrder::Grouped).into();
-        let grouped = drain == DrainOrder::Grouped;
+        let order = drain_order(&wanted.backend, wanted.drain).into();
+        let grouped = order == DrainOrder::Grouped;
         let options = OpenOptions { cache_uuid, read_only, grouped, ..OpenOptions::default() };
         let opened = self.open(&entry, options, Some(OPEN_WAIT_MAX)).await?;
         let spec = VolumeSpec {
@@ -425,7 +438,7 @@ impl Volumes {
             backend: wanted.backend.to_string(),
             size_bytes: opened.backend.size_bytes(),
             mode: wanted.mode.into(),
-            drain,
+            drain: order,
             dirty_bytes_max: wanted.dirty_bytes_max,
             read_only: wanted.read_only || opened.backend.read_only(),
             generation: opened.generation,
@@ -502,7 +515,7 @@ impl Volumes {
             ..VolumeConfig::new(asked.backend.parse()?)
         };
         crate::volume::check_name(&asked.name)?;
-        let wanted = Wanted::new(&asked.name, config, accept_loss)
+        let wanted = Wanted::new(&asked.name, config, accept_loss, self.drain)
             .map_err(|failure| VolumeError::Invalid { name: asked.name, why: failure.to_string() })?;
         self.add(wanted).await
     }
@@ -517,8 +530,11 @@ impl Volumes {
         let id = entry.attached("change")?;
         let shard_error = from_shard("change", name);
         let accept_loss = change.accept_loss.or(lock(&entry.facts).accept_loss);
+        let drain = lock(&entry.facts).drain;
         let rule = |mode| {
-            mode_rule(mode, accept_loss).map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
+            let rules = |mode| order_rule(&entry.backend, mode, drain).map(|()| mode);
+            let found = mode_rule(mode, accept_loss).and_then(rules);
+            found.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
         };
         rule(change.mode.or(Some(Mode::WriteThrough)))?;
         if let Some(size) = change.dirty_max {

@@ -60,6 +60,10 @@ pub struct World {
     frames: HashMap<(u16, u64, u64, u32), Vec<u8>>,
     /// Of each volume: generation, and the groups that count with their number of frames.
     pub committed: HashMap<u16, (u64, Vec<(u64, u32)>)>,
+    /// Backends lose what is not flushed: the images as the last flush left them.
+    pub stable: Option<Vec<Vec<u8>>>,
+    /// So many flushes fail from now on, and what was written before each of them is lost.
+    pub flushes_to_fail: u32,
     waiting: Vec<(Token, VolumeId, BackendOp)>,
 }
 
@@ -107,6 +111,8 @@ impl World {
             backend_result: Ok(()),
             frames: HashMap::new(),
             committed: HashMap::new(),
+            stable: None,
+            flushes_to_fail: 0,
             waiting: Vec::new(),
         };
         for v in volumes {
@@ -204,7 +210,16 @@ impl World {
                 let to = (offset + len).min(size as u64) as usize;
                 image[offset as usize..to].fill(0);
             }
-            BackendOp::Flush => self.backend_flushes += 1,
+            BackendOp::Flush => {
+                self.backend_flushes += 1;
+                let stable = self.stable.as_mut().map(|stable| &mut stable[volume.0 as usize]);
+                if self.flushes_to_fail > 0 {
+                    self.flushes_to_fail -= 1;
+                    stable.into_iter().for_each(|stable| image.copy_from_slice(stable));
+                    return self.done(token, Err(IoError::Errno(5)));
+                }
+                stable.into_iter().for_each(|stable| stable.copy_from_slice(image));
+            }
             BackendOp::Disown => self.disowned.push(volume),
             BackendOp::RedoWrite { .. }
             | BackendOp::RedoCommit { .. }

@@ -9,12 +9,14 @@ use crate::wire;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most requests in flight on one connection.
 const DEPTH: usize = 4096;
 /// Bytes that are received at once.
 const INPUT_BYTES: usize = 256 << 10;
+/// Bytes of a handshake that are received at once.
+const HANDSHAKE_INPUT_BYTES: usize = 4 << 10;
 /// Bytes that wait to be sent before they are sent without being asked.
 const OUTPUT_BYTES: usize = 256 << 10;
 /// Longest range of one trim or zeroes request.
@@ -188,6 +190,38 @@ fn receive_some(stream: &mut impl Read, input: &mut [u8]) -> Result<usize, Clien
     }
 }
 
+/// The whole handshake on a connection whose reads and writes block. It fails once it is over the `deadline`; what
+/// the connection's own timeouts allow may come on top.
+///
+/// # Errors
+/// The server refuses or breaks the protocol, or the connection fails.
+pub fn negotiate(
+    stream: &mut (impl Read + Write),
+    wanted: Wanted,
+    deadline: Option<Instant>,
+) -> Result<Negotiated, ClientError> {
+    let mut handshake = Handshake::new(wanted)?;
+    let mut input = [0; HANDSHAKE_INPUT_BYTES];
+    let mut output = Vec::new();
+    loop {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(ClientError::io("finish the handshake with", ErrorKind::TimedOut.into()));
+        }
+        let len = receive_some(stream, &mut input)?;
+        if len == 0 {
+            return Err(ClientError::Closed { in_flight: 0 });
+        }
+        let (taken, negotiated) = handshake.receive(&input[..len], &mut output)?;
+        send_all(stream, &mut output)?;
+        if let Some(negotiated) = negotiated {
+            if taken < len {
+                return Err(ClientError::Protocol("it answered requests before there were any"));
+            }
+            return Ok(negotiated);
+        }
+    }
+}
+
 /// A connection to an NBD server, for one thread.
 ///
 /// The methods named after commands send one request and wait for its reply. The `submit` methods queue
@@ -233,24 +267,9 @@ impl<S: Duplex> BlockingClient<S> {
     /// # Errors
     /// The server refuses or breaks the protocol, or the connection fails.
     pub fn over(mut stream: S, wanted: Wanted) -> Result<BlockingClient<S>, ClientError> {
-        let mut handshake = Handshake::new(wanted)?;
-        let mut input = vec![0; INPUT_BYTES].into_boxed_slice();
-        let mut output = Vec::new();
-        loop {
-            let len = receive_some(&mut stream, &mut input)?;
-            if len == 0 {
-                return Err(ClientError::Closed { in_flight: 0 });
-            }
-            let (taken, negotiated) = handshake.receive(&input[..len], &mut output)?;
-            send_all(&mut stream, &mut output)?;
-            if let Some(negotiated) = negotiated {
-                if taken < len {
-                    return Err(ClientError::Protocol("it answered requests before there were any"));
-                }
-                let core = Core::new(&negotiated);
-                return Ok(BlockingClient { stream, negotiated, core, input, output });
-            }
-        }
+        let negotiated = negotiate(&mut stream, wanted, None)?;
+        let (core, input) = (Core::new(&negotiated), vec![0; INPUT_BYTES].into_boxed_slice());
+        Ok(BlockingClient { stream, negotiated, core, input, output: Vec::new() })
     }
 
     /// What the server granted.

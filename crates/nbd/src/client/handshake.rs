@@ -236,6 +236,7 @@ impl Handshake {
         self.state = State::ReplyHeader { option };
         let failed = kind & wire::REP_ERROR_BIT != 0;
         match (option, kind) {
+            (_, wire::REP_ERR_TLS_REQD) => return Err(ClientError::Tls),
             (wire::OPT_GO, wire::REP_INFO) => self.info(data)?,
             (wire::OPT_GO, wire::REP_ACK) if self.told_size => self.state = State::Finished,
             (wire::OPT_GO, wire::REP_ERR_UNSUP) => self.send_export_name(output),
@@ -254,9 +255,6 @@ impl Handshake {
                 } else {
                     self.send_contexts(output);
                 }
-            }
-            (wire::OPT_STRUCTURED_REPLY, wire::REP_ERR_TLS_REQD) => {
-                return Err(refused("a connection without TLS", kind, data));
             }
             (wire::OPT_STRUCTURED_REPLY, _) if failed => self.send_go(output),
             _ => return Err(ClientError::Protocol("an option's reply is of an unexpected type")),
@@ -332,7 +330,6 @@ fn refused(option: &'static str, kind: u32, data: &[u8]) -> ClientError {
             wire::REP_ERR_POLICY => "forbidden by its policy".to_owned(),
             wire::REP_ERR_INVALID => "the request is malformed".to_owned(),
             wire::REP_ERR_PLATFORM => "not possible on its platform".to_owned(),
-            wire::REP_ERR_TLS_REQD => "it insists on TLS".to_owned(),
             wire::REP_ERR_UNKNOWN => "there is no such export".to_owned(),
             wire::REP_ERR_SHUTDOWN => "it is shutting down".to_owned(),
             wire::REP_ERR_BLOCK_SIZE_REQD => "it insists on block sizes".to_owned(),

@@ -5,7 +5,7 @@ mod handshake;
 mod pipeline;
 mod stream;
 
-pub use blocking::{BlockingClient, Completion, Extent, Receiver, Sender};
+pub use blocking::{BlockingClient, Completion, Extent, Receiver, Sender, negotiate};
 pub use handshake::{Handshake, Negotiated, Wanted};
 pub use pipeline::{DEPTH_MAX, Failure, Pipeline, Sink};
 pub use stream::{Duplex, Moved, Stream};
@@ -40,6 +40,9 @@ pub enum ClientError {
         /// The server's words, or the reply's meaning.
         message: String,
     },
+    /// The server speaks only over TLS.
+    #[error("the NBD server demands TLS, which is not supported")]
+    Tls,
     /// The server cannot do it, as it said in the handshake.
     #[error("the NBD server does not offer {0}")]
     Unsupported(&'static str),

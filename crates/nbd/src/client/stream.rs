@@ -4,12 +4,18 @@ use super::ClientError;
 use crate::uri::{NbdUri, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
+
+/// How often a connection over TCP is probed on which nothing moves.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+/// Probes without an answer after which the connection is broken.
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// What [`Duplex::exchange`] moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +116,20 @@ impl Stream {
         stream.map_err(|source| ClientError::Io { what: "connect to", at: format!(" at {uri}"), source })
     }
 
+    /// Connects as [`Stream::connect`] does, but waits for the server at most this long; the name of its host is
+    /// looked up before. Where the server's host goes away without a word, the connection breaks after a while
+    /// instead of standing still.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn connect_within(uri: &NbdUri, timeout: Duration) -> Result<Stream, ClientError> {
+        let stream = match &uri.transport {
+            Transport::Unix { socket } => unix_now(socket).map(Stream::Unix),
+            Transport::Tcp { host, port } => tcp_within(host, *port, timeout).map(Stream::Tcp),
+        };
+        stream.map_err(|source| ClientError::Io { what: "connect to", at: format!(" at {uri}"), source })
+    }
+
     /// Lets every blocking send and receive fail after this time.
     ///
     /// # Errors
@@ -124,6 +144,46 @@ impl Stream {
                 stream.set_read_timeout(timeout)?;
                 stream.set_write_timeout(timeout)
             }
+        }
+    }
+}
+
+/// A server that does not accept connections fails this one instead of keeping it waiting.
+fn unix_now(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(fd);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+fn tcp_within(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "its host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                sockopt::set_socket_keepalive(&stream, true)?;
+                sockopt::set_tcp_keepidle(&stream, KEEPALIVE_EVERY)?;
+                sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_EVERY)?;
+                sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
+                // Probes are only sent while nothing else waits for an answer.
+                let limit = KEEPALIVE_EVERY * (KEEPALIVE_PROBES + 1);
+                sockopt::set_tcp_user_timeout(&stream, limit.as_millis() as u32)?;
+                return Ok(stream);
+            }
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
         }
     }
 }

@@ -1,0 +1,67 @@
+//! The dry run of an export.
+
+use super::owner::{self, Home};
+use super::place::{Place, Terms};
+use crate::backend::OpenOptions;
+use crate::check::CheckReport;
+use crate::file;
+use tidepool_nbd::NbdUri;
+use uuid::Uuid;
+
+/// Looks at everything that opening the export would look at.
+pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckReport) {
+    let place = Place::new(uri);
+    let agreed = place.connect().and_then(|(_, negotiated)| {
+        let terms = Terms::of(&place, &negotiated)?;
+        terms.check_writable(&place, options)?;
+        Ok(terms)
+    });
+    let Some(terms) = report.step("export", agreed, describe) else {
+        report.skip(&["lock", "ownership"], "the export cannot be opened");
+        return;
+    };
+    if !options.read_only {
+        features(&terms, report);
+    }
+    let home = Home::of(uri, options.state_dir.as_deref());
+    report.step("lock", home.check_lock(options.read_only), |()| "free on this host".into());
+    let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    let read = home.sidecar.read().and_then(|record| {
+        if let Some(record) = &record {
+            record.check_owner(&place.what, cache_uuid)?;
+        }
+        if !options.read_only {
+            home.sidecar.check_writable()?;
+        }
+        Ok(record)
+    });
+    let Some(record) = report.step("ownership", read, |record| file::describe(record.as_ref())) else {
+        return;
+    };
+    if options.read_only {
+        report.would.push("lock the export on this host, shared, and only read it".into());
+        return;
+    }
+    let generation = record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
+    report.would.push("lock the export on this host; the server keeps no other client away".into());
+    report.would.push(format!("write generation {generation} to {}", home.sidecar.path().display()));
+    report.would.push(owner::continuity(record.as_ref(), cache_uuid).plan());
+}
+
+fn describe(terms: &Terms) -> String {
+    let Terms { size_bytes, piece_bytes_max, read_only, .. } = terms;
+    let access = if *read_only { ", read-only" } else { "" };
+    format!("{size_bytes} bytes, at most {piece_bytes_max} in one request{access}")
+}
+
+/// What the server lacks, and what it means.
+fn features(terms: &Terms, report: &mut CheckReport) {
+    match terms.flush {
+        true => report.ok("flush", "offered"),
+        false => report.warn("flush", "not offered: what the server has answered counts as durable"),
+    }
+    match terms.zeroes {
+        true => report.ok("zeroes", "offered"),
+        false => report.warn("zeroes", "not offered: discards are written as zeroes and give no space back"),
+    }
+}

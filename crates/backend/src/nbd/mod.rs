@@ -1,0 +1,256 @@
+//! `nbd:`: an export of an NBD server, so that whatever nbdkit or qemu-nbd opens can be cached.
+//!
+//! One connection, many requests in flight, by the codec of `tidepool-nbd`. When it breaks the backend
+//! connects again, see `link.rs`. The server knows no owner: lock and record are files of this host,
+//! see `owner.rs`.
+
+mod check;
+mod link;
+mod outgoing;
+mod owner;
+mod place;
+mod slots;
+
+use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer};
+use crate::error::BackendError;
+use crate::file::FileShelf;
+use crate::mailbox;
+use crate::record::{Continuity, OwnerState, Ownership};
+use crate::redo::Shelf;
+use link::{Held, Letter, Link, Phase, Shared};
+use owner::{Home, Lock};
+use place::{Place, Terms};
+use slots::{Order, Work};
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tidepool_engine::api::IoError;
+use tidepool_nbd::NbdUri;
+use uuid::Uuid;
+
+pub(crate) use check::check;
+
+struct NbdBackend {
+    place: Place,
+    size_bytes: u64,
+    read_only: bool,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// Transfers without a reported outcome.
+    inflight: usize,
+    /// Losses of completed writes that the submitter has been told of, by a flush that failed.
+    told: u64,
+    /// Dropped last: the lock outlasts everything that touches the export.
+    _lock: Option<Lock>,
+}
+
+/// Opens an export. The ownership is taken last, when nothing can fail any more that would leave it behind.
+pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, BackendError> {
+    let place = Place::new(uri);
+    let (stream, negotiated) = place.connect()?;
+    let terms = Terms::of(&place, &negotiated)?;
+    terms.check_writable(&place, options)?;
+    let home = Home::of(uri, options.state_dir.as_deref());
+    let lock = home.lock(options.read_only)?;
+    let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
+    let shared = Arc::new(Shared::new().map_err(|e| failed(e.into()))?);
+    let thread = {
+        let (place, shared, writable) = (place.clone(), Arc::clone(&shared), !options.read_only);
+        let work = move || Link::new(place, &shared, (stream, negotiated), terms, writable).run();
+        std::thread::Builder::new().name("nbd".into()).spawn(work).map_err(failed)?
+    };
+    let backend = NbdBackend {
+        place,
+        size_bytes: terms.size_bytes,
+        read_only: options.read_only,
+        shared,
+        thread: Some(thread),
+        inflight: 0,
+        told: 0,
+        _lock: lock,
+    };
+    let (generation, continuity) = backend.take(home, options)?;
+    let Continuity { proven, reason, .. } = continuity;
+    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason })
+}
+
+/// Who owns an export. It has no redo.
+pub(crate) fn look(
+    uri: &NbdUri,
+    state_dir: Option<&Path>,
+) -> Result<(String, Option<Ownership>, Box<dyn Shelf>), BackendError> {
+    let home = Home::of(uri, state_dir);
+    Ok((uri.to_string(), home.sidecar.read()?, Box::new(FileShelf::new(&home.sidecar))))
+}
+
+/// Gives up what a lost cache holds; see [`crate::abandon`]. The server is not needed for it.
+pub(crate) fn abandon(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+    let home = Home::of(uri, state_dir);
+    let _lock = home.lock(false)?;
+    let Some(before) = home.sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
+        return Ok(None);
+    };
+    home.sidecar.write(&before.abandoned())?;
+    Ok(Some(before))
+}
+
+impl NbdBackend {
+    /// Checks and takes the ownership of a locked export.
+    fn take(&self, home: Home, options: &OpenOptions) -> Result<(u64, Continuity), BackendError> {
+        let (what, cache_uuid) = (&self.place.what, Uuid::from_bytes(options.cache_uuid));
+        let record = home.sidecar.read()?;
+        if let Some(record) = &record {
+            record.check_owner(what, cache_uuid)?;
+        }
+        let continuity =
+            owner::continuity(record.as_ref(), cache_uuid).of_generation(record.as_ref(), options);
+        continuity.check_dirty(what, options)?;
+        if self.read_only {
+            return Ok((0, Continuity::unproven("the export is opened read-only, without ownership")));
+        }
+        let generation = record.map_or(1, |r| r.generation.saturating_add(1));
+        let record = Ownership::new(generation, cache_uuid, OwnerState::Open);
+        home.sidecar.write(&record)?;
+        *self.shared.held() = Some(Held { home, record });
+        Ok((generation, continuity))
+    }
+
+    /// Bytes of a range that lie inside of the export.
+    fn inside(&self, offset: u64, len: u64) -> u64 {
+        len.min(self.size_bytes.saturating_sub(offset))
+    }
+
+    /// Answers a transfer here.
+    fn complete(&mut self, token: u64, result: Result<(), IoError>) {
+        self.shared.letters.post(Letter { token, result, losses: 0 });
+    }
+
+    fn order(&mut self, token: u64, work: Work, offset: u64, len: u64) {
+        let taken = self.shared.orders.post(Order { token, work, offset, len });
+        debug_assert!(taken, "there is room for an order of every transfer");
+    }
+
+    /// Waits until nothing is in flight and drops the outcomes.
+    fn quiesce(&mut self) {
+        self.shared.set_phase(Phase::Closing);
+        while self.inflight > 0 {
+            mailbox::wait_readable(self.event_fd(), 1000);
+            self.completions(&mut |_, _| {});
+        }
+    }
+
+    /// Flushes, and waits for the outcome.
+    fn flush(&mut self) -> Result<(), IoError> {
+        self.inflight += 1;
+        self.order(u64::MAX, Work::Flush { told: self.told }, 0, 1);
+        let mut outcome = None;
+        while outcome.is_none() {
+            mailbox::wait_readable(self.event_fd(), 1000);
+            self.completions(&mut |_, result| outcome = Some(result));
+        }
+        outcome.unwrap_or(Ok(()))
+    }
+
+    /// Ends the thread; nothing is in flight.
+    fn end(&mut self) {
+        self.shared.set_phase(Phase::Ended);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Backend for NbdBackend {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
+        assert!(self.inflight < INFLIGHT_MAX, "more than {INFLIGHT_MAX} transfers in flight");
+        self.inflight += 1;
+        let (work, offset, len) = match transfer {
+            Transfer::Read { offset, ptr, len } => {
+                let inside = self.inside(offset, len as u64);
+                // SAFETY: the caller vouches for `len` bytes at `ptr`; `inside` is at most `len`.
+                unsafe { std::ptr::write_bytes(ptr.add(inside as usize), 0, len - inside as usize) };
+                (Work::Read { ptr }, offset, inside)
+            }
+            Transfer::Write { offset, ptr, len } => {
+                (Work::Write { ptr }, offset, self.inside(offset, len as u64))
+            }
+            Transfer::Discard { offset, len } => {
+                (Work::Zeroes { keep: false }, offset, self.inside(offset, len))
+            }
+            Transfer::WriteZeroes { offset, len } => {
+                (Work::Zeroes { keep: true }, offset, self.inside(offset, len))
+            }
+            Transfer::Flush if self.read_only => return self.complete(token, Ok(())),
+            Transfer::Flush => (Work::Flush { told: self.told }, 0, 1),
+            Transfer::Disown => (Work::Disown, 0, 1),
+            // There is no place beside an export.
+            Transfer::RedoWrite { .. }
+            | Transfer::RedoCommit { .. }
+            | Transfer::RedoTrim { .. }
+            | Transfer::RedoNote { .. } => {
+                return self.complete(token, Err(IoError::Errno(libc::ENOTSUP)));
+            }
+        };
+        if self.read_only && work.writes() {
+            return self.complete(token, Err(IoError::Errno(libc::EROFS)));
+        }
+        if len == 0 {
+            return self.complete(token, Ok(()));
+        }
+        self.order(token, work, offset, len);
+    }
+
+    fn event_fd(&self) -> RawFd {
+        self.shared.letters.event_fd()
+    }
+
+    fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        let (inflight, told) = (&mut self.inflight, &mut self.told);
+        self.shared.letters.drain(|Letter { token, result, losses }| {
+            *inflight -= 1;
+            if result.is_err() {
+                *told = losses.max(*told);
+            }
+            done(token, result);
+        });
+    }
+
+    fn attachment(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
+        self.quiesce();
+        if self.read_only {
+            return Ok(());
+        }
+        let flushed = self.flush();
+        self.end();
+        if flushed.is_err() {
+            return Err(BackendError::Unavailable {
+                what: self.place.what.clone(),
+                why: "its server has not confirmed that everything is on stable media; it stays owned by this cache".into(),
+            });
+        }
+        let Some(Held { home, record }) = self.shared.held().take() else { return Ok(()) };
+        // The lock is given up with the backend, after the record says how the export was left.
+        home.sidecar.write(&record.released(how, None))
+    }
+}
+
+impl Drop for NbdBackend {
+    fn drop(&mut self) {
+        // The thread goes on using the transfers' memory until they complete.
+        self.quiesce();
+        self.end();
+    }
+}

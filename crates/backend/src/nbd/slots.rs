@@ -1,0 +1,221 @@
+//! Transfers in flight, and what replies bring for them.
+
+use crate::backend::INFLIGHT_MAX;
+use std::collections::VecDeque;
+use tidepool_engine::api::IoError;
+use tidepool_nbd::Errno;
+use tidepool_nbd::client::{Failure, Sink};
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Work {
+    Read {
+        ptr: *mut u8,
+    },
+    Write {
+        ptr: *const u8,
+    },
+    /// Zeroes; with `keep` the space stays allocated.
+    Zeroes {
+        keep: bool,
+    },
+    /// `told`: losses that the one who flushes has been told of.
+    Flush {
+        told: u64,
+    },
+    Disown,
+}
+
+impl Work {
+    pub(super) fn writes(self) -> bool {
+        matches!(self, Work::Write { .. } | Work::Zeroes { .. })
+    }
+}
+
+/// A transfer on its way to the thread that does it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Order {
+    pub(super) token: u64,
+    pub(super) work: Work,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+// SAFETY: the pointers name memory that the submitter keeps valid whichever thread uses it, as the contract of
+// `Backend::submit` says.
+unsafe impl Send for Order {}
+
+/// A transfer in flight: it is cut into pieces that are requests of their own.
+#[derive(Debug)]
+struct Slot {
+    order: Order,
+    /// Bytes of it that have been requested.
+    asked: u64,
+    /// Requests without an answer.
+    unanswered: u32,
+    error: Option<IoError>,
+    /// Flush: writes that had completed when it was sent.
+    covers: u64,
+}
+
+/// Slots of one backend: one more than the transfers, for the last flush of a close.
+pub(super) const SLOTS: usize = INFLIGHT_MAX + 1;
+
+/// All transfers in flight.
+pub(super) struct Slots {
+    slots: Box<[Option<Slot>]>,
+    free: Vec<u16>,
+    /// Those with something left to request, in turn.
+    waiting: VecDeque<u16>,
+    /// Those whose last answer has come.
+    over: Vec<u16>,
+    /// A server has said that it is about to end.
+    leaving: bool,
+}
+
+impl Slots {
+    pub(super) fn new() -> Slots {
+        Slots {
+            slots: (0..SLOTS).map(|_| None).collect(),
+            free: (0..SLOTS as u16).rev().collect(),
+            waiting: VecDeque::with_capacity(SLOTS),
+            over: Vec::with_capacity(SLOTS),
+            leaving: false,
+        }
+    }
+
+    pub(super) fn insert(&mut self, order: Order) {
+        let index = self.free.pop().expect("the submitter's own bound leaves a free slot");
+        let slot = Slot { order, asked: 0, unanswered: 0, error: None, covers: 0 };
+        self.slots[usize::from(index)] = Some(slot);
+        self.waiting.push_back(index);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The next transfer that has something to request, and how much of it is requested.
+    pub(super) fn next_waiting(&mut self) -> Option<(u16, Order, u64)> {
+        let index = self.waiting.pop_front()?;
+        let slot = self.slot(index);
+        Some((index, slot.order, slot.asked))
+    }
+
+    /// Notes a request for `bytes` more of a transfer that [`Slots::next_waiting`] gave; with more to come it has its turn
+    /// again.
+    pub(super) fn asked(&mut self, index: u16, bytes: u64, covers: u64) {
+        let slot = self.slot(index);
+        slot.asked += bytes;
+        slot.unanswered += 1;
+        slot.covers = covers;
+        if slot.asked < slot.order.len {
+            self.waiting.push_back(index);
+        }
+    }
+
+    /// Ends a transfer.
+    pub(super) fn end(&mut self, index: u16) -> Order {
+        let slot = self.slots[usize::from(index)].take().expect("a transfer in flight");
+        self.free.push(index);
+        slot.order
+    }
+
+    /// Every transfer is to be requested from its beginning: those before have no answer to expect any more.
+    pub(super) fn restart(&mut self) {
+        self.waiting.clear();
+        self.over.clear();
+        self.leaving = false;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            let Some(slot) = slot else { continue };
+            (slot.asked, slot.unanswered, slot.error) = (0, 0, None);
+            self.waiting.push_back(index as u16);
+        }
+    }
+
+    /// Transfers in flight, all of them.
+    pub(super) fn all(&self) -> Vec<u16> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter(|(_, slot)| slot.is_some()).map(|(index, _)| index as u16).collect()
+    }
+
+    /// A transfer whose answers have all come: its outcome, and what a flush covers. It stays in flight
+    /// until [`Slots::end`].
+    pub(super) fn over(&mut self) -> Option<(u16, Result<(), IoError>, u64)> {
+        let index = self.over.pop()?;
+        let slot = self.slot(index);
+        Some((index, slot.error.map_or(Ok(()), Err), slot.covers))
+    }
+
+    /// Takes note that a server is about to end; once.
+    pub(super) fn take_leaving(&mut self) -> bool {
+        std::mem::take(&mut self.leaving)
+    }
+
+    fn slot(&mut self, index: u16) -> &mut Slot {
+        self.slots[usize::from(index)].as_mut().expect("a transfer in flight")
+    }
+
+    /// Where the bytes of a read go.
+    fn target(&mut self, tag: u64, at: u32) -> *mut u8 {
+        let (index, start) = untag(tag);
+        let Work::Read { ptr } = self.slot(index).order.work else {
+            unreachable!("only reads are answered with data");
+        };
+        // SAFETY: the codec passes on what lies inside of the request, and that lies inside of the memory.
+        unsafe { ptr.add(start as usize + at as usize) }
+    }
+}
+
+/// A request's name: the transfer, and where in it the request begins.
+pub(super) fn tag(index: u16, start: u64) -> u64 {
+    start << 16 | u64::from(index)
+}
+
+fn untag(tag: u64) -> (u16, u64) {
+    (tag as u16, tag >> 16)
+}
+
+impl Sink for Slots {
+    fn data(&mut self, tag: u64, at: u32, bytes: &[u8]) {
+        let target = self.target(tag, at);
+        // SAFETY: the submitter of the read keeps its memory valid, and nobody else touches it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+    }
+
+    fn zeroes(&mut self, tag: u64, at: u32, len: u32) {
+        let target = self.target(tag, at);
+        // SAFETY: as above.
+        unsafe { std::ptr::write_bytes(target, 0, len as usize) };
+    }
+
+    fn status(&mut self, _tag: u64, _context: u32, _len: u32, _flags: u32) {}
+
+    fn completed(&mut self, tag: u64, result: Result<(), Failure>) {
+        let (index, _) = untag(tag);
+        let error = result.err().map(|failure| failure.errno);
+        // What a leaving server refuses, the next one does.
+        self.leaving |= error == Some(Errno::Shutdown);
+        let slot = self.slot(index);
+        slot.unanswered -= 1;
+        let more = slot.asked < slot.order.len;
+        if let Some(errno) = error {
+            slot.asked = slot.order.len;
+            slot.error.get_or_insert(match errno {
+                Errno::NoSpc => IoError::Full,
+                errno => IoError::Errno(errno.code() as i32),
+            });
+            if more {
+                self.waiting.retain(|&i| i != index);
+            }
+        }
+        let slot = self.slot(index);
+        if slot.unanswered == 0 && slot.asked == slot.order.len {
+            self.over.push(index);
+        }
+    }
+}
