@@ -597,13 +597,13 @@ impl Engine {
             mode: volume.mode,
             state,
             dirty: volume.is_dirty() || volume.dirty_blocks > 0,
-            dirty_bytes: volume.dirty_blocks * block,
+            dirty_bytes: volume.held_blocks() * block,
             dirty_zero_bytes: blocks.zero * block,
             dirty_bytes_max: self.dirty_bytes_max(id),
             dirty_age_ns: age(oldest),
             exposed_bytes: exposed_blocks * block,
             exposed_age_ns: age(exposed_since),
-            cached_bytes: blocks.at * block,
+            cached_bytes: (blocks.at + volume.frozen_blocks) * block,
             lost_blocks: blocks.lost,
             sequence: volume.sequence,
             sequence_drained: volume.sequence_drained,
@@ -619,6 +619,7 @@ impl Engine {
     pub fn device_status(&self) -> DeviceStatus {
         let index: usize = self.volumes.iter().flatten().map(|v| v.index.memory_bytes()).sum();
         let index = index + self.space.marks.memory_bytes() + self.ghost.memory_bytes();
+        let frozen: u64 = self.volumes.iter().flatten().map(|v| v.frozen_blocks).sum();
         DeviceStatus {
             failed: self.dead,
             size_bytes: self.geo.device_blocks * BLOCK_BYTES as u64,
@@ -629,7 +630,7 @@ impl Engine {
             reclaiming: !self.reclaim.is_idle(),
             checkpointing: !self.checkpoint.is_idle(),
             index_bytes: index as u64,
-            cached_blocks: self.space.live_blocks(),
+            cached_blocks: self.space.live_blocks() + frozen,
             arena_used_bytes: (self.arena.len_bytes() - self.arena.free_bytes()) as u64,
             arena_bytes: self.arena.len_bytes() as u64,
             ..self.device

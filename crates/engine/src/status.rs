@@ -15,7 +15,7 @@ pub struct VolumeStatus {
     pub state: VolumeState,
     /// Something of the volume is not in the backend, be it data or zeroes. Known without a backend, too.
     pub dirty: bool,
-    /// Bytes of data not yet in the backend.
+    /// Bytes of data not yet in the backend, older content that a group still needs included.
     pub dirty_bytes: u64,
     /// Bytes that were discarded or zeroed and are not yet so in the backend; they take no room.
     pub dirty_zero_bytes: u64,
