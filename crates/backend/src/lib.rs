@@ -14,6 +14,7 @@ mod mailbox;
 mod paced;
 mod rbd;
 mod record;
+mod sweep;
 mod uri;
 
 pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, abandon, open};
@@ -21,4 +22,5 @@ pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
 pub use identity::{Identity, identity};
 pub use record::{Copies, ImageStamp, OwnerState, Ownership};
+pub use sweep::read_all;
 pub use uri::{BackendUri, Emulation, UriError};
