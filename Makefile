@@ -6,10 +6,10 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test bench lint fmt deny deps soak crash fuzz
+.PHONY: help demo test bench lint fmt deny deps soak crash fuzz guard18
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
 
 demo: ## direct against cached, on emulated pools
 	@scripts/deps.sh demo
@@ -45,3 +45,6 @@ crash: deps ## a hundred rounds of kill -9 under load; ARGS="--backend rbd" on C
 
 fuzz: ## the NBD codec against arbitrary bytes, for a long time
 	BOLERO_RANDOM_TEST_TIME_MS=$$(( $(HOURS) * 3600000 )) $(CARGO) test --release --locked -p tidepool-nbd fuzz
+
+guard18: ## the stale-image guard on Ceph 18, in a root of Debian 13 made for it (as root)
+	@scripts/ceph18.sh $(ARGS)
