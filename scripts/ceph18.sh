@@ -39,7 +39,7 @@ else
     trap 'exit 130' INT
     trap 'exit 143' TERM
     # Whatever is mounted in it is mounted in a namespace that has ended by now.
-    trap 'rm -rf --one-file-system "$root"' EXIT
+    trap 'rm -rf --one-file-system "$root" "$root.log"' EXIT
 fi
 
 # Runs a command in the root, with its own mounts and processes: they end with it, also when it is interrupted.
@@ -61,7 +61,9 @@ if [ ! -e "$root/opt/tidepool/made" ]; then
         exit 1
     fi
     echo "ceph18: a root of Debian $suite in $root"
-    debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$root.log" 2>&1 || { tail -n 5 "$root.log" >&2; exit 1; }
+    # It mounts things too.
+    unshare --mount --propagation private debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$root.log" 2>&1 ||
+        { tail -n 5 "$root.log" >&2; exit 1; }
     rm -f "$root.log"
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
     apt-config dump | grep -i '^Acquire::.*Proxy' >"$root/etc/apt/apt.conf.d/99proxy" || true
