@@ -6,10 +6,10 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench lint fmt deny deps soak crash lost fuzz
+.PHONY: help demo test long bench lint fmt deny deps soak crash lost fuzz guard guard18
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
 
 demo: ## direct against cached, on emulated pools
 	@scripts/deps.sh demo
@@ -52,3 +52,9 @@ lost: deps ## thirty rounds in which the cache is destroyed under load; ARGS=--f
 
 fuzz: ## the NBD codec against arbitrary bytes, for a long time
 	BOLERO_RANDOM_TEST_TIME_MS=$$(( $(HOURS) * 3600000 )) $(CARGO) test --release --locked -p tidepool-nbd fuzz
+
+guard: deps ## the stale-image guard against every kind of client, guests with the kernel's included
+	$(CARGO) test --release --locked -p tidepool-tests --test guard -- --include-ignored
+
+guard18: ## the stale-image guard on Ceph 18, in a root of Debian 13 made for it (as root)
+	@scripts/ceph18.sh $(ARGS)

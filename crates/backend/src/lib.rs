@@ -18,6 +18,7 @@ mod rbd;
 mod record;
 mod recover;
 mod redo;
+mod sweep;
 mod uri;
 
 pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, abandon, open};
@@ -27,4 +28,5 @@ pub use identity::{Identity, identity};
 pub use record::{Copies, ImageStamp, OwnerState, Ownership};
 pub use recover::{Recovered, recover};
 pub use redo::Loss;
+pub use sweep::read_all;
 pub use uri::{BackendUri, Emulation, UriError};

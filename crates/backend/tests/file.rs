@@ -631,3 +631,29 @@ fn what_a_lost_cache_holds_can_be_given_up() {
     let opened = open(&uri(&path), options(OTHER)).expect("free");
     assert_eq!((opened.generation, opened.keep_clean), (3, false));
 }
+
+#[test]
+fn an_image_is_read_from_end_to_end_until_its_reader_has_enough() {
+    for scratch in scratches() {
+        let path = scratch.image(11 * MIB as u64 + 512);
+        let model = pattern(9, 11 * MIB + 512);
+        fs::write(&path, &model).expect("written");
+        let options = OpenOptions { read_only: true, ..options(OURS) };
+        let mut backend = open(&uri(&path), options).expect("opened").backend;
+        let mut image = vec![0; model.len()];
+        let read = tidepool_backend::read_all(&mut *backend, &mut |offset, data| {
+            image[offset as usize..][..data.len()].copy_from_slice(data);
+            Ok(())
+        });
+        read.expect("read");
+        assert!(image == model);
+        let mut pieces = 0;
+        let read = tidepool_backend::read_all(&mut *backend, &mut |_, _| {
+            pieces += 1;
+            Err(std::io::Error::other("enough"))
+        });
+        assert_eq!((read.expect_err("it failed").to_string().as_str(), pieces), ("enough", 1));
+        let read = tidepool_backend::read_all(&mut *backend, &mut |_, _| Ok(()));
+        read.expect("nothing of the failed one is left in flight");
+    }
+}

@@ -1,13 +1,14 @@
 //! Laying out a cache device, and looking at one without changing it.
 
-use crate::api::{BLOCK_BYTES, IoError, VolumeId, VolumeSpec};
+use crate::api::{BLOCK_BYTES, IoError, VolumeSpec};
+use crate::content::{Content, Contents};
 use crate::device::Device;
 use crate::engine::{Engine, EngineConfig};
-use crate::format::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, Geometry, SUPERBLOCKS, byte, crc32c};
-use crate::index::Lookup;
+use crate::format::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, Geometry, SUPERBLOCKS, byte};
 use crate::mem::AlignedBuf;
-use crate::recover::{OpenError, RecoveryReport, load_checkpoint, read, read_superblock};
+use crate::recover::{OpenError, RecoveryReport};
 use crate::status::{DeviceStatus, VolumeStatus};
+use std::convert::Infallible;
 
 /// Bytes written at once while a device is laid out.
 const FORMAT_CHUNK_BYTES: usize = 1 << 20;
@@ -86,22 +87,13 @@ pub struct Inspection {
 /// # Errors
 /// See [`OpenError`].
 pub fn inspect(device: &mut dyn Device) -> Result<Inspection, OpenError> {
-    let (engine, recovery) = rebuild(device)?;
-    let ids: Vec<VolumeId> = engine.volumes().into_iter().map(|(id, _)| id).collect();
+    let contents = Contents::open(device)?;
     Ok(Inspection {
-        geometry: engine.geo,
-        device: engine.device_status(),
-        volumes: ids.into_iter().filter_map(|id| engine.volume_status(0, id)).collect(),
-        recovery,
+        geometry: *contents.geometry(),
+        device: contents.device(),
+        volumes: contents.volumes(),
+        recovery: contents.recovery(),
     })
-}
-
-fn rebuild(device: &mut dyn Device) -> Result<(Engine, RecoveryReport), OpenError> {
-    let geo = read_superblock(device)?;
-    let loaded = load_checkpoint(device, &geo)?;
-    let (mut engine, report, _) = Engine::rebuild(device, geo, &loaded, EngineConfig::small(), 0)?;
-    engine.space.rebuild_queues();
-    Ok((engine, report))
 }
 
 /// Outcome of verifying every cached block.
@@ -123,34 +115,26 @@ const DAMAGED_MAX: usize = 1000;
 /// # Errors
 /// See [`OpenError`].
 pub fn check(device: &mut dyn Device, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, OpenError> {
-    let (engine, recovery) = rebuild(device)?;
-    let mut report = CheckReport { recovery, ..CheckReport::default() };
-    let total = engine.space.live_blocks();
-    let mut buf = AlignedBuf::zeroed(64 * BLOCK_BYTES);
-    for volume in engine.volumes.iter().flatten() {
-        for object in volume.index.objects(0) {
-            for (block, n, found) in volume.index.runs(object) {
-                let Lookup::At(position) = found else { continue };
-                let bytes = &mut buf[..n.min(64) as usize * BLOCK_BYTES];
-                let mut done = 0;
-                while done < n {
-                    let now = (n - done).min(64);
-                    let bytes = &mut bytes[..now as usize * BLOCK_BYTES];
-                    let readable = read(device, byte(position + done), bytes).is_ok();
-                    for (i, data) in bytes.chunks(BLOCK_BYTES).enumerate() {
-                        let p = position + done + i as u32;
-                        report.blocks += 1;
-                        let good = readable && crc32c(data) == engine.space.marks.crc(p);
-                        if !good && report.damaged.len() < DAMAGED_MAX {
-                            let at = (block + u64::from(done) + i as u64) * BLOCK_BYTES as u64;
-                            report.damaged.push((volume.spec.clone(), at, engine.space.marks.is_dirty(p)));
-                        }
-                    }
-                    done += now;
+    let contents = Contents::open(device)?;
+    let mut report = CheckReport { recovery: contents.recovery(), ..CheckReport::default() };
+    let total = contents.live_blocks();
+    for VolumeStatus { id, spec, .. } in contents.volumes() {
+        let seen: Result<(), Infallible> = contents.read(device, id, &mut |stretch| {
+            let damaged = match stretch.content {
+                Content::Zero | Content::Lost => return Ok(()),
+                Content::Data(_) => false,
+                Content::Damaged => true,
+            };
+            for at in (stretch.offset..stretch.offset + stretch.len).step_by(BLOCK_BYTES) {
+                report.blocks += 1;
+                if damaged && report.damaged.len() < DAMAGED_MAX {
+                    report.damaged.push((spec.clone(), at, stretch.dirty));
                 }
-                progress(report.blocks, total);
             }
-        }
+            progress(report.blocks, total);
+            Ok(())
+        });
+        let Ok(()) = seen;
     }
     Ok(report)
 }

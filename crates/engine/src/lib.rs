@@ -7,11 +7,13 @@
 //! appends), `publish` (index), `ack` (flush, write-through, back-pressure) and later `drain` (whole groups first, by `group`); a read
 //! through `read`, which also admits misses. `reclaim` makes room, `checkpoint`, `recover` and `replay`
 //! survive a crash, `space` and `index` say what is where, [`format`](mod@format) how it looks on the device.
+//! [`Contents`] reads a device on which no core runs.
 
 mod ack;
 pub mod api;
 mod change;
 mod checkpoint;
+mod content;
 mod control;
 pub mod device;
 mod drain;
@@ -36,6 +38,7 @@ pub mod status;
 mod util;
 mod volume;
 
+pub use content::{Content, Contents, Stretch};
 pub use control::{AddError, Attach};
 pub use engine::{Engine, EngineConfig};
 pub use init::{CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect};

@@ -1,6 +1,7 @@
 //! `tidepool cache`.
 
 use crate::cli::{CacheCommand, Format};
+use crate::export;
 use crate::output::{self, bytes_bar};
 use serde::Serialize;
 use std::path::Path;
@@ -21,6 +22,7 @@ pub fn run(command: CacheCommand) -> Result<(), Failure> {
         CacheCommand::Format { path, size, force, output } => format(&path, size, force, output.format),
         CacheCommand::Inspect { path, output } => inspect(&path, output.format),
         CacheCommand::Check { path, output } => check(&path, output.format),
+        CacheCommand::Export(args) => export::run(&args),
     }
 }
 

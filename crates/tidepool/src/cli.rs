@@ -37,7 +37,7 @@ pub enum Command {
     Check(CheckArgs),
     /// List, add, remove, change or drain the volumes of a running daemon.
     Volume(VolumeArgs),
-    /// Format, inspect or check a cache device that no daemon uses.
+    /// Format, inspect, check or export a cache device that no daemon uses.
     Cache(CacheArgs),
     /// Give up what a lost cache has not drained, so that its image can be used again.
     Recover(RecoverArgs),
@@ -293,6 +293,29 @@ pub enum CacheCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+    /// Write what a cache holds of a volume to a file, verified: for an image that others have changed, so that
+    /// the volume is refused.
+    Export(ExportArgs),
+}
+
+/// Options of `cache export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The cache.
+    pub path: PathBuf,
+    /// The volume.
+    #[arg(long, value_name = "NAME")]
+    pub volume: VolumeName,
+    /// The volume's image, which is read only: the file then is the whole volume as its clients saw it. Without
+    /// it the file holds the dirty data alone.
+    #[arg(long, value_name = "URI")]
+    pub image: Option<BackendUri>,
+    /// The file to make.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Options of `demo`.
@@ -401,6 +424,8 @@ mod tests {
             "cache format /c --size 1GiB --force",
             "cache inspect /c",
             "cache check /c --format json",
+            "cache export /c --volume a --image rbd:p/b --out /o --format json",
+            "cache export /c --volume a --out /o",
             "recover file:/a --accept-loss --format json",
             "demo --seconds 10 --ceph",
         ] {
@@ -428,6 +453,9 @@ mod tests {
             ("volume set a --mode fast", "write-through"),
             ("status --format xml", "json"),
             ("check", "<URI>"),
+            ("cache export /c --out /o", "--volume"),
+            ("cache export /c --volume a", "--out"),
+            ("cache export /c --volume a --image ftp:/x --out /o", "unknown scheme"),
         ] {
             let error = parse(&format!("tidepool {line}")).expect_err(line);
             assert!(

@@ -4,6 +4,7 @@ mod cache;
 mod check;
 mod cli;
 mod demo;
+mod export;
 mod output;
 mod recover;
 mod serve;

@@ -51,7 +51,11 @@ impl Place {
         let what = self.what.clone();
         match e.raw_os_error() {
             Some(libc::ENOENT) => {
-                let why = format!("no such image; create it first (rbd create --size SIZE {what})");
+                let why = format!(
+                    "no such image; create it first (rbd create --size SIZE {what}), or bring it back if it was \
+                     moved away (rbd trash ls {}, rbd trash restore)",
+                    self.pool
+                );
                 BackendError::NotFound { what, why }
             }
             Some(libc::EACCES | libc::EPERM) => {

@@ -33,8 +33,8 @@ impl Kernel {
         })
     }
 
-    /// The modules to load, dependencies first: name of the file and content.
-    pub fn modules(&self) -> Result<Vec<(String, Vec<u8>)>, Error> {
+    /// The modules to load, those in `more` too, dependencies first: name of the file and content.
+    pub fn modules(&self, more: &[&str]) -> Result<Vec<(String, Vec<u8>)>, Error> {
         let path = self.modules.join("modules.dep");
         let text = fs::read_to_string(&path).map_err(io(format!("cannot read {}", path.display())))?;
         let mut files = HashMap::new();
@@ -47,7 +47,7 @@ impl Kernel {
             }
         }
         let mut order: Vec<String> = Vec::new();
-        for module in MODULES {
+        for module in MODULES.iter().chain(more).copied() {
             let Some((file, needs)) = files.get(module) else { continue };
             // The list names the nearest dependency first.
             for file in needs.iter().rev().map(|file| file.to_string()).chain([file.clone()]) {
@@ -121,7 +121,9 @@ fn download(directory: &Path) -> Result<(), Error> {
         package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \\(linux-image-[0-9][^ ]*\\).*/\\1/p' | head -n 1)
         apt-get download -q \"$package\"
         dpkg-deb --extract \"$package\"_*.deb .
-        rm -f \"$package\"_*.deb";
+        rm -f \"$package\"_*.deb
+        # Newer packages have their modules in usr/lib, and depmod looks in lib.
+        [ -e lib ] || ln -s usr/lib lib";
     let output = Command::new("sh")
         .args(["-c", script])
         .current_dir(directory)

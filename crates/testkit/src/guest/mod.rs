@@ -20,6 +20,8 @@ use kernel::Kernel;
 
 /// Longest wait for a guest to boot; emulation on a busy machine is slow.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Longest run of a command that sets the guest up.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory of a guest in MiB.
 const MEMORY_MIB: u32 = 320;
 /// Seconds for which QEMU holds requests while the server is away.
@@ -52,26 +54,54 @@ pub struct GuestImage {
 impl GuestImage {
     /// Finds the kernel and builds the root.
     pub fn build() -> Result<GuestImage, Error> {
+        GuestImage::build_with(root::Extras { modules: &[], tools: true })
+    }
+
+    /// The same with further kernel modules, and with neither filesystem tools nor the verifier: nothing is compiled.
+    pub fn build_bare(modules: &[&str]) -> Result<GuestImage, Error> {
+        GuestImage::build_with(root::Extras { modules, tools: false })
+    }
+
+    fn build_with(extras: root::Extras<'_>) -> Result<GuestImage, Error> {
         crate::need("qemu-system-x86_64", "qemu-system-x86")?;
         let scratch = Scratch::new("guest").map_err(io("cannot make a directory for the guest"))?;
         let kernel = Kernel::find()?;
         let root = scratch.join("root.cpio");
-        root::build(&kernel, &root)?;
+        root::build(&kernel, &root, extras)?;
         Ok(GuestImage { kernel, root, scratch })
     }
 
     /// Boots a guest whose disk `/dev/vda` is `export` of the NBD server at the unix socket `socket`.
     pub fn boot(&self, socket: &Path, export: &str) -> Result<Guest, Error> {
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let log = self.scratch.join(format!("console.{number}"));
         let mut disk = format!(
-            "driver=nbd,node-name=disk,server.type=unix,server.path={},reconnect-delay={RECONNECT_SECONDS},discard=unmap",
+            "driver=nbd,server.type=unix,server.path={},reconnect-delay={RECONNECT_SECONDS},discard=unmap",
             socket.display()
         );
         if !export.is_empty() {
             disk.push_str(&format!(",export={export}"));
         }
+        self.boot_on(&disk)
+    }
+
+    /// Boots a guest whose disk `/dev/vda` is what QEMU's `-blockdev` makes of `disk`.
+    pub fn boot_on(&self, disk: &str) -> Result<Guest, Error> {
+        let disk = format!("{disk},node-name=disk");
+        self.start("", &["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"])
+    }
+
+    /// Boots a guest without a disk, but with the machine's network: its interface `eth0` reaches the machine's own
+    /// 127.0.0.1 once [`Guest::join_loopback`] has been called.
+    pub fn boot_on_network(&self) -> Result<Guest, Error> {
+        self.start(
+            "guest.disk=none",
+            &["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="],
+        )
+    }
+
+    fn start(&self, parameters: &str, devices: &[&str]) -> Result<Guest, Error> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let log = self.scratch.join(format!("console.{number}"));
         let mut command = Command::new("qemu-system-x86_64");
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
@@ -80,8 +110,8 @@ impl GuestImage {
             .arg(&self.kernel.image)
             .arg("-initrd")
             .arg(&self.root)
-            .args(["-append", "console=ttyS0 quiet panic=-1"])
-            .args(["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"])
+            .args(["-append", &format!("console=ttyS0 quiet panic=-1 {parameters}")])
+            .args(devices)
             .args(["-serial", "stdio", "-monitor", "none"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -140,6 +170,20 @@ impl Guest {
         let status =
             status.trim().parse().map_err(|_| self.failure(format!("`{command}` printed no status")))?;
         Ok((output, status))
+    }
+
+    /// Makes 127.0.0.1 of a guest that was booted on the network that of the machine. (QEMU's user network connects to
+    /// whatever address the guest names, and the guest's kernel sends to that address only when told to.)
+    pub fn join_loopback(&mut self) -> Result<(), Error> {
+        for command in [
+            "ip link set eth0 up",
+            "ip addr add 10.0.2.15/24 dev eth0",
+            "for name in all eth0; do echo 1 >/proc/sys/net/ipv4/conf/$name/route_localnet; echo 0 >/proc/sys/net/ipv4/conf/$name/rp_filter; done",
+            "ip route add 127.0.0.1/32 via 10.0.2.2 dev eth0",
+        ] {
+            self.run(command, COMMAND_TIMEOUT)?;
+        }
+        Ok(())
     }
 
     /// Waits until the console prints `marker`; returns what came before it since the last wait.

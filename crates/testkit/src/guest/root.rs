@@ -1,6 +1,7 @@
 //! Builds the guest's root: busybox, the filesystem tools, the verifier and a shell that takes commands from the console.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -25,6 +26,7 @@ stty -echo -icanon
 dmesg -n 1
 while read -r module; do insmod "/modules/$module" || echo "guest-failed $module"; done </modules/order
 tries=0
+grep -q guest.disk=none /proc/cmdline && tries=100
 while [ ! -b /dev/vda ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
 echo guest-ready
 while read -r line; do
@@ -34,8 +36,17 @@ done
 poweroff -f
 "#;
 
+/// What a root holds beside busybox and the modules of the guest's disk.
+#[derive(Debug, Clone, Copy)]
+pub struct Extras<'a> {
+    /// Further modules; whatever is built into the kernel is left out.
+    pub modules: &'a [&'a str],
+    /// The filesystem tools and the verifier, which has to be compiled.
+    pub tools: bool,
+}
+
 /// Writes the root for `kernel` to `path`.
-pub fn build(kernel: &Kernel, path: &Path) -> Result<(), Error> {
+pub fn build(kernel: &Kernel, path: &Path, extras: Extras<'_>) -> Result<(), Error> {
     let file = fs::File::create(path).map_err(io(format!("cannot make {}", path.display())))?;
     let scratch = path.with_extension("d");
     fs::create_dir_all(&scratch).map_err(io("cannot make a directory for the guest's root"))?;
@@ -47,14 +58,24 @@ pub fn build(kernel: &Kernel, path: &Path) -> Result<(), Error> {
     archive.device("/dev/console", 5, 1).map_err(failed())?;
     archive.file("/init", INIT.as_bytes()).map_err(failed())?;
     archive.file("/bin/busybox", &read(&busybox()?)?).map_err(failed())?;
-    archive.file("/bin/verifier", &read(&verifier(&scratch)?)?).map_err(failed())?;
     let mut order = String::new();
-    for (name, content) in kernel.modules()? {
+    for (name, content) in kernel.modules(extras.modules)? {
         order.push_str(&name);
         order.push('\n');
         archive.file(&format!("/modules/{name}"), &content).map_err(failed())?;
     }
     archive.file("/modules/order", order.as_bytes()).map_err(failed())?;
+    if extras.tools {
+        archive.file("/bin/verifier", &read(&verifier(&scratch)?)?).map_err(failed())?;
+        add_programs(&mut archive, path)?;
+    }
+    archive.finish().map_err(failed())?;
+    Ok(())
+}
+
+/// The filesystem tools with their libraries.
+fn add_programs(archive: &mut Archive<impl Write>, path: &Path) -> Result<(), Error> {
+    let failed = || io(format!("cannot write {}", path.display()));
     let mut libraries = Vec::new();
     for (program, package) in PROGRAMS {
         let found = find(program, package)?;
@@ -66,7 +87,6 @@ pub fn build(kernel: &Kernel, path: &Path) -> Result<(), Error> {
     for library in libraries {
         archive.file(&library.to_string_lossy(), &read(&library)?).map_err(failed())?;
     }
-    archive.finish().map_err(failed())?;
     Ok(())
 }
 

@@ -1,0 +1,89 @@
+//! What can be read from a cache device on which no core runs.
+
+mod common;
+use common::*;
+use std::convert::Infallible;
+use tidepool_engine::api::*;
+use tidepool_engine::{Content, Contents};
+
+/// A stretch without its bytes: offset, length, dirty, and whether it has bytes, is zero, damaged or lost.
+type Seen = (u64, u64, bool, char);
+
+/// The image with what the device holds of volume 0 above it, and all that was seen.
+fn rescue(w: &mut World) -> (Vec<u8>, Vec<Seen>) {
+    let contents = Contents::open(&mut w.device).expect("a cache");
+    let id = contents.volumes()[0].id;
+    let (mut image, mut seen) = (w.images[0].clone(), Vec::new());
+    let Ok(()) = contents.read(&mut w.device, id, &mut |stretch| {
+        let range = stretch.offset as usize..(stretch.offset + stretch.len) as usize;
+        let kind = match stretch.content {
+            Content::Data(data) => {
+                image[range].copy_from_slice(data);
+                'd'
+            }
+            Content::Zero => {
+                image[range].fill(0);
+                'z'
+            }
+            Content::Damaged => 'x',
+            Content::Lost => 'l',
+        };
+        seen.push((stretch.offset, stretch.len, stretch.dirty, kind));
+        Ok::<(), Infallible>(())
+    });
+    (image, seen)
+}
+
+#[test]
+fn the_image_with_the_cache_above_it_is_what_clients_saw() {
+    let size = 8 * MIB + 512;
+    let mut w = World::new(64 * MIB, &[spec("a", size, Mode::WriteBack)]);
+    w.images[0].fill(0x11);
+    for half in 0..2 {
+        w.write(0, half * (256 << 10), &pattern(half, 256 << 10));
+    }
+    w.drain(0);
+    // With a checkpoint: what was drained since the last one counts as dirty.
+    w.control(|e, now, c| e.set_dirty_bytes_max(now, VolumeId(0), 32 * MIB, c)).expect("recorded");
+    w.read(0, 8 * MIB, 512);
+    // Until it is in the read cache.
+    w.pass(100_000_000);
+    w.backend_stopped = true;
+    w.write(0, 64 << 10, &pattern(2, 128 << 10));
+    w.op(0, Op::Discard { fua: false }, 5 * MIB, MIB).expect("discard");
+    w.write(0, 8 * MIB, &pattern(3, 512));
+    let mut model = w.images[0].clone();
+    model[64 << 10..192 << 10].copy_from_slice(&pattern(2, 128 << 10));
+    model[5 << 20..6 << 20].fill(0);
+    model[8 << 20..].copy_from_slice(&pattern(3, 512));
+    // Others have written where the cache has clean data, and where it has dirty data.
+    w.images[0][..4096].fill(0x66);
+    w.images[0][100 << 10..104 << 10].fill(0x66);
+
+    let before = w.device.0.clone();
+    let (rescued, seen) = rescue(&mut w);
+    assert!(rescued == model, "{seen:?}");
+    assert!(w.device.0 == before, "looking changes nothing");
+    assert!(seen.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "in order: {seen:?}");
+    let bytes_of = |dirty: bool, kind: char| -> u64 {
+        seen.iter().filter(|s| (s.2, s.3) == (dirty, kind)).map(|s| s.1).sum()
+    };
+    assert_eq!(bytes_of(true, 'd'), (128 << 10) + 512);
+    assert_eq!(bytes_of(false, 'd'), 384 << 10);
+    assert_eq!(bytes_of(true, 'z'), MIB);
+}
+
+#[test]
+fn g7_what_does_not_verify_is_shown_as_damaged_and_costs_nothing_around_it() {
+    let mut w = World::new(64 * MIB, &[spec("a", 8 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    let data = pattern(1, 256 << 10);
+    w.write(0, 0, &data);
+    // With a checkpoint behind it: what is damaged in the log's tail is lost already when it is replayed.
+    w.restart(true);
+    w.corrupt(&data[40960..45056]);
+    let (rescued, seen) = rescue(&mut w);
+    assert!(seen.contains(&(40960, 4096, true, 'x')), "{seen:?}");
+    assert!(rescued[..40960] == data[..40960] && rescued[45056..256 << 10] == data[45056..]);
+    assert!(rescued[40960..45056] == w.images[0][40960..45056], "no byte of it is handed out");
+}

@@ -1,0 +1,103 @@
+//! Clients that need a kernel of their own: a virtual machine that boots on the image itself, and the kernel's RBD client.
+
+use std::time::Duration;
+
+use tidepool_testkit::guest::{Guest, GuestImage};
+use tidepool_testkit::{Cluster, one_at_a_time};
+
+use crate::Stage;
+use crate::clients::State;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// What the guest's kernel needs for its RBD client and its network.
+const MODULES: &[&str] = &["virtio_net", "rbd"];
+/// The feature bit `non-primary`, as the kernel prints it.
+const NON_PRIMARY: &str = "0x400";
+/// Writes something that was not there before.
+const WRITE: &str = "dd if=/dev/urandom bs=65536 count=4 conv=fsync of=";
+
+/// A guest whose disk is the image itself, through QEMU's own RBD driver.
+fn boot_on_image(image: &GuestImage, cluster: &Cluster, name: &str) -> Guest {
+    let conf = cluster.conf().display();
+    image.boot_on(&format!("driver=rbd,pool=rbd,image={name},conf={conf}")).expect("the guest boots")
+}
+
+/// The monitor's address for the kernel, which speaks the first version of the protocol unless told otherwise.
+fn monitor(cluster: &Cluster) -> String {
+    let text = std::fs::read_to_string(cluster.conf()).expect("a configuration");
+    let (_, address) = text.split_once("v1:").expect("an address");
+    address.split([']', ',', '\n']).next().expect("it ends").trim().to_string()
+}
+
+/// Maps an image; what the guest's shell said, and how it ended.
+fn map(guest: &mut Guest, cluster: &Cluster, image: &str, options: &str) -> (String, i32) {
+    let options = format!("name=admin,mount_timeout=30,osd_request_timeout=60{options}");
+    let line = format!("echo '{} {options} rbd {image} -' >/sys/bus/rbd/add_single_major", monitor(cluster));
+    guest.run_status(&line, 3 * MINUTE).expect("the guest answers")
+}
+
+/// Maps an image, writes to it, and unmaps it.
+fn map_and_write(guest: &mut Guest, cluster: &Cluster, image: &str) {
+    let (said, status) = map(guest, cluster, image, "");
+    let log = guest.run("dmesg | tail -n 5", MINUTE).expect("a log");
+    assert_eq!(status, 0, "{said} {log}");
+    guest.run(&format!("{WRITE}/dev/rbd0"), 3 * MINUTE).expect("the kernel's client writes");
+    unmap(guest);
+}
+
+fn unmap(guest: &mut Guest) {
+    guest.run("echo 0 >/sys/bus/rbd/remove_single_major", MINUTE).expect("unmapped");
+}
+
+/// Neither can do anything to a guarded image but read it.
+fn try_guests(stage: &Stage, image: &GuestImage, kernel: &mut Guest, when: &str) {
+    let name = stage.images[0];
+    let before = State::of(&stage.cluster, name).expect("the image can be read");
+    let mut vm = boot_on_image(image, &stage.cluster, name);
+    let (said, status) = vm.run_status(&format!("{WRITE}/dev/vda"), MINUTE).expect("the guest answers");
+    println!("{when:10} {:26} status {status}: {}", "qemu, a VM on the image", said.replace('\n', " / "));
+    assert_ne!(status, 0, "a write that reaches no image is an error: {said}");
+    vm.run("dd if=/dev/vda of=/dev/null bs=65536 count=4", MINUTE).expect("it can be read");
+    vm.kill().expect("kill");
+
+    let (said, status) = map(kernel, &stage.cluster, name, "");
+    let log = kernel.run("dmesg | grep rbd: | tail -n 1", MINUTE).expect("a log");
+    println!("{when:10} {:26} status {status}: {} / {}", "krbd map", said.trim(), log.trim());
+    assert_ne!(status, 0, "it is mapped for writing");
+    assert!(log.contains("unsupported features") && log.contains(NON_PRIMARY), "{log}");
+    let (said, status) = map(kernel, &stage.cluster, name, ",ro");
+    println!("{when:10} {:26} status {status}: {}", "krbd map -o ro", said.trim());
+    if status == 0 {
+        kernel.run("dd if=/dev/rbd0 of=/dev/null bs=65536 count=4", MINUTE).expect("it can be read");
+        let (said, status) = kernel.run_status(&format!("{WRITE}/dev/rbd0"), MINUTE).expect("an answer");
+        assert_ne!(status, 0, "{said}");
+        unmap(kernel);
+    }
+    assert_eq!(State::of(&stage.cluster, name).expect("the image can be read"), before);
+}
+
+#[test]
+#[ignore = "boots two guests: make guard"]
+fn g6_neither_a_vm_nor_the_kernels_client_on_the_image_itself_changes_a_byte() {
+    let _turn = one_at_a_time();
+    let image = GuestImage::build_bare(MODULES).expect("a guest's image");
+    let mut kernel = image.boot_on_network().expect("the guest boots");
+    kernel.join_loopback().expect("a network");
+    println!("kernel     {}", kernel.run("uname -r", MINUTE).expect("uname").trim());
+    let mut stage = Stage::new();
+    // Without a guard they work: what fails below fails because of it.
+    map_and_write(&mut kernel, &stage.cluster, "other");
+
+    try_guests(&stage, &image, &mut kernel, "served");
+    stage.kill_dirty();
+    try_guests(&stage, &image, &mut kernel, "killed");
+    stage.wait_forgotten();
+    try_guests(&stage, &image, &mut kernel, "forgotten");
+
+    stage.give_back();
+    let name = stage.images[0];
+    let mut vm = boot_on_image(&image, &stage.cluster, name);
+    vm.run(&format!("{WRITE}/dev/vda"), MINUTE).expect("a VM writes to the plain image");
+    vm.kill().expect("kill");
+    map_and_write(&mut kernel, &stage.cluster, name);
+}
