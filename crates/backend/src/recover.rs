@@ -91,9 +91,10 @@ fn wait_for_owner(uri: &BackendUri) -> Result<(), BackendError> {
     }
 }
 
-type Look = (String, Option<Ownership>, Box<dyn Shelf>);
+/// An image as it is left: its name in errors, its ownership record, and where its redo is.
+pub(crate) type Remains = (String, Option<Ownership>, Box<dyn Shelf>);
 
-fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Look, BackendError> {
+fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     match uri {
         BackendUri::File { path, .. } => file::look(path, state_dir),
         BackendUri::Nbd(uri) => nbd::look(uri, state_dir),

@@ -24,7 +24,7 @@ fn g5_image_and_redo_are_the_volume_at_the_last_cut() {
     let mut cuts = vec![model.clone()];
     for step in 0..200u64 {
         let offset = step * 37 % 60 * 64 * 1024;
-        let data = pattern(step + 1, 4 * KIB << (step % 5));
+        let data = pattern(step + 1, (4 * KIB) << (step % 5));
         w.write(0, offset, &data);
         model[offset as usize..offset as usize + data.len()].copy_from_slice(&data);
         cuts.push(model.clone());

@@ -16,6 +16,7 @@ use crate::backend::{Backend, OpenOptions, Opened, Release, Transfer};
 use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership};
+use crate::recover::Remains;
 use crate::redo::{self as group_redo, Header, Shelf, Writer};
 pub(crate) use redo::FileShelf;
 use ring::Ring;
@@ -167,10 +168,7 @@ pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ow
 }
 
 /// Who owns an image, and its redo.
-pub(crate) fn look(
-    path: &Path,
-    state_dir: Option<&Path>,
-) -> Result<(String, Option<Ownership>, Box<dyn Shelf>), BackendError> {
+pub(crate) fn look(path: &Path, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     let image = Image::open(path, true, Caching::Direct)?;
     let sidecar = Sidecar::of(path, &image.file, state_dir)?;
     Ok((image.what, sidecar.read()?, Box::new(FileShelf::new(&sidecar))))

@@ -16,7 +16,7 @@ use crate::error::BackendError;
 use crate::file::FileShelf;
 use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership};
-use crate::redo::Shelf;
+use crate::recover::Remains;
 use link::{Held, Letter, Link, Phase, Shared};
 use owner::{Home, Lock};
 use place::{Place, Terms};
@@ -76,10 +76,7 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
 }
 
 /// Who owns an export. It has no redo.
-pub(crate) fn look(
-    uri: &NbdUri,
-    state_dir: Option<&Path>,
-) -> Result<(String, Option<Ownership>, Box<dyn Shelf>), BackendError> {
+pub(crate) fn look(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     let home = Home::of(uri, state_dir);
     Ok((uri.to_string(), home.sidecar.read()?, Box::new(FileShelf::new(&home.sidecar))))
 }

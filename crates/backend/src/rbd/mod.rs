@@ -23,7 +23,8 @@ use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transf
 use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, ImageStamp, Ownership};
-use crate::redo::{self as group_redo, Shelf, Writer};
+use crate::recover::Remains;
+use crate::redo::{self as group_redo, Writer};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
 
@@ -101,7 +102,7 @@ pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendErro
 }
 
 /// Who owns an image, and its redo.
-pub(crate) fn look(uri: &BackendUri) -> Result<(String, Option<Ownership>, Box<dyn Shelf>), BackendError> {
+pub(crate) fn look(uri: &BackendUri) -> Result<Remains, BackendError> {
     let place = Place::of(uri)
         .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
     let (cluster, pool) = place.connect()?;
