@@ -174,7 +174,9 @@ fn the_steps_of_the_readme_work_as_they_stand_there() {
     // While Ceph stood still the VM was served, and what it wrote was shown as not drained.
     let states: Vec<&str> = log.lines().filter(|line| line.starts_with("vm1")).collect();
     assert!(states.len() >= 2, "the status is shown before and while Ceph stands still:\n{log}");
-    assert!(states[1].contains("write-back") && states[1].contains("256KiB"), "{}", states[1]);
+    // The group of before may still be on its way to the image.
+    let dirty = ["256KiB", "512KiB"].iter().any(|size| states[1].contains(size));
+    assert!(states[1].contains("write-back") && dirty, "{}", states[1]);
     let sum = cluster.rbd_checksum("vm1").expect("a checksum");
     assert!(log.contains(&sum), "the drained image was what the VM wrote:\n{log}");
     println!("{log}");

@@ -51,25 +51,32 @@ pub fn recover(
         recovered.given_up = if look_only { None } else { abandon(uri, state_dir)? };
         return Ok(recovered);
     };
-    let found = redo::find(&what, &*shelf, record.cache_uuid)?;
-    let found = found.filter(|_| record.superseded.is_none());
+    let find = || Ok(redo::find(&what, &*shelf, record.cache_uuid)?.filter(|_| record.superseded.is_none()));
+    let mut found = find()?;
     recovered.exact = found.is_some() || record.superseded.is_some();
+    let mut backend = None;
+    if found.is_some() && !look_only {
+        let options = OpenOptions {
+            cache_uuid: record.cache_uuid.into_bytes(),
+            dirty: true,
+            grouped: true,
+            recover: true,
+            state_dir: state_dir.map(Path::to_owned),
+            ..OpenOptions::default()
+        };
+        // An owner that is silent may still commit and trim: only what is found with the owner fenced counts.
+        backend = Some(open(uri, options)?.backend);
+        found = find()?;
+    }
     if let Some(found) = found {
         recovered.groups = found.header.groups.len();
         recovered.loss = Some(found.loss.clone());
         recovered.bytes = count(&what, &*shelf, &found)?;
-        if !look_only && recovered.groups > 0 {
-            let options = OpenOptions {
-                cache_uuid: record.cache_uuid.into_bytes(),
-                dirty: true,
-                grouped: true,
-                recover: true,
-                state_dir: state_dir.map(Path::to_owned),
-                ..OpenOptions::default()
-            };
-            apply(&what, &*shelf, &found, open(uri, options)?.backend)?;
+        if let Some(backend) = backend.take() {
+            apply(&what, &*shelf, &found, backend)?;
         }
     }
+    drop(backend);
     if !look_only {
         abandon(uri, state_dir)?;
     }

@@ -23,6 +23,8 @@ const VERSION: u32 = 1;
 pub(crate) const DOCUMENT_BYTES_MAX: usize = 1 << 20;
 /// Place of a frame in what holds its group, in bytes.
 pub(crate) const FRAME_STRIDE: u64 = FRAME_BYTES_MAX as u64;
+/// Generations that may have died before their first commit and are looked for.
+const GENERATIONS_MAX: u64 = 64;
 /// Frames of one group that are written at once.
 const WRITERS: usize = 4;
 
@@ -42,6 +44,8 @@ pub(crate) struct Header {
     pub(crate) cache_uuid: Uuid,
     /// Committed groups that may not be in the image, oldest first.
     pub(crate) groups: Vec<Group>,
+    /// Number of the group that may have been begun behind them.
+    pub(crate) next: u64,
     /// Sequence of the last record in the newest group.
     pub(crate) sequence: u64,
     /// When that group ended, in milliseconds since 1970: nothing later is in it, everything acknowledged before is.
@@ -91,7 +95,8 @@ impl Header {
     /// A redo without groups: the image is a cut as it is.
     fn empty(generation: u64, cache_uuid: Uuid) -> Header {
         let cut_unix_ms = unix_ms();
-        Header { version: VERSION, generation, cache_uuid, groups: Vec::new(), sequence: 0, cut_unix_ms }
+        let groups = Vec::new();
+        Header { version: VERSION, generation, cache_uuid, groups, next: 1, sequence: 0, cut_unix_ms }
     }
 
     /// Reads the header of a shelf; `what` names the image in errors.
@@ -134,24 +139,29 @@ fn parse<T: for<'a> Deserialize<'a>>(what: &str, bytes: &[u8]) -> Result<T, Back
     serde_json::from_slice(bytes).map_err(unreadable)
 }
 
-/// Removes a redo: the image is released, or is changed without groups from now on.
-pub(crate) fn clear(what: &str, shelf: &dyn Shelf) -> Result<(), BackendError> {
+/// Removes a redo: the image is released, or is changed without groups from now on. `generation` is the newest that may
+/// have begun a group.
+pub(crate) fn clear(what: &str, shelf: &dyn Shelf, generation: u64) -> Result<(), BackendError> {
     let failed = |e| BackendError::io(what, "remove its redo", e);
     let header = Header::read(what, shelf)?;
     shelf.set_note(None).map_err(failed)?;
     let Some(header) = header else { return Ok(()) };
     shelf.swap_header(None).map_err(failed)?;
-    remove_groups(shelf, &header, 0).map_err(failed)
+    remove_groups(shelf, &header, 0, generation).map_err(failed)
 }
 
-/// Removes the frames of the groups that a header names, and of the one behind them that was perhaps begun, except from
-/// `keep` on.
-fn remove_groups(shelf: &dyn Shelf, header: &Header, keep: u64) -> io::Result<()> {
-    let begun = header.groups.last().map_or(1, |last| last.group + 1);
+/// Removes the frames of the groups that a header names, and of those that were perhaps begun: the next one, and the first of
+/// each later generation up to `generation`. Groups from `keep` on stay, if it is not 0.
+fn remove_groups(shelf: &dyn Shelf, header: &Header, keep: u64, generation: u64) -> io::Result<()> {
     let known = header.groups.iter().map(|group| (group.group, Some(group.frames)));
     let mut result = Ok(());
-    for (group, frames) in known.chain([(begun, None)]).filter(|&(group, _)| keep == 0 || group < keep) {
+    for (group, frames) in known.chain([(header.next, None)]).filter(|&(group, _)| keep == 0 || group < keep)
+    {
         result = result.and(shelf.remove_group(header.generation, group, frames));
+    }
+    let later = header.generation + 1..=generation.min(header.generation.saturating_add(GENERATIONS_MAX));
+    for generation in later.filter(|_| keep == 0) {
+        result = result.and(shelf.remove_group(generation, 1, None));
     }
     result
 }
@@ -214,11 +224,11 @@ impl Writer {
     ) -> Result<Writer, BackendError> {
         let failed = |e| BackendError::io(what, "write the header of its redo", e);
         let mut header = Header::read(what, &*shelf)?;
-        if !dirty && header.as_ref().is_none_or(|header| header.cache_uuid != cache_uuid) {
-            // The image is the first cut.
+        if !dirty {
+            // The image is the first cut. Whatever is left from before would take it back behind what comes now.
             let first = Header::empty(generation, cache_uuid);
             shelf.swap_header(Some(&first.to_json())).map_err(failed)?;
-            forget(what, &*shelf, header.as_ref(), &first);
+            forget(what, &*shelf, header.as_ref(), &first, generation - 1);
             header = Some(first);
         }
         let outcomes = Arc::new(ArrayQueue::new(INFLIGHT_MAX));
@@ -257,12 +267,14 @@ impl Writer {
                 let kept = kept.map(|old| old.groups.clone()).unwrap_or_default();
                 new.groups = kept.into_iter().filter(|kept| kept.group >= first).collect();
                 new.groups.push(Group { group, frames });
+                new.next = group + 1;
                 new.sequence = sequence;
                 new.cut_unix_ms = unix_ms().saturating_sub(age.as_millis() as u64);
                 Job::Header { token, new, old: self.header.clone(), group: Some(group) }
             }
             Transfer::RedoTrim { first } => {
-                let mut new = self.header.clone().unwrap_or(Header::empty(self.generation, self.cache_uuid));
+                let own = self.header.clone().filter(|header| header.generation == self.generation);
+                let mut new = own.unwrap_or_else(|| Header::empty(self.generation, self.cache_uuid));
                 new.groups.retain(|group| group.group >= first);
                 Job::Header { token, new, old: self.header.clone(), group: None }
             }
@@ -318,7 +330,7 @@ impl Job {
                 let synced = group.map_or(Ok(()), |group| shelf.sync_group(generation, group));
                 match synced.and_then(|()| shelf.swap_header(Some(&new.to_json()))) {
                     Ok(()) => {
-                        forget(what, shelf, old.as_ref(), &new);
+                        forget(what, shelf, old.as_ref(), &new, generation - 1);
                         (token, Ok(()), Some(new))
                     }
                     Err(e) => (token, outcome(Err(e)), None),
@@ -332,16 +344,17 @@ impl Job {
     }
 }
 
-/// Removes the frames that a new header does not name any more. What cannot be removed is in nobody's way but takes
+/// Removes the frames that a new header does not name any more; `begun` is the newest generation that may have begun a
+/// group in vain. What cannot be removed is in nobody's way but takes
 /// room, and is tried again with the next generation at the latest.
-fn forget(what: &str, shelf: &dyn Shelf, old: Option<&Header>, new: &Header) {
+fn forget(what: &str, shelf: &dyn Shelf, old: Option<&Header>, new: &Header, begun: u64) {
     let Some(old) = old else { return };
     let keep = if old.generation == new.generation {
-        new.groups.first().map_or(old.groups.last().map_or(1, |last| last.group + 1), |first| first.group)
+        new.groups.first().map_or(old.next, |first| first.group)
     } else {
         0
     };
-    if let Err(e) = remove_groups(shelf, old, keep) {
+    if let Err(e) = remove_groups(shelf, old, keep, begun) {
         tracing::warn!(image = %what, error = %e, "redo that is not needed any more could not be removed");
     }
 }
@@ -382,9 +395,9 @@ impl Loss {
         let last = note.map_or(0, |note| note.time_unix_ms).max(header.cut_unix_ms);
         Loss {
             since_unix_ms: header.cut_unix_ms,
-            seconds: (last + SILENCE_MS - header.cut_unix_ms) as f64 / 1e3,
+            seconds: last.saturating_add(SILENCE_MS).saturating_sub(header.cut_unix_ms) as f64 / 1e3,
             bytes: note.filter(|note| note.sequence > header.sequence).map_or(0, |note| note.bytes),
-            bytes_max: note.map_or(0, |note| note.bytes_max),
+            bytes_max: note.map_or(0, |note| note.bytes_max.max(note.bytes)),
         }
     }
 }

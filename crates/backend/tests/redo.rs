@@ -184,3 +184,50 @@ fn without_groups_a_redo_is_removed_and_none_is_taken() {
     let look = recovered(&uri, true);
     assert!(!look.exact && look.loss.is_none() && look.given_up.is_some());
 }
+
+#[test]
+fn a_clean_attach_leaves_no_redo_that_could_take_the_image_back() {
+    let (dir, _, uri) = image();
+    let (mut driver, generation) = serve(&uri, grouped(OURS));
+    commit(&mut driver, generation, 1, 1, &pattern(1, 64 << 10));
+    drop(driver);
+    // The cache had nothing dirty, but the trim did not get through before the kill.
+    let (driver, _) = serve(&uri, grouped(OURS));
+    assert_eq!(leftovers(dir.path()).iter().filter(|name| name.contains("redo.")).count(), 0);
+    assert_eq!(recovered_groups(&uri, driver), 0);
+}
+
+#[test]
+fn frames_of_groups_that_were_only_begun_are_removed_by_the_next_owner() {
+    let (dir, _, uri) = image();
+    let begin = |driver: &mut Driver, generation, group| {
+        let name = FrameName { uuid: OURS, generation, group, frame: 0 };
+        let token = driver.start_frame(group, 0, &frame(name, 100, &pattern(3, 8192), None));
+        driver.wait(token).0.expect("a frame");
+    };
+    let (mut driver, first) = serve(&uri, grouped(OURS));
+    commit(&mut driver, first, 1, 1, &pattern(1, 64 << 10));
+    driver.other(Transfer::RedoTrim { first: 2 }).expect("trimmed");
+    begin(&mut driver, first, 2);
+    drop(driver);
+    let (mut driver, second) = serve(&uri, OpenOptions { dirty: true, ..grouped(OURS) });
+    begin(&mut driver, second, 1);
+    drop(driver);
+    let groups =
+        || leftovers(dir.path()).into_iter().filter(|name| name.contains("redo.")).collect::<Vec<_>>();
+    assert_eq!(groups().len(), 2);
+    serve(&uri, grouped(OURS)).0.close(true).expect("released");
+    assert_eq!(leftovers(dir.path()), Vec::<String>::new());
+}
+
+#[test]
+fn a_group_whose_number_comes_again_is_written_where_it_is_found() {
+    let (_dir, path, uri) = image();
+    let (mut driver, generation) = serve(&uri, grouped(OURS));
+    commit(&mut driver, generation, 1, 1, &pattern(1, 64 << 10));
+    driver.other(Transfer::RedoTrim { first: 2 }).expect("trimmed");
+    commit(&mut driver, generation, 1, 1, &pattern(2, 64 << 10));
+    drop(driver);
+    assert_eq!(recovered(&uri, false).groups, 1);
+    assert!(fs::read(&path).expect("an image")[100 * 4096..][..64 << 10] == pattern(2, 64 << 10));
+}

@@ -236,6 +236,12 @@ impl Engine {
         let op = self.ops[id];
         let vid = op.request.volume;
         let (first, end) = (op.first_block, op.first_block + op.blocks);
+        if !self.dead && !matches!(self.volume(vid).mode, Mode::WriteAround | Mode::Off) {
+            // The mode has changed while it waited: in front of a log that goes on it might wait for ever.
+            self.ops[id].direct = false;
+            self.enter_log(id);
+            return true;
+        }
         if self.has_lost(vid, first, end) && !self.dead {
             // The image holds something older. Were the write to fail on its way there, that would be read:
             // the log takes the place of what is lost at once, and the drain brings it to the image.

@@ -117,7 +117,7 @@ impl Engine {
         let mut volume = Volume::new(spec);
         volume.attached = true;
         if volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack {
-            volume.begin_groups(&self.space, now);
+            volume.begin_groups(&self.space, now, false);
         }
         self.volumes[at] = Some(Box::new(volume));
         self.count_quotas();
@@ -171,7 +171,8 @@ impl Engine {
         let (volume, space) = self.volume_and_space(id);
         let grouped = volume.spec.drain == DrainOrder::Grouped;
         if grouped && (volume.mode == Mode::WriteBack || volume.is_dirty()) {
-            volume.begin_groups(space, now);
+            let dirty = volume.is_dirty();
+            volume.begin_groups(space, now, dirty);
             volume.backlog_sequence = volume.sequence;
         }
         self.stir();
@@ -197,7 +198,7 @@ impl Engine {
         volume.recheck = true;
         let grouped = volume.spec.drain == DrainOrder::Grouped;
         if grouped && mode == Mode::WriteBack && volume.groups.is_none() {
-            volume.begin_groups(space, now);
+            volume.begin_groups(space, now, false);
         }
         if mode != Mode::WriteBack {
             volume.backlog_sequence = volume.sequence_built;
@@ -246,7 +247,14 @@ impl Engine {
     /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the backend.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
         self.stir();
-        let Some(volume) = self.controllable(id, control, true) else { return };
+        if self.controllable(id, control, true).is_none() {
+            return;
+        }
+        if self.is_stuck(id) {
+            let result = Err(self.volume(id).loss().unwrap_or(ControlError::Failed));
+            return self.effects.push_back(Effect::ControlDone { control, result });
+        }
+        let volume = self.volume_mut(id);
         let sequence = volume.sequence_built;
         volume.drain_all_until = volume.drain_all_until.max(sequence);
         volume.drain_waiters.push(DrainWaiter { control, sequence });
@@ -367,6 +375,12 @@ impl Engine {
         retry.into_iter().chain((self.stop_by > now).then_some(self.stop_by)).min()
     }
 
+    /// Nothing of a failed volume is committed any more, so that it never gets clean.
+    fn is_stuck(&self, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        volume.failed && volume.groups.as_ref().is_some_and(|groups| groups.is_uncommitted())
+    }
+
     /// Drained and nothing on its way into the cache: the volume's blocks can go.
     fn is_quiet(&mut self, now: Nanos, id: VolumeId) -> bool {
         let volume = self.volume(id);
@@ -393,6 +407,10 @@ impl Engine {
             self.volume_mut(id).task = Task::None;
             let result = if attaching { Ok(()) } else { Err(ControlError::Backend(IoError::Fenced)) };
             self.effects.push_back(Effect::ControlDone { control, result });
+        } else if self.is_stuck(id) {
+            self.volume_mut(id).task = Task::None;
+            let result = if attaching { Ok(()) } else { Err(ControlError::Failed) };
+            self.effects.push_back(Effect::ControlDone { control, result });
         } else if self.is_quiet(now, id) {
             // What is lost stays lost: the image holds something older.
             self.drop_clean(id);
@@ -410,6 +428,10 @@ impl Engine {
         }
         if self.volume(id).fenced {
             return self.end_remove(id, control, Err(ControlError::Backend(IoError::Fenced)));
+        }
+        if self.is_stuck(id) {
+            let error = self.volume(id).loss().unwrap_or(ControlError::Failed);
+            return self.end_remove(id, control, Err(error));
         }
         if self.volume(id).requests > 0 || !self.is_quiet(now, id) {
             return;

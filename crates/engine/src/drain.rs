@@ -464,7 +464,13 @@ impl Engine {
         if flushed {
             let mut drained = 0;
             for &(block, position) in &drain.written {
-                if volume.index.lookup(block) == Lookup::At(position) && space.clean(position) {
+                if volume.index.lookup(block) != Lookup::At(position) {
+                    continue;
+                }
+                if volume.uncommitted(block, 1).0 {
+                    // The groups began while it was on its way: theirs has to hold it all the same.
+                    drain.left_out = Some(volume.sequence);
+                } else if space.clean(position) {
                     drained += 1;
                 }
             }

@@ -29,6 +29,8 @@ const GROUP_NS_MAX: Nanos = 2_000_000_000;
 const GROUP_NS_URGENT: Nanos = 250_000_000;
 /// A group ends when it has changed so many blocks.
 const GROUP_BLOCKS_MAX: u64 = (64 << 20) / BLOCK_BYTES as u64;
+/// Groups whose redo may be kept while the image can catch up: the header names each of them.
+const KEPT_MAX: usize = 4096;
 /// How often the owner records how far it is.
 const NOTE_NS: Nanos = 1_000_000_000;
 
@@ -72,6 +74,8 @@ pub(crate) struct Groups {
     pub(crate) closed: Option<Closed>,
     /// Number of the newest committed group; they count from 1 in each generation.
     committed: u64,
+    /// The header may still name groups of an earlier generation, until something else is committed or trimmed.
+    old_redo: bool,
     /// Everything up to this sequence is in the image or its redo.
     pub(crate) sequence: u64,
     kept: VecDeque<Kept>,
@@ -125,11 +129,13 @@ impl Delta {
 }
 
 impl Groups {
-    pub(crate) fn new(open: Delta) -> Groups {
+    /// `made`: groups that this generation has committed already. `old_redo`: an earlier one may have left some.
+    fn new(open: Delta, made: u64, old_redo: bool) -> Groups {
         Groups {
             open,
             closed: None,
-            committed: 0,
+            committed: made,
+            old_redo,
             sequence: 0,
             kept: VecDeque::new(),
             trimming: None,
@@ -202,7 +208,11 @@ impl Groups {
 
     /// The backend has, or needs, more than the image.
     pub(crate) fn is_busy(&self) -> bool {
-        self.is_uncommitted() || !self.kept.is_empty() || self.trimming.is_some() || self.noting
+        self.is_uncommitted()
+            || !self.kept.is_empty()
+            || self.old_redo
+            || self.trimming.is_some()
+            || self.noting
     }
 
     /// Blocks that the loss of the cache would cost, at most.
@@ -226,9 +236,11 @@ impl Groups {
 impl Volume {
     /// The volume's dirty data as one group: after a restart nothing else is known of what is committed, and this contains
     /// it all.
-    pub(crate) fn begin_groups(&mut self, space: &Space, now: Nanos) {
+    pub(crate) fn begin_groups(&mut self, space: &Space, now: Nanos, old_redo: bool) {
         let mut open = Delta::new();
-        for object in self.dirty_objects.iter().map(|dirty| dirty.object) {
+        // What is being drained may never arrive, or arrive out of order: it belongs to the group, too.
+        let marks = ObjectFlags::QUEUED | ObjectFlags::DRAINING;
+        for object in self.index.objects(0).filter(|&object| self.index.flags(object).intersects(marks)) {
             let zeroes = self.index.flags(object).contains(ObjectFlags::ZERO_DIRTY);
             for (block, n, found) in self.index.runs(object) {
                 match found {
@@ -250,7 +262,7 @@ impl Volume {
         for dirty in &mut self.dirty_objects {
             dirty.wait_for = sequence;
         }
-        let mut groups = Groups::new(open);
+        let mut groups = Groups::new(open, self.groups_made, old_redo);
         groups.sequence = self.sequence_drained;
         self.groups = Some(Box::new(groups));
     }
@@ -326,7 +338,8 @@ impl Engine {
         let age = now.saturating_sub(groups.open.since);
         let blocks = groups.open.index.blocks().at;
         let kept = groups.kept_blocks();
-        if kept > 0 && kept + blocks > self.kept_blocks_max(id) && self.drain_has_work(id) {
+        let long = kept > 0 && kept + blocks > self.kept_blocks_max(id) || groups.kept.len() >= KEPT_MAX;
+        if long && self.drain_has_work(id) {
             return false;
         }
         let waited_for = volume.mode != Mode::WriteBack
@@ -375,10 +388,24 @@ impl Engine {
                 self.stir();
                 continue;
             }
+            self.skip_nothing(id);
             self.cut_group(now, id, false);
             self.commit_group(now, id);
             self.trim_redo(id);
             self.note_progress(now, id);
+        }
+    }
+
+    /// Where all that would have to be committed is lost, nothing waits for a commit.
+    fn skip_nothing(&mut self, id: VolumeId) {
+        let volume = self.volume_mut(id);
+        let sequence = volume.sequence;
+        let Some(groups) = volume.groups.as_mut() else { return };
+        if !groups.is_uncommitted() && groups.sequence < sequence {
+            groups.sequence = sequence;
+            volume.commit_objects(sequence);
+            self.update_drained(id);
+            self.stir();
         }
     }
 
@@ -556,6 +583,10 @@ impl Engine {
             groups.forget(block, position);
             space.clean(position);
             volume.frozen_blocks -= 1;
+            if self.dead {
+                // Its group would be no state that the volume ever had.
+                self.fail_volume(id);
+            }
         }
     }
 
@@ -618,7 +649,7 @@ impl Engine {
         let volume = self.volume_mut(id);
         let failed = volume.failed;
         let Some(groups) = volume.groups.as_mut() else { return };
-        let busy = groups.trimming.is_some();
+        let (busy, old_redo) = (groups.trimming.is_some(), groups.old_redo);
         let first = groups.kept.front().map(|kept| kept.group);
         let Some(closed) = &mut groups.closed else { return };
         let written = closed.cursor.is_none() && closed.in_flight == 0 && closed.again.is_empty();
@@ -628,7 +659,7 @@ impl Engine {
         closed.committing = true;
         let (group, frames, sequence) = (closed.group, closed.frames, closed.sequence);
         let age_ns = now.saturating_sub(closed.cut_at);
-        if frames == 0 {
+        if frames == 0 && !old_redo {
             // All of it is lost.
             return self.group_committed(now, id, Ok(()));
         }
@@ -651,6 +682,7 @@ impl Engine {
         }
         let closed = groups.closed.take().expect("a group is committed");
         groups.committed = closed.group;
+        groups.old_redo = false;
         groups.sequence = closed.sequence;
         groups.noted_at = now;
         if closed.frames > 0 {
@@ -663,6 +695,7 @@ impl Engine {
                 volume.frozen_blocks -= 1;
             }
         }
+        volume.groups_made = closed.group;
         volume.commit_objects(closed.sequence);
         self.update_drained(id);
         self.volume_mut(id).recheck = true;
@@ -676,11 +709,12 @@ impl Engine {
         let Some(groups) = volume.groups.as_mut() else { return };
         let committing = groups.closed.as_ref().is_some_and(|closed| closed.committing);
         let done = groups.kept.iter().take_while(|kept| kept.sequence <= drained).count();
-        if done == 0 || groups.trimming.is_some() || committing {
+        let old = groups.old_redo && !groups.is_uncommitted();
+        if done == 0 && !old || groups.trimming.is_some() || committing {
             return;
         }
-        let first = groups.kept[done - 1].group + 1;
         let last = groups.committed;
+        let first = if done > 0 { groups.kept[done - 1].group + 1 } else { last + 1 };
         groups.trimming = Some(first);
         let token = self.start_io(Io::RedoTrim { volume: id });
         self.backend(token, id, BackendOp::RedoTrim { first, last });
@@ -694,6 +728,7 @@ impl Engine {
         let first = groups.trimming.take().expect("the redo is trimmed");
         if result.is_ok() {
             groups.kept.retain(|kept| kept.group >= first);
+            groups.old_redo = false;
         }
         self.stir();
     }

@@ -169,6 +169,8 @@ pub(crate) struct Volume {
     pub(crate) frozen_blocks: u64,
     /// What is committed to the backend in groups; `None` where the drain is unordered.
     pub(crate) groups: Option<Box<Groups>>,
+    /// Groups that this generation has committed.
+    pub(crate) groups_made: u64,
     /// Blocks that recovery has found inside of the checkpoint's zero extents.
     pub(crate) covered_blocks: u64,
     /// Blocks in records that are not published.
@@ -254,6 +256,7 @@ impl Volume {
             dirty_blocks: 0,
             frozen_blocks: 0,
             groups: None,
+            groups_made: 0,
             covered_blocks: 0,
             unpublished_blocks: 0,
             held_until: 0,

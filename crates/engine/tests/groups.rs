@@ -177,3 +177,55 @@ fn g7_a_group_goes_on_without_a_block_that_is_lost() {
     assert_eq!(cut[..8192], pattern(1, 64 * KIB)[..8192]);
     assert_eq!(cut[12288..64 * KIB], pattern(1, 64 * KIB)[12288..]);
 }
+
+#[test]
+fn g8_a_group_of_which_everything_is_lost_holds_nothing_up() {
+    let mut w = world();
+    w.write(0, 0, &pattern(1, 4 * KIB));
+    w.corrupt(&pattern(1, 4 * KIB));
+    assert_eq!(
+        w.try_read(0, 0, 4096),
+        Err(RequestError::Io),
+        "its only copy is lost before its group is cut"
+    );
+    assert_eq!(w.control(|e, now, c| e.drain(now, VolumeId(0), c)), Err(ControlError::Lost(1)));
+    w.write(0, 0, &pattern(2, 4 * KIB));
+    w.drain(0);
+    assert_eq!(w.images[0][..4 * KIB], pattern(2, 4 * KIB));
+}
+
+#[test]
+fn g8_a_write_that_went_past_the_cache_does_not_wait_for_a_log_that_goes_on() {
+    let mut w = world();
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c)).expect("write-around");
+    w.write(0, 0, &pattern(1, 4 * KIB));
+    w.backend_result = Err(IoError::Full);
+    let (id, _) = w.request(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(2, 4 * KIB)));
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");
+    w.write(0, MIB, &pattern(3, 4 * KIB));
+    w.pass(3 * SECOND);
+    assert_eq!(w.replies.get(&id), Some(&Ok(())), "the log takes it");
+    w.backend_result = Ok(());
+    w.drain(0);
+    assert_eq!(w.images[0][..4 * KIB], pattern(2, 4 * KIB));
+}
+
+#[test]
+fn g5_what_is_on_its_way_when_groups_begin_belongs_to_the_first() {
+    let mut w = world();
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("write-through");
+    w.backend_stopped = true;
+    let (first, _) = w.request(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(1, 4 * KIB)));
+    w.pass(SECOND / 10);
+    assert!(!w.replies.contains_key(&first), "the image does not have it");
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");
+    w.write(0, MIB, &pattern(2, 4 * KIB));
+    // What the image was sent never arrives; only the redo is taken.
+    w.lose_image_writes();
+    w.backend_stopped = false;
+    w.run();
+    w.pass(3 * SECOND);
+    let cut = w.cut(0);
+    assert_eq!(cut[MIB as usize..MIB as usize + 4 * KIB], pattern(2, 4 * KIB), "the second is committed");
+    assert_eq!(cut[..4 * KIB], pattern(1, 4 * KIB), "so is the first");
+}

@@ -19,6 +19,8 @@ pub struct Header {
 pub struct Redo {
     frames: BTreeMap<(u64, u64, u32), Vec<u8>>,
     header: Option<Header>,
+    /// Newest group of the generation that was ever committed.
+    newest: (u64, u64),
 }
 
 impl Redo {
@@ -54,9 +56,10 @@ impl Redo {
             }
             _ => BTreeMap::new(),
         };
-        if groups.last_key_value().is_some_and(|(&last, _)| group <= last) {
+        if self.newest.0 == generation && group <= self.newest.1 {
             return Err(format!("group {group} is committed a second time"));
         }
+        self.newest = (generation, group);
         groups.insert(group, frames);
         groups.retain(|&g, _| g >= first);
         for frame in 0..frames {

@@ -119,6 +119,9 @@ impl World {
                 }
             }
         }
+        for v in 0..self.vols.len() {
+            self.check_cut(v);
+        }
         if how == Stop::Power {
             self.lose_power();
         }

@@ -673,6 +673,9 @@ impl World {
                 if result.is_ok() {
                     backend.redo.trim(first);
                     self.cover.hit("redo trimmed");
+                    if self.rng.permille(200) {
+                        self.check_cut(volume);
+                    }
                 }
                 self.note_backend(volume, result)
             }

@@ -106,7 +106,7 @@ pub(crate) fn open<T>(
                 let writer = Writer::start(&backend.what, shelf, generation, uuid, options.dirty, wake)?;
                 backend.redo = Some(writer);
             }
-            false => group_redo::clear(&backend.what, &*shelf)?,
+            false => group_redo::clear(&backend.what, &*shelf, generation)?,
         }
     }
     backend.ownership = ownership;
@@ -161,7 +161,7 @@ pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ow
     let Some(before) = sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
         return Ok(None);
     };
-    group_redo::clear(&image.what, &FileShelf::new(&sidecar))?;
+    group_redo::clear(&image.what, &FileShelf::new(&sidecar), before.generation)?;
     sidecar.write(&before.abandoned())?;
     image.unlock();
     Ok(Some(before))
@@ -460,7 +460,7 @@ impl Backend for FileBackend {
         rustix::fs::fdatasync(file).map_err(|e| BackendError::io(&self.what, "flush", e))?;
         self.redo = None;
         if how.clean {
-            group_redo::clear(&self.what, &FileShelf::new(&sidecar))?;
+            group_redo::clear(&self.what, &FileShelf::new(&sidecar), record.generation)?;
         }
         let stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
         // The lock is given up with the backend, after the record says how the image was left.

@@ -39,7 +39,7 @@ impl FileShelf {
         let path = self.group_path(generation, group);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_none_or(|(opened, _)| *opened != path) {
-            let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path)?;
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
             *open = Some((path, file));
         }
         open.as_ref().expect("opened just now").1.try_clone()
@@ -94,7 +94,10 @@ impl Shelf for FileShelf {
     }
 
     fn remove_group(&self, generation: u64, group: u64, _frames: Option<u32>) -> io::Result<()> {
-        remove(&self.group_path(generation, group))
+        let path = self.group_path(generation, group);
+        // Whoever wrote into the open file from now on would write into nothing.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).take_if(|(opened, _)| *opened == path);
+        remove(&path)
     }
 
     fn header(&self) -> io::Result<Option<Vec<u8>>> {

@@ -465,7 +465,7 @@ pub(super) fn abandon(
     // leaves a record that lets the next attempt lift the guard.
     let shelf = super::shelf(place, cluster, &survey.facts.id)?;
     survey.owner.swap(pool, &before.abandoned())?;
-    redo::clear(&place.what, &shelf)?;
+    redo::clear(&place.what, &shelf, before.generation)?;
     reached(Point::Abandoned)?;
     guard::set(pool, &survey.facts.header(), false)
         .map_err(|e| place.error(cluster, "lift the guard of the image", e))?;

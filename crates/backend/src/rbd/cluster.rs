@@ -398,8 +398,9 @@ impl IoCtx {
     }
 
     /// Replaces an object's content if it still has this version (`None`: does not exist). Returns the new version.
+    /// It fails in a full pool instead of waiting there.
     pub(super) fn swap(&self, object: &str, expected: Option<u64>, content: &[u8]) -> io::Result<u64> {
-        self.operate(object, 0, |rados, op| {
+        self.operate(object, sys::FULL_TRY, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
             unsafe {
                 match expected {

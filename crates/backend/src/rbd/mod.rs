@@ -192,7 +192,7 @@ impl RbdBackend {
         let what = &self.place.what;
         let shelf = shelf(&self.place, &self.cluster, &held.claim.id)?;
         if !options.grouped {
-            return group_redo::clear(what, &shelf);
+            return group_redo::clear(what, &shelf, record.generation);
         }
         let mailbox = Arc::clone(self.io.mailbox());
         let wake = move || mailbox.wake();
@@ -435,7 +435,7 @@ impl Backend for RbdBackend {
         }
         if how.clean {
             // Before anybody else may write: a redo would take the image back behind that.
-            group_redo::clear(&place.what, &shelf(place, cluster, &claim.id)?)?;
+            group_redo::clear(&place.what, &shelf(place, cluster, &claim.id)?, claim.record.generation)?;
         }
         // Closing releases the lock, in whatever state librbd has it.
         drop(image);

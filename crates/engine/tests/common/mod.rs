@@ -271,6 +271,16 @@ impl World {
         image
     }
 
+    /// What is on its way to the images fails.
+    pub fn lose_image_writes(&mut self) {
+        for (token, volume, op) in std::mem::take(&mut self.waiting) {
+            match op {
+                BackendOp::Write { .. } | BackendOp::Flush => self.done(token, Err(IoError::Errno(5))),
+                _ => self.waiting.push((token, volume, op)),
+            }
+        }
+    }
+
     /// Lets time pass in steps, with ticks.
     pub fn pass(&mut self, ns: Nanos) {
         let end = self.now + ns;
