@@ -244,7 +244,8 @@ impl Engine {
         }
     }
 
-    /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the backend.
+    /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the image, or was changed again and is in
+    /// the redo.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
         self.stir();
         if self.controllable(id, control, true).is_none() {

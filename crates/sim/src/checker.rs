@@ -106,8 +106,13 @@ impl Checker {
     ///
     /// # Errors
     /// What contradicts that.
-    pub fn check_cut(&mut self, read: &mut dyn FnMut(u64, &mut [u8])) -> Result<(), String> {
-        self.cuts.as_mut().map_or(Ok(()), |cuts| cuts.check(self.sectors, read))
+    pub fn check_cut(
+        &mut self,
+        stable: bool,
+        whole: bool,
+        read: &mut dyn FnMut(u64, &mut [u8]),
+    ) -> Result<(), String> {
+        self.cuts.as_mut().map_or(Ok(()), |cuts| cuts.check(self.sectors, stable, whole, read))
     }
 
     /// The image has everything: the next cuts are compared with it.

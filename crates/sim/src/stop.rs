@@ -120,7 +120,7 @@ impl World {
             }
         }
         for v in 0..self.vols.len() {
-            self.check_cut(v);
+            self.check_cut(v, false);
         }
         if how == Stop::Power {
             self.lose_power();
@@ -150,7 +150,7 @@ impl World {
             vol.must_verify = true;
         }
         for v in 0..self.vols.len() {
-            self.check_cut(v);
+            self.check_cut(v, true);
         }
     }
 
@@ -214,7 +214,7 @@ impl World {
     pub(crate) fn replace_cache(&mut self, clean: Vec<usize>) {
         self.cover.hit("cache lost");
         for v in 0..self.vols.len() {
-            self.check_cut(v);
+            self.check_cut(v, true);
         }
         self.disk = Disk::new(self.plan.cache_bytes, Rng::new(self.rng.bits()));
         self.format();

@@ -120,6 +120,11 @@ impl Store {
         }
     }
 
+    /// A power loss would change nothing.
+    pub fn is_stable(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Everything that a sync issued now is going to cover.
     pub fn sync_point(&self) -> u64 {
         self.completed

@@ -147,10 +147,12 @@ impl Vol {
     ///
     /// # Errors
     /// What contradicts that.
-    pub fn check_cut(&mut self) -> Result<(), String> {
+    pub fn check_cut(&mut self, whole: bool) -> Result<(), String> {
         let content = self.backend.redo.content()?;
         let backend = &self.backend;
-        self.checker.check_cut(&mut |block, out| backend.read_cut(&content, block, out))
+        self.checker.check_cut(backend.store.is_stable(), whole, &mut |block, out| {
+            backend.read_cut(&content, block, out)
+        })
     }
 
     /// The cache is lost: brings the image to its last cut.

@@ -674,7 +674,7 @@ impl World {
                     backend.redo.trim(first);
                     self.cover.hit("redo trimmed");
                     if self.rng.permille(200) {
-                        self.check_cut(volume);
+                        self.check_cut(volume, false);
                     }
                 }
                 self.note_backend(volume, result)
@@ -694,17 +694,17 @@ impl World {
         }
         self.cover.hit("group committed");
         if self.rng.permille(300) {
-            self.check_cut(volume);
+            self.check_cut(volume, false);
         }
     }
 
     /// Were the cache lost now, the volume would be as it once was.
-    pub(crate) fn check_cut(&mut self, volume: usize) {
+    pub(crate) fn check_cut(&mut self, volume: usize, whole: bool) {
         if self.may_lose_data() || self.vols[volume].checker.cuts.is_none() {
             return;
         }
         self.cover.hit("cut checked");
-        if let Err(what) = self.vols[volume].check_cut() {
+        if let Err(what) = self.vols[volume].check_cut(whole) {
             self.fail(format!("volume {volume}: {what}"));
         }
     }
