@@ -27,7 +27,7 @@ impl Remote {
         File::create(&image).and_then(|file| file.set_len(IMAGE_BYTES)).expect("an image");
         let server = forgetful(&scratch.join("backend.sock"), &image);
         let uri = format!("nbd+unix:///?socket={}", scratch.join("backend.sock").display());
-        let extra = extra.iter().map(ToString::to_string).collect();
+        let extra = extra.iter().chain(&["--drain=unordered"]).map(ToString::to_string).collect();
         let options = RigOptions { cache_bytes: 128 * MIB, volumes: vec![(VOLUME.into(), uri)], extra };
         let mut rig = Rig::within(scratch, &options).expect("a rig");
         rig.daemon.start().expect("the daemon starts");

@@ -198,10 +198,13 @@ impl World {
                 }
             }
             Theme::DeviceDeath => {
-                if self.disk.dead && self.rng.permille(200) {
-                    let block = self.disk.damage().unwrap_or(0);
-                    self.note("damage", block, 0, 0);
-                } else if self.rng.permille(100) && !self.disk.dead {
+                if self.disk.dead && self.rng.permille(500) {
+                    // What is dirty leaves a dead device soon: a single block is hardly ever one of those.
+                    for _ in 0..self.rng.range(1..200) {
+                        let block = self.disk.damage().unwrap_or(0);
+                        self.note("damage", block, 0, 0);
+                    }
+                } else if self.rng.permille(400) && !self.disk.dead {
                     self.disk.dead = true;
                     self.note("device dies", 0, 0, 0);
                     self.cover.hit("device death");
