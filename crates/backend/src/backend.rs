@@ -98,6 +98,19 @@ pub enum Transfer {
     Disown,
 }
 
+impl Transfer {
+    /// It is for what is kept beside the image, not for the image.
+    pub(crate) fn is_redo(&self) -> bool {
+        matches!(
+            self,
+            Transfer::RedoWrite { .. }
+                | Transfer::RedoCommit { .. }
+                | Transfer::RedoTrim { .. }
+                | Transfer::RedoNote { .. }
+        )
+    }
+}
+
 /// An open backend. It belongs to one thread at a time (the reactor's); nothing but [`Backend::close`]
 /// blocks.
 pub trait Backend: Send {

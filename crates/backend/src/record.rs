@@ -5,12 +5,13 @@
 //! version that was read.
 
 use crate::{BackendError, OpenOptions, Release};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-/// Version of the record's format that this release writes and understands.
-const VERSION: u32 = 1;
+/// Version of our JSON documents that this release writes and understands.
+pub(crate) const VERSION: u32 = 1;
 
 /// Longest record in bytes; anything longer is not ours.
 pub(crate) const RECORD_BYTES_MAX: usize = 16 * 1024;
@@ -161,20 +162,7 @@ impl Ownership {
 
     /// Reads a record; `what` names it in errors.
     pub(crate) fn from_json(what: &str, bytes: &[u8]) -> Result<Ownership, BackendError> {
-        let bad = |why: String| BackendError::Record { what: what.into(), why };
-        #[derive(Deserialize)]
-        struct Versioned {
-            version: u32,
-        }
-        let unreadable =
-            |e: serde_json::Error| bad(format!("cannot be read ({e}); see who wrote it before removing it"));
-        let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
-        if version != VERSION {
-            return Err(bad(format!(
-                "has version {version}, this release knows {VERSION}; use the release that wrote it"
-            )));
-        }
-        serde_json::from_slice(bytes).map_err(unreadable)
+        parse(what, bytes)
     }
 
     pub(crate) fn to_json(&self) -> Vec<u8> {
@@ -214,6 +202,24 @@ impl Ownership {
             age(self.time_unix_s),
         )
     }
+}
+
+/// Reads one of our JSON documents: a record, or what belongs to a redo. `what` names it in errors.
+pub(crate) fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, BackendError> {
+    let bad = |why: String| BackendError::Record { what: what.into(), why };
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let unreadable =
+        |e: serde_json::Error| bad(format!("cannot be read ({e}); see who wrote it before removing it"));
+    let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
+    if version != VERSION {
+        return Err(bad(format!(
+            "has version {version}, this release knows {VERSION}; use the release that wrote it"
+        )));
+    }
+    serde_json::from_slice(bytes).map_err(unreadable)
 }
 
 /// What is known about writes of others since this cache had the image last.

@@ -109,7 +109,7 @@ fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Remains, BackendEr
     }
 }
 
-/// Bytes that the redo changes, every frame of it verified.
+/// Bytes that the redo changes. Every frame of it is verified here, before the first one is applied.
 fn count(what: &str, shelf: &dyn Shelf, found: &Found) -> Result<u64, BackendError> {
     let mut blocks = 0;
     redo::replay(what, shelf, &found.header, &mut |changes| {

@@ -6,6 +6,7 @@
 
 use crate::backend::{INFLIGHT_MAX, Transfer};
 use crate::error::BackendError;
+use crate::record::{self, VERSION};
 use crossbeam_queue::ArrayQueue;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -17,8 +18,6 @@ use tidepool_engine::api::IoError;
 use tidepool_engine::redo::{Change, FRAME_BYTES_MAX, FrameName, decode};
 use uuid::Uuid;
 
-/// Version of header and note that this release writes and understands.
-const VERSION: u32 = 1;
 /// Longest header or note in bytes; anything longer is not ours.
 pub(crate) const DOCUMENT_BYTES_MAX: usize = 1 << 20;
 /// Place of a frame in what holds its group, in bytes.
@@ -102,7 +101,7 @@ impl Header {
     /// Reads the header of a shelf; `what` names the image in errors.
     pub(crate) fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Header>, BackendError> {
         let bytes = shelf.header().map_err(|e| BackendError::io(what, "read the header of its redo", e))?;
-        bytes.map(|bytes| parse(what, &bytes)).transpose()
+        bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose()
     }
 
     fn to_json(&self) -> Vec<u8> {
@@ -121,22 +120,6 @@ impl Header {
         }
         Err(BackendError::Behind { what: what.into(), cache: sequence, image: self.sequence })
     }
-}
-
-fn parse<T: for<'a> Deserialize<'a>>(what: &str, bytes: &[u8]) -> Result<T, BackendError> {
-    #[derive(Deserialize)]
-    struct Versioned {
-        version: u32,
-    }
-    let bad = |why: String| BackendError::Record { what: format!("{what} (redo)"), why };
-    let unreadable = |e: serde_json::Error| bad(format!("cannot be read ({e})"));
-    let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
-    if version != VERSION {
-        return Err(bad(format!(
-            "has version {version}, this release knows {VERSION}; use the release that wrote it"
-        )));
-    }
-    serde_json::from_slice(bytes).map_err(unreadable)
 }
 
 /// Removes a redo: the image is released, or is changed without groups from now on. `generation` is the newest that may
@@ -415,40 +398,31 @@ pub(crate) fn find(what: &str, shelf: &dyn Shelf, cache_uuid: Uuid) -> Result<Op
         return Ok(None);
     };
     let note = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
-    let note = note.map(|bytes| parse(what, &bytes)).transpose()?;
+    let note = note.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose()?;
     let loss = Loss::of(&header, note.as_ref());
     Ok(Some(Found { header, loss }))
 }
 
-/// Reads all changes of a redo in order and gives each to `apply`, a frame at a time. Every frame is verified before the
-/// first one is applied.
+/// Reads and verifies all changes of a redo in order and gives each frame's to `take`.
 pub(crate) fn replay(
     what: &str,
     shelf: &dyn Shelf,
     header: &Header,
-    apply: &mut dyn FnMut(&[Change<'_>]) -> Result<(), BackendError>,
+    take: &mut dyn FnMut(&[Change<'_>]) -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
-    for pass in 0..2 {
-        for group in &header.groups {
-            for frame in 0..group.frames {
-                let name = FrameName {
-                    uuid: header.cache_uuid.into_bytes(),
-                    generation: header.generation,
-                    group: group.group,
-                    frame,
-                };
-                let bytes = shelf.frame(name.generation, name.group, frame);
-                let bytes = bytes.map_err(|e| BackendError::io(what, "read its redo", e))?;
-                let changes = bytes.as_deref().and_then(|bytes| decode(bytes, name));
-                let changes = changes.ok_or_else(|| BackendError::Redo {
-                    what: what.into(),
-                    group: group.group,
-                    frame,
-                })?;
-                if pass == 1 {
-                    apply(&changes)?;
-                }
-            }
+    for group in &header.groups {
+        for frame in 0..group.frames {
+            let name = FrameName {
+                uuid: header.cache_uuid.into_bytes(),
+                generation: header.generation,
+                group: group.group,
+                frame,
+            };
+            let bytes = shelf.frame(name.generation, name.group, frame);
+            let bytes = bytes.map_err(|e| BackendError::io(what, "read its redo", e))?;
+            let changes = bytes.as_deref().and_then(|bytes| decode(bytes, name));
+            let damaged = || BackendError::Redo { what: what.into(), group: group.group, frame };
+            take(&changes.ok_or_else(damaged)?)?;
         }
     }
     Ok(())

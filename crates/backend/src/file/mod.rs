@@ -417,10 +417,7 @@ impl Backend for FileBackend {
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         match transfer {
             Transfer::Disown => self.disown(token),
-            Transfer::RedoWrite { .. }
-            | Transfer::RedoCommit { .. }
-            | Transfer::RedoTrim { .. }
-            | Transfer::RedoNote { .. } => match &mut self.redo {
+            _ if transfer.is_redo() => match &mut self.redo {
                 Some(redo) => redo.submit(token, transfer),
                 None => self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
             },

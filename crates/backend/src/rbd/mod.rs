@@ -356,13 +356,6 @@ impl Backend for RbdBackend {
     }
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
-        let is_redo = matches!(
-            transfer,
-            Transfer::RedoWrite { .. }
-                | Transfer::RedoCommit { .. }
-                | Transfer::RedoTrim { .. }
-                | Transfer::RedoNote { .. }
-        );
         let writes = !matches!(transfer, Transfer::Read { .. } | Transfer::Flush | Transfer::Disown);
         let superseded = self.held.as_ref().is_none_or(|held| held.claim.record.superseded.is_some());
         if transfer == Transfer::Disown && !self.fenced {
@@ -375,7 +368,7 @@ impl Backend for RbdBackend {
             self.io.complete(token, Err(IoError::Fenced));
         } else if self.read_only() && writes {
             self.io.complete(token, Err(IoError::Errno(libc::EROFS)));
-        } else if is_redo {
+        } else if transfer.is_redo() {
             match &mut self.redo {
                 Some(redo) => redo.submit(token, transfer),
                 None => self.io.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
