@@ -99,6 +99,30 @@ pub enum Transfer {
 }
 
 impl Transfer {
+    /// The transfer without what lies beyond the image, which reads as zero and is not written.
+    ///
+    /// # Safety
+    /// As for [`Backend::submit`].
+    pub(crate) unsafe fn clip(self, size_bytes: u64) -> Transfer {
+        let inside = |offset: u64, len: u64| len.min(size_bytes.saturating_sub(offset));
+        match self {
+            Transfer::Read { offset, ptr, len } => {
+                let kept = inside(offset, len as u64) as usize;
+                // SAFETY: the caller vouches for `len` bytes at `ptr`; `kept` is at most `len`.
+                unsafe { std::ptr::write_bytes(ptr.add(kept), 0, len - kept) };
+                Transfer::Read { offset, ptr, len: kept }
+            }
+            Transfer::Write { offset, ptr, len } => {
+                Transfer::Write { offset, ptr, len: inside(offset, len as u64) as usize }
+            }
+            Transfer::Discard { offset, len } => Transfer::Discard { offset, len: inside(offset, len) },
+            Transfer::WriteZeroes { offset, len } => {
+                Transfer::WriteZeroes { offset, len: inside(offset, len) }
+            }
+            other => other,
+        }
+    }
+
     /// It is for what is kept beside the image, not for the image.
     pub(crate) fn is_redo(&self) -> bool {
         matches!(

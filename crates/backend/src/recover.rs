@@ -42,10 +42,10 @@ pub fn recover(
     state_dir: Option<&Path>,
     look_only: bool,
 ) -> Result<Recovered, BackendError> {
-    let (what, record, shelf) = look(uri, state_dir)?;
     if !look_only {
         wait_for_owner(uri)?;
     }
+    let (what, record, shelf) = look(uri, state_dir)?;
     let mut recovered = Recovered { given_up: record.clone(), exact: true, groups: 0, bytes: 0, loss: None };
     let Some(record) = record.filter(|record| record.state != OwnerState::Clean) else {
         recovered.given_up = if look_only { None } else { abandon(uri, state_dir)? };

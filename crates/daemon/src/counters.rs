@@ -26,15 +26,16 @@ pub struct Number {
     pub value: f64,
 }
 
-/// Nanoseconds in a second.
-const NS: f64 = 1e9;
-
 const fn counter(name: &'static str, help: &'static str, value: u64) -> Number {
     Number { name, help, kind: Kind::Counter, value: value as f64 }
 }
 
 const fn gauge(name: &'static str, help: &'static str, value: u64) -> Number {
     Number { name, help, kind: Kind::Gauge, value: value as f64 }
+}
+
+const fn seconds(kind: Kind, name: &'static str, help: &'static str, ns: u64) -> Number {
+    Number { name, help, kind, value: ns as f64 / 1e9 }
 }
 
 /// What a volume has counted since the daemon began to serve.
@@ -76,12 +77,12 @@ pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
         counter("drained_blocks", "Dirty blocks drained", count.drained_blocks),
         counter("corrupt_blocks", "Cached blocks whose checksum did not match", count.corrupt_blocks),
         counter("quota_waits", "Writes that waited because the dirty quota was reached", count.quota_waits),
-        Number {
-            name: "held_seconds",
-            help: "Time for which acknowledgements were held back",
-            kind: Kind::Counter,
-            value: count.held_ns as f64 / NS,
-        },
+        seconds(
+            Kind::Counter,
+            "held_seconds",
+            "Time for which acknowledgements were held back",
+            count.held_ns,
+        ),
     ]
 }
 
@@ -96,19 +97,19 @@ pub fn of_volume_now(status: &VolumeStatus) -> Vec<Number> {
             status.dirty_zero_bytes,
         ),
         gauge("dirty_max_bytes", "Dirty bytes that are allowed", status.dirty_bytes_max),
-        Number {
-            name: "dirty_age_seconds",
-            help: "Age of the oldest byte that is not in the backend",
-            kind: Kind::Gauge,
-            value: status.dirty_age_ns as f64 / NS,
-        },
+        seconds(
+            Kind::Gauge,
+            "dirty_age_seconds",
+            "Age of the oldest byte that is not in the backend",
+            status.dirty_age_ns,
+        ),
         gauge("exposed_bytes", "Bytes that would be lost if the cache device died now", status.exposed_bytes),
-        Number {
-            name: "exposed_seconds",
-            help: "Age of the oldest byte that would be lost if the cache device died now",
-            kind: Kind::Gauge,
-            value: status.exposed_age_ns as f64 / NS,
-        },
+        seconds(
+            Kind::Gauge,
+            "exposed_seconds",
+            "Age of the oldest byte that would be lost if the cache device died now",
+            status.exposed_age_ns,
+        ),
         gauge("cached_bytes", "Bytes in the cache, dirty and clean", status.cached_bytes),
         gauge("lost_blocks", "Blocks that read as errors because no good copy is left", status.lost_blocks),
         gauge(

@@ -185,10 +185,8 @@ pub enum BackendOp {
     },
     /// The image durably has what groups before `first` hold: their redo is not needed any more.
     RedoTrim {
-        /// Oldest group whose redo is still needed; beyond `last` when none is.
+        /// Oldest group whose redo is still needed; the next one to come when none is.
         first: u64,
-        /// Newest committed group.
-        last: u64,
     },
     /// Record beside the image how far the volume is, so that a loss of the cache can be told in figures.
     RedoNote {

@@ -12,6 +12,7 @@ use crate::engine::{Engine, Io};
 use crate::format::{Stream, byte, crc32c};
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
 use crate::mem::Buf;
+use crate::util::runs;
 use crate::volume::{DirtyObject, Task, object_of};
 
 /// Blocks of one transfer to the backend.
@@ -284,20 +285,13 @@ impl Engine {
     /// Reads a piece's blocks from the cache device, those that follow each other there at once.
     fn read_piece(&mut self, index: u32) {
         let piece = self.pieces[index];
-        let n = piece.blocks as usize;
-        let mut start = 0;
-        while start < n {
-            let mut end = start + 1;
-            while end < n && piece.positions[end] == piece.positions[end - 1] + 1 {
-                end += 1;
-            }
+        for (start, end) in runs(piece.blocks as usize, |i| piece.positions[i]) {
             let position = piece.positions[start];
             self.space.pin(position);
             self.pieces[index].reads += 1;
             let token = self.start_io(Io::DrainRead { piece: index, start: start as u16, end: end as u16 });
             let buf = piece.buf.slice(start * BLOCK_BYTES, (end - start) * BLOCK_BYTES);
             self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
-            start = end;
         }
     }
 

@@ -10,13 +10,10 @@
 //! being written. A copy that the open group supersedes while the closed one still needs it is *frozen*: the index has
 //! forgotten it, its place on the device is not free.
 
-use crate::ack::Deferred;
-use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
-use crate::format::{Entry, EntryKind, byte, crc32c};
-use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
-use crate::mem::Buf;
-use crate::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
+use crate::frame::Frame;
+use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
 use crate::space::Space;
 use crate::volume::{Task, Volume};
 use std::collections::VecDeque;
@@ -44,19 +41,19 @@ pub(crate) struct Delta {
 /// A group whose redo is being written.
 pub(crate) struct Closed {
     pub(crate) delta: Delta,
-    group: u64,
+    pub(crate) group: u64,
     /// Sequence of the last record that it contains.
     sequence: u64,
     cut_at: Nanos,
     /// Next object, and block of it, to be put into a frame; `None` when all are.
-    cursor: Option<(u32, u32)>,
+    pub(crate) cursor: Option<(u32, u32)>,
     /// Frames begun.
-    frames: u32,
-    in_flight: u32,
+    pub(crate) frames: u32,
+    pub(crate) in_flight: u32,
     /// Frames that the backend did not take.
-    again: Vec<Frame>,
+    pub(crate) again: Vec<Frame>,
     committing: bool,
-    /// Blocks with frozen copies, some perhaps twice.
+    /// Blocks with frozen copies.
     frozen: Vec<u64>,
 }
 
@@ -72,8 +69,6 @@ struct Kept {
 pub(crate) struct Groups {
     pub(crate) open: Delta,
     pub(crate) closed: Option<Closed>,
-    /// Number of the newest committed group; they count from 1 in each generation.
-    committed: u64,
     /// The header may still name groups of an earlier generation, until something else is committed or trimmed.
     old_redo: bool,
     /// Everything up to this sequence is in the image or its redo.
@@ -84,29 +79,6 @@ pub(crate) struct Groups {
     /// When the owner last recorded how far it is, and whether it is doing so now.
     noted_at: Nanos,
     noting: bool,
-}
-
-/// A part of a group's redo on its way from the cache device to the backend.
-#[derive(Debug, Clone)]
-pub(crate) struct Frame {
-    volume: VolumeId,
-    number: u32,
-    buf: Buf,
-    blocks: Vec<FrameBlock>,
-    zeroes: Vec<(u64, u32, bool)>,
-    reads: u32,
-    bad: bool,
-    /// It is being read a second time: what is still bad is lost.
-    second: bool,
-}
-
-/// A data block of a frame.
-#[derive(Debug, Clone, Copy)]
-struct FrameBlock {
-    block: u64,
-    position: Position,
-    /// Of the content that was read. The position may hold something else by the time the frame is complete.
-    crc: u32,
 }
 
 impl Delta {
@@ -129,12 +101,11 @@ impl Delta {
 }
 
 impl Groups {
-    /// `made`: groups that this generation has committed already. `old_redo`: an earlier one may have left some.
-    fn new(open: Delta, made: u64, old_redo: bool) -> Groups {
+    /// `old_redo`: an earlier generation may have left some.
+    fn new(open: Delta, old_redo: bool) -> Groups {
         Groups {
             open,
             closed: None,
-            committed: made,
             old_redo,
             sequence: 0,
             kept: VecDeque::new(),
@@ -262,7 +233,7 @@ impl Volume {
         for dirty in &mut self.dirty_objects {
             dirty.wait_for = sequence;
         }
-        let mut groups = Groups::new(open, self.groups_made, old_redo);
+        let mut groups = Groups::new(open, old_redo);
         groups.sequence = self.sequence_drained;
         self.groups = Some(Box::new(groups));
     }
@@ -315,7 +286,7 @@ impl Engine {
         let delta = std::mem::replace(&mut groups.open, Delta::new());
         groups.closed = Some(Closed {
             delta,
-            group: groups.committed + 1,
+            group: volume.groups_made + 1,
             sequence,
             cut_at: now,
             cursor: Some((0, 0)),
@@ -409,241 +380,6 @@ impl Engine {
         }
     }
 
-    /// Begins the next frame of the closed group; false when there is none, or no buffer for it.
-    pub(crate) fn redo_next(&mut self, id: VolumeId) -> bool {
-        let Some(groups) = self.volume(id).groups.as_ref() else { return false };
-        let Some(closed) = &groups.closed else { return false };
-        if closed.again.is_empty() && closed.cursor.is_none() {
-            return false;
-        }
-        let Some(buf) = self.pools.drain.take() else { return false };
-        let again = self.closed_mut(id).again.pop();
-        let frame = match again {
-            Some(frame) => self.refresh_frame(frame, buf),
-            None => self.fill_frame(id, buf),
-        };
-        if frame.blocks.is_empty() && frame.zeroes.is_empty() && frame.number == u32::MAX {
-            self.pools.drain.give(buf);
-            return false;
-        }
-        self.closed_mut(id).in_flight += 1;
-        self.volume_mut(id).drain_in_flight += 1;
-        let index = self.frames.insert(frame);
-        self.read_frame(index);
-        true
-    }
-
-    fn closed_mut(&mut self, id: VolumeId) -> &mut Closed {
-        let groups = self.volume_mut(id).groups.as_mut().expect("a volume with groups");
-        groups.closed.as_mut().expect("a group is closed")
-    }
-
-    /// Gathers what fits into a frame from the closed group's cursor on. The frame has no number when nothing is left.
-    fn fill_frame(&mut self, id: VolumeId, buf: Buf) -> Frame {
-        let volume = self.volume_mut(id);
-        let blocks_end = volume.blocks();
-        let index = &volume.index;
-        let closed = volume.groups.as_mut().and_then(|g| g.closed.as_mut()).expect("a group is closed");
-        let mut frame = Frame {
-            volume: id,
-            number: u32::MAX,
-            buf,
-            blocks: Vec::with_capacity(FRAME_BLOCKS_MAX),
-            zeroes: Vec::new(),
-            reads: 0,
-            bad: false,
-            second: false,
-        };
-        let size = OBJECT_BLOCKS as u32;
-        while let Some((object, cursor)) = closed.cursor {
-            let entries = frame.blocks.len() + frame.zeroes.len();
-            if frame.blocks.len() == FRAME_BLOCKS_MAX || entries == FRAME_ENTRIES_MAX {
-                break;
-            }
-            let found = if cursor > 0 { Some(object) } else { closed.delta.index.objects(object).next() };
-            let Some(object) = found else {
-                closed.cursor = None;
-                break;
-            };
-            let first = u64::from(object) * u64::from(size);
-            let at = first + u64::from(cursor);
-            let end = (first + u64::from(size)).min(blocks_end.max(first));
-            if at >= end {
-                closed.cursor = Some((object + 1, 0));
-                continue;
-            }
-            let (found, n) = closed.delta.index.lookup_run(at, (end - at) as u32);
-            let taken = match found {
-                Lookup::At(position) => {
-                    let room = (FRAME_BLOCKS_MAX - frame.blocks.len()).min(FRAME_ENTRIES_MAX - entries);
-                    let n = n.min(room as u32);
-                    frame.blocks.extend((0..n).map(|i| FrameBlock {
-                        block: at + u64::from(i),
-                        position: position + i,
-                        crc: 0,
-                    }));
-                    n
-                }
-                Lookup::Zero => {
-                    let n = n.min(size - cursor);
-                    frame.zeroes.push((at, n, index.flags(object).contains(ObjectFlags::ZERO_KEEP)));
-                    n
-                }
-                Lookup::Absent | Lookup::Lost => n.min(size - cursor),
-            };
-            let cursor = cursor + taken;
-            closed.cursor = Some(if cursor >= size { (object + 1, 0) } else { (object, cursor) });
-        }
-        if !frame.blocks.is_empty() || !frame.zeroes.is_empty() {
-            frame.number = closed.frames;
-            closed.frames += 1;
-        }
-        frame
-    }
-
-    /// The frame again, in another buffer: its blocks may have been moved or lost meanwhile.
-    fn refresh_frame(&mut self, mut frame: Frame, buf: Buf) -> Frame {
-        let index = &self.closed_mut(frame.volume).delta.index;
-        frame.blocks.retain_mut(|part| match index.lookup(part.block) {
-            Lookup::At(position) => {
-                part.position = position;
-                true
-            }
-            _ => false,
-        });
-        Frame { buf, reads: 0, bad: false, ..frame }
-    }
-
-    /// Reads a frame's blocks from the cache device, those that follow each other there at once.
-    fn read_frame(&mut self, index: u32) {
-        let frame = &mut self.frames[index];
-        let mut spans = Vec::new();
-        let mut start = 0;
-        while start < frame.blocks.len() {
-            let follows = |w: &[FrameBlock]| w[1].position == w[0].position + 1;
-            let n = 1 + frame.blocks[start..].windows(2).take_while(|w| follows(w)).count();
-            spans.push((start, start + n, frame.blocks[start].position));
-            start += n;
-        }
-        let buf = frame.buf;
-        frame.reads = spans.len() as u32;
-        if spans.is_empty() {
-            return self.seal_frame(index);
-        }
-        for (start, end, position) in spans {
-            self.space.pin(position);
-            let token = self.start_io(Io::FrameRead { frame: index, start: start as u16, end: end as u16 });
-            let buf = buf.slice(frame_bytes(start), (end - start) * BLOCK_BYTES);
-            self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
-        }
-    }
-
-    pub(crate) fn frame_read_done(&mut self, index: u32, start: u16, end: u16, result: Result<(), IoError>) {
-        let (first, id) = (self.frames[index].blocks[usize::from(start)].position, self.frames[index].volume);
-        self.space.unpin(first);
-        let mut lost = Vec::new();
-        let frame = &mut self.frames[index];
-        for i in usize::from(start)..usize::from(end) {
-            let FrameBlock { block, position, .. } = frame.blocks[i];
-            let crc = crc32c(self.arena.bytes(frame.buf.slice(frame_bytes(i), BLOCK_BYTES)));
-            frame.blocks[i].crc = crc;
-            if result.is_err() || crc != self.space.marks.crc(position) {
-                frame.bad = true;
-                if frame.second {
-                    lost.push((block, position));
-                }
-            }
-        }
-        frame.reads -= 1;
-        for (block, position) in lost {
-            self.volume_mut(id).count.corrupt_blocks += 1;
-            self.lose_copy(id, block, position);
-        }
-        let frame = &mut self.frames[index];
-        if frame.reads > 0 {
-            return;
-        }
-        if frame.bad {
-            // Once more, and then without what is lost. Where the blocks are has to be looked up again.
-            frame.second = true;
-            self.give_back_frame(index);
-        } else {
-            self.seal_frame(index);
-        }
-    }
-
-    /// A copy that a group needs has no good content: the block is lost, or its newer content goes on without the older.
-    pub(crate) fn lose_copy(&mut self, id: VolumeId, block: u64, position: Position) {
-        if self.volume(id).index.lookup(block) == Lookup::At(position) {
-            return self.lose_block(id, block, position);
-        }
-        let (volume, space) = self.volume_and_space(id);
-        let groups = volume.groups.as_mut().expect("a group needs it");
-        if groups.closed_has(block, position) && space.marks.is_dirty(position) {
-            groups.forget(block, position);
-            space.clean(position);
-            volume.frozen_blocks -= 1;
-            if self.dead {
-                // Its group would be no state that the volume ever had.
-                self.fail_volume(id);
-            }
-        }
-    }
-
-    /// All blocks are in the buffer: the header goes in front of them, and the frame to the backend.
-    fn seal_frame(&mut self, index: u32) {
-        let frame = &self.frames[index];
-        let volume = self.volume(frame.volume);
-        let group = volume.groups.as_ref().and_then(|g| g.closed.as_ref()).expect("a group is closed").group;
-        let name =
-            FrameName { uuid: self.geo.uuid, generation: volume.spec.generation, group, frame: frame.number };
-        let data = frame.blocks.iter().map(|part| Entry::new(EntryKind::Data, part.block, part.crc));
-        let zeroes = frame.zeroes.iter().map(|&(block, n, keep)| {
-            Entry::new(if keep { EntryKind::WriteZeroes } else { EntryKind::Discard }, block, n)
-        });
-        let header = frame.buf.slice(0, BLOCK_BYTES);
-        encode_header(self.arena.bytes_mut(header), name, data.chain(zeroes));
-        self.when_stable(Deferred::Frame(index));
-    }
-
-    /// A frame whose content the log holds on stable media goes to the backend.
-    pub(crate) fn send_frame(&mut self, index: u32) {
-        let frame = &self.frames[index];
-        let (id, number) = (frame.volume, frame.number);
-        let buf = frame.buf.slice(0, frame_bytes(frame.blocks.len()));
-        let group = self.closed_mut(id).group;
-        self.volume_mut(id).drain_writes += 1;
-        let token = self.start_io(Io::FrameWrite { frame: index });
-        self.backend(token, id, BackendOp::RedoWrite { group, frame: number, buf });
-    }
-
-    pub(crate) fn frame_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {
-        let id = self.frames[index].volume;
-        self.volume_mut(id).drain_writes -= 1;
-        self.note_backend_result(now, id, result);
-        if result.is_err() {
-            return self.give_back_frame(index);
-        }
-        let frame = self.frames.remove(index);
-        let bytes = frame.blocks.len() * BLOCK_BYTES;
-        self.pools.drain.give(frame.buf);
-        let volume = self.volume_mut(id);
-        volume.drain_in_flight -= 1;
-        volume.count.redo_bytes += bytes as u64;
-        self.closed_mut(id).in_flight -= 1;
-    }
-
-    /// The frame is to be made again.
-    fn give_back_frame(&mut self, index: u32) {
-        let frame = self.frames.remove(index);
-        self.pools.drain.give(frame.buf);
-        let id = frame.volume;
-        self.volume_mut(id).drain_in_flight -= 1;
-        let closed = self.closed_mut(id);
-        closed.in_flight -= 1;
-        closed.again.push(frame);
-    }
-
     /// Changes the redo's header once all frames of the closed group are written.
     fn commit_group(&mut self, now: Nanos, id: VolumeId) {
         let volume = self.volume_mut(id);
@@ -681,7 +417,6 @@ impl Engine {
             return;
         }
         let closed = groups.closed.take().expect("a group is committed");
-        groups.committed = closed.group;
         groups.old_redo = false;
         groups.sequence = closed.sequence;
         groups.noted_at = now;
@@ -713,11 +448,10 @@ impl Engine {
         if done == 0 && !old || groups.trimming.is_some() || committing {
             return;
         }
-        let last = groups.committed;
-        let first = if done > 0 { groups.kept[done - 1].group + 1 } else { last + 1 };
+        let first = if done > 0 { groups.kept[done - 1].group + 1 } else { volume.groups_made + 1 };
         groups.trimming = Some(first);
         let token = self.start_io(Io::RedoTrim { volume: id });
-        self.backend(token, id, BackendOp::RedoTrim { first, last });
+        self.backend(token, id, BackendOp::RedoTrim { first });
     }
 
     pub(crate) fn redo_trim_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {

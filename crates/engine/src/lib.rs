@@ -4,7 +4,7 @@
 //! runs, [`format_device`] lays a device out and [`Engine::open`] brings it back, through [`device`].
 //!
 //! Where to look: a write goes through `change` (admission, unaligned and direct writes), `log` (records,
-//! appends), `publish` (index), `ack` (flush, write-through, back-pressure) and later `drain` (whole groups first, by `group`); a read
+//! appends), `publish` (index), `ack` (flush, write-through, back-pressure) and later `drain` (whole groups first, by `group` and `frame`); a read
 //! through `read`, which also admits misses. `reclaim` makes room, `checkpoint`, `recover` and `replay`
 //! survive a crash, `space` and `index` say what is where, [`format`](mod@format) how it looks on the device.
 //! [`Contents`] reads a device on which no core runs.
@@ -20,6 +20,7 @@ mod drain;
 mod engine;
 mod failure;
 pub mod format;
+mod frame;
 pub mod ghost;
 mod group;
 pub mod index;

@@ -15,6 +15,7 @@ use crate::group::Groups;
 use crate::index::{Lookup, ObjectFlags, Position};
 use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
 use crate::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
+use crate::util::runs;
 use crate::volume::{DirtyObject, object_of};
 
 /// Blocks moved at once.
@@ -317,18 +318,11 @@ impl Engine {
 
     fn read_batch(&mut self) {
         let job = self.reclaim.job.as_ref().expect("a job has a batch");
-        let n = job.batch.len();
-        let mut start = 0;
         let mut reads = 0;
         let mut spans = [(0u16, 0u16, 0u32); MOVE_BLOCKS];
-        while start < n {
-            let mut end = start + 1;
-            while end < n && job.batch[end].position == job.batch[end - 1].position + 1 {
-                end += 1;
-            }
+        for (start, end) in runs(job.batch.len(), |i| job.batch[i].position) {
             spans[reads] = (start as u16, end as u16, job.batch[start].position);
             reads += 1;
-            start = end;
         }
         self.reclaim.job.as_mut().expect("a job has a batch").reads = reads as u32;
         for &(start, end, position) in &spans[..reads] {

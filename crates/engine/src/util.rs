@@ -1,5 +1,6 @@
-//! Small containers of the core: a slab with stable indices and a deterministic hasher.
+//! Small tools of the core: a slab with stable indices, a deterministic hasher, runs of positions.
 
+use crate::index::Position;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Items with stable `u32` indices; freed places are used again, so a steady load allocates nothing.
@@ -85,3 +86,19 @@ impl Hasher for FixedHasher {
 
 /// A hash map with [`FixedHasher`].
 pub(crate) type FixedMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<FixedHasher>>;
+
+/// The runs of `n` positions in which each follows the one before, as (first, behind the last).
+pub(crate) fn runs(n: usize, position: impl Fn(usize) -> Position) -> impl Iterator<Item = (usize, usize)> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let first = start;
+        if first == n {
+            return None;
+        }
+        start += 1;
+        while start < n && position(start) == position(start - 1) + 1 {
+            start += 1;
+        }
+        Some((first, start))
+    })
+}

@@ -505,7 +505,7 @@ impl World {
                 let generation = backend.generation;
                 (FlightKind::RedoCommit { volume: v, generation, first, group, frames }, None, false)
             }
-            BackendOp::RedoTrim { first, .. } => (FlightKind::RedoTrim { volume: v, first }, None, false),
+            BackendOp::RedoTrim { first } => (FlightKind::RedoTrim { volume: v, first }, None, false),
             BackendOp::RedoNote { .. } => (FlightKind::RedoNote { volume: v }, None, false),
         };
         let (what, offset, len) = match op {
@@ -517,7 +517,7 @@ impl World {
             BackendOp::Disown => ("backend disown", 0, 0),
             BackendOp::RedoWrite { group, frame, .. } => ("redo write", group, frame.into()),
             BackendOp::RedoCommit { first, group, .. } => ("redo commit", first, group),
-            BackendOp::RedoTrim { first, last } => ("redo trim", first, last),
+            BackendOp::RedoTrim { first } => ("redo trim", first, 0),
             BackendOp::RedoNote { sequence, bytes, .. } => ("redo note", sequence, bytes),
         };
         self.note(what, v as u64, offset, len);

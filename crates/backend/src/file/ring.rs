@@ -110,18 +110,12 @@ impl Ring {
     /// # Safety
     /// As for `Backend::submit`.
     pub(super) unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
-        let (step, offset, len) = match transfer {
-            Transfer::Read { offset, ptr, len } => {
-                let inside = self.inside(offset, len as u64);
-                // SAFETY: the caller vouches for `len` bytes at `ptr`; `inside` is at most `len`.
-                unsafe { std::ptr::write_bytes(ptr.add(inside as usize), 0, len - inside as usize) };
-                (Step::Read { ptr }, offset, inside)
-            }
-            Transfer::Write { offset, ptr, len } => {
-                (Step::Write { ptr }, offset, self.inside(offset, len as u64))
-            }
-            Transfer::Discard { offset, len } => (Step::Punch, offset, self.inside(offset, len)),
-            Transfer::WriteZeroes { offset, len } => (Step::Zero, offset, self.inside(offset, len)),
+        // SAFETY: as the caller vouches.
+        let (step, offset, len) = match unsafe { transfer.clip(self.size_bytes) } {
+            Transfer::Read { offset, ptr, len } => (Step::Read { ptr }, offset, len as u64),
+            Transfer::Write { offset, ptr, len } => (Step::Write { ptr }, offset, len as u64),
+            Transfer::Discard { offset, len } => (Step::Punch, offset, len),
+            Transfer::WriteZeroes { offset, len } => (Step::Zero, offset, len),
             Transfer::Flush => (Step::Flush, 0, 1),
             _ => unreachable!("record and redo are no part of the file"),
         };
@@ -136,11 +130,6 @@ impl Ring {
         self.slots[usize::from(index)] = Slot { token, step, offset, len, done: 0, attempts: 0 };
         self.push(index);
         self.enter();
-    }
-
-    /// Bytes of a range that lie inside of the image.
-    fn inside(&self, offset: u64, len: u64) -> u64 {
-        len.min(self.size_bytes.saturating_sub(offset))
     }
 
     fn inflight(&self) -> usize {

@@ -113,11 +113,6 @@ impl NbdBackend {
         Ok((generation, continuity))
     }
 
-    /// Bytes of a range that lie inside of the export.
-    fn inside(&self, offset: u64, len: u64) -> u64 {
-        len.min(self.size_bytes.saturating_sub(offset))
-    }
-
     /// Answers a transfer here.
     fn complete(&mut self, token: u64, result: Result<(), IoError>) {
         self.shared.letters.post(Letter { token, result, losses: 0 });
@@ -170,32 +165,20 @@ impl Backend for NbdBackend {
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         assert!(self.inflight < INFLIGHT_MAX, "more than {INFLIGHT_MAX} transfers in flight");
         self.inflight += 1;
-        let (work, offset, len) = match transfer {
-            Transfer::Read { offset, ptr, len } => {
-                let inside = self.inside(offset, len as u64);
-                // SAFETY: the caller vouches for `len` bytes at `ptr`; `inside` is at most `len`.
-                unsafe { std::ptr::write_bytes(ptr.add(inside as usize), 0, len - inside as usize) };
-                (Work::Read { ptr }, offset, inside)
-            }
-            Transfer::Write { offset, ptr, len } => {
-                (Work::Write { ptr }, offset, self.inside(offset, len as u64))
-            }
-            Transfer::Discard { offset, len } => {
-                (Work::Zeroes { keep: false }, offset, self.inside(offset, len))
-            }
-            Transfer::WriteZeroes { offset, len } => {
-                (Work::Zeroes { keep: true }, offset, self.inside(offset, len))
-            }
+        if transfer.is_redo() {
+            // There is no place beside an export.
+            return self.complete(token, Err(IoError::Errno(libc::ENOTSUP)));
+        }
+        // SAFETY: as the caller vouches.
+        let (work, offset, len) = match unsafe { transfer.clip(self.size_bytes) } {
+            Transfer::Read { offset, ptr, len } => (Work::Read { ptr }, offset, len as u64),
+            Transfer::Write { offset, ptr, len } => (Work::Write { ptr }, offset, len as u64),
+            Transfer::Discard { offset, len } => (Work::Zeroes { keep: false }, offset, len),
+            Transfer::WriteZeroes { offset, len } => (Work::Zeroes { keep: true }, offset, len),
             Transfer::Flush if self.read_only => return self.complete(token, Ok(())),
             Transfer::Flush => (Work::Flush { told: self.told }, 0, 1),
             Transfer::Disown => (Work::Disown, 0, 1),
-            // There is no place beside an export.
-            Transfer::RedoWrite { .. }
-            | Transfer::RedoCommit { .. }
-            | Transfer::RedoTrim { .. }
-            | Transfer::RedoNote { .. } => {
-                return self.complete(token, Err(IoError::Errno(libc::ENOTSUP)));
-            }
+            _ => unreachable!("an export has no redo"),
         };
         if self.read_only && work.writes() {
             return self.complete(token, Err(IoError::Errno(libc::EROFS)));

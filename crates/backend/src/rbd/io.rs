@@ -156,22 +156,12 @@ impl Io {
     /// # Safety
     /// As for `Backend::submit`.
     pub(super) unsafe fn submit(&mut self, token: u64, transfer: Transfer, hold: bool) -> Option<u16> {
-        let (step, at, len) = match transfer {
-            Transfer::Read { offset, ptr, len } => {
-                let inside = self.inside(offset, len as u64);
-                // SAFETY: the caller vouches for `len` bytes at `ptr`; `inside` is at most `len`.
-                unsafe { ptr::write_bytes(ptr.add(inside as usize), 0, len - inside as usize) };
-                (Step::Read { ptr }, offset, inside)
-            }
-            Transfer::Write { offset, ptr, len } => {
-                (Step::Write { ptr }, offset, self.inside(offset, len as u64))
-            }
-            Transfer::Discard { offset, len } => {
-                (Step::Zero { thick: false }, offset, self.inside(offset, len))
-            }
-            Transfer::WriteZeroes { offset, len } => {
-                (Step::Zero { thick: true }, offset, self.inside(offset, len))
-            }
+        // SAFETY: as the caller vouches.
+        let (step, at, len) = match unsafe { transfer.clip(self.size_bytes) } {
+            Transfer::Read { offset, ptr, len } => (Step::Read { ptr }, offset, len as u64),
+            Transfer::Write { offset, ptr, len } => (Step::Write { ptr }, offset, len as u64),
+            Transfer::Discard { offset, len } => (Step::Zero { thick: false }, offset, len),
+            Transfer::WriteZeroes { offset, len } => (Step::Zero { thick: true }, offset, len),
             Transfer::Flush => (Step::Flush, 0, 1),
             _ => unreachable!("record and redo are no part of the image"),
         };
@@ -190,11 +180,6 @@ impl Io {
         }
         self.call(index);
         None
-    }
-
-    /// Bytes of a range that lie inside of the image.
-    fn inside(&self, offset: u64, len: u64) -> u64 {
-        len.min(self.size_bytes.saturating_sub(offset))
     }
 
     /// Makes the current call of a slot again.

@@ -115,7 +115,7 @@ impl Volume {
                 let age = Duration::from_nanos(age_ns);
                 Transfer::RedoCommit { first, group, frames, sequence, age }
             }
-            BackendOp::RedoTrim { first, .. } => Transfer::RedoTrim { first },
+            BackendOp::RedoTrim { first } => Transfer::RedoTrim { first },
             BackendOp::RedoNote { sequence, bytes, bytes_max } => {
                 Transfer::RedoNote { sequence, bytes, bytes_max }
             }

@@ -244,7 +244,7 @@ impl World {
                 kept.1.push((group, frames));
                 kept.1.retain(|&(group, _)| group >= first);
             }
-            BackendOp::RedoTrim { first, .. } => kept.1.retain(|&(group, _)| group >= first),
+            BackendOp::RedoTrim { first } => kept.1.retain(|&(group, _)| group >= first),
             _ => {}
         }
     }
