@@ -38,6 +38,8 @@ pub struct Row {
     pub rw: &'static str,
     /// Percentage of reads of a mixed workload.
     pub read_percent: u32,
+    /// Size of a request.
+    pub block_bytes: u32,
     /// Requests in flight.
     pub depth: u32,
     /// A flush follows every write.
@@ -46,22 +48,28 @@ pub struct Row {
     pub warm: bool,
 }
 
-/// All workloads, each with 4 KiB requests.
-pub const ROWS: [Row; 7] = [
-    Row { name: "4K randwrite QD1", rw: "randwrite", read_percent: 0, depth: 1, flush: false, warm: false },
-    Row {
-        name: "4K randwrite + flush QD1",
-        rw: "randwrite",
-        read_percent: 0,
-        depth: 1,
-        flush: true,
-        warm: false,
-    },
-    Row { name: "4K randwrite QD64", rw: "randwrite", read_percent: 0, depth: 64, flush: false, warm: false },
-    Row { name: "4K randread QD1", rw: "randread", read_percent: 100, depth: 1, flush: false, warm: true },
-    Row { name: "4K randread QD32", rw: "randread", read_percent: 100, depth: 32, flush: false, warm: true },
-    Row { name: "4K randread QD64", rw: "randread", read_percent: 100, depth: 64, flush: false, warm: true },
-    Row { name: "4K 80/20 QD32", rw: "randrw", read_percent: 80, depth: 32, flush: false, warm: true },
+const WRITE: Row = Row {
+    name: "",
+    rw: "randwrite",
+    read_percent: 0,
+    block_bytes: 4096,
+    depth: 1,
+    flush: false,
+    warm: false,
+};
+const READ: Row = Row { rw: "randread", read_percent: 100, warm: true, ..WRITE };
+
+/// All workloads.
+pub const ROWS: [Row; 9] = [
+    Row { name: "4K randwrite QD1", ..WRITE },
+    Row { name: "4K randwrite + flush QD1", flush: true, ..WRITE },
+    Row { name: "4K randwrite QD64", depth: 64, ..WRITE },
+    Row { name: "64K randwrite QD16", block_bytes: 64 << 10, depth: 16, ..WRITE },
+    Row { name: "1M randwrite QD4", block_bytes: 1 << 20, depth: 4, ..WRITE },
+    Row { name: "4K randread QD1", ..READ },
+    Row { name: "4K randread QD32", depth: 32, ..READ },
+    Row { name: "4K randread QD64", depth: 64, ..READ },
+    Row { name: "4K 80/20 QD32", rw: "randrw", read_percent: 80, depth: 32, ..READ },
 ];
 
 /// Figures of one run; latencies are those of a request, and with a flush after each write of the pair.
@@ -119,7 +127,7 @@ pub fn arguments(target: &Endpoint, row: &Row, size_bytes: u64, ramp_s: u32, sec
     words.extend(endpoint(target));
     words.extend([
         format!("--rw={}", row.rw),
-        "--bs=4k".into(),
+        format!("--bs={}", row.block_bytes),
         format!("--iodepth={}", row.depth),
         "--time_based=1".into(),
         format!("--runtime={seconds}"),
@@ -234,7 +242,7 @@ mod tests {
         };
         let document = serde_json::json!({"jobs": [{"read": side(80.0, 800, 1e5), "write": side(20.0, 200, 3e5),
             "sync": {"lat_ns": {"mean": 5e5, "percentile": {"99.000000": 7e5}}}}]});
-        let mixed = figures(&document, &ROWS[6]);
+        let mixed = figures(&document, &ROWS[8]);
         assert_eq!((mixed.iops, mixed.mean_us, mixed.p99_us), (100.0, 140.0, 600.0));
         let mut flushed = ROWS[1];
         flushed.flush = true;

@@ -40,6 +40,9 @@ struct Options {
     /// Where the files of the measurement go; the cache, the raw file and the OSD share its disk.
     #[arg(long, default_value_os_t = tidepool_lab::scratch::parent())]
     dir: PathBuf,
+    /// Where the OSD's files go instead, a directory in memory for instance: with all on one disk its writes take from the cache's.
+    #[arg(long)]
+    osd_dir: Option<PathBuf>,
     /// Where the report goes; RESULTS.md and results.json are written there.
     #[arg(long, default_value = "bench")]
     out: PathBuf,
@@ -91,7 +94,7 @@ const RAMP_SECONDS: u32 = 30;
 /// A target's name on the command line.
 fn target(text: &str) -> Result<Target, String> {
     serde_json::from_value(serde_json::Value::String(text.into()))
-        .map_err(|_| "use raw, null, tidepool or librbd".to_string())
+        .map_err(|_| "use raw, null, tidepool, tidepool-unordered or librbd".to_string())
 }
 
 fn main() -> ExitCode {
@@ -120,10 +123,11 @@ fn bench(options: &Options) -> Result<(), Failure> {
     let rows =
         ROWS.iter().filter(|row| options.row.as_ref().is_none_or(|part| row.name.contains(part.as_str())));
     let rows: Vec<&Row> = rows.collect();
-    let targets = Targets::start(&wanted, sizes, &options.dir)?;
+    let targets =
+        Targets::start(&wanted, sizes, &options.dir, options.osd_dir.as_ref().unwrap_or(&options.dir))?;
     let mut results = Results {
         format: 1,
-        machine: machine::look(&options.dir, wanted.contains(&Target::Tidepool)),
+        machine: machine::look(&options.dir, wanted.iter().any(|target| target.is_cached())),
         sizes,
         points: Vec::new(),
         restarts: Vec::new(),
@@ -135,8 +139,14 @@ fn bench(options: &Options) -> Result<(), Failure> {
                 // Every repeat begins with another target, so that what changes with time favours none.
                 let first = repeat as usize % wanted.len();
                 for &target in wanted[first..].iter().chain(&wanted[..first]) {
-                    if seconds > ABSORBING_SECONDS_MAX && matches!(target, Target::Raw | Target::Null) {
-                        // Nothing in them changes with the length of a run.
+                    let steady = seconds > ABSORBING_SECONDS_MAX;
+                    let bare = matches!(target, Target::Raw | Target::Null);
+                    if bare && (steady || row.block_bytes > 4096) {
+                        // Nothing in them changes with the length of a run, and large requests only show the device.
+                        continue;
+                    }
+                    if target == Target::TidepoolUnordered && (steady || row.rw == "randread") {
+                        // A read meets no drain, and a steady level is the image's speed in either order.
                         continue;
                     }
                     let point = measure(&targets, row, target, sizes, seconds, repeat)?;

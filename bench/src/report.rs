@@ -10,6 +10,9 @@ use crate::machine::Machine;
 use crate::restart::Restart;
 use crate::targets::Target;
 
+/// A drain that is shorter shows how long it takes to say so.
+const DRAIN_SECONDS_MIN: f64 = 1.0;
+
 /// One run of one workload on one target.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Point {
@@ -99,6 +102,7 @@ impl Results {
         for seconds in lengths {
             self.table(&mut text, seconds);
         }
+        self.drain_table(&mut text);
         self.restart_table(&mut text);
         self.all_points(&mut text);
         text
@@ -142,6 +146,40 @@ impl Results {
                 _ => line.push_str(" – |"),
             }
             let _ = writeln!(text, "{line}");
+        }
+        text.push('\n');
+    }
+
+    /// How fast dirty data goes to the image after a run, when nothing else happens.
+    fn drain_table(&self, text: &mut String) {
+        let rate = |row: &str, target| {
+            let rates = self.points.iter().filter(|point| point.row == row && point.target == target);
+            let rates = rates.filter_map(|point| {
+                let (_, dirty) = point.dirty_bytes?;
+                let seconds = point.drain_seconds.filter(|&seconds| seconds >= DRAIN_SECONDS_MIN)?;
+                Some(dirty / 1_048_576.0 / seconds)
+            });
+            median(rates.collect())
+        };
+        let cached = Target::ALL.map(|target| (target, ROWS.map(|row| rate(row.name, target))));
+        let cached: Vec<_> =
+            cached.into_iter().filter(|(_, rates)| rates.iter().any(|rate| rate.is_some())).collect();
+        if cached.is_empty() {
+            return;
+        }
+        let titles: Vec<&str> = cached.iter().map(|(target, _)| target.title()).collect();
+        let _ = writeln!(
+            text,
+            "## Drain after a run, nothing else to do\n\nMiB of dirty data per second; only drains of {DRAIN_SECONDS_MIN} s and more.\n\n| dirtied by | {} |\n|---|{}",
+            titles.join(" | "),
+            "---:|".repeat(titles.len())
+        );
+        for (at, row) in
+            ROWS.iter().enumerate().filter(|(at, _)| cached.iter().any(|(_, rates)| rates[*at].is_some()))
+        {
+            let cells =
+                cached.iter().map(|(_, rates)| rates[at].map_or("–".into(), |rate| format!("{rate:.0}")));
+            let _ = writeln!(text, "| {} | {} |", row.name, cells.collect::<Vec<String>>().join(" | "));
         }
         text.push('\n');
     }

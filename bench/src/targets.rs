@@ -11,11 +11,6 @@ use tidepool_testkit::{Admin, Daemon, Server};
 use crate::fio::{self, Endpoint};
 use crate::{Failure, Sizes};
 
-/// Name of the volume and of its image.
-const VOLUME: &str = "cached";
-/// Image that librbd uses directly.
-const PLAIN: &str = "plain";
-
 /// Most passes over the part of the image that is to be warm.
 const WARM_PASSES_MAX: u32 = 5;
 /// It is warm when a pass misses less than this part of it.
@@ -31,13 +26,16 @@ pub enum Target {
     Null,
     /// A volume on an RBD image.
     Tidepool,
+    /// The same, its drain without groups.
+    TidepoolUnordered,
     /// The image itself.
     Librbd,
 }
 
 impl Target {
     /// All of them, in the order of the table.
-    pub const ALL: [Target; 4] = [Target::Raw, Target::Null, Target::Tidepool, Target::Librbd];
+    pub const ALL: [Target; 5] =
+        [Target::Raw, Target::Null, Target::Tidepool, Target::TidepoolUnordered, Target::Librbd];
 
     /// Its name in the table.
     pub fn title(self) -> &'static str {
@@ -45,9 +43,34 @@ impl Target {
             Target::Raw => "raw device",
             Target::Null => "empty NBD server",
             Target::Tidepool => "Tidepool",
+            Target::TidepoolUnordered => "Tidepool, unordered",
             Target::Librbd => "librbd, uncached",
         }
     }
+
+    /// Its image on the cluster, and its volume's name if it has one.
+    fn image(self) -> Option<&'static str> {
+        match self {
+            Target::Raw | Target::Null => None,
+            Target::Tidepool => Some("cached"),
+            Target::TidepoolUnordered => Some("unordered"),
+            Target::Librbd => Some("plain"),
+        }
+    }
+
+    /// A daemon serves it.
+    pub fn is_cached(self) -> bool {
+        matches!(self, Target::Tidepool | Target::TidepoolUnordered)
+    }
+}
+
+/// A daemon with one volume.
+#[derive(Debug)]
+struct Served {
+    target: Target,
+    _daemon: Daemon,
+    admin: Admin,
+    socket: PathBuf,
 }
 
 /// Everything that runs during the measurements.
@@ -55,7 +78,7 @@ impl Target {
 pub struct Targets {
     raw: PathBuf,
     null: Option<Server>,
-    tidepool: Option<(Daemon, Admin, PathBuf)>,
+    cached: Vec<Served>,
     // Fields drop in this order: the daemon before its cluster, the directory last.
     cluster: Option<Cluster>,
     conf: PathBuf,
@@ -63,8 +86,13 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Starts what `wanted` names, its files below `parent`.
-    pub fn start(wanted: &[Target], sizes: Sizes, parent: &Path) -> Result<Targets, Failure> {
+    /// Starts what `wanted` names, its files below `parent`, those of the OSD below `osd_parent`.
+    pub fn start(
+        wanted: &[Target],
+        sizes: Sizes,
+        parent: &Path,
+        osd_parent: &Path,
+    ) -> Result<Targets, Failure> {
         let scratch = Scratch::new_in(parent, "bench").map_err(|source| Failure::Io {
             what: "cannot make a directory for the benchmark".into(),
             source,
@@ -72,7 +100,7 @@ impl Targets {
         let mut targets = Targets {
             raw: scratch.join("raw"),
             null: None,
-            tidepool: None,
+            cached: Vec::new(),
             cluster: None,
             conf: PathBuf::new(),
             _scratch: scratch,
@@ -86,11 +114,11 @@ impl Targets {
             let size = format!("size={}", sizes.image_bytes);
             targets.null = Some(Server::nbdkit(&socket, ["null", &size])?);
         }
-        if wanted.iter().any(|target| matches!(target, Target::Tidepool | Target::Librbd)) {
-            targets.start_cluster(wanted, sizes, parent)?;
+        if wanted.iter().any(|target| target.image().is_some()) {
+            targets.start_cluster(wanted, sizes, osd_parent)?;
         }
-        if wanted.contains(&Target::Tidepool) {
-            targets.start_tidepool(sizes)?;
+        for target in Target::ALL.into_iter().filter(|target| target.is_cached() && wanted.contains(target)) {
+            targets.start_tidepool(target, sizes)?;
         }
         Ok(targets)
     }
@@ -100,7 +128,7 @@ impl Targets {
         eprintln!("bringing a Ceph cluster of one OSD up");
         let options = ClusterOptions {
             parent: Some(parent.to_path_buf()),
-            osd_bytes: sizes.image_bytes * 3 + (14 << 30),
+            osd_bytes: sizes.image_bytes * 4 + (14 << 30),
             ..ClusterOptions::default()
         };
         let cluster = Cluster::up(&options)?;
@@ -110,39 +138,41 @@ impl Targets {
         self.conf = self._scratch.join("ceph.conf");
         std::fs::write(&self.conf, text)
             .map_err(|source| Failure::Io { what: "cannot write the client's ceph.conf".into(), source })?;
-        for (target, image) in [(Target::Tidepool, VOLUME), (Target::Librbd, PLAIN)] {
-            if wanted.contains(&target) {
-                eprintln!("filling the image {image}");
-                cluster.rbd_create(image, sizes.image_bytes)?;
-                let endpoint = Endpoint::Rbd { conf: self.conf.clone(), image: image.into() };
-                fio::run(&endpoint, &fio::pass(&endpoint, "write", sizes.image_bytes))?;
-            }
+        for image in wanted.iter().filter_map(|target| target.image()) {
+            eprintln!("filling the image {image}");
+            cluster.rbd_create(image, sizes.image_bytes)?;
+            let endpoint = Endpoint::Rbd { conf: self.conf.clone(), image: image.into() };
+            fio::run(&endpoint, &fio::pass(&endpoint, "write", sizes.image_bytes))?;
         }
         self.cluster = Some(cluster);
         Ok(())
     }
 
-    /// Starts the daemon.
-    fn start_tidepool(&mut self, sizes: Sizes) -> Result<(), Failure> {
+    /// Starts a daemon.
+    fn start_tidepool(&mut self, target: Target, sizes: Sizes) -> Result<(), Failure> {
         let cluster = self.cluster.as_ref().expect("the cluster is started first");
-        let (socket, admin) = (self._scratch.join("nbd.sock"), self._scratch.join("admin.sock"));
-        let arguments = [
+        let volume = target.image().expect("a cached target has an image");
+        let file = |what: &str| self._scratch.join(format!("{volume}.{what}"));
+        let (socket, admin) = (file("nbd.sock"), file("admin.sock"));
+        let mut arguments = vec![
             "serve".to_string(),
-            format!("--cache={}", self._scratch.join("cache").display()),
+            format!("--cache={}", file("cache").display()),
             format!("--cache-size={}", sizes.cache_bytes),
-            format!("--volume={VOLUME}=rbd:rbd/{VOLUME}?conf={}", cluster.conf().display()),
+            format!("--volume={volume}=rbd:rbd/{volume}?conf={}", cluster.conf().display()),
             format!("--nbd=nbd+unix:///?socket={}", socket.display()),
             format!("--admin={}", admin.display()),
             "--accept-loss=60m".to_string(),
-            "--drain=unordered".to_string(),
         ];
+        if target == Target::TidepoolUnordered {
+            arguments.push("--drain=unordered".to_string());
+        }
         eprintln!("starting tidepool {}", arguments.join(" "));
-        let mut daemon = Daemon::new(arguments, self._scratch.join("tidepool.log"))?;
+        let mut daemon = Daemon::new(arguments, file("log"))?;
         daemon.start()?;
         // Until its first flush a client is taken for one that never flushes, and every write waits for stable media. Any guest of this
         // century flushes when it mounts.
-        Client::connect(&socket, VOLUME)?.flush()?;
-        self.tidepool = Some((daemon, Admin::new(admin), socket));
+        Client::connect(&socket, volume)?.flush()?;
+        self.cached.push(Served { target, _daemon: daemon, admin: Admin::new(admin), socket });
         Ok(())
     }
 
@@ -161,34 +191,40 @@ impl Targets {
                 let server = self.null.as_ref().expect("the empty server was started");
                 Endpoint::Nbd { socket: server.socket().into(), export: String::new() }
             }
-            Target::Tidepool => {
-                let (_, _, socket) = self.tidepool.as_ref().expect("the daemon was started");
-                Endpoint::Nbd { socket: socket.clone(), export: VOLUME.into() }
+            Target::Tidepool | Target::TidepoolUnordered => {
+                let (served, volume) = self.served(target).expect("the daemon was started");
+                Endpoint::Nbd { socket: served.socket.clone(), export: volume.into() }
             }
-            Target::Librbd => Endpoint::Rbd { conf: self.conf.clone(), image: PLAIN.into() },
+            Target::Librbd => {
+                let image = target.image().expect("librbd has an image");
+                Endpoint::Rbd { conf: self.conf.clone(), image: image.into() }
+            }
         }
     }
 
-    /// Bytes of a target that has dirty data, and how many are allowed.
+    /// The daemon of a target and the name of its volume.
+    fn served(&self, target: Target) -> Option<(&Served, &'static str)> {
+        self.cached.iter().find(|served| served.target == target).zip(target.image())
+    }
+
+    /// Dirty bytes of a target that has some.
     pub fn dirty_bytes(&self, target: Target) -> Result<Option<f64>, Failure> {
-        match (&self.tidepool, target) {
-            (Some((_, admin, _)), Target::Tidepool) => Ok(number(&admin.volume(VOLUME)?, "dirty_bytes")),
-            _ => Ok(None),
-        }
+        let Some((served, volume)) = self.served(target) else { return Ok(None) };
+        Ok(number(&served.admin.volume(volume)?, "dirty_bytes"))
     }
 
     /// Blocks that the volume has read from the cache and from the backend.
     pub fn hits_and_misses(&self, target: Target) -> Result<Option<(f64, f64)>, Failure> {
-        let (Some((_, admin, _)), Target::Tidepool) = (&self.tidepool, target) else { return Ok(None) };
-        let volume = admin.volume(VOLUME)?;
+        let Some((served, volume)) = self.served(target) else { return Ok(None) };
+        let volume = served.admin.volume(volume)?;
         Ok(number(&volume, "hit_blocks").zip(number(&volume, "miss_blocks")))
     }
 
     /// Empties what a target has to catch up with; returns how long that took.
     pub fn settle(&self, target: Target) -> Result<Option<Duration>, Failure> {
-        let (Some((_, admin, _)), Target::Tidepool) = (&self.tidepool, target) else { return Ok(None) };
+        let Some((served, volume)) = self.served(target) else { return Ok(None) };
         let start = std::time::Instant::now();
-        admin.drain(VOLUME)?;
+        served.admin.drain(volume)?;
         Ok(Some(start.elapsed()))
     }
 

@@ -21,6 +21,9 @@ pub(crate) const PIECE_BLOCKS: usize = 64;
 const DRAIN_DELAY_NS: Nanos = 1_000_000_000;
 /// Pieces in flight for one volume while there is no hurry.
 const PIECES_RELAXED: usize = 8;
+/// Pieces in flight to the image while its volume is being written and the redo has what is committed: the more is
+/// dirty, the nearer they come to [`PIECES_RELAXED`].
+const PIECES_GENTLE: usize = 1;
 /// Objects of one volume that are being drained or wait for the backend's flush.
 const DRAINS_MAX: usize = 1024;
 /// Zero ranges of one object in flight.
@@ -92,15 +95,30 @@ impl Engine {
             }
             // The redo first: nothing else can go to the image before it is committed.
             let (open, may_start) = (volume.drain_open, volume.drains.len() < DRAINS_MAX);
+            let gentle = !urgent && in_flight >= self.pieces_gentle(id);
             let more = self.redo_next(id)
-                || match open {
-                    Some(drain) => self.drain_next(id, drain),
-                    None => may_start && self.start_drain(now, id, urgent),
-                };
+                || !gentle
+                    && match open {
+                        Some(drain) => self.drain_next(id, drain),
+                        None => may_start && self.start_drain(now, id, urgent),
+                    };
             if !more {
                 return;
             }
         }
+    }
+
+    /// Transfers of one volume in flight from which on none to the image is added. What a redo holds is in no hurry to reach the image, and
+    /// would take from the writes at hand what they need of the backend, and of this machine.
+    fn pieces_gentle(&self, id: VolumeId) -> usize {
+        let volume = self.volume(id);
+        if volume.groups.as_ref().is_none_or(|groups| !groups.is_uncommitted()) {
+            return PIECES_RELAXED;
+        }
+        let (dirty, max) = (volume.held_blocks(), self.dirty_bytes_max(id) / BLOCK_BYTES as u64);
+        // Half of what may be dirty is urgent.
+        let more = dirty * 2 * (PIECES_RELAXED - PIECES_GENTLE) as u64 / max.max(1);
+        (PIECES_GENTLE + more as usize).min(PIECES_RELAXED)
     }
 
     /// Whether the volume's drain is to run as fast as it can.

@@ -13,7 +13,7 @@
 use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::frame::Frame;
-use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
+use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
 use crate::space::Space;
 use crate::volume::{Task, Volume};
 use std::collections::VecDeque;
@@ -28,14 +28,36 @@ const GROUP_NS_URGENT: Nanos = 250_000_000;
 const GROUP_BLOCKS_MAX: u64 = (64 << 20) / BLOCK_BYTES as u64;
 /// Groups whose redo may be kept while the image can catch up: the header names each of them.
 const KEPT_MAX: usize = 4096;
+/// A delta keeps as many runs, and twice as many as it has blocks, before it looks which are of use.
+const RUNS_MIN: usize = 4096;
 /// How often the owner records how far it is.
 const NOTE_NS: Nanos = 1_000_000_000;
 
 /// What a range of the log has changed: for each block its last content.
 pub(crate) struct Delta {
     pub(crate) index: VolumeIndex,
+    /// Where `index` has its data blocks, in the order in which they came into the log, and where it had them.
+    runs: Vec<Run>,
     /// When the first change came.
     since: Nanos,
+}
+
+/// Blocks that follow each other in the volume and on the device.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    block: u64,
+    position: Position,
+    n: u32,
+}
+
+/// What of a closed group is in frames.
+#[derive(Debug)]
+struct Cursor {
+    /// Next run of the data, and block of it.
+    run: usize,
+    block: u32,
+    /// Next object, and block of it, whose zeroes are to be put into a frame; `None` when all are.
+    zeroes: Option<(u32, u32)>,
 }
 
 /// A group whose redo is being written.
@@ -45,8 +67,7 @@ pub(crate) struct Closed {
     /// Sequence of the last record that it contains.
     sequence: u64,
     cut_at: Nanos,
-    /// Next object, and block of it, to be put into a frame; `None` when all are.
-    pub(crate) cursor: Option<(u32, u32)>,
+    cursor: Cursor,
     /// Frames begun.
     pub(crate) frames: u32,
     pub(crate) in_flight: u32,
@@ -83,7 +104,31 @@ pub(crate) struct Groups {
 
 impl Delta {
     fn new() -> Delta {
-        Delta { index: VolumeIndex::new(), since: 0 }
+        Delta { index: VolumeIndex::new(), runs: Vec::new(), since: 0 }
+    }
+
+    /// Data blocks have become current at `position` and those that follow.
+    fn insert(&mut self, block: u64, n: u32, position: Position) {
+        self.index.insert(block, n, position, &mut |_, _, _| ());
+        self.push(Run { block, position, n });
+    }
+
+    fn push(&mut self, run: Run) {
+        match self.runs.last_mut() {
+            Some(last)
+                if (last.block + u64::from(last.n), last.position + last.n) == (run.block, run.position) =>
+            {
+                last.n += run.n;
+            }
+            _ => self.runs.push(run),
+        }
+        if self.runs.len() > RUNS_MIN && self.runs.len() as u64 > 2 * self.index.blocks().at {
+            let index = &self.index;
+            let current = |run: &Run| {
+                (0..run.n).any(|i| index.lookup(run.block + u64::from(i)) == Lookup::At(run.position + i))
+            };
+            self.runs.retain(current);
+        }
     }
 
     /// Nothing has changed.
@@ -96,6 +141,61 @@ impl Delta {
     fn note(&mut self, now: Nanos) {
         if self.is_empty() {
             self.since = now;
+        }
+    }
+}
+
+impl Closed {
+    /// Everything is in frames.
+    pub(crate) fn is_gathered(&self) -> bool {
+        self.cursor.run == self.delta.runs.len() && self.cursor.zeroes.is_none()
+    }
+
+    /// Takes at most `max` data blocks that are in no frame, in the order of the log: most of them are read from the device in
+    /// one go.
+    pub(crate) fn gather_blocks(&mut self, max: usize, take: &mut impl FnMut(u64, Position)) {
+        let cursor = &mut self.cursor;
+        let mut left = max as u32;
+        while let Some(run) = self.delta.runs.get(cursor.run).filter(|_| left > 0) {
+            if cursor.block == run.n {
+                (cursor.run, cursor.block) = (cursor.run + 1, 0);
+                continue;
+            }
+            let (block, position) = (run.block + u64::from(cursor.block), run.position + cursor.block);
+            let (found, n) = self.delta.index.lookup_run(block, run.n - cursor.block);
+            let n = if found == Lookup::At(position) { n.min(left) } else { n };
+            if found == Lookup::At(position) {
+                (0..n).for_each(|i| take(block + u64::from(i), position + i));
+                left -= n;
+            }
+            cursor.block += n;
+        }
+    }
+
+    /// Takes at most `max` stretches of zeroes below block `end` that are in no frame, once all data is.
+    pub(crate) fn gather_zeroes(&mut self, max: usize, end: u64, take: &mut impl FnMut(u32, u64, u32)) {
+        const OBJECT: u32 = OBJECT_BLOCKS as u32;
+        if self.cursor.run < self.delta.runs.len() {
+            return;
+        }
+        let mut left = max;
+        while let Some((object, done)) = self.cursor.zeroes.filter(|_| left > 0) {
+            let found = if done > 0 { Some(object) } else { self.delta.index.objects(object).next() };
+            self.cursor.zeroes = found.map(|object| (object + 1, 0));
+            let Some(object) = found else { return };
+            let first = u64::from(object) * u64::from(OBJECT);
+            let (at, end) = (first + u64::from(done), end.min(first + u64::from(OBJECT)));
+            if at >= end {
+                continue;
+            }
+            let (found, n) = self.delta.index.lookup_run(at, (end - at) as u32);
+            if found == Lookup::Zero {
+                take(object, at, n);
+                left -= 1;
+            }
+            if done + n < OBJECT {
+                self.cursor.zeroes = Some((object, done + n));
+            }
         }
     }
 }
@@ -118,7 +218,7 @@ impl Groups {
     /// Data blocks have become current at `position` and those that follow.
     pub(crate) fn insert(&mut self, now: Nanos, block: u64, n: u32, position: Position) {
         self.open.note(now);
-        self.open.index.insert(block, n, position, &mut |_, _, _| ());
+        self.open.insert(block, n, position);
     }
 
     /// Blocks read as zero.
@@ -153,9 +253,16 @@ impl Groups {
 
     /// A copy has been moved.
     pub(crate) fn moved(&mut self, block: u64, old: Position, new: Position) {
-        self.open.index.replace_if(block, old, new);
-        if let Some(closed) = &mut self.closed {
-            closed.delta.index.replace_if(block, old, new);
+        let run = Run { block, position: new, n: 1 };
+        if self.open.index.replace_if(block, old, new) {
+            self.open.push(run);
+        }
+        if let Some(closed) = &mut self.closed
+            && closed.delta.index.replace_if(block, old, new)
+            && closed.cursor.run < closed.delta.runs.len()
+        {
+            // It may be in a frame already: then it comes twice.
+            closed.delta.runs.push(run);
         }
     }
 
@@ -218,7 +325,7 @@ impl Volume {
                     Lookup::At(position) => {
                         for i in (0..n).filter(|i| space.marks.is_dirty(position + i)) {
                             open.note(now);
-                            open.index.insert(block + u64::from(i), 1, position + i, &mut |_, _, _| ());
+                            open.insert(block + u64::from(i), 1, position + i);
                         }
                     }
                     Lookup::Zero if zeroes => {
@@ -229,6 +336,7 @@ impl Volume {
                 }
             }
         }
+        open.runs.sort_unstable_by_key(|run| run.position);
         let sequence = self.sequence;
         for dirty in &mut self.dirty_objects {
             dirty.wait_for = sequence;
@@ -289,7 +397,7 @@ impl Engine {
             group: volume.groups_made + 1,
             sequence,
             cut_at: now,
-            cursor: Some((0, 0)),
+            cursor: Cursor { run: 0, block: 0, zeroes: Some((0, 0)) },
             frames: 0,
             in_flight: 0,
             again: Vec::new(),
@@ -388,7 +496,7 @@ impl Engine {
         let (busy, old_redo) = (groups.trimming.is_some(), groups.old_redo);
         let first = groups.kept.front().map(|kept| kept.group);
         let Some(closed) = &mut groups.closed else { return };
-        let written = closed.cursor.is_none() && closed.in_flight == 0 && closed.again.is_empty();
+        let written = closed.is_gathered() && closed.in_flight == 0 && closed.again.is_empty();
         if !written || closed.committing || busy || failed {
             return;
         }
@@ -534,4 +642,20 @@ pub(crate) fn supersede(
         }
     }
     gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delta_keeps_no_more_runs_than_it_has_use_for() {
+        let mut delta = Delta::new();
+        for i in 0..100_000u32 {
+            delta.insert(u64::from(i % 100) * 7, 1, i * 2);
+        }
+        assert!(delta.runs.len() <= RUNS_MIN + 1, "{} runs", delta.runs.len());
+        let current = |run: &Run| delta.index.lookup(run.block) == Lookup::At(run.position);
+        assert_eq!(delta.runs.iter().filter(|run| current(run)).count(), 100);
+    }
 }

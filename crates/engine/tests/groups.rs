@@ -73,6 +73,28 @@ fn g5_a_group_holds_what_was_there_at_its_cut_and_not_what_came_after() {
 }
 
 #[test]
+fn g5_the_redo_is_read_from_the_device_as_it_was_logged() {
+    let mut w = world();
+    let blocks = 48u64;
+    for i in 0..blocks {
+        let (block, data) = (i * 29 % blocks * 3, pattern(i + 1, 4 * KIB));
+        w.submit(0, Op::Write { fua: false }, block * 4096, 4096, Some(&data));
+    }
+    w.run();
+    let before = w.device_reads;
+    w.pass(5 * SECOND);
+    let cut = w.cut(0);
+    for i in 0..blocks {
+        let at = (i * 29 % blocks * 3 * 4096) as usize;
+        assert!(cut[at..at + 4 * KIB] == pattern(i + 1, 4 * KIB)[..], "block {i} is in the redo");
+    }
+    // The image wants each block on its own.
+    assert_eq!(w.status(0).dirty_bytes, 0);
+    let reads = w.device_reads - before - blocks;
+    assert!(reads < blocks / 4, "{reads} reads for the redo");
+}
+
+#[test]
 fn g5_nothing_goes_to_the_image_before_its_group_is_committed() {
     let mut w = world();
     w.write(0, 0, &pattern(1, 64 * KIB));

@@ -46,6 +46,7 @@ pub struct World {
     pub backend_stopped: bool,
     /// Volumes whose backend alone does the same.
     pub stopped: Vec<VolumeId>,
+    pub device_reads: u64,
     pub backend_reads: u64,
     pub backend_flushes: u64,
     pub disowned: Vec<VolumeId>,
@@ -102,6 +103,7 @@ impl World {
             controls: HashMap::new(),
             backend_stopped: false,
             stopped: Vec::new(),
+            device_reads: 0,
             backend_reads: 0,
             backend_flushes: 0,
             disowned: Vec::new(),
@@ -149,6 +151,7 @@ impl World {
         let Some(effect) = self.engine.next_effect(self.now) else { return false };
         match effect {
             Effect::DeviceRead { token, offset, buf } => {
+                self.device_reads += 1;
                 let at = offset as usize;
                 let from = &self.device.0[at..at + buf.len as usize];
                 self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
@@ -301,6 +304,20 @@ impl World {
         len: u64,
         data: Option<&[u8]>,
     ) -> (RequestId, Option<tidepool_engine::mem::Buf>) {
+        let sent = self.submit(volume, op, offset, len, data);
+        self.run();
+        sent
+    }
+
+    /// Sends a request that is taken in with others.
+    pub fn submit(
+        &mut self,
+        volume: u16,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> (RequestId, Option<tidepool_engine::mem::Buf>) {
         let id = self.fresh();
         let buf = matches!(op, Op::Read | Op::Write { .. } | Op::Prefetch).then(|| {
             let buf = self.engine.arena_mut().alloc(buffer_bytes(offset, len)).expect("room");
@@ -312,7 +329,6 @@ impl World {
         });
         let request = Request { id, volume: VolumeId(volume), op, offset, len, buf };
         self.engine.handle(self.now, Event::Request(request));
-        self.run();
         (id, buf)
     }
 
