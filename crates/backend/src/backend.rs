@@ -92,6 +92,18 @@ pub enum Transfer {
         /// The most that they may become.
         bytes_max: u64,
     },
+    /// Give the image another size; [`Backend::size_bytes`] is the new one when it is done.
+    Resize {
+        /// Bytes.
+        size_bytes: u64,
+    },
+    /// Take a snapshot of the image, which nobody writes meanwhile.
+    Snapshot {
+        /// Where its name is, in UTF-8.
+        ptr: *const u8,
+        /// Bytes of the name.
+        len: usize,
+    },
     /// Write down that the cache's content is no longer to be trusted, because the image is about to be
     /// changed without it: from then on no open keeps or drains what is cached. The image stays owned and
     /// locked. Whoever has no ownership has nothing to write down.

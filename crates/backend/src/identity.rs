@@ -25,6 +25,7 @@ enum Kind {
         pool: String,
         namespace: String,
         image: String,
+        snapshot: Option<String>,
     },
     /// As [`export`] spells it.
     Nbd(NbdUri),
@@ -37,8 +38,9 @@ enum Kind {
 pub fn identity(uri: &BackendUri) -> Identity {
     Identity(match uri {
         BackendUri::File { path, .. } => of_file(path),
-        BackendUri::Rbd { pool, namespace, image, .. } => {
-            Kind::Rbd { pool: pool.clone(), namespace: namespace.clone(), image: image.clone() }
+        BackendUri::Rbd { pool, namespace, image, snapshot, .. } => {
+            let (pool, namespace, image) = (pool.clone(), namespace.clone(), image.clone());
+            Kind::Rbd { pool, namespace, image, snapshot: snapshot.clone() }
         }
         BackendUri::Nbd(uri) => Kind::Nbd(export(uri)),
     })

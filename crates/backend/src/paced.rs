@@ -117,7 +117,9 @@ impl Paced {
             Transfer::Write { offset, len, .. } => (Kind::Write, offset, len as u64),
             Transfer::Discard { offset, len } => (Kind::Trim, offset, len),
             Transfer::WriteZeroes { offset, len } => (Kind::Trim, offset, len),
-            Transfer::Flush | Transfer::Disown => (Kind::Flush, 0, 0),
+            Transfer::Flush | Transfer::Disown | Transfer::Snapshot { .. } | Transfer::Resize { .. } => {
+                (Kind::Flush, 0, 0)
+            }
             // Beside the image, one behind the other.
             Transfer::RedoWrite { frame, len, .. } => {
                 (Kind::Write, REDO_OFFSET + u64::from(frame) * len as u64, len as u64)

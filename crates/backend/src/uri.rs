@@ -1,5 +1,5 @@
 //! Backend URIs: `file:PATH[?emulate=hdd|ssd&seed=N&gate=PATH]`,
-//! `rbd:POOL[/NAMESPACE]/IMAGE[?conf=PATH&id=NAME]`, `nbd+unix:///NAME?socket=PATH` and `nbd://HOST:PORT/NAME`.
+//! `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=PATH&id=NAME]`, `nbd+unix:///NAME?socket=PATH` and `nbd://HOST:PORT/NAME`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,6 +29,8 @@ pub enum BackendUri {
         namespace: String,
         /// Image.
         image: String,
+        /// A snapshot of it, which can only be read.
+        snapshot: Option<String>,
         /// Ceph's configuration file; `None` for `$CEPH_CONF` or the usual places.
         conf: Option<PathBuf>,
         /// Ceph user without `client.`; `None` for `admin`.
@@ -144,8 +146,12 @@ fn parse_rbd(path: &str, query: &str) -> Result<BackendUri, String> {
     if pool.is_empty() || image.is_empty() {
         return Err("an empty pool or image name; say rbd:POOL/IMAGE".into());
     }
-    if let Some(at) = image.find('@') {
-        return Err(format!("`{}` is a snapshot; a volume needs the image itself", &image[at..]));
+    let (image, snapshot) = match image.split_once('@') {
+        Some((image, snapshot)) => (image, Some(snapshot.to_owned())),
+        None => (image.as_str(), None),
+    };
+    if image.is_empty() || snapshot.as_ref().is_some_and(|name| name.is_empty() || name.contains('@')) {
+        return Err("an empty image or snapshot name; say rbd:POOL/IMAGE@SNAPSHOT".into());
     }
     let (mut conf, mut id) = (None, None);
     for (key, value) in pairs(query)? {
@@ -156,7 +162,8 @@ fn parse_rbd(path: &str, query: &str) -> Result<BackendUri, String> {
             _ => return Err(format!("unknown option `{key}`; rbd: knows conf and id")),
         }
     }
-    Ok(BackendUri::Rbd { pool: pool.clone(), namespace: namespace.into(), image: image.clone(), conf, id })
+    let (pool, namespace, image) = (pool.clone(), namespace.into(), image.into());
+    Ok(BackendUri::Rbd { pool, namespace, image, snapshot, conf, id })
 }
 
 fn set<T>(slot: &mut Option<T>, key: &str, value: T) -> Result<(), String> {
@@ -229,12 +236,15 @@ impl fmt::Display for BackendUri {
                 }
                 options.extend(gate.iter().map(|gate| ("gate", gate.to_string_lossy().into_owned())));
             }
-            BackendUri::Rbd { pool, namespace, image, conf, id } => {
+            BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } => {
                 write!(f, "rbd:{}/", encode(pool, "/"))?;
                 if !namespace.is_empty() {
                     write!(f, "{}/", encode(namespace, "/"))?;
                 }
                 f.write_str(&encode(image, "/"))?;
+                if let Some(snapshot) = snapshot {
+                    write!(f, "@{}", encode(snapshot, "/"))?;
+                }
                 options.extend(conf.iter().map(|conf| ("conf", conf.to_string_lossy().into_owned())));
                 options.extend(id.iter().map(|id| ("id", id.clone())));
             }
@@ -264,6 +274,7 @@ mod tests {
             "file:/a?emulate=hdd",
             "file:/a?emulate=ssd&seed=7&gate=/tmp/gate",
             "rbd:rbd/vm1",
+            "rbd:rbd/vm1@before",
             "rbd:rbd/tenant/vm1?conf=/etc/ceph/b.conf&id=tidepool",
             "file:/with%3Fquestion%25percent",
             "nbd+unix:///?socket=/run/export.sock",
@@ -304,7 +315,9 @@ mod tests {
             ("rbd:pool/", "empty"),
             ("rbd:a//b", "say rbd:"),
             ("rbd:a/b/c/d", "say rbd:"),
-            ("rbd:a/b@snap", "snapshot"),
+            ("rbd:a/b@", "snapshot"),
+            ("rbd:a/@b", "snapshot"),
+            ("rbd:a/b@c@d", "snapshot"),
             ("rbd:a/b?id=client.x", "without `client.`"),
         ] {
             let line = refused(text);

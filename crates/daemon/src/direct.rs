@@ -2,6 +2,13 @@
 
 use tidepool_backend::BackendUri;
 
+/// An image in a Ceph pool as `rbd` spells it; none for a snapshot.
+pub fn image(uri: &BackendUri) -> Option<String> {
+    let BackendUri::Rbd { pool, namespace, image, snapshot: None, .. } = uri else { return None };
+    let names = [pool, namespace, image].into_iter().map(String::as_str).filter(|name| !name.is_empty());
+    Some(names.collect::<Vec<&str>>().join("/"))
+}
+
 /// Commands that use the image directly, one per line.
 pub fn commands(uri: &BackendUri) -> Vec<String> {
     match uri {
@@ -9,7 +16,7 @@ pub fn commands(uri: &BackendUri) -> Vec<String> {
             let path = path.to_string_lossy();
             vec![drive(&path.replace(',', ",,"))]
         }
-        BackendUri::Rbd { pool, namespace, image, conf, id } => {
+        BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } => {
             let names: Vec<&str> =
                 [pool, namespace, image].into_iter().map(String::as_str).filter(|n| !n.is_empty()).collect();
             let mut options = String::new();
@@ -24,8 +31,10 @@ pub fn commands(uri: &BackendUri) -> Vec<String> {
                 flags.push_str(&format!(" --conf {}", quoted(&conf)));
             }
             let escaped_names: Vec<String> = names.iter().map(|name| escaped(name)).collect();
-            let source = format!("rbd:{}{options}", escaped_names.join("/"));
-            vec![drive(&source.replace(',', ",,")), format!("rbd{flags} info {}", quoted(&names.join("/")))]
+            let at = snapshot.as_ref().map(|snapshot| format!("@{snapshot}")).unwrap_or_default();
+            let source = format!("rbd:{}{at}{options}", escaped_names.join("/"));
+            let info = format!("rbd{flags} info {}", quoted(&(names.join("/") + &at)));
+            vec![drive(&source.replace(',', ",,")), info]
         }
         BackendUri::Nbd(uri) => {
             let uri = uri.to_string();

@@ -188,6 +188,16 @@ pub enum BackendOp {
         /// Oldest group whose redo is still needed; the next one to come when none is.
         first: u64,
     },
+    /// Take a snapshot of the image, which is the volume at a cut and is not written meanwhile.
+    Snapshot {
+        /// The operation that it is for.
+        control: u64,
+    },
+    /// Give the image this size.
+    Resize {
+        /// Bytes.
+        size_bytes: u64,
+    },
     /// Record beside the image how far the volume is, so that a loss of the cache can be told in figures.
     RedoNote {
         /// Newest acknowledged sequence.
@@ -282,6 +292,18 @@ pub enum ControlError {
     /// It takes the volume's backend, and none is attached.
     #[error("the volume's backend is not attached: the volume cannot be drained or compared with its image")]
     Detached,
+    /// A snapshot of an image that is written in any order would be no state of the volume.
+    #[error(
+        "its drain is unordered: between two writes of it the image is no state that the volume ever had; \
+         attach the volume with a grouped drain, or set it to write-through first"
+    )]
+    Unordered,
+    /// The volume serves only reads.
+    #[error("it is read-only")]
+    ReadOnly,
+    /// No size that a volume can be given.
+    #[error("a size of {0} bytes cannot be had: it must be a multiple of {BLOCK_BYTES} up to 1 PiB")]
+    Size(u64),
     /// The attachment has more than [`ATTACHMENT_BYTES_MAX`] bytes.
     #[error("an attachment has at most {ATTACHMENT_BYTES_MAX} bytes")]
     TooLong,

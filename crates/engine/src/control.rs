@@ -15,6 +15,9 @@ const VERIFY_IN_FLIGHT: u32 = 8;
 /// Most stretches of the index that one [`Engine::block_status`] looks at: many may make one extent.
 const STATUS_RUNS_MAX: usize = 4096;
 
+/// The largest volume.
+pub(crate) const VOLUME_BYTES_MAX: u64 = 1 << 50;
+
 /// In [`Engine::stopping`]: the checkpoint that ends a shutdown has begun.
 pub(crate) const LAST_CHECKPOINT: u64 = u64::MAX;
 
@@ -208,23 +211,23 @@ impl Engine {
         if mode == Mode::Off {
             volume.task = Task::Purge { control, attaching: false };
         } else {
-            self.persist(now, control);
+            self.persist(control);
         }
     }
 
     /// Changes the dirty quota (0 for the default share). Where all volumes together were given more than the cache
     /// holds, each has less in proportion; [`VolumeStatus::dirty_bytes_max`] tells what is in force.
-    pub fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64) {
+    pub fn set_dirty_bytes_max(&mut self, _now: Nanos, id: VolumeId, bytes: u64, control: u64) {
         self.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         volume.spec.dirty_bytes_max = bytes;
         self.count_quotas();
-        self.persist(now, control);
+        self.persist(control);
     }
 
     /// Replaces [`VolumeSpec::attachment`]. [`Effect::ControlDone`] comes when a restart will find the new one,
     /// whatever else is being done to the volume.
-    pub fn set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {
+    pub fn set_attachment(&mut self, _now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64) {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let error = match &volume {
             None => Some(ControlError::Gone),
@@ -235,7 +238,7 @@ impl Engine {
         match (error, volume) {
             (None, Some(volume)) => {
                 volume.spec.attachment = attachment;
-                self.persist(now, control);
+                self.persist(control);
             }
             (error, _) => {
                 let result = error.map_or(Ok(()), Err);
@@ -289,7 +292,12 @@ impl Engine {
     }
 
     /// The volume if an operation on it may begin now; else that is the operation's answer.
-    fn controllable(&mut self, id: VolumeId, control: u64, without_device: bool) -> Option<&mut Volume> {
+    pub(crate) fn controllable(
+        &mut self,
+        id: VolumeId,
+        control: u64,
+        without_device: bool,
+    ) -> Option<&mut Volume> {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let error = match &volume {
             None => Some(ControlError::Gone),
@@ -308,7 +316,7 @@ impl Engine {
     }
 
     /// `control` is complete when a checkpoint of the state now is durable.
-    fn persist(&mut self, _now: Nanos, control: u64) {
+    pub(crate) fn persist(&mut self, control: u64) {
         self.persist_or(control, Err(ControlError::Device));
     }
 
@@ -330,7 +338,11 @@ impl Engine {
             match self.volumes[i].as_ref().map(|v| v.task) {
                 Some(Task::Purge { control, attaching }) => self.pump_purge(now, id, control, attaching),
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
-                _ => {}
+                Some(Task::Snapshot { control, step }) => self.pump_snapshot(now, id, control, step),
+                Some(Task::Resize { control, stage, size_bytes, old_bytes }) => {
+                    self.pump_resize(id, control, stage, size_bytes, old_bytes);
+                }
+                Some(Task::None) | None => {}
             }
         }
         self.pump_stop(now);
@@ -344,7 +356,7 @@ impl Engine {
         let flushed = self.backends_are_flushed() || now >= self.stop_by;
         if (idle || self.dead) && flushed && !held && !self.fills.has_open() {
             self.stopping = Some(LAST_CHECKPOINT);
-            self.persist(now, control);
+            self.persist(control);
             self.pump_checkpoint(now);
         }
     }
@@ -722,7 +734,7 @@ fn check_spec(spec: &VolumeSpec) -> Result<(), AddError> {
         return Err(AddError::Name(spec.name.clone()));
     }
     let size = spec.size_bytes;
-    if size == 0 || !size.is_multiple_of(SECTOR_BYTES as u64) || size > 1 << 50 {
+    if size == 0 || !size.is_multiple_of(SECTOR_BYTES as u64) || size > VOLUME_BYTES_MAX {
         return Err(AddError::Size(size));
     }
     if spec.backend.len() > 1024 {

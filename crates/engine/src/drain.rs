@@ -12,8 +12,9 @@ use crate::engine::{Engine, Io};
 use crate::format::{Stream, byte, crc32c};
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
 use crate::mem::Buf;
+use crate::space::Space;
 use crate::util::runs;
-use crate::volume::{DirtyObject, Task, object_of};
+use crate::volume::{DirtyObject, Task, Volume, object_of};
 
 /// Blocks of one transfer to the backend.
 pub(crate) const PIECE_BLOCKS: usize = 64;
@@ -43,6 +44,8 @@ pub(crate) struct Drain {
     /// was committed when the drain began.
     left_out: Option<u64>,
     committed: u64,
+    /// It brings the object to the cut of a snapshot: what is newer is left out for what the cut has.
+    pub(crate) cut: bool,
     /// What the backend has got.
     written: Vec<(u64, Position)>,
 }
@@ -59,6 +62,23 @@ pub(crate) struct Piece {
     bad: bool,
     /// Bad blocks have been read a second time.
     again: bool,
+    /// The blocks are the cut's, newer ones have superseded them.
+    frozen: bool,
+}
+
+impl Volume {
+    /// Where the drain reads a block: its dirty copy, or with `frozen` the older one that a cut needs. `None` if it has none
+    /// to bring to the image now.
+    fn copy_to_drain(&self, space: &Space, block: u64, frozen: bool) -> Option<Position> {
+        let newer = self.uncommitted(block, 1).0;
+        let found = match (frozen, newer) {
+            (false, false) => self.index.lookup(block),
+            (true, true) => self.groups.as_ref()?.cut()?.delta.index.lookup(block),
+            _ => return None,
+        };
+        let Lookup::At(position) = found else { return None };
+        space.marks.is_dirty(position).then_some(position)
+    }
 }
 
 impl Engine {
@@ -141,6 +161,9 @@ impl Engine {
         let free = |d: &DirtyObject| {
             d.wait_for <= drainable && !index.flags(d.object).contains(ObjectFlags::DRAINING)
         };
+        if volume.image_is_held() {
+            return false;
+        }
         let from = volume.drain_cursor.min(volume.dirty_objects.len());
         let at = volume.dirty_objects.range(from..).position(free).map(|n| from + n);
         volume.drain_cursor = at.unwrap_or(volume.dirty_objects.len());
@@ -154,6 +177,7 @@ impl Engine {
         volume.index.clear_flags(entry.object, ObjectFlags::QUEUED);
         volume.index.set_flags(entry.object, ObjectFlags::DRAINING);
         let zeroes = volume.index.flags(entry.object).contains(ObjectFlags::ZERO_DIRTY);
+        let cut = volume.groups.as_ref().is_some_and(|groups| groups.cut().is_some());
         let written = self.spare_written.pop().unwrap_or_default();
         let drain = Drain {
             volume: id,
@@ -164,6 +188,7 @@ impl Engine {
             failed: false,
             left_out: None,
             committed: if drainable == u64::MAX { 0 } else { drainable },
+            cut,
             written,
         };
         let drain = self.drains.insert(drain);
@@ -186,12 +211,16 @@ impl Engine {
                 Lookup::At(_) | Lookup::Zero => volume.uncommitted(at, n),
                 Lookup::Absent | Lookup::Lost => (false, n),
             };
+            let (mut found, mut n) = (found, n);
+            if uncommitted {
+                let sequence = volume.sequence;
+                let cut =
+                    volume.groups.as_ref().and_then(|groups| groups.cut()).filter(|_| self.drains[d].cut);
+                (found, n) = cut.map_or((Lookup::Absent, n), |cut| cut.delta.index.lookup_run(at, n));
+                self.drains[d].left_out = Some(sequence);
+            }
             match found {
-                _ if uncommitted => {
-                    let sequence = volume.sequence;
-                    self.drains[d].left_out = Some(sequence);
-                }
-                Lookup::Zero if self.drains[d].zeroes => {
+                Lookup::Zero if self.drains[d].zeroes || uncommitted => {
                     if self.drains[d].in_flight >= ZEROES_IN_FLIGHT {
                         return false;
                     }
@@ -203,7 +232,7 @@ impl Engine {
                 Lookup::At(position) => {
                     let dirty = (position..position + n).position(|p| self.space.marks.is_dirty(p));
                     if let Some(skip) = dirty {
-                        return self.drain_blocks(id, d, at + skip as u64, end);
+                        return self.drain_blocks(id, d, at + skip as u64, end, uncommitted);
                     }
                 }
                 _ => {}
@@ -269,7 +298,7 @@ impl Engine {
     }
 
     /// Reads the dirty blocks that follow each other from `first` into one piece.
-    fn drain_blocks(&mut self, id: VolumeId, d: u32, first: u64, end: u64) -> bool {
+    fn drain_blocks(&mut self, id: VolumeId, d: u32, first: u64, end: u64, frozen: bool) -> bool {
         let Some(buf) = self.pools.drain.take() else { return false };
         let mut piece = Piece {
             drain: d,
@@ -280,14 +309,12 @@ impl Engine {
             reads: 0,
             bad: false,
             again: false,
+            frozen,
         };
         while (piece.blocks as usize) < PIECE_BLOCKS && first + u64::from(piece.blocks) < end {
             let block = first + u64::from(piece.blocks);
-            let volume = self.volume(id);
-            let Lookup::At(p) = volume.index.lookup(block) else { break };
-            if !self.space.marks.is_dirty(p) || volume.uncommitted(block, 1).0 {
-                break;
-            }
+            let copy = self.volume(id).copy_to_drain(&self.space, block, frozen);
+            let Some(p) = copy else { break };
             piece.positions[piece.blocks as usize] = p;
             piece.blocks += 1;
         }
@@ -325,7 +352,7 @@ impl Engine {
             self.pieces[index].bad = true;
             if piece.again {
                 self.volume_mut(id).count.corrupt_blocks += 1;
-                self.lose_block(id, piece.first + i as u64, piece.positions[i]);
+                self.lose_drained(id, &piece, i);
             }
         }
         self.pieces[index].reads -= 1;
@@ -345,9 +372,20 @@ impl Engine {
         }
     }
 
+    /// A block of a piece has no good copy.
+    fn lose_drained(&mut self, id: VolumeId, piece: &Piece, i: usize) {
+        let (block, position) = (piece.first + i as u64, piece.positions[i]);
+        match piece.frozen {
+            true => self.lose_copy(id, block, position),
+            false => self.lose_block(id, block, position),
+        }
+    }
+
     /// Whether all blocks of a piece are where they were: what has been moved meanwhile has left its place to others.
     fn is_still_there(&self, piece: &Piece) -> bool {
-        let index = &self.volume(self.drains[piece.drain].volume).index;
+        let volume = self.volume(self.drains[piece.drain].volume);
+        let cut = volume.groups.as_ref().and_then(|groups| groups.cut()).map(|cut| &cut.delta.index);
+        let Some(index) = (if piece.frozen { cut } else { Some(&volume.index) }) else { return false };
         let positions = piece.positions[..piece.blocks as usize].iter();
         positions.zip(piece.first..).all(|(&position, block)| index.lookup(block) == Lookup::At(position))
     }
@@ -476,7 +514,11 @@ impl Engine {
         if flushed {
             let mut drained = 0;
             for &(block, position) in &drain.written {
+                let in_cut = volume.cut_reached(block, position);
                 if volume.index.lookup(block) != Lookup::At(position) {
+                    if in_cut && space.clean(position) {
+                        volume.frozen_blocks -= 1;
+                    }
                     continue;
                 }
                 if volume.uncommitted(block, 1).0 {
@@ -486,6 +528,10 @@ impl Engine {
                     drained += 1;
                 }
             }
+            let first_sequence = match drain.cut && volume.cut_reached_object(object) {
+                true => drain.entry.first_sequence.max(drain.committed + 1),
+                false => drain.entry.first_sequence,
+            };
             volume.dirty_blocks -= drained;
             volume.count.drained_blocks += drained;
             if volume.sequence_safe() < volume.backlog_sequence {
@@ -498,7 +544,12 @@ impl Engine {
             }
             if let Some(sequence) = drain.left_out {
                 let committed = drain.committed;
-                let entry = DirtyObject { wait_for: sequence, then_first: committed + 1, ..drain.entry };
+                let entry = DirtyObject {
+                    wait_for: sequence,
+                    first_sequence,
+                    then_first: committed + 1,
+                    ..drain.entry
+                };
                 volume.requeue_dirty(entry);
             } else if drain.zeroes && !queued {
                 volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);

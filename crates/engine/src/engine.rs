@@ -157,6 +157,8 @@ pub(crate) enum Io {
     RedoCommit { volume: VolumeId },
     RedoTrim { volume: VolumeId },
     RedoNote { volume: VolumeId },
+    Snapshot { volume: VolumeId },
+    Resize { volume: VolumeId },
 }
 
 /// The core of one cache device.
@@ -406,6 +408,8 @@ impl Engine {
             Io::RedoCommit { volume } => self.redo_commit_done(now, volume, result),
             Io::RedoTrim { volume } => self.redo_trim_done(now, volume, result),
             Io::RedoNote { volume } => self.redo_note_done(now, volume, result),
+            Io::Snapshot { volume } => self.snapshot_done(now, volume, result),
+            Io::Resize { volume } => self.resize_done(now, volume, result),
         }
     }
 

@@ -48,7 +48,9 @@ impl Engine {
             None => self.fill_frame(id, buf),
         };
         let Some(frame) = frame else {
+            // Nothing is left to gather: the group can be committed.
             self.pools.drain.give(buf);
+            self.stir();
             return false;
         };
         self.closed_mut(id).in_flight += 1;

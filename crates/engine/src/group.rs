@@ -14,6 +14,7 @@ use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::frame::Frame;
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
+use crate::snapshot::Step;
 use crate::space::Space;
 use crate::volume::{Task, Volume};
 use std::collections::VecDeque;
@@ -25,7 +26,7 @@ const GROUP_NS_MAX: Nanos = 2_000_000_000;
 /// With much dirty data a group ends when it is this old: only what is committed can be drained.
 const GROUP_NS_URGENT: Nanos = 250_000_000;
 /// A group ends when it has changed so many blocks.
-const GROUP_BLOCKS_MAX: u64 = (64 << 20) / BLOCK_BYTES as u64;
+pub(crate) const GROUP_BLOCKS_MAX: u64 = (64 << 20) / BLOCK_BYTES as u64;
 /// Groups whose redo may be kept while the image can catch up: the header names each of them.
 const KEPT_MAX: usize = 4096;
 /// A delta keeps as many runs, and twice as many as it has blocks, before it looks which are of use.
@@ -65,7 +66,7 @@ pub(crate) struct Closed {
     pub(crate) delta: Delta,
     pub(crate) group: u64,
     /// Sequence of the last record that it contains.
-    sequence: u64,
+    pub(crate) sequence: u64,
     cut_at: Nanos,
     cursor: Cursor,
     /// Frames begun.
@@ -74,6 +75,9 @@ pub(crate) struct Closed {
     /// Frames that the backend did not take.
     pub(crate) again: Vec<Frame>,
     committing: bool,
+    /// It holds everything dirty, and stays when it is committed until the image has it: the image then is this cut.
+    pub(crate) whole: bool,
+    pub(crate) committed: bool,
     /// Blocks with frozen copies.
     frozen: Vec<u64>,
 }
@@ -146,6 +150,23 @@ impl Delta {
 }
 
 impl Closed {
+    fn new(delta: Delta, group: u64, sequence: u64, now: Nanos) -> Closed {
+        Closed {
+            delta,
+            group,
+            sequence,
+            cut_at: now,
+            cursor: Cursor { run: 0, block: 0, zeroes: Some((0, 0)) },
+            frames: 0,
+            in_flight: 0,
+            again: Vec::new(),
+            committing: false,
+            whole: false,
+            committed: false,
+            frozen: Vec::new(),
+        }
+    }
+
     /// Everything is in frames.
     pub(crate) fn is_gathered(&self) -> bool {
         self.cursor.run == self.delta.runs.len() && self.cursor.zeroes.is_none()
@@ -229,7 +250,7 @@ impl Groups {
 
     /// Whether the blocks from `block` on are in no committed group, and how many of the next `n` are like it.
     pub(crate) fn uncommitted(&self, block: u64, n: u32) -> (bool, u32) {
-        let closed = self.closed_index();
+        let closed = self.pending().map(|closed| &closed.delta.index);
         let mut n = n;
         for index in std::iter::once(&self.open.index).chain(closed) {
             let (found, len) = index.lookup_run(block, n);
@@ -239,6 +260,16 @@ impl Groups {
             n = n.min(len);
         }
         (false, n)
+    }
+
+    /// The closed group, as long as it is not committed.
+    fn pending(&self) -> Option<&Closed> {
+        self.closed.as_ref().filter(|closed| !closed.committed)
+    }
+
+    /// The committed group to which the image is being brought.
+    pub(crate) fn cut(&self) -> Option<&Closed> {
+        self.closed.as_ref().filter(|closed| closed.committed)
     }
 
     /// What the closed group has changed.
@@ -266,6 +297,18 @@ impl Groups {
         }
     }
 
+    /// The volume has become smaller; `dropped` is told where the closed group's copies were.
+    pub(crate) fn truncate(&mut self, blocks: u64, dropped: &mut impl FnMut(Position)) {
+        self.open.index.truncate(blocks, &mut |_, _, _| ());
+        if let Some(closed) = &mut self.closed {
+            closed.delta.index.truncate(blocks, &mut |_, n, was| {
+                if let Lookup::At(position) = was {
+                    (position..position + n).for_each(&mut *dropped);
+                }
+            });
+        }
+    }
+
     /// A copy is lost: no group can bring it to the backend.
     pub(crate) fn forget(&mut self, block: u64, position: Position) {
         self.open.index.remove_if(block, position);
@@ -281,12 +324,13 @@ impl Groups {
 
     /// Something is not committed.
     pub(crate) fn is_uncommitted(&self) -> bool {
-        self.closed.is_some() || !self.open.is_empty()
+        self.pending().is_some() || !self.open.is_empty()
     }
 
     /// The backend has, or needs, more than the image.
     pub(crate) fn is_busy(&self) -> bool {
-        self.is_uncommitted()
+        self.closed.is_some()
+            || self.is_uncommitted()
             || !self.kept.is_empty()
             || self.old_redo
             || self.trimming.is_some()
@@ -296,12 +340,12 @@ impl Groups {
     /// Blocks that the loss of the cache would cost, at most.
     pub(crate) fn uncommitted_blocks(&self) -> u64 {
         let of = |delta: &Delta| delta.index.blocks().at + delta.index.blocks().zero;
-        of(&self.open) + self.closed.as_ref().map_or(0, |closed| of(&closed.delta))
+        of(&self.open) + self.pending().map_or(0, |closed| of(&closed.delta))
     }
 
     /// When the oldest change came that the loss of the cache would cost.
     pub(crate) fn uncommitted_since(&self) -> Option<Nanos> {
-        let closed = self.closed.as_ref().map(|closed| closed.delta.since);
+        let closed = self.pending().map(|closed| closed.delta.since);
         closed.or((!self.open.is_empty()).then_some(self.open.since))
     }
 
@@ -315,6 +359,27 @@ impl Volume {
     /// The volume's dirty data as one group: after a restart nothing else is known of what is committed, and this contains
     /// it all.
     pub(crate) fn begin_groups(&mut self, space: &Space, now: Nanos, old_redo: bool) {
+        let open = self.dirty_delta(space, now);
+        let mut groups = Groups::new(open, old_redo);
+        groups.sequence = self.sequence_drained;
+        self.groups = Some(Box::new(groups));
+    }
+
+    /// The same in the middle of its life, as the closed group: what the image lacks at this moment.
+    pub(crate) fn close_whole(&mut self, space: &Space, now: Nanos) {
+        let delta = self.dirty_delta(space, now);
+        let (group, sequence) = (self.groups_made + 1, self.sequence);
+        let groups = self.groups.as_mut().expect("a volume with groups");
+        assert!(groups.closed.is_none(), "one group is closed at a time");
+        let open = std::mem::replace(&mut groups.open, Delta::new());
+        let since = if open.is_empty() { now } else { open.since };
+        let delta = Delta { since, ..delta };
+        groups.closed = Some(Closed { whole: true, ..Closed::new(delta, group, sequence, now) });
+        self.count.groups += 1;
+    }
+
+    /// What is dirty. Nothing of it is drained before it is committed.
+    fn dirty_delta(&mut self, space: &Space, now: Nanos) -> Delta {
         let mut open = Delta::new();
         // What is being drained may never arrive, or arrive out of order: it belongs to the group, too.
         let marks = ObjectFlags::QUEUED | ObjectFlags::DRAINING;
@@ -341,9 +406,7 @@ impl Volume {
         for dirty in &mut self.dirty_objects {
             dirty.wait_for = sequence;
         }
-        let mut groups = Groups::new(open, old_redo);
-        groups.sequence = self.sequence_drained;
-        self.groups = Some(Box::new(groups));
+        open
     }
 
     /// The image is to have everything that is acknowledged, and what was left from another mode is there. Groups are of
@@ -352,6 +415,16 @@ impl Volume {
     pub(crate) fn groups_end(&self) -> bool {
         let backlog = self.mode == Mode::WriteThrough && self.sequence_drained < self.backlog_sequence;
         self.groups.is_some() && self.mode != Mode::WriteBack && !backlog
+    }
+
+    /// Nothing needs a group's frozen copies any more.
+    pub(crate) fn thaw(&mut self, space: &mut Space, closed: &Closed) {
+        for &block in &closed.frozen {
+            let Lookup::At(position) = closed.delta.index.lookup(block) else { continue };
+            if !space.marks.is_live(position) && space.clean(position) {
+                self.frozen_blocks -= 1;
+            }
+        }
     }
 
     fn end_groups(&mut self) {
@@ -392,25 +465,15 @@ impl Engine {
         let sequence = volume.sequence;
         let groups = volume.groups.as_mut().expect("a group is due");
         let delta = std::mem::replace(&mut groups.open, Delta::new());
-        groups.closed = Some(Closed {
-            delta,
-            group: volume.groups_made + 1,
-            sequence,
-            cut_at: now,
-            cursor: Cursor { run: 0, block: 0, zeroes: Some((0, 0)) },
-            frames: 0,
-            in_flight: 0,
-            again: Vec::new(),
-            committing: false,
-            frozen: Vec::new(),
-        });
+        groups.closed = Some(Closed::new(delta, volume.groups_made + 1, sequence, now));
         volume.count.groups += 1;
     }
 
     fn cut_is_due(&self, now: Nanos, id: VolumeId, flush: bool) -> bool {
         let volume = self.volume(id);
         let Some(groups) = &volume.groups else { return false };
-        if groups.closed.is_some() || groups.open.is_empty() || volume.failed || volume.fenced {
+        let reserved = matches!(volume.task, Task::Snapshot { step: Step::Cut, .. });
+        if groups.closed.is_some() || groups.open.is_empty() || volume.failed || volume.fenced || reserved {
             // A group without a block that is lost would be no state that the volume ever had.
             return false;
         }
@@ -424,7 +487,7 @@ impl Engine {
         let waited_for = volume.mode != Mode::WriteBack
             || !volume.through.is_empty()
             || volume.drain_all_until > groups.sequence
-            || volume.task != Task::None
+            || matches!(volume.task, Task::Purge { .. } | Task::Remove { .. })
             || self.dead;
         waited_for
             || blocks >= GROUP_BLOCKS_MAX
@@ -497,7 +560,7 @@ impl Engine {
         let first = groups.kept.front().map(|kept| kept.group);
         let Some(closed) = &mut groups.closed else { return };
         let written = closed.is_gathered() && closed.in_flight == 0 && closed.again.is_empty();
-        if !written || closed.committing || busy || failed {
+        if !written || closed.committing || closed.committed || busy || failed {
             return;
         }
         closed.committing = true;
@@ -524,7 +587,7 @@ impl Engine {
             groups.closed.as_mut().expect("a group is committed").committing = false;
             return;
         }
-        let closed = groups.closed.take().expect("a group is committed");
+        let mut closed = groups.closed.take().expect("a group is committed");
         groups.old_redo = false;
         groups.sequence = closed.sequence;
         groups.noted_at = now;
@@ -532,14 +595,14 @@ impl Engine {
             let blocks = closed.delta.index.blocks().at;
             groups.kept.push_back(Kept { group: closed.group, sequence: closed.sequence, blocks });
         }
-        for block in closed.frozen {
-            let Lookup::At(position) = closed.delta.index.lookup(block) else { continue };
-            if !space.marks.is_live(position) && space.clean(position) {
-                volume.frozen_blocks -= 1;
-            }
-        }
         volume.groups_made = closed.group;
         volume.commit_objects(closed.sequence);
+        if closed.whole {
+            (closed.committing, closed.committed) = (false, true);
+            volume.groups.as_mut().expect("as above").closed = Some(closed);
+        } else {
+            volume.thaw(space, &closed);
+        }
         self.update_drained(id);
         self.volume_mut(id).recheck = true;
         self.stir();

@@ -34,6 +34,8 @@ mod reclaim;
 mod recover;
 pub mod redo;
 mod replay;
+mod resize;
+mod snapshot;
 mod space;
 pub mod status;
 mod util;

@@ -7,6 +7,8 @@ use crate::format::VolumeItem;
 use crate::group::Groups;
 use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
+use crate::resize::Stage as ResizeStage;
+use crate::snapshot::Step;
 use crate::status::VolumeCounters;
 use std::collections::VecDeque;
 use zerocopy::FromZeros;
@@ -112,6 +114,10 @@ pub(crate) enum Task {
     Purge { control: u64, attaching: bool },
     /// Draining, verifying, then leaving the device.
     Remove { control: u64, verify: bool },
+    /// Bringing the image to a cut, for a snapshot of it.
+    Snapshot { control: u64, step: Step },
+    /// Taking another size.
+    Resize { control: u64, stage: ResizeStage, size_bytes: u64, old_bytes: u64 },
 }
 
 /// A volume.

@@ -71,6 +71,7 @@ impl World {
             43..=64 => self.break_something(v),
             65..=69 => self.rest(v),
             70..=80 => self.read_cached(v),
+            81..=84 => self.control_volume(v, |w, _| ControlKind::Snapshot { floor: w.tick }),
             _ => {}
         }
     }
@@ -108,7 +109,9 @@ impl World {
             return;
         }
         let kind = kind(self, v);
-        if matches!(kind, ControlKind::Mode(_) | ControlKind::Remove { .. }) && self.vols[v].controls > 0 {
+        let alone =
+            matches!(kind, ControlKind::Mode(_) | ControlKind::Remove { .. } | ControlKind::Snapshot { .. });
+        if alone && self.vols[v].controls > 0 {
             return;
         }
         self.send_control(v, kind);
@@ -144,6 +147,10 @@ impl World {
             ControlKind::Drain { .. } => {
                 engine.drain(now, id, control);
                 "drain"
+            }
+            ControlKind::Snapshot { .. } => {
+                engine.snapshot(now, id, control);
+                "snapshot"
             }
             ControlKind::Remove { verify } => {
                 self.vols[v].place = Place::Removing;
@@ -360,6 +367,7 @@ impl World {
             }
             ControlKind::Mode(mode) => self.cover.add("purge", u64::from(mode == Mode::Off)),
             ControlKind::Quota => {}
+            ControlKind::Snapshot { .. } => self.cover.hit("snapshot"),
             ControlKind::Attachment(number) => self.vols[v].keep_attachment(&number.to_le_bytes()),
             ControlKind::Drain { changes, quiet } => self.drained(v, changes, quiet),
             ControlKind::Remove { verify } => {
@@ -422,9 +430,16 @@ impl World {
             ControlError::Device => self.disk.dead,
             ControlError::Backend(_) => self.plan.theme == Theme::Backends,
             ControlError::Lost(_) | ControlError::Failed => self.may_lose_data(),
-            ControlError::Busy => matches!(kind, ControlKind::Drain { .. } | ControlKind::Quota),
+            ControlError::Busy => {
+                matches!(kind, ControlKind::Drain { .. } | ControlKind::Quota | ControlKind::Snapshot { .. })
+            }
+            ControlError::Unordered => matches!(kind, ControlKind::Snapshot { .. }),
             ControlError::Differs(_) => false,
-            ControlError::Gone | ControlError::Detached | ControlError::TooLong => false,
+            ControlError::Gone
+            | ControlError::Detached
+            | ControlError::TooLong
+            | ControlError::ReadOnly
+            | ControlError::Size(_) => false,
         };
         if !explained {
             return self.fail(format!("{kind:?} of volume {v} failed: {error}"));

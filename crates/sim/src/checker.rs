@@ -110,9 +110,10 @@ impl Checker {
         &mut self,
         stable: bool,
         whole: bool,
+        floor: u64,
         read: &mut dyn FnMut(u64, &mut [u8]),
     ) -> Result<(), String> {
-        self.cuts.as_mut().map_or(Ok(()), |cuts| cuts.check(self.sectors, stable, whole, read))
+        self.cuts.as_mut().map_or(Ok(()), |cuts| cuts.check(self.sectors, stable, whole, floor, read))
     }
 
     /// The image has everything: the next cuts are compared with it.

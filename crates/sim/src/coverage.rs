@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Everything that the short run must reach.
-pub const WANTED: [&str; 47] = [
+pub const WANTED: [&str; 49] = [
     "group committed",
     "cut checked",
     "redo trimmed",
@@ -32,6 +32,8 @@ pub const WANTED: [&str; 47] = [
     "direct write",
     "purge",
     "drain verified",
+    "snapshot",
+    "snapshot checked",
     "removal verified",
     "foreign write",
     "clean dropped at attach",

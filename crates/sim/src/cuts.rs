@@ -91,7 +91,8 @@ impl Cuts {
     }
 
     /// Compares an image, its redo applied, with what a cut may be; if the image is `stable`, cuts only go forward from then
-    /// on. With `whole`, what nobody has changed since the last cut is looked at, too.
+    /// on. With `whole`, what nobody has changed since the last cut is looked at, too. What was acknowledged before `floor` is
+    /// there.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -100,6 +101,7 @@ impl Cuts {
         sectors: u64,
         stable: bool,
         whole: bool,
+        floor: u64,
         read: &mut dyn FnMut(u64, &mut [u8]),
     ) -> Result<(), String> {
         let mut blocks: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -163,6 +165,12 @@ impl Cuts {
                 found.push((sector, now));
             }
         }
+        if lost.0 < floor {
+            return Err(format!(
+                "sector {} lacks a write acknowledged at {}, before {floor}",
+                lost.1, lost.0
+            ));
+        }
         if survived.0 > lost.0 {
             return Err(format!(
                 "no cut: sector {} lacks a write acknowledged at {}, sector {} has one sent at {}",
@@ -185,7 +193,7 @@ mod tests {
 
     /// An image of one sector in each of two blocks.
     fn look(cuts: &mut Cuts, values: [u64; 2]) -> Result<(), String> {
-        cuts.check(2 * SECTORS as u64, true, true, &mut |block, out| {
+        cuts.check(2 * SECTORS as u64, true, true, 0, &mut |block, out| {
             out.fill(0);
             fill(&mut out[..SECTOR_BYTES], 7, block * SECTORS as u64, values[block as usize]);
         })
@@ -215,6 +223,15 @@ mod tests {
         assert!(look(&mut cuts, [0, 0]).is_err());
         look(&mut cuts, [10, 20]).expect("a later cut");
         assert!(look(&mut cuts, [10, 0]).is_err());
+    }
+
+    #[test]
+    fn a_cut_has_what_was_acknowledged_before_its_floor() {
+        let empty = |floor| {
+            two_writes().check(2 * SECTORS as u64, true, true, floor, &mut |_, out: &mut [u8]| out.fill(0))
+        };
+        assert!(empty(11).is_ok());
+        assert!(empty(12).is_err());
     }
 
     #[test]

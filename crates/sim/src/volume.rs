@@ -150,9 +150,19 @@ impl Vol {
     pub fn check_cut(&mut self, whole: bool) -> Result<(), String> {
         let content = self.backend.redo.content()?;
         let backend = &self.backend;
-        self.checker.check_cut(backend.store.is_stable(), whole, &mut |block, out| {
+        self.checker.check_cut(backend.store.is_stable(), whole, 0, &mut |block, out| {
             backend.read_cut(&content, block, out)
         })
+    }
+
+    /// Whether the image alone is the volume at one moment, and has all that was acknowledged before `floor`.
+    ///
+    /// # Errors
+    /// What contradicts that.
+    pub fn check_snapshot(&mut self, floor: u64) -> Result<(), String> {
+        let backend = &self.backend;
+        let stable = backend.store.is_stable();
+        self.checker.check_cut(stable, true, floor, &mut |block, out| backend.store.read(block, out))
     }
 
     /// The cache is lost: brings the image to its last cut.

@@ -82,6 +82,7 @@ pub(crate) enum FlightKind {
     RedoCommit { volume: usize, generation: u64, first: u64, group: u64, frames: u32 },
     RedoTrim { volume: usize, first: u64 },
     RedoNote { volume: usize },
+    Snapshot { volume: usize, floor: u64 },
 }
 
 /// A control operation in flight.
@@ -98,8 +99,17 @@ pub(crate) enum ControlKind {
     Mode(Mode),
     Quota,
     Attachment(u64),
-    Drain { changes: u64, quiet: bool },
-    Remove { verify: bool },
+    Drain {
+        changes: u64,
+        quiet: bool,
+    },
+    Remove {
+        verify: bool,
+    },
+    /// Everything acknowledged before this tick is to be in it.
+    Snapshot {
+        floor: u64,
+    },
     Shutdown,
 }
 
@@ -507,6 +517,14 @@ impl World {
             }
             BackendOp::RedoTrim { first } => (FlightKind::RedoTrim { volume: v, first }, None, false),
             BackendOp::RedoNote { .. } => (FlightKind::RedoNote { volume: v }, None, false),
+            BackendOp::Resize { .. } => unreachable!("no volume is resized here"),
+            BackendOp::Snapshot { control } => {
+                let Some(Control { kind: ControlKind::Snapshot { floor }, .. }) = self.controls.get(&control)
+                else {
+                    return self.fail(format!("a snapshot for operation {control}, which is none"));
+                };
+                (FlightKind::Snapshot { volume: v, floor: *floor }, None, false)
+            }
         };
         let (what, offset, len) = match op {
             BackendOp::Read { offset, buf } => ("backend read", offset, buf.len.into()),
@@ -519,6 +537,8 @@ impl World {
             BackendOp::RedoCommit { first, group, .. } => ("redo commit", first, group),
             BackendOp::RedoTrim { first } => ("redo trim", first, 0),
             BackendOp::RedoNote { sequence, bytes, .. } => ("redo note", sequence, bytes),
+            BackendOp::Snapshot { control } => ("backend snapshot", control, 0),
+            BackendOp::Resize { size_bytes } => ("backend resize", size_bytes, 0),
         };
         self.note(what, v as u64, offset, len);
         match what {
@@ -563,7 +583,8 @@ impl World {
             | FlightKind::RedoWrite { volume, .. }
             | FlightKind::RedoCommit { volume, .. }
             | FlightKind::RedoTrim { volume, .. }
-            | FlightKind::RedoNote { volume } => volume,
+            | FlightKind::RedoNote { volume }
+            | FlightKind::Snapshot { volume, .. } => volume,
             _ => return false,
         };
         let backend = &self.vols[volume].backend;
@@ -683,6 +704,30 @@ impl World {
                 let result = self.vols[volume].backend.outcome(&mut self.rng, false, now);
                 self.note_backend(volume, result)
             }
+            FlightKind::Snapshot { volume, floor } => {
+                let result = self.vols[volume].backend.outcome(&mut self.rng, false, now);
+                if result.is_ok() {
+                    self.check_snapshot(volume, floor);
+                }
+                self.note_backend(volume, result)
+            }
+        }
+    }
+
+    /// A snapshot is the volume as it was at one moment after it was asked for, without any redo.
+    fn check_snapshot(&mut self, volume: usize, floor: u64) {
+        let direct = matches!(self.vols[volume].mode, Mode::WriteAround | Mode::Off);
+        let writes = |f: &Flight| matches!(f.kind, FlightKind::Write { volume: v, .. } if v == volume);
+        if !direct && self.flights.values().any(writes) {
+            return self
+                .fail(format!("volume {volume}: the image is written while a snapshot of it is taken"));
+        }
+        if self.may_lose_data() || self.vols[volume].checker.cuts.is_none() {
+            return;
+        }
+        self.cover.hit("snapshot checked");
+        if let Err(what) = self.vols[volume].check_snapshot(floor) {
+            self.fail(format!("volume {volume}: snapshot: {what}"));
         }
     }
 

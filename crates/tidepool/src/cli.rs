@@ -35,7 +35,7 @@ pub enum Command {
     Status(StatusArgs),
     /// Look at an image and say what serving it would do; nothing is changed.
     Check(CheckArgs),
-    /// List, add, remove, change or drain the volumes of a running daemon.
+    /// List, add, remove, change, drain or snapshot the volumes of a running daemon.
     Volume(VolumeArgs),
     /// Format, inspect, check or export a cache device that no daemon uses.
     Cache(CacheArgs),
@@ -232,6 +232,35 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+    /// Give a volume and its image another size. Clients learn of it when they connect anew.
+    Resize {
+        /// The volume.
+        name: VolumeName,
+        /// A multiple of 4 KiB.
+        size: Size,
+        /// The volume becomes smaller: what lies beyond its new end is lost.
+        #[arg(long)]
+        shrink: bool,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Take a snapshot of the image that has everything written so far. Clients do not wait for it.
+    Snapshot {
+        /// The volume.
+        name: VolumeName,
+        /// What the snapshot is to be called.
+        snapshot: String,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
     /// Wait until everything written so far is in the image.
     Drain {
         /// The volume.
@@ -421,6 +450,9 @@ mod tests {
             "volume set a --mode off",
             "volume drain a",
             "volume drain --all",
+            "volume snapshot a before-upgrade",
+            "volume resize a 20GiB",
+            "volume resize a 10GiB --shrink",
             "cache format /c --size 1GiB --force",
             "cache inspect /c",
             "cache check /c --format json",
@@ -448,6 +480,7 @@ mod tests {
             ("serve --volume a=ftp:/x", "unknown scheme"),
             ("serve --drain sideways", "grouped or unordered"),
             ("serve --metrics here", "here"),
+            ("volume snapshot a", "SNAPSHOT"),
             ("volume drain", "NAME"),
             ("volume drain a --all", "--all"),
             ("volume set a --mode fast", "write-through"),

@@ -59,6 +59,28 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let report = with_progress(&client, Some(name.as_str()), "draining", gone, change).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
         }
+        VolumeCommand::Resize { name, size, shrink, admin, output } => {
+            let client = client(&admin)?;
+            let now = client.volume(name.as_str()).await.map_err(Failure::failed)?;
+            if size.0 < now.size_bytes && !shrink {
+                return Err(Failure::usage(format!(
+                    "volume {name} has {}: what lies beyond {size} would be lost (say --shrink to have that)",
+                    Size(now.size_bytes)
+                )));
+            }
+            let gone = "the daemon goes on with the change (see `tidepool volume list`)";
+            let report = interruptible(gone, client.resize(name.as_str(), size)).await?;
+            output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+        }
+        VolumeCommand::Snapshot { name, snapshot, admin, output } => {
+            let client = client(&admin)?;
+            let gone = "the daemon goes on with the snapshot (see `rbd snap ls`)";
+            let taken = client.snapshot(name.as_str(), &snapshot);
+            let taken = with_progress(&client, Some(name.as_str()), "draining", gone, taken).await?;
+            output::print(output.format, &taken, |taken| {
+                format!("snapshot {} is taken in {:.1} s\n", taken.snapshot, taken.seconds)
+            })
+        }
         VolumeCommand::Drain { name, admin, output, .. } => {
             let client = client(&admin)?;
             let name = name.as_ref().map(|name| name.as_str());

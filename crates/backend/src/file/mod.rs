@@ -405,6 +405,31 @@ impl Drop for FileBackend {
     }
 }
 
+impl FileBackend {
+    /// Files are cut or grown; a device has its size, which somebody else may have changed.
+    fn resize(&mut self, token: u64, size_bytes: u64) {
+        let file = self.ring.file();
+        let resize = || -> io::Result<()> {
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
+            if kind == FileType::RegularFile {
+                rustix::fs::ftruncate(file, size_bytes)?;
+                Ok(rustix::fs::fsync(file)?)
+            } else if size_of(file, kind)? < size_bytes {
+                Err(io::Error::from_raw_os_error(libc::ENOSPC))
+            } else {
+                Ok(())
+            }
+        };
+        let result = if self.read_only { Err(io::Error::from_raw_os_error(libc::EROFS)) } else { resize() };
+        let result = result.map_err(|e| IoError::Errno(e.raw_os_error().unwrap_or(libc::EIO)));
+        if result.is_ok() {
+            self.size_bytes = size_bytes;
+            self.ring.set_size(size_bytes);
+        }
+        self.ring.complete(token, result);
+    }
+}
+
 impl Backend for FileBackend {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -417,6 +442,9 @@ impl Backend for FileBackend {
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         match transfer {
             Transfer::Disown => self.disown(token),
+            Transfer::Resize { size_bytes } => self.resize(token, size_bytes),
+            // Files have no snapshots.
+            Transfer::Snapshot { .. } => self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
             _ if transfer.is_redo() => match &mut self.redo {
                 Some(redo) => redo.submit(token, transfer),
                 None => self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP))),

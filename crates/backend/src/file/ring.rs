@@ -82,6 +82,11 @@ impl Ring {
         })
     }
 
+    /// The image has another size.
+    pub(super) fn set_size(&mut self, size_bytes: u64) {
+        self.size_bytes = size_bytes;
+    }
+
     pub(super) fn event_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }

@@ -165,8 +165,8 @@ impl Backend for NbdBackend {
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         assert!(self.inflight < INFLIGHT_MAX, "more than {INFLIGHT_MAX} transfers in flight");
         self.inflight += 1;
-        if transfer.is_redo() {
-            // There is no place beside an export.
+        if transfer.is_redo() || matches!(transfer, Transfer::Snapshot { .. } | Transfer::Resize { .. }) {
+            // There is no place beside an export, and no way to ask for these.
             return self.complete(token, Err(IoError::Errno(libc::ENOTSUP)));
         }
         // SAFETY: as the caller vouches.
@@ -178,7 +178,7 @@ impl Backend for NbdBackend {
             Transfer::Flush if self.read_only => return self.complete(token, Ok(())),
             Transfer::Flush => (Work::Flush { told: self.told }, 0, 1),
             Transfer::Disown => (Work::Disown, 0, 1),
-            _ => unreachable!("an export has no redo"),
+            _ => unreachable!("an export has no redo and no snapshots"),
         };
         if self.read_only && work.writes() {
             return self.complete(token, Err(IoError::Errno(libc::EROFS)));

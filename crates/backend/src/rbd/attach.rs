@@ -3,7 +3,7 @@
 use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
 use super::guard;
-use super::image::{FEATURE_NON_PRIMARY, Facts, Image};
+use super::image::{Access, FEATURE_NON_PRIMARY, Facts, Image};
 use super::owner::OwnerObject;
 use super::place::Place;
 use super::survey::{Attachment, FENCE_FOREIGN_S, Holder, Survey};
@@ -13,6 +13,7 @@ use crate::record::{Continuity, OwnerState, Ownership};
 use crate::redo::{self, Header};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use tidepool_engine::api::IoError;
 use uuid::Uuid;
 
@@ -289,7 +290,7 @@ impl Spot<'_> {
             Start::Unguarded(version) => version,
             Start::Now => self.pool.version(self.header).map_err(self.failed(read_header))?,
         };
-        let image = Image::open(&self.cluster.libraries().rbd, self.pool, &self.place.image, false);
+        let image = Image::open(&self.cluster.libraries().rbd, self.pool, &self.place.image, Access::Write);
         let image = image.map_err(self.failed("open the image"))?;
         let undisturbed = self.pool.version(self.header).map_err(self.failed(read_header))? == version;
         progress.disturbed = !undisturbed;
@@ -538,7 +539,7 @@ pub(super) enum Failed {
 /// The lock proves nothing here: librbd itself gives it up and takes it again when its watch was lost.
 /// What proves that nobody else has written is the guard, which stood all the time. Only the opening itself
 /// must not see it, and whether somebody used that moment is looked at.
-pub(super) fn retake(claim: &Claim, old: Option<Image>) -> Retaken {
+pub(super) fn retake(claim: &Claim, old: Option<Arc<Image>>) -> Retaken {
     let mut owner = None;
     let image = try_retake(claim, old, &mut owner).map_err(|e| {
         let image = &claim.place.what;
@@ -578,9 +579,65 @@ pub(super) fn disown(claim: &Claim) -> Result<(OwnerObject, Ownership), BackendE
     Ok((owner, record))
 }
 
+/// How often the guard is set again after a change of the image before that is given up, and the pause between.
+const REGUARDS_MAX: u32 = 60;
+const REGUARD_PAUSE: Duration = Duration::from_secs(1);
+
+/// A change of the image that the guard forbids.
+#[derive(Debug, Clone)]
+pub(super) enum Change {
+    /// A snapshot of this name.
+    Snapshot(String),
+    /// Another size in bytes.
+    Size(u64),
+}
+
+/// Changes the image with its open handle. The guard forbids it to everybody, so it is lifted for that moment, which
+/// the lock that we hold makes safe: librbd takes it from nobody who is there. `EROFS` if the handle sees the guard, or
+/// lock and record do not say that the image is ours at this moment; [`retake`] finds out which.
+pub(super) fn change(claim: &Claim, image: &Image, what: &Change) -> Result<(), IoError> {
+    try_change(claim, image, what).map_err(|e| {
+        tracing::warn!(image = %claim.place.what, change = ?what, error = %e, "the image was not changed");
+        e.errno()
+    })
+}
+
+fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), BackendError> {
+    let Claim { cluster, place, header, .. } = claim;
+    let failed = |action: &'static str| move |e: io::Error| place.error(cluster, action, e);
+    let pool = cluster.pool(&place.pool, &place.namespace)?;
+    let (_, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
+    if !record.as_ref().is_some_and(|record| claim.is_of(record)) {
+        return Err(BackendError::Fenced { what: place.what.clone() });
+    }
+    let locker = pool.locker(header).map_err(failed("read the image's lock"))?;
+    if !locker.is_some_and(|locker| address::same(&locker.address, &claim.address)) {
+        return Err(failed("change the image")(io::Error::from_raw_os_error(libc::EROFS)));
+    }
+    let change = || match what {
+        Change::Snapshot(name) => image.snapshot(name).map_err(failed("take a snapshot")),
+        Change::Size(size_bytes) => image.resize(*size_bytes).map_err(failed("resize the image")),
+    };
+    if !claim.guarded {
+        return change();
+    }
+    guard::set(&pool, header, false).map_err(failed("lift the guard of the image"))?;
+    reached(Point::Exposed)?;
+    let made = change();
+    let mut attempts = 0;
+    while let Err(e) = guard::set(&pool, header, true) {
+        attempts += 1;
+        if attempts == REGUARDS_MAX || e.raw_os_error() == Some(libc::ESHUTDOWN) {
+            return Err(failed("guard the image again")(e));
+        }
+        std::thread::sleep(REGUARD_PAUSE);
+    }
+    made
+}
+
 fn try_retake(
     claim: &Claim,
-    old: Option<Image>,
+    old: Option<Arc<Image>>,
     read: &mut Option<OwnerObject>,
 ) -> Result<Image, BackendError> {
     let Claim { cluster, place, header, .. } = claim;
@@ -646,6 +703,8 @@ pub(super) enum Point {
     Guarded,
     /// The record says that the image is given up, the guard stands.
     Abandoned,
+    /// The guard is lifted for a change of the image.
+    Exposed,
 }
 
 #[cfg(not(test))]

@@ -1,6 +1,7 @@
 //! The dry run of an image in a pool.
 
 use super::cluster::{Cluster, IoCtx};
+use super::image::{Access, Image};
 use super::place::Place;
 use super::survey::{Holder, Survey};
 use crate::backend::OpenOptions;
@@ -25,6 +26,14 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         );
         return;
     };
+    if let Some(snapshot) = &place.snapshot {
+        let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
+        let facts =
+            image.and_then(|image| image.facts()).map_err(|e| place.error(&cluster, "open the snapshot", e));
+        report.step("snapshot", facts, |facts| format!("of image {}, {} bytes", facts.id, facts.size_bytes));
+        report.would.push("open the snapshot read-only".into());
+        return;
+    }
     let survey = report.step("image", Survey::take(&place, &cluster, &pool), |survey| {
         format!("id {}, {} bytes", survey.facts.id, survey.facts.size_bytes)
     });

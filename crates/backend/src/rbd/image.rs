@@ -43,6 +43,15 @@ impl Facts {
     }
 }
 
+/// What an image is opened for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Access<'a> {
+    Write,
+    Read,
+    /// To read a snapshot of it.
+    Snapshot(&'a str),
+}
+
 /// An open image. Closed when dropped; nothing may be in flight then.
 pub(super) struct Image {
     rbd: &'static Rbd,
@@ -55,13 +64,27 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 impl Image {
-    pub(super) fn open(rbd: &'static Rbd, pool: &IoCtx, name: &str, read_only: bool) -> io::Result<Image> {
+    pub(super) fn open(rbd: &'static Rbd, pool: &IoCtx, name: &str, access: Access) -> io::Result<Image> {
         let name = c_string(name);
+        let (open, snapshot) = match access {
+            Access::Write => (rbd.rbd_open, None),
+            Access::Read => (rbd.rbd_open_read_only, None),
+            Access::Snapshot(snapshot) => (rbd.rbd_open_read_only, Some(c_string(snapshot))),
+        };
+        let snapshot = snapshot.as_ref().map_or(ptr::null(), |snapshot| snapshot.as_ptr());
         let mut handle: ImageT = ptr::null_mut();
-        let open = if read_only { rbd.rbd_open_read_only } else { rbd.rbd_open };
-        // SAFETY: a valid pool, a C string, a valid out pointer, no snapshot.
-        check(unsafe { open(pool.handle(), name.as_ptr(), &raw mut handle, ptr::null()) })?;
+        // SAFETY: a valid pool, a C string, a valid out pointer, a C string or none.
+        check(unsafe { open(pool.handle(), name.as_ptr(), &raw mut handle, snapshot) })?;
         Ok(Image { rbd, handle })
+    }
+
+    /// The number of a snapshot, which no other one gets.
+    pub(super) fn snapshot_id(&self, name: &str) -> io::Result<u64> {
+        let name = c_string(name);
+        let mut id = 0u64;
+        // SAFETY: a valid image, a C string, a valid out pointer.
+        check(unsafe { (self.rbd.rbd_snap_get_id)(self.handle, name.as_ptr(), &raw mut id) })?;
+        Ok(id)
     }
 
     pub(super) fn rbd(&self) -> &'static Rbd {
@@ -124,6 +147,21 @@ impl Image {
     pub(super) fn lock(&self) -> io::Result<()> {
         // SAFETY: a valid image.
         check(unsafe { (self.rbd.rbd_lock_acquire)(self.handle, sys::LOCK_MODE_EXCLUSIVE) }).map(|_| ())
+    }
+
+    /// Takes a snapshot, and lets the handle see it: what is written from then on leaves it alone.
+    pub(super) fn snapshot(&self, name: &str) -> io::Result<()> {
+        let name = c_string(name);
+        // SAFETY: a valid image, a C string.
+        check(unsafe { (self.rbd.rbd_snap_create)(self.handle, name.as_ptr()) })?;
+        self.sizes().map(drop)
+    }
+
+    /// Gives the image another size, and lets the handle see it.
+    pub(super) fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        // SAFETY: a valid image.
+        check(unsafe { (self.rbd.rbd_resize)(self.handle, size_bytes) })?;
+        self.sizes().map(drop)
     }
 
     pub(super) fn flush(&self) -> io::Result<()> {

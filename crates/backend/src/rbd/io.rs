@@ -31,6 +31,8 @@ pub(super) enum Letter {
     Retaken(Box<Retaken>),
     /// The outcome of [`super::attach::disown`].
     Disowned(Box<Result<(OwnerObject, Ownership), BackendError>>),
+    /// The outcome of [`super::attach::change`].
+    Changed(Result<(), IoError>),
 }
 
 /// What a slot does.
@@ -72,7 +74,7 @@ pub(super) enum Outcome {
 /// The slots of an image's transfers.
 pub(super) struct Io {
     /// `None` while the handle is being replaced.
-    pub(super) image: Option<Image>,
+    pub(super) image: Option<Arc<Image>>,
     mailbox: Arc<Mailbox<Letter>>,
     slots: Box<[Slot]>,
     returns: Box<[Return]>,
@@ -106,13 +108,13 @@ unsafe extern "C" fn on_done(completion: CompletionT, argument: *mut c_void) {
 
 impl Io {
     pub(super) fn new(image: Image, facts: &Facts) -> rustix::io::Result<Io> {
-        // One letter of each slot, one of a replaced handle, one of a changed record.
-        let mailbox = Arc::new(Mailbox::new(INFLIGHT_MAX + 2)?);
+        // One letter of each slot, one of a replaced handle, one of a changed record, one of a changed image.
+        let mailbox = Arc::new(Mailbox::new(INFLIGHT_MAX + 3)?);
         let idle = Slot { token: 0, step: Step::Flush, at: 0, len: 0, end: 0 };
         let returns =
             (0..INFLIGHT_MAX as u16).map(|index| Return { mailbox: Arc::clone(&mailbox), index }).collect();
         Ok(Io {
-            image: Some(image),
+            image: Some(Arc::new(image)),
             mailbox,
             slots: vec![idle; INFLIGHT_MAX].into_boxed_slice(),
             returns,
@@ -126,6 +128,11 @@ impl Io {
 
     pub(super) fn mailbox(&self) -> &Arc<Mailbox<Letter>> {
         &self.mailbox
+    }
+
+    /// The image has another size.
+    pub(super) fn set_size(&mut self, size_bytes: u64) {
+        self.size_bytes = size_bytes;
     }
 
     pub(super) fn event_fd(&self) -> RawFd {

@@ -30,7 +30,7 @@ pub(crate) use check::check;
 
 use attach::{Attached, Claim, Failed, Retaken};
 use cluster::{Cluster, IoCtx};
-use image::Image;
+use image::{Access, Image};
 use io::{Io, Letter, Outcome};
 use owner::OwnerObject;
 use place::Place;
@@ -54,7 +54,14 @@ const RETAKE_PAUSE_MAX: Duration = Duration::from_secs(1);
 struct Held {
     claim: Claim,
     owner: OwnerObject,
-    attachment: Vec<u8>,
+}
+
+/// A change of the image that the guard forbids to everybody.
+struct Change {
+    token: u64,
+    what: attach::Change,
+    /// Makes it; none while it waits for a handle that can write.
+    thread: Option<JoinHandle<()>>,
 }
 
 struct RbdBackend {
@@ -63,6 +70,8 @@ struct RbdBackend {
     // Dropped in this order: no transfer without an image, no image without a pool, no pool without a client.
     io: Io,
     held: Option<Held>,
+    /// See [`Backend::attachment`].
+    attachment: Vec<u8>,
     pool: IoCtx,
     cluster: Arc<Cluster>,
     /// Slots that wait for a handle that can write.
@@ -73,21 +82,38 @@ struct RbdBackend {
     retakes: u32,
     /// Attempts in a row that something has stood in the way of that may pass.
     postponed: u32,
+    /// The handle is known to be read-only.
+    stale: bool,
     /// Nothing waits any longer for what may pass.
     closing: bool,
     /// Tokens that wait for the record to be changed.
     disowning: Vec<u64>,
     /// Changes it.
     disown: Option<JoinHandle<()>>,
+    change: Option<Change>,
     fenced: bool,
     /// Writes the redo, where what is written goes by groups.
     redo: Option<Writer>,
 }
 
+fn place_of(uri: &BackendUri) -> Result<Place, BackendError> {
+    let unfit = || BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() };
+    Place::of(uri).ok_or_else(unfit)
+}
+
+/// The place of something that can have an owner.
+fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
+    let place = place_of(uri)?;
+    if place.snapshot.is_some() {
+        let why = format!("it is a snapshot, which has no owner; name the image: {}", place.head());
+        return Err(BackendError::Unsupported { what: place.what, why });
+    }
+    Ok(place)
+}
+
 /// Opens an image.
 pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
-    let place = Place::of(uri)
-        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let place = place_of(uri)?;
     let (backend, generation, continuity) = open_place(place, options)?;
     let Continuity { proven, reason, .. } = continuity;
     Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason })
@@ -95,16 +121,14 @@ pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, Ba
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].
 pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendError> {
-    let place = Place::of(uri)
-        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let place = image_of(uri)?;
     let (cluster, pool) = place.connect()?;
     attach::abandon(&place, &cluster, &pool)
 }
 
 /// Who owns an image, and its redo.
 pub(crate) fn look(uri: &BackendUri) -> Result<Remains, BackendError> {
-    let place = Place::of(uri)
-        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let place = image_of(uri)?;
     let (cluster, pool) = place.connect()?;
     let survey = Survey::take(&place, &cluster, &pool)?;
     let shelf = shelf(&place, &cluster, &survey.facts.id)?;
@@ -113,8 +137,7 @@ pub(crate) fn look(uri: &BackendUri) -> Result<Remains, BackendError> {
 
 /// Refuses an image that its owner has open, or that somebody else has locked.
 pub(crate) fn owner_is_gone(uri: &BackendUri) -> Result<(), BackendError> {
-    let place = Place::of(uri)
-        .ok_or_else(|| BackendError::Unsupported { what: uri.to_string(), why: "not an rbd: URI".into() })?;
+    let place = image_of(uri)?;
     let (cluster, pool) = place.connect()?;
     attach::check_abandoned(&place, &Survey::take(&place, &cluster, &pool)?)
 }
@@ -127,6 +150,9 @@ fn shelf(place: &Place, cluster: &Arc<Cluster>, id: &str) -> Result<RadosShelf, 
 
 fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, Continuity), BackendError> {
     let (cluster, pool) = place.connect()?;
+    if let Some(snapshot) = place.snapshot.clone() {
+        return open_snapshot(place, &snapshot, cluster, pool, options);
+    }
     if options.read_only {
         let backend = open_read_only(place, cluster, pool, options)?;
         return Ok((backend, 0, Continuity::unproven("the image is opened read-only, without ownership")));
@@ -135,8 +161,9 @@ fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, C
     let attachment = serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
     let claim = attached.claim(&place, &cluster);
     let Attached { image, facts, owner, record, continuity, .. } = attached;
-    let held = Held { claim, owner, attachment };
+    let held = Held { claim, owner };
     let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held))?;
+    backend.attachment = attachment;
     backend.start_redo(&record, options)?;
     Ok((backend, record.generation, continuity))
 }
@@ -150,9 +177,31 @@ fn open_read_only(
     let survey = Survey::take(&place, &cluster, &pool)?;
     survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
     survey.check_lock(&place, &survey.holder(options), options)?;
-    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, true);
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read);
     let image = image.map_err(|e| place.error(&cluster, "open the image", e))?;
     RbdBackend::start(place, cluster, pool, image, &survey.facts, None)
+}
+
+/// Opens a snapshot. It belongs to nobody and never changes: as long as it is the same one, what is cached of it counts.
+fn open_snapshot(
+    place: Place,
+    snapshot: &str,
+    cluster: Arc<Cluster>,
+    pool: IoCtx,
+    options: &OpenOptions,
+) -> Result<(RbdBackend, u64, Continuity), BackendError> {
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
+    let image = image.map_err(|e| place.error(&cluster, "open the snapshot", e))?;
+    let read = |e| place.error(&cluster, "read the image's header", e);
+    let (facts, number) = (image.facts().map_err(read)?, image.snapshot_id(snapshot).map_err(read)?);
+    let attachment = format!("snapshot {number} of {}", facts.id).into_bytes();
+    let continuity = match options.attachment.as_ref() == Some(&attachment) {
+        true => Continuity::proven("it is the same snapshot"),
+        false => Continuity::unproven("it is another snapshot, or one that this cache has not had"),
+    };
+    let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, None)?;
+    backend.attachment = attachment;
+    Ok((backend, 0, continuity))
 }
 
 impl RbdBackend {
@@ -172,15 +221,18 @@ impl RbdBackend {
             place,
             io,
             held,
+            attachment: Vec::new(),
             pool,
             cluster,
             parked: Vec::with_capacity(INFLIGHT_MAX),
             retake: None,
             retakes: 0,
             postponed: 0,
+            stale: false,
             closing: false,
             disowning: Vec::new(),
             disown: None,
+            change: None,
             fenced: false,
             redo: None,
         })
@@ -235,13 +287,17 @@ impl RbdBackend {
                 return;
             }
             Ok(image) => {
-                self.io.image = Some(image);
+                self.io.image = Some(Arc::new(image));
                 Ok(())
             }
             Err(Failed::Yet(e) | Failed::For(e)) => Err(e),
         };
-        self.postponed = 0;
+        (self.postponed, self.stale) = (0, false);
         self.fenced |= outcome == Err(IoError::Fenced);
+        if let (Err(e), Some(Change { token, thread: None, .. })) = (outcome, &self.change) {
+            done(*token, Err(e));
+            self.change = None;
+        }
         let mut parked = std::mem::take(&mut self.parked);
         for index in parked.drain(..) {
             match outcome {
@@ -254,9 +310,8 @@ impl RbdBackend {
 
     /// Starts to replace the handle that parked transfers wait for, once nothing else uses it.
     fn start_retake(&mut self) {
-        // Both look at the record: one after the other.
-        let busy = self.retake.is_some() || self.disown.is_some();
-        if self.parked.is_empty() || busy || self.parked.len() < self.io.inflight() {
+        // All of them look at the record: one after the other.
+        if self.parked.is_empty() && !self.stale || self.is_busy() || self.parked.len() < self.io.inflight() {
             return;
         }
         let Some(held) = self.held.as_ref() else { return };
@@ -284,9 +339,67 @@ impl RbdBackend {
         }
     }
 
+    /// Somebody works with record and lock.
+    fn is_busy(&self) -> bool {
+        let change = self.change.as_ref().is_some_and(|change| change.thread.is_some());
+        self.retake.is_some() || self.disown.is_some() || change
+    }
+
+    fn order_change(&mut self, token: u64, what: attach::Change) {
+        assert!(self.change.is_none(), "one change is made at a time");
+        self.change = Some(Change { token, what, thread: None });
+        self.start_change();
+    }
+
+    /// Starts to change the image, once there is a handle and nothing else works with record and lock.
+    fn start_change(&mut self) {
+        let busy = self.is_busy() || self.stale || !self.parked.is_empty();
+        let (Some(change), Some(held), Some(image)) = (&mut self.change, &self.held, &self.io.image) else {
+            return;
+        };
+        if busy {
+            return;
+        }
+        let (claim, image, what) = (held.claim.clone(), Arc::clone(image), change.what.clone());
+        let mailbox = Arc::clone(self.io.mailbox());
+        let work = move || {
+            let outcome = attach::change(&claim, &image, &what);
+            drop((claim, image));
+            mailbox.post(Letter::Changed(outcome));
+        };
+        match std::thread::Builder::new().name("rbd-change".into()).spawn(work) {
+            Ok(thread) => change.thread = Some(thread),
+            Err(_) => {
+                let token = change.token;
+                self.change = None;
+                self.io.complete(token, Err(IoError::Errno(libc::EAGAIN)));
+            }
+        }
+    }
+
+    /// The image is changed, or a handle is needed for it that can write.
+    fn changed(&mut self, outcome: Result<(), IoError>, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        let change = self.change.as_mut().expect("the image was being changed");
+        if let Some(thread) = change.thread.take() {
+            let _ = thread.join();
+        }
+        self.fenced |= outcome == Err(IoError::Fenced);
+        if outcome == Err(IoError::Errno(libc::EROFS)) && self.retakes < RETAKES_MAX && !self.closing {
+            self.stale = true;
+            return;
+        }
+        if let (Ok(()), &attach::Change::Size(size_bytes)) = (outcome, &change.what) {
+            self.size_bytes = size_bytes;
+            self.io.set_size(size_bytes);
+        }
+        done(change.token, outcome);
+        self.change = None;
+        self.retakes = 0;
+    }
+
     /// Starts to change the record, once nothing else depends on it.
     fn start_disown(&mut self) {
-        if self.disowning.is_empty() || self.retake.is_some() || self.disown.is_some() {
+        if self.disowning.is_empty() || self.is_busy() {
             return;
         }
         let Some(held) = self.held.as_ref() else { return };
@@ -337,6 +450,7 @@ impl RbdBackend {
         while self.io.inflight() > 0
             || self.retake.is_some()
             || self.disown.is_some()
+            || self.change.is_some()
             || !self.disowning.is_empty()
             || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0)
         {
@@ -368,6 +482,12 @@ impl Backend for RbdBackend {
             self.io.complete(token, Err(IoError::Fenced));
         } else if self.read_only() && writes {
             self.io.complete(token, Err(IoError::Errno(libc::EROFS)));
+        } else if let Transfer::Snapshot { ptr, len } = transfer {
+            // SAFETY: the caller vouches for `len` bytes at `ptr`.
+            let name = unsafe { std::slice::from_raw_parts(ptr, len) };
+            self.order_change(token, attach::Change::Snapshot(String::from_utf8_lossy(name).into_owned()));
+        } else if let Transfer::Resize { size_bytes } = transfer {
+            self.order_change(token, attach::Change::Size(size_bytes));
         } else if transfer.is_redo() {
             match &mut self.redo {
                 Some(redo) => redo.submit(token, transfer),
@@ -376,7 +496,7 @@ impl Backend for RbdBackend {
         } else {
             // The handle is replaced when nothing uses it any more: reads, which it still serves, wait too,
             // or they would keep it in use for as long as they overlap.
-            let hold = !self.parked.is_empty();
+            let hold = !self.parked.is_empty() || self.stale;
             // SAFETY: the caller's promise is passed on.
             let held = unsafe { self.io.submit(token, transfer, hold) };
             self.parked.extend(held);
@@ -393,6 +513,7 @@ impl Backend for RbdBackend {
             Letter::Done(index, result) => self.settle(index, result, done),
             Letter::Retaken(retaken) => self.unpark(*retaken, done),
             Letter::Disowned(outcome) => self.disowned(*outcome, done),
+            Letter::Changed(outcome) => self.changed(outcome, done),
         });
         for (token, result) in self.io.ready() {
             done(token, result);
@@ -406,10 +527,11 @@ impl Backend for RbdBackend {
         }
         self.start_disown();
         self.start_retake();
+        self.start_change();
     }
 
     fn attachment(&self) -> Vec<u8> {
-        self.held.as_ref().map(|held| held.attachment.clone()).unwrap_or_default()
+        self.attachment.clone()
     }
 
     fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {

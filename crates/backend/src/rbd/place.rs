@@ -1,7 +1,7 @@
 //! Where an image is: the parts of an `rbd:` URI.
 
 use super::cluster::{Cluster, IoCtx};
-use super::image::{Facts, Image};
+use super::image::{Access, Facts, Image};
 use crate::error::BackendError;
 use crate::uri::BackendUri;
 use std::io;
@@ -16,6 +16,7 @@ pub(super) struct Place {
     pub(super) pool: String,
     pub(super) namespace: String,
     pub(super) image: String,
+    pub(super) snapshot: Option<String>,
     conf: Option<PathBuf>,
     id: Option<String>,
 }
@@ -23,13 +24,21 @@ pub(super) struct Place {
 impl Place {
     /// The place that a URI names; `None` for a URI of another kind.
     pub(super) fn of(uri: &BackendUri) -> Option<Place> {
-        let BackendUri::Rbd { pool, namespace, image, conf, id } = uri else { return None };
-        let what = match namespace.as_str() {
+        let BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } = uri else { return None };
+        let mut what = match namespace.as_str() {
             "" => format!("{pool}/{image}"),
             _ => format!("{pool}/{namespace}/{image}"),
         };
-        let (conf, id) = (conf.clone(), id.clone());
-        Some(Place { what, pool: pool.clone(), namespace: namespace.clone(), image: image.clone(), conf, id })
+        what.extend(snapshot.iter().map(|snapshot| format!("@{snapshot}")));
+        Some(Place {
+            what,
+            pool: pool.clone(),
+            namespace: namespace.clone(),
+            image: image.clone(),
+            snapshot: snapshot.clone(),
+            conf: conf.clone(),
+            id: id.clone(),
+        })
     }
 
     /// A client of its own for this image.
@@ -39,9 +48,14 @@ impl Place {
         Ok((cluster, pool))
     }
 
+    /// The image itself, where the place is a snapshot of it.
+    pub(super) fn head(&self) -> &str {
+        self.what.split('@').next().unwrap_or(&self.what)
+    }
+
     /// What there is to know about the image without changing anything.
     pub(super) fn facts(&self, cluster: &Cluster, pool: &IoCtx) -> Result<Facts, BackendError> {
-        let image = Image::open(&cluster.libraries().rbd, pool, &self.image, true);
+        let image = Image::open(&cluster.libraries().rbd, pool, &self.image, Access::Read);
         let image = image.map_err(|e| self.error(cluster, "open the image", e))?;
         image.facts().map_err(|e| self.error(cluster, "read the image's header", e))
     }
@@ -50,6 +64,10 @@ impl Place {
     pub(super) fn error(&self, cluster: &Cluster, action: &'static str, e: io::Error) -> BackendError {
         let what = self.what.clone();
         match e.raw_os_error() {
+            Some(libc::ENOENT) if self.snapshot.is_some() => {
+                let why = format!("no such snapshot; see what there is: rbd snap ls {}", self.head());
+                BackendError::NotFound { what, why }
+            }
             Some(libc::ENOENT) => {
                 let why = format!(
                     "no such image; create it first (rbd create --size SIZE {what}), or bring it back if it was \

@@ -123,6 +123,9 @@ library! {
         rbd_aio_discard(ImageT, u64, u64, CompletionT) -> c_int;
         rbd_aio_flush(ImageT, CompletionT) -> c_int;
         rbd_flush(ImageT) -> c_int;
+        rbd_resize(ImageT, u64) -> c_int;
+        rbd_snap_create(ImageT, *const c_char) -> c_int;
+        rbd_snap_get_id(ImageT, *const c_char, *mut u64) -> c_int;
     } optional {
         rbd_aio_write_zeroes(ImageT, u64, usize, CompletionT, c_int, c_int) -> c_int;
     }

@@ -262,7 +262,7 @@ fn killed_open(place: &Place, point: Point) {
 /// A client that has the image open for writing.
 fn stranger(place: &Place) -> (Image, IoCtx, Arc<Cluster>) {
     let (cluster, pool) = place.connect().expect("a client");
-    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, false).expect("opened");
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Write).expect("opened");
     (image, pool, cluster)
 }
 

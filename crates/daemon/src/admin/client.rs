@@ -1,7 +1,10 @@
 //! Calls the admin API.
 
-use super::{AddVolume, ErrorBody, Removed, SetVolume, Status, VolumeReport};
+use super::{
+    AddVolume, ErrorBody, Removed, ResizeVolume, SetVolume, Snapshot, Status, TakeSnapshot, VolumeReport,
+};
 use crate::failure::reason;
+use crate::units::Size;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request};
@@ -97,6 +100,23 @@ impl Client {
     /// See [`ClientError`].
     pub async fn drain(&self, name: &str) -> Result<VolumeReport, ClientError> {
         self.call(Method::POST, format!("/v1/volumes/{name}/drain"), None::<&()>).await
+    }
+
+    /// Gives a volume and its image another size.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn resize(&self, name: &str, size: Size) -> Result<VolumeReport, ClientError> {
+        self.call(Method::POST, format!("/v1/volumes/{name}/resize"), Some(&ResizeVolume { size })).await
+    }
+
+    /// Has a snapshot taken of the volume as it is after this call; returns when it is there.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot, ClientError> {
+        let body = TakeSnapshot { snapshot: snapshot.to_owned() };
+        self.call(Method::POST, format!("/v1/volumes/{name}/snapshots"), Some(&body)).await
     }
 
     /// Gives the image back; returns when it is complete, compared and released.

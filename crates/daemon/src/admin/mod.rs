@@ -9,11 +9,13 @@
 //! | `GET /v1/volumes/NAME` | [`VolumeReport`] |
 //! | `PATCH /v1/volumes/NAME` with [`SetVolume`] | [`VolumeReport`] |
 //! | `POST /v1/volumes/NAME/drain` | [`VolumeReport`], when everything acknowledged before is in the backend |
+//! | `POST /v1/volumes/NAME/resize` with [`ResizeVolume`] | [`VolumeReport`], when volume and image have the size |
+//! | `POST /v1/volumes/NAME/snapshots` with [`TakeSnapshot`] | [`Snapshot`], when the image has it |
 //! | `DELETE /v1/volumes/NAME` | [`Removed`], when the image is complete, compared and released |
 //!
 //! Whatever fails answers with a status of 400 or above and [`ErrorBody`]. A caller that goes away
 //! while it waits for a drain does not stop the drain; one that waits for a removal stops the removal
-//! as long as the volume still drains.
+//! as long as the volume still drains. A snapshot is taken whether its caller waits or not.
 
 use crate::units::{Duration, Size};
 use crate::volume::{DrainOrder, Mode};
@@ -241,6 +243,33 @@ pub struct SetVolume {
     /// Most dirty bytes; 0 for its share of the cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<Size>,
+}
+
+/// Another size for a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeVolume {
+    /// A multiple of 4 KiB. What lies beyond the end of a smaller volume is lost.
+    pub size: Size,
+}
+
+/// A snapshot to be taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeSnapshot {
+    /// What it is to be called.
+    pub snapshot: String,
+}
+
+/// A snapshot that has been taken: the volume with everything that was acknowledged before it was asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The volume.
+    pub volume: String,
+    /// Where it is, as `rbd` spells it.
+    pub snapshot: String,
+    /// How long it took, the drain of what was dirty included. Clients do not wait for it.
+    pub seconds: f64,
 }
 
 /// A volume that has been removed: its image is complete and free.

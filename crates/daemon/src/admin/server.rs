@@ -1,6 +1,6 @@
 //! Answers the admin API and the metrics endpoint.
 
-use super::{AddVolume, CacheReport, ErrorBody, SetVolume, Status};
+use super::{AddVolume, CacheReport, ErrorBody, ResizeVolume, SetVolume, Status, TakeSnapshot};
 use crate::bounded::Bounded;
 use crate::counters;
 use crate::failure::one_line;
@@ -64,6 +64,7 @@ impl From<VolumeError> for Problem {
             | VolumeError::Mode { .. } => StatusCode::BAD_REQUEST,
             VolumeError::Exists(_)
             | VolumeError::SameImage { .. }
+            | VolumeError::Snapshot { .. }
             | VolumeError::Busy(_)
             | VolumeError::OtherImage { .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
@@ -112,6 +113,8 @@ fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes", get(list).post(add))
         .route("/v1/volumes/{name}", volume)
         .route("/v1/volumes/{name}/drain", post(drain))
+        .route("/v1/volumes/{name}/snapshots", post(snapshot))
+        .route("/v1/volumes/{name}/resize", post(resize))
         .fallback(|| async { Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
         .method_not_allowed_fallback(|| async {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
@@ -200,6 +203,27 @@ async fn set(
 
 async fn drain(State(context): State<Arc<Context>>, Path(name): Path<String>) -> Answer<super::VolumeReport> {
     context.volumes.drain(&name).await?;
+    json(context.volumes.volume_status(&name).await?)
+}
+
+async fn snapshot(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::Snapshot> {
+    let TakeSnapshot { snapshot } = parse(body)?;
+    let volumes = context.volumes.clone();
+    json(to_the_end(async move { volumes.snapshot(&name, &snapshot).await }).await?)
+}
+
+async fn resize(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::VolumeReport> {
+    let ResizeVolume { size } = parse(body)?;
+    let (volumes, of) = (context.volumes.clone(), name.clone());
+    to_the_end(async move { volumes.resize(&of, size).await }).await?;
     json(context.volumes.volume_status(&name).await?)
 }
 

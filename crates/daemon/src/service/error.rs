@@ -113,6 +113,16 @@ pub enum VolumeError {
         /// Why.
         source: ShardError,
     },
+    /// No snapshot was taken.
+    #[error("cannot take snapshot {snapshot} of volume {name}: {why}")]
+    Snapshot {
+        /// The volume.
+        name: String,
+        /// What it was to be called.
+        snapshot: String,
+        /// Why.
+        why: String,
+    },
     /// The image is complete, but still locked.
     #[error(
         "volume {name} is removed and its image is complete, but the image could not be released: {source}"

@@ -4,19 +4,20 @@
 use super::attachment;
 use super::error::VolumeError;
 use super::plan::{Wanted, drain_order, mode_rule, order_rule};
-use crate::admin::{AddVolume, Removed, SetVolume, State, VolumeReport};
+use crate::admin::{AddVolume, Removed, SetVolume, Snapshot, State, VolumeReport};
 use crate::config::VolumeConfig;
+use crate::direct;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
 use crate::shard::{Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
-use crate::units::Duration;
-use crate::volume::{self, Mode};
+use crate::units::{Duration, Size};
+use crate::volume::{self, Mode, check_name};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
 use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Release};
 use tidepool_engine::Attach;
-use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ControlError, DrainOrder, IoError, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeStatus;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, oneshot};
 use tokio::task::JoinSet;
@@ -577,6 +578,45 @@ impl Volumes {
         self.shard.drain(id).await.map_err(shard_error)
     }
 
+    /// Gives the volume and its image another size.
+    ///
+    /// # Errors
+    /// The size cannot be had, or the shard reports a failure.
+    pub async fn resize(&self, name: &str, size: Size) -> Result<(), VolumeError> {
+        let entry = self.entry(name)?;
+        let _change = entry.begin_change()?;
+        let id = entry.attached("resize")?;
+        self.shard.resize(id, size.0).await.map_err(from_shard("resize", name))
+    }
+
+    /// Takes a snapshot of the image with everything that was acknowledged before; clients go on.
+    ///
+    /// # Errors
+    /// The image has no snapshots or one of this name, or the shard reports a failure.
+    pub async fn snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot, VolumeError> {
+        let entry = self.entry(name)?;
+        let refused =
+            |why: String| VolumeError::Snapshot { name: name.to_owned(), snapshot: snapshot.to_owned(), why };
+        check_name(snapshot).map_err(|_| refused("use 1 to 64 letters, digits, '.', '_' or '-'".into()))?;
+        let Some(image) = direct::image(&entry.backend) else {
+            return Err(refused("its image is not in a Ceph pool, and has no snapshots".into()));
+        };
+        let id = entry.attached("take a snapshot of")?;
+        let start = Instant::now();
+        let taken = self.shard.snapshot(id, snapshot.to_owned()).await;
+        taken.map_err(|error| match error {
+            ShardError::Control(ControlError::Backend(IoError::Errno(libc::EEXIST))) => {
+                refused(format!("{image} has a snapshot of this name"))
+            }
+            ShardError::Control(ControlError::Backend(IoError::Errno(libc::EROFS))) => {
+                refused("the image is read-only".into())
+            }
+            error => refused(error.to_string()),
+        })?;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Snapshot { volume: name.to_owned(), snapshot: format!("{image}@{snapshot}"), seconds })
+    }
+
     /// Gives the image back: drained, compared with the cache, unlocked. As long as it drains, a caller
     /// that goes away ends the removal and the volume goes on serving; what follows runs to its end.
     ///
@@ -645,7 +685,7 @@ impl Volumes {
             name,
             backend: entry.backend.to_string(),
             verified: true,
-            direct_use: crate::direct::commands(&entry.backend),
+            direct_use: direct::commands(&entry.backend),
         })
     }
 

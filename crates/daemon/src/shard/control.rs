@@ -4,6 +4,7 @@ use super::core::Core;
 use super::handle::{Answer, Command, Refused, ShardError, Stopped, StoppedVolume};
 use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
 use super::reactor::{Reactor, Source, user};
+use super::shared::Shared;
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram, ShardStatus, ShardVolumeStatus};
 use super::volume::Volume;
 use std::time::Duration;
@@ -19,6 +20,8 @@ enum Pending {
     Attach { id: VolumeId, answer: oneshot::Sender<Result<(), Refused>> },
     Remove { id: VolumeId, answer: Answer<Option<Box<dyn Backend>>> },
     Simple { answer: Answer<()> },
+    Snapshot { id: VolumeId, answer: Answer<()> },
+    Resize { id: VolumeId, size_bytes: u64, answer: Answer<()> },
     Shutdown,
 }
 
@@ -71,27 +74,40 @@ impl<C: Core> Reactor<C> {
             }
             Command::Add { spec, backend, answer } => self.add(spec, backend, answer),
             Command::Attach { id, attach, backend, answer } => self.attach(id, attach, backend, answer),
-            Command::Remove { id, verify, answer } => self.operate(id, answer, |core, number, answer| {
-                core.remove(now, id, verify, number);
+            Command::Remove { id, verify, answer } => self.operate(id, answer, |shared, number, answer| {
+                shared.core.remove(now, id, verify, number);
                 Pending::Remove { id, answer }
             }),
-            Command::Drain { id, answer } => self.operate(id, answer, |core, number, answer| {
-                core.drain(now, id, number);
+            Command::Drain { id, answer } => self.operate(id, answer, |shared, number, answer| {
+                shared.core.drain(now, id, number);
                 Pending::Simple { answer }
             }),
-            Command::SetMode { id, mode, answer } => self.operate(id, answer, |core, number, answer| {
-                core.set_mode(now, id, mode, number);
+            Command::Snapshot { id, name, answer } => self.operate(id, answer, |shared, number, answer| {
+                if let Some(volume) = shared.volumes.get_mut(id) {
+                    volume.name_snapshot(number, name);
+                }
+                shared.core.snapshot(now, id, number);
+                Pending::Snapshot { id, answer }
+            }),
+            Command::Resize { id, size_bytes, answer } => {
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.resize(now, id, size_bytes, number);
+                    Pending::Resize { id, size_bytes, answer }
+                })
+            }
+            Command::SetMode { id, mode, answer } => self.operate(id, answer, |shared, number, answer| {
+                shared.core.set_mode(now, id, mode, number);
                 Pending::Simple { answer }
             }),
             Command::SetDirtyBytesMax { id, dirty_bytes_max, answer } => {
-                self.operate(id, answer, |core, number, answer| {
-                    core.set_dirty_bytes_max(now, id, dirty_bytes_max, number);
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.set_dirty_bytes_max(now, id, dirty_bytes_max, number);
                     Pending::Simple { answer }
                 });
             }
             Command::SetAttachment { id, attachment, answer } => {
-                self.operate(id, answer, |core, number, answer| {
-                    core.set_attachment(now, id, attachment, number);
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.set_attachment(now, id, attachment, number);
                     Pending::Simple { answer }
                 })
             }
@@ -130,7 +146,7 @@ impl<C: Core> Reactor<C> {
         &mut self,
         id: VolumeId,
         answer: Answer<T>,
-        start: impl FnOnce(&mut C, u64, Answer<T>) -> Pending,
+        start: impl FnOnce(&mut Shared<C>, u64, Answer<T>) -> Pending,
     ) {
         let refusal = self.refusal().or_else(|| (!self.knows(id)).then_some(ShardError::NoVolume(id)));
         if let Some(error) = refusal {
@@ -138,7 +154,7 @@ impl<C: Core> Reactor<C> {
             return;
         }
         let number = self.controls.number();
-        let pending = start(&mut self.shared.core, number, answer);
+        let pending = start(&mut self.shared, number, answer);
         self.controls.pending.push((number, pending));
     }
 
@@ -246,6 +262,18 @@ impl<C: Core> Reactor<C> {
             }
             (Pending::Remove { id, answer }, result) => {
                 let _ = answer.send(result.map_err(ShardError::from).map(|()| self.detach(id)));
+            }
+            (Pending::Snapshot { id, answer }, result) => {
+                if let Some(volume) = self.shared.volumes.get_mut(id) {
+                    volume.forget_snapshot(number);
+                }
+                let _ = answer.send(result.map_err(ShardError::from));
+            }
+            (Pending::Resize { id, size_bytes, answer }, result) => {
+                if let (Ok(()), Some(volume)) = (result, self.shared.volumes.get_mut(id)) {
+                    volume.size_bytes = size_bytes;
+                }
+                let _ = answer.send(result.map_err(ShardError::from));
             }
             (Pending::Simple { answer }, result) => {
                 let _ = answer.send(result.map_err(ShardError::from));

@@ -21,6 +21,8 @@ pub trait Core {
     fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
     fn set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
     fn drain(&mut self, now: Nanos, id: VolumeId, control: u64);
+    fn snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
+    fn resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
     fn remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
     fn shutdown(&mut self, now: Nanos, control: u64);
     fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
@@ -60,6 +62,8 @@ forward! {
     set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
     set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
     drain(&mut self, now: Nanos, id: VolumeId, control: u64);
+    snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
+    resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
     remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
     shutdown(&mut self, now: Nanos, control: u64);
     }

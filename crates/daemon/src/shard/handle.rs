@@ -121,6 +121,16 @@ pub(super) enum Command {
         id: VolumeId,
         answer: Answer<()>,
     },
+    Snapshot {
+        id: VolumeId,
+        name: String,
+        answer: Answer<()>,
+    },
+    Resize {
+        id: VolumeId,
+        size_bytes: u64,
+        answer: Answer<()>,
+    },
     SetMode {
         id: VolumeId,
         mode: Mode,
@@ -243,6 +253,23 @@ impl ShardHandle {
     /// The backend or the cache device failed, or data is lost.
     pub async fn drain(&self, id: VolumeId) -> Result<(), ShardError> {
         self.ask(|answer| Command::Drain { id, answer }).await?
+    }
+
+    /// Has the backend take a snapshot of this name of the volume as it is at a moment after the call.
+    ///
+    /// # Errors
+    /// The volume's drain is unordered, the backend refused, or data is lost.
+    pub async fn snapshot(&self, id: VolumeId, name: String) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Snapshot { id, name, answer }).await?
+    }
+
+    /// Gives a volume and its image another size; what lies beyond the end of a smaller one is lost. Connected clients
+    /// learn of it when they connect anew.
+    ///
+    /// # Errors
+    /// The size cannot be had, or the backend or the cache device failed.
+    pub async fn resize(&self, id: VolumeId, size_bytes: u64) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Resize { id, size_bytes, answer }).await?
     }
 
     /// Changes what the cache does with the volume's writes; returns when it is in force.

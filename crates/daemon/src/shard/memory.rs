@@ -272,6 +272,14 @@ impl Core for MemoryCore {
         self.done(control);
     }
 
+    fn snapshot(&mut self, _now: Nanos, _id: VolumeId, control: u64) {
+        self.done(control);
+    }
+
+    fn resize(&mut self, _now: Nanos, _id: VolumeId, _size_bytes: u64, control: u64) {
+        self.done(control);
+    }
+
     fn remove(&mut self, _now: Nanos, id: VolumeId, _verify: bool, control: u64) {
         self.volumes[id.0 as usize] = None;
         self.done(control);

@@ -31,6 +31,8 @@ pub(super) struct Volume {
     in_flight: usize,
     /// What the core wants beyond the backend's limit, in order.
     waiting: VecDeque<(Token, BackendOp)>,
+    /// Names of snapshots that are to be taken, by their control operation.
+    snapshots: Vec<(u64, String)>,
     /// The ring polls the backend's descriptor.
     pub polled: bool,
 }
@@ -59,6 +61,7 @@ impl Volume {
             backend,
             in_flight: 0,
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
+            snapshots: Vec::new(),
             polled: false,
         }
     }
@@ -78,6 +81,16 @@ impl Volume {
 
     pub(super) fn into_backend(self) -> Box<dyn Backend> {
         self.backend
+    }
+
+    /// Remembers what the snapshot of an operation is to be called.
+    pub(super) fn name_snapshot(&mut self, control: u64, name: String) {
+        self.snapshots.push((control, name));
+    }
+
+    /// The operation has ended.
+    pub(super) fn forget_snapshot(&mut self, control: u64) {
+        self.snapshots.retain(|(of, _)| *of != control);
     }
 
     /// Executes a backend effect of the core.
@@ -118,6 +131,12 @@ impl Volume {
             BackendOp::RedoTrim { first } => Transfer::RedoTrim { first },
             BackendOp::RedoNote { sequence, bytes, bytes_max } => {
                 Transfer::RedoNote { sequence, bytes, bytes_max }
+            }
+            BackendOp::Resize { size_bytes } => Transfer::Resize { size_bytes },
+            BackendOp::Snapshot { control } => {
+                let name = self.snapshots.iter().find(|(of, _)| *of == control);
+                let (_, name) = name.expect("a snapshot has a name until its operation ends");
+                Transfer::Snapshot { ptr: name.as_ptr(), len: name.len() }
             }
         };
         self.in_flight += 1;

@@ -47,6 +47,10 @@ pub struct World {
     /// Volumes whose backend alone does the same.
     pub stopped: Vec<VolumeId>,
     pub device_reads: u64,
+    /// Images as snapshots have found them, by control operation.
+    pub snapshots: HashMap<u64, Vec<u8>>,
+    pub snapshot_result: Result<(), IoError>,
+    pub resize_result: Result<(), IoError>,
     pub backend_reads: u64,
     pub backend_flushes: u64,
     pub disowned: Vec<VolumeId>,
@@ -104,6 +108,9 @@ impl World {
             backend_stopped: false,
             stopped: Vec::new(),
             device_reads: 0,
+            snapshots: HashMap::new(),
+            snapshot_result: Ok(()),
+            resize_result: Ok(()),
             backend_reads: 0,
             backend_flushes: 0,
             disowned: Vec::new(),
@@ -224,6 +231,14 @@ impl World {
                 stable.into_iter().for_each(|stable| stable.copy_from_slice(image));
             }
             BackendOp::Disown => self.disowned.push(volume),
+            BackendOp::Resize { .. } if self.resize_result.is_err() => {
+                return self.done(token, self.resize_result);
+            }
+            BackendOp::Resize { size_bytes } => image.resize(size_bytes as usize, 0),
+            BackendOp::Snapshot { .. } if self.snapshot_result.is_err() => {
+                return self.done(token, self.snapshot_result);
+            }
+            BackendOp::Snapshot { control } => drop(self.snapshots.insert(control, image.clone())),
             BackendOp::RedoWrite { .. }
             | BackendOp::RedoCommit { .. }
             | BackendOp::RedoTrim { .. }

@@ -1,0 +1,148 @@
+//! Resizing: a volume becomes larger after its image has, and smaller before it does.
+
+use crate::api::{BLOCK_BYTES, BackendOp, ControlError, Effect, IoError, Nanos, VolumeId};
+use crate::control::VOLUME_BYTES_MAX;
+use crate::engine::{Engine, Io};
+use crate::index::Lookup;
+use crate::volume::{Task, object_of};
+
+/// What a change of size is waiting for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Requests beyond the new end.
+    Requests,
+    /// The image, and with it the redo, which may hold something beyond the new end.
+    Drain { sequence: u64 },
+    /// The backend.
+    Backend,
+}
+
+impl Engine {
+    /// Changes the size of a volume and of its image. A smaller one loses what lies beyond its end, dirty or not.
+    /// [`Effect::ControlDone`] comes when both have the new size and a restart will find it. When the backend refuses,
+    /// the volume has its old size; what the cache held beyond the new end is lost all the same.
+    pub fn resize(&mut self, _now: Nanos, id: VolumeId, size_bytes: u64, control: u64) {
+        self.stir();
+        let Some(volume) = self.controllable(id, control, false) else { return };
+        let whole = size_bytes.is_multiple_of(BLOCK_BYTES as u64);
+        let error = match () {
+            () if !volume.attached => Some(ControlError::Detached),
+            () if volume.spec.read_only => Some(ControlError::ReadOnly),
+            () if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !whole => {
+                Some(ControlError::Size(size_bytes))
+            }
+            () => volume.loss(),
+        };
+        if let Some(error) = error {
+            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+        }
+        let old_bytes = volume.spec.size_bytes;
+        let shrinks = size_bytes < old_bytes;
+        let stage = if shrinks { Stage::Requests } else { Stage::Backend };
+        volume.task = Task::Resize { control, stage, size_bytes, old_bytes };
+        if shrinks {
+            // From now on nobody gets there.
+            volume.spec.size_bytes = size_bytes;
+        } else {
+            self.resize_image(id, size_bytes);
+        }
+    }
+
+    pub(crate) fn pump_resize(
+        &mut self,
+        id: VolumeId,
+        control: u64,
+        stage: Stage,
+        size_bytes: u64,
+        old_bytes: u64,
+    ) {
+        let dead = self.dead;
+        let volume = self.volume_mut(id);
+        let next = match stage {
+            Stage::Backend => return,
+            _ if volume.fenced => return self.end_resize(id, Err(ControlError::Backend(IoError::Fenced))),
+            _ if dead => return self.end_resize(id, Err(ControlError::Device)),
+            Stage::Requests => {
+                let end = volume.blocks();
+                let beyond = |op: &crate::volume::ClientOp| {
+                    op.request.volume == id && op.first_block + op.blocks > end
+                };
+                if self.ops.iter_mut().any(|(_, op)| beyond(op)) {
+                    return;
+                }
+                self.truncate(id);
+                let volume = self.volume_mut(id);
+                let sequence = volume.sequence_built;
+                volume.drain_all_until = volume.drain_all_until.max(sequence);
+                Stage::Drain { sequence }
+            }
+            Stage::Drain { sequence } => {
+                let end = object_of(volume.blocks().saturating_sub(1));
+                let drains = volume.drains.clone();
+                let busy = drains.iter().any(|&d| self.drains[d].entry.object > end);
+                if busy || self.volume(id).sequence_drained < sequence {
+                    return;
+                }
+                Stage::Backend
+            }
+        };
+        self.volume_mut(id).task = Task::Resize { control, stage: next, size_bytes, old_bytes };
+        self.stir();
+        if next == Stage::Backend {
+            self.resize_image(id, size_bytes);
+        }
+    }
+
+    fn resize_image(&mut self, id: VolumeId, size_bytes: u64) {
+        let token = self.start_io(Io::Resize { volume: id });
+        self.backend(token, id, BackendOp::Resize { size_bytes });
+    }
+
+    pub(crate) fn resize_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        if result == Err(IoError::Fenced) {
+            self.note_backend_result(now, id, result);
+        }
+        self.end_resize(id, result.map_err(ControlError::Backend));
+    }
+
+    fn end_resize(&mut self, id: VolumeId, result: Result<(), ControlError>) {
+        let volume = self.volume_mut(id);
+        let Task::Resize { control, size_bytes, old_bytes, .. } = volume.task else {
+            unreachable!("the volume is being resized")
+        };
+        volume.task = Task::None;
+        volume.spec.size_bytes = if result.is_ok() { size_bytes } else { old_bytes };
+        match result {
+            Ok(()) => self.persist(control),
+            Err(_) => self.effects.push_back(Effect::ControlDone { control, result }),
+        }
+    }
+
+    /// Drops everything beyond the end.
+    fn truncate(&mut self, id: VolumeId) {
+        self.note_forgotten(id);
+        self.cancel_fills(id, self.volume(id).blocks(), u64::MAX / 2);
+        let (volume, space) = self.volume_and_space(id);
+        let end = volume.blocks();
+        if let Some(groups) = &mut volume.groups {
+            groups.truncate(end, &mut |position| {
+                // Frozen copies; what is current goes with the index.
+                if !space.marks.is_live(position) && space.clean(position) {
+                    volume.frozen_blocks -= 1;
+                }
+            });
+        }
+        let mut cleaned = 0;
+        volume.index.truncate(end, &mut |_, n, was| {
+            if let Lookup::At(position) = was {
+                cleaned += (position..position + n).filter(|&p| space.kill(p)).count() as u64;
+            }
+        });
+        volume.dirty_blocks -= cleaned;
+        let first = end.div_ceil(crate::index::OBJECT_BLOCKS as u64) as u32;
+        volume.dirty_objects.retain(|dirty| dirty.object < first);
+        volume.drain_cursor = 0;
+        self.ghost.clear();
+        self.update_drained(id);
+    }
+}

@@ -1,0 +1,163 @@
+//! Snapshots: the image alone is the volume at one moment, while clients go on.
+
+mod common;
+use common::*;
+use tidepool_engine::api::*;
+use tidepool_engine::mem::Buf;
+
+const KIB: usize = 1024;
+const SECOND: Nanos = 1_000_000_000;
+
+fn grouped(name: &str, size_bytes: u64) -> VolumeSpec {
+    VolumeSpec { drain: DrainOrder::Grouped, ..spec(name, size_bytes, Mode::WriteBack) }
+}
+
+/// A client that writes and discards without end, and every state that the volume has had.
+struct Client {
+    random: u64,
+    model: Vec<u8>,
+    states: Vec<Vec<u8>>,
+    sent: Vec<(RequestId, Option<Buf>)>,
+    acked: usize,
+}
+
+impl Client {
+    fn new(w: &World) -> Client {
+        let model = w.images[0].clone();
+        Client { random: 88172645463325252, states: vec![model.clone()], model, sent: Vec::new(), acked: 0 }
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % n
+    }
+
+    /// Sends one request; they are logged in this order.
+    fn send(&mut self, w: &mut World) {
+        let blocks = self.model.len() as u64 / 4096;
+        let (block, n) = (self.below(blocks - 16), 1 + self.below(16));
+        let range = (block * 4096) as usize..((block + n) * 4096) as usize;
+        let sent = if self.below(8) == 0 {
+            self.model[range].fill(0);
+            w.submit(0, Op::Discard { fua: false }, block * 4096, n * 4096, None)
+        } else {
+            let data = pattern(self.states.len() as u64, (n * 4096) as usize);
+            self.model[range].copy_from_slice(&data);
+            w.submit(0, Op::Write { fua: false }, block * 4096, n * 4096, Some(&data))
+        };
+        self.sent.push(sent);
+        self.states.push(self.model.clone());
+    }
+
+    /// How many of the first states every acknowledgement so far is in.
+    fn collect(&mut self, w: &mut World) -> usize {
+        while let Some((_, buf)) = self.sent.first().filter(|(id, _)| w.replies.contains_key(id)) {
+            buf.iter().for_each(|buf| w.engine.arena_mut().free(*buf));
+            self.sent.remove(0);
+            self.acked += 1;
+        }
+        self.acked
+    }
+}
+
+#[test]
+fn g5_a_snapshot_under_writes_is_one_state_with_all_that_was_acknowledged_before() {
+    let mut w = World::new(64 * MIB, &[grouped("a", 2 * MIB)]);
+    let mut client = Client::new(&w);
+    let mut between = 0;
+    for round in 0..40 {
+        for _ in 0..20 {
+            client.send(&mut w);
+            w.pass(SECOND / 100);
+        }
+        let floor = client.collect(&mut w);
+        let control = w.fresh();
+        w.engine.snapshot(w.now, VolumeId(0), control);
+        // Every step of it has writes in front and behind.
+        let mut steps = 0u64;
+        while !w.controls.contains_key(&control) {
+            steps += 1;
+            assert!(steps < 200_000, "round {round}: the snapshot does not come to its end");
+            if client.below(4) == 0 && client.sent.len() < 16 {
+                client.send(&mut w);
+            } else if !w.step() {
+                w.now += SECOND / 200;
+                w.engine.handle(w.now, Event::Tick);
+            }
+            client.collect(&mut w);
+        }
+        assert_eq!(w.controls.remove(&control), Some(Ok(())));
+        let image = w.snapshots.remove(&control).expect("the backend has taken it");
+        let at = client.states.iter().position(|state| *state == image);
+        let at = at.unwrap_or_else(|| panic!("round {round}: no state that the volume ever had"));
+        assert!(at >= floor, "round {round}: {at} changes are in it, {floor} were acknowledged before");
+        between += usize::from(at < client.states.len() - 1);
+        client.states.drain(..at);
+        client.acked -= at.min(client.acked);
+        let lag = client.states.len() - 1;
+        assert!(client.acked <= lag, "round {round}");
+    }
+    assert!(between > 20, "writes went on behind the cuts: {between}");
+    w.pass(5 * SECOND);
+    client.collect(&mut w);
+    assert!(client.sent.is_empty(), "no client waits");
+    w.drain(0);
+    assert!(w.images[0] == client.model, "nothing is lost");
+    w.pass(SECOND);
+    let status = w.status(0);
+    assert_eq!((status.dirty_bytes, status.exposed_bytes), (0, 0), "no frozen copy is left behind");
+    assert!(w.committed[&0].1.is_empty(), "the redo is trimmed");
+}
+
+#[test]
+fn g5_a_snapshot_waits_for_a_stopped_backend_and_clients_do_not() {
+    let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB)]);
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    w.backend_stopped = true;
+    let control = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    w.pass(5 * SECOND);
+    assert!(!w.controls.contains_key(&control));
+    w.write(0, MIB, &pattern(2, 64 * KIB));
+    let other = w.control(|e, now, c| e.snapshot(now, VolumeId(0), c));
+    assert_eq!(other, Err(ControlError::Busy));
+    w.backend_stopped = false;
+    w.pass(5 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    let image = &w.snapshots[&control];
+    assert_eq!(image[..64 * KIB], pattern(1, 64 * KIB));
+    w.write(0, 0, &pattern(3, 64 * KIB));
+    w.drain(0);
+    assert_eq!(w.images[0][..64 * KIB], pattern(3, 64 * KIB));
+}
+
+#[test]
+fn g5_a_snapshot_that_the_backend_refuses_leaves_the_volume_as_it_was() {
+    let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB)]);
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    w.snapshot_result = Err(IoError::Errno(17));
+    let refused = w.control(|e, now, c| e.snapshot(now, VolumeId(0), c));
+    assert_eq!(refused, Err(ControlError::Backend(IoError::Errno(17))));
+    w.snapshot_result = Ok(());
+    w.write(0, 0, &pattern(2, 64 * KIB));
+    w.control(|e, now, c| e.snapshot(now, VolumeId(0), c)).expect("the next one");
+    let image = w.snapshots.values().next().expect("it is taken");
+    assert_eq!(image[..64 * KIB], pattern(2, 64 * KIB));
+}
+
+#[test]
+fn a_snapshot_of_an_unordered_drain_is_refused_and_of_write_through_has_everything() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    let refused = w.control(|e, now, c| e.snapshot(now, VolumeId(0), c));
+    assert_eq!(refused, Err(ControlError::Unordered));
+    for mode in [Mode::WriteThrough, Mode::WriteAround, Mode::Off] {
+        w.control(|e, now, c| e.set_mode(now, VolumeId(0), mode, c)).expect("a mode");
+        w.write(0, 0, &pattern(mode as u64 + 5, 64 * KIB));
+        w.control(|e, now, c| e.snapshot(now, VolumeId(0), c)).expect("a snapshot");
+        let image = w.snapshots.drain().next().expect("it is taken").1;
+        assert_eq!(image[..64 * KIB], pattern(mode as u64 + 5, 64 * KIB), "{mode:?}");
+    }
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Runs every test of the workspace. The last line is `N passed, N failed`, over all test programs; the exit status is 0 only if
+nothing failed. Arguments go to cargo: scripts/test.py --package tidepool-engine
+
+The same profile as the program that users run, so that everything is compiled once and what is tested is what is shipped; the tests
+with real parts find the program next to themselves. Most of them wait for clusters and guests most of the time, so two test programs
+run at once.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+
+AT_ONCE = 2
+# Longest first, so that none is left over at the end.
+LONG = ["rbd", "guard", "guest", "readme", "ceph", "ceph_failing", "snapshot", "lost_cache", "daemon_killed"]
+
+
+def programs(arguments):
+    """Compiles everything; returns the name, the path and the working directory of each test program."""
+    command = ["cargo", "test", "--release", "--no-run", "--message-format=json-render-diagnostics", *arguments]
+    build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    found = []
+    for line in build.stdout:
+        message = json.loads(line)
+        if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
+            directory = os.path.dirname(message["manifest_path"])
+            found.append((message["target"]["name"], message["executable"], directory))
+    if build.wait() != 0:
+        sys.exit("the tests do not compile")
+    rank = {name: i for i, name in enumerate(LONG)}
+    return sorted(found, key=lambda program: rank.get(program[0], len(LONG)))
+
+
+def run(command, directory):
+    """Runs a program to its end; returns its output and how many tests passed and failed."""
+    start = time.monotonic()
+    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    text = done.stdout.decode(errors="replace")
+    results = re.findall(r"^test result: .* (\d+) passed; (\d+) failed;", text, re.M)
+    passed, failed = (sum(int(result[i]) for result in results) for i in (0, 1))
+    # What ended without a result failed, too.
+    if done.returncode != 0 and failed == 0:
+        failed = 1
+    header = f"\n     Running {' '.join(command)} ({time.monotonic() - start:.0f} s)\n"
+    return header + text, passed, failed
+
+
+def main():
+    arguments = sys.argv[1:] or ["--workspace"]
+    waiting = [([path], directory) for _, path, directory in programs(arguments)]
+    waiting.append((["cargo", "test", "--release", "--doc", *arguments], os.getcwd()))
+    waiting.reverse()
+    lock, totals, failures = threading.Lock(), [0, 0], []
+
+    def work():
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                command, directory = waiting.pop()
+            text, passed, failed = run(command, directory)
+            with lock:
+                print(text, flush=True)
+                totals[0] += passed
+                totals[1] += failed
+                if failed:
+                    names = re.findall(r"^test (.*) \.\.\. FAILED$", text, re.M)
+                    failures.extend(names or [" ".join(command)])
+
+    workers = [threading.Thread(target=work) for _ in range(AT_ONCE)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        print("\nfailed:\n" + "\n".join(f"    {name}" for name in sorted(failures)))
+    print(f"{totals[0]} passed, {totals[1]} failed")
+    return 1 if totals[1] else 0
+
+
+if __name__ == "__main__":
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+    sys.exit(main())
