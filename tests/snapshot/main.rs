@@ -31,8 +31,7 @@ fn unix_ms() -> u64 {
 
 /// Writes and flushes one block again and again; returns the longest pair, and the longest of the time before
 /// `begin` is set.
-fn probe(rig: &Rig, begin: &AtomicBool, stop: &AtomicBool) -> Result<(Duration, Duration), Error> {
-    let mut client = rig.client()?;
+fn probe(mut client: Client, begin: &AtomicBool, stop: &AtomicBool) -> Result<(Duration, Duration), Error> {
     let (mut before, mut during) = (Duration::ZERO, Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {
         let start = Instant::now();
@@ -49,10 +48,12 @@ fn snapshots_under_load(cluster: &Cluster, image: &str, count: u32) {
     let rig = rig(cluster, image, &[]);
     let mut workload = rig.workload(WorkloadOptions::new(rng::seed(900), WORK_BYTES)).expect("connect");
     workload.keep_history();
+    let client = rig.client().expect("connect");
     let (begin, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let (taken, pauses) = std::thread::scope(|scope| {
         let load = scope.spawn(|| workload.run_until(&stop));
-        let probe = scope.spawn(|| probe(&rig, &begin, &stop));
+        let (begin, stop) = (&begin, &stop);
+        let probe = scope.spawn(move || probe(client, begin, stop));
         std::thread::sleep(Duration::from_secs(2));
         begin.store(true, Ordering::Relaxed);
         let mut taken = Vec::new();
@@ -172,6 +173,11 @@ fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
         number(&volume, "backend_read_bytes").expect("a counter")
     };
     assert!(read(&rig) >= f64::from(4 << 20), "it is fetched once");
+    rig.admin
+        .wait_volume("old", Duration::from_secs(20), |volume| {
+            number(volume, "cached_bytes") == Some(f64::from(4 << 20))
+        })
+        .expect("all of it is cached");
     rig.daemon.kill().expect("kill -9");
     rig.daemon.start().expect("it starts");
     assert_eq!(read(&rig), 0.0, "it is cached over the restart");

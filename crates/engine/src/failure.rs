@@ -69,22 +69,16 @@ impl Engine {
         self.stir();
     }
 
-    /// A change that the log did not take goes to the backend.
+    /// A change that the log did not take goes to the backend. The log kept changes of the same blocks apart; from
+    /// now on a lock has to.
     fn redirect(&mut self, id: OpId) {
         let op = &mut self.ops[id];
-        op.direct = true;
-        op.invalidated = false;
-        op.logged = 0;
-        op.unpublished = 0;
-        op.barrier = 0;
-        op.stage = Stage::Whole;
-        let (vid, first, end, locked) =
-            (op.request.volume, op.first_block, op.first_block + op.blocks, op.locked);
-        op.locked = true;
-        let volume = self.volume_mut(vid);
-        if !locked {
-            volume.locks.push(crate::volume::Lock { first, end, op: id });
+        (op.logged, op.unpublished, op.barrier) = (0, 0, 0);
+        if !op.locked {
+            return self.start_change(id);
         }
+        (op.direct, op.invalidated, op.stage) = (true, false, Stage::Whole);
+        let vid = op.request.volume;
         self.park(vid, id);
     }
 

@@ -90,14 +90,18 @@ fn g5_a_snapshot_under_writes_is_one_state_with_all_that_was_acknowledged_before
         }
         assert_eq!(w.controls.remove(&control), Some(Ok(())));
         let image = w.snapshots.remove(&control).expect("the backend has taken it");
-        let at = client.states.iter().position(|state| *state == image);
+        // Of the write at the cut, which nobody has acknowledged, a part may be there, as with any disk.
+        let is = |block: usize, state: &Vec<u8>| state[block..][..4096] == image[block..][..4096];
+        let fits = |i: &usize| {
+            let next = client.states.get(i + 1).unwrap_or(&client.states[*i]);
+            (0..image.len()).step_by(4096).all(|block| is(block, &client.states[*i]) || is(block, next))
+        };
+        let at = (0..client.states.len()).rev().find(fits);
         let at = at.unwrap_or_else(|| panic!("round {round}: no state that the volume ever had"));
         assert!(at >= floor, "round {round}: {at} changes are in it, {floor} were acknowledged before");
         between += usize::from(at < client.states.len() - 1);
         client.states.drain(..at);
         client.acked -= at.min(client.acked);
-        let lag = client.states.len() - 1;
-        assert!(client.acked <= lag, "round {round}");
     }
     assert!(between > 20, "writes went on behind the cuts: {between}");
     w.pass(5 * SECOND);
