@@ -48,7 +48,7 @@ crash: deps ## a hundred rounds of kill -9 under load; ARGS="--backend rbd" on C
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin crash -- $(ARGS)
 
-lost: deps ## thirty rounds in which the cache is destroyed under load; ARGS=--file without Ceph
+lost: deps ## thirty rounds in which the cache is destroyed under load; ARGS=--file without Ceph, ARGS=--postgres with a PostgreSQL on it (as root)
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin lost -- $(ARGS)
 

@@ -1,13 +1,14 @@
 #!/bin/bash
 # Installs what a target of the Makefile needs, on Debian 12 and 13.
 #   scripts/deps.sh demo    a C linker; nothing else
-#   scripts/deps.sh test    also Ceph, QEMU, fio, libnbd's tools and a kernel for guests
+#   scripts/deps.sh test    also Ceph, QEMU, fio, libnbd's tools, a PostgreSQL and a kernel for guests
 # Installs only what is missing, as root or with sudo. Without either it says what is missing and fails.
 set -eu
 
 demo="gcc libc6-dev make"
 test="$demo ceph-mon ceph-mgr ceph-osd ceph-common librbd1 librados2 fio qemu-utils qemu-system-x86 qemu-block-extra
-    libnbd-bin python3-libnbd nbdkit busybox-static cpio e2fsprogs kmod xz-utils python3 linux-image-cloud-amd64"
+    libnbd-bin python3-libnbd nbdkit busybox-static cpio e2fsprogs kmod xz-utils python3 linux-image-cloud-amd64
+    postgresql"
 
 case ${1:-} in
     demo) wanted=$demo ;;
@@ -25,6 +26,8 @@ if ! command -v dpkg-query >/dev/null; then
 fi
 missing=
 for package in $wanted; do
+    # Any version does, also one that is not Debian's.
+    [ "$package" = postgresql ] && ls /usr/lib/postgresql/*/bin/pg_amcheck >/dev/null 2>&1 && continue
     dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0
@@ -37,6 +40,14 @@ else
     echo "deps: these packages are missing, and this is neither root nor a user with sudo:$missing" >&2
     exit 1
 fi
+case $missing in *postgresql*)
+    # With its server Debian also makes a database and starts it. The tests want the programs only, so a line of configuration keeps it
+    # from that while the package is installed, and goes again: what the user installs or makes later is as always.
+    conf=/etc/postgresql-common/createcluster.d
+    trap '$as_root rm -f $conf/tidepool.conf; $as_root rmdir --ignore-fail-on-non-empty $conf' EXIT
+    $as_root mkdir -p $conf
+    echo "create_main_cluster = false" | $as_root tee $conf/tidepool.conf >/dev/null
+esac
 echo "deps: installing$missing"
 $as_root apt-get update -qq
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -1,5 +1,6 @@
 //! Rounds in which the cache is destroyed under load and the image recovered without it.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -10,6 +11,9 @@ use tidepool_testkit::{Cluster, Error, daemon};
 
 use crate::rig::{MIB, Rig, RigOptions, VOLUME};
 
+/// Why a round could not be played to its end.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
 /// Size of the volume.
 const VOLUME_BYTES: u64 = 96 * MIB;
 /// Size of the cache: less, so that it fills up and reclaim works.
@@ -19,17 +23,73 @@ const LOAD_MS: std::ops::Range<u64> = 500..9_000;
 
 /// What `tidepool recover` said.
 #[derive(Debug, Clone, Deserialize)]
-struct Report {
-    exact: bool,
-    groups: usize,
-    loss: Loss,
+pub(crate) struct Report {
+    pub(crate) exact: bool,
+    pub(crate) groups: usize,
+    pub(crate) loss: Loss,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-struct Loss {
-    since_unix_ms: u64,
-    seconds: f64,
+pub(crate) struct Loss {
+    pub(crate) since_unix_ms: u64,
+    pub(crate) seconds: f64,
     bytes_max: u64,
+}
+
+/// The image of a round: a file, or one of a throw-away cluster.
+pub(crate) struct Image<'a> {
+    cluster: Option<&'a Cluster>,
+    name: String,
+}
+
+impl<'a> Image<'a> {
+    pub(crate) fn new(cluster: Option<&'a Cluster>, name: String) -> Image<'a> {
+        Image { cluster, name }
+    }
+
+    /// Makes the image and a running daemon that serves it.
+    pub(crate) fn serve(&self, volume_bytes: u64, cache_bytes: u64) -> Result<Rig, Failure> {
+        let Some(cluster) = self.cluster else { return Ok(Rig::with_file(volume_bytes, cache_bytes)?) };
+        cluster.rbd_create(&self.name, volume_bytes)?;
+        let volumes = vec![(VOLUME.to_string(), self.rbd_uri(cluster))];
+        let mut rig = Rig::new(&RigOptions { cache_bytes, volumes, extra: Vec::new() })?;
+        rig.daemon.start()?;
+        Ok(rig)
+    }
+
+    fn rbd_uri(&self, cluster: &Cluster) -> String {
+        format!("rbd:rbd/{}?conf={}", self.name, cluster.conf().display())
+    }
+
+    /// What a host does that has the image and no cache any more.
+    pub(crate) fn recover(&self, rig: &Rig) -> Result<Report, Failure> {
+        let uri = match self.cluster {
+            None => format!("file:{}", rig.image().display()),
+            Some(cluster) => self.rbd_uri(cluster),
+        };
+        let output = daemon::run(["recover", &uri, "--accept-loss", "--format", "json"])?;
+        if !output.status.success() {
+            return Err(format!("recover {uri}: {}", String::from_utf8_lossy(&output.stderr)).into());
+        }
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// The image as a plain file.
+    pub(crate) fn plain(&self, rig: &Rig) -> Result<PathBuf, Failure> {
+        let Some(cluster) = self.cluster else { return Ok(rig.image()) };
+        let export = rig.scratch.join("export");
+        cluster.rbd_export(&self.name, &export)?;
+        Ok(export)
+    }
+
+    /// Shows that any client may write to the image again, and removes it.
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        if let Some(cluster) = self.cluster {
+            cluster.rbd(&["bench", "--io-type", "write", "--io-total", "1M", &self.name])?;
+            cluster.rbd_remove(&self.name)?;
+        }
+        Ok(())
+    }
 }
 
 /// What a round has shown.
@@ -50,24 +110,10 @@ pub struct Round {
 ///
 /// # Panics
 /// When a promise is broken.
-pub fn round(cluster: Option<&Cluster>, seed: u64) -> Result<Round, Box<dyn std::error::Error>> {
+pub fn round(cluster: Option<&Cluster>, seed: u64) -> Result<Round, Failure> {
     let mut rng = Rng::new(seed);
-    let image = format!("lost{seed}");
-    let mut rig = match cluster {
-        None => Rig::with_file(VOLUME_BYTES, CACHE_BYTES)?,
-        Some(cluster) => {
-            cluster.rbd_create(&image, VOLUME_BYTES)?;
-            let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
-            let volumes = vec![(VOLUME.to_string(), uri)];
-            let mut rig = Rig::new(&RigOptions { cache_bytes: CACHE_BYTES, volumes, extra: Vec::new() })?;
-            rig.daemon.start()?;
-            rig
-        }
-    };
-    let uri = match cluster {
-        None => format!("file:{}", rig.image().display()),
-        Some(cluster) => format!("rbd:rbd/{image}?conf={}", cluster.conf().display()),
-    };
+    let image = Image::new(cluster, format!("lost{seed}"));
+    let mut rig = image.serve(VOLUME_BYTES, CACHE_BYTES)?;
     let mut workload = rig.workload(WorkloadOptions::new(seed, VOLUME_BYTES))?;
     workload.keep_history();
     let never = AtomicBool::new(false);
@@ -82,15 +128,8 @@ pub fn round(cluster: Option<&Cluster>, seed: u64) -> Result<Round, Box<dyn std:
     })?;
     workload.server_died();
     std::fs::remove_file(&rig.cache)?;
-    let report = recover(&uri)?;
-    let content = match cluster {
-        None => std::fs::read(rig.image())?,
-        Some(cluster) => {
-            let export = rig.scratch.join("export");
-            cluster.rbd_export(&image, &export)?;
-            std::fs::read(export)?
-        }
-    };
+    let report = image.recover(&rig)?;
+    let content = std::fs::read(image.plain(&rig)?)?;
     let lost = workload.compare(&content[..VOLUME_BYTES as usize])?;
     assert!(report.exact, "a grouped drain leaves an exact state");
     let since = report.loss.since_unix_ms;
@@ -102,18 +141,6 @@ pub fn round(cluster: Option<&Cluster>, seed: u64) -> Result<Round, Box<dyn std:
     assert!(seconds <= report.loss.seconds, "{seconds} s are gone, told were {}", report.loss.seconds);
     let bytes_max = report.loss.bytes_max;
     assert!(lost.bytes <= bytes_max, "{} bytes are gone, told were {bytes_max}", lost.bytes);
-    if let Some(cluster) = cluster {
-        cluster.rbd(&["bench", "--io-type", "write", "--io-total", "1M", &image])?;
-        cluster.rbd(&["rm", "--no-progress", &image])?;
-    }
+    image.finish()?;
     Ok(Round { groups: report.groups, lost, seconds: (seconds, report.loss.seconds) })
-}
-
-fn recover(uri: &str) -> Result<Report, Box<dyn std::error::Error>> {
-    let arguments = ["recover", uri, "--accept-loss", "--format", "json"];
-    let output = daemon::run(arguments)?;
-    if !output.status.success() {
-        return Err(format!("recover {uri}: {}", String::from_utf8_lossy(&output.stderr)).into());
-    }
-    Ok(serde_json::from_slice(&output.stdout)?)
 }

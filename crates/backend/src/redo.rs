@@ -252,7 +252,7 @@ impl Writer {
                 new.groups.push(Group { group, frames });
                 new.next = group + 1;
                 new.sequence = sequence;
-                new.cut_unix_ms = unix_ms().saturating_sub(age.as_millis() as u64);
+                new.cut_unix_ms = before(since_1970(), age);
                 Job::Header { token, new, old: self.header.clone(), group: Some(group) }
             }
             Transfer::RedoTrim { first } => {
@@ -350,8 +350,17 @@ fn outcome(result: io::Result<()>) -> Result<(), IoError> {
     })
 }
 
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO)
+}
+
 fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+    since_1970().as_millis() as u64
+}
+
+/// The last whole millisecond that is not after the moment `age` before `now`: a cut is never told later than it was.
+fn before(now: Duration, age: Duration) -> u64 {
+    now.saturating_sub(age).as_millis() as u64
 }
 
 /// What a lost cache costs.
@@ -426,4 +435,18 @@ pub(crate) fn replay(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn g5_a_cut_is_never_told_later_than_it_was() {
+        let now = Duration::from_micros(5_000_400);
+        assert_eq!(before(now, Duration::ZERO), 5_000);
+        assert_eq!(before(now, Duration::from_micros(300)), 5_000);
+        assert_eq!(before(now, Duration::from_micros(500)), 4_999);
+        assert_eq!(before(now, Duration::from_micros(1_900)), 4_998);
+    }
 }

@@ -180,8 +180,8 @@ pub enum BackendOp {
         frames: u32,
         /// Sequence of the last record that it contains.
         sequence: u64,
-        /// How long ago it ended.
-        age_ns: Nanos,
+        /// When it ended: nothing later is in it, everything acknowledged before is.
+        cut_at: Nanos,
     },
     /// The image durably has what groups before `first` hold: their redo is not needed any more.
     RedoTrim {

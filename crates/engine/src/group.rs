@@ -564,15 +564,14 @@ impl Engine {
             return;
         }
         closed.committing = true;
-        let (group, frames, sequence) = (closed.group, closed.frames, closed.sequence);
-        let age_ns = now.saturating_sub(closed.cut_at);
+        let (group, frames, sequence, cut_at) = (closed.group, closed.frames, closed.sequence, closed.cut_at);
         if frames == 0 && !old_redo {
             // All of it is lost.
             return self.group_committed(now, id, Ok(()));
         }
         let first = first.unwrap_or(group);
         let token = self.start_io(Io::RedoCommit { volume: id });
-        self.backend(token, id, BackendOp::RedoCommit { first, group, frames, sequence, age_ns });
+        self.backend(token, id, BackendOp::RedoCommit { first, group, frames, sequence, cut_at });
     }
 
     pub(crate) fn redo_commit_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tidepool_testkit::{Cluster, ClusterOptions, rng};
-use tidepool_tests::lost::{Round, round};
+use tidepool_tests::lost::Failure;
+use tidepool_tests::{disk, lost, lost_postgres};
 
 /// Destroys the cache of a volume under load again and again, recovers the image and compares it with the volume's past.
 #[derive(Debug, Parser)]
@@ -18,6 +19,9 @@ struct Options {
     /// On a file instead of an image of a throw-away Ceph cluster.
     #[arg(long)]
     file: bool,
+    /// With an ext4 and a PostgreSQL on the volume, as root, instead of stamps in every sector.
+    #[arg(long)]
+    postgres: bool,
 }
 
 fn main() -> ExitCode {
@@ -30,21 +34,47 @@ fn main() -> ExitCode {
     }
 }
 
-fn rounds(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+fn rounds(options: &Options) -> Result<(), Failure> {
+    if options.postgres {
+        disk::possible()?;
+        disk::in_own_namespace()?;
+    }
     let seed = options.seed.unwrap_or_else(|| rng::seed(u64::from(std::process::id())));
     let cluster = if options.file { None } else { Some(Cluster::up(&ClusterOptions::default())?) };
     let (mut worst, mut told) = (0.0f64, 0.0f64);
     for n in 0..options.rounds {
-        let done @ Round { groups, lost, seconds } = round(cluster.as_ref(), seed.wrapping_add(n))?;
-        eprintln!(
-            "round {n}: {groups} groups brought in; {} changes, {} bytes, {:.1} s lost, told were {:.1} s",
-            lost.changes, lost.bytes, seconds.0, seconds.1
-        );
-        (worst, told) = (worst.max(done.seconds.0), told.max(done.seconds.1));
+        let seed = seed.wrapping_add(n);
+        eprint!("round {n}, seed {seed}: ");
+        let seconds = if options.postgres {
+            postgres(cluster.as_ref(), seed)?
+        } else {
+            stamps(cluster.as_ref(), seed)?
+        };
+        (worst, told) = (worst.max(seconds.0), told.max(seconds.1));
     }
     println!(
         "{} rounds: every image was an exact state; at most {worst:.1} s were lost, at most {told:.1} s told",
         options.rounds
     );
     Ok(())
+}
+
+/// A round with stamps in every sector; the seconds that were lost and told.
+fn stamps(cluster: Option<&Cluster>, seed: u64) -> Result<(f64, f64), Failure> {
+    let lost::Round { groups, lost, seconds } = lost::round(cluster, seed)?;
+    eprintln!(
+        "{groups} groups brought in; {} changes, {} bytes, {:.1} s lost, told were {:.1} s",
+        lost.changes, lost.bytes, seconds.0, seconds.1
+    );
+    Ok(seconds)
+}
+
+/// A round with a PostgreSQL; the seconds that were lost and told.
+fn postgres(cluster: Option<&Cluster>, seed: u64) -> Result<(f64, f64), Failure> {
+    let lost_postgres::Round { groups, transactions, files, seconds } = lost_postgres::round(cluster, seed)?;
+    eprintln!(
+        "{groups} groups brought in; {} of {} transactions, {} of {} files, {:.1} s lost, told were {:.1} s",
+        transactions.1, transactions.0, files.1, files.0, seconds.0, seconds.1
+    );
+    Ok(seconds)
 }

@@ -124,8 +124,9 @@ impl Volume {
             BackendOp::RedoWrite { group, frame, buf } => {
                 Transfer::RedoWrite { group, frame, ptr: memory(buf), len: buf.len as usize }
             }
-            BackendOp::RedoCommit { first, group, frames, sequence, age_ns } => {
-                let age = Duration::from_nanos(age_ns);
+            BackendOp::RedoCommit { first, group, frames, sequence, cut_at } => {
+                // As old as it is now, not when the core decided: it may have waited for others in between.
+                let age = Duration::from_nanos(tidepool_driver::now().saturating_sub(cut_at));
                 Transfer::RedoCommit { first, group, frames, sequence, age }
             }
             BackendOp::RedoTrim { first } => Transfer::RedoTrim { first },
