@@ -16,7 +16,7 @@ demo: ## direct against cached, on emulated pools
 	$(CARGO) run --quiet --release --locked -p tidepool -- demo
 
 test: deps ## all tests, with real parts; ends with `N passed, N failed`
-	@scripts/test.sh
+	@scripts/test.py
 
 long: deps ## tests that wait for half a minute and more, such as a cluster that is away for that long
 	$(CARGO) test --release --locked -p tidepool-backend --test rbd -- --ignored
