@@ -61,7 +61,10 @@ impl Postgres {
             .and_then(|()| chown(sockets, Some(NOBODY), Some(NOBODY)))
             .and_then(|()| fs::set_permissions(sockets, Permissions::from_mode(0o700)))
             .map_err(io("cannot make a directory for the server's socket"))?;
-        let mut command = as_nobody(&programs.join("postgres"));
+        // As the first process of a namespace it takes all of its children with it; one that waits for a dead one would stay.
+        let server = as_nobody(&programs.join("postgres"));
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]).arg(server.get_program()).args(server.get_args());
         command.arg("-D").arg(data).arg("-k").arg(sockets).current_dir(data);
         command.args(SETTINGS.iter().flat_map(|setting| ["-c", *setting]));
         log_to(&mut command, log)?;
@@ -96,7 +99,10 @@ impl Postgres {
 
     /// Ends it as a shutdown of its host does, and waits for that.
     pub fn stop(mut self) -> Result<(), Error> {
-        self.process.signal(Signal::INT).map_err(io("cannot signal postgres"))?;
+        for server in children(self.process.id()) {
+            rustix::process::kill_process(server, Signal::INT)
+                .map_err(|errno| io("cannot signal postgres")(errno.into()))?;
+        }
         match self.process.wait(TIMEOUT).map_err(io("cannot wait for postgres"))? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(ended("postgres", status.to_string(), &self.log)),
@@ -110,11 +116,9 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // A stopped parent neither starts nor reaps children: whoever is listed is one of them, dead or alive.
-        if matches!(self.process.try_wait(), Ok(None)) && self.process.signal(Signal::STOP).is_ok() {
-            for child in children(self.process.id()) {
-                let _ = rustix::process::kill_process(child, Signal::KILL);
-            }
+        // The first process of the namespace; with it the kernel kills the others.
+        for server in children(self.process.id()) {
+            let _ = rustix::process::kill_process(server, Signal::KILL);
         }
         let _ = self.process.kill();
     }
