@@ -58,7 +58,8 @@ def run(command, directory):
 def main():
     arguments = sys.argv[1:] or ["--workspace"]
     waiting = [([path], directory) for _, path, directory in programs(arguments)]
-    waiting.append((["cargo", "test", "--release", "--doc", *arguments], os.getcwd()))
+    if not any(argument in ("--test", "--tests", "--lib", "--bin", "--bins") for argument in arguments):
+        waiting.append((["cargo", "test", "--release", "--doc", *arguments], os.getcwd()))
     waiting.reverse()
     lock, totals, failures = threading.Lock(), [0, 0], []
 
