@@ -63,6 +63,18 @@ pub struct UriError {
     why: String,
 }
 
+impl BackendUri {
+    /// An image in a Ceph pool as Ceph's tools take it, `POOL/IMAGE` or `POOL/NAMESPACE/IMAGE`, without the snapshot of it
+    /// that the URI may name; none for a backend of another kind.
+    pub fn rbd_image(&self) -> Option<String> {
+        let BackendUri::Rbd { pool, namespace, image, .. } = self else { return None };
+        Some(match namespace.as_str() {
+            "" => format!("{pool}/{image}"),
+            _ => format!("{pool}/{namespace}/{image}"),
+        })
+    }
+}
+
 impl FromStr for BackendUri {
     type Err = UriError;
 

@@ -2,13 +2,6 @@
 
 use tidepool_backend::BackendUri;
 
-/// An image in a Ceph pool as `rbd` spells it; none for a snapshot.
-pub fn image(uri: &BackendUri) -> Option<String> {
-    let BackendUri::Rbd { pool, namespace, image, snapshot: None, .. } = uri else { return None };
-    let names = [pool, namespace, image].into_iter().map(String::as_str).filter(|name| !name.is_empty());
-    Some(names.collect::<Vec<&str>>().join("/"))
-}
-
 /// Commands that use the image directly, one per line.
 pub fn commands(uri: &BackendUri) -> Vec<String> {
     match uri {
@@ -33,7 +26,7 @@ pub fn commands(uri: &BackendUri) -> Vec<String> {
             let escaped_names: Vec<String> = names.iter().map(|name| escaped(name)).collect();
             let at = snapshot.as_ref().map(|snapshot| format!("@{snapshot}")).unwrap_or_default();
             let source = format!("rbd:{}{at}{options}", escaped_names.join("/"));
-            let info = format!("rbd{flags} info {}", quoted(&(names.join("/") + &at)));
+            let info = format!("rbd{flags} info {}", quoted(&(uri.rbd_image().unwrap_or_default() + &at)));
             vec![drive(&source.replace(',', ",,")), info]
         }
         BackendUri::Nbd(uri) => {

@@ -339,9 +339,7 @@ impl Engine {
                 Some(Task::Purge { control, attaching }) => self.pump_purge(now, id, control, attaching),
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
                 Some(Task::Snapshot { control, step }) => self.pump_snapshot(now, id, control, step),
-                Some(Task::Resize { control, stage, size_bytes, old_bytes }) => {
-                    self.pump_resize(id, control, stage, size_bytes, old_bytes);
-                }
+                Some(Task::Resize(resize)) => self.pump_resize(id, resize),
                 Some(Task::None) | None => {}
             }
         }

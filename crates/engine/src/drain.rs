@@ -614,6 +614,13 @@ impl Engine {
         due.filter(|&at| at > now).min()
     }
 
+    /// Of what may fail without the backend failing, only that another owner has the image.
+    pub(crate) fn note_fence(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        if result == Err(IoError::Fenced) {
+            self.note_backend_result(now, id, result);
+        }
+    }
+
     /// Remembers whether the backend works.
     pub(crate) fn note_backend_result(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
         let volume = self.volume_mut(id);

@@ -655,9 +655,7 @@ impl Engine {
 
     /// A note that could not be made is made the next time.
     pub(crate) fn redo_note_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        if result == Err(IoError::Fenced) {
-            self.note_backend_result(now, id, result);
-        }
+        self.note_fence(now, id, result);
         let volume = self.volume_mut(id);
         volume.recheck = true;
         volume.groups.as_mut().expect("a volume with groups").noting = false;

@@ -6,9 +6,18 @@ use crate::engine::{Engine, Io};
 use crate::index::Lookup;
 use crate::volume::{Task, object_of};
 
+/// A change of size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Resize {
+    control: u64,
+    stage: Stage,
+    size_bytes: u64,
+    old_bytes: u64,
+}
+
 /// What a change of size is waiting for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+enum Stage {
     /// Requests beyond the new end.
     Requests,
     /// The image, and with it the redo, which may hold something beyond the new end.
@@ -39,7 +48,7 @@ impl Engine {
         let old_bytes = volume.spec.size_bytes;
         let shrinks = size_bytes < old_bytes;
         let stage = if shrinks { Stage::Requests } else { Stage::Backend };
-        volume.task = Task::Resize { control, stage, size_bytes, old_bytes };
+        volume.task = Task::Resize(Resize { control, stage, size_bytes, old_bytes });
         if shrinks {
             // From now on nobody gets there.
             volume.spec.size_bytes = size_bytes;
@@ -48,19 +57,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn pump_resize(
-        &mut self,
-        id: VolumeId,
-        control: u64,
-        stage: Stage,
-        size_bytes: u64,
-        old_bytes: u64,
-    ) {
+    pub(crate) fn pump_resize(&mut self, id: VolumeId, resize: Resize) {
         let dead = self.dead;
         let volume = self.volume_mut(id);
-        let next = match stage {
+        let stage = match resize.stage {
             Stage::Backend => return,
-            _ if volume.fenced => return self.end_resize(id, Err(ControlError::Backend(IoError::Fenced))),
+            _ if volume.fenced => {
+                return self.end_resize(id, Err(ControlError::Backend(IoError::Fenced)));
+            }
             _ if dead => return self.end_resize(id, Err(ControlError::Device)),
             Stage::Requests => {
                 let end = volume.blocks();
@@ -78,18 +82,18 @@ impl Engine {
             }
             Stage::Drain { sequence } => {
                 let end = object_of(volume.blocks().saturating_sub(1));
-                let drains = volume.drains.clone();
-                let busy = drains.iter().any(|&d| self.drains[d].entry.object > end);
-                if busy || self.volume(id).sequence_drained < sequence {
+                let drained = volume.sequence_drained >= sequence;
+                let beyond = |&d: &u32| self.drains[d].entry.object > end;
+                if !drained || self.volume(id).drains.iter().any(beyond) {
                     return;
                 }
                 Stage::Backend
             }
         };
-        self.volume_mut(id).task = Task::Resize { control, stage: next, size_bytes, old_bytes };
+        self.volume_mut(id).task = Task::Resize(Resize { stage, ..resize });
         self.stir();
-        if next == Stage::Backend {
-            self.resize_image(id, size_bytes);
+        if stage == Stage::Backend {
+            self.resize_image(id, resize.size_bytes);
         }
     }
 
@@ -99,15 +103,13 @@ impl Engine {
     }
 
     pub(crate) fn resize_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        if result == Err(IoError::Fenced) {
-            self.note_backend_result(now, id, result);
-        }
+        self.note_fence(now, id, result);
         self.end_resize(id, result.map_err(ControlError::Backend));
     }
 
     fn end_resize(&mut self, id: VolumeId, result: Result<(), ControlError>) {
         let volume = self.volume_mut(id);
-        let Task::Resize { control, size_bytes, old_bytes, .. } = volume.task else {
+        let Task::Resize(Resize { control, size_bytes, old_bytes, .. }) = volume.task else {
             unreachable!("the volume is being resized")
         };
         volume.task = Task::None;

@@ -160,9 +160,7 @@ impl Engine {
     }
 
     pub(crate) fn snapshot_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
-        if result == Err(IoError::Fenced) {
-            self.note_backend_result(now, id, result);
-        }
+        self.note_fence(now, id, result);
         let Task::Snapshot { control, .. } = self.volume(id).task else {
             unreachable!("a snapshot was being taken")
         };

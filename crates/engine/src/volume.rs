@@ -7,7 +7,7 @@ use crate::format::VolumeItem;
 use crate::group::Groups;
 use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
-use crate::resize::Stage as ResizeStage;
+use crate::resize::Resize;
 use crate::snapshot::Step;
 use crate::status::VolumeCounters;
 use std::collections::VecDeque;
@@ -117,7 +117,7 @@ pub(crate) enum Task {
     /// Bringing the image to a cut, for a snapshot of it.
     Snapshot { control: u64, step: Step },
     /// Taking another size.
-    Resize { control: u64, stage: ResizeStage, size_bytes: u64, old_bytes: u64 },
+    Resize(Resize),
 }
 
 /// A volume.

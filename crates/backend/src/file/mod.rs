@@ -62,6 +62,7 @@ struct FileBackend {
     ownership: Option<(Sidecar, Ownership)>,
     /// The record is being changed, for these tokens.
     disowning: Option<Disowning>,
+    resizing: Option<Resizing>,
     /// Writes the redo, where what is written goes by groups.
     redo: Option<Writer>,
 }
@@ -70,6 +71,13 @@ struct FileBackend {
 struct Disowning {
     tokens: Vec<u64>,
     outcome: Receiver<Result<Ownership, BackendError>>,
+}
+
+/// A change of the size, on a thread of its own as well.
+struct Resizing {
+    token: u64,
+    size_bytes: u64,
+    outcome: Receiver<io::Result<()>>,
 }
 
 /// Opens a file or block device. `prepare` makes what else is needed for the backend, given its event
@@ -89,6 +97,7 @@ pub(crate) fn open<T>(
         caching,
         ownership: None,
         disowning: None,
+        resizing: None,
         redo: None,
     };
     let prepared = prepare(backend.ring.event_fd())?;
@@ -316,6 +325,19 @@ fn open_direct(path: &Path, flags: OFlags) -> Option<OwnedFd> {
     Some(file)
 }
 
+/// Cuts or grows a file. A device has its size, which somebody else may have changed.
+fn set_size(file: &OwnedFd, size_bytes: u64) -> io::Result<()> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
+    if kind == FileType::RegularFile {
+        rustix::fs::ftruncate(file, size_bytes)?;
+        return Ok(rustix::fs::fsync(file)?);
+    }
+    match size_of(file, kind)? < size_bytes {
+        true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        false => Ok(()),
+    }
+}
+
 fn size_of(file: &OwnedFd, kind: FileType) -> io::Result<u64> {
     if kind == FileType::BlockDevice {
         return Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?);
@@ -387,10 +409,44 @@ impl FileBackend {
         tokens.into_iter().for_each(|token| done(token, result));
     }
 
+    /// Gives the image another size. The driver's thread does not wait for the file system.
+    fn resize(&mut self, token: u64, size_bytes: u64) {
+        let (sender, outcome) = sync_channel(1);
+        let started = self.ring.event().and_then(|event| {
+            let file = self.ring.file().try_clone()?;
+            let work = move || {
+                // The receiver waits for this even when the backend is dropped.
+                let _ = sender.send(set_size(&file, size_bytes));
+                mailbox::signal(&event);
+            };
+            std::thread::Builder::new().name("resize".into()).spawn(work)
+        });
+        match started {
+            Ok(_) => self.resizing = Some(Resizing { token, size_bytes, outcome }),
+            Err(_) => self.ring.complete(token, Err(IoError::Errno(libc::EAGAIN))),
+        }
+    }
+
+    /// Takes the new size, if the image has it.
+    fn resized(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        let Some(resizing) = &self.resizing else { return };
+        let Ok(result) = resizing.outcome.try_recv() else { return };
+        let (token, size_bytes) = (resizing.token, resizing.size_bytes);
+        self.resizing = None;
+        if result.is_ok() {
+            self.size_bytes = size_bytes;
+            self.ring.set_size(size_bytes);
+        }
+        done(token, result.map_err(|e| IoError::Errno(e.raw_os_error().unwrap_or(libc::EIO))));
+    }
+
     /// Waits until nothing is in flight any more and drops the outcomes.
     fn quiesce(&mut self) {
         self.ring.quiesce();
-        while self.disowning.is_some() || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0) {
+        while self.disowning.is_some()
+            || self.resizing.is_some()
+            || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0)
+        {
             mailbox::wait_readable(self.ring.event_fd(), 1000);
             self.completions(&mut |_, _| {});
         }
@@ -402,31 +458,6 @@ impl Drop for FileBackend {
         // The lock must outlast the change of the record.
         self.quiesce();
         unlock(self.ring.file());
-    }
-}
-
-impl FileBackend {
-    /// Files are cut or grown; a device has its size, which somebody else may have changed.
-    fn resize(&mut self, token: u64, size_bytes: u64) {
-        let file = self.ring.file();
-        let resize = || -> io::Result<()> {
-            let kind = FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
-            if kind == FileType::RegularFile {
-                rustix::fs::ftruncate(file, size_bytes)?;
-                Ok(rustix::fs::fsync(file)?)
-            } else if size_of(file, kind)? < size_bytes {
-                Err(io::Error::from_raw_os_error(libc::ENOSPC))
-            } else {
-                Ok(())
-            }
-        };
-        let result = if self.read_only { Err(io::Error::from_raw_os_error(libc::EROFS)) } else { resize() };
-        let result = result.map_err(|e| IoError::Errno(e.raw_os_error().unwrap_or(libc::EIO)));
-        if result.is_ok() {
-            self.size_bytes = size_bytes;
-            self.ring.set_size(size_bytes);
-        }
-        self.ring.complete(token, result);
     }
 }
 
@@ -442,6 +473,9 @@ impl Backend for FileBackend {
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         match transfer {
             Transfer::Disown => self.disown(token),
+            Transfer::Resize { .. } if self.read_only => {
+                self.ring.complete(token, Err(IoError::Errno(libc::EROFS)));
+            }
             Transfer::Resize { size_bytes } => self.resize(token, size_bytes),
             // Files have no snapshots.
             Transfer::Snapshot { .. } => self.ring.complete(token, Err(IoError::Errno(libc::ENOTSUP))),
@@ -469,6 +503,7 @@ impl Backend for FileBackend {
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         self.ring.completions(done);
         self.disowned(done);
+        self.resized(done);
         if let Some(redo) = &mut self.redo {
             redo.completions(done);
         }

@@ -105,7 +105,7 @@ fn place_of(uri: &BackendUri) -> Result<Place, BackendError> {
 fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
     let place = place_of(uri)?;
     if place.snapshot.is_some() {
-        let why = format!("it is a snapshot, which has no owner; name the image: {}", place.head());
+        let why = format!("it is a snapshot, which has no owner; name the image: {}", place.head);
         return Err(BackendError::Unsupported { what: place.what, why });
     }
     Ok(place)

@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub(super) struct Place {
     /// `POOL/IMAGE` or `POOL/NAMESPACE/IMAGE`, as Ceph's tools take it; names the image in messages.
     pub(super) what: String,
+    /// The image itself, where the place is a snapshot of it.
+    pub(super) head: String,
     pub(super) pool: String,
     pub(super) namespace: String,
     pub(super) image: String,
@@ -25,13 +27,14 @@ impl Place {
     /// The place that a URI names; `None` for a URI of another kind.
     pub(super) fn of(uri: &BackendUri) -> Option<Place> {
         let BackendUri::Rbd { pool, namespace, image, snapshot, conf, id } = uri else { return None };
-        let mut what = match namespace.as_str() {
-            "" => format!("{pool}/{image}"),
-            _ => format!("{pool}/{namespace}/{image}"),
+        let head = uri.rbd_image()?;
+        let what = match snapshot {
+            Some(snapshot) => format!("{head}@{snapshot}"),
+            None => head.clone(),
         };
-        what.extend(snapshot.iter().map(|snapshot| format!("@{snapshot}")));
         Some(Place {
             what,
+            head,
             pool: pool.clone(),
             namespace: namespace.clone(),
             image: image.clone(),
@@ -48,11 +51,6 @@ impl Place {
         Ok((cluster, pool))
     }
 
-    /// The image itself, where the place is a snapshot of it.
-    pub(super) fn head(&self) -> &str {
-        self.what.split('@').next().unwrap_or(&self.what)
-    }
-
     /// What there is to know about the image without changing anything.
     pub(super) fn facts(&self, cluster: &Cluster, pool: &IoCtx) -> Result<Facts, BackendError> {
         let image = Image::open(&cluster.libraries().rbd, pool, &self.image, Access::Read);
@@ -65,7 +63,7 @@ impl Place {
         let what = self.what.clone();
         match e.raw_os_error() {
             Some(libc::ENOENT) if self.snapshot.is_some() => {
-                let why = format!("no such snapshot; see what there is: rbd snap ls {}", self.head());
+                let why = format!("no such snapshot; see what there is: rbd snap ls {}", self.head);
                 BackendError::NotFound { what, why }
             }
             Some(libc::ENOENT) => {

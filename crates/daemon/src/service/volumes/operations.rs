@@ -1,0 +1,147 @@
+//! What is done with a volume as a whole while it is served: drain, resize, snapshot, removal.
+
+use super::{Entry, Volumes, close, from_shard, lock};
+use crate::admin::{Removed, Snapshot, State};
+use crate::direct;
+use crate::service::VolumeError;
+use crate::shard::ShardError;
+use crate::units::Size;
+use crate::volume::check_name;
+use std::sync::Arc;
+use std::time::Duration as Time;
+use tidepool_backend::BackendUri;
+use tidepool_engine::api::{ControlError, IoError, VolumeId};
+use tokio::time::{Instant, timeout};
+use tracing::info;
+
+/// How often a waiting operation looks for progress.
+const PROGRESS_POLL: Time = Time::from_millis(500);
+/// A drain that moved nothing for this long is taken for stuck when a volume is to be removed.
+const STALL_WAIT_MAX: Time = Time::from_secs(30);
+
+impl Volumes {
+    /// Returns when everything acknowledged before is in the backend.
+    ///
+    /// # Errors
+    /// The volume has no backend, or the shard reports a failure.
+    pub async fn drain(&self, name: &str) -> Result<(), VolumeError> {
+        let id = self.entry(name)?.attached("drain")?;
+        let shard_error = from_shard("drain", name);
+        self.shard.drain(id).await.map_err(shard_error)
+    }
+
+    /// Gives the volume and its image another size.
+    ///
+    /// # Errors
+    /// The size cannot be had, or the shard reports a failure.
+    pub async fn resize(&self, name: &str, size: Size) -> Result<(), VolumeError> {
+        let entry = self.entry(name)?;
+        let _change = entry.begin_change()?;
+        let id = entry.attached("resize")?;
+        self.shard.resize(id, size.0).await.map_err(from_shard("resize", name))
+    }
+
+    /// Takes a snapshot of the image with everything that was acknowledged before; clients go on.
+    ///
+    /// # Errors
+    /// The image has no snapshots or one of this name, or the shard reports a failure.
+    pub async fn snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot, VolumeError> {
+        let entry = self.entry(name)?;
+        let refused =
+            |why: String| VolumeError::Snapshot { name: name.to_owned(), snapshot: snapshot.to_owned(), why };
+        check_name(snapshot).map_err(|_| refused("use 1 to 64 letters, digits, '.', '_' or '-'".into()))?;
+        let image = match &entry.backend {
+            // A snapshot has none of its own.
+            BackendUri::Rbd { snapshot: Some(_), .. } => None,
+            uri => uri.rbd_image(),
+        };
+        let image =
+            image.ok_or_else(|| refused("its image is not in a Ceph pool, and has no snapshots".into()))?;
+        let id = entry.attached("take a snapshot of")?;
+        let start = Instant::now();
+        let taken = self.shard.snapshot(id, snapshot.to_owned()).await;
+        taken.map_err(|error| match error {
+            ShardError::Control(ControlError::Backend(IoError::Errno(libc::EEXIST))) => {
+                refused(format!("{image} has a snapshot of this name"))
+            }
+            ShardError::Control(ControlError::Backend(IoError::Errno(libc::EROFS))) => {
+                refused("the image is read-only".into())
+            }
+            error => refused(error.to_string()),
+        })?;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Snapshot { volume: name.to_owned(), snapshot: format!("{image}@{snapshot}"), seconds })
+    }
+
+    /// Gives the image back: drained, compared with the cache, unlocked. As long as it drains, a caller
+    /// that goes away ends the removal and the volume goes on serving; what follows runs to its end.
+    ///
+    /// # Errors
+    /// The volume goes on serving, unless the error says that it is removed.
+    pub async fn remove(self: &Arc<Self>, name: &str) -> Result<Removed, VolumeError> {
+        let entry = self.entry(name)?;
+        let change = entry.begin_change()?;
+        let id = entry.attached("remove")?;
+        let status = self.volume_status(name).await?;
+        if let Some(why) = status.error.filter(|_| status.state != State::Full) {
+            return Err(VolumeError::Unreachable { what: "remove", name: name.to_owned(), why });
+        }
+        self.drain_or_stall(name, id).await?;
+        let this = self.clone();
+        let finish = tokio::spawn(async move {
+            let _change = change;
+            this.finish_removal(&entry, id).await
+        });
+        finish.await.unwrap_or_else(|_| {
+            let why = "removing it ended in an internal error".to_owned();
+            Err(VolumeError::Invalid { name: name.to_owned(), why })
+        })
+    }
+
+    /// Drains, and gives up when the backend takes nothing any more.
+    async fn drain_or_stall(&self, name: &str, id: VolumeId) -> Result<(), VolumeError> {
+        let shard_error = from_shard("remove", name);
+        let drain = self.shard.drain(id);
+        tokio::pin!(drain);
+        let (mut drained, mut since) = (u64::MAX, Instant::now());
+        loop {
+            if let Ok(done) = timeout(PROGRESS_POLL, &mut drain).await {
+                return done.map_err(shard_error);
+            }
+            let status = self.shard.status().await.map_err(shard_error)?;
+            let now =
+                status.volumes.iter().find(|v| v.status.id == id).map(|v| v.status.count.drained_blocks);
+            if now != Some(drained) {
+                (drained, since) = (now.unwrap_or(u64::MAX), Instant::now());
+            } else if since.elapsed() > STALL_WAIT_MAX {
+                let seconds = since.elapsed().as_secs();
+                return Err(VolumeError::Stalled { name: name.to_owned(), seconds });
+            }
+        }
+    }
+
+    async fn finish_removal(&self, entry: &Entry, id: VolumeId) -> Result<Removed, VolumeError> {
+        let name = entry.name.clone();
+        entry.set_state(Some(State::Removing), None);
+        let backend = match self.shard.remove_volume(id, true).await {
+            Ok(backend) => backend,
+            Err(source) => {
+                entry.set_state(None, None);
+                return Err(VolumeError::Shard { what: "remove", name, source });
+            }
+        };
+        lock(&self.entries).remove(&name);
+        if let Some(backend) = backend {
+            close(backend, true)
+                .await
+                .map_err(|source| VolumeError::Release { name: name.clone(), source })?;
+        }
+        info!("volume {name}: removed, {} is complete and free", entry.backend);
+        Ok(Removed {
+            name,
+            backend: entry.backend.to_string(),
+            verified: true,
+            direct_use: direct::commands(&entry.backend),
+        })
+    }
+}
