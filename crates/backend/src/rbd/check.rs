@@ -1,11 +1,10 @@
 //! The dry run of an image in a pool.
 
-use super::cluster::{Cluster, IoCtx};
 use super::place::Place;
+use super::rights;
 use super::survey::{Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
-use crate::error::BackendError;
 use crate::file;
 use crate::record::OwnerState;
 use crate::uri::BackendUri;
@@ -20,16 +19,22 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     });
     let Some((cluster, pool)) = reached else {
         report.skip(
-            &["image", "features", "lock", "ownership", "rights"],
+            &["rights", "image", "features", "lock", "ownership"],
             "the cluster or pool cannot be reached",
         );
         return;
     };
+    let rights = rights::check(&place, &cluster, &pool, options.read_only);
+    let all = if options.read_only { "read" } else { "read, write, lock, fence" };
+    if report.step("rights", rights, |()| all.into()).is_none() {
+        report.skip(&["image", "features", "lock", "ownership"], "a right is missing");
+        return;
+    }
     let survey = report.step("image", Survey::take(&place, &cluster, &pool), |survey| {
         format!("id {}, {} bytes", survey.facts.id, survey.facts.size_bytes)
     });
     let Some(survey) = survey else {
-        report.skip(&["features", "lock", "ownership", "rights"], "the image cannot be opened");
+        report.skip(&["features", "lock", "ownership"], "the image cannot be opened");
         return;
     };
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
@@ -52,14 +57,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         report.would.push("open the image read-only, without lock and ownership".into());
         return;
     }
-    report.step("rights", rights(&place, &cluster, &pool), |()| "read, write, lock, fence".into());
     plan(&survey, &holder, cache_uuid, report);
-}
-
-/// The rights that opening the image will need, beside those that the survey has used.
-fn rights(place: &Place, cluster: &Cluster, pool: &IoCtx) -> Result<(), BackendError> {
-    pool.check_write_right().map_err(|e| place.error(cluster, "write to the pool", e))?;
-    cluster.check_blocklist_right()
 }
 
 fn describe(holder: &Holder) -> String {

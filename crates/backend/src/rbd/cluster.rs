@@ -111,6 +111,15 @@ impl Cluster {
         set.map_err(|e| BackendError::io(&self.what, "configure the RADOS client", e))
     }
 
+    /// Why the monitors, which have accepted the client, have not told it where the pools are.
+    fn no_map(&self) -> String {
+        let user = &self.user;
+        format!(
+            "no monitor tells client.{user} where the pool is within {OPEN_TIMEOUT_S} s: they do not answer, or it lacks \
+             `allow r` on the monitors; see: ceph auth get client.{user}"
+        )
+    }
+
     fn set(&self, option: &CStr, value: &CStr) -> io::Result<()> {
         // SAFETY: a created handle and two C strings.
         check(unsafe { (self.libraries.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr()) })
@@ -232,8 +241,8 @@ impl Cluster {
             return BackendError::Denied {
                 what: self.what.clone(),
                 why: format!(
-                    "client.{user} may not fence a dead owner (osd blocklist); grant it: \
-                     ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool=POOL'"
+                    "client.{user} may not fence a dead owner (osd blocklist); grant it: {}",
+                    grant(user, "POOL")
                 ),
             };
         }
@@ -255,6 +264,9 @@ impl Cluster {
                     what: self.what.clone(),
                     why: format!("no pool `{pool}`; see `ceph osd pool ls`"),
                 },
+                Some(libc::ETIMEDOUT) => {
+                    BackendError::Unavailable { what: self.what.clone(), why: self.no_map() }
+                }
                 _ => BackendError::io(&self.what, "open the pool", e),
             });
         }
@@ -270,6 +282,11 @@ impl Drop for Cluster {
         // SAFETY: created once, used no more: pools and images keep the cluster alive.
         unsafe { (self.libraries.rados.rados_shutdown)(self.handle) }
     }
+}
+
+/// The command that gives a client everything it needs.
+pub(super) fn grant(user: &str, pool: &str) -> String {
+    format!("ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool={pool}'")
 }
 
 /// One holder of an image's lock.
@@ -434,11 +451,6 @@ impl IoCtx {
                 }
             }
         })
-    }
-
-    /// Whether this client may change objects in the pool: a removal that is bound to fail.
-    pub(super) fn check_write_right(&self) -> io::Result<()> {
-        self.remove("tidepool_owner.check").map(|_| ())
     }
 
     fn operate(

@@ -14,6 +14,7 @@ mod io;
 mod owner;
 mod place;
 mod redo;
+mod rights;
 mod survey;
 mod sys;
 #[cfg(test)]
@@ -147,6 +148,7 @@ fn open_read_only(
     pool: IoCtx,
     options: &OpenOptions,
 ) -> Result<RbdBackend, BackendError> {
+    rights::check(&place, &cluster, &pool, true)?;
     let survey = Survey::take(&place, &cluster, &pool)?;
     survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
     survey.check_lock(&place, &survey.holder(options), options)?;
