@@ -273,6 +273,12 @@ impl Cluster {
         let namespace_c = c_string(namespace);
         // SAFETY: a valid pool handle and a C string.
         unsafe { (self.libraries.rados.rados_ioctx_set_namespace)(handle, namespace_c.as_ptr()) };
+        if let Some(set_pool_full_try) = self.libraries.rados.rados_set_pool_full_try {
+            // What a full pool has no room for fails, so that it can be told, instead of waiting in silence. Images that
+            // are opened through the handle inherit it.
+            // SAFETY: a valid pool handle.
+            unsafe { set_pool_full_try(handle) };
+        }
         Ok(IoCtx { cluster: Arc::clone(self), handle })
     }
 }
@@ -360,9 +366,9 @@ impl IoCtx {
         check(written).map(|_| ())
     }
 
-    /// Replaces an object's content, whatever it was.
+    /// Replaces an object's content, whatever it was, in a full pool, too: the content is short.
     pub(super) fn write_full(&self, object: &str, content: &[u8]) -> io::Result<()> {
-        let replaced = self.operate(object, 0, |rados, op| {
+        let replaced = self.operate(object, sys::FULL_FORCE, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
             unsafe { (rados.rados_write_op_write_full)(op, content.as_ptr().cast(), content.len()) }
         });
@@ -415,9 +421,9 @@ impl IoCtx {
     }
 
     /// Replaces an object's content if it still has this version (`None`: does not exist). Returns the new version.
-    /// It fails in a full pool instead of waiting there.
+    /// A full pool is not in its way: the records are short, and without them nobody could take an image back or make room.
     pub(super) fn swap(&self, object: &str, expected: Option<u64>, content: &[u8]) -> io::Result<u64> {
-        self.operate(object, sys::FULL_TRY, |rados, op| {
+        self.operate(object, sys::FULL_FORCE, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
             unsafe {
                 match expected {

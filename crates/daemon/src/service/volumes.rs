@@ -4,7 +4,7 @@
 use super::attachment;
 use super::error::VolumeError;
 use super::plan::{Wanted, drain_order, mode_rule, order_rule};
-use crate::admin::{AddVolume, Removed, SetVolume, State, VolumeReport};
+use crate::admin::{AddVolume, BackendState, Removed, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
@@ -587,7 +587,10 @@ impl Volumes {
         let change = entry.begin_change()?;
         let id = entry.attached("remove")?;
         let status = self.volume_status(name).await?;
-        if let Some(why) = status.error.filter(|_| status.state != State::Full) {
+        // What only waits for room or an answer may go on while it drains.
+        let waits = status.state == State::Full
+            || matches!(status.backend_state, BackendState::Full | BackendState::Slow);
+        if let Some(why) = status.error.filter(|_| !waits) {
             return Err(VolumeError::Unreachable { what: "remove", name: name.to_owned(), why });
         }
         self.drain_or_stall(name, id).await?;
