@@ -149,12 +149,12 @@ fn g8_a_full_pool_is_named_makes_writes_wait_and_goes_on_when_there_is_room() {
         ceph(&format!("osd set-backfillfull-ratio {backfill}"));
         ceph(&format!("osd set-full-ratio {full}"));
     };
-    let kinds: [(&dyn Fn(), &dyn Fn()); 3] = [
-        (&|| ceph("osd pool set-quota rbd max_bytes 4096"), &|| ceph("osd pool set-quota rbd max_bytes 0")),
-        (&|| ceph("osd pool set-quota rbd max_objects 1"), &|| ceph("osd pool set-quota rbd max_objects 0")),
-        (&|| ratios(["0.0001"; 3]), &|| ratios(["0.85", "0.9", "0.95"])),
+    let kinds: [[&dyn Fn(); 2]; 3] = [
+        [&|| ceph("osd pool set-quota rbd max_bytes 4096"), &|| ceph("osd pool set-quota rbd max_bytes 0")],
+        [&|| ceph("osd pool set-quota rbd max_objects 1"), &|| ceph("osd pool set-quota rbd max_objects 0")],
+        [&|| ratios(["0.0001"; 3]), &|| ratios(["0.85", "0.9", "0.95"])],
     ];
-    for (number, (fill, make_room)) in kinds.into_iter().enumerate() {
+    for (number, [fill, make_room]) in kinds.into_iter().enumerate() {
         let end = under_load(&mut workload, || {
             fill();
             wait_backend(&rig, "full");
