@@ -1,13 +1,14 @@
 //! Volumes on RBD images of a real, throw-away Ceph cluster.
 
+mod rights;
+
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tidepool_lab::cluster::checksum;
 use tidepool_testkit::rng::{self, Rng};
-use tidepool_testkit::stamps::{Mix, Progress, WorkloadOptions};
+use tidepool_testkit::stamps::WorkloadOptions;
 use tidepool_testkit::{Cluster, ClusterOptions, Process, one_at_a_time};
 use tidepool_tests::crash::{Aim, Crasher};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME, refused};
@@ -39,17 +40,21 @@ fn rig(cluster: &Cluster, image: &str, image_bytes: u64, cache_bytes: u64) -> Ri
 
 /// What `serve` says about an image that it cannot have.
 fn refused_serve(scratch: &tidepool_testkit::Scratch, uri: &str) -> (i32, String) {
-    let cache = scratch.join("other-cache");
-    let line = refused([
+    let line = refused(serve(scratch, uri));
+    assert!(!scratch.join("other-cache").exists(), "nothing is left behind");
+    line
+}
+
+/// A daemon of its own for an image.
+fn serve(scratch: &tidepool_testkit::Scratch, uri: &str) -> [String; 6] {
+    [
         "serve".to_string(),
-        format!("--cache={}", cache.display()),
+        format!("--cache={}", scratch.join("other-cache").display()),
         "--cache-size=64MiB".to_string(),
         format!("--volume={VOLUME}={uri}"),
         format!("--nbd=nbd+unix:///?socket={}", scratch.join("other.sock").display()),
         format!("--admin={}", scratch.join("other-admin.sock").display()),
-    ]);
-    assert!(!cache.exists(), "nothing is left behind");
-    line
+    ]
 }
 
 #[test]
@@ -92,40 +97,6 @@ fn g2_kills_under_load_lose_nothing_on_an_rbd_image() {
     let (rig, mut workload, tally) = crasher.finish().expect("it drains and ends");
     println!("{tally}");
     rig.verify_export(&cluster, "crash", &mut workload).expect("the image is what was written");
-}
-
-#[test]
-fn g8_with_a_stopped_osd_hits_go_on_and_writes_wait_at_the_quota_until_it_returns() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
-    let size_bytes = 192 * MIB;
-    let rig = rig(&cluster, "stopped", size_bytes, 128 * MIB);
-    let options = WorkloadOptions {
-        mix: Mix::aligned_writes(256 << 10),
-        ..WorkloadOptions::new(rng::seed(83), size_bytes)
-    };
-    let mut workload = rig.workload(options).expect("connect");
-    workload.run(200).expect("a run");
-    rig.admin.drain(VOLUME).expect("drain");
-    let mut client = rig.client().expect("connect");
-    client.read(0, 1 << 20).expect("a first read");
-    cluster.osd_stop(0).expect("the OSD is stopped");
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let run = scope.spawn(|| workload.run_until(&stop));
-        let full = rig
-            .admin
-            .wait_volume(VOLUME, Duration::from_secs(120), |volume| volume["state"] == "full")
-            .expect("it absorbs up to the quota");
-        assert!(full["dirty_bytes"].as_u64() <= full["dirty_bytes_max"].as_u64(), "{full}");
-        client.read(0, 1 << 20).expect("a hit needs no OSD");
-        stop.store(true, Ordering::Relaxed);
-        cluster.osd_continue(0).expect("the OSD goes on");
-        assert_eq!(run.join().expect("no panic").expect("all completes"), Progress::Done);
-    });
-    workload.verify().expect("nothing is lost");
-    workload.disconnect().expect("goodbye");
-    rig.admin.drain(VOLUME).expect("drain");
-    rig.verify_export(&cluster, "stopped", &mut workload).expect("the image is what was written");
 }
 
 #[test]
@@ -220,29 +191,6 @@ fn images_that_are_not_there_are_refused_on_one_line() {
     let told =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("absent"), "{told}");
-}
-
-#[test]
-fn a_user_who_may_not_blocklist_is_refused_before_anything_is_touched() {
-    let _turn = one_at_a_time();
-    let cluster =
-        Cluster::up(&ClusterOptions { cephx: true, ..ClusterOptions::default() }).expect("a cluster");
-    cluster.rbd_create("image", 64 * MIB).expect("an image");
-    cluster.client_add("weak", &[("mon", "allow r"), ("osd", "allow rwx pool=rbd")]).expect("a client");
-    cluster
-        .client_add("right", &[("mon", "profile rbd"), ("osd", "profile rbd pool=rbd")])
-        .expect("a client");
-    let scratch = tidepool_testkit::Scratch::new("rig").expect("a directory");
-    let of = |id: &str| format!("{}&id={id}", uri(&cluster, "image"));
-    let (status, line) = refused_serve(&scratch, &of("weak"));
-    assert_eq!(status, 1);
-    assert!(line.contains("blocklist") && line.contains("weak"), "{line}");
-    assert_eq!(cluster.rbd(&["lock", "ls", "image"]).expect("rbd lock ls"), "", "nothing is touched");
-    let volumes = vec![(VOLUME.to_string(), of("right"))];
-    let mut rig = Rig::new(&RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig");
-    rig.daemon.start().expect("the usual rights suffice");
-    rig.daemon.kill().expect("kill");
-    rig.daemon.start().expect("also to fence the client that died");
 }
 
 #[test]

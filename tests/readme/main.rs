@@ -3,14 +3,12 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
-use tidepool_testkit::{Cluster, ClusterOptions, Process, Scratch, need, one_at_a_time};
+use tidepool_testkit::{Cluster, ClusterOptions, Scratch, need, one_at_a_time};
+use tidepool_tests::document::{Host, commands, repository};
 use tidepool_tests::rig::MIB;
 
-/// A command that waits for something that never comes is ended after this long; installing compiles.
-const LIMIT: Duration = Duration::from_secs(1200);
 /// Where the virtual machine writes, in sectors, and how much: the boot sector below has the same numbers.
 const FIRST_SECTOR: usize = 2048;
 const WRITTEN_SECTORS: usize = 512;
@@ -93,80 +91,36 @@ fn boot_image(scratch: &Scratch) -> PathBuf {
     binary
 }
 
-/// The commands of one section of the README, in their order.
-fn commands(readme: &str, section: &str) -> Vec<String> {
-    let start = readme.find(section).expect("the README has the section");
-    let text = &readme[start + section.len()..];
-    let text = &text[..text.find("\n## ").unwrap_or(text.len())];
-    text.split("```sh\n")
-        .skip(1)
-        .map(|block| block[..block.find("```").expect("a block ends")].to_string())
-        .collect()
-}
-
 #[test]
 fn the_steps_of_the_readme_work_as_they_stand_there() {
     let _turn = one_at_a_time();
-    for (program, package) in [
-        ("qemu-system-x86_64", "qemu-system-x86"),
-        ("as", "binutils"),
-        ("unshare", "util-linux"),
-        ("rbd", "ceph-common"),
-    ] {
-        need(program, package).expect("installed");
-    }
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
-    let readme = fs::read_to_string(repository.join("README.md")).expect("the README");
+    need("qemu-system-x86_64", "qemu-system-x86").expect("installed");
+    need("as", "binutils").expect("installed");
+    let readme = fs::read_to_string(repository().join("README.md")).expect("the README");
     let blocks = commands(&readme, "## A first volume");
     assert!(blocks.len() >= 6, "the section has its commands: {blocks:?}");
 
     let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
-    let scratch = Scratch::new("readme").expect("a directory");
-    cluster.rbd_import(&boot_image(&scratch), "vm1").expect("the VM's image");
-    for directory in ["run", "cache", "home"] {
-        fs::create_dir(scratch.join(directory)).expect("a directory");
-    }
-    // The commands name places of the system; they see their own there, and nothing of them is left when they end.
-    let place = scratch.path().display();
-    let mut script = format!(
-        "set -euo pipefail\nmount --bind {place}/run /run\nmount --bind {place}/cache /var/cache\ncd {}\n",
-        repository.display()
-    );
-    for block in &blocks {
-        script.push_str(&format!("cat <<'README'\n{block}README\n{block}\n"));
-    }
-    let script_path = scratch.join("script");
-    fs::write(&script_path, script).expect("write");
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    if !rustix::process::getuid().is_root() {
-        command.args(["--user", "--map-root-user"]);
-    }
+    let mut host = Host::new("readme", &["/run", "/var/cache"]);
+    let scratch = &host.scratch;
+    cluster.rbd_import(&boot_image(scratch), "vm1").expect("the VM's image");
+    fs::create_dir(scratch.join("home")).expect("a directory");
+    let own_home = scratch.join("home").into_os_string();
+    blocks.iter().for_each(|block| host.follow(block));
     let program = std::env::current_exe().expect("this program");
     let target = program.ancestors().find(|path| path.join("deps").is_dir()).and_then(Path::parent);
     let home = PathBuf::from(std::env::var_os("HOME").expect("a home"));
-    let log = scratch.join("log");
-    let output = File::create(&log).expect("a log");
-    command
-        .arg("bash")
-        .arg(&script_path)
-        .env("CEPH_CONF", cluster.conf())
-        .env("CARGO_TARGET_DIR", target.expect("the target directory"))
-        .env("CARGO_HOME", std::env::var_os("CARGO_HOME").unwrap_or_else(|| home.join(".cargo").into()))
-        .env("RUSTUP_HOME", std::env::var_os("RUSTUP_HOME").unwrap_or_else(|| home.join(".rustup").into()))
-        .env("HOME", scratch.join("home"))
-        .env_remove("XDG_RUNTIME_DIR")
-        .stdin(Stdio::null())
-        .stdout(output.try_clone().expect("a log"))
-        .stderr(output);
-    let mut process = Process::spawn(command).expect("unshare runs");
-    let status = process.wait(LIMIT).expect("wait");
-    let log = fs::read_to_string(log).expect("the log");
-    let daemon_log = fs::read_to_string(scratch.join("run/tidepool.log")).unwrap_or_default();
-    let status = status.unwrap_or_else(|| panic!("a command waits for ever:\n{log}\n{daemon_log}"));
-    assert!(status.success(), "{status}:\n{log}\n{daemon_log}");
+    let of_home =
+        |name: &str, directory| std::env::var_os(name).unwrap_or_else(|| home.join(directory).into());
+    let environment = [
+        ("CARGO_TARGET_DIR", target.expect("the target directory").into()),
+        ("CARGO_HOME", of_home("CARGO_HOME", ".cargo")),
+        ("RUSTUP_HOME", of_home("RUSTUP_HOME", ".rustup")),
+        ("HOME", own_home),
+    ];
+    let log = host.run(&cluster, &environment);
 
-    let export = scratch.join("export");
+    let export = host.scratch.join("export");
     cluster.rbd_export("vm1", &export).expect("the plain image");
     let image = fs::read(&export).expect("the plain image");
     let written = &image[FIRST_SECTOR * 512..(FIRST_SECTOR + WRITTEN_SECTORS) * 512];

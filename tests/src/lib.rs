@@ -1,7 +1,9 @@
-//! What the tests with real parts share: a daemon with its files in a directory of its own, and rounds of kills.
+//! What the tests with real parts share: a daemon with its files in a directory of its own, rounds of kills, and machines for the
+//! commands of documents.
 
 pub mod crash;
 pub mod disk;
+pub mod document;
 pub mod lost;
 pub mod lost_postgres;
 pub mod postgres;

@@ -1,8 +1,10 @@
 //! The counters of the core and the reactor by name: one list for status and metrics. Units are base
 //! units and stand last in a name.
 
-use crate::shard::ReactorCounters;
-use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeStatus};
+use crate::admin::BackendState;
+use crate::report;
+use crate::shard::{ReactorCounters, ShardVolumeStatus};
+use tidepool_engine::status::{DeviceStatus, VolumeCounters};
 
 /// A number that only grows, or one that goes both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +89,9 @@ pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
 }
 
 /// What a volume is like now.
-pub fn of_volume_now(status: &VolumeStatus) -> Vec<Number> {
+pub fn of_volume_now(volume: &ShardVolumeStatus) -> Vec<Number> {
+    let status = &volume.status;
+    let backend = report::backend_state(volume);
     vec![
         gauge("size_bytes", "Size of the volume", status.spec.size_bytes),
         gauge("dirty_bytes", "Bytes of data not yet in the backend", status.dirty_bytes),
@@ -119,9 +123,22 @@ pub fn of_volume_now(status: &VolumeStatus) -> Vec<Number> {
         ),
         gauge(
             "backend_failing",
-            "1 while the last backend operation failed",
-            u64::from(status.backend_error.is_some()),
+            "1 while backend operations fail, for want of room or otherwise",
+            u64::from(matches!(backend, BackendState::Failing | BackendState::Full)),
         ),
+        gauge("backend_full", "1 while the backend has no room", u64::from(backend == BackendState::Full)),
+        gauge(
+            "backend_slow",
+            "1 while the backend has not answered for seconds",
+            u64::from(backend == BackendState::Slow),
+        ),
+        seconds(
+            Kind::Gauge,
+            "backend_wait_seconds",
+            "For how long the backend has not answered the transfer that waits longest",
+            volume.backend_wait_ns,
+        ),
+        gauge("connections", "Open client connections", volume.connections),
     ]
 }
 

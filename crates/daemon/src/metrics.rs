@@ -67,13 +67,7 @@ impl Sample {
     fn encode_volumes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let of_core = self.shard.volumes.iter().map(|volume| {
             let mut numbers = counters::of_volume(&volume.status.count);
-            numbers.extend(counters::of_volume_now(&volume.status));
-            numbers.push(Number {
-                name: "connections",
-                help: "Open client connections",
-                kind: Kind::Gauge,
-                value: volume.connections as f64,
-            });
+            numbers.extend(counters::of_volume_now(volume));
             (volume.status.spec.name.as_str(), numbers)
         });
         encode_rows(encoder, &of_core.collect::<Vec<Row<'_>>>())?;
@@ -207,6 +201,8 @@ mod tests {
             "# TYPE tidepool_volume_request_duration_seconds histogram",
             "tidepool_volume_request_duration_seconds_count{volume=\"vm1\",operation=\"read\"} 3",
             "tidepool_cache_failed 0.0",
+            "tidepool_volume_backend_full{volume=\"vm1\"} 0.0",
+            "tidepool_volume_backend_wait_seconds{volume=\"vm1\"} 0.0",
             "# EOF",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");

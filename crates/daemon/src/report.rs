@@ -1,13 +1,16 @@
 //! Turns the shard's numbers into the admin API's reports.
 
-use crate::admin::{Exposure, Latency, Owner, State, VolumeReport};
+use crate::admin::{BackendState, Exposure, Latency, Owner, State, VolumeReport};
 use crate::counters::{self, Number};
 use crate::shard::{LatencyHistogram, ShardVolumeStatus};
 use crate::units::Duration;
 use serde_json::Number as Json;
 use std::collections::BTreeMap;
-use tidepool_engine::api::IoError;
+use tidepool_engine::api::{IoError, Nanos};
 use tidepool_engine::status::VolumeState;
+
+/// A backend that has not answered for this long is called slow.
+const SLOW_NS: Nanos = 3_000_000_000;
 
 /// What the control plane knows about a volume beyond the core's status.
 #[derive(Debug, Clone, Default)]
@@ -63,6 +66,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         mode: status.mode.into(),
         mode_wanted: status.spec.mode.into(),
         state,
+        backend_state: backend_state(volume),
         error: known.error.or_else(|| trouble(volume)),
         exposure,
         dirty_bytes: status.dirty_bytes,
@@ -83,13 +87,23 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
     }
 }
 
+/// How a volume's backend does.
+pub fn backend_state(volume: &ShardVolumeStatus) -> BackendState {
+    match volume.backend_error {
+        Some(IoError::Full) => BackendState::Full,
+        Some(_) => BackendState::Failing,
+        None if volume.backend_wait_ns >= SLOW_NS => BackendState::Slow,
+        None => BackendState::Ok,
+    }
+}
+
 /// What is wrong with a volume that is attached.
 fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
     let status = &volume.status;
-    match (status.state, status.backend_error) {
+    match (status.state, volume.backend_error) {
         (VolumeState::Fenced, _) => Some("another owner has taken the image over".into()),
         (VolumeState::Failed, _) => Some("data is lost that cannot be named block by block".into()),
-        (_, Some(IoError::Full)) => Some("the backend is full".into()),
+        (_, Some(IoError::Full)) => Some("the backend is full: it takes nothing until there is room".into()),
         (_, Some(IoError::Fenced)) => Some("another owner has taken the image over".into()),
         (_, Some(IoError::Errno(errno))) => {
             let error = std::io::Error::from_raw_os_error(errno);
@@ -97,6 +111,9 @@ fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
         }
         (_, None) if status.lost_blocks > 0 => {
             Some(format!("{} blocks are lost and read as errors", status.lost_blocks))
+        }
+        (_, None) if backend_state(volume) == BackendState::Slow => {
+            Some("the backend has not answered for seconds".into())
         }
         _ => None,
     }
@@ -167,6 +184,8 @@ pub(crate) mod tests {
         };
         ShardVolumeStatus {
             status,
+            backend_wait_ns: 0,
+            backend_error: None,
             read_latency,
             write_latency: empty.clone(),
             flush_latency: empty,
@@ -202,9 +221,18 @@ pub(crate) mod tests {
     #[test]
     fn trouble_is_named() {
         let mut status = status_with("v", 0);
-        status.status.backend_error = Some(IoError::Errno(5));
-        let error = volume(&status, Known::default()).error;
-        assert_eq!(error.as_deref(), Some("the backend fails: input/output error"));
+        status.backend_wait_ns = SLOW_NS;
+        let report = volume(&status, Known::default());
+        assert_eq!(report.backend_state, BackendState::Slow);
+        assert!(report.error.is_some_and(|e| e.contains("has not answered")));
+        status.backend_error = Some(IoError::Full);
+        let report = volume(&status, Known::default());
+        assert_eq!(report.backend_state, BackendState::Full);
+        assert!(report.error.is_some_and(|e| e.contains("the backend is full")));
+        status.backend_error = Some(IoError::Errno(5));
+        let report = volume(&status, Known::default());
+        assert_eq!(report.backend_state, BackendState::Failing);
+        assert_eq!(report.error.as_deref(), Some("the backend fails: input/output error"));
         status.status.state = VolumeState::Fenced;
         let report = volume(&status, Known::default());
         assert_eq!(report.state, State::Fenced);

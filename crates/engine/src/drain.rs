@@ -113,15 +113,18 @@ impl Engine {
             if in_flight >= 4 && in_flight >= limit || left == 0 {
                 return;
             }
-            // The redo first: nothing else can go to the image before it is committed.
+            // The redo first: nothing else can go to the image before it is committed. Not where the backend is full: what is
+            // committed may take no room there, and its redo can be removed then.
+            let full = volume.backend_error == Some(IoError::Full);
             let (open, may_start) = (volume.drain_open, volume.drains.len() < DRAINS_MAX);
             let gentle = !urgent && in_flight >= self.pieces_gentle(id);
-            let more = self.redo_next(id)
+            let more = !full && self.redo_next(id)
                 || !gentle
                     && match open {
                         Some(drain) => self.drain_next(id, drain),
                         None => may_start && self.start_drain(now, id, urgent),
-                    };
+                    }
+                || full && self.redo_next(id);
             if !more {
                 return;
             }

@@ -6,6 +6,7 @@ use super::guard;
 use super::image::{Access, FEATURE_NON_PRIMARY, Facts, Image};
 use super::owner::OwnerObject;
 use super::place::Place;
+use super::rights;
 use super::survey::{Attachment, FENCE_FOREIGN_S, Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
@@ -42,12 +43,12 @@ pub(super) fn attach(
     options: &OpenOptions,
 ) -> Result<Attached, BackendError> {
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    rights::check(place, cluster, pool, false)?;
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.check_kind(place)?;
     survey.check_owner(place, cache_uuid)?;
     let holder = survey.holder(options);
     survey.check_lock(place, &holder, options)?;
-    cluster.check_blocklist_right()?;
     if let Some(record) = &survey.record {
         if options.recover {
             refuse_live(place, &survey, record)?;
@@ -443,6 +444,7 @@ pub(super) fn abandon(
     cluster: &Arc<Cluster>,
     pool: &IoCtx,
 ) -> Result<Option<Ownership>, BackendError> {
+    rights::check(place, cluster, pool, false)?;
     let mut survey = Survey::take(place, cluster, pool)?;
     let Some(before) = survey.record.clone() else { return Ok(None) };
     // What a kill has left of an earlier attempt, to open the image or to give it up.
@@ -455,7 +457,6 @@ pub(super) fn abandon(
     survey.check_lock(place, &holder, &OpenOptions::default())?;
     let clients = || before.client.iter().chain(&before.claims);
     refuse_live(place, &survey, &before)?;
-    cluster.check_blocklist_right()?;
     // The owner is not proven dead: its fence stands as long as that of any other client.
     for client in clients() {
         cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;

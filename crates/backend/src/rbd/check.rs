@@ -1,12 +1,11 @@
 //! The dry run of an image in a pool.
 
-use super::cluster::{Cluster, IoCtx};
 use super::image::{Access, Image};
 use super::place::Place;
+use super::rights;
 use super::survey::{Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
-use crate::error::BackendError;
 use crate::file;
 use crate::record::OwnerState;
 use crate::uri::BackendUri;
@@ -21,11 +20,18 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     });
     let Some((cluster, pool)) = reached else {
         report.skip(
-            &["image", "features", "lock", "ownership", "rights"],
+            &["rights", "image", "features", "lock", "ownership"],
             "the cluster or pool cannot be reached",
         );
         return;
     };
+    let read_only = options.read_only || place.snapshot.is_some();
+    let rights = rights::check(&place, &cluster, &pool, read_only);
+    let all = if read_only { "read" } else { "read, write, lock, fence" };
+    if report.step("rights", rights, |()| all.into()).is_none() {
+        report.skip(&["image", "features", "lock", "ownership"], "a right is missing");
+        return;
+    }
     if let Some(snapshot) = &place.snapshot {
         let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
         let facts =
@@ -38,7 +44,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         format!("id {}, {} bytes", survey.facts.id, survey.facts.size_bytes)
     });
     let Some(survey) = survey else {
-        report.skip(&["features", "lock", "ownership", "rights"], "the image cannot be opened");
+        report.skip(&["features", "lock", "ownership"], "the image cannot be opened");
         return;
     };
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
@@ -61,14 +67,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         report.would.push("open the image read-only, without lock and ownership".into());
         return;
     }
-    report.step("rights", rights(&place, &cluster, &pool), |()| "read, write, lock, fence".into());
     plan(&survey, &holder, cache_uuid, report);
-}
-
-/// The rights that opening the image will need, beside those that the survey has used.
-fn rights(place: &Place, cluster: &Cluster, pool: &IoCtx) -> Result<(), BackendError> {
-    pool.check_write_right().map_err(|e| place.error(cluster, "write to the pool", e))?;
-    cluster.check_blocklist_right()
 }
 
 fn describe(holder: &Holder) -> String {

@@ -111,6 +111,15 @@ impl Cluster {
         set.map_err(|e| BackendError::io(&self.what, "configure the RADOS client", e))
     }
 
+    /// Why the monitors, which have accepted the client, have not told it where the pools are.
+    fn no_map(&self) -> String {
+        let user = &self.user;
+        format!(
+            "no monitor tells client.{user} where the pool is within {OPEN_TIMEOUT_S} s: they do not answer, or it lacks \
+             `allow r` on the monitors; see: ceph auth get client.{user}"
+        )
+    }
+
     fn set(&self, option: &CStr, value: &CStr) -> io::Result<()> {
         // SAFETY: a created handle and two C strings.
         check(unsafe { (self.libraries.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr()) })
@@ -232,8 +241,8 @@ impl Cluster {
             return BackendError::Denied {
                 what: self.what.clone(),
                 why: format!(
-                    "client.{user} may not fence a dead owner (osd blocklist); grant it: \
-                     ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool=POOL'"
+                    "client.{user} may not fence a dead owner (osd blocklist); grant it: {}",
+                    grant(user, "POOL")
                 ),
             };
         }
@@ -255,12 +264,21 @@ impl Cluster {
                     what: self.what.clone(),
                     why: format!("no pool `{pool}`; see `ceph osd pool ls`"),
                 },
+                Some(libc::ETIMEDOUT) => {
+                    BackendError::Unavailable { what: self.what.clone(), why: self.no_map() }
+                }
                 _ => BackendError::io(&self.what, "open the pool", e),
             });
         }
         let namespace_c = c_string(namespace);
         // SAFETY: a valid pool handle and a C string.
         unsafe { (self.libraries.rados.rados_ioctx_set_namespace)(handle, namespace_c.as_ptr()) };
+        if let Some(set_pool_full_try) = self.libraries.rados.rados_set_pool_full_try {
+            // What a full pool has no room for fails, so that it can be told, instead of waiting in silence. Images that
+            // are opened through the handle inherit it.
+            // SAFETY: a valid pool handle.
+            unsafe { set_pool_full_try(handle) };
+        }
         Ok(IoCtx { cluster: Arc::clone(self), handle })
     }
 }
@@ -270,6 +288,11 @@ impl Drop for Cluster {
         // SAFETY: created once, used no more: pools and images keep the cluster alive.
         unsafe { (self.libraries.rados.rados_shutdown)(self.handle) }
     }
+}
+
+/// The command that gives a client everything it needs.
+pub(super) fn grant(user: &str, pool: &str) -> String {
+    format!("ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool={pool}'")
 }
 
 /// One holder of an image's lock.
@@ -343,9 +366,9 @@ impl IoCtx {
         check(written).map(|_| ())
     }
 
-    /// Replaces an object's content, whatever it was.
+    /// Replaces an object's content, whatever it was, in a full pool, too: the content is short.
     pub(super) fn write_full(&self, object: &str, content: &[u8]) -> io::Result<()> {
-        let replaced = self.operate(object, 0, |rados, op| {
+        let replaced = self.operate(object, sys::FULL_FORCE, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
             unsafe { (rados.rados_write_op_write_full)(op, content.as_ptr().cast(), content.len()) }
         });
@@ -398,9 +421,9 @@ impl IoCtx {
     }
 
     /// Replaces an object's content if it still has this version (`None`: does not exist). Returns the new version.
-    /// It fails in a full pool instead of waiting there.
+    /// A full pool is not in its way: the records are short, and without them nobody could take an image back or make room.
     pub(super) fn swap(&self, object: &str, expected: Option<u64>, content: &[u8]) -> io::Result<u64> {
-        self.operate(object, sys::FULL_TRY, |rados, op| {
+        self.operate(object, sys::FULL_FORCE, |rados, op| {
             // SAFETY: a fresh write operation; `content` outlives its execution.
             unsafe {
                 match expected {
@@ -434,11 +457,6 @@ impl IoCtx {
                 }
             }
         })
-    }
-
-    /// Whether this client may change objects in the pool: a removal that is bound to fail.
-    pub(super) fn check_write_right(&self) -> io::Result<()> {
-        self.remove("tidepool_owner.check").map(|_| ())
     }
 
     fn operate(

@@ -14,6 +14,7 @@ mod io;
 mod owner;
 mod place;
 mod redo;
+mod rights;
 mod survey;
 mod sys;
 #[cfg(test)]
@@ -174,6 +175,7 @@ fn open_read_only(
     pool: IoCtx,
     options: &OpenOptions,
 ) -> Result<RbdBackend, BackendError> {
+    rights::check(&place, &cluster, &pool, true)?;
     let survey = Survey::take(&place, &cluster, &pool)?;
     survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
     survey.check_lock(&place, &survey.holder(options), options)?;
@@ -190,6 +192,7 @@ fn open_snapshot(
     pool: IoCtx,
     options: &OpenOptions,
 ) -> Result<(RbdBackend, u64, Continuity), BackendError> {
+    rights::check(&place, &cluster, &pool, true)?;
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
     let image = image.map_err(|e| place.error(&cluster, "open the snapshot", e))?;
     let read = |e| place.error(&cluster, "read the image's header", e);

@@ -1,6 +1,6 @@
 //! Where an image is: the parts of an `rbd:` URI.
 
-use super::cluster::{Cluster, IoCtx};
+use super::cluster::{Cluster, IoCtx, grant};
 use super::image::{Access, Facts, Image};
 use crate::error::BackendError;
 use crate::uri::BackendUri;
@@ -76,10 +76,7 @@ impl Place {
             }
             Some(libc::EACCES | libc::EPERM) => {
                 let (user, pool) = (cluster.user(), &self.pool);
-                let why = format!(
-                    "client.{user} may not {action}; grant it: \
-                     ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool={pool}'"
-                );
+                let why = format!("client.{user} may not {action}; grant it: {}", grant(user, pool));
                 BackendError::Denied { what, why }
             }
             Some(libc::ETIMEDOUT) => {

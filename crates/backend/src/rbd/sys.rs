@@ -18,8 +18,10 @@ pub(super) const LOCK_MODE_EXCLUSIVE: c_int = 0;
 pub(super) const WRITE_ZEROES_THICK: c_int = 1;
 /// `LIBRADOS_CREATE_EXCLUSIVE`.
 pub(super) const CREATE_EXCLUSIVE: c_int = 1;
-/// `LIBRADOS_OPERATION_FULL_TRY`: what makes room is done in a full pool, too.
+/// `LIBRADOS_OPERATION_FULL_TRY`: what makes room is done in a full pool, too, and what takes room fails instead of waiting.
 pub(super) const FULL_TRY: c_int = 64;
+/// `LIBRADOS_OPERATION_FULL_FORCE`: done in a full pool, whatever room it takes.
+pub(super) const FULL_FORCE: c_int = 128;
 
 /// `rbd_image_info_t`.
 #[repr(C)]
@@ -99,7 +101,9 @@ library! {
         rados_write_op_remove(WriteOpT);
         rados_write_op_exec(WriteOpT, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
         rados_write_op_operate(WriteOpT, IoCtxT, *const c_char, *mut libc::time_t, c_int) -> c_int;
-    } optional {}
+    } optional {
+        rados_set_pool_full_try(IoCtxT);
+    }
 }
 
 library! {

@@ -111,6 +111,21 @@ impl State {
     }
 }
 
+/// How a volume's backend does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendState {
+    /// As it should.
+    #[default]
+    Ok,
+    /// It has not answered for seconds.
+    Slow,
+    /// It has no room, or a quota is used up.
+    Full,
+    /// What is sent to it fails, and is tried again.
+    Failing,
+}
+
 /// One volume.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VolumeReport {
@@ -128,6 +143,9 @@ pub struct VolumeReport {
     pub mode_wanted: Mode,
     /// What it is doing.
     pub state: State,
+    /// How its backend does.
+    #[serde(default)]
+    pub backend_state: BackendState,
     /// What is wrong, if anything is.
     pub error: Option<String>,
     /// What would be lost if the cache device died now.

@@ -324,8 +324,16 @@ impl<C: Core> Reactor<C> {
             let volume = self.shared.volumes.get(id);
             let [read_latency, write_latency, flush_latency] =
                 volume.map_or_else(|| [empty(), empty(), empty()], |v| v.latency.clone());
-            let connections = volume.map_or(0, |v| u64::from(v.connections));
-            Some(ShardVolumeStatus { status, read_latency, write_latency, flush_latency, connections })
+            let now = self.shared.now;
+            Some(ShardVolumeStatus {
+                backend_wait_ns: volume.map_or(0, |v| v.backend_wait_ns(now)),
+                backend_error: volume.and_then(|v| v.backend_error(now)).or(status.backend_error),
+                connections: volume.map_or(0, |v| u64::from(v.connections)),
+                status,
+                read_latency,
+                write_latency,
+                flush_latency,
+            })
         });
         ShardStatus { device: core.device_status(), volumes: volumes.collect(), reactor: self.shared.count }
     }

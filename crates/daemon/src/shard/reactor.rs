@@ -233,7 +233,7 @@ impl<C: Core> Reactor<C> {
         let Shared { core, volumes, now, .. } = &mut self.shared;
         let Some(volume) = volumes.get_mut(id) else { return };
         volume.polled = false;
-        volume.completions(core.arena(), &mut self.completed);
+        volume.completions(*now, core.arena(), &mut self.completed);
         for (token, result) in self.completed.drain(..) {
             core.handle(*now, Event::Done { token, result });
         }
@@ -337,7 +337,7 @@ impl<C: Core> Reactor<C> {
                 Effect::Backend { token, volume, op } => {
                     let Shared { core, volumes, now, .. } = &mut self.shared;
                     match volumes.get_mut(volume) {
-                        Some(volume) => volume.transfer(core.arena(), token, op),
+                        Some(volume) => volume.transfer(*now, core.arena(), token, op),
                         None => core
                             .handle(*now, Event::Done { token, result: Err(IoError::Errno(libc::ENODEV)) }),
                     }

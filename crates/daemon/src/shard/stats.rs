@@ -1,5 +1,6 @@
 //! What a shard tells about itself.
 
+use tidepool_engine::api::{IoError, Nanos};
 use tidepool_engine::status::{DeviceStatus, VolumeStatus};
 
 /// Latencies in nanoseconds, from a request fully received to its reply queued.
@@ -13,6 +14,10 @@ pub const LATENCY_NS_MAX: u64 = 1_000_000_000 << 8;
 pub struct ShardVolumeStatus {
     /// What the core says.
     pub status: VolumeStatus,
+    /// For how long the backend has not answered the transfer that waits longest; 0 when it has answered all.
+    pub backend_wait_ns: Nanos,
+    /// What of the backend has failed just now.
+    pub backend_error: Option<IoError>,
     /// Read requests.
     pub read_latency: LatencyHistogram,
     /// Write, discard and write-zeroes requests.

@@ -2,7 +2,7 @@
 
 use super::gate::Gate;
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use tidepool_backend::{Backend, INFLIGHT_MAX, Transfer};
 use tidepool_engine::api::{BackendOp, IoError, Nanos, Token, VOLUMES_MAX, VolumeId};
@@ -17,6 +17,17 @@ pub(super) enum Kind {
     Flush,
 }
 
+/// How long an error of the backend is told. Whatever failed is tried again well within it, and what succeeds
+/// meanwhile, such as reads from a full pool, says nothing about it.
+const ERROR_TOLD_NS: Nanos = 2_000_000_000;
+
+/// A transfer that the backend has not answered.
+struct Flight {
+    since: Nanos,
+    /// An operator has asked for it, and is told how it ends: it says nothing about the backend.
+    asked: bool,
+}
+
 pub(super) struct Volume {
     pub id: VolumeId,
     pub name: String,
@@ -28,7 +39,10 @@ pub(super) struct Volume {
     pub connections: u32,
     pub gate: Gate,
     backend: Box<dyn Backend>,
-    in_flight: usize,
+    /// The transfers that the backend has not answered.
+    in_flight: HashMap<u64, Flight>,
+    /// The last error of the backend, and when it came.
+    error: Option<(IoError, Nanos)>,
     /// What the core wants beyond the backend's limit, in order.
     waiting: VecDeque<(Token, BackendOp)>,
     /// Names of snapshots that are to be taken, by their control operation.
@@ -59,7 +73,9 @@ impl Volume {
             connections: 0,
             gate: Gate::of(id),
             backend,
-            in_flight: 0,
+            // Twice, so that it never allocates again.
+            in_flight: HashMap::with_capacity(2 * INFLIGHT_MAX),
+            error: None,
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
             snapshots: Vec::new(),
             polled: false,
@@ -76,7 +92,19 @@ impl Volume {
 
     /// Transfers that the backend has not answered yet.
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight + self.waiting.len()
+        self.in_flight.len() + self.waiting.len()
+    }
+
+    /// For how long the backend has not answered the transfer that waits longest.
+    pub(super) fn backend_wait_ns(&self, now: Nanos) -> Nanos {
+        let oldest = self.in_flight.values().map(|flight| flight.since).min();
+        oldest.map_or(0, |since| now.saturating_sub(since))
+    }
+
+    /// An error that the backend has reported just now.
+    pub(super) fn backend_error(&self, now: Nanos) -> Option<IoError> {
+        let (error, at) = self.error?;
+        (now.saturating_sub(at) < ERROR_TOLD_NS).then_some(error)
     }
 
     pub(super) fn into_backend(self) -> Box<dyn Backend> {
@@ -94,15 +122,16 @@ impl Volume {
     }
 
     /// Executes a backend effect of the core.
-    pub(super) fn transfer(&mut self, arena: &Arena, token: Token, op: BackendOp) {
-        if self.in_flight == INFLIGHT_MAX {
+    pub(super) fn transfer(&mut self, now: Nanos, arena: &Arena, token: Token, op: BackendOp) {
+        if self.in_flight.len() == INFLIGHT_MAX {
             self.waiting.push_back((token, op));
         } else {
-            self.submit(arena, token, op);
+            self.submit(now, arena, token, op);
         }
     }
 
-    fn submit(&mut self, arena: &Arena, token: Token, op: BackendOp) {
+    fn submit(&mut self, now: Nanos, arena: &Arena, token: Token, op: BackendOp) {
+        let asked = matches!(op, BackendOp::Snapshot { .. } | BackendOp::Resize { .. });
         let memory = |buf: Buf| {
             assert!(
                 buf.offset as usize + buf.len as usize <= arena.len_bytes(),
@@ -140,22 +169,32 @@ impl Volume {
                 Transfer::Snapshot { ptr: name.as_ptr(), len: name.len() }
             }
         };
-        self.in_flight += 1;
+        self.in_flight.insert(token.0, Flight { since: now, asked });
         // SAFETY: the core leaves the buffer of an effect alone until it is told that it is done, and the
         // arena outlives the backend's transfers (see `Reactor::stop`).
         unsafe { self.backend.submit(token.0, transfer) };
     }
 
     /// Fetches what the backend has completed and starts what waited.
-    pub(super) fn completions(&mut self, arena: &Arena, done: &mut Vec<(Token, Result<(), IoError>)>) {
-        let before = done.len();
-        self.backend.completions(&mut |token, result| done.push((Token(token), result)));
-        let completed = done.len() - before;
-        assert!(completed <= self.in_flight, "a backend completed more than it was given");
-        self.in_flight -= completed;
-        while self.in_flight < INFLIGHT_MAX {
+    pub(super) fn completions(
+        &mut self,
+        now: Nanos,
+        arena: &Arena,
+        done: &mut Vec<(Token, Result<(), IoError>)>,
+    ) {
+        let (in_flight, last_error) = (&mut self.in_flight, &mut self.error);
+        self.backend.completions(&mut |token, result| {
+            let flight = in_flight.remove(&token).expect("a backend completes what it was given");
+            if let Err(error) = result
+                && !flight.asked
+            {
+                *last_error = Some((error, now));
+            }
+            done.push((Token(token), result));
+        });
+        while self.in_flight.len() < INFLIGHT_MAX {
             let Some((token, op)) = self.waiting.pop_front() else { break };
-            self.submit(arena, token, op);
+            self.submit(now, arena, token, op);
         }
     }
 }

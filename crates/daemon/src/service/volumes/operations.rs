@@ -1,7 +1,7 @@
 //! What is done with a volume as a whole while it is served: drain, resize, snapshot, removal.
 
 use super::{Entry, Volumes, close, from_shard, lock};
-use crate::admin::{Removed, Snapshot, State};
+use crate::admin::{BackendState, Removed, Snapshot, State};
 use crate::direct;
 use crate::service::VolumeError;
 use crate::shard::ShardError;
@@ -83,7 +83,10 @@ impl Volumes {
         let change = entry.begin_change()?;
         let id = entry.attached("remove")?;
         let status = self.volume_status(name).await?;
-        if let Some(why) = status.error.filter(|_| status.state != State::Full) {
+        // What only waits for room or an answer may go on while it drains.
+        let waits = status.state == State::Full
+            || matches!(status.backend_state, BackendState::Full | BackendState::Slow);
+        if let Some(why) = status.error.filter(|_| !waits) {
             return Err(VolumeError::Unreachable { what: "remove", name: name.to_owned(), why });
         }
         self.drain_or_stall(name, id).await?;

@@ -1,0 +1,307 @@
+//! A cluster that is full, slow, or partly gone, under a volume with load: nothing fails, nothing is lost, the status names the
+//! trouble, and all goes on by itself when it is over.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidepool_testkit::rng;
+use tidepool_testkit::stamps::{Kind, Mix, Progress, Request, Workload, WorkloadOptions};
+use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time};
+use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
+
+/// Size of the images.
+const IMAGE_BYTES: u64 = 192 * MIB;
+/// Dirty quota of the volumes: little, so that it is soon reached.
+const DIRTY_BYTES_MAX: u64 = 32 * MIB;
+/// How long a state may take to come. Ceph notices a full pool after seconds, and an OSD starts in seconds.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The cluster that the tests share; it goes with the last test that uses it.
+fn cluster() -> Arc<Mutex<Cluster>> {
+    static CLUSTER: Mutex<Weak<Mutex<Cluster>>> = Mutex::new(Weak::new());
+    let mut shared = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cluster) = shared.upgrade() {
+        return cluster;
+    }
+    let cluster = Arc::new(Mutex::new(up()));
+    *shared = Arc::downgrade(&cluster);
+    cluster
+}
+
+fn up() -> Cluster {
+    // What makes the monitor notice sooner how full the pools are.
+    let often = ["mon tick interval", "mgr tick period", "mgr stats period", "mon mgr digest period"];
+    let extra = often.map(|period| format!("{period} = 1")).to_vec();
+    Cluster::up(&ClusterOptions { extra, ..ClusterOptions::default() }).expect("a cluster")
+}
+
+/// A test that has failed may have left the cluster full, or stopped: the next one gets another.
+fn lock(cluster: &Mutex<Cluster>) -> MutexGuard<'_, Cluster> {
+    cluster.lock().unwrap_or_else(|poisoned| {
+        let mut guard = poisoned.into_inner();
+        *guard = up();
+        cluster.clear_poison();
+        guard
+    })
+}
+
+/// A grouped volume on an image, and a workload that has begun to write to it. Its first MiB is in the cache.
+fn volume(cluster: &Cluster, image: &str, seed: u64, mix: Mix) -> (Rig, Workload) {
+    let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
+    let volumes = vec![(VOLUME.to_string(), uri)];
+    let options = RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() };
+    let mut rig = Rig::new(&options).expect("a rig");
+    rig.daemon.start().expect("the daemon starts");
+    set_quota(&rig);
+    let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES) };
+    let mut workload = rig.workload(options).expect("connect");
+    workload.run(200).expect("a run");
+    rig.admin.drain(VOLUME).expect("drain");
+    hit(&rig);
+    (rig, workload)
+}
+
+fn set_quota(rig: &Rig) {
+    let quota = json!({ "dirty_max": format!("{}MiB", DIRTY_BYTES_MAX / MIB) });
+    rig.admin.call("PATCH", &format!("/v1/volumes/{VOLUME}"), Some(&quota)).expect("a dirty quota");
+}
+
+/// Writes and flushes alone: a read that misses would wait for the cluster, too, and keep its place among the requests in flight.
+fn writes() -> Mix {
+    Mix { flushes: 3, ..Mix::aligned_writes(256 << 10) }
+}
+
+/// Reads what is in the cache, which needs no cluster.
+fn hit(rig: &Rig) {
+    let mut client = rig.client().expect("connect");
+    client.read(0, 1 << 20).expect("a hit");
+}
+
+/// Ends a workload also when the test fails meanwhile.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does something while the workload goes on; tells how that has ended.
+fn under_load(workload: &mut Workload, what: impl FnOnce()) -> Progress {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| workload.run_until(&stop));
+        let over = Stop(&stop);
+        what();
+        drop(over);
+        run.join().expect("no panic").expect("no request fails")
+    })
+}
+
+fn wait(rig: &Rig, what: impl FnMut(&Value) -> bool) -> Value {
+    rig.admin.wait_volume(VOLUME, LIMIT, what).expect("the state comes")
+}
+
+/// Waits until the status names a trouble of the backend.
+fn wait_backend(rig: &Rig, state: &str) {
+    let volume = wait(rig, |volume| volume["backend_state"] == state);
+    assert_eq!(volume["error"].is_null(), state == "ok", "{volume}");
+}
+
+/// Waits until writes wait for the quota; it is kept.
+fn wait_writes_wait(rig: &Rig) {
+    let volume = wait(rig, |volume| volume["state"] == "full");
+    assert!(volume["dirty_bytes"].as_u64() <= volume["dirty_bytes_max"].as_u64(), "{volume}");
+}
+
+/// Waits until the image has got more since.
+fn wait_drained_more(rig: &Rig) {
+    let before = rig.volume_number("drained_blocks");
+    wait(rig, |volume| volume["counters"]["drained_blocks"].as_u64() > Some(before));
+}
+
+/// Everything is in the image, and no redo is left beside it.
+fn end(cluster: &Cluster, image: &str, mut rig: Rig, mut workload: Workload) {
+    workload.verify().expect("nothing is lost");
+    workload.disconnect().expect("goodbye");
+    rig.admin.drain(VOLUME).expect("drain");
+    assert_eq!(rig.volume_number("errors"), 0, "no request has failed");
+    assert!(rig.daemon.terminate().expect("it ends").success());
+    rig.verify_export(cluster, image, &mut workload).expect("the image is what was written");
+    assert_eq!(redo(cluster, image), BTreeSet::new(), "no redo is left");
+}
+
+/// Generation and group of each group of an image that has objects of redo.
+fn redo(cluster: &Cluster, image: &str) -> BTreeSet<String> {
+    let info = cluster.rbd(&["info", "--format", "json", image]).expect("rbd info");
+    let info: Value = serde_json::from_str(&info).expect("json");
+    let prefix = format!("tidepool_redo.{}.", info["id"].as_str().expect("an id"));
+    let objects = cluster.rados(&["-p", "rbd", "ls"]).expect("the pool's objects");
+    let names = objects.lines().filter_map(|name| name.strip_prefix(&prefix)?.rsplit_once('.'));
+    names.map(|(group, _)| group.to_owned()).collect()
+}
+
+#[test]
+fn g8_a_full_pool_is_named_makes_writes_wait_and_goes_on_when_there_is_room() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let cluster = lock(&cluster);
+    cluster.rbd_create("thin", IMAGE_BYTES).expect("an image");
+    let mix = Mix { reads: 20, discards: 3, zeroes: 3, ..writes() };
+    let (mut rig, mut workload) = volume(&cluster, "thin", 91, mix);
+    let ceph =
+        |line: &str| drop(cluster.ceph(&line.split(' ').collect::<Vec<_>>()).expect("a command of Ceph"));
+    let ratios = |[near, backfill, full]: [&str; 3]| {
+        ceph(&format!("osd set-nearfull-ratio {near}"));
+        ceph(&format!("osd set-backfillfull-ratio {backfill}"));
+        ceph(&format!("osd set-full-ratio {full}"));
+    };
+    let kinds: [[&dyn Fn(); 2]; 3] = [
+        [&|| ceph("osd pool set-quota rbd max_bytes 4096"), &|| ceph("osd pool set-quota rbd max_bytes 0")],
+        [&|| ceph("osd pool set-quota rbd max_objects 1"), &|| ceph("osd pool set-quota rbd max_objects 0")],
+        [&|| ratios(["0.0001"; 3]), &|| ratios(["0.85", "0.9", "0.95"])],
+    ];
+    for (number, [fill, make_room]) in kinds.into_iter().enumerate() {
+        let end = under_load(&mut workload, || {
+            fill();
+            wait_backend(&rig, "full");
+            wait_writes_wait(&rig);
+            hit(&rig);
+            if number == 0 {
+                rig.daemon.kill().expect("kill");
+                return;
+            }
+            make_room();
+            wait_backend(&rig, "ok");
+            wait_drained_more(&rig);
+        });
+        if end == Progress::Done {
+            continue;
+        }
+        // A full pool is in nobody's way who takes an image back.
+        rig.daemon.start().expect("it takes its image back");
+        workload.server_died();
+        workload.connect(&rig.socket, VOLUME).expect("connect");
+        let end = under_load(&mut workload, || {
+            wait_backend(&rig, "full");
+            hit(&rig);
+            make_room();
+            wait_backend(&rig, "ok");
+            wait_drained_more(&rig);
+        });
+        assert_eq!(end, Progress::Done);
+    }
+    end(&cluster, "thin", rig, workload);
+}
+
+#[test]
+fn g8_in_a_full_pool_what_is_committed_reaches_the_image_and_leaves_the_redo() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let cluster = lock(&cluster);
+    cluster.rbd_create("thick", IMAGE_BYTES).expect("an image");
+    let (rig, mut workload) = volume(&cluster, "thick", 92, writes());
+    // Every object of the image is there, so that nothing that goes to the image takes room.
+    let every = |sector| Request { kind: Kind::Write, sector, count: 512, fua: false, connection: 0 };
+    let sectors: Vec<Request> = (0..IMAGE_BYTES / 512).step_by(512).map(every).collect();
+    workload.run_these(&sectors).expect("the whole volume is written");
+    rig.admin.drain(VOLUME).expect("drain");
+    let progress = under_load(&mut workload, || {
+        wait(&rig, |_| !redo(&cluster, "thick").is_empty());
+        cluster.ceph(&["osd", "pool", "set-quota", "rbd", "max_bytes", "4096"]).expect("a quota");
+        wait_backend(&rig, "full");
+        // All that is committed goes to the image. Redo is left of the group that finds no room, and of the one before it, which
+        // holds what has been written again since.
+        wait(&rig, |volume| volume["dirty_bytes"] == volume["exposure"]["bytes"]);
+        wait(&rig, |_| redo(&cluster, "thick").len() <= 2);
+        wait_backend(&rig, "full");
+        cluster.ceph(&["osd", "pool", "set-quota", "rbd", "max_bytes", "0"]).expect("no quota");
+        wait_drained_more(&rig);
+    });
+    assert_eq!(progress, Progress::Done);
+    end(&cluster, "thick", rig, workload);
+}
+
+#[test]
+fn g8_with_a_stopped_osd_hits_go_on_and_writes_wait_at_the_quota_until_it_returns() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let cluster = lock(&cluster);
+    cluster.rbd_create("stopped", IMAGE_BYTES).expect("an image");
+    let (rig, mut workload) = volume(&cluster, "stopped", 83, writes());
+    let progress = under_load(&mut workload, || {
+        cluster.osd_stop(0).expect("the OSD is stopped");
+        wait_writes_wait(&rig);
+        wait_backend(&rig, "slow");
+        hit(&rig);
+        cluster.osd_continue(0).expect("the OSD goes on");
+        wait_backend(&rig, "ok");
+    });
+    assert_eq!(progress, Progress::Done);
+    end(&cluster, "stopped", rig, workload);
+}
+
+#[test]
+fn g8_an_osd_that_is_killed_and_started_again_is_waited_for() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let mut cluster = lock(&cluster);
+    cluster.rbd_create("killed", IMAGE_BYTES).expect("an image");
+    let (rig, mut workload) = volume(&cluster, "killed", 93, writes());
+    let progress = under_load(&mut workload, || {
+        cluster.osd_kill(0).expect("the OSD is killed");
+        wait_backend(&rig, "slow");
+        hit(&rig);
+        cluster.osd_start(0).expect("the OSD is started");
+        wait_backend(&rig, "ok");
+        wait_drained_more(&rig);
+    });
+    assert_eq!(progress, Progress::Done);
+    end(&cluster, "killed", rig, workload);
+}
+
+#[test]
+fn g8_with_a_slow_osd_the_drain_goes_on() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let cluster = lock(&cluster);
+    cluster.rbd_create("slow", IMAGE_BYTES).expect("an image");
+    let (rig, mut workload) = volume(&cluster, "slow", 94, writes());
+    let over = AtomicBool::new(false);
+    let progress = under_load(&mut workload, || {
+        std::thread::scope(|scope| {
+            let over = Stop(&over);
+            let (cluster, over_now) = (&*cluster, over.0);
+            scope.spawn(move || {
+                // It works for one fifth of the time.
+                while !over_now.load(Ordering::Relaxed) {
+                    cluster.osd_stop(0).expect("the OSD is stopped");
+                    std::thread::sleep(Duration::from_millis(80));
+                    cluster.osd_continue(0).expect("the OSD goes on");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let groups = rig.volume_number("groups");
+            wait(&rig, |volume| volume["counters"]["groups"].as_u64() >= Some(groups + 1));
+            wait_drained_more(&rig);
+            hit(&rig);
+        });
+    });
+    assert_eq!(progress, Progress::Done);
+    end(&cluster, "slow", rig, workload);
+}
+
+#[test]
+fn g8_without_the_monitor_everything_goes_on() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let cluster = lock(&cluster);
+    cluster.rbd_create("headless", IMAGE_BYTES).expect("an image");
+    let (rig, mut workload) = volume(&cluster, "headless", 95, writes());
+    let progress = under_load(&mut workload, || {
+        cluster.monitor_stop().expect("the monitor is stopped");
+        let groups = rig.volume_number("groups");
+        wait(&rig, |volume| volume["counters"]["groups"].as_u64() >= Some(groups + 3));
+        wait_drained_more(&rig);
+        cluster.monitor_continue().expect("the monitor goes on");
+    });
+    assert_eq!(progress, Progress::Done);
+    end(&cluster, "headless", rig, workload);
+}

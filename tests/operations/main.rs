@@ -1,0 +1,177 @@
+//! docs/operations.md as somebody lives it who runs Tidepool: every command runs as it stands there, on a real cluster, after what it is
+//! for has happened. The virtual machine is QEMU's NBD client, and a file keeps what it has written.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use tidepool_testkit::{Cluster, ClusterOptions, daemon, need, one_at_a_time};
+use tidepool_tests::document::{Host, commands, repository};
+use tidepool_tests::rig::MIB;
+
+/// Size of the image.
+const IMAGE_BYTES: u64 = 64 * MIB;
+
+/// Does with the unit's command what systemd does, as far as the document wants it.
+const SYSTEMCTL: &str = r#"#!/bin/bash
+set -euo pipefail
+pid=/run/tidepool.pid
+stop() {
+    [ -e $pid ] || return 0
+    kill "$(cat $pid)"
+    while [ -e "/proc/$(cat $pid)" ]; do sleep 0.1; done
+    rm $pid
+}
+start() {
+    command=$(sed -n 's|^ExecStart=/usr/bin/||p' packaging/tidepool.service)
+    mkdir -p /run/tidepool /var/lib/tidepool
+    : >/run/tidepool.ready
+    setsid ${command//\/etc\/tidepool/$ETC} >/run/tidepool.ready 2>>/run/tidepool.log &
+    echo $! >$pid
+    until grep -q ready /run/tidepool.ready; do [ -e "/proc/$(cat $pid)" ]; sleep 0.1; done
+}
+case $* in
+    "start tidepool") start ;;
+    "stop tidepool" | "disable --now tidepool") stop ;;
+    "restart tidepool") stop; start ;;
+    *) exit 1 ;;
+esac
+"#;
+
+/// What the script needs beside the document's commands.
+const HELPERS: &str = r#"
+socket=/run/tidepool/nbd.sock
+both() {
+    qemu-io -f raw "$@" "nbd+unix:///vm1?socket=$socket"
+    qemu-io -f raw "$@" /mnt/model
+}
+status_shows() {
+    for _ in $(seq 600); do
+        [[ $(tidepool status --format json) =~ $1 ]] && return
+        sleep 0.1
+    done
+    echo "the status never shows $1"
+    return 1
+}
+image_is_right() { rbd export --no-progress rbd/vm1 - | cmp - /mnt/model; }
+killed() {
+    kill -9 "$(cat /run/tidepool.pid)"
+    while [ -e "/proc/$(cat /run/tidepool.pid)" ]; do sleep 0.1; done
+    rm /run/tidepool.pid
+}
+"#;
+
+/// A document whose sections are used up one after the other.
+struct Manual {
+    text: String,
+    used: usize,
+}
+
+impl Manual {
+    /// The blocks of a section, of which there are as many as the test knows.
+    fn section<const N: usize>(&mut self, heading: &str) -> [String; N] {
+        self.used += N;
+        let blocks = commands(&self.text, heading);
+        blocks
+            .try_into()
+            .unwrap_or_else(|blocks| panic!("{heading}: {N} blocks are known, these stand there: {blocks:?}"))
+    }
+}
+
+/// Every section, each after what it is for.
+fn live(host: &mut Host, manual: &mut Manual) {
+    let [status] = manual.section("## Is all well");
+    host.act("both -c 'write -P 1 0 8M' -c flush");
+    host.follow(&status);
+
+    let [look, more, room] = manual.section("## Ceph is full");
+    host.act("ceph osd pool set-quota rbd max_bytes 4096");
+    host.act("until [[ $(tidepool status) == *'backend is full'* ]]; do both -c 'write -P 2 8M 64k' -c flush; done >/dev/null");
+    host.follow(&look);
+    host.follow(&more);
+    host.act("both -c 'write -P 3 9M 8M' -c flush");
+    host.follow(&room);
+    host.act("image_is_right");
+
+    let [backup] = manual.section("## Backup");
+    host.act("both -c 'write -P 4 20M 8M' -c flush");
+    host.follow(&backup);
+    host.act("cmp /mnt/vm1.raw /mnt/model");
+
+    let [upgrade] = manual.section("## Upgrading");
+    host.act(
+        "options=driver=nbd,server.type=unix,server.path=$socket,export=vm1,reconnect-delay=60\n\
+         qemu-io --image-opts $options -c 'write -P 5 1M 1M' -c 'sleep 3000' -c 'write -P 6 3M 1M' -c flush &\n\
+         vm=$!; sleep 1",
+    );
+    host.follow(&upgrade);
+    host.act("wait $vm; qemu-io -f raw -c 'write -P 5 1M 1M' -c 'write -P 6 3M 1M' /mnt/model");
+
+    let [back] = manual.section("## The host died");
+    host.act("both -c 'write -P 7 30M 8M' -c flush; killed");
+    host.follow(&back);
+    host.act("status_shows '\"state\": ?\"serving\"'; tidepool volume drain vm1; image_is_right");
+
+    let [look, recover, again] = manual.section("## The cache SSD died");
+    host.act("both -c 'write -P 8 40M 1M' -c flush; tidepool volume drain vm1");
+    host.act("qemu-io -f raw -c 'write -P 9 50M 4M' \"nbd+unix:///vm1?socket=$socket\"; killed; rm /var/lib/tidepool/cache");
+    host.follow_failing(&look, 2);
+    host.follow(&recover);
+    // What was written last may be lost, nothing else is.
+    host.act("rbd export --no-progress rbd/vm1 - >/mnt/exact; cmp -n $((50 << 20)) /mnt/exact /mnt/model; cp /mnt/exact /mnt/model");
+    host.follow(&again);
+
+    let [leave, arrive] = manual.section("## Moving");
+    host.act("both -c 'write -P 10 50M 4M' -c flush");
+    host.follow(&leave);
+    host.act("systemctl stop tidepool; mv /var/lib/tidepool /var/lib/other-host; systemctl start tidepool");
+    host.follow(&arrive);
+    host.act("qemu-img compare -f raw -F raw \"nbd+unix:///vm1?socket=$socket\" /mnt/model");
+
+    let [remove, end] = manual.section("## Migrating off");
+    host.act("both -c 'write -P 11 0 1M' -c flush");
+    host.follow(&remove);
+    host.act("image_is_right; rbd bench --io-type write --io-total 4K rbd/vm1");
+    host.follow(&end);
+}
+
+#[test]
+fn the_commands_of_the_manual_work_as_they_stand_there() {
+    let _turn = one_at_a_time();
+    need("qemu-io", "qemu-utils").expect("installed");
+    let text = fs::read_to_string(repository().join("docs/operations.md")).expect("the document");
+    // A dead client is forgotten sooner than by default, and a full pool noticed sooner.
+    let extra = ["osd client watch timeout = 8", "mon tick interval = 1", "mgr tick period = 1"];
+    let extra = extra.map(str::to_owned).to_vec();
+    let cluster = Cluster::up(&ClusterOptions { extra, ..ClusterOptions::default() }).expect("a cluster");
+    cluster.rbd_create("vm1", IMAGE_BYTES).expect("the VM's image");
+
+    let mut host = Host::new("operations", &["/run", "/var/lib", "/mnt"]);
+    for directory in ["bin", "etc"] {
+        fs::create_dir(host.scratch.join(directory)).expect("a directory");
+    }
+    let systemctl = host.scratch.join("bin/systemctl");
+    fs::write(&systemctl, SYSTEMCTL).expect("write");
+    fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).expect("executable");
+    let config = fs::read_to_string(repository().join("packaging/tidepool.toml")).expect("the configuration");
+    // A small cache, and no port that somebody else may use.
+    let config = config.replace("\"64GiB\"", "\"256MiB\"").replace("\nmetrics", "\n#metrics");
+    fs::write(host.scratch.join("etc/tidepool.toml"), config).expect("write");
+
+    host.act(HELPERS);
+    host.act(&format!("truncate -s {IMAGE_BYTES} /mnt/model; systemctl start tidepool"));
+    host.act("tidepool volume add vm1=rbd:rbd/vm1 --accept-loss 10s");
+    let mut manual = Manual { text, used: 0 };
+    live(&mut host, &mut manual);
+    assert_eq!(manual.used, manual.text.matches("```sh\n").count(), "every block of the document runs");
+
+    let mut path = OsString::from(host.scratch.join("bin"));
+    let program = daemon::tidepool().expect("the program").parent().expect("its directory");
+    for part in [program.into(), std::env::var_os("PATH").expect("a path")] {
+        path.push(":");
+        path.push(part);
+    }
+    let etc = host.scratch.join("etc").into_os_string();
+    let log = host.run(&cluster, &[("PATH", path), ("ETC", etc)]);
+    println!("{log}");
+}
