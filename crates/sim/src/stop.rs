@@ -404,6 +404,10 @@ impl World {
         let keep_clean = proof && !self.rng.permille(50);
         vol.backend.foreign = false;
         vol.backend.generation += 1;
+        if !status.dirty {
+            // As whoever opens an image does with what an earlier owner has left: the image is the first cut.
+            vol.backend.redo.clear();
+        }
         if self.plan.modes && self.rng.permille(100) {
             vol.mode = self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
         }
