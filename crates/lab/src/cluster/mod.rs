@@ -7,6 +7,8 @@ pub use image::checksum;
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -147,6 +149,8 @@ pub struct Cluster {
     osds: Vec<Option<Process>>,
     _manager: Process,
     monitor: Process,
+    /// Keeps its ports from other clusters of this machine that are about to come up.
+    _port: Option<UnixListener>,
     conf: PathBuf,
     cephx: bool,
     scratch: Scratch,
@@ -174,9 +178,9 @@ impl Cluster {
         let parent = options.parent.clone().unwrap_or_else(crate::scratch::parent);
         let scratch =
             Scratch::new_in(&parent, "ceph").map_err(io("cannot make a directory for the cluster"))?;
-        let port = match options.port {
-            Some(port) => port,
-            None => free_port()?,
+        let (port, reserved) = match options.port {
+            Some(port) => (port, None),
+            None => free_port().map(|(port, reserved)| (port, Some(reserved)))?,
         };
         let fsid = random_uuid()?;
         let conf = config::write(scratch.path(), options, &fsid, port)?;
@@ -184,8 +188,15 @@ impl Cluster {
         config::monitor_store(&conf, scratch.path(), &fsid, port)?;
         let monitor = start(&conf, scratch.path(), "ceph-mon", "a")?;
         let manager = start(&conf, scratch.path(), "ceph-mgr", "x")?;
-        let mut cluster =
-            Cluster { osds: Vec::new(), _manager: manager, monitor, conf, cephx: options.cephx, scratch };
+        let mut cluster = Cluster {
+            osds: Vec::new(),
+            _manager: manager,
+            monitor,
+            _port: reserved,
+            conf,
+            cephx: options.cephx,
+            scratch,
+        };
         for number in 0..options.osds {
             cluster.osd_add(number)?;
         }
@@ -386,15 +397,21 @@ fn all_clean(stat: &str) -> bool {
     total > 0 && clean == total
 }
 
-/// A port that is free now, as is the next one.
-fn free_port() -> Result<u16, ClusterError> {
+/// A port that is free, as is the next one, and stays so as long as what comes with it: an abstract socket, which goes with its
+/// process and whose name is taken where the port is.
+fn free_port() -> Result<(u16, UnixListener), ClusterError> {
     let first = u64::from(std::process::id()) * 2;
     let count = u64::from(PORTS.end - PORTS.start);
     for step in 0..count / 2 {
         let port = PORTS.start + ((first + step * 2) % count) as u16;
         let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if free(port) && free(port + 1) {
-            return Ok(port);
+        let reserved = SocketAddr::from_abstract_name(format!("tidepool-cluster-{port}"))
+            .and_then(|name| UnixListener::bind_addr(&name));
+        if let Ok(reserved) = reserved
+            && free(port)
+            && free(port + 1)
+        {
+            return Ok((port, reserved));
         }
     }
     Err(ClusterError::Io {
@@ -419,6 +436,13 @@ fn is_program(program: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clusters_that_come_up_together_have_ports_of_their_own() {
+        let (first, _reserved) = free_port().expect("a port");
+        let (second, _too) = free_port().expect("another");
+        assert!(first.abs_diff(second) >= 2, "{first} and {second}");
+    }
 
     #[test]
     fn a_cluster_is_clean_only_when_every_group_is() {
