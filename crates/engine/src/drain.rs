@@ -40,14 +40,30 @@ pub(crate) struct Drain {
     zeroes: bool,
     in_flight: u32,
     failed: bool,
-    /// Something was left out that is in no committed group: what the log held when that was last seen, and what
-    /// was committed when the drain began.
-    left_out: Option<u64>,
+    /// Something was left out that is in no committed group.
+    left_out: Option<LeftOut>,
+    /// What was committed when the drain began.
     committed: u64,
     /// It brings the object to the cut of a snapshot: what is newer is left out for what the cut has.
     pub(crate) cut: bool,
     /// What the backend has got.
     written: Vec<(u64, Position)>,
+}
+
+/// What was left out of an object: up to which sequence everything must be committed before some of it, and before all of it,
+/// can be drained.
+#[derive(Debug, Clone, Copy)]
+struct LeftOut {
+    some: u64,
+    all: u64,
+}
+
+impl LeftOut {
+    /// Something more cannot be drained before everything up to `until` is committed.
+    fn with(before: Option<LeftOut>, until: u64) -> Option<LeftOut> {
+        let LeftOut { some, all } = before.unwrap_or(LeftOut { some: until, all: until });
+        Some(LeftOut { some: some.min(until), all: all.max(until) })
+    }
 }
 
 /// Blocks that follow each other in the volume, on their way from the cache device to the backend.
@@ -70,7 +86,7 @@ impl Volume {
     /// Where the drain reads a block: its dirty copy, or with `frozen` the older one that a cut needs. `None` if it has none
     /// to bring to the image now.
     fn copy_to_drain(&self, space: &Space, block: u64, frozen: bool) -> Option<Position> {
-        let newer = self.uncommitted(block, 1).0;
+        let newer = self.uncommitted(block, 1).0.is_some();
         let found = match (frozen, newer) {
             (false, false) => self.index.lookup(block),
             (true, true) => self.groups.as_ref()?.cut()?.delta.index.lookup(block),
@@ -162,7 +178,7 @@ impl Engine {
         let drainable = volume.sequence_drainable();
         let index = &volume.index;
         let free = |d: &DirtyObject| {
-            d.wait_for <= drainable && !index.flags(d.object).contains(ObjectFlags::DRAINING)
+            d.drain_from <= drainable && !index.flags(d.object).contains(ObjectFlags::DRAINING)
         };
         if volume.image_is_held() {
             return false;
@@ -212,18 +228,17 @@ impl Engine {
             let (found, n) = volume.index.lookup_run(at, (end - at) as u32);
             let (uncommitted, n) = match found {
                 Lookup::At(_) | Lookup::Zero => volume.uncommitted(at, n),
-                Lookup::Absent | Lookup::Lost => (false, n),
+                Lookup::Absent | Lookup::Lost => (None, n),
             };
             let (mut found, mut n) = (found, n);
-            if uncommitted {
-                let sequence = volume.sequence;
+            if let Some(until) = uncommitted {
                 let cut =
                     volume.groups.as_ref().and_then(|groups| groups.cut()).filter(|_| self.drains[d].cut);
                 (found, n) = cut.map_or((Lookup::Absent, n), |cut| cut.delta.index.lookup_run(at, n));
-                self.drains[d].left_out = Some(sequence);
+                self.drains[d].left_out = LeftOut::with(self.drains[d].left_out, until);
             }
             match found {
-                Lookup::Zero if self.drains[d].zeroes || uncommitted => {
+                Lookup::Zero if self.drains[d].zeroes || uncommitted.is_some() => {
                     if self.drains[d].in_flight >= ZEROES_IN_FLIGHT {
                         return false;
                     }
@@ -235,7 +250,7 @@ impl Engine {
                 Lookup::At(position) => {
                     let dirty = (position..position + n).position(|p| self.space.marks.is_dirty(p));
                     if let Some(skip) = dirty {
-                        return self.drain_blocks(id, d, at + skip as u64, end, uncommitted);
+                        return self.drain_blocks(id, d, at + skip as u64, end, uncommitted.is_some());
                     }
                 }
                 _ => {}
@@ -524,9 +539,9 @@ impl Engine {
                     }
                     continue;
                 }
-                if volume.uncommitted(block, 1).0 {
+                if let Some(until) = volume.uncommitted(block, 1).0 {
                     // The groups began while it was on its way: theirs has to hold it all the same.
-                    drain.left_out = Some(volume.sequence);
+                    drain.left_out = LeftOut::with(drain.left_out, until);
                 } else if space.clean(position) {
                     drained += 1;
                 }
@@ -545,10 +560,11 @@ impl Engine {
             if queued {
                 volume.drain_cursor = 0;
             }
-            if let Some(sequence) = drain.left_out {
+            if let Some(left_out) = drain.left_out {
                 let committed = drain.committed;
                 let entry = DirtyObject {
-                    wait_for: sequence,
+                    drain_from: left_out.some,
+                    wait_for: left_out.all,
                     first_sequence,
                     then_first: committed + 1,
                     ..drain.entry

@@ -82,6 +82,14 @@ pub(crate) struct Closed {
     frozen: Vec<u64>,
 }
 
+/// A group that is not committed.
+#[derive(Debug, Clone, Copy)]
+enum Uncommitted {
+    Open,
+    /// With its last sequence.
+    Closed(u64),
+}
+
 /// A committed group whose redo is kept.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
@@ -248,18 +256,19 @@ impl Groups {
         self.open.index.set_zero(block, n, &mut |_, _, _| ());
     }
 
-    /// Whether the blocks from `block` on are in no committed group, and how many of the next `n` are like it.
-    pub(crate) fn uncommitted(&self, block: u64, n: u32) -> (bool, u32) {
-        let closed = self.pending().map(|closed| &closed.delta.index);
+    /// What has to be committed before the blocks from `block` on may go to the image, and how many of the next `n` are like it.
+    fn uncommitted(&self, block: u64, n: u32) -> (Option<Uncommitted>, u32) {
+        let open = std::iter::once((&self.open.index, Uncommitted::Open));
+        let closed = self.pending().map(|c| (&c.delta.index, Uncommitted::Closed(c.sequence)));
         let mut n = n;
-        for index in std::iter::once(&self.open.index).chain(closed) {
+        for (index, group) in open.chain(closed) {
             let (found, len) = index.lookup_run(block, n);
             if found != Lookup::Absent {
-                return (true, len);
+                return (Some(group), len);
             }
             n = n.min(len);
         }
-        (false, n)
+        (None, n)
     }
 
     /// The closed group, as long as it is not committed.
@@ -404,7 +413,7 @@ impl Volume {
         open.runs.sort_unstable_by_key(|run| run.position);
         let sequence = self.sequence;
         for dirty in &mut self.dirty_objects {
-            dirty.wait_for = sequence;
+            (dirty.drain_from, dirty.wait_for) = (sequence, sequence);
         }
         open
     }
@@ -444,9 +453,16 @@ impl Volume {
         self.groups.as_ref().map_or(u64::MAX, |groups| groups.sequence)
     }
 
-    /// Whether blocks from `block` on must stay out of the image for now, and how many of the next `n` are like it.
-    pub(crate) fn uncommitted(&self, block: u64, n: u32) -> (bool, u32) {
-        self.groups.as_ref().map_or((false, n), |groups| groups.uncommitted(block, n))
+    /// Whether blocks from `block` on must stay out of the image for now, and how many of the next `n` are like it. Tells up to
+    /// which sequence everything must be committed first.
+    pub(crate) fn uncommitted(&self, block: u64, n: u32) -> (Option<u64>, u32) {
+        let Some(groups) = &self.groups else { return (None, n) };
+        let (group, n) = groups.uncommitted(block, n);
+        let until = group.map(|group| match group {
+            Uncommitted::Open => self.sequence,
+            Uncommitted::Closed(sequence) => sequence,
+        });
+        (until, n)
     }
 
     /// The backend has, or needs, more than the image.
@@ -514,7 +530,7 @@ impl Engine {
         !volume.drains.is_empty()
             || !volume.unflushed.is_empty()
             || !volume.flushing.is_empty()
-            || volume.dirty_objects.iter().any(|dirty| dirty.wait_for <= drainable)
+            || volume.dirty_objects.iter().any(|dirty| dirty.drain_from <= drainable)
     }
 
     /// Cuts groups, commits what is written, trims what the image has.

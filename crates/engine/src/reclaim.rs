@@ -461,6 +461,7 @@ impl Engine {
                     object,
                     first_sequence,
                     since: now,
+                    drain_from: 0,
                     wait_for: 0,
                     then_first: first_sequence,
                 });

@@ -63,7 +63,7 @@ impl Volume {
         for dirty in
             self.dirty_objects.iter_mut().filter(|dirty| objects.binary_search(&dirty.object).is_ok())
         {
-            dirty.wait_for = dirty.wait_for.min(sequence);
+            dirty.drain_from = dirty.drain_from.min(sequence);
         }
         self.drain_cursor = 0;
         for object in objects {
@@ -72,6 +72,7 @@ impl Volume {
                     object,
                     first_sequence: sequence,
                     since: now,
+                    drain_from: sequence,
                     wait_for: sequence,
                     then_first: sequence,
                 });

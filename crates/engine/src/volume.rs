@@ -93,6 +93,8 @@ pub(crate) struct DirtyObject {
     pub(crate) first_sequence: u64,
     pub(crate) since: Nanos,
     /// Nothing of it can be drained before everything up to this sequence is committed (grouped drain).
+    pub(crate) drain_from: u64,
+    /// All of it can be drained when everything up to this sequence is committed.
     pub(crate) wait_for: u64,
     /// What `first_sequence` becomes then: older content of what was left out is superseded in the redo, too.
     pub(crate) then_first: u64,
@@ -427,6 +429,7 @@ impl Volume {
                 object,
                 first_sequence: sequence,
                 since: now,
+                drain_from: wait_for,
                 wait_for,
                 then_first: sequence,
             });
@@ -441,6 +444,7 @@ impl Volume {
             let queued = queued.expect("an object with the flag is in the queue");
             entry.first_sequence = entry.first_sequence.min(queued.first_sequence);
             entry.since = entry.since.min(queued.since);
+            entry.drain_from = entry.drain_from.min(queued.drain_from);
             entry.wait_for = entry.wait_for.max(queued.wait_for);
             entry.then_first = entry.then_first.min(queued.then_first);
         }

@@ -251,3 +251,33 @@ fn g5_what_is_on_its_way_when_groups_begin_belongs_to_the_first() {
     assert_eq!(cut[MIB as usize..MIB as usize + 4 * KIB], pattern(2, 4 * KIB), "the second is committed");
     assert_eq!(cut[..4 * KIB], pattern(1, 4 * KIB), "so is the first");
 }
+
+#[test]
+fn g5_what_is_committed_goes_to_the_image_although_nothing_more_can_be() {
+    let commits = |op: &BackendOp| matches!(op, BackendOp::RedoCommit { .. });
+    let all = |op: &BackendOp| matches!(op, BackendOp::RedoCommit { .. } | BackendOp::Write { .. });
+    let mut w = World::new(64 * MIB, &[grouped("a", 48 * MIB)]);
+    // The drain is busy with other objects when it comes to the first, which has something of each group.
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    for at in (8..40).rev() {
+        w.write(0, at * MIB, &pattern(at, 256 * KIB));
+    }
+    w.write(0, 0, &pattern(1, 4 * KIB));
+    w.pass(3 * SECOND);
+    w.holds = all;
+    w.write(0, 4096, &pattern(2, 4 * KIB));
+    w.pass(3 * SECOND);
+    w.write(0, 8192, &pattern(3, 4 * KIB));
+    w.holds = commits;
+    w.run();
+    w.pass(SECOND);
+    let holds =
+        |w: &World, n: usize| w.images[0][(n - 1) * 4 * KIB..][..4 * KIB] == pattern(n as u64, 4 * KIB);
+    assert_eq!([1, 2, 3].map(|n| holds(&w, n)), [true, false, false]);
+    // One more group is committed, and then there is no room for another.
+    w.holds = |_| false;
+    w.run();
+    w.holds = commits;
+    w.pass(5 * SECOND);
+    assert_eq!([1, 2, 3].map(|n| holds(&w, n)), [true, true, false]);
+}

@@ -44,6 +44,8 @@ pub struct World {
     pub controls: HashMap<u64, Result<(), ControlError>>,
     /// Backend operations are kept back while this is set.
     pub backend_stopped: bool,
+    /// Which of them are kept back while it is not.
+    pub holds: fn(&BackendOp) -> bool,
     /// Volumes whose backend alone does the same.
     pub stopped: Vec<VolumeId>,
     pub device_reads: u64,
@@ -106,6 +108,7 @@ impl World {
             replies: HashMap::new(),
             controls: HashMap::new(),
             backend_stopped: false,
+            holds: |_| false,
             stopped: Vec::new(),
             device_reads: 0,
             snapshots: HashMap::new(),
@@ -143,7 +146,7 @@ impl World {
     pub fn run(&mut self) {
         if !self.backend_stopped {
             for (token, volume, op) in std::mem::take(&mut self.waiting) {
-                if self.stopped.contains(&volume) {
+                if self.stopped.contains(&volume) || (self.holds)(&op) {
                     self.waiting.push((token, volume, op));
                 } else {
                     self.backend(token, volume, op);
@@ -174,7 +177,7 @@ impl World {
             }
             Effect::DeviceSync { token } => self.done(token, self.device_result),
             Effect::Backend { token, volume, op } => {
-                if self.backend_stopped || self.stopped.contains(&volume) {
+                if self.backend_stopped || self.stopped.contains(&volume) || (self.holds)(&op) {
                     self.waiting.push((token, volume, op));
                 } else {
                     self.backend(token, volume, op);
