@@ -6,6 +6,7 @@ use crate::{BackendError, BackendUri, nbd, paced, rbd};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tidepool_engine::OwnObjects;
 use tidepool_engine::api::IoError;
 
 /// Most transfers that one backend has in flight; [`Backend::submit`] panics beyond it.
@@ -240,6 +241,19 @@ pub struct Opened {
     pub keep_clean: bool,
     /// Why that is so, in one line for the log.
     pub reason: String,
+    /// The snapshot of which the image is a clone, if it is one.
+    pub parent: Option<Parent>,
+}
+
+/// The snapshot of which an image is a clone.
+#[derive(Debug, Clone)]
+pub struct Parent {
+    /// A name that no other snapshot has, and that volumes cannot be given: it begins with `@`.
+    pub name: String,
+    /// Where it is.
+    pub uri: BackendUri,
+    /// What the clone has of its own.
+    pub own: OwnObjects,
 }
 
 /// Opens a backend: checks the ownership, takes the lock, writes the ownership down. Blocks.

@@ -21,7 +21,7 @@ mod redo;
 mod sweep;
 mod uri;
 
-pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer, abandon, open};
+pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Release, Transfer, abandon, open};
 pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
 pub use identity::{Identity, identity};

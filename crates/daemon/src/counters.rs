@@ -52,6 +52,11 @@ pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
         counter("hit_blocks", "Blocks of reads found in the cache", count.hit_blocks),
         counter("miss_blocks", "Blocks of reads fetched from the backend", count.miss_blocks),
         counter("errors", "Requests that failed", count.errors),
+        counter(
+            "parent_blocks",
+            "Blocks of reads that came through the volume of a clone's parent",
+            count.parent_blocks,
+        ),
         counter("admitted_blocks", "Blocks admitted to the read cache", count.admitted_blocks),
         counter("evicted_blocks", "Clean blocks that left the cache for want of room", count.evicted_blocks),
         counter(

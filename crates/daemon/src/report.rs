@@ -23,6 +23,8 @@ pub struct Known {
     pub error: Option<String>,
     /// This host.
     pub host: String,
+    /// The volume through which it reads what it has from its parent.
+    pub parent: Option<String>,
 }
 
 /// The numbers by name.
@@ -82,6 +84,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         connections: volume.connections,
         flushes: status.flushes,
         peer: None,
+        parent: known.parent,
         owner: Owner { host: known.host, generation: status.spec.generation },
         counters: by_name(counters::of_volume(&status.count)),
     }

@@ -28,6 +28,11 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
+/// Whether a volume is one that was added for clones, to read what they have from their parent: no client is offered it.
+pub fn is_parent_name(name: &str) -> bool {
+    name.starts_with('@')
+}
+
 /// The URI with an absolute path: it is recorded, and a restart may happen in another directory.
 ///
 /// # Errors

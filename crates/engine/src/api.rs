@@ -301,6 +301,12 @@ pub enum ControlError {
     /// The volume serves only reads.
     #[error("it is read-only")]
     ReadOnly,
+    /// The volume is not read-only, or a clone of its own clone.
+    #[error("it cannot be the parent of the volume")]
+    NotParent,
+    /// Clones read through the volume.
+    #[error("other volumes are clones of it and read through it; remove them first")]
+    IsParent,
     /// No size that a volume can be given.
     #[error("a size of {0} bytes cannot be had: it must be a multiple of {BLOCK_BYTES} up to 1 PiB")]
     Size(u64),

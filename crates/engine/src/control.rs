@@ -6,6 +6,7 @@ use crate::engine::{Engine, Io};
 use crate::format::{Stream, crc32c};
 use crate::index::{Lookup, ObjectFlags};
 use crate::mem::Buf;
+use crate::parent::OwnObjects;
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
 use crate::volume::{DrainWaiter, Task, Volume};
 
@@ -25,7 +26,7 @@ pub(crate) const LAST_CHECKPOINT: u64 = u64::MAX;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
     /// Bad name.
-    #[error("a volume's name has 1 to 64 characters of A-Z a-z 0-9 . _ -, not {0:?}")]
+    #[error("a volume's name has 1 to 64 characters of A-Z a-z 0-9 . _ - @, not {0:?}")]
     Name(String),
     /// Name in use.
     #[error("volume {0} exists already")]
@@ -162,6 +163,7 @@ impl Engine {
         let dead = self.dead;
         let volume = self.volume_mut(id);
         volume.mode = if dead { Mode::WriteAround } else { spec.mode };
+        volume.own = OwnObjects::none(spec.size_bytes);
         volume.spec = spec;
         volume.attached = true;
         // Writes that went past the cache before the restart may still stand in the backend's write cache.
@@ -266,7 +268,7 @@ impl Engine {
     }
 
     /// Drains a volume, compares the image with the cache if asked to, and forgets the volume. New
-    /// requests are refused from now on. Without a backend only a volume can be forgotten of which
+    /// requests are refused from now on. A parent stays as long as it has clones. Without a backend only a volume can be forgotten of which
     /// nothing is dirty or lost, unverified.
     pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
         self.stir();
@@ -276,6 +278,11 @@ impl Engine {
             let result = Err(ControlError::Detached);
             return self.effects.push_back(Effect::ControlDone { control, result });
         }
+        if self.is_parent(id) {
+            let result = Err(ControlError::IsParent);
+            return self.effects.push_back(Effect::ControlDone { control, result });
+        }
+        let volume = self.volume_mut(id);
         volume.closing = true;
         volume.drain_all_until = u64::MAX;
         volume.task = Task::Remove { control, verify };
@@ -727,7 +734,7 @@ impl Engine {
 }
 
 fn check_spec(spec: &VolumeSpec) -> Result<(), AddError> {
-    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
     if spec.name.is_empty() || spec.name.len() > 64 || !spec.name.chars().all(good) {
         return Err(AddError::Name(spec.name.clone()));
     }

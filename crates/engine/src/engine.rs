@@ -329,6 +329,7 @@ impl Engine {
                 volume.recheck = true;
             }
         }
+        self.pump_waiting_reads();
         self.pump_parked(now);
         self.pump_held(now);
         self.pump_log();
@@ -343,6 +344,9 @@ impl Engine {
         }
         self.pump_backend_flush(now);
         self.pump_tasks(now);
+        if self.fills.wakes() {
+            self.stir();
+        }
         // Completions may have made room for what waited, or given a lock to who waited for it.
         self.pump_log();
         if self.volumes.iter().flatten().any(|v| v.recheck && !v.parked.is_empty()) {
@@ -359,7 +363,17 @@ impl Engine {
     }
 
     pub(crate) fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
-        let count = &mut self.volume_mut(volume).count;
+        let of = self.volume_mut(volume);
+        match op {
+            BackendOp::Write { offset, buf } => of.own.insert(offset, buf.len.into()),
+            BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
+                of.own.insert(offset, len);
+            }
+            // What is cut off does not come back from the parent when the image grows again.
+            BackendOp::Resize { size_bytes } => of.own.insert(size_bytes, u64::MAX),
+            _ => {}
+        }
+        let count = &mut of.count;
         match op {
             BackendOp::Read { buf, .. } => {
                 count.backend_reads += 1;
@@ -514,6 +528,9 @@ impl Engine {
     /// The dirty quota in force: what was asked for, or less in proportion where all volumes together were given
     /// more than the cache holds. So a volume whose backend is stopped never takes the room of another one.
     pub(crate) fn dirty_bytes_max(&self, id: VolumeId) -> u64 {
+        if self.volume(id).spec.read_only {
+            return 0;
+        }
         let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
         let own = self.quota_asked(all, self.volume(id));
         if self.quotas_asked <= all {
@@ -531,11 +548,16 @@ impl Engine {
         }
     }
 
+    /// Volumes that can have something dirty.
+    fn written_volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes.iter().flatten().map(|volume| &**volume).filter(|volume| !volume.spec.read_only)
+    }
+
     /// A volume has come or gone, or its quota has changed.
     pub(crate) fn count_quotas(&mut self) {
         let all = self.space.dirty_blocks_max() * BLOCK_BYTES as u64;
-        self.volumes_count = self.volumes.iter().flatten().count() as u64;
-        self.quotas_asked = self.volumes.iter().flatten().map(|v| self.quota_asked(all, v)).sum();
+        self.volumes_count = self.written_volumes().count() as u64;
+        self.quotas_asked = self.written_volumes().map(|v| self.quota_asked(all, v)).sum();
     }
 
     /// Zero ranges in records that are not published.

@@ -23,7 +23,7 @@ impl Engine {
             }
         }
         self.count_quotas();
-        self.fills = crate::read::Fills::new();
+        self.fills.abandon();
         self.unpublished_blocks = 0;
         // Published changes whose stability cannot be known any more are acknowledged by the backend.
         for (_, id) in std::mem::take(&mut self.sync.waiters) {

@@ -20,6 +20,8 @@ const FILL_BLOCKS_FULL: usize = 96;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CachedRead {
     pub(crate) op: OpId,
+    /// The volume that has it: that of the operation, or a parent of it.
+    pub(crate) volume: VolumeId,
     pub(crate) block: u64,
     pub(crate) blocks: u32,
     pub(crate) position: Position,
@@ -32,10 +34,24 @@ pub(crate) struct CachedRead {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MissRead {
     pub(crate) op: OpId,
+    /// The volume whose image is read: that of the operation, or a parent of it.
+    pub(crate) volume: VolumeId,
     pub(crate) block: u64,
     pub(crate) buf: Buf,
     /// Identifies this read in [`Fills::pending`].
     pub(crate) fill: u32,
+}
+
+/// A stretch of a request whose first block is on its way into the read cache already: it waits for that instead of
+/// fetching the block a second time.
+#[derive(Debug, Clone, Copy)]
+struct WaitingRead {
+    op: OpId,
+    /// As in [`MissRead`].
+    volume: VolumeId,
+    block: u64,
+    blocks: u32,
+    buf: Buf,
 }
 
 /// Blocks on their way from the backend into the read cache.
@@ -50,13 +66,43 @@ pub(crate) struct Fills {
     since: Nanos,
     /// The volume whose record is open, by stream.
     record: [Option<VolumeId>; 3],
+    waiting: Vec<WaitingRead>,
+    /// Something that reads may be waiting for is not pending any more.
+    arrived: bool,
 }
 
 impl Fills {
     pub(crate) fn new() -> Fills {
         let mut pending = FixedMap::default();
         pending.reserve(FILLS_MAX);
-        Fills { pending, next: 1, open: [None, None, None], since: 0, record: [None; 3] }
+        let open = [None, None, None];
+        let waiting = Vec::with_capacity(256);
+        Fills { pending, next: 1, open, since: 0, record: [None; 3], waiting, arrived: false }
+    }
+
+    /// Nothing brings anything into the read cache any more; who has waited for it looks elsewhere.
+    pub(crate) fn abandon(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        *self = Fills { waiting, arrived: true, ..Fills::new() };
+    }
+
+    /// Reads that have waited for a block can go on.
+    pub(crate) fn wakes(&self) -> bool {
+        self.arrived && !self.waiting.is_empty()
+    }
+
+    /// The block is in the read cache, or is not going to be.
+    fn settle(&mut self, id: VolumeId, block: u64) {
+        self.arrived |= self.pending.remove(&(id, block)).is_some();
+    }
+
+    /// Whether a block is on its way, and how many of the `n` from it on are like it.
+    fn pending_run(&self, id: VolumeId, block: u64, n: u32) -> (bool, u32) {
+        let pending = |i: u32| self.pending.contains_key(&(id, block + u64::from(i)));
+        let first = !self.pending.is_empty() && pending(0);
+        let like = |&i: &u32| !self.pending.is_empty() && pending(i) == first;
+        let len = if self.pending.is_empty() { n } else { (0..n).take_while(like).count() as u32 };
+        (first, len)
     }
 
     fn take_number(&mut self) -> u32 {
@@ -109,15 +155,17 @@ impl Engine {
         let mut at = 0;
         while at < blocks {
             let block = first + u64::from(at);
-            let (found, n) = self.volume(vid).index.lookup_run(block, blocks - at);
+            let (source, found, n) = self.find(vid, block, blocks - at);
             let part = buf.slice(at as usize * BLOCK_BYTES, n as usize * BLOCK_BYTES);
             match found {
                 Lookup::At(_) if self.ops[id].request.op == Op::Prefetch => {}
                 Lookup::At(position) => {
                     self.volume_mut(vid).count.hit_blocks += u64::from(n);
                     (position..position + n).for_each(|p| self.space.marks.touch(p));
+                    self.volume_mut(vid).count.parent_blocks += if source == vid { 0 } else { u64::from(n) };
                     self.read_cached(CachedRead {
                         op: id,
+                        volume: source,
                         block,
                         blocks: n,
                         position,
@@ -130,9 +178,44 @@ impl Engine {
                     self.arena.bytes_mut(part).fill(0);
                 }
                 Lookup::Lost => self.ops[id].error = Some(RequestError::Io),
-                Lookup::Absent => self.read_missing(id, block, n, part),
+                Lookup::Absent => self.read_missing(id, source, block, n, part),
             }
             at += n;
+        }
+    }
+
+    /// Reads blocks that are not cached from an image, those that nobody is fetching already.
+    fn read_missing(&mut self, op: OpId, volume: VolumeId, block: u64, blocks: u32, buf: Buf) {
+        let mut at = 0;
+        while at < blocks {
+            let block = block + u64::from(at);
+            let (pending, n) = self.fills.pending_run(volume, block, blocks - at);
+            let buf = buf.slice(at as usize * BLOCK_BYTES, n as usize * BLOCK_BYTES);
+            if pending {
+                self.ops[op].waiting += 1;
+                self.fills.waiting.push(WaitingRead { op, volume, block, blocks: n, buf });
+            } else {
+                self.read_image(op, volume, block, buf);
+            }
+            at += n;
+        }
+    }
+
+    /// Goes on with reads for which somebody else has fetched what they want, or has failed to.
+    pub(crate) fn pump_waiting_reads(&mut self) {
+        if !std::mem::take(&mut self.fills.arrived) {
+            return;
+        }
+        let mut i = 0;
+        while let Some(&read) = self.fills.waiting.get(i) {
+            if self.fills.pending.contains_key(&(read.volume, read.block)) {
+                i += 1;
+                continue;
+            }
+            self.fills.waiting.swap_remove(i);
+            self.read_blocks(read.op, read.block, read.blocks, read.buf);
+            self.ops[read.op].waiting -= 1;
+            self.read_progress(read.op);
         }
     }
 
@@ -143,15 +226,17 @@ impl Engine {
         self.effects.push_back(Effect::DeviceRead { token, offset: byte(read.position), buf: read.buf });
     }
 
-    fn read_missing(&mut self, id: OpId, block: u64, blocks: u32, buf: Buf) {
+    fn read_image(&mut self, id: OpId, source: VolumeId, block: u64, buf: Buf) {
         let vid = self.ops[id].request.volume;
-        let fill = self.register_fill(vid, block, blocks);
+        let blocks = buf.len / BLOCK_BYTES as u32;
+        let fill = self.register_fill(source, block, blocks);
         let count = &mut self.volume_mut(vid).count;
         count.miss_blocks += u64::from(blocks);
+        count.parent_blocks += if source == vid { 0 } else { u64::from(blocks) };
         self.ops[id].waiting += 1;
-        let token = self.start_io(Io::Miss(MissRead { op: id, block, buf, fill }));
+        let token = self.start_io(Io::Miss(MissRead { op: id, volume: source, block, buf, fill }));
         let offset = block * BLOCK_BYTES as u64;
-        self.backend(token, vid, BackendOp::Read { offset, buf });
+        self.backend(token, source, BackendOp::Read { offset, buf });
     }
 
     /// Notes that a read is fetching blocks that may be admitted when they arrive.
@@ -187,13 +272,14 @@ impl Engine {
             }
         }
         let overtaken = (before - pending.len()) as u64;
+        self.fills.arrived |= overtaken > 0;
         self.volume_mut(vid).count.bypass_overtaken_blocks += overtaken;
         overtaken
     }
 
     pub(crate) fn cached_done(&mut self, read: CachedRead, result: Result<(), IoError>) {
         self.space.unpin(read.position);
-        let vid = self.ops[read.op].request.volume;
+        let vid = read.volume;
         for i in 0..read.blocks {
             let part = read.buf.slice(i as usize * BLOCK_BYTES, BLOCK_BYTES);
             let good =
@@ -273,13 +359,18 @@ impl Engine {
     }
 
     pub(crate) fn miss_done(&mut self, now: Nanos, read: MissRead, result: Result<(), IoError>) {
-        let vid = self.ops[read.op].request.volume;
-        self.note_backend_result(now, vid, result);
+        let (source, own) = (read.volume, self.ops[read.op].request.volume);
+        self.note_backend_result(now, source, result);
         match result {
-            Ok(()) => self.admit(now, vid, read),
+            Ok(()) => self.admit(now, source, read),
             Err(_) => {
-                self.ops[read.op].error = Some(RequestError::Io);
-                self.cancel_read_fills(vid, read);
+                self.cancel_read_fills(source, read);
+                if source == own {
+                    self.ops[read.op].error = Some(RequestError::Io);
+                } else {
+                    // The clone's image gives what its parent has, too.
+                    self.read_image(read.op, own, read.block, read.buf);
+                }
             }
         }
         self.ops[read.op].waiting -= 1;
@@ -289,7 +380,7 @@ impl Engine {
     fn cancel_read_fills(&mut self, vid: VolumeId, read: MissRead) {
         for block in read.block..read.block + u64::from(read.buf.len) / BLOCK_BYTES as u64 {
             if self.fills.pending.get(&(vid, block)) == Some(&read.fill) {
-                self.fills.pending.remove(&(vid, block));
+                self.fills.settle(vid, block);
             }
         }
     }
@@ -316,7 +407,7 @@ impl Engine {
                     self.fills.pending.insert((vid, block), record);
                 }
                 None => {
-                    self.fills.pending.remove(&(vid, block));
+                    self.fills.settle(vid, block);
                     self.volume_mut(vid).count.bypass_no_room_blocks += u64::from(absent);
                 }
             }
@@ -403,7 +494,8 @@ impl Engine {
             let Some(builder) = &self.fills.open[s] else { continue };
             let due = all
                 || now >= self.fills.since + FILL_DELAY_NS
-                || builder.append.entries.len() >= FILL_BLOCKS_FULL;
+                || builder.append.entries.len() >= FILL_BLOCKS_FULL
+                || !self.fills.waiting.is_empty();
             if due {
                 self.issue_fill(s);
             }
@@ -422,7 +514,7 @@ impl Engine {
             if self.fills.pending.get(&(vid, block)) != Some(&built.old) {
                 continue;
             }
-            self.fills.pending.remove(&(vid, block));
+            self.fills.settle(vid, block);
             let (volume, space) = self.volume_and_space(vid);
             debug_assert_eq!(volume.index.lookup(block), Lookup::Absent);
             volume.index.insert(block, 1, built.position, &mut |_, _, _| ());

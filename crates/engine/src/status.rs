@@ -88,6 +88,8 @@ pub struct VolumeCounters {
     pub miss_blocks: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// Blocks of reads that came through the parent's volume.
+    pub parent_blocks: u64,
     /// Blocks admitted to the read cache.
     pub admitted_blocks: u64,
     /// Clean blocks that left the cache for want of room.

@@ -1,12 +1,13 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
 use crate::api::{
-    BLOCK_BYTES, ControlError, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeSpec,
+    BLOCK_BYTES, ControlError, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeId, VolumeSpec,
 };
 use crate::format::VolumeItem;
 use crate::group::Groups;
 use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
+use crate::parent::OwnObjects;
 use crate::resize::Resize;
 use crate::snapshot::Step;
 use crate::status::VolumeCounters;
@@ -226,12 +227,17 @@ pub(crate) struct Volume {
     pub(crate) backend_error: Option<IoError>,
     /// Sequence at which a wait for the quota was last counted.
     pub(crate) quota_wait_noted: u64,
+    /// The volume of the image's parent, if this one reads through it.
+    pub(crate) parent: Option<VolumeId>,
+    /// Objects of the image that have been written to, or are known to be there.
+    pub(crate) own: OwnObjects,
     pub(crate) count: VolumeCounters,
 }
 
 impl Volume {
     pub(crate) fn new(spec: VolumeSpec) -> Volume {
         let mode = spec.mode;
+        let own = OwnObjects::none(spec.size_bytes);
         Volume {
             spec,
             mode,
@@ -292,6 +298,8 @@ impl Volume {
             drain_rate: DrainRate::default(),
             backend_error: None,
             quota_wait_noted: u64::MAX,
+            parent: None,
+            own,
             count: VolumeCounters::default(),
         }
     }

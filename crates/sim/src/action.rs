@@ -32,6 +32,7 @@ impl World {
             return;
         }
         self.check_invariants();
+        self.link_clones();
         if self.vols.iter().any(|v| v.place == Place::Verifying) && self.rng.permille(800) {
             // Mostly, what a power loss has left is looked at before the next thing happens.
             return;
@@ -111,7 +112,8 @@ impl World {
         let kind = kind(self, v);
         let alone =
             matches!(kind, ControlKind::Mode(_) | ControlKind::Remove { .. } | ControlKind::Snapshot { .. });
-        if alone && self.vols[v].controls > 0 {
+        let stays = matches!(kind, ControlKind::Remove { .. }) && self.is_parent(v);
+        if stays || alone && self.vols[v].controls > 0 {
             return;
         }
         self.send_control(v, kind);
@@ -374,6 +376,7 @@ impl World {
                 self.cover.hit(if verify { "removal verified" } else { "removal" });
                 self.vols[v].place = Place::Out;
                 self.vols[v].id = None;
+                self.vols[v].linked = false;
                 if !self.vols[v].backend.redo.is_empty() {
                     return self.fail(format!("volume {v} was removed, but its image still has a redo"));
                 }
@@ -439,6 +442,8 @@ impl World {
             | ControlError::Detached
             | ControlError::TooLong
             | ControlError::ReadOnly
+            | ControlError::NotParent
+            | ControlError::IsParent
             | ControlError::Size(_) => false,
         };
         if !explained {

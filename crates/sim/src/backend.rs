@@ -4,6 +4,7 @@ use crate::redo::Redo;
 use crate::rng::Rng;
 use crate::store::{Content, Store, content};
 use std::collections::BTreeMap;
+use tidepool_engine::OwnObjects;
 use tidepool_engine::api::{BLOCK_BYTES, IoError, Nanos};
 
 /// What goes wrong with a backend for now.
@@ -46,6 +47,8 @@ pub struct Backend {
     pub foreign: bool,
     /// The record no longer names the cache.
     pub disowned: bool,
+    /// For a clone: what has ever been written to.
+    pub own: OwnObjects,
 }
 
 impl Backend {
@@ -62,6 +65,7 @@ impl Backend {
             generation: 0,
             foreign: false,
             disowned: false,
+            own: OwnObjects::default(),
         }
     }
 
@@ -97,9 +101,15 @@ impl Backend {
         content(&cut)
     }
 
+    /// Blocks of the image are written.
+    pub fn note_own(&mut self, first: u64, blocks: usize) {
+        self.own.insert(first * BLOCK_BYTES as u64, (blocks * BLOCK_BYTES) as u64);
+    }
+
     /// A write or discard takes effect.
     pub fn apply(&mut self, first: u64, data: &[Content]) {
         let durable = self.durable;
+        self.note_own(first, data.len());
         for (i, content) in data.iter().enumerate() {
             self.store.write(first + i as u64, content.clone(), durable);
         }
@@ -108,6 +118,7 @@ impl Backend {
     /// A write or discard that was in flight when its process was killed: all of it, nothing, or blocks of it.
     pub fn apply_cut(&mut self, rng: &mut Rng, first: u64, data: &[Content]) {
         let style = rng.below(3);
+        self.note_own(first, data.len());
         for (i, content) in data.iter().enumerate() {
             if style == 0 || style == 1 && rng.permille(500) {
                 self.store.write(first + i as u64, content.clone(), self.durable);
@@ -141,6 +152,7 @@ impl Backend {
     /// The image gets another size; what is beyond its end is gone.
     pub fn resize(&mut self, size_bytes: u64) {
         let block = BLOCK_BYTES as u64;
+        self.own.insert(size_bytes, u64::MAX);
         let old = std::mem::replace(&mut self.size_bytes, size_bytes);
         let mut bytes = [0; BLOCK_BYTES];
         for b in size_bytes / block..old.div_ceil(block) {

@@ -47,6 +47,9 @@ impl World {
         if self.rng.permille(reads) {
             return if self.rng.permille(20) { Op::Prefetch } else { Op::Read };
         }
+        if self.vols[v].plan.read_only {
+            return Op::Read;
+        }
         let fua = self.rng.permille(fua);
         if self.rng.permille(discards) {
             return match self.rng.below(3) {

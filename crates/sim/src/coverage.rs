@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Everything that the short run must reach.
-pub const WANTED: [&str; 49] = [
+pub const WANTED: [&str; 50] = [
     "group committed",
     "cut checked",
     "redo trimmed",
@@ -53,6 +53,7 @@ pub const WANTED: [&str; 49] = [
     "inspected",
     "fill remembered by ghost",
     "verified after power loss",
+    "parent block",
 ];
 
 /// Counters by name.

@@ -11,6 +11,7 @@ mod client;
 pub mod coverage;
 pub mod cuts;
 pub mod disk;
+mod family;
 pub mod plan;
 pub mod redo;
 pub mod rng;

@@ -59,6 +59,10 @@ pub struct VolumePlan {
     pub hot_bytes: u64,
     /// Share of large requests.
     pub large: u64,
+    /// Number of the volume whose clone it is.
+    pub parent: Option<usize>,
+    /// It is never written.
+    pub read_only: bool,
 }
 
 /// A run.
@@ -170,6 +174,8 @@ impl VolumePlan {
             hot: rng.pick(&[0, 500, 950]),
             hot_bytes: (rng.pick(&[4u64, 64, 512, 4096]) << 10).min(size_bytes),
             large: rng.pick(&[0, 50, 300, 900]),
+            parent: None,
+            read_only: false,
         }
     }
 }

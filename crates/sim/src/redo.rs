@@ -3,6 +3,8 @@
 use crate::rng::Rng;
 use crate::store::{Store, content};
 use std::collections::BTreeMap;
+use tidepool_engine::OwnObjects;
+use tidepool_engine::api::BLOCK_BYTES;
 use tidepool_engine::redo::{Change, FrameName, decode};
 
 /// The redo's header.
@@ -121,8 +123,14 @@ impl Redo {
     ///
     /// # Errors
     /// As for [`Redo::content`].
-    pub fn recover(&mut self, store: &mut Store, clip: impl Fn(u64, &[u8]) -> Vec<u8>) -> Result<(), String> {
+    pub fn recover(
+        &mut self,
+        store: &mut Store,
+        own: &mut OwnObjects,
+        clip: impl Fn(u64, &[u8]) -> Vec<u8>,
+    ) -> Result<(), String> {
         for (block, bytes) in self.content()? {
+            own.insert(block * BLOCK_BYTES as u64, BLOCK_BYTES as u64);
             let bytes = bytes.map(|bytes| clip(block, &bytes));
             store.write(block, bytes.and_then(|bytes| content(&bytes)), true);
         }

@@ -10,7 +10,7 @@ use crate::world::{Control, ControlKind, Ending, FlightKind, Happening, World};
 use tidepool_engine::api::*;
 use tidepool_engine::format::byte;
 use tidepool_engine::status::VolumeState;
-use tidepool_engine::{Attach, Engine, FormatOptions, OpenError, format_device};
+use tidepool_engine::{Attach, Engine, FormatOptions, OpenError, OwnObjects, format_device};
 
 /// How a life of the core ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +29,9 @@ impl World {
         for v in 0..self.vols.len() {
             let base = self.vols[v].plan.base_bytes;
             self.vols[v].write_image(0, base / SECTOR_BYTES as u64, BASE_VALUE);
+            if self.vols[v].plan.parent.is_some() {
+                self.vols[v].backend.own = OwnObjects::none(base);
+            }
         }
         self.format();
         self.reopen();
@@ -392,10 +395,11 @@ impl World {
         let status = engine.volume_status(self.now, id).expect("a known volume has a status");
         let clean =
             status.dirty_bytes == 0 && status.lost_blocks == 0 && status.sequence_drained == status.sequence;
-        if clean && !vol.must_verify && self.rng.permille(100) {
+        let changes = !vol.plan.read_only;
+        if clean && changes && !vol.must_verify && self.rng.permille(100) {
             self.foreign_write(v);
         }
-        if clean && !self.vols[v].must_verify && self.rng.permille(50) {
+        if clean && changes && !self.vols[v].must_verify && self.rng.permille(50) {
             self.resize(v);
         }
         let vol = &mut self.vols[v];
@@ -417,10 +421,11 @@ impl World {
             mode: vol.mode,
             drain: vol.plan.drain,
             dirty_bytes_max: vol.dirty_bytes_max,
-            read_only: false,
+            read_only: vol.plan.read_only,
             attachment: self.next_control.to_le_bytes().to_vec(),
             keep_clean,
         };
+        vol.own_at_open = vol.backend.own.clone();
         vol.place = Place::Attaching;
         vol.attachments.push(attach.attachment.clone());
         if !keep_clean {
@@ -449,7 +454,7 @@ impl World {
         if self.vols[v].backend.trouble_now(self.now) == Trouble::Stopped {
             return self.after(100 * MS, Happening::Add { volume: v });
         }
-        if self.rng.permille(200) && !self.disk.dead {
+        if self.rng.permille(200) && !self.disk.dead && !self.vols[v].plan.read_only {
             self.foreign_write(v);
         }
         let vol = &mut self.vols[v];
@@ -466,11 +471,12 @@ impl World {
             mode: vol.mode,
             drain: vol.plan.drain,
             dirty_bytes_max: vol.dirty_bytes_max,
-            read_only: false,
+            read_only: vol.plan.read_only,
             generation: vol.backend.generation,
             attachment: self.next_control.to_le_bytes().to_vec(),
         };
         vol.attachments = vec![spec.attachment.clone()];
+        vol.own_at_open = vol.backend.own.clone();
         let control = self.control(v, ControlKind::Add);
         let now = self.now;
         let engine = self.engine.as_mut().expect("checked above");
@@ -553,6 +559,7 @@ impl World {
             self.cover.add("block lost", status.lost_blocks);
             self.cover.add("drained block", c.drained_blocks);
             self.cover.add("hit block", c.hit_blocks);
+            self.cover.add("parent block", c.parent_blocks);
             self.cover.add("miss block", c.miss_blocks);
         }
         let _ = (S, Ending::Not);
@@ -563,6 +570,7 @@ impl Vol {
     /// Nothing of the core's life is left.
     fn forget_life(&mut self) {
         self.flushed = false;
+        self.linked = false;
         self.changing = 0;
         self.controls = 0;
         self.verifying = 0;

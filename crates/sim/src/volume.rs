@@ -4,6 +4,7 @@ use crate::backend::Backend;
 use crate::checker::{Checker, SECTORS, fill};
 use crate::plan::VolumePlan;
 use crate::store::content;
+use tidepool_engine::OwnObjects;
 use tidepool_engine::api::{BLOCK_BYTES, DrainOrder, Mode, Nanos, Op, SECTOR_BYTES, VolumeId};
 use tidepool_engine::mem::Buf;
 
@@ -97,12 +98,18 @@ pub struct Vol {
     pub cursor: u64,
     /// Attachments that a restart may find: the newest one that was confirmed, and those asked for since.
     pub attachments: Vec<Vec<u8>>,
+    /// For a clone: what its image had of its own when it was last opened.
+    pub own_at_open: OwnObjects,
+    /// It reads through its parent.
+    pub linked: bool,
 }
 
 impl Vol {
     /// Volume number `index` of a run.
     pub fn new(index: usize, plan: VolumePlan) -> Vol {
-        let mut checker = Checker::new(index as u64 + 1, plan.size_bytes, plan.base_bytes);
+        // Clones have the content of their parent.
+        let salt = plan.parent.unwrap_or(index) as u64 + 1;
+        let mut checker = Checker::new(salt, plan.size_bytes, plan.base_bytes);
         if plan.drain == DrainOrder::Grouped {
             checker.watch_cuts();
         }
@@ -128,6 +135,8 @@ impl Vol {
             recovered_generation: 0,
             cursor: 0,
             attachments: Vec::new(),
+            own_at_open: OwnObjects::default(),
+            linked: false,
             plan,
         }
     }
@@ -178,7 +187,7 @@ impl Vol {
             bytes
         };
         let backend = &mut self.backend;
-        backend.redo.recover(&mut backend.store, clip)
+        backend.redo.recover(&mut backend.store, &mut backend.own, clip)
     }
 
     /// The image is given to others as it is.
@@ -201,6 +210,7 @@ impl Vol {
                 let at = (s % SECTORS as u64) as usize * SECTOR_BYTES;
                 fill(&mut bytes[at..at + SECTOR_BYTES], salt, s, value);
             }
+            self.backend.note_own(block, 1);
             self.backend.store.write(block, content(&bytes), true);
             sector = end;
         }

@@ -142,6 +142,7 @@ pub(crate) enum Ending {
 pub struct World {
     pub(crate) seed: u64,
     pub(crate) rng: Rng,
+    pub(crate) family_rng: Rng,
     pub(crate) now: Nanos,
     pub(crate) tick: u64,
     step: u64,
@@ -200,7 +201,9 @@ impl World {
     /// The world of a seed; the run ends after `seconds` of simulated time at the latest.
     pub fn new(seed: u64, seconds: u64, verbose: bool) -> World {
         let mut rng = Rng::new(seed);
-        let plan = Plan::new(&mut rng);
+        let mut plan = Plan::new(&mut rng);
+        let mut family_rng = Rng::new(seed ^ 0x6661_6d69_6c79);
+        plan.make_family(&mut family_rng);
         let disk = Disk::new(plan.cache_bytes, Rng::new(rng.bits()));
         let vols = plan.volumes.iter().enumerate().map(|(i, p)| Vol::new(i, p.clone())).collect();
         let quantum = rng.pick(&[1, 10_000, 100_000]);
@@ -208,6 +211,7 @@ impl World {
         World {
             seed,
             rng,
+            family_rng,
             now: 0,
             tick: 10,
             step: 0,

@@ -124,6 +124,7 @@ pub(crate) fn open<T>(
         generation,
         keep_clean: continuity.proven,
         reason: continuity.reason,
+        parent: None,
     };
     Ok((opened, prepared))
 }

@@ -161,6 +161,18 @@ impl Cluster {
     }
 
     /// This client's address and nonce, as locks and blocklists name it.
+    /// The name of the cluster, which no other one has.
+    pub(super) fn fsid(&self) -> io::Result<String> {
+        let mut fsid = [0u8; 64];
+        // SAFETY: a connected handle, a buffer with its length.
+        let fsid_bytes = unsafe {
+            (self.libraries.rados.rados_cluster_fsid)(self.handle, fsid.as_mut_ptr().cast(), fsid.len())
+        };
+        check(fsid_bytes)?;
+        let fsid = CStr::from_bytes_until_nul(&fsid).map_err(io::Error::other)?;
+        Ok(fsid.to_string_lossy().into_owned())
+    }
+
     pub(super) fn address(&self) -> io::Result<String> {
         let mut text: *mut c_char = ptr::null_mut();
         // SAFETY: a connected handle and a valid out pointer.

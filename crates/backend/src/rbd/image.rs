@@ -177,7 +177,7 @@ impl Drop for Image {
     }
 }
 
-fn text(pointer: *const c_char) -> String {
+pub(super) fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();
     }

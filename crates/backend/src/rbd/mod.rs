@@ -12,6 +12,7 @@ mod guard;
 mod image;
 mod io;
 mod owner;
+mod parent;
 mod place;
 mod redo;
 mod rights;
@@ -20,7 +21,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer};
+use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Release, Transfer};
 use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, ImageStamp, Ownership};
@@ -73,6 +74,8 @@ struct RbdBackend {
     held: Option<Held>,
     /// See [`Backend::attachment`].
     attachment: Vec<u8>,
+    /// What opening it has found out about its parent, until that is told.
+    parent: Option<Parent>,
     pool: IoCtx,
     cluster: Arc<Cluster>,
     /// Slots that wait for a handle that can write.
@@ -115,9 +118,10 @@ fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
 /// Opens an image.
 pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
     let place = place_of(uri)?;
-    let (backend, generation, continuity) = open_place(place, options)?;
+    let (mut backend, generation, continuity) = open_place(place, options)?;
+    let parent = backend.parent.take();
     let Continuity { proven, reason, .. } = continuity;
-    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason })
+    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, parent })
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].
@@ -217,6 +221,11 @@ impl RbdBackend {
         held: Option<Held>,
     ) -> Result<RbdBackend, BackendError> {
         let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
+        let parent = parent::find(&place, &cluster, &image).unwrap_or_else(|error| {
+            let image = &place.what;
+            tracing::warn!(%image, %error, "what it has of its own is not known: nothing is shared with other clones");
+            None
+        });
         let io = Io::new(image, facts).map_err(|e| failed(e.into()))?;
         cluster.wait_forever().map_err(failed)?;
         Ok(RbdBackend {
@@ -225,6 +234,7 @@ impl RbdBackend {
             io,
             held,
             attachment: Vec::new(),
+            parent,
             pool,
             cluster,
             parked: Vec::with_capacity(INFLIGHT_MAX),

@@ -19,8 +19,8 @@ pub(super) struct Place {
     pub(super) namespace: String,
     pub(super) image: String,
     pub(super) snapshot: Option<String>,
-    conf: Option<PathBuf>,
-    id: Option<String>,
+    pub(super) conf: Option<PathBuf>,
+    pub(super) id: Option<String>,
 }
 
 impl Place {

@@ -23,6 +23,31 @@ pub(super) const FULL_TRY: c_int = 64;
 /// `LIBRADOS_OPERATION_FULL_FORCE`: done in a full pool, whatever room it takes.
 pub(super) const FULL_FORCE: c_int = 128;
 
+/// `RBD_SNAP_NAMESPACE_TYPE_USER`.
+pub(super) const SNAP_NAMESPACE_USER: c_int = 0;
+
+/// Told offset, length and whether there is data, of each part of an image that differs.
+pub(super) type DiffCallback = extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
+
+/// `rbd_linked_image_spec_t`.
+#[repr(C)]
+pub(super) struct LinkedImageSpec {
+    pub(super) pool_id: i64,
+    pub(super) pool_name: *mut c_char,
+    pub(super) pool_namespace: *mut c_char,
+    pub(super) image_id: *mut c_char,
+    pub(super) image_name: *mut c_char,
+    pub(super) trash: bool,
+}
+
+/// `rbd_snap_spec_t`.
+#[repr(C)]
+pub(super) struct SnapSpec {
+    pub(super) id: u64,
+    pub(super) namespace_type: c_int,
+    pub(super) name: *mut c_char,
+}
+
 /// `rbd_image_info_t`.
 #[repr(C)]
 pub(super) struct ImageInfo {
@@ -77,6 +102,7 @@ library! {
         rados_conf_set(RadosT, *const c_char, *const c_char) -> c_int;
         rados_connect(RadosT) -> c_int;
         rados_shutdown(RadosT);
+        rados_cluster_fsid(RadosT, *mut c_char, usize) -> c_int;
         rados_getaddrs(RadosT, *mut *mut c_char) -> c_int;
         rados_mon_command(RadosT, *const *const c_char, usize, *const c_char, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize) -> c_int;
         rados_buffer_free(*mut c_char);
@@ -130,6 +156,11 @@ library! {
         rbd_resize(ImageT, u64) -> c_int;
         rbd_snap_create(ImageT, *const c_char) -> c_int;
         rbd_snap_get_id(ImageT, *const c_char, *mut u64) -> c_int;
+        rbd_get_parent(ImageT, *mut LinkedImageSpec, *mut SnapSpec) -> c_int;
+        rbd_linked_image_spec_cleanup(*mut LinkedImageSpec);
+        rbd_snap_spec_cleanup(*mut SnapSpec);
+        rbd_get_overlap(ImageT, *mut u64) -> c_int;
+        rbd_diff_iterate2(ImageT, *const c_char, u64, u64, u8, u8, DiffCallback, *mut c_void) -> c_int;
     } optional {
         rbd_aio_write_zeroes(ImageT, u64, usize, CompletionT, c_int, c_int) -> c_int;
     }

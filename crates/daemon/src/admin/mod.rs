@@ -178,6 +178,9 @@ pub struct VolumeReport {
     pub flushes: bool,
     /// The host that holds the replica; none in this version.
     pub peer: Option<String>,
+    /// For a clone: the volume through which it reads what it has from its parent, so that all clones share what is cached.
+    #[serde(default)]
+    pub parent: Option<String>,
     /// Who serves the volume.
     pub owner: Owner,
     /// Further numbers, as in the metrics.

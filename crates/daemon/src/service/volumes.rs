@@ -1,6 +1,7 @@
 //! The volumes of the daemon: each one's way from its URI to being served, through changes, and back
 //! to a plain image.
 
+mod clones;
 mod operations;
 
 use super::attachment;
@@ -16,7 +17,7 @@ use crate::volume::{self, Mode};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
-use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Release};
+use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Release};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeStatus;
@@ -48,6 +49,8 @@ pub struct Volumes {
     /// The order that was asked for of all volumes.
     drain: Option<volume::DrainOrder>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+    /// Held while a parent of clones is looked for, added or removed.
+    parents: AsyncMutex<()>,
 }
 
 /// One volume as the control plane knows it.
@@ -73,6 +76,8 @@ struct Facts {
     error: Option<String>,
     /// Which image it is, as far as known.
     image: Option<Identity>,
+    /// The volume through which it reads what it has from its parent.
+    parent: Option<String>,
 }
 
 /// What the shard refused to do with a volume.
@@ -144,7 +149,14 @@ impl Volumes {
         host: String,
         drain: Option<volume::DrainOrder>,
     ) -> Arc<Volumes> {
-        Arc::new(Volumes { shard, cache_uuid, host, drain, entries: Mutex::default() })
+        Arc::new(Volumes {
+            shard,
+            cache_uuid,
+            host,
+            drain,
+            entries: Mutex::default(),
+            parents: AsyncMutex::default(),
+        })
     }
 
     fn entry(&self, name: &str) -> Result<Arc<Entry>, VolumeError> {
@@ -273,12 +285,14 @@ impl Volumes {
         loop {
             let outcome = self.attach_once(&entry, id, attach.clone(), recorded.clone()).await;
             let (error, lasting) = match outcome {
-                Ok(()) => {
+                Ok(parent) => {
                     entry.set_state(None, None);
                     info!("volume {}: serving {}", entry.name, entry.backend);
+                    self.share(&entry, parent).await;
                     first.map(|first| first.send(Ok(())));
                     return;
                 }
+                Err(error) if self.forget_if_gone(&entry, &error).await => return,
                 Err(error) => {
                     let lasting = matches!(
                         error,
@@ -313,7 +327,7 @@ impl Volumes {
         id: VolumeId,
         attach: Attach,
         recorded: Vec<u8>,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<Option<Parent>, VolumeError> {
         let name = &entry.name;
         let shard_error = from_shard("attach", name);
         let status = self.shard.status().await.map_err(shard_error)?;
@@ -348,7 +362,7 @@ impl Volumes {
             ..attach
         };
         match self.shard.attach_volume(id, attach, opened.backend).await {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(opened.parent),
             Err(Refused { error, backend }) => {
                 self.put_back(entry, backend, !dirty).await;
                 Err(shard_error(error))
@@ -413,11 +427,11 @@ impl Volumes {
     ///
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
-    pub async fn add(&self, wanted: Wanted) -> Result<(), VolumeError> {
+    pub async fn add(self: &Arc<Self>, wanted: Wanted) -> Result<(), VolumeError> {
         let Wanted { accept_loss, drain, .. } = wanted;
         let facts = Facts { accept_loss, drain, state: Some(State::Opening), ..Facts::default() };
         let entry = Entry::new(&wanted.name, wanted.backend.clone(), facts);
-        let _change = entry.begin_change()?;
+        let change = entry.begin_change()?;
         self.claim(&entry)?;
         // Also when the caller goes away in the middle, the name is free again.
         let mut claim = Claim { volumes: self, name: Some(&entry.name) };
@@ -444,10 +458,12 @@ impl Volumes {
         };
         match self.shard.add_volume(spec, opened.backend).await {
             Ok(id) => {
-                let mut facts = lock(&entry.facts);
-                (facts.id, facts.state) = (Some(id), None);
+                lock(&entry.facts).id = Some(id);
+                entry.set_state(None, None);
                 claim.name = None;
                 info!("volume {}: added, serving {}", entry.name, entry.backend);
+                drop(change);
+                self.share(&entry, opened.parent).await;
                 Ok(())
             }
             Err(Refused { error, backend }) => {
@@ -500,7 +516,7 @@ impl Volumes {
     /// # Errors
     /// As [`Volumes::add`], and what is wrong with the request.
     pub async fn add_asked(
-        &self,
+        self: &Arc<Self>,
         asked: AddVolume,
         accept_loss: Option<Duration>,
     ) -> Result<(), VolumeError> {
@@ -596,6 +612,7 @@ impl Volumes {
                 known.accept_loss = facts.accept_loss;
                 known.state = facts.state;
                 known.error = facts.error.clone();
+                known.parent = facts.parent.clone();
             }
             report::volume(status, known)
         };

@@ -111,6 +111,10 @@ impl<C: Core> Reactor<C> {
                     Pending::Simple { answer }
                 })
             }
+            Command::SetParent { id, parent, own, answer } => {
+                let outcome = self.shared.core.set_parent(id, parent, &own);
+                let _ = answer.send(outcome.map_err(ShardError::Control));
+            }
             Command::Listen { listener, export, answer } => {
                 let outcome = match self.refusal() {
                     Some(error) => Err(error),

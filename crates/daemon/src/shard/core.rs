@@ -1,10 +1,10 @@
 //! What the reactor needs of a core. [`tidepool_engine::Engine`] is the real one; tests and
 //! measurements of the front door put a volume in memory in its place. Generic, so it costs nothing.
 
-use tidepool_engine::api::{Effect, Event, Extent, Mode, Nanos, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ControlError, Effect, Event, Extent, Mode, Nanos, VolumeId, VolumeSpec};
 use tidepool_engine::mem::Arena;
 use tidepool_engine::status::{DeviceStatus, VolumeStatus};
-use tidepool_engine::{AddError, Attach, Engine};
+use tidepool_engine::{AddError, Attach, Engine, OwnObjects};
 
 /// The core as the reactor drives it; see [`Engine`] for what each does.
 #[allow(missing_docs, reason = "the engine documents them")]
@@ -20,6 +20,7 @@ pub trait Core {
     fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
     fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
     fn set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
+    fn set_parent(&mut self, id: VolumeId, parent: VolumeId, own: &OwnObjects) -> Result<(), ControlError>;
     fn drain(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
@@ -61,6 +62,7 @@ forward! {
     set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
     set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
     set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
+    set_parent(&mut self, id: VolumeId, parent: VolumeId, own: &OwnObjects) -> Result<(), ControlError>;
     drain(&mut self, now: Nanos, id: VolumeId, control: u64);
     snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);

@@ -7,7 +7,7 @@ use tidepool_backend::Backend;
 use tidepool_driver::CacheFile;
 use tidepool_engine::api::{ControlError, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
-use tidepool_engine::{AddError, Attach, RecoveryReport};
+use tidepool_engine::{AddError, Attach, OwnObjects, RecoveryReport};
 use tokio::sync::oneshot;
 
 /// Why a shard did not do what it was asked.
@@ -144,6 +144,12 @@ pub(super) enum Command {
     SetAttachment {
         id: VolumeId,
         attachment: Vec<u8>,
+        answer: Answer<()>,
+    },
+    SetParent {
+        id: VolumeId,
+        parent: VolumeId,
+        own: OwnObjects,
         answer: Answer<()>,
     },
     Status {
@@ -295,6 +301,21 @@ impl ShardHandle {
     /// There is no such volume, or the cache device failed.
     pub async fn set_attachment(&self, id: VolumeId, attachment: Vec<u8>) -> Result<(), ShardError> {
         self.ask(|answer| Command::SetAttachment { id, attachment, answer }).await?
+    }
+
+    /// Has what a volume's image has from its parent read through the parent's volume; see [`Engine::set_parent`].
+    ///
+    /// # Errors
+    /// One of them is not there or not attached, or the one cannot be the parent of the other.
+    ///
+    /// [`Engine::set_parent`]: tidepool_engine::Engine::set_parent
+    pub async fn set_parent(
+        &self,
+        id: VolumeId,
+        parent: VolumeId,
+        own: OwnObjects,
+    ) -> Result<(), ShardError> {
+        self.ask(|answer| Command::SetParent { id, parent, own, answer }).await?
     }
 
     /// State, counters and latencies of the device and its volumes at one moment.

@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use tidepool_backend::{Backend, BackendError, Release, Transfer};
 use tidepool_engine::api::{
-    BLOCK_BYTES, Effect, Event, Extent, IoError, Mode, Nanos, Op, Request, RequestError, SECTOR_BYTES,
-    VOLUMES_MAX, VolumeId, VolumeSpec, buffer_bytes,
+    BLOCK_BYTES, ControlError, Effect, Event, Extent, IoError, Mode, Nanos, Op, Request, RequestError,
+    SECTOR_BYTES, VOLUMES_MAX, VolumeId, VolumeSpec, buffer_bytes,
 };
 use tidepool_engine::mem::Arena;
 use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeState, VolumeStatus};
-use tidepool_engine::{AddError, Attach};
+use tidepool_engine::{AddError, Attach, OwnObjects};
 
 /// Sectors that one volume's memory has written, one bit each.
 struct MemoryVolume {
@@ -248,6 +248,10 @@ impl Core for MemoryCore {
     fn attach(&mut self, _now: Nanos, _id: VolumeId, _attach: Attach, control: u64) -> Result<(), AddError> {
         self.done(control);
         Ok(())
+    }
+
+    fn set_parent(&mut self, _: VolumeId, _: VolumeId, _: &OwnObjects) -> Result<(), ControlError> {
+        Err(ControlError::NotParent)
     }
 
     fn set_mode(&mut self, _now: Nanos, id: VolumeId, mode: Mode, control: u64) {

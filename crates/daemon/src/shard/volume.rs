@@ -2,6 +2,7 @@
 
 use super::gate::Gate;
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
+use crate::volume::is_parent_name;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use tidepool_backend::{Backend, INFLIGHT_MAX, Transfer};
@@ -239,7 +240,9 @@ pub(super) struct Offer<'a> {
 
 impl Offer<'_> {
     fn offered(&self) -> impl Iterator<Item = Export<'_>> {
-        let wanted = |v: &&Volume| v.serving && self.only.is_none_or(|only| only == v.name);
+        let wanted = |v: &&Volume| {
+            v.serving && !is_parent_name(&v.name) && self.only.is_none_or(|only| only == v.name)
+        };
         self.volumes.iter().filter(wanted).map(|v| Export {
             read_only: v.read_only,
             ..Export::new(u64::from(v.id.0), &v.name, v.size_bytes)

@@ -302,6 +302,16 @@ impl World {
         }
     }
 
+    /// Reads that are on their way from an image fail.
+    pub fn fail_reads(&mut self, from: VolumeId) {
+        for (token, volume, op) in std::mem::take(&mut self.waiting) {
+            match op {
+                BackendOp::Read { .. } if volume == from => self.done(token, Err(IoError::Errno(5))),
+                _ => self.waiting.push((token, volume, op)),
+            }
+        }
+    }
+
     /// Lets time pass in steps, with ticks.
     pub fn pass(&mut self, ns: Nanos) {
         let end = self.now + ns;

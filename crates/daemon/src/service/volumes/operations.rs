@@ -123,7 +123,7 @@ impl Volumes {
         }
     }
 
-    async fn finish_removal(&self, entry: &Entry, id: VolumeId) -> Result<Removed, VolumeError> {
+    async fn finish_removal(self: &Arc<Self>, entry: &Entry, id: VolumeId) -> Result<Removed, VolumeError> {
         let name = entry.name.clone();
         entry.set_state(Some(State::Removing), None);
         let backend = match self.shard.remove_volume(id, true).await {
@@ -134,6 +134,7 @@ impl Volumes {
             }
         };
         lock(&self.entries).remove(&name);
+        self.forget_parents();
         if let Some(backend) = backend {
             close(backend, true)
                 .await

@@ -1,0 +1,110 @@
+//! The parent of a clone: which snapshot it is, and which objects the clone has of its own.
+
+use super::cluster::{Cluster, check};
+use super::image::{Image, text};
+use super::place::Place;
+use super::sys;
+use crate::backend::Parent;
+use crate::uri::BackendUri;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::ptr;
+use tidepool_engine::OwnObjects;
+
+/// A parent as librbd names it.
+struct Named {
+    pool: String,
+    pool_id: i64,
+    namespace: String,
+    image: String,
+    image_id: String,
+    snapshot: String,
+    snapshot_id: u64,
+    /// The snapshot can be opened by its name: neither it nor its image is in the trash, and it is no other kind of snapshot.
+    has_name: bool,
+}
+
+/// The parent of an image that has one and can share what is cached of it with other clones.
+pub(super) fn find(place: &Place, cluster: &Cluster, image: &Image) -> io::Result<Option<Parent>> {
+    let Some(parent) = named(image)?.filter(|parent| parent.has_name) else { return Ok(None) };
+    let Some(own) = own_objects(image)? else { return Ok(None) };
+    let fsid = cluster.fsid()?;
+    let name = format!(
+        "@{}.{}.{}.{}",
+        fsid.get(..8).unwrap_or(&fsid),
+        parent.pool_id,
+        parent.image_id,
+        parent.snapshot_id
+    );
+    let uri = BackendUri::Rbd {
+        pool: parent.pool,
+        namespace: parent.namespace,
+        image: parent.image,
+        snapshot: Some(parent.snapshot),
+        conf: place.conf.clone(),
+        id: place.id.clone(),
+    };
+    Ok(Some(Parent { name, uri, own }))
+}
+
+fn named(image: &Image) -> io::Result<Option<Named>> {
+    let rbd = image.rbd();
+    let mut spec = sys::LinkedImageSpec {
+        pool_id: 0,
+        pool_name: ptr::null_mut(),
+        pool_namespace: ptr::null_mut(),
+        image_id: ptr::null_mut(),
+        image_name: ptr::null_mut(),
+        trash: false,
+    };
+    let mut snap = sys::SnapSpec { id: 0, namespace_type: 0, name: ptr::null_mut() };
+    // SAFETY: a valid image and structures of the library's layout.
+    let found = check(unsafe { (rbd.rbd_get_parent)(image.handle(), &raw mut spec, &raw mut snap) });
+    if let Err(e) = found {
+        return if e.raw_os_error() == Some(libc::ENOENT) { Ok(None) } else { Err(e) };
+    }
+    let named = Named {
+        pool: text(spec.pool_name),
+        pool_id: spec.pool_id,
+        namespace: text(spec.pool_namespace),
+        image: text(spec.image_name),
+        image_id: text(spec.image_id),
+        snapshot: text(snap.name),
+        snapshot_id: snap.id,
+        has_name: !spec.trash && snap.namespace_type == sys::SNAP_NAMESPACE_USER,
+    };
+    // SAFETY: filled by the call above, freed once.
+    unsafe {
+        (rbd.rbd_linked_image_spec_cleanup)(&raw mut spec);
+        (rbd.rbd_snap_spec_cleanup)(&raw mut snap);
+    }
+    Ok(Some(named))
+}
+
+/// What an image has of its own, `None` if that is all it has. Its object map tells, or else each object is looked for.
+fn own_objects(image: &Image) -> io::Result<Option<OwnObjects>> {
+    let rbd = image.rbd();
+    let mut overlap = 0u64;
+    // SAFETY: a valid image and out pointer.
+    check(unsafe { (rbd.rbd_get_overlap)(image.handle(), &raw mut overlap) })?;
+    let (size_bytes, _) = image.sizes()?;
+    let inherited = overlap.min(size_bytes);
+    if inherited == 0 {
+        return Ok(None);
+    }
+    let mut own = OwnObjects::none(inherited);
+    let arg = (&raw mut own).cast();
+    // SAFETY: a valid image; the callback gets `own`, which outlives the call, and nobody else has it meanwhile.
+    let result =
+        unsafe { (rbd.rbd_diff_iterate2)(image.handle(), ptr::null(), 0, inherited, 0, 1, note_own, arg) };
+    check(result)?;
+    Ok(Some(own))
+}
+
+/// Takes in a part of the image that is not as if nothing had ever been written to it.
+extern "C" fn note_own(offset: u64, len: usize, _exists: c_int, own: *mut c_void) -> c_int {
+    // SAFETY: what `own_objects` has passed.
+    let own = unsafe { &mut *own.cast::<OwnObjects>() };
+    own.insert(offset, len as u64);
+    0
+}

@@ -1,0 +1,70 @@
+//! Clones and their parent: the last volume of a run may be the snapshot of which others are clones.
+//!
+//! Its decisions have a source of randomness of their own.
+
+use crate::plan::{Plan, VolumePlan};
+use crate::rng::Rng;
+use crate::volume::Place;
+use crate::world::World;
+use tidepool_engine::api::{BLOCK_BYTES, DrainOrder};
+
+impl Plan {
+    /// In some runs, makes the last volume the parent of some others.
+    pub(crate) fn make_family(&mut self, rng: &mut Rng) {
+        if self.volumes.len() < 2 || !rng.permille(400) {
+            return;
+        }
+        let parent = self.volumes.len() - 1;
+        let bytes = rng.range(2048..5000) * BLOCK_BYTES as u64;
+        for plan in &mut self.volumes[..parent] {
+            if rng.permille(250) {
+                continue;
+            }
+            plan.parent = Some(parent);
+            plan.resize(match rng.below(3) {
+                0 => bytes,
+                1 => bytes / 2 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64,
+                _ => bytes + rng.range(1..2000) * BLOCK_BYTES as u64,
+            });
+            plan.base_bytes = plan.size_bytes.min(bytes);
+        }
+        let plan = &mut self.volumes[parent];
+        plan.resize(bytes);
+        plan.base_bytes = bytes;
+        plan.read_only = true;
+        plan.drain = DrainOrder::Unordered;
+        plan.reads = 1000;
+    }
+}
+
+impl VolumePlan {
+    fn resize(&mut self, bytes: u64) {
+        self.size_bytes = bytes;
+        self.hot_bytes = self.hot_bytes.min(bytes);
+    }
+}
+
+impl World {
+    /// Now and then a clone that is served begins to read through its parent.
+    pub(crate) fn link_clones(&mut self) {
+        for v in 0..self.vols.len() {
+            let Some(parent) = self.vols[v].plan.parent.filter(|_| !self.vols[v].linked) else { continue };
+            let served = |v: usize| self.vols[v].place == Place::Serving && self.vols[v].id.is_some();
+            if !served(v) || !served(parent) || self.stopping || !self.family_rng.permille(500) {
+                continue;
+            }
+            let (Some(id), Some(through)) = (self.vols[v].id, self.vols[parent].id) else { continue };
+            let Some(engine) = &mut self.engine else { return };
+            if let Err(error) = engine.set_parent(id, through, &self.vols[v].own_at_open) {
+                return self.fail(format!("volume {v} cannot have its parent: {error}"));
+            }
+            self.vols[v].linked = true;
+            self.note("link", v as u64, parent as u64, 0);
+        }
+    }
+
+    /// Whether a volume is there for clones.
+    pub(crate) fn is_parent(&self, v: usize) -> bool {
+        self.vols.iter().any(|vol| vol.linked && vol.plan.parent == Some(v))
+    }
+}

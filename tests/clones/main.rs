@@ -1,0 +1,215 @@
+//! Clones of one golden image, on a real cluster: what they have from it is fetched once, and each of them is itself.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use serde_json::{Value, json};
+use tidepool_testkit::admin::number;
+use tidepool_testkit::nbd::{Client, TRIM};
+use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time, rng::Rng};
+use tidepool_tests::rig::{MIB, Rig, RigOptions};
+
+/// What a clone reads at once.
+const PIECE: usize = 128 << 10;
+
+/// A cluster with a golden image and clones of it, and a daemon that serves them all as volumes of their names.
+struct Storm {
+    rig: Rig,
+    cluster: Cluster,
+    golden: Vec<u8>,
+    clones: Vec<String>,
+}
+
+impl Storm {
+    fn new(golden_bytes: u64, clones: usize, cache_bytes: u64) -> Storm {
+        let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+        let mut rng = Rng::new(11);
+        let golden: Vec<u8> = (0..golden_bytes / 8).flat_map(|_| rng.word().to_le_bytes()).collect();
+        let clones: Vec<String> = (0..clones).map(|n| format!("vm{n}")).collect();
+        let uri = |image: &String| format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
+        let volumes = clones.iter().map(|name| (name.clone(), uri(name))).collect();
+        let rig = Rig::new(&RigOptions { cache_bytes, volumes, extra: Vec::new() }).expect("a rig");
+        let file = rig.scratch.join("golden");
+        fs::write(&file, &golden).expect("a disk");
+        cluster.rbd_import(&file, "golden").expect("an image");
+        fs::remove_file(&file).expect("the disk");
+        let rbd = |arguments: &[&str]| drop(cluster.rbd(arguments).expect("rbd"));
+        rbd(&["snap", "create", "--no-progress", "golden@v1"]);
+        rbd(&["snap", "protect", "golden@v1"]);
+        clones.iter().for_each(|clone| rbd(&["clone", "golden@v1", clone]));
+        Storm { rig, cluster, golden, clones }
+    }
+
+    fn client(&self, clone: usize) -> Client {
+        Client::connect(&self.rig.socket, &self.clones[clone]).expect("connect")
+    }
+
+    /// All clones read their whole disks at the same time.
+    fn boot(&self) {
+        std::thread::scope(|scope| {
+            for clone in 0..self.clones.len() {
+                let (mut client, golden) = (self.client(clone), &self.golden);
+                scope.spawn(move || {
+                    for at in (0..golden.len()).step_by(PIECE) {
+                        let end = (at + PIECE).min(golden.len());
+                        let found = client.read(at as u64, end - at).expect("a read");
+                        assert!(found == golden[at..end], "clone {clone} differs at {at}");
+                    }
+                });
+            }
+        });
+    }
+
+    fn volumes(&self) -> Vec<Value> {
+        let status = self.rig.admin.status().expect("a status");
+        status["volumes"].as_array().expect("a list").clone()
+    }
+
+    /// Bytes that were read from the cluster, by volume.
+    fn fetched(&self) -> BTreeMap<String, u64> {
+        let bytes = |volume: &Value| number(volume, "backend_read_bytes").expect("a number") as u64;
+        let volumes = self.volumes();
+        volumes.iter().map(|v| (v["name"].as_str().expect("a name").to_owned(), bytes(v))).collect()
+    }
+
+    fn fetched_bytes(&self) -> u64 {
+        self.fetched().values().sum()
+    }
+
+    /// The volume of the golden image's snapshot.
+    fn parents(&self) -> Vec<String> {
+        self.fetched().into_keys().filter(|name| name.starts_with('@')).collect()
+    }
+
+    /// The image of a clone that is not served any more has everything that was written to it.
+    fn assert_image(&self, clone: usize, expected: &[u8]) {
+        let export = self.rig.scratch.join("export");
+        self.cluster.rbd_export(&self.clones[clone], &export).expect("rbd export");
+        let content = fs::read(&export).expect("the export");
+        fs::remove_file(&export).expect("the export");
+        assert!(content == expected, "the image of clone {clone} is not what was written to it");
+    }
+
+    fn remove(&self, clone: usize) -> Value {
+        let path = format!("/v1/volumes/{}", self.clones[clone]);
+        self.rig.admin.call("DELETE", &path, None).expect("a removal")
+    }
+}
+
+/// A golden image that all clones read at once.
+fn boot_storm(golden_bytes: u64, clones: usize) {
+    let mut storm = Storm::new(golden_bytes, clones, 2 * golden_bytes + 256 * MIB);
+    storm.rig.daemon.start().expect("the daemon starts");
+    storm.boot();
+    let cold = storm.fetched_bytes();
+    storm.boot();
+    let warm = storm.fetched_bytes() - cold;
+    println!(
+        "{clones} clones have read {} MiB each: {:.3} copies fetched, {:.3} when they read it again",
+        golden_bytes / MIB,
+        cold as f64 / golden_bytes as f64,
+        warm as f64 / golden_bytes as f64
+    );
+    assert!(cold as f64 <= 1.1 * golden_bytes as f64, "{:?}", storm.fetched());
+    assert!(warm as f64 <= 0.02 * golden_bytes as f64, "{:?}", storm.fetched());
+    // It is warm after a kill, too.
+    storm.rig.daemon.kill().expect("kill");
+    storm.rig.daemon.start().expect("the daemon starts");
+    storm.boot();
+    let again = storm.fetched_bytes();
+    println!("after a restart: {:.3} copies fetched", again as f64 / golden_bytes as f64);
+    assert!(again as f64 <= 0.05 * golden_bytes as f64, "{:?}", storm.fetched());
+}
+
+#[test]
+fn a_boot_storm_fetches_the_golden_image_once() {
+    let _turn = one_at_a_time();
+    boot_storm(48 * MIB, 8);
+}
+
+#[test]
+#[ignore = "some minutes: make long"]
+fn twenty_clones_that_read_500_mb_fetch_them_once() {
+    let _turn = one_at_a_time();
+    boot_storm(500 * MIB, 20);
+}
+
+#[test]
+fn clones_have_what_was_written_to_them_and_to_nobody_else() {
+    let _turn = one_at_a_time();
+    let mut storm = Storm::new(24 * MIB, 3, 128 * MIB);
+    let mut disks = vec![storm.golden.clone(); 3];
+    // Written before it is ever served.
+    storm
+        .cluster
+        .rbd(&[
+            "bench",
+            "--io-type",
+            "write",
+            "--io-size",
+            "4K",
+            "--io-total",
+            "64K",
+            "--io-pattern",
+            "rand",
+            "vm2",
+        ])
+        .expect("rbd bench");
+    let export = storm.rig.scratch.join("before");
+    storm.cluster.rbd_export("vm2", &export).expect("rbd export");
+    disks[2] = fs::read(&export).expect("the export");
+    assert!(disks[2] != storm.golden);
+    storm.rig.daemon.start().expect("the daemon starts");
+    let [parent] = storm.parents().try_into().expect("one parent");
+    assert!(storm.volumes().iter().all(|v| v["name"] == *parent || v["parent"] == *parent));
+    let check = |storm: &Storm, disks: &[Vec<u8>], when: &str| {
+        for (clone, disk) in disks.iter().enumerate() {
+            let mut client = storm.client(clone);
+            for at in (0..disk.len()).step_by(PIECE) {
+                let found = client.read(at as u64, PIECE.min(disk.len() - at)).expect("a read");
+                assert!(found == disk[at..at + found.len()], "{when}: clone {clone} differs at {at}");
+            }
+        }
+    };
+    check(&storm, &disks, "cold");
+    // Blocks, parts of blocks, zeroes; in objects that the parent has.
+    let mut client = storm.client(0);
+    for (at, len) in [(0usize, 4096usize), (5 << 20, 512), ((9 << 20) + 1536, 70_000 / 512 * 512)] {
+        let data: Vec<u8> = (0..len).map(|i| (i * 7 + at) as u8 | 1).collect();
+        client.write(at as u64, &data).expect("a write");
+        disks[0][at..at + len].copy_from_slice(&data);
+    }
+    client.request(TRIM, 0, 13 << 20, 1 << 20, &[], &mut []).expect("a trim");
+    disks[0][13 << 20..14 << 20].fill(0);
+    client.flush().expect("a flush");
+    check(&storm, &disks, "dirty");
+    storm.rig.daemon.kill().expect("kill");
+    storm.rig.daemon.start().expect("the daemon starts");
+    check(&storm, &disks, "after a kill");
+    storm.rig.admin.drain("vm0").expect("drain");
+    check(&storm, &disks, "drained");
+    let (parent_of, limit) = (format!("/v1/volumes/{parent}"), json!({}));
+    let refusal = storm.rig.admin.call("DELETE", &parent_of, Some(&limit)).expect_err("it has clones");
+    assert!(refusal.to_string().contains("clones"), "{refusal}");
+    for (clone, disk) in disks.iter().enumerate().take(2) {
+        assert_eq!(storm.remove(clone)["verified"], true);
+        storm.assert_image(clone, disk);
+        assert_eq!(storm.parents(), [parent.as_str()], "it stays as long as it has a clone");
+    }
+    // The last one takes it along.
+    storm.remove(2);
+    let mut polls = 0;
+    while !storm.parents().is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        polls += 1;
+        assert!(polls < 100, "the parent stays");
+    }
+    storm.assert_image(2, &disks[2]);
+    let rbd = |arguments: &[&str]| drop(storm.cluster.rbd(arguments).expect("rbd"));
+    for clone in &storm.clones {
+        rbd(&["rm", "--no-progress", clone]);
+    }
+    rbd(&["snap", "unprotect", "golden@v1"]);
+    rbd(&["snap", "rm", "--no-progress", "golden@v1"]);
+    rbd(&["rm", "--no-progress", "golden"]);
+}
