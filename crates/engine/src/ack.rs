@@ -9,7 +9,7 @@ use crate::format::Stream;
 use crate::volume::{OpId, Stage};
 
 /// Longest that one acknowledgement is held back.
-const HOLD_MAX_NS: f64 = 1e9;
+const HOLD_MAX_NS: Nanos = 1_000_000_000;
 
 /// The sync of the cache device that is in flight, and who waits for one.
 #[derive(Default)]
@@ -156,10 +156,7 @@ impl Engine {
             let len = if matches!(op.request.op, Op::Write { .. }) { op.request.len } else { 0 };
             let hold_ns = self.hold_ns(now, op.request.volume, len);
             if hold_ns > 0 {
-                let volume = self.volume_mut(op.request.volume);
-                let release = volume.held_until.max(now) + hold_ns;
-                volume.held_until = release;
-                volume.held.push_back((release, id));
+                self.volume_mut(op.request.volume).held.push_back(id);
                 self.ops[id].held_since = now;
                 return;
             }
@@ -179,26 +176,36 @@ impl Engine {
         }
         let pressure = ((dirty - low) / (max - low)).min(1.0);
         let ns = len as f64 * pressure / volume.drain_rate.bytes_per_s() * 1e9;
-        ns.min(HOLD_MAX_NS) as Nanos
+        ns.min(HOLD_MAX_NS as f64) as Nanos
+    }
+
+    /// When the oldest acknowledgement that is held back is to be released, as dirty level and drain are now: the others wait their
+    /// turn after it, but none longer than [`HOLD_MAX_NS`].
+    pub(crate) fn held_due(&self, now: Nanos, id: VolumeId) -> Option<Nanos> {
+        let volume = self.volume(id);
+        let op = &self.ops[*volume.held.front()?];
+        if volume.mode != Mode::WriteBack || volume.closing {
+            return Some(now);
+        }
+        let hold_ns = self.hold_ns(now, id, op.request.len);
+        if hold_ns == 0 {
+            return Some(now);
+        }
+        let due = volume.released_at.max(op.held_since) + hold_ns;
+        Some(due.min(op.held_since + HOLD_MAX_NS))
     }
 
     /// Releases held acknowledgements whose time has come, or whose reason is gone.
     pub(crate) fn pump_held(&mut self, now: Nanos) {
         for i in 0..self.volumes.len() {
             let id = VolumeId(i as u16);
-            while let Some(volume) = &mut self.volumes[i] {
-                let free = volume.mode != Mode::WriteBack || volume.drain_rate.is_stale(now);
-                let Some(&(release, op)) = volume.held.front() else {
-                    break;
-                };
-                if release > now && !free && !volume.closing {
-                    break;
-                }
-                volume.held.pop_front();
+            while self.volumes[i].is_some()
+                && let Some(due) = self.held_due(now, id).filter(|&due| due <= now)
+            {
+                let volume = self.volumes[i].as_mut().expect("looked at just now");
+                let op = volume.held.pop_front().expect("the one that is due");
+                volume.released_at = due;
                 volume.count.held_ns += now.saturating_sub(self.ops[op].held_since);
-                if volume.held.is_empty() {
-                    volume.held_until = 0;
-                }
                 self.complete(op, Ok(()));
             }
             if self.dead && self.volumes[i].as_ref().is_some_and(|v| !v.disowned && !v.through.is_empty()) {

@@ -144,6 +144,9 @@ impl Engine {
             if !more {
                 return;
             }
+            if in_flight == 0 {
+                self.volume_mut(id).drain_rate.begin(now);
+            }
         }
     }
 

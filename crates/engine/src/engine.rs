@@ -312,7 +312,9 @@ impl Engine {
 
     /// When [`Event::Tick`] is due if nothing else happens before.
     pub fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let held = self.volumes.iter().flatten().filter_map(|v| v.held.front().map(|&(at, _)| at)).min();
+        let holding =
+            self.volumes.iter().enumerate().filter(|(_, v)| v.as_ref().is_some_and(|v| !v.held.is_empty()));
+        let held = holding.filter_map(|(i, _)| self.held_due(now, VolumeId(i as u16))).min();
         let drain = if self.stopping.is_none() { self.drain_deadline(now) } else { None };
         let group = if self.stopping.is_none() { self.group_deadline(now) } else { None };
         let stop = self.stop_deadline(now);

@@ -135,12 +135,8 @@ impl Engine {
     fn give_up(&mut self, id: VolumeId, error: ControlError) {
         let volume = self.volume_mut(id);
         // Parked operations see it themselves, and those in flight when they come back.
-        let mut waiting: Vec<OpId> = volume
-            .through
-            .drain(..)
-            .chain(volume.held.drain(..).map(|(_, op)| op))
-            .chain(volume.blocked.drain(..))
-            .collect();
+        let mut waiting: Vec<OpId> =
+            volume.through.drain(..).chain(volume.held.drain(..)).chain(volume.blocked.drain(..)).collect();
         let pending = std::mem::take(&mut volume.pending);
         for op in pending {
             if self.ops[op].unpublished > 0 {
