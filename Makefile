@@ -21,7 +21,7 @@ test: deps ## all tests, with real parts; ends with `N passed, N failed`
 long: deps ## tests that wait for half a minute and more, such as a cluster that is away for that long
 	$(CARGO) test --release --locked -p tidepool-backend --test rbd -- --ignored
 	$(CARGO) build --release --locked -p tidepool
-	$(CARGO) test --release --locked -p tidepool-tests --test snapshot -- --ignored --nocapture
+	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones -- --ignored --nocapture
 
 bench: deps ## raw device, empty NBD server, Tidepool, librbd; ARGS=--quick for a look
 	$(CARGO) build --release --locked -p tidepool

@@ -206,3 +206,53 @@ fn a_killed_daemon_takes_its_image_back_from_its_own_dead_client() {
         println!("ready after {ready:?}");
     }
 }
+
+/// Bytes that an image takes in its pool.
+fn used_bytes(cluster: &Cluster, image: &str) -> u64 {
+    let du = cluster.rbd(&["du", "--format", "json", image]).expect("rbd du");
+    let du: serde_json::Value = serde_json::from_str(&du).expect("JSON");
+    du["images"][0]["used_size"].as_u64().expect("a size")
+}
+
+/// Runs commands as a guest would that has the volume as its disk, with its file system mounted in the directory `disk`. Everything is gone
+/// when they end.
+fn in_guest(rig: &Rig, commands: &str) {
+    let script = format!(
+        r#"cd "$1"
+        mkdir -p fuse disk
+        nbdfuse fuse/volume "$2" &
+        until [ -e fuse/volume ]; do sleep 0.05; done
+        device=$(losetup --find --show fuse/volume)
+        trap 'umount disk; losetup --detach "$device"; kill %1' EXIT
+        [ -e formatted ] || mkfs.ext4 -q -b 4096 -E nodiscard "$device"
+        touch formatted
+        mount "$device" disk
+        {commands}
+        sync"#
+    );
+    let status = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"])
+        .args(["timeout", "120", "bash", "-euo", "pipefail", "-c", &script, "guest"])
+        .arg(rig.scratch.path())
+        .arg(rig.uri())
+        .status();
+    assert!(status.expect("unshare runs").success(), "{commands}");
+}
+
+#[test]
+fn what_a_guest_trims_is_given_back_to_the_pool() {
+    if let Err(why) = tidepool_tests::disk::possible() {
+        return println!("not tested: {why}");
+    }
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let rig = rig(&cluster, "trimmed", 512 * MIB, 128 * MIB);
+    in_guest(&rig, "head -c 96M /dev/urandom > disk/large; head -c 1M /dev/urandom > disk/small");
+    rig.admin.drain(VOLUME).expect("drain");
+    let full = used_bytes(&cluster, "trimmed");
+    assert!(full >= 96 * MIB, "{full} bytes are used");
+    in_guest(&rig, "sha256sum disk/small > before; rm disk/large; sync; fstrim disk");
+    rig.admin.drain(VOLUME).expect("drain");
+    let trimmed = used_bytes(&cluster, "trimmed");
+    assert!(trimmed + 80 * MIB <= full, "of {full} bytes {trimmed} are left");
+    in_guest(&rig, "sha256sum --check --quiet before");
+}
