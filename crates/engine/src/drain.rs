@@ -565,12 +565,17 @@ impl Engine {
             }
             if let Some(left_out) = drain.left_out {
                 let committed = drain.committed;
-                let entry = DirtyObject {
-                    drain_from: left_out.some,
-                    wait_for: left_out.all,
-                    first_sequence,
-                    then_first: committed + 1,
-                    ..drain.entry
+                let entry = DirtyObject { first_sequence, drain_from: left_out.some, ..drain.entry };
+                let entry = match entry.then_first > entry.first_sequence {
+                    // What an earlier drain has left out is still on its way, and its promise stands: to wait for what this one has
+                    // left out instead would let an object that is written all the time keep the redo for ever.
+                    true if entry.wait_for > volume.sequence_drainable() => entry,
+                    earlier => DirtyObject {
+                        first_sequence: if earlier { entry.then_first } else { entry.first_sequence },
+                        wait_for: left_out.all,
+                        then_first: committed + 1,
+                        ..entry
+                    },
                 };
                 volume.requeue_dirty(entry);
             } else if drain.zeroes && !queued {

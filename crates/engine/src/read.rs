@@ -69,6 +69,8 @@ pub(crate) struct Fills {
     waiting: Vec<WaitingRead>,
     /// Something that reads may be waiting for is not pending any more.
     arrived: bool,
+    /// A read waits for something that is in an open append.
+    wanted: bool,
 }
 
 impl Fills {
@@ -77,7 +79,7 @@ impl Fills {
         pending.reserve(FILLS_MAX);
         let open = [None, None, None];
         let waiting = Vec::with_capacity(256);
-        Fills { pending, next: 1, open, since: 0, record: [None; 3], waiting, arrived: false }
+        Fills { pending, next: 1, open, since: 0, record: [None; 3], waiting, arrived: false, wanted: false }
     }
 
     /// Nothing brings anything into the read cache any more; who has waited for it looks elsewhere.
@@ -94,6 +96,11 @@ impl Fills {
     /// The block is in the read cache, or is not going to be.
     fn settle(&mut self, id: VolumeId, block: u64) {
         self.arrived |= self.pending.remove(&(id, block)).is_some();
+    }
+
+    /// Whether a read waits for a block.
+    fn waited_for(&self, id: VolumeId, block: u64) -> bool {
+        self.waiting.iter().any(|read| (read.volume, read.block) == (id, block))
     }
 
     /// Whether a block is on its way, and how many of the `n` from it on are like it.
@@ -194,8 +201,10 @@ impl Engine {
             if pending {
                 self.ops[op].waiting += 1;
                 self.fills.waiting.push(WaitingRead { op, volume, block, blocks: n, buf });
+                // It may be in an open append already.
+                self.fills.wanted |= self.fills.has_open();
             } else {
-                self.read_image(op, volume, block, buf);
+                self.read_image(op, volume, block, buf, true);
             }
             at += n;
         }
@@ -213,9 +222,23 @@ impl Engine {
                 continue;
             }
             self.fills.waiting.swap_remove(i);
-            self.read_blocks(read.op, read.block, read.blocks, read.buf);
+            self.read_after_waiting(read);
             self.ops[read.op].waiting -= 1;
             self.read_progress(read.op);
+        }
+    }
+
+    /// What has been waited for in vain is not waited for again.
+    fn read_after_waiting(&mut self, read: WaitingRead) {
+        let WaitingRead { op, block, blocks, buf, .. } = read;
+        let (source, found, n) = self.find(self.ops[op].request.volume, block, blocks);
+        let direct = if found == Lookup::Absent { n } else { 0 };
+        let (first, rest) = (direct as usize * BLOCK_BYTES, (blocks - direct) as usize * BLOCK_BYTES);
+        if direct > 0 {
+            self.read_image(op, source, block, buf.slice(0, first), true);
+        }
+        if rest > 0 {
+            self.read_blocks(op, block + u64::from(direct), blocks - direct, buf.slice(first, rest));
         }
     }
 
@@ -226,10 +249,11 @@ impl Engine {
         self.effects.push_back(Effect::DeviceRead { token, offset: byte(read.position), buf: read.buf });
     }
 
-    fn read_image(&mut self, id: OpId, source: VolumeId, block: u64, buf: Buf) {
+    /// `absent`: the blocks are not in the volume's index, so that they may be admitted when they arrive.
+    fn read_image(&mut self, id: OpId, source: VolumeId, block: u64, buf: Buf, absent: bool) {
         let vid = self.ops[id].request.volume;
         let blocks = buf.len / BLOCK_BYTES as u32;
-        let fill = self.register_fill(source, block, blocks);
+        let fill = if absent { self.register_fill(source, block, blocks) } else { self.fills.take_number() };
         let count = &mut self.volume_mut(vid).count;
         count.miss_blocks += u64::from(blocks);
         count.parent_blocks += if source == vid { 0 } else { u64::from(blocks) };
@@ -368,8 +392,8 @@ impl Engine {
                 if source == own {
                     self.ops[read.op].error = Some(RequestError::Io);
                 } else {
-                    // The clone's image gives what its parent has, too.
-                    self.read_image(read.op, own, read.block, read.buf);
+                    // The clone's image gives what its parent has, too. The clone may have been written meanwhile.
+                    self.read_image(read.op, own, read.block, read.buf, false);
                 }
             }
         }
@@ -405,6 +429,7 @@ impl Engine {
             match if absent { self.stage_fill(now, vid, block, stream, from) } else { None } {
                 Some(record) => {
                     self.fills.pending.insert((vid, block), record);
+                    self.fills.wanted |= self.fills.waited_for(vid, block);
                 }
                 None => {
                     self.fills.settle(vid, block);
@@ -483,6 +508,8 @@ impl Engine {
 
     fn issue_fill(&mut self, s: usize) {
         self.end_fill_record(s);
+        self.fills.wanted &=
+            self.fills.open.iter().enumerate().any(|(other, open)| other != s && open.is_some());
         if let Some(builder) = self.fills.open[s].take() {
             self.issue_append(builder, false);
         }
@@ -495,7 +522,7 @@ impl Engine {
             let due = all
                 || now >= self.fills.since + FILL_DELAY_NS
                 || builder.append.entries.len() >= FILL_BLOCKS_FULL
-                || !self.fills.waiting.is_empty();
+                || self.fills.wanted;
             if due {
                 self.issue_fill(s);
             }

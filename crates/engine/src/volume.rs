@@ -95,9 +95,9 @@ pub(crate) struct DirtyObject {
     pub(crate) since: Nanos,
     /// Nothing of it can be drained before everything up to this sequence is committed (grouped drain).
     pub(crate) drain_from: u64,
-    /// All of it can be drained when everything up to this sequence is committed.
+    /// When everything up to this sequence is committed, `first_sequence` becomes `then_first`.
     pub(crate) wait_for: u64,
-    /// What `first_sequence` becomes then: older content of what was left out is superseded in the redo, too.
+    /// Older content than this of what a drain has left out is superseded in the redo then.
     pub(crate) then_first: u64,
 }
 
@@ -450,11 +450,16 @@ impl Volume {
             let at = self.dirty_objects.iter().position(|d| d.object == entry.object);
             let queued = at.and_then(|at| self.dirty_objects.remove(at));
             let queued = queued.expect("an object with the flag is in the queue");
+            let (wait_for, then_first) = match () {
+                // What is newer than the promise of the one does not touch it.
+                () if queued.first_sequence >= entry.then_first => (entry.wait_for, entry.then_first),
+                () if entry.first_sequence >= queued.then_first => (queued.wait_for, queued.then_first),
+                () => (entry.wait_for.max(queued.wait_for), entry.then_first.min(queued.then_first)),
+            };
+            (entry.wait_for, entry.then_first) = (wait_for, then_first);
             entry.first_sequence = entry.first_sequence.min(queued.first_sequence);
             entry.since = entry.since.min(queued.since);
             entry.drain_from = entry.drain_from.min(queued.drain_from);
-            entry.wait_for = entry.wait_for.max(queued.wait_for);
-            entry.then_first = entry.then_first.min(queued.then_first);
         }
         self.index.set_flags(entry.object, ObjectFlags::QUEUED);
         let at = self.dirty_objects.partition_point(|d| d.first_sequence < entry.first_sequence);

@@ -281,3 +281,26 @@ fn g5_what_is_committed_goes_to_the_image_although_nothing_more_can_be() {
     w.pass(5 * SECOND);
     assert_eq!([1, 2, 3].map(|n| holds(&w, n)), [true, true, false]);
 }
+
+#[test]
+fn g5_an_object_that_is_written_all_the_time_does_not_keep_the_redo() {
+    let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB)]);
+    let mut kept_max = 0;
+    w.holds = |op| matches!(op, BackendOp::RedoCommit { .. });
+    w.write(0, 0, &pattern(100, 4 * KIB));
+    w.pass(SECOND * 11 / 5);
+    w.write(0, 64 * 1024, &pattern(101, 4 * KIB));
+    for i in 0..60u64 {
+        w.pass(SECOND * 11 / 5);
+        // A group is committed and the next one closed at once; when the drain can look at the object again, something of it is in
+        // the closed group and something in the open one.
+        w.holds = |op| matches!(op, BackendOp::RedoWrite { .. });
+        w.run();
+        w.write(0, i % 2 * 64 * 1024, &pattern(i, 4 * KIB));
+        w.holds = |op| matches!(op, BackendOp::RedoCommit { .. });
+        w.run();
+        kept_max = kept_max.max(w.committed.get(&0).map_or(0, |(_, groups)| groups.len()));
+    }
+    assert!(w.status(0).count.groups >= 50, "{} groups", w.status(0).count.groups);
+    assert!(kept_max <= 4, "{kept_max} groups were kept");
+}
