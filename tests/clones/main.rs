@@ -181,6 +181,9 @@ fn clones_have_what_was_written_to_them_and_to_nobody_else() {
     }
     client.request(TRIM, 0, 13 << 20, 1 << 20, &[], &mut []).expect("a trim");
     disks[0][13 << 20..14 << 20].fill(0);
+    // A whole object, of which nothing is left that hides the parent's but its name.
+    client.request(TRIM, 0, 16 << 20, 4 << 20, &[], &mut []).expect("a trim");
+    disks[0][16 << 20..20 << 20].fill(0);
     client.flush().expect("a flush");
     check(&storm, &disks, "dirty");
     storm.rig.daemon.kill().expect("kill");
@@ -188,6 +191,9 @@ fn clones_have_what_was_written_to_them_and_to_nobody_else() {
     check(&storm, &disks, "after a kill");
     storm.rig.admin.drain("vm0").expect("drain");
     check(&storm, &disks, "drained");
+    storm.rig.daemon.kill().expect("kill");
+    storm.rig.daemon.start().expect("the daemon starts");
+    check(&storm, &disks, "drained and restarted");
     let (parent_of, limit) = (format!("/v1/volumes/{parent}"), json!({}));
     let refusal = storm.rig.admin.call("DELETE", &parent_of, Some(&limit)).expect_err("it has clones");
     assert!(refusal.to_string().contains("clones"), "{refusal}");
@@ -205,11 +211,48 @@ fn clones_have_what_was_written_to_them_and_to_nobody_else() {
         assert!(polls < 100, "the parent stays");
     }
     storm.assert_image(2, &disks[2]);
-    let rbd = |arguments: &[&str]| drop(storm.cluster.rbd(arguments).expect("rbd"));
-    for clone in &storm.clones {
-        rbd(&["rm", "--no-progress", clone]);
+}
+
+/// Names change their meaning: what counts is which snapshot it is.
+#[test]
+fn a_golden_image_that_is_replaced_under_its_name_is_another_parent() {
+    let _turn = one_at_a_time();
+    let mut storm = Storm::new(8 * MIB, 1, 64 * MIB);
+    let rbd = |storm: &Storm, arguments: &[&str]| drop(storm.cluster.rbd(arguments).expect("rbd"));
+    storm.rig.daemon.start().expect("the daemon starts");
+    storm.boot();
+    let old = storm.parents();
+    // The next golden image, under the same name; and a clone that knows nothing of its own but its name's map.
+    let next: Vec<u8> = storm.golden.iter().map(|byte| !byte).collect();
+    let file = storm.rig.scratch.join("next");
+    fs::write(&file, &next).expect("a disk");
+    rbd(&storm, &["mv", "golden", "golden.old"]);
+    storm.cluster.rbd_import(&file, "golden").expect("an image");
+    rbd(&storm, &["snap", "create", "--no-progress", "golden@v1"]);
+    rbd(&storm, &["snap", "protect", "golden@v1"]);
+    rbd(&storm, &["clone", "golden@v1", "new"]);
+    rbd(&storm, &["clone", "--image-feature", "layering,exclusive-lock", "golden@v1", "plain"]);
+    let uri = |image: &str| format!("rbd:rbd/{image}?conf={}", storm.cluster.conf().display());
+    // The snapshot itself is served besides, too.
+    for (name, image) in [("new", "new"), ("plain", "plain"), ("itself", "golden@v1")] {
+        let volume = json!({ "name": name, "backend": uri(image), "read_only": image.contains('@') });
+        storm.rig.admin.call("POST", "/v1/volumes", Some(&volume)).expect("a volume");
     }
-    rbd(&["snap", "unprotect", "golden@v1"]);
-    rbd(&["snap", "rm", "--no-progress", "golden@v1"]);
-    rbd(&["rm", "--no-progress", "golden"]);
+    let check = |storm: &Storm, when: &str| {
+        for (name, expected) in [("vm0", &storm.golden), ("new", &next), ("plain", &next), ("itself", &next)]
+        {
+            let mut client = Client::connect(&storm.rig.socket, name).expect("connect");
+            let found = client.read(0, PIECE).expect("a read");
+            assert!(found == expected[..PIECE], "{when}: {name} is not what it should be");
+        }
+    };
+    check(&storm, "served");
+    assert_eq!(storm.parents().len(), 2, "one of each golden image");
+    assert!(storm.parents().contains(&old[0]));
+    let parent = |name: &str| storm.rig.admin.volume(name).expect("a volume")["parent"].clone();
+    assert_ne!(parent("new"), parent("vm0"));
+    assert!(parent("plain").is_null(), "nobody knows what it has of its own");
+    storm.rig.daemon.kill().expect("kill");
+    storm.rig.daemon.start().expect("the daemon starts");
+    check(&storm, "restarted");
 }

@@ -241,8 +241,10 @@ pub struct Opened {
     pub keep_clean: bool,
     /// Why that is so, in one line for the log.
     pub reason: String,
-    /// The snapshot of which the image is a clone, if it is one.
+    /// The snapshot of which the image is a clone, if it is one and what it has of its own is known.
     pub parent: Option<Parent>,
+    /// Which snapshot it is, if it is one: the name that a clone of it finds in [`Parent::name`].
+    pub snapshot: Option<String>,
 }
 
 /// The snapshot of which an image is a clone.

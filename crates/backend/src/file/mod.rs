@@ -125,6 +125,7 @@ pub(crate) fn open<T>(
         keep_clean: continuity.proven,
         reason: continuity.reason,
         parent: None,
+        snapshot: None,
     };
     Ok((opened, prepared))
 }

@@ -72,7 +72,14 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
     };
     let (generation, continuity) = backend.take(home, options)?;
     let Continuity { proven, reason, .. } = continuity;
-    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, parent: None })
+    Ok(Opened {
+        backend: Box::new(backend),
+        generation,
+        keep_clean: proven,
+        reason,
+        parent: None,
+        snapshot: None,
+    })
 }
 
 /// Who owns an export. It has no redo.

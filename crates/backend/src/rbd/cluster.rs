@@ -345,6 +345,12 @@ impl IoCtx {
         &self.cluster.libraries.rados
     }
 
+    /// The pool's number.
+    pub(super) fn id(&self) -> i64 {
+        // SAFETY: a valid pool handle.
+        unsafe { (self.rados().rados_ioctx_get_id)(self.handle) }
+    }
+
     /// Content and version of an object, cut at `max` bytes; `None` when there is none.
     pub(super) fn read(&self, object: &str, max: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
         Ok(self.read_at(object, 0, max)?.map(|bytes| (bytes, self.last_version())))

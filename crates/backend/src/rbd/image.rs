@@ -8,6 +8,8 @@ use std::ptr;
 
 /// Feature bit: an exclusive lock, which a cached image must have.
 pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// Feature bit: the object map tells what has changed.
+pub(super) const FEATURE_FAST_DIFF: u64 = 1 << 4;
 /// Feature bit: journaling, used by journal-based mirroring.
 pub(super) const FEATURE_JOURNALING: u64 = 1 << 6;
 /// Feature bit: not the primary copy; every librbd refuses to write. It is the guard of an image
@@ -32,6 +34,11 @@ pub(super) struct Facts {
 }
 
 impl Facts {
+    /// Journal-based mirroring has the feature bit of the guard for itself.
+    pub(super) fn can_guard(&self) -> bool {
+        self.features & FEATURE_JOURNALING == 0
+    }
+
     /// Name of the header object.
     pub(super) fn header(&self) -> String {
         format!("rbd_header.{}", self.id)
@@ -111,6 +118,14 @@ impl Image {
         let (size_bytes, object_bytes) = self.sizes()?;
         let stripe_bytes = object_bytes.max(1).saturating_mul(stripes.max(1));
         Ok(Facts { id, size_bytes, features, stripe_bytes, watchers: self.watchers()? })
+    }
+
+    /// Flags of the image, or of the snapshot that is open.
+    pub(super) fn flags(&self) -> io::Result<u64> {
+        let mut flags = 0u64;
+        // SAFETY: a valid image and out pointer.
+        check(unsafe { (self.rbd.rbd_get_flags)(self.handle, &raw mut flags) })?;
+        Ok(flags)
     }
 
     /// Bytes of the image and of an object. Refreshes the handle's view of the header where it is outdated.

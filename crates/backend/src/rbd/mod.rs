@@ -74,8 +74,9 @@ struct RbdBackend {
     held: Option<Held>,
     /// See [`Backend::attachment`].
     attachment: Vec<u8>,
-    /// What opening it has found out about its parent, until that is told.
+    /// What opening it has found out about its parent, and which snapshot it is, until that is told.
     parent: Option<Parent>,
+    snapshot: Option<String>,
     pool: IoCtx,
     cluster: Arc<Cluster>,
     /// Slots that wait for a handle that can write.
@@ -119,9 +120,9 @@ fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
 pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
     let place = place_of(uri)?;
     let (mut backend, generation, continuity) = open_place(place, options)?;
-    let parent = backend.parent.take();
+    let (parent, snapshot) = (backend.parent.take(), backend.snapshot.take());
     let Continuity { proven, reason, .. } = continuity;
-    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, parent })
+    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, parent, snapshot })
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].
@@ -206,8 +207,9 @@ fn open_snapshot(
         true => Continuity::proven("it is the same snapshot"),
         false => Continuity::unproven("it is another snapshot, or one that this cache has not had"),
     };
+    let name = parent::snapshot_name(&cluster, pool.id(), &facts.id, number).map_err(read)?;
     let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, None)?;
-    backend.attachment = attachment;
+    (backend.attachment, backend.snapshot) = (attachment, Some(name));
     Ok((backend, 0, continuity))
 }
 
@@ -221,7 +223,10 @@ impl RbdBackend {
         held: Option<Held>,
     ) -> Result<RbdBackend, BackendError> {
         let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
-        let parent = parent::find(&place, &cluster, &image).unwrap_or_else(|error| {
+        // Nobody else writes to what is held, or to a snapshot; elsewhere what is found out now may not be so later.
+        let stays = place.snapshot.is_some() || held.is_some() && facts.can_guard();
+        let parent = if stays { parent::find(&place, &cluster, &image, facts.features) } else { Ok(None) };
+        let parent = parent.unwrap_or_else(|error| {
             let image = &place.what;
             tracing::warn!(%image, %error, "what it has of its own is not known: nothing is shared with other clones");
             None
@@ -235,6 +240,7 @@ impl RbdBackend {
             held,
             attachment: Vec::new(),
             parent,
+            snapshot: None,
             pool,
             cluster,
             parked: Vec::with_capacity(INFLIGHT_MAX),

@@ -1,7 +1,7 @@
 //! The parent of a clone: which snapshot it is, and which objects the clone has of its own.
 
 use super::cluster::{Cluster, check};
-use super::image::{Image, text};
+use super::image::{FEATURE_FAST_DIFF, Image, text};
 use super::place::Place;
 use super::sys;
 use crate::backend::Parent;
@@ -25,17 +25,22 @@ struct Named {
 }
 
 /// The parent of an image that has one and can share what is cached of it with other clones.
-pub(super) fn find(place: &Place, cluster: &Cluster, image: &Image) -> io::Result<Option<Parent>> {
+pub(super) fn find(
+    place: &Place,
+    cluster: &Cluster,
+    image: &Image,
+    features: u64,
+) -> io::Result<Option<Parent>> {
     let Some(parent) = named(image)?.filter(|parent| parent.has_name) else { return Ok(None) };
+    if features & FEATURE_FAST_DIFF == 0 || image.flags()? & sys::FLAGS_MAP_INVALID != 0 {
+        tracing::info!(
+            image = %place.what,
+            "it is a clone without a valid object map (feature fast-diff; rbd object-map rebuild): it shares nothing with other clones"
+        );
+        return Ok(None);
+    }
     let Some(own) = own_objects(image)? else { return Ok(None) };
-    let fsid = cluster.fsid()?;
-    let name = format!(
-        "@{}.{}.{}.{}",
-        fsid.get(..8).unwrap_or(&fsid),
-        parent.pool_id,
-        parent.image_id,
-        parent.snapshot_id
-    );
+    let name = snapshot_name(cluster, parent.pool_id, &parent.image_id, parent.snapshot_id)?;
     let uri = BackendUri::Rbd {
         pool: parent.pool,
         namespace: parent.namespace,
@@ -45,6 +50,18 @@ pub(super) fn find(place: &Place, cluster: &Cluster, image: &Image) -> io::Resul
         id: place.id.clone(),
     };
     Ok(Some(Parent { name, uri, own }))
+}
+
+/// A name that no other snapshot of any cluster has, whatever it or its image is called.
+pub(super) fn snapshot_name(
+    cluster: &Cluster,
+    pool_id: i64,
+    image_id: &str,
+    number: u64,
+) -> io::Result<String> {
+    let fsid = cluster.fsid()?;
+    let fsid = fsid.get(..8).unwrap_or(&fsid);
+    Ok(format!("@{fsid}.{pool_id}.{image_id}.{number}"))
 }
 
 fn named(image: &Image) -> io::Result<Option<Named>> {
@@ -81,7 +98,8 @@ fn named(image: &Image) -> io::Result<Option<Named>> {
     Ok(Some(named))
 }
 
-/// What an image has of its own, `None` if that is all it has. Its object map tells, or else each object is looked for.
+/// What an image has of its own, `None` if that is all it has. Its object map must be valid: looking at the objects themselves would not
+/// find those that hold nothing and hide what the parent has.
 fn own_objects(image: &Image) -> io::Result<Option<OwnObjects>> {
     let rbd = image.rbd();
     let mut overlap = 0u64;

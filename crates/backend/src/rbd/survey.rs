@@ -3,7 +3,7 @@
 use super::address;
 use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
 use super::guard;
-use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_JOURNALING, FEATURE_NON_PRIMARY, Facts};
+use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_NON_PRIMARY, Facts};
 use super::owner::OwnerObject;
 use super::place::Place;
 use crate::backend::OpenOptions;
@@ -266,6 +266,6 @@ impl Survey {
 
     /// Whether the guard can be used: with journaling, mirroring gives the same bit another meaning.
     pub(super) fn can_guard(&self) -> bool {
-        self.facts.features & FEATURE_JOURNALING == 0
+        self.facts.can_guard()
     }
 }

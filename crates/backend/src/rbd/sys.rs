@@ -23,6 +23,8 @@ pub(super) const FULL_TRY: c_int = 64;
 /// `LIBRADOS_OPERATION_FULL_FORCE`: done in a full pool, whatever room it takes.
 pub(super) const FULL_FORCE: c_int = 128;
 
+/// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`.
+pub(super) const FLAGS_MAP_INVALID: u64 = 3;
 /// `RBD_SNAP_NAMESPACE_TYPE_USER`.
 pub(super) const SNAP_NAMESPACE_USER: c_int = 0;
 
@@ -109,6 +111,7 @@ library! {
         rados_wait_for_latest_osdmap(RadosT) -> c_int;
         rados_ioctx_create(RadosT, *const c_char, *mut IoCtxT) -> c_int;
         rados_ioctx_destroy(IoCtxT);
+        rados_ioctx_get_id(IoCtxT) -> i64;
         rados_ioctx_set_namespace(IoCtxT, *const c_char);
         rados_write(IoCtxT, *const c_char, *const c_char, usize, u64) -> c_int;
         rados_read(IoCtxT, *const c_char, *mut c_char, usize, u64) -> c_int;
@@ -140,6 +143,7 @@ library! {
         rbd_close(ImageT) -> c_int;
         rbd_stat(ImageT, *mut ImageInfo, usize) -> c_int;
         rbd_get_features(ImageT, *mut u64) -> c_int;
+        rbd_get_flags(ImageT, *mut u64) -> c_int;
         rbd_get_stripe_count(ImageT, *mut u64) -> c_int;
         rbd_get_id(ImageT, *mut c_char, usize) -> c_int;
         rbd_lock_acquire(ImageT, c_int) -> c_int;

@@ -13,7 +13,7 @@ use crate::metrics::Sample;
 use crate::report::{self, Known};
 use crate::shard::{Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
 use crate::units::Duration;
-use crate::volume::{self, Mode};
+use crate::volume::{self, Mode, is_parent_name};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
@@ -78,6 +78,8 @@ struct Facts {
     image: Option<Identity>,
     /// The volume through which it reads what it has from its parent.
     parent: Option<String>,
+    /// Which snapshot its backend has open, if it is one.
+    snapshot: Option<String>,
 }
 
 /// What the shard refused to do with a volume.
@@ -352,7 +354,17 @@ impl Volumes {
             if opened.keep_clean { "stays" } else { "is dropped" },
             opened.reason
         );
-        let loss = lock(&entry.facts).accept_loss;
+        let loss = {
+            let mut facts = lock(&entry.facts);
+            facts.snapshot = opened.snapshot;
+            facts.accept_loss
+        };
+        if is_parent_name(name) && lock(&entry.facts).snapshot.as_ref() != Some(name) {
+            self.put_back(entry, Some(opened.backend), true).await;
+            let (what, why) = (entry.backend.to_string(), "it is another snapshot by now".to_owned());
+            let source = BackendError::NotFound { what, why };
+            return Err(VolumeError::Open { name: name.clone(), source });
+        }
         let attach = Attach {
             generation: opened.generation,
             size_bytes: opened.backend.size_bytes(),
@@ -458,7 +470,10 @@ impl Volumes {
         };
         match self.shard.add_volume(spec, opened.backend).await {
             Ok(id) => {
-                lock(&entry.facts).id = Some(id);
+                {
+                    let mut facts = lock(&entry.facts);
+                    (facts.id, facts.snapshot) = (Some(id), opened.snapshot);
+                }
                 entry.set_state(None, None);
                 claim.name = None;
                 info!("volume {}: added, serving {}", entry.name, entry.backend);
@@ -479,7 +494,9 @@ impl Volumes {
         if entries.contains_key(&entry.name) {
             return Err(VolumeError::Exists(entry.name.clone()));
         }
-        if let Some(other) = entries.values().find(|other| other.backend == entry.backend) {
+        // The parent of clones may be served for itself, too.
+        let counts = |other: &Entry| !is_parent_name(&other.name) && !is_parent_name(&entry.name);
+        if let Some(other) = entries.values().find(|other| other.backend == entry.backend && counts(other)) {
             let (name, other) = (entry.name.clone(), other.name.clone());
             return Err(VolumeError::SameImage { name, other, backend: entry.backend.to_string() });
         }
@@ -501,7 +518,9 @@ impl Volumes {
         let all = async { while looks.join_next().await.is_some() {} };
         let _ = timeout(LOOK_WAIT_MAX, all).await;
         let own = lock(&entry.facts).image.clone();
-        match others.iter().find(|other| own.is_some() && lock(&other.facts).image == own) {
+        let counts = |other: &Entry| !is_parent_name(&other.name) && !is_parent_name(&entry.name);
+        let same = |other: &Entry| own.is_some() && lock(&other.facts).image == own && counts(other);
+        match others.iter().find(|other| same(other)) {
             None => Ok(()),
             Some(other) => Err(VolumeError::SameImage {
                 name: entry.name.clone(),

@@ -43,9 +43,10 @@ impl Volumes {
                 Ok(Some(through)) => {
                     info!("volume {name}: reads what it has from {uri} through volume {through}");
                 }
-                Ok(None) => {}
+                Ok(None) => self.forget_parents(),
                 Err(error) => {
                     let error = crate::failure::one_line(&error);
+                    self.forget_parents();
                     warn!("volume {name}: shares nothing of what is cached of its parent {uri}: {error}");
                 }
             }
@@ -59,32 +60,50 @@ impl Volumes {
         parent: Parent,
     ) -> Result<Option<String>, VolumeError> {
         let _turn = self.parents.lock().await;
-        let found = self.parent_entry(&parent).await?;
-        let until = Instant::now() + PARENT_WAIT_MAX;
-        while found.attached("read through").is_err() && found.is_waiting() && Instant::now() < until {
-            sleep(PARENT_POLL).await;
-        }
-        let parent_id = found.attached("read through")?;
-        // Whoever holds this keeps the volume, and with it what is known of its image.
-        let _change = entry.change.lock().await;
-        let is_there = lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
-        let Ok(id) = entry.attached("share") else { return Ok(None) };
-        if !is_there {
+        if !self.knows(entry) {
             return Ok(None);
         }
+        let found = self.parent_entry(&parent).await?;
+        // Whoever holds these keeps the volumes, and with them what is known of their images.
+        let _stays = found.change.lock().await;
+        let parent_id = found.attached("read through")?;
+        let same = lock(&found.facts).snapshot.as_ref() == Some(&parent.name);
+        if !self.knows(&found) || !same {
+            let (name, why) = (found.name.clone(), "it is not that snapshot".to_owned());
+            return Err(VolumeError::Unreachable { what: "read through", name, why });
+        }
+        let _change = entry.change.lock().await;
+        let id = entry.attached("share").ok().filter(|_| self.knows(entry));
+        let Some(id) = id else { return Ok(None) };
         let shard_error = from_shard("share the parent of", &entry.name);
         self.shard.set_parent(id, parent_id, parent.own).await.map_err(shard_error)?;
         lock(&entry.facts).parent = Some(found.name.clone());
         Ok(Some(found.name.clone()))
     }
 
-    /// The volume of a parent: one that was added for other clones, or serves that snapshot anyway, or a new one.
+    /// The volume is still the one of its name.
+    fn knows(&self, entry: &Arc<Entry>) -> bool {
+        lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry))
+    }
+
+    /// The volume of a parent: one that serves that snapshot, whatever its name is, or a new one. One that a restart has found may still
+    /// be on its way.
     async fn parent_entry(self: &Arc<Self>, parent: &Parent) -> Result<Arc<Entry>, VolumeError> {
-        // An URI alone says nothing about the cluster; the same one with the same options does.
-        let is_it = |entry: &Arc<Entry>| entry.name == parent.name || entry.backend == parent.uri;
-        let known = lock(&self.entries).values().find(|entry| is_it(entry)).cloned();
-        if let Some(known) = known {
-            return Ok(known);
+        let until = Instant::now() + PARENT_WAIT_MAX;
+        loop {
+            let entries = lock(&self.entries).clone();
+            let serves = |entry: &&Arc<Entry>| {
+                lock(&entry.facts).snapshot.as_ref() == Some(&parent.name)
+                    && entry.attached("read through").is_ok()
+            };
+            if let Some(found) = entries.values().find(serves) {
+                return Ok(found.clone());
+            }
+            match entries.get(&parent.name) {
+                Some(known) if known.is_waiting() && Instant::now() < until => sleep(PARENT_POLL).await,
+                Some(known) => return Ok(known.clone()),
+                None => break,
+            }
         }
         let wanted = Wanted {
             name: parent.name.clone(),
@@ -157,6 +176,7 @@ impl Volumes {
         let removed = self.shard.remove_volume(id, false).await.is_ok();
         if removed {
             lock(&self.entries).remove(&entry.name);
+            entry.set_state(Some(State::Removing), None);
             info!("volume {}: removed, {} is gone", entry.name, entry.backend);
         }
         removed
