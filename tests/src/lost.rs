@@ -33,7 +33,7 @@ pub(crate) struct Report {
 pub(crate) struct Loss {
     pub(crate) since_unix_ms: u64,
     pub(crate) seconds: f64,
-    bytes_max: u64,
+    bytes_max: Option<u64>,
 }
 
 /// The image of a round: a file, or one of a throw-away cluster.
@@ -139,7 +139,7 @@ pub fn round(cluster: Option<&Cluster>, seed: u64) -> Result<Round, Failure> {
         seconds = (last - since) as f64 / 1e3;
     }
     assert!(seconds <= report.loss.seconds, "{seconds} s are gone, told were {}", report.loss.seconds);
-    let bytes_max = report.loss.bytes_max;
+    let bytes_max = report.loss.bytes_max.expect("a note after half a second and more");
     assert!(lost.bytes <= bytes_max, "{} bytes are gone, told were {bytes_max}", lost.bytes);
     image.finish()?;
     Ok(Round { groups: report.groups, lost, seconds: (seconds, report.loss.seconds) })

@@ -371,10 +371,11 @@ pub struct Loss {
     /// Upper bound of the time over which what was acknowledged is lost, in seconds, if the owner reached the backend
     /// to its end.
     pub seconds: f64,
-    /// Bytes that were changed since then when the owner last said so.
+    /// Bytes that were changed since then when the owner last said so, zeroed and discarded ones included.
     pub bytes: u64,
-    /// The most that it let them become.
-    pub bytes_max: u64,
+    /// The most data among them that it allowed, which is its dirty quota; `None` if its end came before its first note.
+    /// Zeroes and discards take no room in a cache: of those, the time alone is bounded.
+    pub bytes_max: Option<u64>,
 }
 
 /// The longest that an owner with something to lose is silent, in milliseconds, with twice the time for a slow backend.
@@ -389,7 +390,7 @@ impl Loss {
             since_unix_ms: header.cut_unix_ms,
             seconds: last.saturating_add(SILENCE_MS).saturating_sub(header.cut_unix_ms) as f64 / 1e3,
             bytes: note.filter(|note| note.sequence > header.sequence).map_or(0, |note| note.bytes),
-            bytes_max: note.map_or(0, |note| note.bytes_max.max(note.bytes)),
+            bytes_max: note.map(|note| note.bytes_max),
         }
     }
 }

@@ -202,9 +202,9 @@ pub enum BackendOp {
     RedoNote {
         /// Newest acknowledged sequence.
         sequence: u64,
-        /// Bytes that are in no committed group.
+        /// Bytes that are in no committed group, zeroes included.
         bytes: u64,
-        /// The most that they may become.
+        /// The most data that they may become.
         bytes_max: u64,
     },
     /// Record with the image that this cache's content is no longer to be trusted (the cache device

@@ -44,18 +44,18 @@ fn cost(recovered: &Recovered) -> String {
 
 fn loss_line(loss: &Loss) -> String {
     let size = |bytes| Size(bytes).approximate();
-    let mut line = format!("what was acknowledged after {}", output::time(loss.since_unix_ms));
-    if loss.bytes == 0 {
-        line.push_str(", and the owner's last note tells of nothing");
-        return line;
-    }
-    let _ = write!(
-        line,
-        ": at most {:.1} s, {} by its last note and never more than {}",
-        loss.seconds,
-        size(loss.bytes),
-        size(loss.bytes_max)
+    let mut line = format!(
+        "what was acknowledged after {}: at most {:.1} s",
+        output::time(loss.since_unix_ms),
+        loss.seconds
     );
+    let _ = match loss.bytes {
+        0 => write!(line, ", nothing by its last note"),
+        bytes => write!(line, ", {} by its last note", size(bytes)),
+    };
+    if let Some(bytes_max) = loss.bytes_max {
+        let _ = write!(line, " and never more than {} of data", size(bytes_max));
+    }
     line
 }
 

@@ -28,7 +28,7 @@ pub struct History {
 pub struct Lost {
     /// Acknowledged changes.
     pub changes: usize,
-    /// Bytes of the image that lack one of them.
+    /// Bytes of data that the image lacks. Zeroes and discards are not counted: a cache keeps no bytes for them.
     pub bytes: u64,
     /// When the first and the last of them were acknowledged, in milliseconds since 1970.
     pub acked_unix_ms: Option<(u64, u64)>,
@@ -80,9 +80,11 @@ impl History {
             let latest = there.iter().map(end).max().unwrap_or(0);
             let lost =
                 here.filter(|change| change.acked.is_some() && !is(change.version) && latest < change.sent);
-            let lost: Vec<Version> = lost.map(|change| change.version).collect();
-            bytes += u64::from(!lost.is_empty()) * SECTOR_BYTES as u64;
-            missing.extend(lost);
+            let lost: Vec<Change> = lost.collect();
+            let is_data = |change: &Change| change.version & ZEROS == 0;
+            let data = lost.iter().max_by_key(|change| change.sent).is_some_and(is_data);
+            bytes += u64::from(data) * SECTOR_BYTES as u64;
+            missing.extend(lost.iter().map(|change| change.version));
         }
         let missing: Vec<Change> = missing.iter().map(|version| self.changes[version]).collect();
         let first = missing
@@ -134,5 +136,10 @@ mod tests {
         assert_eq!(lost([ZEROS, ZEROS]), Ok((2, 1024)));
         assert!(lost([ZEROS, 2]).is_err());
         assert!(lost([4, 2]).is_err());
+        // Zeroes over it: the change is missing, and no data.
+        history.sent(4 | ZEROS, 1, 1, 6);
+        history.acked(4 | ZEROS, 7);
+        let lost = history.compare(ORIGIN, &image([1, 2])).expect("as it once was");
+        assert_eq!((lost.changes, lost.bytes), (1, 0));
     }
 }
