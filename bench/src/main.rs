@@ -1,20 +1,21 @@
 //! `make bench`: the raw device, an NBD server that does nothing, Tidepool, and the uncached image through librbd, measured side by
 //! side by fio in one run.
 
-mod fio;
 mod machine;
 mod report;
 mod restart;
+mod rows;
 mod targets;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use fio::{ROWS, Row};
 use report::{Point, Results};
+use rows::{ROWS, Row};
 use targets::{Target, Targets};
 use tidepool_lab::ClusterError;
+use tidepool_lab::fio;
 
 /// Measures Tidepool beside the raw device, an empty NBD server and the uncached image.
 #[derive(Debug, Parser)]
@@ -68,14 +69,9 @@ enum Failure {
     /// The cluster failed.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// fio failed.
-    #[error("`{command}` failed: {output}")]
-    Fio {
-        /// The command line.
-        command: String,
-        /// The last line of its error output.
-        output: String,
-    },
+    /// fio gave no figures.
+    #[error(transparent)]
+    Fio(#[from] fio::FioError),
     /// A file could not be used.
     #[error("{what}: {source}")]
     Io {
@@ -141,11 +137,11 @@ fn bench(options: &Options) -> Result<(), Failure> {
                 for &target in wanted[first..].iter().chain(&wanted[..first]) {
                     let steady = seconds > ABSORBING_SECONDS_MAX;
                     let bare = matches!(target, Target::Raw | Target::Null);
-                    if bare && (steady || row.block_bytes > 4096) {
+                    if bare && (steady || row.job.block_bytes > 4096) {
                         // Nothing in them changes with the length of a run, and large requests only show the device.
                         continue;
                     }
-                    if target == Target::TidepoolUnordered && (steady || row.rw == "randread") {
+                    if target == Target::TidepoolUnordered && (steady || !row.job.pattern.writes()) {
                         // A read meets no drain, and a steady level is the image's speed in either order.
                         continue;
                     }
@@ -196,9 +192,9 @@ fn measure(
     }
     if seconds > ABSORBING_SECONDS_MAX && !row.warm {
         // A run of its own instead of fio's ramp, so that the dirty level at its end is known.
-        fio::run(&endpoint, &fio::arguments(&endpoint, row, size_bytes, 0, RAMP_SECONDS))?;
+        fio::run(&endpoint, &fio::arguments(&endpoint, &row.job, size_bytes, 0, RAMP_SECONDS))?;
     }
-    let words = fio::arguments(&endpoint, row, size_bytes, 0, seconds);
+    let words = fio::arguments(&endpoint, &row.job, size_bytes, 0, seconds);
     let dirty_before = targets.dirty_bytes(target)?;
     let reads_before = targets.hits_and_misses(target)?;
     let document = fio::run(&endpoint, &words)?;
@@ -208,13 +204,13 @@ fn measure(
         let (hits, misses) = (after.0 - before.0, after.1 - before.1);
         (hits + misses > 0.0).then(|| hits / (hits + misses))
     });
-    let drained = if row.rw == "randread" { None } else { targets.settle(target)? };
+    let drained = if !row.job.pattern.writes() { None } else { targets.settle(target)? };
     Ok(Point {
         row: row.name.into(),
         target,
         seconds,
         repeat,
-        figures: fio::figures(&document, row),
+        figures: fio::figures(&document, &row.job),
         dirty_bytes: dirty_before.zip(dirty_after),
         drain_seconds: drained.map(|time| time.as_secs_f64()),
         hit_ratio,

@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
+use tidepool_lab::fio::Figures;
 
 use crate::Sizes;
-use crate::fio::{Figures, ROWS};
 use crate::machine::Machine;
 use crate::restart::Restart;
+use crate::rows::ROWS;
 use crate::targets::Target;
 
 /// A drain that is shorter shows how long it takes to say so.

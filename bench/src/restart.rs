@@ -8,7 +8,7 @@ use tidepool_testkit::admin::number;
 use tidepool_testkit::{Admin, Daemon};
 
 use crate::Failure;
-use crate::fio::{self, Endpoint};
+use tidepool_lab::fio::{self, Endpoint};
 
 /// Name of the volume and of its image.
 pub const VOLUME: &str = "restarted";

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tidepool_lab::{Cluster, ClusterOptions, Scratch};
+use tidepool_lab::{Cluster, ClusterOptions, Scratch, Store};
 use tidepool_testkit::admin::number;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Admin, Daemon, Server};
 
-use crate::fio::{self, Endpoint};
 use crate::{Failure, Sizes};
+use tidepool_lab::fio::{self, Endpoint};
 
 /// Most passes over the part of the image that is to be warm.
 const WARM_PASSES_MAX: u32 = 5;
@@ -128,7 +128,7 @@ impl Targets {
         eprintln!("bringing a Ceph cluster of one OSD up");
         let options = ClusterOptions {
             parent: Some(parent.to_path_buf()),
-            osd_bytes: sizes.image_bytes * 4 + (14 << 30),
+            stores: vec![Store::File(sizes.image_bytes * 4 + (14 << 30))],
             ..ClusterOptions::default()
         };
         let cluster = Cluster::up(&options)?;

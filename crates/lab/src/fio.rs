@@ -6,8 +6,6 @@ use std::process::{Command, Stdio};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Failure;
-
 /// Where fio sends its requests.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
@@ -29,48 +27,100 @@ pub enum Endpoint {
     },
 }
 
-/// A workload, named as in the table of results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
-    /// Its name.
-    pub name: &'static str,
-    /// fio's `rw`.
-    pub rw: &'static str,
-    /// Percentage of reads of a mixed workload.
-    pub read_percent: u32,
-    /// Size of a request.
-    pub block_bytes: u32,
-    /// Requests in flight.
-    pub depth: u32,
-    /// A flush follows every write.
-    pub flush: bool,
-    /// It works on the part of the image that fits into the cache, warmed up before.
-    pub warm: bool,
+/// In which order a job goes where, and what it does there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pattern {
+    /// Reads one place after the other.
+    Read,
+    /// Writes one place after the other.
+    Write,
+    /// Reads random places.
+    RandRead,
+    /// Writes random places.
+    RandWrite,
+    /// Both at random places, with this percentage of reads.
+    RandMixed(u8),
 }
 
-const WRITE: Row = Row {
-    name: "",
-    rw: "randwrite",
-    read_percent: 0,
-    block_bytes: 4096,
-    depth: 1,
-    flush: false,
-    warm: false,
-};
-const READ: Row = Row { rw: "randread", read_percent: 100, warm: true, ..WRITE };
+impl Pattern {
+    /// Something is written.
+    pub fn writes(self) -> bool {
+        !matches!(self, Pattern::Read | Pattern::RandRead)
+    }
 
-/// All workloads.
-pub const ROWS: [Row; 9] = [
-    Row { name: "4K randwrite QD1", ..WRITE },
-    Row { name: "4K randwrite + flush QD1", flush: true, ..WRITE },
-    Row { name: "4K randwrite QD64", depth: 64, ..WRITE },
-    Row { name: "64K randwrite QD16", block_bytes: 64 << 10, depth: 16, ..WRITE },
-    Row { name: "1M randwrite QD4", block_bytes: 1 << 20, depth: 4, ..WRITE },
-    Row { name: "4K randread QD1", ..READ },
-    Row { name: "4K randread QD32", depth: 32, ..READ },
-    Row { name: "4K randread QD64", depth: 64, ..READ },
-    Row { name: "4K 80/20 QD32", rw: "randrw", read_percent: 80, depth: 32, ..READ },
-];
+    /// Places are random.
+    pub fn is_random(self) -> bool {
+        !matches!(self, Pattern::Read | Pattern::Write)
+    }
+
+    /// fio's name of it.
+    fn rw(self) -> &'static str {
+        match self {
+            Pattern::Read => "read",
+            Pattern::Write => "write",
+            Pattern::RandRead => "randread",
+            Pattern::RandWrite => "randwrite",
+            Pattern::RandMixed(_) => "randrw",
+        }
+    }
+}
+
+/// When a write counts as done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sync {
+    /// When it is answered.
+    #[default]
+    None,
+    /// When a flush after it is answered (`--fsync=1`).
+    Flush,
+    /// When it is answered, opened with O_DSYNC (`--sync=dsync`).
+    Dsync,
+}
+
+/// What is measured: a constant number of requests in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Where requests go and what they do.
+    pub pattern: Pattern,
+    /// Bytes of a request.
+    pub block_bytes: u64,
+    /// Requests in flight of each process.
+    pub depth: u32,
+    /// Processes that do it side by side.
+    pub jobs: u32,
+    /// When a write counts as done.
+    pub sync: Sync,
+}
+
+impl Job {
+    /// One process, no flushes.
+    pub const fn new(pattern: Pattern, block_bytes: u64, depth: u32) -> Job {
+        Job { pattern, block_bytes, depth, jobs: 1, sync: Sync::None }
+    }
+
+    /// The same with another idea of done.
+    pub const fn with(self, sync: Sync) -> Job {
+        Job { sync, ..self }
+    }
+}
+
+/// Why fio gave no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum FioError {
+    /// It is not there.
+    #[error("cannot run fio: {0}; on Debian: apt-get install fio")]
+    NotRun(std::io::Error),
+    /// It failed.
+    #[error("`{command}` failed: {output}")]
+    Failed {
+        /// The command line.
+        command: String,
+        /// The last line of its error output.
+        output: String,
+    },
+}
 
 /// Figures of one run; latencies are those of a request, and with a flush after each write of the pair.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -87,13 +137,25 @@ pub struct Figures {
     pub p999_us: f64,
 }
 
+impl Figures {
+    /// The figures of the same device `factor` times faster.
+    pub fn faster(self, factor: f64) -> Figures {
+        Figures {
+            iops: self.iops * factor,
+            mean_us: self.mean_us / factor,
+            p50_us: self.p50_us / factor,
+            p99_us: self.p99_us / factor,
+            p999_us: self.p999_us / factor,
+        }
+    }
+}
+
 /// Arguments that every run has.
 fn common(size_bytes: u64) -> Vec<String> {
     vec![
         "--name=bench".into(),
         "--output-format=json".into(),
         "--thread=1".into(),
-        "--numjobs=1".into(),
         "--randrepeat=0".into(),
         "--norandommap=1".into(),
         "--random_generator=tausworthe64".into(),
@@ -121,25 +183,29 @@ fn endpoint(endpoint: &Endpoint) -> Vec<String> {
     }
 }
 
-/// The arguments of a timed run.
-pub fn arguments(target: &Endpoint, row: &Row, size_bytes: u64, ramp_s: u32, seconds: u32) -> Vec<String> {
+/// The arguments of a timed run over the first `size_bytes`.
+pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, seconds: u32) -> Vec<String> {
     let mut words = common(size_bytes);
     words.extend(endpoint(target));
     words.extend([
-        format!("--rw={}", row.rw),
-        format!("--bs={}", row.block_bytes),
-        format!("--iodepth={}", row.depth),
+        format!("--rw={}", job.pattern.rw()),
+        format!("--bs={}", job.block_bytes),
+        format!("--iodepth={}", job.depth),
+        format!("--numjobs={}", job.jobs),
+        "--group_reporting=1".into(),
         "--time_based=1".into(),
         format!("--runtime={seconds}"),
     ]);
     if ramp_s > 0 {
         words.push(format!("--ramp_time={ramp_s}"));
     }
-    if row.rw == "randrw" {
-        words.push(format!("--rwmixread={}", row.read_percent));
+    if let Pattern::RandMixed(read_percent) = job.pattern {
+        words.push(format!("--rwmixread={read_percent}"));
     }
-    if row.flush {
-        words.push("--fsync=1".into());
+    match job.sync {
+        Sync::None => {}
+        Sync::Flush => words.push("--fsync=1".into()),
+        Sync::Dsync => words.push("--sync=dsync".into()),
     }
     words
 }
@@ -179,30 +245,46 @@ pub fn command_line(target: &Endpoint, words: &[String]) -> String {
     format!("{environment}fio {}", words.join(" "))
 }
 
-/// Runs fio.
-pub fn run(target: &Endpoint, words: &[String]) -> Result<Value, Failure> {
+/// Runs fio and returns its report.
+///
+/// # Errors
+/// When it fails.
+pub fn run(target: &Endpoint, words: &[String]) -> Result<Value, FioError> {
+    let mut reports = run_reports(target, words)?;
+    Ok(reports.pop().expect("there is at least one"))
+}
+
+/// Runs fio and returns all of its reports: with `--status-interval` there are several, of which there is at least one.
+///
+/// # Errors
+/// When it fails.
+pub fn run_reports(target: &Endpoint, words: &[String]) -> Result<Vec<Value>, FioError> {
     let mut command = Command::new("fio");
-    command.args(words).stdin(Stdio::null()).current_dir(tidepool_lab::scratch::parent());
+    command.args(words).stdin(Stdio::null()).current_dir(crate::scratch::parent());
     if let Endpoint::Rbd { conf, .. } = target {
         command.env("CEPH_CONF", conf);
     }
-    let output = command.output().map_err(|source| Failure::Io { what: "cannot run fio".into(), source })?;
+    let output = command.output().map_err(FioError::NotRun)?;
     let text = String::from_utf8_lossy(&output.stdout);
     // Engines print notes before the document.
-    let document = text.find('{').and_then(|start| serde_json::from_str::<Value>(&text[start..]).ok());
-    match document {
-        Some(document) if output.status.success() && document["jobs"][0]["error"] == 0 => Ok(document),
-        _ => Err(Failure::Fio {
-            command: command_line(target, words),
-            output: String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string(),
-        }),
+    let start = text.find('{').unwrap_or(text.len());
+    let reports = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
+    let reports: Vec<Value> = reports.map_while(Result::ok).collect();
+    let good = |report: &Value| report["jobs"][0]["error"] == 0;
+    if output.status.success() && reports.last().is_some_and(good) {
+        return Ok(reports);
     }
+    Err(FioError::Failed {
+        command: command_line(target, words),
+        output: String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string(),
+    })
 }
 
 /// The figures of a timed run.
-pub fn figures(document: &Value, row: &Row) -> Figures {
-    let job = &document["jobs"][0];
-    let sides = [&job["read"], &job["write"]];
+pub fn figures(document: &Value, job: &Job) -> Figures {
+    let flushes = job.sync == Sync::Flush;
+    let found = &document["jobs"][0];
+    let sides = [&found["read"], &found["write"]];
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let iops: f64 = sides.iter().map(|side| number(&side["iops"])).sum();
     let total: f64 = sides.iter().map(|side| number(&side["total_ios"])).sum();
@@ -213,8 +295,8 @@ pub fn figures(document: &Value, row: &Row) -> Figures {
         sides.iter().map(of).fold(0.0, f64::max) / 1e3
     };
     let flush =
-        |name: &str| if row.flush { number(&job["sync"]["lat_ns"]["percentile"][name]) / 1e3 } else { 0.0 };
-    let flush_mean = if row.flush { number(&job["sync"]["lat_ns"]["mean"]) / 1e3 } else { 0.0 };
+        |name: &str| if flushes { number(&found["sync"]["lat_ns"]["percentile"][name]) / 1e3 } else { 0.0 };
+    let flush_mean = if flushes { number(&found["sync"]["lat_ns"]["mean"]) / 1e3 } else { 0.0 };
     Figures {
         iops,
         mean_us: if total > 0.0 { sum / total / 1e3 + flush_mean } else { 0.0 },
@@ -225,7 +307,7 @@ pub fn figures(document: &Value, row: &Row) -> Figures {
 }
 
 /// Preallocates and writes a file, so that runs overwrite what exists.
-pub fn fill_file(path: &Path, size_bytes: u64) -> Result<(), Failure> {
+pub fn fill_file(path: &Path, size_bytes: u64) -> Result<(), FioError> {
     let file = Endpoint::File(path.to_path_buf());
     run(&file, &pass(&file, "write", size_bytes)).map(drop)
 }
@@ -242,10 +324,9 @@ mod tests {
         };
         let document = serde_json::json!({"jobs": [{"read": side(80.0, 800, 1e5), "write": side(20.0, 200, 3e5),
             "sync": {"lat_ns": {"mean": 5e5, "percentile": {"99.000000": 7e5}}}}]});
-        let mixed = figures(&document, &ROWS[8]);
+        let job = Job::new(Pattern::RandMixed(80), 4096, 32);
+        let mixed = figures(&document, &job);
         assert_eq!((mixed.iops, mixed.mean_us, mixed.p99_us), (100.0, 140.0, 600.0));
-        let mut flushed = ROWS[1];
-        flushed.flush = true;
-        assert_eq!(figures(&document, &flushed).mean_us, 640.0);
+        assert_eq!(figures(&document, &job.with(Sync::Flush)).mean_us, 640.0);
     }
 }
