@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench lint fmt deny deps soak crash lost fuzz guard guard18
+.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost fuzz guard guard18
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -26,6 +26,9 @@ long: deps ## tests that wait for half a minute and more, such as a cluster that
 bench: deps ## raw device, empty NBD server, Tidepool, librbd; ARGS=--quick for a look
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-bench -- $(ARGS)
+
+calibrate: deps ## the lab's emulated devices against the figures of their classes, on a machine that does nothing else; ARGS="--slow 4"
+	$(CARGO) run --quiet --release --locked -p tidepool -- lab devices --calibrate $(ARGS)
 
 lint: ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all -- --check

@@ -5,7 +5,7 @@ use std::io::Read;
 fn main() {
     let osds = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(1);
     let cephx = std::env::args().any(|word| word == "cephx");
-    let options = tidepool_lab::ClusterOptions { osds, cephx, ..Default::default() };
+    let options = tidepool_lab::ClusterOptions { cephx, ..tidepool_lab::ClusterOptions::with_osds(osds) };
     let start = std::time::Instant::now();
     match tidepool_lab::Cluster::up(&options) {
         Ok(cluster) => {

@@ -1,13 +1,18 @@
-//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface.
+//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface, and emulated devices.
 //!
 //! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files, up in seconds, gone when it is dropped, and gone too
 //! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
 //! is swept by the next one that needs a directory ([`scratch`]).
 
 pub mod cluster;
+pub mod collect;
+pub mod device;
+pub mod fio;
+mod mounts;
 pub mod process;
+pub mod qualify;
 pub mod scratch;
 
-pub use cluster::{Cluster, ClusterError, ClusterOptions};
+pub use cluster::{Cluster, ClusterError, ClusterOptions, Store};
 pub use process::Process;
 pub use scratch::Scratch;

@@ -8,10 +8,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::mounts::unmount_below;
+
 /// Where directories are made: `TMPDIR`, else `/var/tmp`, which is on a disk where `/tmp` may be memory, and whose name is short enough
 /// for the paths of sockets.
 pub fn parent() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+}
+
+/// Where the user's directories are, unless another parent is asked for.
+pub fn base() -> PathBuf {
+    base_in(&parent())
+}
+
+fn base_in(parent: &Path) -> PathBuf {
+    parent.join(format!("tidepool-{}", rustix::process::getuid().as_raw()))
+}
+
+/// Removes what killed processes have left below [`base`].
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn sweep_leftovers() -> io::Result<()> {
+    let base = base();
+    if base.exists() { sweep(&base) } else { Ok(()) }
 }
 
 /// A directory that is removed when it is dropped.
@@ -35,7 +55,7 @@ impl Scratch {
     /// Makes a directory for `kind` below `parent`.
     pub fn new_in(parent: &Path, kind: &str) -> io::Result<Scratch> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let base = parent.join(format!("tidepool-{}", rustix::process::getuid().as_raw()));
+        let base = base_in(parent);
         fs::create_dir_all(&base)?;
         sweep(&base)?;
         let name = format!("{kind}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -77,6 +97,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if !self.keep {
+            unmount_below(&self.path);
             let _ = fs::remove_dir_all(&self.path);
         }
         let _ = fs::remove_file(&self.lock_path);
@@ -92,7 +113,9 @@ fn sweep(base: &Path) -> io::Result<()> {
         }
         let Ok(lock) = File::open(&lock_path) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = fs::remove_dir_all(lock_path.with_extension(""));
+            let directory = lock_path.with_extension("");
+            unmount_below(&directory);
+            let _ = fs::remove_dir_all(directory);
             let _ = fs::remove_file(&lock_path);
         }
     }

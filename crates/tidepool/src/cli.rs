@@ -43,6 +43,124 @@ pub enum Command {
     Recover(RecoverArgs),
     /// Measure what the cache does, on emulated pools: no Ceph, no root, no configuration.
     Demo(DemoArgs),
+    /// Measure where an SSD helps: devices, clusters, placements.
+    Lab(LabArgs),
+}
+
+/// Options of `lab`.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+/// What the lab can do.
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// List the machine's devices and the classes that can be emulated.
+    Devices(DevicesArgs),
+    /// Measure whether an SSD is fit to be a journal or a cache, and say why not.
+    Qualify(QualifyArgs),
+    /// Throw-away Ceph clusters on emulated devices.
+    Cluster(ClusterArgs),
+}
+
+/// Options of `lab cluster`.
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ClusterCommand,
+}
+
+/// What can be done with clusters.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Bring one up; it stays until `down`.
+    Up(ClusterUpArgs),
+    /// List those that are up.
+    Status(OutputArgs),
+    /// End them: one, or all.
+    Down {
+        /// The cluster's name.
+        name: Option<String>,
+    },
+    /// What `up` starts: holds a cluster until it is told to end it.
+    #[command(hide = true)]
+    Hold(ClusterUpArgs),
+}
+
+/// Options of `lab cluster up`.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterUpArgs {
+    /// The cluster's name.
+    #[arg(long, value_name = "NAME", default_value = "lab")]
+    pub name: VolumeName,
+    /// Disks.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub disks: u32,
+    /// OSDs on each disk.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub osds_per_disk: u32,
+    /// Class of the disks; `lab devices` lists them.
+    #[arg(long, value_name = "CLASS", default_value = "hdd-7200")]
+    pub disk: String,
+    /// Size of a disk.
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    pub disk_size: Size,
+    /// Class of an SSD that holds database and log of all OSDs.
+    #[arg(long, value_name = "CLASS")]
+    pub ssd: Option<String>,
+    /// Size of the SSD.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    pub ssd_size: Size,
+    /// Copies of each object.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3))]
+    pub replicas: u32,
+    /// How much slower the devices are than their class.
+    #[arg(long, value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub slow: u32,
+}
+
+/// Options of `lab qualify`.
+#[derive(Debug, Args)]
+pub struct QualifyArgs {
+    /// A block device, whose content is lost; a directory on it, in which a file is made meanwhile; or
+    /// emulated:CLASS, a class that `lab devices` lists.
+    pub device: String,
+    /// How much of it is written.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub size: Size,
+    /// Length of each of the six runs.
+    #[arg(long, value_name = "DURATION", default_value = "10s")]
+    pub run: Duration,
+    /// Length of one more run, which shows whether the device gets slower as it is written; ten minutes show it.
+    #[arg(long, value_name = "DURATION", default_value = "0s")]
+    pub long: Duration,
+    /// How much slower an emulated device is than its class.
+    #[arg(long, value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub slow: u32,
+    /// The content of the block device may be lost.
+    #[arg(long)]
+    pub yes_destroy: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Options of `lab devices`.
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Measure emulated devices with fio and compare them with the figures of their class: one, or all.
+    #[arg(long, value_name = "CLASS", num_args = 0..=1, default_missing_value = "all")]
+    pub calibrate: Option<String>,
+    /// How much slower emulated devices are than their class, so that this machine can carry them.
+    #[arg(long, value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub slow: u32,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// How a command prints its result.

@@ -5,6 +5,7 @@ mod check;
 mod cli;
 mod demo;
 mod export;
+mod lab;
 mod output;
 mod recover;
 mod serve;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Cache(args) => cache::run(args.command),
         Command::Recover(args) => recover::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Lab(args) => lab::run(&args.command),
     };
     ExitCode::from(tell(outcome))
 }

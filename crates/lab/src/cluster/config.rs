@@ -26,6 +26,9 @@ pub(super) fn write(
     for line in &options.extra {
         let _ = writeln!(text, "{line}");
     }
+    for (number, store) in (0..).zip(&options.stores) {
+        text.push_str(&store.section(number));
+    }
     fs::write(&path, text).map_err(io(format!("cannot write {}", path.display())))?;
     Ok(path)
 }
@@ -35,7 +38,6 @@ fn text(dir: &Path, options: &ClusterOptions, fsid: &str, port: u16) -> String {
     let dir = dir.display();
     let auth = if options.cephx { "cephx" } else { "none" };
     let replicas = options.replicas;
-    let osd_bytes = options.osd_bytes;
     let v2 = port + 1;
     format!(
         "[global]
@@ -63,7 +65,6 @@ mgr data = {dir}/mgr
 osd data = {dir}/osd$id
 keyring = {dir}/keyring
 osd memory target = {OSD_MEMORY_BYTES}
-bluestore block size = {osd_bytes}
 "
     )
 }
@@ -77,7 +78,7 @@ pub(super) fn keys(conf: &Path, dir: &Path, options: &ClusterOptions) -> Result<
         ("client.admin".to_string(), vec![("mon", "allow *"), ("osd", "allow *"), ("mgr", "allow *")]),
         ("mgr.x".to_string(), vec![("mon", "allow profile mgr"), ("osd", "allow *")]),
     ];
-    for number in 0..options.osds {
+    for number in 0..options.stores.len() {
         let capabilities =
             vec![("mon", "allow profile osd"), ("mgr", "allow profile osd"), ("osd", "allow *")];
         entities.push((format!("osd.{number}"), capabilities));

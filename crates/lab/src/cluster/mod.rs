@@ -2,8 +2,12 @@
 
 mod config;
 mod image;
+mod layout;
+mod store;
 
 pub use image::checksum;
+pub use layout::{Emulation, Layout};
+pub use store::Store;
 
 use std::fs;
 use std::net::TcpListener;
@@ -24,6 +28,8 @@ const UP_TIMEOUT: Duration = Duration::from_secs(120);
 const COMMAND_TIMEOUT_S: u32 = 60;
 /// Most OSDs in a cluster: more would measure the machine, not Ceph.
 pub const OSDS_MAX: u32 = 16;
+/// Size of an OSD's file, unless another one is asked for; it is sparse.
+const OSD_BYTES: u64 = 10 << 30;
 /// Monitor ports are picked from here, below the range that Linux gives to outgoing connections.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
@@ -44,12 +50,10 @@ const PROGRAMS: [(&str, &str); 8] = [
 pub struct ClusterOptions {
     /// Parent of the cluster's directory; [`crate::scratch::parent`] by default.
     pub parent: Option<PathBuf>,
-    /// Number of OSDs.
-    pub osds: u32,
+    /// The OSDs, by what each keeps its data on.
+    pub stores: Vec<Store>,
     /// Copies of each object.
     pub replicas: u32,
-    /// Size of each OSD's file in bytes; the file is sparse.
-    pub osd_bytes: u64,
     /// The monitor's port (v1; v2 is the next one); a free one by default.
     pub port: Option<u16>,
     /// Clients and daemons authenticate.
@@ -62,13 +66,19 @@ impl Default for ClusterOptions {
     fn default() -> Self {
         ClusterOptions {
             parent: None,
-            osds: 1,
+            stores: vec![Store::File(OSD_BYTES)],
             replicas: 1,
-            osd_bytes: 10 << 30,
             port: None,
             cephx: false,
             extra: Vec::new(),
         }
+    }
+}
+
+impl ClusterOptions {
+    /// So many OSDs on files.
+    pub fn with_osds(osds: usize) -> ClusterOptions {
+        ClusterOptions { stores: vec![Store::File(OSD_BYTES); osds], ..ClusterOptions::default() }
     }
 }
 
@@ -172,8 +182,9 @@ impl Cluster {
     /// Brings a cluster up and waits until all of its placement groups are active+clean.
     pub fn up(options: &ClusterOptions) -> Result<Cluster, ClusterError> {
         Cluster::available()?;
-        if !(1..=OSDS_MAX).contains(&options.osds) || !(1..=options.osds).contains(&options.replicas) {
-            return Err(ClusterError::Shape { osds: options.osds, replicas: options.replicas });
+        let osds = u32::try_from(options.stores.len()).unwrap_or(u32::MAX);
+        if !(1..=OSDS_MAX).contains(&osds) || !(1..=osds).contains(&options.replicas) {
+            return Err(ClusterError::Shape { osds, replicas: options.replicas });
         }
         let parent = options.parent.clone().unwrap_or_else(crate::scratch::parent);
         let scratch =
@@ -197,8 +208,8 @@ impl Cluster {
             cephx: options.cephx,
             scratch,
         };
-        for number in 0..options.osds {
-            cluster.osd_add(number)?;
+        for number in 0..osds {
+            cluster.osd_add(number, &options.stores[number as usize])?;
         }
         cluster.ceph(&["osd", "pool", "create", "rbd", "32", "32"])?;
         cluster.rbd(&["pool", "init", "rbd"])?;
@@ -261,6 +272,13 @@ impl Cluster {
     /// Whether clients authenticate.
     pub fn cephx(&self) -> bool {
         self.cephx
+    }
+
+    /// The admin sockets of the running OSDs.
+    pub fn osd_sockets(&self) -> Vec<PathBuf> {
+        let running =
+            (0..).zip(&self.osds).filter_map(|(number, osd): (u32, _)| Some((number, osd.as_ref()?.id())));
+        running.map(|(number, pid)| self.scratch.join(format!("osd.{number}.{pid}.asok"))).collect()
     }
 
     /// Stops OSD `number` in its tracks (SIGSTOP): it answers nothing, and its connections stay open.
@@ -333,11 +351,13 @@ impl Cluster {
     }
 
     /// Makes and starts OSD `number`.
-    fn osd_add(&mut self, number: u32) -> Result<(), ClusterError> {
+    fn osd_add(&mut self, number: u32, store: &Store) -> Result<(), ClusterError> {
         let uuid = random_uuid()?;
         let name = number.to_string();
-        fs::create_dir(self.scratch.join(format!("osd{number}")))
-            .map_err(io("cannot make the OSD's directory"))?;
+        if !matches!(store, Store::FileStore { .. }) {
+            fs::create_dir(self.scratch.join(format!("osd{number}")))
+                .map_err(io("cannot make the OSD's directory"))?;
+        }
         self.ceph(&["osd", "new", &uuid, &name])?;
         // The same uuid in both places: otherwise the OSD starts and is never marked up.
         self.command("ceph-osd", &["-i", &name, "--mkfs", "--osd-uuid", &uuid])?;
@@ -462,7 +482,7 @@ mod tests {
         if Cluster::available().is_err() {
             return;
         }
-        let options = ClusterOptions { osds: 1, replicas: 2, ..ClusterOptions::default() };
+        let options = ClusterOptions { replicas: 2, ..ClusterOptions::default() };
         assert!(matches!(Cluster::up(&options), Err(ClusterError::Shape { osds: 1, replicas: 2 })));
     }
 }

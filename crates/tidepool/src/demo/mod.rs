@@ -20,7 +20,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tidepool_backend::{BackendUri, OpenOptions, Release};
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::{Cluster, ClusterOptions, Process, Scratch};
+use tidepool_lab::{Cluster, ClusterOptions, Process, Scratch, Store};
 use tidepool_nbd::NbdUri;
 use tidepool_nbd::client::BlockingClient;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -335,7 +335,8 @@ fn emulated_pools(dir: &Path) -> Result<Vec<Pool>, Failure> {
 
 fn start_cluster() -> Result<Cluster, Failure> {
     eprintln!("starting a throw-away Ceph cluster (one OSD) …");
-    Cluster::up(&ClusterOptions { osd_bytes: 4 << 30, ..ClusterOptions::default() }).map_err(Failure::failed)
+    Cluster::up(&ClusterOptions { stores: vec![Store::File(4 << 30)], ..ClusterOptions::default() })
+        .map_err(Failure::failed)
 }
 
 fn ceph_pools(cluster: &Cluster) -> Result<Vec<Pool>, Failure> {

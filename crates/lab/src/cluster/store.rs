@@ -1,0 +1,82 @@
+//! What an OSD keeps its data on.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Where an OSD keeps its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Store {
+    /// BlueStore on a sparse file of so many bytes in the cluster's directory.
+    File(u64),
+    /// BlueStore on devices, or on files that stand for them.
+    BlueStore {
+        /// The data, and whatever has no device of its own.
+        block: PathBuf,
+        /// The database and, unless it has a device of its own, its log.
+        db: Option<PathBuf>,
+        /// The database's log (WAL).
+        wal: Option<PathBuf>,
+        /// The media turns. Ceph is told, because it takes a file for whatever its filesystem lies on.
+        rotational: bool,
+    },
+    /// FileStore on a filesystem, with its journal.
+    FileStore {
+        /// An empty directory of the filesystem.
+        data: PathBuf,
+        /// The journal: a device, or a file.
+        journal: PathBuf,
+        /// The journal's size in bytes.
+        journal_bytes: u64,
+    },
+}
+
+impl Store {
+    /// The lines of the OSD's section in ceph.conf.
+    pub(super) fn section(&self, number: u32) -> String {
+        let mut text = format!("[osd.{number}]\n");
+        let mut line = |line: String| {
+            let _ = writeln!(text, "{line}");
+        };
+        match self {
+            Store::File(bytes) => line(format!("bluestore block size = {bytes}")),
+            Store::BlueStore { block, db, wal, rotational } => {
+                for (name, path) in
+                    [("block", Some(block)), ("block db", db.as_ref()), ("block wal", wal.as_ref())]
+                {
+                    let Some(path) = path else { continue };
+                    line(format!("bluestore {name} path = {}", path.display()));
+                    line(format!("bluestore {name} create = false"));
+                }
+                let media = if *rotational { "hdd" } else { "ssd" };
+                line(format!("bluestore debug enforce settings = {media}"));
+            }
+            Store::FileStore { data, journal, journal_bytes } => {
+                line("osd objectstore = filestore".into());
+                line(format!("osd data = {}", data.display()));
+                line(format!("osd journal = {}", journal.display()));
+                line(format!("osd journal size = {}", journal_bytes >> 20));
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_used_as_it_is() {
+        let store = Store::BlueStore {
+            block: "/d/disk".into(),
+            db: Some("/s/disk1".into()),
+            wal: None,
+            rotational: true,
+        };
+        assert_eq!(
+            store.section(3),
+            "[osd.3]\nbluestore block path = /d/disk\nbluestore block create = false\nbluestore block db path = /s/disk1\n\
+             bluestore block db create = false\nbluestore debug enforce settings = hdd\n"
+        );
+    }
+}

@@ -1,0 +1,135 @@
+//! Where the time of a request goes inside Ceph: the counters of its OSDs, before and after.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// Longest wait for an answer of a daemon.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Largest answer, in bytes; a dump of an OSD's counters has some 100 KiB.
+const ANSWER_BYTES_MAX: u32 = 16 << 20;
+
+/// The counters that are looked at: section and name in `perf dump`, and what their time is.
+const STAGES: [(&str, &str, Hop); 12] = [
+    ("osd", "op_r_latency", Hop::OsdRead),
+    ("osd", "op_w_latency", Hop::OsdWrite),
+    ("osd", "op_before_dequeue_op_lat", Hop::OsdQueue),
+    ("osd", "subop_w_latency", Hop::Replica),
+    ("bluestore", "read_lat", Hop::StoreRead),
+    ("bluestore", "state_aio_wait_lat", Hop::DataDevice),
+    ("bluestore", "state_kv_queued_lat", Hop::KvQueue),
+    ("bluestore", "kv_sync_lat", Hop::KvSync),
+    ("bluestore", "commit_lat", Hop::StoreCommit),
+    ("filestore", "journal_latency", Hop::Journal),
+    ("filestore", "queue_transaction_latency_avg", Hop::JournalQueue),
+    ("filestore", "apply_latency", Hop::Apply),
+];
+
+/// A part of a request's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hop {
+    /// All of a read inside its OSD.
+    OsdRead,
+    /// All of a write inside its OSD, the replicas included.
+    OsdWrite,
+    /// Waiting in the OSD's queue.
+    OsdQueue,
+    /// A write in a replica's OSD.
+    Replica,
+    /// Reading from BlueStore.
+    StoreRead,
+    /// Waiting for the data device in BlueStore.
+    DataDevice,
+    /// Waiting for BlueStore's thread that commits.
+    KvQueue,
+    /// BlueStore's commit of its database.
+    KvSync,
+    /// All of a write in BlueStore.
+    StoreCommit,
+    /// Until a write is in FileStore's journal.
+    Journal,
+    /// Waiting for room in FileStore's journal.
+    JournalQueue,
+    /// Until FileStore has applied a write to its filesystem.
+    Apply,
+}
+
+/// How often a part of the way was gone in a run, and how long it took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Stage {
+    /// Which part.
+    pub hop: Hop,
+    /// How often.
+    pub count: u64,
+    /// Mean, in microseconds.
+    pub mean_us: f64,
+}
+
+/// Counters of all OSDs at a moment.
+#[derive(Debug, Clone, Default)]
+pub struct Counters(Vec<Value>);
+
+impl Counters {
+    /// Asks the OSDs behind these admin sockets.
+    ///
+    /// # Errors
+    /// When one does not answer.
+    pub fn now<'a>(sockets: impl IntoIterator<Item = &'a Path>) -> io::Result<Counters> {
+        let dumps = sockets.into_iter().map(|socket| ask(socket, "perf dump"));
+        Ok(Counters(dumps.collect::<io::Result<_>>()?))
+    }
+
+    /// What happened since `before`, over all OSDs.
+    pub fn since(&self, before: &Counters) -> Vec<Stage> {
+        let stage = |&(section, name, hop): &(&str, &str, Hop)| {
+            let (mut count, mut seconds) = (0u64, 0.0);
+            for (osd, now) in self.0.iter().enumerate() {
+                let (now, then) = (&now[section][name], before.0.get(osd).map(|then| &then[section][name]));
+                let number =
+                    |value: Option<&Value>, field: &str| value.and_then(|v| v[field].as_f64()).unwrap_or(0.0);
+                count += (number(Some(now), "avgcount") - number(then, "avgcount")).max(0.0) as u64;
+                seconds += (number(Some(now), "sum") - number(then, "sum")).max(0.0);
+            }
+            (count > 0).then(|| Stage { hop, count, mean_us: seconds * 1e6 / count as f64 })
+        };
+        STAGES.iter().filter_map(stage).collect()
+    }
+}
+
+/// Asks a daemon of Ceph through its admin socket: the command in JSON and a zero byte; the answer follows its length in
+/// four bytes, the most significant first (Ceph's `admin_socket.cc`).
+fn ask(socket: &Path, command: &str) -> io::Result<Value> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(serde_json::json!({ "prefix": command }).to_string().as_bytes())?;
+    stream.write_all(&[0])?;
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_be_bytes(length);
+    if length > ANSWER_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is too long"));
+    }
+    let mut answer = vec![0; length as usize];
+    stream.read_exact(&mut answer)?;
+    serde_json::from_slice(&answer).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_differences_weighted_by_what_each_osd_did() {
+        let dump = |count: u64, sum: f64| serde_json::json!({"osd": {"op_w_latency": {"avgcount": count, "sum": sum}}});
+        let before = Counters(vec![dump(10, 1.0), dump(0, 0.0)]);
+        let after = Counters(vec![dump(20, 2.0), dump(30, 0.6)]);
+        let stages = after.since(&before);
+        assert_eq!(stages, [Stage { hop: Hop::OsdWrite, count: 40, mean_us: 40_000.0 }]);
+        assert!(after.since(&after).is_empty());
+    }
+}

@@ -1,0 +1,244 @@
+//! What the machine does while something is measured, second by second: processors, memory, network, devices, by kind
+//! of process.
+//!
+//! Everything that this process has started is looked at, so nothing has to be announced. Processor time is counted from
+//! the start of a process, not from the second time that it is seen; memory is the proportional set size, so shared pages
+//! are counted once.
+
+pub mod hops;
+mod proc;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::device::Counts;
+use proc::{MachineTime, Stat, Traffic};
+
+/// Time between two samples.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Samples between two looks at the memory, which the kernel has to add up page by page.
+const MEMORY_EVERY: usize = 5;
+
+/// Kinds of processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Ceph's monitors.
+    Mon,
+    /// Ceph's managers.
+    Mgr,
+    /// Ceph's OSDs.
+    Osd,
+    /// Tidepool's daemon.
+    Tidepool,
+    /// What makes the load.
+    Client,
+    /// The lab itself, with the devices that it emulates.
+    Lab,
+    /// Everything else that the lab has started.
+    Other,
+}
+
+impl Class {
+    fn of(stat: &Stat) -> Class {
+        match stat.name.as_str() {
+            _ if stat.pid == std::process::id() => Class::Lab,
+            "ceph-mon" => Class::Mon,
+            "ceph-mgr" => Class::Mgr,
+            "ceph-osd" => Class::Osd,
+            "tidepool" => Class::Tidepool,
+            "fio" | "rados" | "rbd" => Class::Client,
+            _ => Class::Other,
+        }
+    }
+}
+
+/// What a kind of process used in a second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Usage {
+    /// Processor time, in percent of one processor.
+    pub cpu_percent: f64,
+    /// Memory (proportional set size) in bytes, when it was looked at last.
+    pub pss_bytes: u64,
+}
+
+/// What a network interface carried in a second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Carried {
+    /// Bytes per second that came in.
+    pub received_bytes_per_s: f64,
+    /// Bytes per second that went out.
+    pub sent_bytes_per_s: f64,
+}
+
+/// One second.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Sample {
+    /// Its end, in milliseconds since the first one began.
+    pub at_ms: u64,
+    /// All processors, in percent of all of them.
+    pub busy_percent: f64,
+    /// Processors that had nothing to do but to wait for a disk, in percent of all.
+    pub iowait_percent: f64,
+    /// By kind of process.
+    pub classes: BTreeMap<Class, Usage>,
+    /// By interface.
+    pub network: BTreeMap<String, Carried>,
+    /// What emulated devices did, by their names.
+    pub devices: BTreeMap<String, Counts>,
+}
+
+/// Where the counters of a device come from.
+pub type CountsOf = Box<dyn Fn() -> Counts + Send>;
+
+/// Collects samples until it is stopped.
+#[derive(Debug)]
+pub struct Collector {
+    stop: Sender<()>,
+    thread: JoinHandle<Vec<Sample>>,
+}
+
+impl Collector {
+    /// Begins to collect; `devices` are looked at by name.
+    pub fn start(devices: Vec<(String, CountsOf)>) -> Collector {
+        let (stop, stopped) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut last = Look::now(&devices, None);
+            let start = last.at;
+            let mut samples = Vec::new();
+            loop {
+                let next = start + PERIOD * (samples.len() as u32 + 1);
+                let wait = next.saturating_duration_since(Instant::now());
+                let more = matches!(stopped.recv_timeout(wait), Err(RecvTimeoutError::Timeout));
+                let memory = samples.len() % MEMORY_EVERY == 0;
+                let now = Look::now(&devices, (!memory).then_some(&last));
+                // What is left at the end is too short for a figure.
+                if more {
+                    samples.push(now.since(&last, start));
+                    last = now;
+                } else {
+                    return samples;
+                }
+            }
+        });
+        Collector { stop, thread }
+    }
+
+    /// Ends it and returns the samples.
+    pub fn stop(self) -> Vec<Sample> {
+        let _ = self.stop.send(());
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+/// All counters at one moment.
+struct Look {
+    at: Instant,
+    machine: MachineTime,
+    /// By id and start.
+    processes: HashMap<(u32, u64), (Class, u64)>,
+    memory: BTreeMap<Class, u64>,
+    network: HashMap<String, Traffic>,
+    devices: BTreeMap<String, Counts>,
+}
+
+impl Look {
+    /// Looks at everything; the memory is that of `before`, if there is one.
+    fn now(devices: &[(String, CountsOf)], before: Option<&Look>) -> Look {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let family = proc::descendants(std::process::id());
+        let memory = match before {
+            Some(before) => before.memory.clone(),
+            None => {
+                let mut memory = BTreeMap::new();
+                for stat in &family {
+                    let pss = proc::pss(&text(&format!("/proc/{}/smaps_rollup", stat.pid)));
+                    *memory.entry(Class::of(stat)).or_insert(0) += pss.unwrap_or(0);
+                }
+                memory
+            }
+        };
+        Look {
+            at: Instant::now(),
+            machine: proc::machine(&text("/proc/stat")).unwrap_or_default(),
+            processes: family.iter().map(|s| ((s.pid, s.started), (Class::of(s), s.ticks))).collect(),
+            memory,
+            network: proc::traffic(&text("/proc/net/dev")),
+            devices: devices.iter().map(|(name, counts)| (name.clone(), counts())).collect(),
+        }
+    }
+
+    /// What happened since `last`.
+    fn since(&self, last: &Look, start: Instant) -> Sample {
+        let seconds = self.at.duration_since(last.at).as_secs_f64().max(1e-3);
+        let total = self.machine.total.saturating_sub(last.machine.total).max(1) as f64;
+        let percent = |now: u64, before: u64| now.saturating_sub(before) as f64 / total * 100.0;
+        let mut classes: BTreeMap<Class, Usage> = BTreeMap::new();
+        for (key, &(class, ticks)) in &self.processes {
+            // One that was not there has done all it did since.
+            let before = last.processes.get(key).map_or(0, |&(_, ticks)| ticks);
+            let cpu = ticks.saturating_sub(before) as f64 / ticks_per_s() / seconds * 100.0;
+            classes.entry(class).or_default().cpu_percent += cpu;
+        }
+        for (&class, usage) in &mut classes {
+            usage.pss_bytes = self.memory.get(&class).copied().unwrap_or(0);
+        }
+        let network = self.network.iter().map(|(name, now)| {
+            let before = last.network.get(name).copied().unwrap_or_default();
+            let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+            let carried = Carried {
+                received_bytes_per_s: rate(now.received, before.received),
+                sent_bytes_per_s: rate(now.sent, before.sent),
+            };
+            (name.clone(), carried)
+        });
+        let devices = self.devices.iter().map(|(name, now)| {
+            let before = last.devices.get(name).copied().unwrap_or_default();
+            (name.clone(), now.since(before))
+        });
+        Sample {
+            at_ms: self.at.duration_since(start).as_millis() as u64,
+            busy_percent: percent(self.machine.busy, last.machine.busy),
+            iowait_percent: percent(self.machine.iowait, last.machine.iowait),
+            classes,
+            network: network.collect(),
+            devices: devices.collect(),
+        }
+    }
+}
+
+/// Clock ticks per second.
+fn ticks_per_s() -> f64 {
+    rustix::param::clock_ticks_per_second() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Process;
+    use std::process::Command;
+
+    #[test]
+    fn a_child_that_burns_a_processor_is_seen_from_its_first_second_on() {
+        let collector = Collector::start(Vec::new());
+        std::thread::sleep(Duration::from_millis(1_100));
+        let mut command = Command::new("sh");
+        command.args(["-c", "while :; do :; done"]);
+        let child = Process::spawn(command).expect("a child");
+        std::thread::sleep(Duration::from_millis(2_500));
+        drop(child);
+        let samples = collector.stop();
+        assert!((3..=4).contains(&samples.len()), "{}", samples.len());
+        let other =
+            |sample: &Sample| sample.classes.get(&Class::Other).map_or(0.0, |usage| usage.cpu_percent);
+        assert_eq!(other(&samples[0]), 0.0, "it was not there yet");
+        assert!(other(&samples[1]) > 0.0, "its first second counts: {samples:?}");
+        assert!(samples[2].classes[&Class::Lab].pss_bytes > 0);
+        assert!(samples[2].network.contains_key("lo"));
+    }
+}

@@ -1,0 +1,339 @@
+//! What an emulated device does and when, in simulated time: no thread, no clock, no data.
+//!
+//! A command crosses the link, then waits for the media or, as a write, for room in the write cache, which empties itself to the
+//! media in the background. Reads go before that; a flush, or a cache that is nearly full, makes both take turns.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use super::media::{Access, State};
+use super::spec::{Media, Nanos, Spec, transfer_ns};
+
+/// A command that has waited for so many turns of a disk goes first, wherever the head is.
+const PATIENCE_TURNS: u64 = 60;
+/// Entries of the write cache among which the next for the media is picked.
+const CACHE_QUEUE: usize = 64;
+
+/// What a command does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads data.
+    Read,
+    /// Writes data.
+    Write,
+    /// Puts everything that was completed before on the media.
+    Flush,
+    /// Gives space back.
+    Trim,
+}
+
+/// A command to the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Command {
+    /// What it does.
+    pub kind: Kind,
+    /// Byte offset; 0 for a flush.
+    pub offset: u64,
+    /// Bytes; 0 for a flush.
+    pub len: u64,
+}
+
+/// Something that will happen, in the order of time and, at one time, of its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A command, and the data of a write, has crossed the link.
+    Arrived(u64),
+    /// The media has done a read or a write of the queue.
+    Accessed(u64),
+    /// An entry of the write cache is on the media.
+    Destaged(u64),
+    /// The running flush is done.
+    Flushed,
+    /// A command is complete.
+    Done(u64),
+    /// The media can begin the next access.
+    Free,
+}
+
+/// A command that waits for the media.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    id: u64,
+    access: Access,
+    since: Nanos,
+}
+
+/// A write in the cache.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    len: u64,
+    number: u64,
+}
+
+/// A device in simulated time.
+#[derive(Debug)]
+pub struct Model {
+    spec: Spec,
+    media: State,
+    now: Nanos,
+    media_busy: bool,
+    link_free: Nanos,
+    commands: BTreeMap<u64, Command>,
+    events: BinaryHeap<Reverse<(Nanos, Event)>>,
+    waiting: VecDeque<Waiting>,
+    cache: Cache,
+    /// Flushes that wait, each for the entries below a number, and those that run.
+    flushes: Vec<(u64, u64)>,
+    flushing: Vec<u64>,
+    cache_turn: bool,
+    done: VecDeque<u64>,
+}
+
+/// The write cache: what the media does not have yet.
+#[derive(Debug, Default)]
+struct Cache {
+    bytes: u64,
+    /// By offset; what is on its way to the media is not here any more.
+    entries: BTreeMap<u64, Entry>,
+    /// Lengths of all entries by their numbers, those on their way included.
+    lengths: BTreeMap<u64, u64>,
+    next: u64,
+    /// Writes that wait for room.
+    waiting: VecDeque<u64>,
+}
+
+impl Model {
+    /// A device of `size_bytes` at time 0.
+    pub fn new(spec: Spec, size_bytes: u64) -> Model {
+        let media = State::new(&spec, size_bytes);
+        Model {
+            spec,
+            media,
+            now: 0,
+            media_busy: false,
+            link_free: 0,
+            commands: BTreeMap::new(),
+            events: BinaryHeap::new(),
+            waiting: VecDeque::new(),
+            cache: Cache::default(),
+            flushes: Vec::new(),
+            flushing: Vec::new(),
+            cache_turn: false,
+            done: VecDeque::new(),
+        }
+    }
+
+    /// A command reaches the device at `now`, or at the time that it has been advanced to, if that is later. `id` is the caller's and unique among those not done.
+    pub fn submit(&mut self, now: Nanos, id: u64, command: Command) {
+        self.advance(now);
+        let now = self.now;
+        let carried = if command.kind == Kind::Write { command.len } else { 0 };
+        self.commands.insert(id, command);
+        let at = self.carry(now + self.spec.command_ns, carried);
+        self.at(at, Event::Arrived(id));
+    }
+
+    /// When something happens next, if nothing is submitted before.
+    pub fn next(&self) -> Option<Nanos> {
+        self.events.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Lets the time go on to `now`.
+    pub fn advance(&mut self, now: Nanos) {
+        while let Some(&Reverse((at, event))) = self.events.peek()
+            && at <= now
+        {
+            self.events.pop();
+            self.now = at;
+            self.happen(event);
+        }
+        self.now = self.now.max(now);
+    }
+
+    /// The next command that is complete.
+    pub fn completed(&mut self) -> Option<u64> {
+        self.done.pop_front()
+    }
+
+    /// Bytes in the write cache.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.bytes
+    }
+
+    fn at(&mut self, at: Nanos, event: Event) {
+        self.events.push(Reverse((at, event)));
+    }
+
+    /// Takes the link for `bytes`, from `from` on; returns when they are over.
+    fn carry(&mut self, from: Nanos, bytes: u64) -> Nanos {
+        if bytes == 0 {
+            return from;
+        }
+        self.link_free = self.link_free.max(from) + transfer_ns(bytes, self.spec.link_bytes_per_s);
+        self.link_free
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Arrived(id) => self.arrived(id),
+            Event::Accessed(id) => {
+                let command = self.commands[&id];
+                let carried = if command.kind == Kind::Read { command.len } else { 0 };
+                let at = self.carry(self.now, carried);
+                self.at(at, Event::Done(id));
+            }
+            Event::Destaged(number) => self.destaged(number),
+            Event::Flushed => {
+                self.done.extend(self.flushing.drain(..));
+                self.media_busy = false;
+            }
+            Event::Done(id) => {
+                self.commands.remove(&id);
+                self.done.push_back(id);
+            }
+            Event::Free => self.media_busy = false,
+        }
+        self.run_media();
+    }
+
+    fn arrived(&mut self, id: u64) {
+        let command = self.commands[&id];
+        match (command.kind, self.spec.cache) {
+            (Kind::Read, _) if self.cache.holds(command.offset, command.len) => {
+                let at = self.carry(self.now, command.len);
+                self.at(at, Event::Done(id));
+            }
+            (Kind::Read, _) => self.wait(id, Access::Read),
+            (Kind::Write, None) => self.wait(id, Access::Write),
+            (Kind::Write, Some(_)) => {
+                self.cache.waiting.push_back(id);
+                self.take_into_cache();
+            }
+            (Kind::Trim, _) => self.at(self.now, Event::Done(id)),
+            (Kind::Flush, Some(cache)) if cache.protected => {
+                self.at(self.now + self.spec.flush_ns, Event::Done(id));
+            }
+            (Kind::Flush, _) => {
+                self.commands.remove(&id);
+                self.flushes.push((id, self.cache.next));
+            }
+        }
+    }
+
+    fn wait(&mut self, id: u64, access: Access) {
+        self.waiting.push_back(Waiting { id, access, since: self.now });
+    }
+
+    /// Writes for which there is room are complete.
+    fn take_into_cache(&mut self) {
+        let Some(size) = self.spec.cache.map(|cache| cache.bytes) else { return };
+        while let Some(&id) = self.cache.waiting.front() {
+            let command = self.commands[&id];
+            if self.cache.bytes > 0 && self.cache.bytes + command.len > size {
+                return;
+            }
+            self.cache.waiting.pop_front();
+            self.cache.insert(command.offset, command.len);
+            self.at(self.now, Event::Done(id));
+        }
+    }
+
+    fn destaged(&mut self, number: u64) {
+        self.cache.bytes -= self.cache.lengths.remove(&number).unwrap_or(0);
+        self.take_into_cache();
+    }
+
+    /// Begins what the media is to do next, if it is free.
+    fn run_media(&mut self) {
+        if self.media_busy || self.start_flush() {
+            return;
+        }
+        let size = self.spec.cache.map_or(0, |cache| cache.bytes);
+        let pressed = !self.flushes.is_empty() || self.cache.bytes > size / 4 * 3;
+        let cache_first = self.waiting.is_empty() || pressed && self.cache_turn;
+        self.cache_turn = !self.cache_turn;
+        if cache_first && self.destage_next() {
+            return;
+        }
+        if !self.access_next() {
+            self.destage_next();
+        }
+    }
+
+    /// Begins the flush of all that have nothing left to wait for. It has the media for itself.
+    fn start_flush(&mut self) -> bool {
+        let first = self.cache.lengths.keys().next().copied().unwrap_or(u64::MAX);
+        let (ready, wait): (Vec<_>, Vec<_>) = self.flushes.iter().partition(|&&(_, below)| below <= first);
+        if ready.is_empty() {
+            return false;
+        }
+        self.flushes = wait;
+        self.flushing = ready.iter().map(|&(id, _)| id).collect();
+        self.media_busy = true;
+        self.at(self.now + self.spec.flush_ns, Event::Flushed);
+        true
+    }
+
+    /// Begins the access that is reached first, or that has waited for too long.
+    fn access_next(&mut self) -> bool {
+        let Some(oldest) = self.waiting.front() else { return false };
+        let patience = match &self.spec.media {
+            Media::Disk(disk) => disk.turn_ns * PATIENCE_TURNS,
+            Media::Flash(_) => Nanos::MAX,
+        };
+        let at = if self.now - oldest.since > patience {
+            0
+        } else {
+            let reach = |w: &Waiting| self.media.reach_ns(self.now, w.access, self.commands[&w.id].offset);
+            let queue = self.waiting.iter().take(self.media.queue()).enumerate();
+            queue.min_by_key(|(_, waiting)| reach(waiting)).map_or(0, |(at, _)| at)
+        };
+        let waiting = self.waiting.remove(at).expect("picked from the queue");
+        let command = self.commands[&waiting.id];
+        self.access(waiting.access, command.offset, command.len, Event::Accessed(waiting.id));
+        true
+    }
+
+    /// Begins to put an entry of the write cache on the media.
+    fn destage_next(&mut self) -> bool {
+        let head = self.media.head();
+        let after = self.cache.entries.range(head..).chain(self.cache.entries.range(..head));
+        let reach = |offset: u64| self.media.reach_ns(self.now, Access::Write, offset);
+        let queue = after.take(CACHE_QUEUE.min(self.media.queue() * 2));
+        let Some(offset) = queue.map(|(&offset, _)| offset).min_by_key(|&offset| reach(offset)) else {
+            return false;
+        };
+        let entry = self.cache.entries.remove(&offset).expect("picked from the cache");
+        self.access(Access::Write, offset, entry.len, Event::Destaged(entry.number));
+        true
+    }
+
+    fn access(&mut self, access: Access, offset: u64, len: u64, then: Event) {
+        let timing = self.media.start(self.now, access, offset, len);
+        self.media_busy = true;
+        self.at(timing.done, then);
+        self.at(timing.free, Event::Free);
+    }
+}
+
+impl Cache {
+    /// Takes a write; the same place again costs no more room.
+    fn insert(&mut self, offset: u64, len: u64) {
+        let number = self.next;
+        let entry = self.entries.entry(offset).or_insert(Entry { len: 0, number });
+        if entry.number == number {
+            self.next += 1;
+        }
+        if len > entry.len {
+            self.bytes += len - entry.len;
+            entry.len = len;
+            self.lengths.insert(entry.number, len);
+        }
+    }
+
+    /// Whether one entry has all of a range.
+    fn holds(&self, offset: u64, len: u64) -> bool {
+        let before = self.entries.range(..=offset).next_back();
+        before.is_some_and(|(&begin, entry)| begin + entry.len >= offset + len)
+    }
+}

@@ -1,0 +1,57 @@
+//! Mounts that a killed process left behind.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::mount::{UnmountFlags, unmount};
+
+/// Unmounts what is mounted below `directory`, the innermost first. A server that is gone would make the directory
+/// impossible to remove.
+pub(crate) fn unmount_below(directory: &Path) {
+    let Ok(table) = fs::read("/proc/self/mountinfo") else { return };
+    let points = table.split(|&byte| byte == b'\n').filter_map(mount_point);
+    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(directory)).collect();
+    below.sort();
+    for point in below.iter().rev() {
+        if unmount(point, UnmountFlags::DETACH).is_err() {
+            // Who is not root may unmount what is mounted with FUSE through its helper.
+            let mut command = Command::new("fusermount3");
+            command
+                .args(["-u", "-z"])
+                .arg(point)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            let _ = command.status();
+        }
+    }
+}
+
+/// The fifth field of a line of mountinfo, in which some bytes are written as three octal digits after a backslash.
+fn mount_point(line: &[u8]) -> Option<PathBuf> {
+    let field = line.split(|&byte| byte == b' ').nth(4)?;
+    let mut path = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while at < field.len() {
+        let octal = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
+        let octal = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        path.push(octal.unwrap_or(field[at]));
+        at += if octal.is_some() { 4 } else { 1 };
+    }
+    Some(OsString::from_vec(path).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_a_space_is_one_path() {
+        let line = br"98 30 0:47 / /var/tmp/a\040b/device rw,nosuid - fuse.tidepool tidepool-lab rw";
+        assert_eq!(mount_point(line), Some(PathBuf::from("/var/tmp/a b/device")));
+        assert_eq!(mount_point(b""), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! Whether an SSD is fit to be a journal or a cache: what it does when every write has to be on the media.
+//!
+//! There is no authority for such grades. Ours are: below 1,000 synchronous 4 KiB writes per second *reject*, below 5,000
+//! *poor*, up to 20,000 *fair*, above *good*; and nothing is better than fair that loses more than half of its speed to the
+//! synchronous writes, answers one of a thousand after 5 ms or later, gains nothing from a second writer, or gets slower as
+//! it is written.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::fio::{self, Endpoint, Figures, FioError, Job, Pattern, Sync};
+
+/// Writers beside each other for which the device is measured.
+const WRITERS: [u32; 4] = [1, 2, 4, 8];
+/// Bytes of a request.
+const BLOCK_BYTES: u64 = 4096;
+/// Least part of its speed without synchronous writes that a good device keeps.
+const KEPT_MIN: f64 = 0.5;
+/// 99.9th percentile from which on a device is not good, in microseconds.
+const P999_US_MAX: f64 = 5_000.0;
+/// Least gain of four writers over one.
+const SCALING_MIN: f64 = 1.2;
+/// Least part of its first speed that a device keeps to the end of the long run.
+const LASTING_MIN: f64 = 0.8;
+/// Parts of the long run that are compared.
+const LONG_PARTS: usize = 10;
+
+/// How fit a device is, worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grade {
+    /// Worse than no SSD.
+    Reject,
+    /// Only for little load.
+    Poor,
+    /// It will do.
+    Fair,
+    /// What a journal or a cache wants.
+    Good,
+}
+
+/// How long a device is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Options {
+    /// Bytes of the device that are written.
+    pub bytes: u64,
+    /// Seconds of each run.
+    pub seconds: u32,
+    /// Seconds of the long run that shows whether the device gets slower as it is written; 0 for none.
+    pub long_s: u32,
+    /// The device is emulated and so many times slower than what it stands for, which is what is graded.
+    pub slowed_by: u32,
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Run {
+    /// What was done.
+    pub job: Job,
+    /// What it gave; of what the device stands for, if it is emulated.
+    pub figures: Figures,
+    /// The command that repeats it.
+    pub command: String,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Qualification {
+    /// How fit the device is.
+    pub grade: Grade,
+    /// Why it is no better.
+    pub reasons: Vec<String>,
+    /// All runs; the first is the one that the grade begins with.
+    pub runs: Vec<Run>,
+    /// Speed in the parts of the long run relative to the first; empty if there was none.
+    pub lasting: Vec<f64>,
+}
+
+/// Measures what is at `path`, whose first [`Options::bytes`] are overwritten. `progress` is told what comes next.
+///
+/// # Errors
+/// When fio fails.
+pub fn qualify(path: &Path, options: Options, progress: &dyn Fn(&str)) -> Result<Qualification, FioError> {
+    let endpoint = Endpoint::File(path.to_path_buf());
+    let write = Job::new(Pattern::Write, BLOCK_BYTES, 1);
+    let synchronous = WRITERS.map(|jobs| Job { jobs, ..write.with(Sync::Dsync) });
+    let jobs = synchronous.into_iter().chain([write.with(Sync::Flush), write]);
+    let mut runs = Vec::new();
+    for job in jobs {
+        progress(&format!("4K writes, {}, {} writers: {} s", sync_name(job.sync), job.jobs, options.seconds));
+        let words = fio::arguments(&endpoint, &job, options.bytes, 0, options.seconds);
+        let found = fio::figures(&fio::run(&endpoint, &words)?, &job);
+        let figures = found.faster(f64::from(options.slowed_by));
+        runs.push(Run { job, figures, command: fio::command_line(&endpoint, &words) });
+    }
+    let mut lasting = Vec::new();
+    if options.long_s > 0 {
+        progress(&format!("4K writes, dsync, 1 writer: {} s", options.long_s));
+        let part_s = (options.long_s / LONG_PARTS as u32).max(1);
+        let mut words = fio::arguments(&endpoint, &synchronous[0], options.bytes, 0, options.long_s);
+        words.push(format!("--status-interval={part_s}"));
+        lasting = relative(&fio::run_reports(&endpoint, &words)?);
+    }
+    let (grade, reasons) = grade(&runs, &lasting);
+    Ok(Qualification { grade, reasons, runs, lasting })
+}
+
+/// Speeds between the reports of one run, relative to the first.
+fn relative(reports: &[Value]) -> Vec<f64> {
+    let of = |report: &Value| {
+        let write = &report["jobs"][0]["write"];
+        (write["total_ios"].as_f64().unwrap_or(0.0), write["runtime"].as_f64().unwrap_or(0.0))
+    };
+    let points: Vec<(f64, f64)> = [(0.0, 0.0)].into_iter().chain(reports.iter().map(of)).collect();
+    let steps = points.windows(2).map(|pair| (pair[1].0 - pair[0].0, pair[1].1 - pair[0].1));
+    // The last report repeats the one before it when the run ends between two.
+    let speeds: Vec<f64> = steps.filter(|step| step.1 >= 500.0).map(|(ios, ms)| ios / ms).collect();
+    let first = speeds.first().copied().filter(|&first| first > 0.0).unwrap_or(1.0);
+    speeds.iter().map(|speed| speed / first).collect()
+}
+
+/// How a write counts as done, in fio's words.
+fn sync_name(sync: Sync) -> &'static str {
+    match sync {
+        Sync::None => "no sync",
+        Sync::Flush => "fsync after each",
+        Sync::Dsync => "dsync",
+    }
+}
+
+/// The grade of what was measured, and why it is no better.
+fn grade(runs: &[Run], lasting: &[f64]) -> (Grade, Vec<String>) {
+    let find = |sync, jobs| {
+        runs.iter().find(|run| run.job.sync == sync && run.job.jobs == jobs).map(|run| run.figures)
+    };
+    let (Some(base), Some(free)) = (find(Sync::Dsync, 1), find(Sync::None, 1)) else {
+        return (Grade::Reject, vec!["nothing was measured".into()]);
+    };
+    let (first, bound) = match base.iops {
+        iops if iops < 1_000.0 => (Grade::Reject, Some("1,000")),
+        iops if iops < 5_000.0 => (Grade::Poor, Some("5,000")),
+        iops if iops <= 20_000.0 => (Grade::Fair, Some("20,000")),
+        _ => (Grade::Good, None),
+    };
+    let mut reasons = Vec::new();
+    if let Some(bound) = bound {
+        reasons.push(format!("{:.0} synchronous 4 KiB writes per second are less than {bound}", base.iops));
+    }
+    let kept = base.iops / free.iops;
+    if kept < KEPT_MIN {
+        reasons.push(format!("synchronous writes go at {:.0} % of the speed of others", kept * 100.0));
+    }
+    if base.p999_us >= P999_US_MAX {
+        reasons.push(format!("one of a thousand takes {:.1} ms or more", base.p999_us / 1e3));
+    }
+    if let Some(four) = find(Sync::Dsync, 4).filter(|four| four.iops < base.iops * SCALING_MIN) {
+        reasons.push(format!("four writers get {:.2} times what one gets", four.iops / base.iops));
+    }
+    if let Some(last) = lasting.last().filter(|&&last| last < LASTING_MIN) {
+        reasons.push(format!("at the end of the long run it has {:.0} % of its first speed", last * 100.0));
+    }
+    let others = reasons.len() > usize::from(bound.is_some());
+    (if others { first.min(Grade::Fair) } else { first }, reasons)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(iops: [f64; 4], free: f64, p999_us: f64) -> Vec<Run> {
+        let job = Job::new(Pattern::Write, 4096, 1);
+        let run = |job, iops| Run {
+            job,
+            figures: Figures { iops, p999_us, ..Figures::default() },
+            command: String::new(),
+        };
+        let mut runs: Vec<Run> = WRITERS
+            .iter()
+            .zip(iops)
+            .map(|(&jobs, iops)| run(Job { jobs, ..job.with(Sync::Dsync) }, iops))
+            .collect();
+        runs.push(run(job, free));
+        runs
+    }
+
+    #[test]
+    fn grades_follow_from_what_is_said_of_them() {
+        let fast = [25_000.0, 40_000.0, 60_000.0, 70_000.0];
+        assert_eq!(grade(&runs(fast, 30_000.0, 200.0), &[1.0, 0.98]), (Grade::Good, vec![]));
+        for (runs, lasting) in [
+            (runs(fast, 80_000.0, 200.0), vec![]),
+            (runs(fast, 30_000.0, 6_000.0), vec![]),
+            (runs([25_000.0; 4], 30_000.0, 200.0), vec![]),
+            (runs(fast, 30_000.0, 200.0), vec![1.0, 0.5]),
+        ] {
+            let (grade, reasons) = grade(&runs, &lasting);
+            assert_eq!((grade, reasons.len()), (Grade::Fair, 1), "{reasons:?}");
+        }
+        let slow = |iops: f64| grade(&runs([iops, iops * 2.0, iops * 4.0, iops * 4.0], iops, 200.0), &[]).0;
+        assert_eq!([slow(500.0), slow(3_000.0), slow(9_000.0)], [Grade::Reject, Grade::Poor, Grade::Fair]);
+    }
+
+    #[test]
+    fn parts_of_a_long_run_are_what_lies_between_its_reports() {
+        let report =
+            |ios: u64, ms: u64| serde_json::json!({"jobs": [{"write": {"total_ios": ios, "runtime": ms}}]});
+        let reports =
+            [report(1_000, 1_000), report(2_000, 2_000), report(2_500, 3_000), report(2_510, 3_010)];
+        assert_eq!(relative(&reports), [1.0, 1.0, 0.5]);
+    }
+}

@@ -1,0 +1,49 @@
+//! `tidepool lab`.
+
+mod cluster;
+mod devices;
+mod qualify;
+
+use crate::cli::LabCommand;
+use tidepool_daemon::failure::Failure;
+use tidepool_lab::device::{Preset, preset};
+use tidepool_lab::fio::{Job, Pattern, Sync};
+
+/// Runs the command.
+pub fn run(command: &LabCommand) -> Result<(), Failure> {
+    match command {
+        LabCommand::Devices(args) => devices::run(args),
+        LabCommand::Qualify(args) => qualify::run(args),
+        LabCommand::Cluster(args) => cluster::run(&args.command),
+    }
+}
+
+/// The class of devices of that name.
+fn class(name: &str) -> Result<Preset, Failure> {
+    preset::find(name).ok_or_else(|| {
+        let names: Vec<String> = preset::all().into_iter().map(|preset| preset.spec.name).collect();
+        Failure::usage(format!("no class {name} of devices; there are {}", names.join(", ")))
+    })
+}
+
+/// A load in a few words.
+fn load(job: &Job) -> String {
+    let size = match job.block_bytes {
+        bytes if bytes >= 1 << 20 => format!("{}M", bytes >> 20),
+        bytes => format!("{}K", bytes >> 10),
+    };
+    let what = match job.pattern {
+        Pattern::Read => "read",
+        Pattern::Write => "write",
+        Pattern::RandRead => "random read",
+        Pattern::RandWrite => "random write",
+        Pattern::RandMixed(_) => "random mix",
+    };
+    let sync = match job.sync {
+        Sync::None => "",
+        Sync::Flush => " + flush",
+        Sync::Dsync => " dsync",
+    };
+    let writers = if job.jobs == 1 { String::new() } else { format!(" × {}", job.jobs) };
+    format!("{size} {what}{sync} QD{}{writers}", job.depth)
+}

@@ -1,0 +1,145 @@
+//! `tidepool lab qualify`.
+
+use super::{class, load};
+use crate::cli::QualifyArgs;
+use crate::output;
+use serde::Serialize;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use tidepool_daemon::failure::{Failure, reason};
+use tidepool_lab::Scratch;
+use tidepool_lab::device::{Emulated, real};
+use tidepool_lab::qualify::{Grade, Options, Qualification, qualify};
+
+/// What stands before the name of a class in the place of a device.
+const EMULATED: &str = "emulated:";
+
+#[derive(Serialize)]
+struct Report<'a> {
+    device: &'a str,
+    options: Options,
+    #[serde(flatten)]
+    found: Qualification,
+}
+
+/// What is measured, and what has to stay there meanwhile.
+struct Target {
+    path: PathBuf,
+    slowed_by: u32,
+    _device: Option<Emulated>,
+    _scratch: Option<Scratch>,
+}
+
+/// Runs the command. A device that is to be rejected is no failure of the command.
+pub fn run(args: &QualifyArgs) -> Result<(), Failure> {
+    let target = target(args)?;
+    let seconds =
+        |duration: tidepool_daemon::units::Duration| duration.get().as_secs().try_into().unwrap_or(u32::MAX);
+    let options = Options {
+        bytes: args.size.0,
+        seconds: seconds(args.run).max(1),
+        long_s: seconds(args.long),
+        slowed_by: target.slowed_by,
+    };
+    let found = qualify(&target.path, options, &|next| eprintln!("{next}"));
+    let found = found.map_err(Failure::failed)?;
+    let report = Report { device: &args.device, options, found };
+    output::print(args.output.format, &report, text)
+}
+
+fn target(args: &QualifyArgs) -> Result<Target, Failure> {
+    if let Some(class) = args.device.strip_prefix(EMULATED) {
+        return emulated(class, args);
+    }
+    let path = Path::new(&args.device);
+    let what = |e: std::io::Error| Failure::failed(format!("{}: {}", path.display(), reason(&e)));
+    let kind = std::fs::metadata(path).map_err(what)?.file_type();
+    if kind.is_dir() {
+        let scratch = Scratch::new_in(path, "qualify").map_err(what)?;
+        let file = scratch.join("written");
+        tidepool_lab::fio::fill_file(&file, args.size.0).map_err(Failure::failed)?;
+        return Ok(Target { path: file, slowed_by: 1, _device: None, _scratch: Some(scratch) });
+    }
+    if !kind.is_block_device() {
+        return Err(Failure::usage(format!(
+            "{} is neither a block device nor a directory: name the directory, and a file is made in it",
+            path.display()
+        )));
+    }
+    free(path, args.yes_destroy)?;
+    Ok(Target { path: path.to_path_buf(), slowed_by: 1, _device: None, _scratch: None })
+}
+
+/// Refuses a device that somebody uses, or whose content nobody has given up.
+fn free(path: &Path, yes_destroy: bool) -> Result<(), Failure> {
+    let path =
+        path.canonicalize().map_err(|e| Failure::failed(format!("{}: {}", path.display(), reason(&e))))?;
+    let devices = real::all().map_err(Failure::failed)?;
+    let Some(device) = devices.iter().find(|device| Path::new(&device.path) == path) else {
+        return Err(Failure::failed(format!(
+            "{} is no whole disk; `tidepool lab devices` lists them",
+            path.display()
+        )));
+    };
+    if let Some(why) = &device.in_use {
+        return Err(Failure::failed(format!("{} is not touched: {why}", path.display())));
+    }
+    if !yes_destroy {
+        return Err(Failure::usage(format!("what is on {} will be lost: say --yes-destroy", path.display())));
+    }
+    Ok(())
+}
+
+fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
+    let preset = class(name)?;
+    let scratch =
+        Scratch::new("qualify").map_err(|e| Failure::failed(format!("cannot make a directory: {e}")))?;
+    let spec = preset.spec.slowed(args.slow);
+    let device = Emulated::start(spec, args.size.0, &[], &scratch.join("backing"), &scratch.join("device"));
+    let device = device.map_err(|e| Failure::failed(format!("cannot emulate a device: {e}")))?;
+    let path = device.path();
+    Ok(Target { path, slowed_by: args.slow, _device: Some(device), _scratch: Some(scratch) })
+}
+
+fn text(report: &Report<'_>) -> String {
+    let mut table = output::table(&["LOAD", "IOPS", "MEAN", "P99", "P99.9"], &[1, 2, 3, 4]);
+    for run in &report.found.runs {
+        let figures = run.figures;
+        table.add_row([
+            load(&run.job),
+            format!("{:.0}", figures.iops),
+            output::latency(figures.mean_us),
+            output::latency(figures.p99_us),
+            output::latency(figures.p999_us),
+        ]);
+    }
+    let mut text = output::render(&table);
+    if report.options.slowed_by > 1 {
+        text.push_str(&format!("(an emulated device, figures times {})\n", report.options.slowed_by));
+    }
+    if !report.found.lasting.is_empty() {
+        let parts: Vec<String> =
+            report.found.lasting.iter().map(|part| format!("{:.0}", part * 100.0)).collect();
+        text.push_str(&format!(
+            "speed in the parts of the long run, in % of the first: {}\n",
+            parts.join(" ")
+        ));
+    }
+    let grade = match report.found.grade {
+        Grade::Reject => "REJECT: worse than no SSD",
+        Grade::Poor => "poor: for little load only",
+        Grade::Fair => "fair",
+        Grade::Good => "good",
+    };
+    text.push_str(&format!("\nAs a journal or a cache: {grade}\n"));
+    for reason in &report.found.reasons {
+        text.push_str(&format!("  {reason}\n"));
+    }
+    if report.found.lasting.is_empty() {
+        text.push_str("  not looked at: whether it gets slower as it is written (--long 10m)\n");
+    }
+    if let Some(run) = report.found.runs.first() {
+        text.push_str(&format!("The first line again: {}\n", run.command));
+    }
+    text
+}
