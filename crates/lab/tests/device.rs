@@ -12,7 +12,7 @@ use tidepool_lab::device::{Emulated, Preset, preset};
 /// How much slower a device is here than its class, and seconds for a figure: slow enough for two cores that do something
 /// else as well, and for a disk, which is slow by itself, long enough for some hundred requests.
 fn pace(preset: &Preset) -> (u32, u32) {
-    if preset.spec.is_rotational() { (2, 4) } else { (16, 2) }
+    if preset.spec.is_rotational() { (2, 3) } else { (16, 1) }
 }
 
 /// How far a figure may be off on a machine that does something else as well. `make calibrate` is strict, and wants the
