@@ -1,10 +1,12 @@
 //! Runs fio and reads its figures.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::process;
 
 /// Where fio sends its requests.
 #[derive(Debug, Clone)]
@@ -196,6 +198,12 @@ pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, sec
         "--time_based=1".into(),
         format!("--runtime={seconds}"),
     ]);
+    if job.jobs > 1 {
+        // Each has a part for itself: several at one place would be one write to a device with a cache.
+        let part = size_bytes / u64::from(job.jobs) / job.block_bytes * job.block_bytes;
+        words.retain(|word| !word.starts_with("--size="));
+        words.extend([format!("--size={part}"), format!("--offset_increment={part}")]);
+    }
     if ramp_s > 0 {
         words.push(format!("--ramp_time={ramp_s}"));
     }
@@ -264,7 +272,9 @@ pub fn run_reports(target: &Endpoint, words: &[String]) -> Result<Vec<Value>, Fi
     if let Endpoint::Rbd { conf, .. } = target {
         command.env("CEPH_CONF", conf);
     }
-    let output = command.output().map_err(FioError::NotRun)?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // It ends with this process, however that ends: it overwrites a device.
+    let output = process::spawn(command).and_then(Child::wait_with_output).map_err(FioError::NotRun)?;
     let text = String::from_utf8_lossy(&output.stdout);
     // Engines print notes before the document.
     let start = text.find('{').unwrap_or(text.len());

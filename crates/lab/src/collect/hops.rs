@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const ANSWER_BYTES_MAX: u32 = 16 << 20;
 
 /// The counters that are looked at: section and name in `perf dump`, and what their time is.
-const STAGES: [(&str, &str, Hop); 12] = [
+const STAGES: [(&str, &str, Hop); 13] = [
     ("osd", "op_r_latency", Hop::OsdRead),
     ("osd", "op_w_latency", Hop::OsdWrite),
     ("osd", "op_before_dequeue_op_lat", Hop::OsdQueue),
@@ -24,6 +24,8 @@ const STAGES: [(&str, &str, Hop); 12] = [
     ("bluestore", "state_kv_queued_lat", Hop::KvQueue),
     ("bluestore", "kv_sync_lat", Hop::KvSync),
     ("bluestore", "commit_lat", Hop::StoreCommit),
+    // The same in later releases.
+    ("bluestore", "txc_commit_lat", Hop::StoreCommit),
     ("filestore", "journal_latency", Hop::Journal),
     ("filestore", "queue_transaction_latency_avg", Hop::JournalQueue),
     ("filestore", "apply_latency", Hop::Apply),

@@ -112,7 +112,8 @@ impl Collector {
             let start = last.at;
             let mut samples = Vec::new();
             loop {
-                let next = start + PERIOD * (samples.len() as u32 + 1);
+                // A second after the last one, however late that was: no sample is about less.
+                let next = last.at + PERIOD;
                 let wait = next.saturating_duration_since(Instant::now());
                 let more = matches!(stopped.recv_timeout(wait), Err(RecvTimeoutError::Timeout));
                 let memory = samples.len() % MEMORY_EVERY == 0;

@@ -22,6 +22,7 @@ use fuser::{
 
 use super::model::{Command, Kind, Model};
 use super::spec::{Nanos, Spec};
+use crate::mounts::unmount_below;
 
 /// Name of the whole device in the mounted directory; its parts are `disk1` and so on.
 const NAME: &str = "disk";
@@ -247,13 +248,20 @@ impl Emulated {
 
 impl Drop for Emulated {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take() {
-            let _ = session.umount_and_join();
+        // Also under somebody who has it open still: what is on its way fails, and nobody waits for good.
+        unmount_below(&self.mount);
+        {
+            let mut state = self.shared.lock();
+            state.stop = true;
+            // An answer that is dropped is an I/O error.
+            state.answers.clear();
         }
-        self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         if let Some(timer) = self.timer.take() {
             let _ = timer.join();
+        }
+        if let Some(session) = self.session.take() {
+            let _ = session.umount_and_join();
         }
         let _ = fs::remove_dir(&self.mount);
     }
@@ -282,6 +290,9 @@ impl Shared {
             return answer.send();
         }
         let mut state = self.lock();
+        if state.stop {
+            return;
+        }
         match command.kind {
             Kind::Read => {
                 state.counts.reads += 1;

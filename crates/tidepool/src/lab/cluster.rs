@@ -30,6 +30,9 @@ const STATUS: &str = "status";
 /// Longest wait for the end of a cluster.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
 
+/// A connection to the holder.
+type BufStream = tokio::io::BufReader<tokio::net::UnixStream>;
+
 /// A cluster that is up.
 #[derive(Debug, Serialize, Deserialize)]
 struct Status {
@@ -127,48 +130,51 @@ fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
     let emulation = Emulation::up(directory.path(), &layout).map_err(Failure::failed)?;
     emulation.emulate(true);
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    runtime.block_on(async {
-        let listener = UnixListener::bind(directory.join(CONTROL)).map_err(Failure::failed)?;
-        let mut terminated = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-        let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
-        // Whoever asked for it may have given up meanwhile.
-        let told = writeln!(std::io::stdout(), "{}", emulation.cluster().conf().display());
-        if told.is_err() {
-            return Ok(());
-        }
-        // Whoever reads what `up` prints is not to wait for the end of the cluster.
-        let null = std::fs::File::options().write(true).open("/dev/null").map_err(Failure::failed)?;
-        rustix::stdio::dup2_stderr(null).map_err(Failure::failed)?;
-        loop {
-            let stream = tokio::select! {
-                accepted = listener.accept() => accepted.map_err(Failure::failed)?.0,
-                _ = terminated.recv() => return Ok(()),
-                _ = interrupted.recv() => return Ok(()),
-            };
-            let mut stream = tokio::io::BufReader::new(stream);
-            let mut line = String::new();
-            match stream.read_line(&mut line).await {
-                Ok(_) if line.trim() == STATUS => {
-                    let status =
-                        serde_json::to_string(&status_of(args, &emulation)).map_err(Failure::failed)?;
-                    let _ = stream.write_all(status.as_bytes()).await;
-                }
-                Ok(_) if line.trim() == DOWN => {
-                    drop(emulation);
-                    drop(directory);
-                    // The end of the connection tells that all is gone.
-                    return Ok(());
-                }
-                _ => {}
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let asked = runtime.block_on(serve(args, &directory, &emulation));
+    // In this order: Ceph and the devices before the files below them, and the end of the connection tells that all is gone.
+    drop(emulation);
+    drop(directory);
+    asked.map(drop)
+}
+
+/// Answers until the end is asked for; returns the connection that has asked, if it was not a signal.
+async fn serve(
+    args: &ClusterUpArgs,
+    directory: &Scratch,
+    emulation: &Emulation,
+) -> Result<Option<BufStream>, Failure> {
+    let listener = UnixListener::bind(directory.join(CONTROL)).map_err(Failure::failed)?;
+    let mut terminated = signal(SignalKind::terminate()).map_err(Failure::failed)?;
+    let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+    if writeln!(std::io::stdout(), "{}", emulation.cluster().conf().display()).is_err() {
+        // Whoever asked for it has given up meanwhile.
+        return Ok(None);
+    }
+    // Whoever reads what `up` prints is not to wait for the end of the cluster.
+    let null = std::fs::File::options().write(true).open("/dev/null").map_err(Failure::failed)?;
+    rustix::stdio::dup2_stderr(null).map_err(Failure::failed)?;
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => accepted.map_err(Failure::failed)?.0,
+            _ = terminated.recv() => return Ok(None),
+            _ = interrupted.recv() => return Ok(None),
+        };
+        let mut stream = tokio::io::BufReader::new(stream);
+        let mut line = String::new();
+        match stream.read_line(&mut line).await {
+            Ok(_) if line.trim() == STATUS => {
+                let status = serde_json::to_string(&status_of(args, emulation)).map_err(Failure::failed)?;
+                let _ = stream.write_all(status.as_bytes()).await;
             }
+            Ok(_) if line.trim() == DOWN => return Ok(Some(stream)),
+            _ => {}
         }
-    })
+    }
 }
 
 fn status_of(args: &ClusterUpArgs, emulation: &Emulation) -> Status {
-    let health = emulation.cluster().ceph(&["health"]);
+    let health = emulation.cluster().ceph(&["--connect-timeout", "10", "health"]);
     Status {
         name: args.name.to_string(),
         conf: emulation.cluster().conf().to_path_buf(),
