@@ -1,7 +1,6 @@
 //! `make bench`: the raw device, an NBD server that does nothing, Tidepool, and the uncached image through librbd, measured side by
 //! side by fio in one run.
 
-mod machine;
 mod report;
 mod restart;
 mod rows;
@@ -123,7 +122,7 @@ fn bench(options: &Options) -> Result<(), Failure> {
         Targets::start(&wanted, sizes, &options.dir, options.osd_dir.as_ref().unwrap_or(&options.dir))?;
     let mut results = Results {
         format: 1,
-        machine: machine::look(&options.dir, wanted.iter().any(|target| target.is_cached())),
+        machine: machine::look(&options.dir, &programs.each_ref().map(String::as_str)),
         sizes,
         points: Vec::new(),
         restarts: Vec::new(),

@@ -8,10 +8,13 @@ pub mod cluster;
 pub mod collect;
 pub mod device;
 pub mod fio;
+pub mod machine;
 mod mounts;
 pub mod process;
 pub mod qualify;
+pub mod results;
 pub mod scratch;
+pub mod suite;
 
 pub use cluster::{Cluster, ClusterError, ClusterOptions, Store};
 pub use process::Process;

@@ -14,7 +14,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::device::Counts;
 use proc::{MachineTime, Stat, Traffic};
@@ -25,7 +25,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const MEMORY_EVERY: usize = 5;
 
 /// Kinds of processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Ceph's monitors.
@@ -59,7 +59,7 @@ impl Class {
 }
 
 /// What a kind of process used in a second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time, in percent of one processor.
     pub cpu_percent: f64,
@@ -68,7 +68,7 @@ pub struct Usage {
 }
 
 /// What a network interface carried in a second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Carried {
     /// Bytes per second that came in.
     pub received_bytes_per_s: f64,
@@ -77,7 +77,7 @@ pub struct Carried {
 }
 
 /// One second.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Its end, in milliseconds since the first one began.
     pub at_ms: u64,

@@ -51,7 +51,7 @@ pub struct Emulated {
 }
 
 /// Counters of a device since its start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     /// Read commands.
     pub reads: u64,
@@ -65,6 +65,12 @@ pub struct Counts {
     pub flushes: u64,
     /// Commands that gave space back.
     pub trims: u64,
+    /// Microseconds that reads took, all together.
+    pub read_us: u64,
+    /// Microseconds that writes took, all together, with the flushes of those that are to be on the media.
+    pub write_us: u64,
+    /// Microseconds that flushes took, all together.
+    pub flush_us: u64,
 }
 
 impl Counts {
@@ -77,6 +83,9 @@ impl Counts {
             written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
             flushes: self.flushes.saturating_sub(before.flushes),
             trims: self.trims.saturating_sub(before.trims),
+            read_us: self.read_us.saturating_sub(before.read_us),
+            write_us: self.write_us.saturating_sub(before.write_us),
+            flush_us: self.flush_us.saturating_sub(before.flush_us),
         }
     }
 }
@@ -113,10 +122,18 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     model: Model,
-    answers: HashMap<u64, Answer>,
+    answers: HashMap<u64, Pending>,
     next: u64,
     counts: Counts,
     stop: bool,
+}
+
+/// A command on its way.
+#[derive(Debug)]
+struct Pending {
+    kind: Kind,
+    since: Nanos,
+    answer: Answer,
 }
 
 /// An answer that waits for its time.
@@ -268,10 +285,30 @@ impl Drop for Emulated {
 }
 
 impl State {
-    fn submit(&mut self, now: Nanos, command: Command, answer: Answer) {
+    fn submit(&mut self, now: Nanos, command: Command, pending: Pending) {
         self.next += 1;
-        self.answers.insert(self.next, answer);
+        self.answers.insert(self.next, pending);
         self.model.submit(now, self.next, command);
+    }
+
+    /// A command is complete: returns its answer, unless there is something left to do for it.
+    fn complete(&mut self, id: u64, now: Nanos) -> Option<Answer> {
+        let Pending { kind, since, answer } = self.answers.remove(&id)?;
+        if let Answer::Durable(reply, len) = answer {
+            self.counts.flushes += 1;
+            // The time that it takes is still that of the write.
+            let write = Pending { kind, since, answer: Answer::Write(reply, len) };
+            self.submit(now, FLUSH, write);
+            return None;
+        }
+        let took_us = now.saturating_sub(since) / 1_000;
+        match kind {
+            Kind::Read => self.counts.read_us += took_us,
+            Kind::Write => self.counts.write_us += took_us,
+            Kind::Flush => self.counts.flush_us += took_us,
+            Kind::Trim => {}
+        }
+        Some(answer)
     }
 }
 
@@ -306,7 +343,8 @@ impl Shared {
             Kind::Trim => state.counts.trims += 1,
         }
         let before = state.model.next();
-        state.submit(self.now(), command, answer);
+        let now = self.now();
+        state.submit(now, command, Pending { kind: command.kind, since: now, answer });
         if state.model.next() != before {
             self.changed.notify_one();
         }
@@ -322,13 +360,7 @@ impl Shared {
             let ahead = self.now() + self.lead_ns.load(Ordering::Relaxed);
             state.model.advance(ahead);
             while let Some(id) = state.model.completed() {
-                match state.answers.remove(&id) {
-                    Some(Answer::Durable(reply, len)) => {
-                        state.counts.flushes += 1;
-                        state.submit(ahead, FLUSH, Answer::Write(reply, len));
-                    }
-                    answer => ready.extend(answer),
-                }
+                ready.extend(state.complete(id, ahead));
             }
             if !ready.is_empty() {
                 drop(state);
