@@ -6,7 +6,7 @@ mod restart;
 mod rows;
 mod targets;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -122,7 +122,7 @@ fn bench(options: &Options) -> Result<(), Failure> {
         Targets::start(&wanted, sizes, &options.dir, options.osd_dir.as_ref().unwrap_or(&options.dir))?;
     // Which binary is measured, for the targets that are served by it.
     let tidepool = wanted.iter().any(|target| target.is_cached()).then(tidepool_testkit::daemon::tidepool);
-    let tidepool = tidepool.transpose()?.unwrap_or_else(|| "tidepool".into());
+    let tidepool = tidepool.transpose()?.unwrap_or(Path::new("tidepool"));
     let programs = [&*tidepool.to_string_lossy(), "fio", "nbdkit", "ceph", "rustc"];
     let mut results = Results {
         format: 1,
