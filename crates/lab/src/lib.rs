@@ -10,11 +10,15 @@ pub mod device;
 pub mod fio;
 pub mod machine;
 mod mounts;
+pub mod placement;
 pub mod process;
 pub mod qualify;
+mod random;
 pub mod results;
+pub mod run;
 pub mod scratch;
 pub mod suite;
+pub mod testbed;
 
 pub use cluster::{Cluster, ClusterError, ClusterOptions, Store};
 pub use process::Process;

@@ -40,6 +40,11 @@ fn look_up(path: &str, key: &str) -> String {
     value.unwrap_or("unknown").trim_matches(|c: char| c.is_whitespace() || ":=\"".contains(c)).to_string()
 }
 
+/// The time, UTC (RFC 3339).
+pub fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
 /// Looks at the machine; `directory` is where the files of the measurement are, `programs` are asked for their versions.
 pub fn look(directory: &Path, programs: &[&str]) -> Machine {
     let memory = look_up("/proc/meminfo", "MemTotal");

@@ -8,7 +8,12 @@ use sha2::{Digest, Sha256};
 use crate::fio::{Job, Pattern, Sync};
 
 /// Suites that come with the program: name and text.
-const BUILT_IN: [(&str, &str); 1] = [("which-side", include_str!("suites/which-side.toml"))];
+const BUILT_IN: [(&str, &str); 4] = [
+    ("which-side", include_str!("suites/which-side.toml")),
+    ("iometer-8020", include_str!("suites/iometer-8020.toml")),
+    ("micron", include_str!("suites/micron.toml")),
+    ("journal", include_str!("suites/journal.toml")),
+];
 
 /// A suite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -92,6 +92,11 @@ impl Counters {
         Ok(Counters(dumps.collect::<io::Result<_>>()?))
     }
 
+    /// Counters of several OSDs as one.
+    pub fn joined(all: Vec<Counters>) -> Counters {
+        Counters(all.into_iter().flat_map(|counters| counters.0).collect())
+    }
+
     /// What happened since `before`, over all OSDs.
     pub fn since(&self, before: &Counters) -> Vec<Stage> {
         let stage = |&(section, name, hop): &(&str, &str, Hop)| {

@@ -45,6 +45,30 @@ pub enum Class {
 }
 
 impl Class {
+    /// All of them.
+    pub const ALL: [Class; 7] = [
+        Class::Mon,
+        Class::Mgr,
+        Class::Osd,
+        Class::Tidepool,
+        Class::Client,
+        Class::Lab,
+        Class::Other,
+    ];
+
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Mon => "mon",
+            Class::Mgr => "mgr",
+            Class::Osd => "osd",
+            Class::Tidepool => "tidepool",
+            Class::Client => "client",
+            Class::Lab => "lab",
+            Class::Other => "other",
+        }
+    }
+
     fn of(stat: &Stat) -> Class {
         match stat.name.as_str() {
             _ if stat.pid == std::process::id() => Class::Lab,

@@ -205,6 +205,12 @@ impl Emulated {
         self.shared.lock().counts
     }
 
+    /// What tells what it has done as long as it is there, also on another thread.
+    pub fn counter(&self) -> impl Fn() -> Counts + Send + use<> {
+        let shared = self.shared.clone();
+        move || shared.lock().counts
+    }
+
     /// The time that a command spends on its way through the kernel, and that is taken off its answer's time.
     pub fn lead(&self) -> Duration {
         Duration::from_nanos(self.shared.lead_ns.load(Ordering::Relaxed))

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::cluster::{Emulation, Layout};
+use tidepool_lab::placement::{Arrangement, Layer};
+use tidepool_lab::testbed::{Layout, Testbed};
 use tidepool_lab::{Scratch, scratch};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
@@ -41,7 +42,7 @@ struct Status {
     osds: u32,
     replicas: u32,
     disk: String,
-    ssd: Option<String>,
+    placement: String,
     slowed_by: u32,
     health: String,
 }
@@ -108,32 +109,48 @@ fn words(args: &ClusterUpArgs) -> Vec<String> {
         format!("--replicas={}", args.replicas),
         format!("--slow={}", args.slow),
     ];
-    words.extend(args.ssd.iter().map(|ssd| format!("--ssd={ssd}")));
+    words.extend([format!("--placement={}", args.placement), format!("--ssd={}", args.ssd)]);
     words
 }
 
-fn layout(args: &ClusterUpArgs) -> Result<Layout, Failure> {
-    Ok(Layout {
+/// What is asked for.
+fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
+    let arrangement = Arrangement::parse(&args.placement).map_err(Failure::usage)?;
+    if let Some(front) = arrangement.within(&[Layer::Client]).next() {
+        return Err(Failure::usage(format!(
+            "{} is between a client and the cluster: a cluster comes up without it",
+            front.name()
+        )));
+    }
+    arrangement.probe().map_err(Failure::failed)?;
+    let ssd = arrangement.ssd.as_ref().unwrap_or(&args.ssd);
+    let ssd = (arrangement.ssd_users() > 0).then(|| class(ssd)).transpose()?;
+    let layout = Layout {
         disk: class(&args.disk)?,
         disks: args.disks,
         osds_per_disk: args.osds_per_disk,
         disk_bytes: args.disk_size.0,
-        ssd: args.ssd.as_deref().map(class).transpose()?.map(|preset| (preset, args.ssd_size.0)),
+        ssd: ssd.map(|preset| (preset, args.ssd_size.0)),
         replicas: args.replicas,
         slowed_by: args.slow,
-    })
+        ssd_shares: arrangement.ssd_users(),
+        ceph_conf: Vec::new(),
+    };
+    Ok((layout, arrangement))
 }
 
 /// Holds a cluster until `down`, SIGTERM or SIGINT.
 fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
-    let layout = layout(args)?;
+    let (layout, arrangement) = layout(args)?;
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
-    let emulation = Emulation::up(directory.path(), &layout).map_err(Failure::failed)?;
-    emulation.emulate(true);
+    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let testbed =
+        Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;
+    testbed.emulate(true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    let asked = runtime.block_on(serve(args, &directory, &emulation));
+    let asked = runtime.block_on(serve(args, &directory, &testbed));
     // In this order: Ceph and the devices before the files below them, and the end of the connection tells that all is gone.
-    drop(emulation);
+    drop(testbed);
     drop(directory);
     asked.map(drop)
 }
@@ -142,12 +159,12 @@ fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
 async fn serve(
     args: &ClusterUpArgs,
     directory: &Scratch,
-    emulation: &Emulation,
+    testbed: &Testbed,
 ) -> Result<Option<BufStream>, Failure> {
     let listener = UnixListener::bind(directory.join(CONTROL)).map_err(Failure::failed)?;
     let mut terminated = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
-    if writeln!(std::io::stdout(), "{}", emulation.cluster().conf().display()).is_err() {
+    if writeln!(std::io::stdout(), "{}", testbed.cluster().conf().display()).is_err() {
         // Whoever asked for it has given up meanwhile.
         return Ok(None);
     }
@@ -164,7 +181,7 @@ async fn serve(
         let mut line = String::new();
         match stream.read_line(&mut line).await {
             Ok(_) if line.trim() == STATUS => {
-                let status = serde_json::to_string(&status_of(args, emulation)).map_err(Failure::failed)?;
+                let status = serde_json::to_string(&status_of(args, testbed)).map_err(Failure::failed)?;
                 let _ = stream.write_all(status.as_bytes()).await;
             }
             Ok(_) if line.trim() == DOWN => return Ok(Some(stream)),
@@ -173,15 +190,15 @@ async fn serve(
     }
 }
 
-fn status_of(args: &ClusterUpArgs, emulation: &Emulation) -> Status {
-    let health = emulation.cluster().ceph(&["--connect-timeout", "10", "health"]);
+fn status_of(args: &ClusterUpArgs, testbed: &Testbed) -> Status {
+    let health = testbed.cluster().ceph(&["--connect-timeout", "10", "health"]);
     Status {
         name: args.name.to_string(),
-        conf: emulation.cluster().conf().to_path_buf(),
+        conf: testbed.cluster().conf().to_path_buf(),
         osds: args.disks * args.osds_per_disk,
         replicas: args.replicas,
         disk: args.disk.clone(),
-        ssd: args.ssd.clone(),
+        placement: args.placement.clone(),
         slowed_by: args.slow,
         health: health.unwrap_or_else(|e| e.to_string()),
     }
@@ -226,7 +243,7 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
     }
     output::print(args.format, &clusters, |clusters| {
         let mut table = output::table(
-            &["CLUSTER", "OSDS", "COPIES", "DISKS", "SSD", "SLOWED", "HEALTH", "CONF"],
+            &["CLUSTER", "OSDS", "COPIES", "DISKS", "PLACEMENT", "SLOWED", "HEALTH", "CONF"],
             &[1, 2, 5],
         );
         for cluster in clusters {
@@ -235,7 +252,7 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
                 cluster.osds.to_string(),
                 cluster.replicas.to_string(),
                 cluster.disk.clone(),
-                cluster.ssd.clone().unwrap_or_else(|| "-".into()),
+                cluster.placement.clone(),
                 cluster.slowed_by.to_string(),
                 cluster.health.lines().next().unwrap_or_default().to_string(),
                 cluster.conf.display().to_string(),
