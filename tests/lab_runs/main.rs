@@ -1,0 +1,218 @@
+//! The lab's measurements: what is not what was meant does not count, what was interrupted goes on, and nothing is left.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tidepool_lab::Scratch;
+use tidepool_lab::results::{Results, Run};
+use tidepool_lab::run::{Options, Progress, RunError, run};
+use tidepool_lab::suite::Suite;
+
+/// Longest wait for something that a running lab is to do.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A suite in a file: small, and with these placements, lines for its ground, and workloads.
+fn suite(directory: &Path, placements: &str, ground: &str, workloads: &[(&str, &str)]) -> PathBuf {
+    let mut text = format!(
+        "name = \"small\"\nquestion = \"does it count?\"\nplacements = [{placements}]\nbaseline = \"bluestore-colocated\"\n\
+         deciding = \"{}\"\nrepeats = 1\nseconds = 2\nramp_s = 0\n[ground]\ndisk = \"ssd-sata-plp\"\ndisks = [2]\n\
+         osds_per_disk = [1]\ndisk_bytes = 4294967296\nssd = \"nvme\"\nssd_bytes = 1073741824\nslowed_by = 16\n\
+         delay_us = 0\nimage_bytes = 268435456\n{ground}\n",
+        workloads[0].0
+    );
+    for (name, lines) in workloads {
+        text.push_str(&format!(
+            "[[workload]]\nname = \"{name}\"\ntitle = \"{name}\"\nblock_bytes = 4096\ndepth = [8]\ncaches = \"warm\"\n{lines}\n"
+        ));
+    }
+    let path = directory.join("small.toml");
+    fs::write(&path, text).expect("a file");
+    path
+}
+
+fn options<'a>(directory: &Path, suite: &Path, stop: &'a AtomicBool) -> Options<'a> {
+    Options {
+        suite: Suite::find(&suite.to_string_lossy()).expect("a suite"),
+        quick: true,
+        seed: 1,
+        command: String::new(),
+        program: tidepool_testkit::daemon::tidepool().expect("the program").into(),
+        parent: directory.into(),
+        out: directory.join("results.json"),
+        restart: false,
+        stop,
+        unfilled: false,
+    }
+}
+
+fn found<'a>(results: &'a Results, placement: &str, workload: &str) -> &'a Run {
+    let of = |run: &&Run| run.cell.placement == placement && run.cell.workload == workload;
+    results.runs.iter().find(of).unwrap_or_else(|| panic!("{placement} {workload} was measured"))
+}
+
+/// Why a run does not count, as one text.
+fn faults(run: &Run) -> String {
+    run.invalid.join("; ")
+}
+
+#[test]
+fn unwritten_images_and_dead_osds_make_runs_that_do_not_count() {
+    let scratch = Scratch::new("lab-runs").expect("a directory");
+    let set = "set_bytes = 268435456";
+    let suite = suite(
+        scratch.path(),
+        "\"bluestore-colocated\"",
+        "replicas = 2\nosd_cache_bytes = 67108864",
+        &[("read", &format!("rw = \"randread\"\n{set}")), ("write", &format!("rw = \"randwrite\"\n{set}"))],
+    );
+    let stop = AtomicBool::new(false);
+    let options = Options { unfilled: true, ..options(scratch.path(), &suite, &stop) };
+    // An OSD dies before the run that writes.
+    let kill = |progress: &Progress| {
+        if progress.what.contains(" write ") {
+            let osd = children("ceph-osd").into_iter().next().expect("an OSD");
+            rustix::process::kill_process(osd, rustix::process::Signal::KILL).expect("it is ours");
+        }
+    };
+    let results = run(options, &kill).expect("it runs to its end");
+    let read = found(&results, "bluestore-colocated", "read");
+    assert!(faults(read).contains("only 0 were ever written"), "{}", faults(read));
+    let write = found(&results, "bluestore-colocated", "write");
+    assert!(faults(write).contains("1 of 2 OSDs did not answer"), "{}", faults(write));
+}
+
+#[test]
+fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
+    let scratch = Scratch::new("lab-runs").expect("a directory");
+    let suite = suite(
+        scratch.path(),
+        "\"bluestore-colocated\", \"librbd-cache\", \"host-tidepool\", \"host-tidepool-replicated\"",
+        "replicas = 1\nosd_cache_bytes = 67108864",
+        &[
+            ("mixed", "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"host-tidepool\"]"),
+            ("small", "rw = \"randread\"\nset_bytes = 67108864\nplacements = [\"bluestore-colocated\"]"),
+            ("memory", "rw = \"randread\"\nset_bytes = 16777216\nplacements = [\"librbd-cache\"]"),
+        ],
+    );
+    let stop = AtomicBool::new(false);
+    let results = run(options(scratch.path(), &suite, &stop), &|_| ()).expect("it runs to its end");
+    let small = found(&results, "bluestore-colocated", "small");
+    assert!(faults(small).contains("that the placement does not name"), "{}", faults(small));
+    let memory = found(&results, "librbd-cache", "memory");
+    assert_eq!(faults(memory), "", "a cache in memory is what is measured there");
+    let bound = memory.lower_bound.as_deref().unwrap_or_default();
+    assert!(bound.contains("saturated"), "{:?} {:?}", memory.figures, memory.cpu_us_per_io);
+    for placement in ["bluestore-colocated", "host-tidepool"] {
+        let mixed = found(&results, placement, "mixed");
+        assert_eq!(faults(mixed), "", "{placement}");
+        let (reads, writes) = (mixed.reads.expect("reads").iops, mixed.writes.expect("writes").iops);
+        assert!((3.0..5.0).contains(&(reads / writes)), "{placement}: {reads} and {writes}");
+        assert!(mixed.samples.len() >= 2 && !mixed.histogram.is_empty(), "{placement}");
+    }
+    let cached = &found(&results, "host-tidepool", "mixed").placement["client"];
+    assert!(cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(), "it was warm: {cached}");
+    assert!(results.not_run.iter().any(|not_run| not_run.placement == "host-tidepool-replicated"));
+    assert!(results.testbeds[0].proofs.contains_key("host-tidepool"), "{:?}", results.testbeds);
+    // What is there is not thrown away by a second start.
+    let again = run(options(scratch.path(), &suite, &stop), &|_| ());
+    assert!(matches!(again, Err(RunError::Finished(_))), "{again:?}");
+    assert_no_traces(scratch.path());
+}
+
+#[test]
+fn a_run_that_is_killed_or_interrupted_goes_on_and_leaves_nothing() {
+    let scratch = Scratch::new("lab-runs").expect("a directory");
+    let workloads = ["a", "b", "c"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));
+    // FileStore has a filesystem on a loop device: more to leave behind than any other.
+    let placements = "\"bluestore-colocated\", \"filestore-journal\"";
+    let suite = suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
+    let (out, part) = (scratch.join("out.json"), scratch.join("out.json.part"));
+    let work = scratch.join("w");
+    fs::create_dir(&work).expect("a directory");
+    let lab = |words: &[&str]| {
+        let mut command = Command::new(tidepool_testkit::daemon::tidepool().expect("the program"));
+        command.args(["lab", "run"]).arg(&suite).args(["--seed", "1", "--out"]).arg(&out).args(words);
+        command.env("TMPDIR", &work).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let first = start(lab(&[]), |_| lines(&part, "run") >= 1);
+    let dead = end(first, rustix::process::Signal::KILL);
+    assert!(!dead.status.success());
+    let begun = |at: usize| serde_json::from_str::<Value>(nth_run(&part, at).as_str()).expect("a line");
+    let before = begun(0);
+
+    let second = start(lab(&[]), |_| lines(&part, "run") >= 3);
+    let interrupted = end(second, rustix::process::Signal::INT);
+    let says = String::from_utf8_lossy(&interrupted.stderr).into_owned();
+    assert_eq!(interrupted.status.code(), Some(1), "{says}");
+    assert!(says.contains("goes on where it was"), "{says}");
+    assert_no_traces(&work);
+
+    let third = lab(&["--format", "json"]).output().expect("it runs");
+    assert!(third.status.success(), "{}", String::from_utf8_lossy(&third.stderr));
+    let results: Results = serde_json::from_slice(&third.stdout).expect("results");
+    assert_eq!(results.runs.len(), 6);
+    assert_eq!(serde_json::to_value(&results.runs[0]).expect("JSON"), before["run"], "it was kept");
+    assert!(out.exists() && !part.exists());
+    assert_no_traces(&work);
+}
+
+/// Starts the lab in a process group of its own and waits until it has come so far.
+fn start(mut command: Command, so_far: impl Fn(&Path) -> bool) -> Child {
+    let mut child = command.process_group(0).spawn().expect("it starts");
+    let begun = Instant::now();
+    while !so_far(Path::new("")) {
+        assert!(begun.elapsed() < LIMIT, "it does not get so far");
+        if let Some(status) = child.try_wait().expect("a child") {
+            let output = child.wait_with_output().expect("its output");
+            panic!("it ended with {status}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child
+}
+
+fn end(child: Child, signal: rustix::process::Signal) -> Output {
+    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("an id");
+    rustix::process::kill_process(pid, signal).expect("it is ours");
+    child.wait_with_output().expect("its output")
+}
+
+/// Whole lines of a run in the making that tell of `what`.
+fn lines(part: &Path, what: &str) -> usize {
+    let text = fs::read_to_string(part).unwrap_or_default();
+    text.split_inclusive('\n').filter(|line| line.starts_with(&format!("{{\"{what}\"")) && line.ends_with('\n')).count()
+}
+
+fn nth_run(part: &Path, at: usize) -> String {
+    let text = fs::read_to_string(part).expect("a run in the making");
+    text.lines().filter(|line| line.starts_with("{\"run\"")).nth(at).expect("a run").to_string()
+}
+
+/// Processes of that name that descend from this one.
+fn children(name: &str) -> Vec<rustix::process::Pid> {
+    let output = Command::new("pgrep").args(["-x", name, "-P", &std::process::id().to_string()]).output();
+    let text = String::from_utf8(output.expect("pgrep runs").stdout).expect("numbers");
+    text.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)).collect()
+}
+
+/// No process, mount, loop device or file has `directory` in its name.
+fn assert_no_traces(directory: &Path) {
+    let name = directory.to_str().expect("a name");
+    let processes = Command::new("pgrep").args(["-af", &format!("^(ceph|nbdfuse|fio|rbd).*{name}")]).output();
+    let processes = String::from_utf8(processes.expect("pgrep runs").stdout).expect("text");
+    assert_eq!(processes, "");
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    assert!(!mounts.contains(name), "{mounts}");
+    let loops = Command::new("losetup").args(["-a"]).output().expect("losetup runs");
+    let loops = String::from_utf8_lossy(&loops.stdout).into_owned();
+    assert!(!loops.contains(name), "{loops}");
+    let base = directory.join(format!("tidepool-{}", rustix::process::getuid().as_raw()));
+    let left: Vec<_> = fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
