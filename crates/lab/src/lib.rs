@@ -1,4 +1,5 @@
-//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface, and emulated devices.
+//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface or in a network of their
+//! own ([`network`]), and emulated devices.
 //!
 //! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files, up in seconds, gone when it is dropped, and gone too
 //! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
@@ -9,9 +10,11 @@ pub mod collect;
 pub mod device;
 pub mod fio;
 mod mounts;
+pub mod network;
 pub mod process;
 pub mod qualify;
 pub mod scratch;
+mod switch;
 
 pub use cluster::{Cluster, ClusterError, ClusterOptions, Store};
 pub use process::Process;
