@@ -2,8 +2,9 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
-use super::{Cluster, ClusterError, ClusterOptions, Store, io as failed};
+use super::{Cluster, ClusterError, ClusterOptions, Servers, Store, io as failed};
 use crate::device::{Emulated, Preset};
 use crate::scratch::Scratch;
 
@@ -27,6 +28,19 @@ pub struct Layout {
     pub replicas: u32,
     /// How much slower than their class the devices are.
     pub slowed_by: u32,
+    /// Servers among which the disks are dealt out, in a network of their own; with 0 all is on the loopback interface.
+    pub servers: u32,
+    /// How long each packet is on its way between two of them; needs servers.
+    pub delay: Option<Duration>,
+}
+
+impl Layout {
+    /// The servers, with all OSDs of a disk on one of them.
+    fn servers(&self) -> Option<Servers> {
+        let of = |osd: u32| osd % self.disks % self.servers;
+        let osds = 0..self.disks * self.osds_per_disk;
+        (self.servers > 0).then(|| Servers { count: self.servers, of_osds: osds.map(of).collect() })
+    }
 }
 
 /// A running cluster with the devices below it. Dropping it ends all and removes their files.
@@ -89,6 +103,8 @@ impl Emulation {
             parent: Some(parent.to_path_buf()),
             stores: stores.collect(),
             replicas: layout.replicas,
+            servers: layout.servers(),
+            delay: layout.delay,
             ..ClusterOptions::default()
         };
         let cluster = Cluster::up(&options)?;
