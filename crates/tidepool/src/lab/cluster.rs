@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tidepool_daemon::failure::Failure;
 use tidepool_lab::cluster::{Emulation, Layout};
+use tidepool_lab::network::Network;
 use tidepool_lab::{Scratch, scratch};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
@@ -40,7 +41,18 @@ struct Status {
     disk: String,
     ssd: Option<String>,
     slowed_by: u32,
+    nodes: u32,
+    /// What goes before a command that is to reach it: where it has a network, that leads to its client's node.
+    enter: Option<String>,
     health: String,
+}
+
+impl Status {
+    /// A command for example.
+    fn example(&self) -> String {
+        let enter = self.enter.iter().fold(String::new(), |line, enter| line + enter + " ");
+        format!("{enter}ceph -c {} status", self.conf.display())
+    }
 }
 
 /// Runs the command.
@@ -63,12 +75,19 @@ fn up(args: &ClusterUpArgs) -> Result<(), Failure> {
         )));
     }
     layout(args)?;
+    let mut args = args.clone();
+    if args.nodes > 0
+        && let Err(why) = Network::available(None)
+    {
+        eprintln!("the cluster will be on the loopback interface: {why}");
+        args.nodes = 0;
+    }
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut command = Command::new(program);
     // A group of its own: Ctrl-C at the terminal is not for it.
     command
         .args(["lab", "cluster", "hold"])
-        .args(words(args))
+        .args(words(&args))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -85,11 +104,11 @@ fn up(args: &ClusterUpArgs) -> Result<(), Failure> {
         return Err(Failure::failed(format!("the cluster {} is not up: {why}", args.name)));
     }
     println!("{}", line.trim_end());
-    eprintln!(
-        "until `tidepool lab cluster down {}`; for example: ceph -c {} status",
-        args.name,
-        line.trim_end()
-    );
+    let example = match find(args.name.as_str()).filter(|_| args.nodes > 0) {
+        Some(directory) => status_in(&directory)?.example(),
+        None => format!("ceph -c {} status", line.trim_end()),
+    };
+    eprintln!("until `tidepool lab cluster down {}`; for example: {example}", args.name);
     Ok(())
 }
 
@@ -104,6 +123,7 @@ fn words(args: &ClusterUpArgs) -> Vec<String> {
         format!("--ssd-size={}", args.ssd_size),
         format!("--replicas={}", args.replicas),
         format!("--slow={}", args.slow),
+        format!("--nodes={}", args.nodes),
     ];
     words.extend(args.ssd.iter().map(|ssd| format!("--ssd={ssd}")));
     words
@@ -118,6 +138,8 @@ fn layout(args: &ClusterUpArgs) -> Result<Layout, Failure> {
         ssd: args.ssd.as_deref().map(class).transpose()?.map(|preset| (preset, args.ssd_size.0)),
         replicas: args.replicas,
         slowed_by: args.slow,
+        servers: args.nodes,
+        delay: None,
     })
 }
 
@@ -169,6 +191,7 @@ fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
 
 fn status_of(args: &ClusterUpArgs, emulation: &Emulation) -> Status {
     let health = emulation.cluster().ceph(&["health"]);
+    let network = emulation.cluster().network();
     Status {
         name: args.name.to_string(),
         conf: emulation.cluster().conf().to_path_buf(),
@@ -177,6 +200,8 @@ fn status_of(args: &ClusterUpArgs, emulation: &Emulation) -> Status {
         disk: args.disk.clone(),
         ssd: args.ssd.clone(),
         slowed_by: args.slow,
+        nodes: args.nodes,
+        enter: network.map(|network| format!("nsenter --net=/proc/{}/ns/net", network.client().id())),
         health: health.unwrap_or_else(|e| e.to_string()),
     }
 }
@@ -211,17 +236,21 @@ fn ask(directory: &Path, what: &str) -> Result<String, Failure> {
     Ok(answer)
 }
 
+/// What the holder of the cluster in `directory` says of it.
+fn status_in(directory: &Path) -> Result<Status, Failure> {
+    serde_json::from_str(&ask(directory, STATUS)?).map_err(Failure::failed)
+}
+
 fn status(args: &OutputArgs) -> Result<(), Failure> {
     scratch::sweep_leftovers().map_err(Failure::failed)?;
     let mut clusters: Vec<Status> = Vec::new();
     for (_, directory) in running() {
-        let answer = ask(&directory, STATUS)?;
-        clusters.push(serde_json::from_str(&answer).map_err(Failure::failed)?);
+        clusters.push(status_in(&directory)?);
     }
     output::print(args.format, &clusters, |clusters| {
         let mut table = output::table(
-            &["CLUSTER", "OSDS", "COPIES", "DISKS", "SSD", "SLOWED", "HEALTH", "CONF"],
-            &[1, 2, 5],
+            &["CLUSTER", "OSDS", "COPIES", "DISKS", "SSD", "SLOWED", "NODES", "HEALTH", "CONF"],
+            &[1, 2, 5, 6],
         );
         for cluster in clusters {
             table.add_row([
@@ -231,11 +260,15 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
                 cluster.disk.clone(),
                 cluster.ssd.clone().unwrap_or_else(|| "-".into()),
                 cluster.slowed_by.to_string(),
+                cluster.nodes.to_string(),
                 cluster.health.lines().next().unwrap_or_default().to_string(),
                 cluster.conf.display().to_string(),
             ]);
         }
-        output::render(&table)
+        let examples = clusters.iter().filter(|cluster| cluster.enter.is_some());
+        examples.fold(output::render(&table), |text, cluster| {
+            format!("{text}\n{}, for example: {}", cluster.name, cluster.example())
+        })
     })
 }
 
