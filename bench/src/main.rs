@@ -1,13 +1,12 @@
 //! `make bench`: the raw device, an NBD server that does nothing, Tidepool, and the uncached image through librbd, measured side by
 //! side by fio in one run.
 
-mod machine;
 mod report;
 mod restart;
 mod rows;
 mod targets;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -15,7 +14,7 @@ use report::{Point, Results};
 use rows::{ROWS, Row};
 use targets::{Target, Targets};
 use tidepool_lab::ClusterError;
-use tidepool_lab::fio;
+use tidepool_lab::{fio, machine};
 
 /// Measures Tidepool beside the raw device, an empty NBD server and the uncached image.
 #[derive(Debug, Parser)]
@@ -121,9 +120,13 @@ fn bench(options: &Options) -> Result<(), Failure> {
     let rows: Vec<&Row> = rows.collect();
     let targets =
         Targets::start(&wanted, sizes, &options.dir, options.osd_dir.as_ref().unwrap_or(&options.dir))?;
+    // Which binary is measured, for the targets that are served by it.
+    let tidepool = wanted.iter().any(|target| target.is_cached()).then(tidepool_testkit::daemon::tidepool);
+    let tidepool = tidepool.transpose()?.unwrap_or(Path::new("tidepool"));
+    let programs = [&*tidepool.to_string_lossy(), "fio", "nbdkit", "ceph", "rustc"];
     let mut results = Results {
         format: 1,
-        machine: machine::look(&options.dir, wanted.iter().any(|target| target.is_cached())),
+        machine: machine::look(&options.dir, &programs),
         sizes,
         points: Vec::new(),
         restarts: Vec::new(),

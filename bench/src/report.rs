@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 use tidepool_lab::fio::Figures;
+use tidepool_lab::machine::Machine;
 
 use crate::Sizes;
-use crate::machine::Machine;
 use crate::restart::Restart;
 use crate::rows::ROWS;
 use crate::targets::Target;

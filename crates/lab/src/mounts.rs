@@ -8,15 +8,17 @@ use std::process::{Command, Stdio};
 
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Unmounts what is mounted below `directory`, the innermost first. A server that is gone would make the directory
-/// impossible to remove.
+/// Unmounts what is mounted at or below `directory`, the innermost first, whoever uses it. A server that is gone would make
+/// the directory impossible to remove.
 pub(crate) fn unmount_below(directory: &Path) {
     let Ok(table) = fs::read("/proc/self/mountinfo") else { return };
+    // The table has no symbolic links. The directory itself is none of the dead mounts, so it can be looked at.
+    let Ok(directory) = directory.canonicalize() else { return };
     let points = table.split(|&byte| byte == b'\n').filter_map(mount_point);
-    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(directory)).collect();
+    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(&directory)).collect();
     below.sort();
     for point in below.iter().rev() {
-        if unmount(point, UnmountFlags::DETACH).is_err() {
+        if unmount(point, UnmountFlags::DETACH | UnmountFlags::FORCE).is_err() {
             // Who is not root may unmount what is mounted with FUSE through its helper.
             let mut command = Command::new("fusermount3");
             command

@@ -44,6 +44,12 @@ pub fn spawn(command: Command) -> io::Result<Child> {
     result.recv().map_err(|_| io::Error::other("the thread that starts processes has ended"))?
 }
 
+/// Where `program` is found on the PATH.
+pub fn find(program: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|found| found.is_file())
+}
+
 /// Forks and executes `command` on the calling thread.
 fn fork(mut command: Command) -> io::Result<Child> {
     let parent = rustix::process::getpid();

@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::device::calibrate::CARRIED_IOPS_MAX;
 use crate::fio::{self, Endpoint, Figures, FioError, Job, Pattern, Sync};
 
 /// Writers beside each other for which the device is measured.
@@ -50,7 +51,9 @@ pub struct Options {
     pub seconds: u32,
     /// Seconds of the long run that shows whether the device gets slower as it is written; 0 for none.
     pub long_s: u32,
-    /// The device is emulated and so many times slower than what it stands for, which is what is graded.
+    /// The device is emulated.
+    pub emulated: bool,
+    /// It is so many times slower than what it stands for, which is what is graded.
     pub slowed_by: u32,
 }
 
@@ -103,8 +106,17 @@ pub fn qualify(path: &Path, options: Options, progress: &dyn Fn(&str)) -> Result
         words.push(format!("--status-interval={part_s}"));
         lasting = relative(&fio::run_reports(&endpoint, &words)?);
     }
-    let (grade, reasons) = grade(&runs, &lasting);
+    let (grade, mut reasons) = grade(&runs, &lasting);
+    if emulated_too_fast(&runs, options) {
+        reasons.push("more than a file in user space carries: emulate it slower".into());
+    }
     Ok(Qualification { grade, reasons, runs, lasting })
+}
+
+/// Whether the first run met the limit of the emulation instead of that of the device.
+fn emulated_too_fast(runs: &[Run], options: Options) -> bool {
+    let base = runs.first().map_or(0.0, |run| run.figures.iops);
+    options.emulated && base / f64::from(options.slowed_by) > CARRIED_IOPS_MAX
 }
 
 /// Speeds between the reports of one run, relative to the first.

@@ -100,7 +100,9 @@ impl Drop for Scratch {
             unmount_below(&self.path);
             let _ = fs::remove_dir_all(&self.path);
         }
-        let _ = fs::remove_file(&self.lock_path);
+        if self.keep || !self.path.exists() {
+            let _ = fs::remove_file(&self.lock_path);
+        }
     }
 }
 
@@ -115,8 +117,11 @@ fn sweep(base: &Path) -> io::Result<()> {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let directory = lock_path.with_extension("");
             unmount_below(&directory);
-            let _ = fs::remove_dir_all(directory);
-            let _ = fs::remove_file(&lock_path);
+            let _ = fs::remove_dir_all(&directory);
+            // What could not be removed is left to the next one.
+            if !directory.exists() {
+                let _ = fs::remove_file(&lock_path);
+            }
         }
     }
     Ok(())

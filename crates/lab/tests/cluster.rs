@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use tidepool_lab::Scratch;
-use tidepool_lab::cluster::{Emulation, Layout};
 use tidepool_lab::collect::hops::{Counters, Hop};
 use tidepool_lab::device::preset;
+use tidepool_lab::placement::Arrangement;
+use tidepool_lab::testbed::{Layout, Testbed};
 
 #[test]
 fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
@@ -23,9 +24,15 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         slowed_by: 4,
         servers: 0,
         delay: None,
+        ssd_shares: 1,
+        ceph_conf: Vec::new(),
     };
-    let emulation = Emulation::up(outer.path(), &layout).expect("a cluster");
-    let cluster = emulation.cluster();
+    let arrangement = Arrangement::parse("bluestore-dbwal").expect("a placement");
+    // No part of this placement is the program's.
+    let testbed = Testbed::up(outer.path(), Path::new("tidepool"), &layout, &arrangement).expect("a cluster");
+    let cluster = testbed.cluster();
+    let proof = testbed.verify().expect("it is in place").to_string();
+    assert!(proof.contains("block.db"), "{proof}");
     let stored = |osd: u32| {
         let text =
             cluster.ceph(&["osd", "metadata", &osd.to_string(), "--format", "json"]).expect("metadata");
@@ -34,11 +41,11 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
     for osd in 0..2 {
         let metadata = stored(osd);
         assert_eq!(metadata["bluefs_dedicated_db"], "1", "{metadata}");
-        assert_eq!(metadata["bluestore_bdev_size"], (4u64 << 30).to_string(), "{metadata}");
+        assert_eq!(metadata["bluestore_bdev_size"], (4096u64 - 32 << 20).to_string(), "{metadata}");
     }
-    emulation.emulate(true);
+    testbed.emulate(true);
     let written = |name: &str| {
-        emulation.devices().find(|(found, _)| *found == name).expect("it").1.counts().written_bytes
+        testbed.devices().find(|(found, _)| *found == name).expect("it").1.counts().written_bytes
     };
     let before = (written("disk0"), written("ssd"));
     let counters = || {
@@ -53,7 +60,7 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
     let stages = counters().since(&begin);
     let mean = |hop| stages.iter().find(|stage| stage.hop == hop).expect("it was gone").mean_us;
     assert!(mean(Hop::OsdWrite) > mean(Hop::StoreCommit), "a part is less than the whole: {stages:?}");
-    drop(emulation);
+    drop(testbed);
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!mounts.contains(outer.path().to_str().expect("a path")), "{mounts}");
     assert!(is_empty(outer.path()), "nothing is left");

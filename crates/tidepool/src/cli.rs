@@ -64,6 +64,44 @@ pub enum LabCommand {
     Qualify(QualifyArgs),
     /// Throw-away Ceph clusters on emulated devices.
     Cluster(ClusterArgs),
+    /// List the places where an SSD can stand, and whether they are possible here.
+    Placements(OutputArgs),
+    /// List the suites that come with the program.
+    Suites(OutputArgs),
+    /// Measure a suite: bring clusters up, put the SSD into each place, let clients work.
+    Run(LabRunArgs),
+}
+
+/// Options of `lab run`.
+#[derive(Debug, Args)]
+pub struct LabRunArgs {
+    /// A suite that `lab suites` lists, or a TOML file of the same form.
+    pub suite: String,
+    /// Shorter runs, smaller sets, fewer queue depths, as the suite says.
+    #[arg(long)]
+    pub quick: bool,
+    /// Say what would be done, with commands, time and bytes, and do nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Where the results go [default: SUITE.json, or SUITE-quick.json]. A run that was interrupted goes on when the
+    /// same command is given again.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Begin anew and replace what is there.
+    #[arg(long)]
+    pub restart: bool,
+    /// What the order of measurements is drawn from [default: another one every time].
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+    /// Where clusters and devices have their files meanwhile [default: $TMPDIR, or /var/tmp].
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Do not fill images before they are read, to see that such runs do not count.
+    #[arg(long, hide = true)]
+    pub unfilled: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Options of `lab cluster`.
@@ -109,9 +147,12 @@ pub struct ClusterUpArgs {
     /// Size of a disk.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub disk_size: Size,
-    /// Class of an SSD that holds database and log of all OSDs.
-    #[arg(long, value_name = "CLASS")]
-    pub ssd: Option<String>,
+    /// How OSDs keep their data and where an SSD stands, such as bluestore-dbwal; `lab placements` lists them.
+    #[arg(long, value_name = "NAME[+NAME]", default_value = "bluestore-colocated")]
+    pub placement: String,
+    /// Class of the SSD, if the placement has one.
+    #[arg(long, value_name = "CLASS", default_value = "ssd-sata-plp")]
+    pub ssd: String,
     /// Size of the SSD.
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub ssd_size: Size,

@@ -99,16 +99,18 @@ fn a_cluster_stays_until_it_is_told_to_go_and_a_killed_one_leaves_nothing() {
         processes(parent.path()).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
     let pid = rustix::process::Pid::from_raw(holder.0).expect("a process");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
-    for _ in 0..100 {
-        if processes(parent.path()).is_empty() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
+    wait_for_the_end(parent.path());
     assert_eq!(status(), Value::Array(vec![]), "it is not up any more");
     nothing_is_left(parent.path());
 
     up("b");
+    let holder = processes(parent.path()).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
+    let pid = rustix::process::Pid::from_raw(holder.0).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
+    wait_for_the_end(parent.path());
+    nothing_is_left(parent.path());
+
+    up("c");
     let down = tidepool(parent.path(), &["lab", "cluster", "down"]);
     assert!(down.status.success(), "{down:?}");
     nothing_is_left(parent.path());
@@ -136,6 +138,15 @@ fn a_cluster_with_a_network_says_how_it_is_reached() {
     assert!(String::from_utf8_lossy(&table.stdout).contains(example), "{table:?}");
     assert!(tidepool(parent.path(), &["lab", "cluster", "down"]).status.success());
     nothing_is_left(parent.path());
+}
+
+fn wait_for_the_end(parent: &Path) {
+    for _ in 0..100 {
+        if processes(parent).is_empty() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
 }
 
 fn nothing_is_left(parent: &Path) {

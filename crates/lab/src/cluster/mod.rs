@@ -2,12 +2,10 @@
 
 mod config;
 mod image;
-mod layout;
 mod servers;
 mod store;
 
 pub use image::checksum;
-pub use layout::{Emulation, Layout};
 pub use servers::Servers;
 pub use store::Store;
 
@@ -22,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::network::{Namespace, Network, NetworkError};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::scratch::Scratch;
 
 /// Longest wait for a new cluster to be active+clean.
@@ -183,7 +181,7 @@ pub struct Cluster {
 impl Cluster {
     /// Fails with [`ClusterError::Missing`], naming what is missing, unless all of Ceph's programs are here.
     pub fn available() -> Result<(), ClusterError> {
-        let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _)| !is_program(program)).collect();
+        let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _)| !process::find(program).is_some()).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -495,12 +493,6 @@ fn random_uuid() -> Result<String, ClusterError> {
     let text = fs::read_to_string("/proc/sys/kernel/random/uuid")
         .map_err(io("cannot read /proc/sys/kernel/random/uuid"))?;
     Ok(text.trim().to_string())
-}
-
-/// Whether `program` is found on the PATH.
-fn is_program(program: &str) -> bool {
-    std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
 #[cfg(test)]

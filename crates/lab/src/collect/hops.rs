@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Longest wait for an answer of a daemon.
@@ -14,23 +14,27 @@ const LIMIT: Duration = Duration::from_secs(10);
 const ANSWER_BYTES_MAX: u32 = 16 << 20;
 
 /// The counters that are looked at: section and name in `perf dump`, and what their time is.
-const STAGES: [(&str, &str, Hop); 12] = [
+const STAGES: [(&str, &str, Hop); 15] = [
     ("osd", "op_r_latency", Hop::OsdRead),
     ("osd", "op_w_latency", Hop::OsdWrite),
     ("osd", "op_before_dequeue_op_lat", Hop::OsdQueue),
     ("osd", "subop_w_latency", Hop::Replica),
     ("bluestore", "read_lat", Hop::StoreRead),
     ("bluestore", "state_aio_wait_lat", Hop::DataDevice),
+    ("bluestore", "state_prepare_lat", Hop::StorePrepare),
     ("bluestore", "state_kv_queued_lat", Hop::KvQueue),
+    ("bluestore", "state_kv_commiting_lat", Hop::KvCommit),
     ("bluestore", "kv_sync_lat", Hop::KvSync),
     ("bluestore", "commit_lat", Hop::StoreCommit),
+    // The same in later releases.
+    ("bluestore", "txc_commit_lat", Hop::StoreCommit),
     ("filestore", "journal_latency", Hop::Journal),
     ("filestore", "queue_transaction_latency_avg", Hop::JournalQueue),
     ("filestore", "apply_latency", Hop::Apply),
 ];
 
 /// A part of a request's way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hop {
     /// All of a read inside its OSD.
@@ -45,9 +49,13 @@ pub enum Hop {
     StoreRead,
     /// Waiting for the data device in BlueStore.
     DataDevice,
+    /// BlueStore prepares a write.
+    StorePrepare,
     /// Waiting for BlueStore's thread that commits.
     KvQueue,
-    /// BlueStore's commit of its database.
+    /// Until BlueStore's database has committed a write.
+    KvCommit,
+    /// One commit of BlueStore's database, of as many writes as have come together.
     KvSync,
     /// All of a write in BlueStore.
     StoreCommit,
@@ -60,7 +68,7 @@ pub enum Hop {
 }
 
 /// How often a part of the way was gone in a run, and how long it took.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
     /// Which part.
     pub hop: Hop,
@@ -82,6 +90,11 @@ impl Counters {
     pub fn now<'a>(sockets: impl IntoIterator<Item = &'a Path>) -> io::Result<Counters> {
         let dumps = sockets.into_iter().map(|socket| ask(socket, "perf dump"));
         Ok(Counters(dumps.collect::<io::Result<_>>()?))
+    }
+
+    /// Counters of several OSDs as one.
+    pub fn joined(all: Vec<Counters>) -> Counters {
+        Counters(all.into_iter().flat_map(|counters| counters.0).collect())
     }
 
     /// What happened since `before`, over all OSDs.

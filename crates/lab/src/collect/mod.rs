@@ -16,7 +16,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::device::Counts;
 use crate::network::Network;
@@ -28,7 +28,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const MEMORY_EVERY: usize = 5;
 
 /// Kinds of processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Ceph's monitors.
@@ -48,6 +48,30 @@ pub enum Class {
 }
 
 impl Class {
+    /// All of them.
+    pub const ALL: [Class; 7] = [
+        Class::Mon,
+        Class::Mgr,
+        Class::Osd,
+        Class::Tidepool,
+        Class::Client,
+        Class::Lab,
+        Class::Other,
+    ];
+
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Mon => "mon",
+            Class::Mgr => "mgr",
+            Class::Osd => "osd",
+            Class::Tidepool => "tidepool",
+            Class::Client => "client",
+            Class::Lab => "lab",
+            Class::Other => "other",
+        }
+    }
+
     fn of(stat: &Stat) -> Class {
         match stat.name.as_str() {
             _ if stat.pid == std::process::id() => Class::Lab,
@@ -62,7 +86,7 @@ impl Class {
 }
 
 /// What a kind of process used in a second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time, in percent of one processor.
     pub cpu_percent: f64,
@@ -71,7 +95,7 @@ pub struct Usage {
 }
 
 /// What a network interface or a node carried in a second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Carried {
     /// Bytes per second that came in.
     pub received_bytes_per_s: f64,
@@ -80,7 +104,7 @@ pub struct Carried {
 }
 
 /// One second.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Its end, in milliseconds since the first one began.
     pub at_ms: u64,
@@ -154,7 +178,8 @@ impl Collector {
             let start = last.at;
             let mut samples = Vec::new();
             loop {
-                let next = start + PERIOD * (samples.len() as u32 + 1);
+                // A second after the last one, however late that was: no sample is about less.
+                let next = last.at + PERIOD;
                 let wait = next.saturating_duration_since(Instant::now());
                 let more = matches!(stopped.recv_timeout(wait), Err(RecvTimeoutError::Timeout));
                 let memory = samples.len() % MEMORY_EVERY == 0;

@@ -4,41 +4,27 @@
 //! go out a little early, by the time that the way through the kernel takes, which is measured when the device starts.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
-};
+use fuser::{BackgroundSession, Config, MountOption, ReplyData, ReplyEmpty, ReplyWrite, Session};
 
+use super::files::Files;
 use super::model::{Command, Kind, Model};
+use super::server::Server;
 use super::spec::{Nanos, Spec};
+use crate::mounts::unmount_below;
 
-/// Name of the whole device in the mounted directory; its parts are `disk1` and so on.
-const NAME: &str = "disk";
-/// Inode of the whole device, before those of its parts; the directory has 1.
-const DISK: u64 = 2;
-/// How long the kernel may believe what it was told of the file: for good.
-const TTL: Duration = Duration::from_secs(86_400);
-/// Largest transfer of one command, in bytes.
-const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Requests that the kernel sends before it waits for answers: more than any queue depth that is measured.
-const IN_FLIGHT_MAX: u16 = 512;
 /// Reads by which the time of the way through the kernel is measured.
 const PROBES: usize = 400;
 /// A flush.
-const FLUSH: Command = Command { kind: Kind::Flush, offset: 0, len: 0 };
-/// Unit of all transfers.
-const SECTOR_BYTES: u64 = 512;
+pub(super) const FLUSH: Command = Command { kind: Kind::Flush, offset: 0, len: 0 };
 
 /// A running emulated device. Dropping it unmounts it; its content is in the backing file.
 #[derive(Debug)]
@@ -50,7 +36,7 @@ pub struct Emulated {
 }
 
 /// Counters of a device since its start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     /// Read commands.
     pub reads: u64,
@@ -64,6 +50,12 @@ pub struct Counts {
     pub flushes: u64,
     /// Commands that gave space back.
     pub trims: u64,
+    /// Microseconds that reads took, all together.
+    pub read_us: u64,
+    /// Microseconds that writes took, all together, with the flushes of those that are to be on the media.
+    pub write_us: u64,
+    /// Microseconds that flushes took, all together.
+    pub flush_us: u64,
 }
 
 impl Counts {
@@ -76,35 +68,24 @@ impl Counts {
             written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
             flushes: self.flushes.saturating_sub(before.flushes),
             trims: self.trims.saturating_sub(before.trims),
+            read_us: self.read_us.saturating_sub(before.read_us),
+            write_us: self.write_us.saturating_sub(before.write_us),
+            flush_us: self.flush_us.saturating_sub(before.flush_us),
         }
-    }
-}
-
-/// A range of a device that is a file.
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    offset: u64,
-    bytes: u64,
-}
-
-impl Part {
-    /// Whether a transfer is inside.
-    fn holds(self, offset: u64, len: u64) -> bool {
-        offset.checked_add(len).is_some_and(|end| end <= self.bytes)
     }
 }
 
 /// What the threads of a device share.
 #[derive(Debug)]
-struct Shared {
-    data: File,
-    /// The whole device, then its parts.
-    files: Vec<Part>,
+pub(super) struct Shared {
+    /// The content, place by place as on the device.
+    pub(super) data: File,
+    files: Mutex<Files>,
     start: Instant,
     /// Answers go out so much before their time, in nanoseconds.
     lead_ns: AtomicU64,
     /// Answer at once: the way through the kernel is being measured.
-    instant: std::sync::atomic::AtomicBool,
+    instant: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -112,15 +93,23 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     model: Model,
-    answers: HashMap<u64, Answer>,
+    answers: HashMap<u64, Pending>,
     next: u64,
     counts: Counts,
     stop: bool,
 }
 
+/// A command on its way.
+#[derive(Debug)]
+struct Pending {
+    kind: Kind,
+    since: Nanos,
+    answer: Answer,
+}
+
 /// An answer that waits for its time.
 #[derive(Debug)]
-enum Answer {
+pub(super) enum Answer {
     Read(ReplyData, Vec<u8>),
     Write(ReplyWrite, u32),
     /// A write that is to be on the media: a flush follows it before it is answered, as the kernel does it for devices that
@@ -141,7 +130,8 @@ impl Answer {
 
 impl Emulated {
     /// Mounts a device like `spec` at the directory `mount`, which is made, with its content in the file `backing`, which is made
-    /// too if it is not there, and is as large as `size_bytes`. `parts` are the sizes of its partitions, from its begin on.
+    /// too if it is not there, and is as large as `size_bytes`. `parts` are the sizes of its partitions, from its begin on; other files
+    /// can be made in the space that is left.
     ///
     /// # Errors
     /// When FUSE is not there or not allowed, a file cannot be had, or the parts are more than the device.
@@ -152,24 +142,15 @@ impl Emulated {
         backing: &Path,
         mount: &Path,
     ) -> io::Result<Emulated> {
-        let mut files = vec![Part { offset: 0, bytes: size_bytes }];
-        let mut offset = 0;
-        for &bytes in parts {
-            if !files[0].holds(offset, bytes) {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "its parts are more than the device",
-                ));
-            }
-            files.push(Part { offset, bytes });
-            offset += bytes;
-        }
+        let files = Files::new(size_bytes, parts).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "its parts are more than the device")
+        })?;
         let data = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(backing)?;
         data.set_len(size_bytes)?;
         fs::create_dir_all(mount)?;
         let shared = Arc::new(Shared {
             data,
-            files,
+            files: files.into(),
             start: Instant::now(),
             lead_ns: AtomicU64::new(0),
             instant: true.into(),
@@ -201,12 +182,17 @@ impl Emulated {
 
     /// The file that is the whole device.
     pub fn path(&self) -> PathBuf {
-        self.mount.join(NAME)
+        self.part(0)
+    }
+
+    /// The directory with all of its files, in which more can be made.
+    pub fn directory(&self) -> &Path {
+        &self.mount
     }
 
     /// The file that is the partition of that number, from 1 on.
     pub fn part(&self, number: usize) -> PathBuf {
-        self.mount.join(format!("{NAME}{number}"))
+        self.mount.join(Files::part_name(number))
     }
 
     /// Answers at once from now on, or as the model says again. What is on its way keeps its time.
@@ -217,6 +203,12 @@ impl Emulated {
     /// What it has done.
     pub fn counts(&self) -> Counts {
         self.shared.lock().counts
+    }
+
+    /// What tells what it has done as long as it is there, also on another thread.
+    pub fn counter(&self) -> impl Fn() -> Counts + Send + use<> {
+        let shared = self.shared.clone();
+        move || shared.lock().counts
     }
 
     /// The time that a command spends on its way through the kernel, and that is taken off its answer's time.
@@ -247,23 +239,50 @@ impl Emulated {
 
 impl Drop for Emulated {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take() {
-            let _ = session.umount_and_join();
+        // Also under somebody who has it open still: what is on its way fails, and nobody waits for good.
+        unmount_below(&self.mount);
+        {
+            let mut state = self.shared.lock();
+            state.stop = true;
+            // An answer that is dropped is an I/O error.
+            state.answers.clear();
         }
-        self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         if let Some(timer) = self.timer.take() {
             let _ = timer.join();
+        }
+        if let Some(session) = self.session.take() {
+            let _ = session.umount_and_join();
         }
         let _ = fs::remove_dir(&self.mount);
     }
 }
 
 impl State {
-    fn submit(&mut self, now: Nanos, command: Command, answer: Answer) {
+    fn submit(&mut self, now: Nanos, command: Command, pending: Pending) {
         self.next += 1;
-        self.answers.insert(self.next, answer);
+        self.answers.insert(self.next, pending);
         self.model.submit(now, self.next, command);
+    }
+
+    /// A command is complete: returns its answer, unless there is something left to do for it.
+    fn complete(&mut self, id: u64, now: Nanos) -> Option<Answer> {
+        let Pending { kind, since, answer } = self.answers.remove(&id)?;
+        if let Answer::Durable(reply, len) = answer {
+            self.counts.flushes += 1;
+            // The time that it takes is still that of the write.
+            let write = Pending { kind, since, answer: Answer::Write(reply, len) };
+            self.submit(now, FLUSH, write);
+            return None;
+        }
+        let took_us = now.saturating_sub(since) / 1_000;
+        match kind {
+            Kind::Read => self.counts.read_us += took_us,
+            Kind::Write => self.counts.write_us += took_us,
+            Kind::Flush => self.counts.flush_us += took_us,
+            Kind::Trim => {}
+        }
+        Some(answer)
     }
 }
 
@@ -277,11 +296,14 @@ impl Shared {
     }
 
     /// Gives a command to the model; its answer comes in time.
-    fn submit(&self, command: Command, answer: Answer) {
+    pub(super) fn submit(&self, command: Command, answer: Answer) {
         if self.instant.load(Ordering::Acquire) {
             return answer.send();
         }
         let mut state = self.lock();
+        if state.stop {
+            return;
+        }
         match command.kind {
             Kind::Read => {
                 state.counts.reads += 1;
@@ -295,7 +317,8 @@ impl Shared {
             Kind::Trim => state.counts.trims += 1,
         }
         let before = state.model.next();
-        state.submit(self.now(), command, answer);
+        let now = self.now();
+        state.submit(now, command, Pending { kind: command.kind, since: now, answer });
         if state.model.next() != before {
             self.changed.notify_one();
         }
@@ -311,13 +334,7 @@ impl Shared {
             let ahead = self.now() + self.lead_ns.load(Ordering::Relaxed);
             state.model.advance(ahead);
             while let Some(id) = state.model.completed() {
-                match state.answers.remove(&id) {
-                    Some(Answer::Durable(reply, len)) => {
-                        state.counts.flushes += 1;
-                        state.submit(ahead, FLUSH, Answer::Write(reply, len));
-                    }
-                    answer => ready.extend(answer),
-                }
+                ready.extend(state.complete(id, ahead));
             }
             if !ready.is_empty() {
                 drop(state);
@@ -335,189 +352,7 @@ impl Shared {
         }
     }
 
-    /// The file of an inode.
-    fn file(&self, inode: INodeNo) -> Option<Part> {
-        let at = inode.0.checked_sub(DISK)?;
-        self.files.get(usize::try_from(at).ok()?).copied()
-    }
-
-    /// Names and inodes of all files.
-    fn names(&self) -> impl Iterator<Item = (String, INodeNo)> {
-        let name = |at: usize| if at == 0 { NAME.to_string() } else { format!("{NAME}{at}") };
-        (0..self.files.len()).map(move |at| (name(at), INodeNo(DISK + at as u64)))
-    }
-
-    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size) = match self.file(inode) {
-            Some(part) => (FileType::RegularFile, 0o600, part.bytes),
-            None if inode == INodeNo::ROOT => (FileType::Directory, 0o700, 0),
-            None => return None,
-        };
-        Some(FileAttr {
-            ino: inode,
-            size,
-            blocks: size / SECTOR_BYTES,
-            atime: SystemTime::UNIX_EPOCH,
-            mtime: SystemTime::UNIX_EPOCH,
-            ctime: SystemTime::UNIX_EPOCH,
-            crtime: SystemTime::UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
-            uid: rustix::process::getuid().as_raw(),
-            gid: rustix::process::getgid().as_raw(),
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        })
-    }
-}
-
-/// The FUSE server.
-#[derive(Debug)]
-struct Server(Arc<Shared>);
-
-impl Filesystem for Server {
-    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What an older kernel does not know is left out: then fewer commands are in flight.
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
-        let _ = config.set_max_write(TRANSFER_BYTES_MAX);
-        let _ = config.set_max_background(IN_FLIGHT_MAX);
-        let _ = config.set_congestion_threshold(IN_FLIGHT_MAX);
-        Ok(())
-    }
-
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found = self.0.names().find(|(file, _)| parent == INodeNo::ROOT && name == file.as_str());
-        match found.and_then(|(_, inode)| self.0.attributes(inode)) {
-            Some(attributes) => reply.entry(&TTL, &attributes, Generation(0)),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn getattr(&self, _request: &Request, inode: INodeNo, _file: Option<FileHandle>, reply: ReplyAttr) {
-        match self.0.attributes(inode) {
-            Some(attributes) => reply.attr(&TTL, &attributes),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn readdir(
-        &self,
-        _request: &Request,
-        _inode: INodeNo,
-        _file: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        for (at, (name, inode)) in self.0.names().enumerate().skip(offset as usize) {
-            // The offset is that of the next one.
-            if reply.add(inode, at as u64 + 1, FileType::RegularFile, name) {
-                break;
-            }
-        }
-        reply.ok();
-    }
-
-    fn open(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Nothing of a device is in the kernel's memory, and writes to it go side by side.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
-    }
-
-    fn read(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        _file: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let Some(part) = self.0.file(inode) else { return reply.error(Errno::EISDIR) };
-        let len = u64::from(size).min(part.bytes.saturating_sub(offset));
-        let offset = part.offset + offset;
-        let mut data = vec![0; len as usize];
-        match self.0.data.read_exact_at(&mut data, offset) {
-            Ok(()) => self.0.submit(Command { kind: Kind::Read, offset, len }, Answer::Read(reply, data)),
-            Err(error) => reply.error(error.into()),
-        }
-    }
-
-    fn write(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        _file: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let len = data.len() as u64;
-        let Some(part) = self.0.file(inode).filter(|part| part.holds(offset, len)) else {
-            return reply.error(Errno::ENOSPC);
-        };
-        let offset = part.offset + offset;
-        match self.0.data.write_all_at(data, offset) {
-            Ok(()) => {
-                let len32 = data.len() as u32;
-                // The kernel adds what a single write asks for to what the file was opened with.
-                let durable = flags.0 & libc::O_DSYNC != 0;
-                let answer =
-                    if durable { Answer::Durable(reply, len32) } else { Answer::Write(reply, len32) };
-                self.0.submit(Command { kind: Kind::Write, offset, len }, answer);
-            }
-            Err(error) => reply.error(error.into()),
-        }
-    }
-
-    fn fsync(&self, _request: &Request, _inode: INodeNo, _file: FileHandle, _data: bool, reply: ReplyEmpty) {
-        self.0.submit(FLUSH, Answer::Empty(reply));
-    }
-
-    /// A file that is closed; nothing has to be on the media for that.
-    fn flush(
-        &self,
-        _request: &Request,
-        _inode: INodeNo,
-        _file: FileHandle,
-        _owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
-        reply.ok();
-    }
-
-    fn fallocate(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        _file: FileHandle,
-        offset: u64,
-        len: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        use rustix::fs::FallocateFlags;
-        let flags = FallocateFlags::from_bits_truncate(mode.cast_unsigned());
-        let Some(part) = self.0.file(inode).filter(|part| part.holds(offset, len)) else {
-            return reply.error(Errno::ENOSPC);
-        };
-        let offset = part.offset + offset;
-        // Space is always there; only giving it back, or zeroing it, does something.
-        let zeroes = flags.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE);
-        let done = if zeroes {
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(&self.0.data, flags, offset, len)
-        } else {
-            Ok(())
-        };
-        match done {
-            Ok(()) => self.0.submit(Command { kind: Kind::Trim, offset, len }, Answer::Empty(reply)),
-            Err(error) => reply.error(io::Error::from(error).into()),
-        }
+    pub(super) fn files(&self) -> MutexGuard<'_, Files> {
+        self.files.lock().expect("no thread panics while it holds the files")
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::model::{Command, Kind, Model};
 use super::spec::{Nanos, Spec};
 use crate::fio::{Job, Sync};
+use crate::random::Random;
 
 /// What a load got.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,7 +20,7 @@ pub struct Outcome {
 pub fn run(spec: &Spec, size_bytes: u64, job: Job, seconds: f64) -> Outcome {
     let mut model = Model::new(spec.clone(), size_bytes);
     let kind = if job.pattern.writes() { Kind::Write } else { Kind::Read };
-    let mut places = Places { next: 0, state: 1, job, places: size_bytes / job.block_bytes };
+    let mut places = Places { next: 0, random: Random::new(1), job, places: size_bytes / job.block_bytes };
     let end = (seconds * 1e9) as Nanos;
     // Of each command in flight: when its slot began it, and whether it is the flush.
     let mut flying: HashMap<u64, (Nanos, bool)> = HashMap::new();
@@ -59,7 +60,7 @@ pub fn run(spec: &Spec, size_bytes: u64, job: Job, seconds: f64) -> Outcome {
 /// Where the commands of a load go.
 struct Places {
     next: u64,
-    state: u64,
+    random: Random,
     job: Job,
     places: u64,
 }
@@ -67,12 +68,7 @@ struct Places {
 impl Places {
     fn pick(&mut self) -> u64 {
         let place = if self.job.pattern.is_random() {
-            // SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-            self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (z ^ (z >> 31)) % self.places
+            self.random.next() % self.places
         } else {
             self.next += 1;
             (self.next - 1) % self.places

@@ -181,14 +181,14 @@ impl FlashState {
             Access::Write => self.spec.write,
         };
         let mut rate = channel.bytes_per_s;
-        if let (Access::Write, Some(burst)) = (access, self.spec.burst) {
+        if let Some(burst) = self.spec.burst {
             let idle_ns = now.saturating_sub(self.free);
             let emptied = u128::from(idle_ns) * u128::from(burst.bytes_per_s_after) / 1_000_000_000;
             self.burst_used = self.burst_used.saturating_sub(emptied as u64);
-            if self.burst_used + len > burst.bytes {
-                rate = burst.bytes_per_s_after;
-            } else {
-                self.burst_used += len;
+            match access {
+                Access::Read => {}
+                Access::Write if self.burst_used + len > burst.bytes => rate = burst.bytes_per_s_after,
+                Access::Write => self.burst_used += len,
             }
         }
         let free = now + channel.command_ns.max(transfer_ns(len, rate));

@@ -5,11 +5,13 @@
 
 pub mod calibrate;
 mod emulated;
+mod files;
 pub mod load;
 mod media;
 pub mod model;
 pub mod preset;
 pub mod real;
+mod server;
 mod spec;
 
 pub use emulated::{Counts, Emulated};

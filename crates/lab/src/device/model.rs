@@ -294,12 +294,15 @@ impl Model {
         true
     }
 
-    /// Begins to put an entry of the write cache on the media.
+    /// Begins to put an entry of the write cache on the media. While a flush waits only what it waits for is looked at:
+    /// otherwise a stream of writes beside it could keep it waiting for good.
     fn destage_next(&mut self) -> bool {
+        let below = self.flushes.iter().map(|&(_, below)| below).max().unwrap_or(u64::MAX);
         let head = self.media.head();
         let after = self.cache.entries.range(head..).chain(self.cache.entries.range(..head));
+        let wanted = after.filter(|(_, entry)| entry.number < below);
         let reach = |offset: u64| self.media.reach_ns(self.now, Access::Write, offset);
-        let queue = after.take(CACHE_QUEUE.min(self.media.queue() * 2));
+        let queue = wanted.take(CACHE_QUEUE.min(self.media.queue() * 2));
         let Some(offset) = queue.map(|(&offset, _)| offset).min_by_key(|&offset| reach(offset)) else {
             return false;
         };
@@ -335,5 +338,64 @@ impl Cache {
     fn holds(&self, offset: u64, len: u64) -> bool {
         let before = self.entries.range(..=offset).next_back();
         before.is_some_and(|(&begin, entry)| begin + entry.len >= offset + len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::preset;
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn write(offset: u64, len: u64) -> Command {
+        Command { kind: Kind::Write, offset, len }
+    }
+
+    /// When the command `id` is done, while another writer always has a MiB on its way to the places from 0 on.
+    fn done_beside_a_stream(model: &mut Model, id: u64) -> Nanos {
+        let mut place = 0;
+        loop {
+            let now = model.next().expect("something is on its way");
+            model.advance(now);
+            while let Some(done) = model.completed() {
+                if done == id {
+                    return now;
+                }
+                place += MIB;
+                model.submit(now, 1_000 + place, write(place % (4 << 30), MIB));
+            }
+        }
+    }
+
+    #[test]
+    fn a_flush_is_not_kept_waiting_by_the_writes_that_come_after_it() {
+        for preset in preset::all() {
+            let Some(cache) = preset.spec.cache.filter(|cache| !cache.protected) else { continue };
+            let mut model = Model::new(preset.spec.clone(), 16 << 30);
+            model.submit(0, 1, write(15 << 30, 4096));
+            for stream in 0..32 {
+                model.submit(0, 1_000_000_000 + stream, write(stream * MIB, MIB));
+            }
+            model.advance(1_000_000);
+            model.submit(1_000_000, 2, Command { kind: Kind::Flush, offset: 0, len: 0 });
+            let took = done_beside_a_stream(&mut model, 2);
+            // Whatever was in the cache, at the pace of the slowest media, and the seeks between.
+            let limit = transfer_ns(cache.bytes * 4, 100_000_000) + 500_000_000;
+            assert!(took < limit, "{}: {} ms", preset.spec.name, took / 1_000_000);
+        }
+    }
+
+    #[test]
+    fn a_read_of_what_is_in_the_cache_does_not_wait_for_the_media() {
+        let disk = preset::find("hdd-7200").expect("a preset").spec;
+        let mut model = Model::new(disk, 16 << 30);
+        model.submit(0, 1, write(8 << 30, 4096));
+        model.submit(0, 2, write(1 << 30, 4096));
+        model.advance(200_000);
+        model.submit(200_000, 3, Command { kind: Kind::Read, offset: 1 << 30, len: 4096 });
+        model.advance(1_000_000);
+        let done: Vec<u64> = std::iter::from_fn(|| model.completed()).collect();
+        assert_eq!(done, [1, 2, 3]);
     }
 }

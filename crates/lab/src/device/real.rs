@@ -1,5 +1,7 @@
 //! The machine's own block devices, as `lsblk` tells of them.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
@@ -70,6 +72,13 @@ pub fn parse(json: &[u8]) -> Result<Vec<Real>, RealError> {
         .collect())
 }
 
+/// A program that has a device for itself leaves no other trace than that nobody else gets it.
+fn taken(path: &str) -> Option<String> {
+    let open = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    let busy = open.is_err_and(|e| e.kind() == std::io::ErrorKind::ResourceBusy);
+    busy.then(|| "in use by a program".to_string())
+}
+
 #[derive(Debug, Deserialize)]
 struct Listing {
     blockdevices: Vec<Node>,
@@ -103,7 +112,7 @@ impl Node {
             return Some(format!("holds {} {}", child.kind, child.path));
         }
         let content = self.fstype.as_ref().or(self.pttype.as_ref());
-        content.map(|content| format!("holds {content}"))
+        content.map(|content| format!("holds {content}")).or_else(|| taken(&self.path))
     }
 
     fn mounted(&self) -> Option<&String> {

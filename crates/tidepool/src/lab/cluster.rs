@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::cluster::{Emulation, Layout};
 use tidepool_lab::network::Network;
+use tidepool_lab::placement::{Arrangement, Layer};
+use tidepool_lab::testbed::{Layout, Testbed};
 use tidepool_lab::{Scratch, scratch};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
@@ -31,6 +32,9 @@ const STATUS: &str = "status";
 /// Longest wait for the end of a cluster.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
 
+/// A connection to the holder.
+type BufStream = tokio::io::BufReader<tokio::net::UnixStream>;
+
 /// A cluster that is up.
 #[derive(Debug, Serialize, Deserialize)]
 struct Status {
@@ -39,7 +43,7 @@ struct Status {
     osds: u32,
     replicas: u32,
     disk: String,
-    ssd: Option<String>,
+    placement: String,
     slowed_by: u32,
     nodes: u32,
     /// What goes before a command that is to reach it: where it has a network, that leads to its client's node.
@@ -125,80 +129,99 @@ fn words(args: &ClusterUpArgs) -> Vec<String> {
         format!("--slow={}", args.slow),
         format!("--nodes={}", args.nodes),
     ];
-    words.extend(args.ssd.iter().map(|ssd| format!("--ssd={ssd}")));
+    words.extend([format!("--placement={}", args.placement), format!("--ssd={}", args.ssd)]);
     words
 }
 
-fn layout(args: &ClusterUpArgs) -> Result<Layout, Failure> {
-    Ok(Layout {
+/// What is asked for.
+fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
+    let arrangement = Arrangement::parse(&args.placement).map_err(Failure::usage)?;
+    if let Some(front) = arrangement.within(&[Layer::Client]).next() {
+        return Err(Failure::usage(format!(
+            "{} is between a client and the cluster: a cluster comes up without it",
+            front.name()
+        )));
+    }
+    arrangement.probe().map_err(Failure::failed)?;
+    let ssd = arrangement.ssd.as_ref().unwrap_or(&args.ssd);
+    let ssd = (arrangement.ssd_users() > 0).then(|| class(ssd)).transpose()?;
+    let layout = Layout {
         disk: class(&args.disk)?,
         disks: args.disks,
         osds_per_disk: args.osds_per_disk,
         disk_bytes: args.disk_size.0,
-        ssd: args.ssd.as_deref().map(class).transpose()?.map(|preset| (preset, args.ssd_size.0)),
+        ssd: ssd.map(|preset| (preset, args.ssd_size.0)),
         replicas: args.replicas,
         slowed_by: args.slow,
         servers: args.nodes,
         delay: None,
-    })
+        ssd_shares: arrangement.ssd_users(),
+        ceph_conf: Vec::new(),
+    };
+    Ok((layout, arrangement))
 }
 
 /// Holds a cluster until `down`, SIGTERM or SIGINT.
 fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
-    let layout = layout(args)?;
+    let (layout, arrangement) = layout(args)?;
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
-    let emulation = Emulation::up(directory.path(), &layout).map_err(Failure::failed)?;
-    emulation.emulate(true);
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    runtime.block_on(async {
-        let listener = UnixListener::bind(directory.join(CONTROL)).map_err(Failure::failed)?;
-        let mut terminated = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-        let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
-        // Whoever asked for it may have given up meanwhile.
-        let told = writeln!(std::io::stdout(), "{}", emulation.cluster().conf().display());
-        if told.is_err() {
-            return Ok(());
-        }
-        // Whoever reads what `up` prints is not to wait for the end of the cluster.
-        let null = std::fs::File::options().write(true).open("/dev/null").map_err(Failure::failed)?;
-        rustix::stdio::dup2_stderr(null).map_err(Failure::failed)?;
-        loop {
-            let stream = tokio::select! {
-                accepted = listener.accept() => accepted.map_err(Failure::failed)?.0,
-                _ = terminated.recv() => return Ok(()),
-                _ = interrupted.recv() => return Ok(()),
-            };
-            let mut stream = tokio::io::BufReader::new(stream);
-            let mut line = String::new();
-            match stream.read_line(&mut line).await {
-                Ok(_) if line.trim() == STATUS => {
-                    let status =
-                        serde_json::to_string(&status_of(args, &emulation)).map_err(Failure::failed)?;
-                    let _ = stream.write_all(status.as_bytes()).await;
-                }
-                Ok(_) if line.trim() == DOWN => {
-                    drop(emulation);
-                    drop(directory);
-                    // The end of the connection tells that all is gone.
-                    return Ok(());
-                }
-                _ => {}
-            }
-        }
-    })
+    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let testbed =
+        Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;
+    testbed.emulate(true);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let asked = runtime.block_on(serve(args, &directory, &testbed));
+    // In this order: Ceph and the devices before the files below them, and the end of the connection tells that all is gone.
+    drop(testbed);
+    drop(directory);
+    asked.map(drop)
 }
 
-fn status_of(args: &ClusterUpArgs, emulation: &Emulation) -> Status {
-    let health = emulation.cluster().ceph(&["health"]);
-    let network = emulation.cluster().network();
+/// Answers until the end is asked for; returns the connection that has asked, if it was not a signal.
+async fn serve(
+    args: &ClusterUpArgs,
+    directory: &Scratch,
+    testbed: &Testbed,
+) -> Result<Option<BufStream>, Failure> {
+    let listener = UnixListener::bind(directory.join(CONTROL)).map_err(Failure::failed)?;
+    let mut terminated = signal(SignalKind::terminate()).map_err(Failure::failed)?;
+    let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+    if writeln!(std::io::stdout(), "{}", testbed.cluster().conf().display()).is_err() {
+        // Whoever asked for it has given up meanwhile.
+        return Ok(None);
+    }
+    // Whoever reads what `up` prints is not to wait for the end of the cluster.
+    let null = std::fs::File::options().write(true).open("/dev/null").map_err(Failure::failed)?;
+    rustix::stdio::dup2_stderr(null).map_err(Failure::failed)?;
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => accepted.map_err(Failure::failed)?.0,
+            _ = terminated.recv() => return Ok(None),
+            _ = interrupted.recv() => return Ok(None),
+        };
+        let mut stream = tokio::io::BufReader::new(stream);
+        let mut line = String::new();
+        match stream.read_line(&mut line).await {
+            Ok(_) if line.trim() == STATUS => {
+                let status = serde_json::to_string(&status_of(args, testbed)).map_err(Failure::failed)?;
+                let _ = stream.write_all(status.as_bytes()).await;
+            }
+            Ok(_) if line.trim() == DOWN => return Ok(Some(stream)),
+            _ => {}
+        }
+    }
+}
+
+fn status_of(args: &ClusterUpArgs, testbed: &Testbed) -> Status {
+    let health = testbed.cluster().ceph(&["--connect-timeout", "10", "health"]);
+    let network = testbed.cluster().network();
     Status {
         name: args.name.to_string(),
-        conf: emulation.cluster().conf().to_path_buf(),
+        conf: testbed.cluster().conf().to_path_buf(),
         osds: args.disks * args.osds_per_disk,
         replicas: args.replicas,
         disk: args.disk.clone(),
-        ssd: args.ssd.clone(),
+        placement: args.placement.clone(),
         slowed_by: args.slow,
         nodes: args.nodes,
         enter: network.map(|network| format!("nsenter --net=/proc/{}/ns/net", network.client().id())),
@@ -249,7 +272,7 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
     }
     output::print(args.format, &clusters, |clusters| {
         let mut table = output::table(
-            &["CLUSTER", "OSDS", "COPIES", "DISKS", "SSD", "SLOWED", "NODES", "HEALTH", "CONF"],
+            &["CLUSTER", "OSDS", "COPIES", "DISKS", "PLACEMENT", "SLOWED", "NODES", "HEALTH", "CONF"],
             &[1, 2, 5, 6],
         );
         for cluster in clusters {
@@ -258,7 +281,7 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
                 cluster.osds.to_string(),
                 cluster.replicas.to_string(),
                 cluster.disk.clone(),
-                cluster.ssd.clone().unwrap_or_else(|| "-".into()),
+                cluster.placement.clone(),
                 cluster.slowed_by.to_string(),
                 cluster.nodes.to_string(),
                 cluster.health.lines().next().unwrap_or_default().to_string(),

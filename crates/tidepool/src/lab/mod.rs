@@ -3,6 +3,7 @@
 mod cluster;
 mod devices;
 mod qualify;
+mod run;
 
 use crate::cli::LabCommand;
 use tidepool_daemon::failure::Failure;
@@ -15,6 +16,9 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Devices(args) => devices::run(args),
         LabCommand::Qualify(args) => qualify::run(args),
         LabCommand::Cluster(args) => cluster::run(&args.command),
+        LabCommand::Placements(args) => run::placements(args),
+        LabCommand::Suites(args) => run::suites(args),
+        LabCommand::Run(args) => run::run(args),
     }
 }
 

@@ -4,7 +4,7 @@ use super::{class, load};
 use crate::cli::QualifyArgs;
 use crate::output;
 use serde::Serialize;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::Scratch;
@@ -26,7 +26,9 @@ struct Report<'a> {
 struct Target {
     path: PathBuf,
     slowed_by: u32,
-    _device: Option<Emulated>,
+    device: Option<Emulated>,
+    /// Open for as long as it is written, so that nobody else takes it.
+    _exclusive: Option<std::fs::File>,
     _scratch: Option<Scratch>,
 }
 
@@ -39,6 +41,7 @@ pub fn run(args: &QualifyArgs) -> Result<(), Failure> {
         bytes: args.size.0,
         seconds: seconds(args.run).max(1),
         long_s: seconds(args.long),
+        emulated: target.device.is_some(),
         slowed_by: target.slowed_by,
     };
     let found = qualify(&target.path, options, &|next| eprintln!("{next}"));
@@ -58,7 +61,7 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
         let scratch = Scratch::new_in(path, "qualify").map_err(what)?;
         let file = scratch.join("written");
         tidepool_lab::fio::fill_file(&file, args.size.0).map_err(Failure::failed)?;
-        return Ok(Target { path: file, slowed_by: 1, _device: None, _scratch: Some(scratch) });
+        return Ok(Target { path: file, slowed_by: 1, device: None, _exclusive: None, _scratch: Some(scratch) });
     }
     if !kind.is_block_device() {
         return Err(Failure::usage(format!(
@@ -66,12 +69,12 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
             path.display()
         )));
     }
-    free(path, args.yes_destroy)?;
-    Ok(Target { path: path.to_path_buf(), slowed_by: 1, _device: None, _scratch: None })
+    let exclusive = Some(free(path, args.yes_destroy)?);
+    Ok(Target { path: path.to_path_buf(), slowed_by: 1, device: None, _exclusive: exclusive, _scratch: None })
 }
 
-/// Refuses a device that somebody uses, or whose content nobody has given up.
-fn free(path: &Path, yes_destroy: bool) -> Result<(), Failure> {
+/// Takes a device for ourselves. Refuses one that somebody uses, or whose content nobody has given up.
+fn free(path: &Path, yes_destroy: bool) -> Result<std::fs::File, Failure> {
     let path =
         path.canonicalize().map_err(|e| Failure::failed(format!("{}: {}", path.display(), reason(&e))))?;
     let devices = real::all().map_err(Failure::failed)?;
@@ -87,7 +90,9 @@ fn free(path: &Path, yes_destroy: bool) -> Result<(), Failure> {
     if !yes_destroy {
         return Err(Failure::usage(format!("what is on {} will be lost: say --yes-destroy", path.display())));
     }
-    Ok(())
+    // A program that has it open for itself, such as a daemon whose cache it is, leaves no other trace.
+    let open = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&path);
+    open.map_err(|e| Failure::failed(format!("{} is not touched: {}", path.display(), reason(&e))))
 }
 
 fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
@@ -98,7 +103,7 @@ fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
     let device = Emulated::start(spec, args.size.0, &[], &scratch.join("backing"), &scratch.join("device"));
     let device = device.map_err(|e| Failure::failed(format!("cannot emulate a device: {e}")))?;
     let path = device.path();
-    Ok(Target { path, slowed_by: args.slow, _device: Some(device), _scratch: Some(scratch) })
+    Ok(Target { path, slowed_by: args.slow, device: Some(device), _exclusive: None, _scratch: Some(scratch) })
 }
 
 fn text(report: &Report<'_>) -> String {

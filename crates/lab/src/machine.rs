@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! What figures were measured on.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,11 +18,11 @@ pub struct Machine {
     pub kernel: String,
     /// The distribution.
     pub system: String,
-    /// Type of the file system with cache, raw file and OSD.
+    /// Type of the file system with the measurement's files.
     pub filesystem: String,
     /// Name and version of each program, as it tells it.
     pub versions: Vec<String>,
-    /// The commit that was measured.
+    /// The commit that was measured, where there is a repository.
     pub commit: String,
 }
 
@@ -40,16 +40,13 @@ fn look_up(path: &str, key: &str) -> String {
     value.unwrap_or("unknown").trim_matches(|c: char| c.is_whitespace() || ":=\"".contains(c)).to_string()
 }
 
-/// The version of the binary that is measured.
-fn tidepool_version(measured: bool) -> String {
-    match measured.then(tidepool_testkit::daemon::tidepool) {
-        Some(Ok(path)) => ask(&path.to_string_lossy(), &["--version"]),
-        _ => "tidepool: not measured".into(),
-    }
+/// The time, UTC (RFC 3339).
+pub fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Looks at the machine; `directory` is where the files of the measurement are; `tidepool` asks its version too.
-pub fn look(directory: &Path, tidepool: bool) -> Machine {
+/// Looks at the machine; `directory` is where the files of the measurement are, `programs` are asked for their versions.
+pub fn look(directory: &Path, programs: &[&str]) -> Machine {
     let memory = look_up("/proc/meminfo", "MemTotal");
     Machine {
         cpu: look_up("/proc/cpuinfo", "model name"),
@@ -58,13 +55,7 @@ pub fn look(directory: &Path, tidepool: bool) -> Machine {
         kernel: ask("uname", &["-sr"]),
         system: look_up("/etc/os-release", "PRETTY_NAME"),
         filesystem: ask("findmnt", &["-n", "-o", "FSTYPE", "-T", &directory.to_string_lossy()]),
-        versions: vec![
-            tidepool_version(tidepool),
-            ask("fio", &["--version"]),
-            ask("nbdkit", &["--version"]),
-            ask("ceph", &["--version"]),
-            ask("rustc", &["--version"]),
-        ],
+        versions: programs.iter().map(|program| ask(program, &["--version"])).collect(),
         commit: ask("git", &["describe", "--always", "--dirty"]),
     }
 }

@@ -1,10 +1,22 @@
 //! Runs fio and reads its figures.
 
+mod histogram;
+
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::process::Process;
+
+pub use histogram::{Measured, Side};
+
+/// How often somebody who waits for fio is asked whether he still wants to.
+const POLL: Duration = Duration::from_millis(100);
 
 /// Where fio sends its requests.
 #[derive(Debug, Clone)]
@@ -47,6 +59,11 @@ impl Pattern {
     /// Something is written.
     pub fn writes(self) -> bool {
         !matches!(self, Pattern::Read | Pattern::RandRead)
+    }
+
+    /// Something is read.
+    pub fn reads(self) -> bool {
+        !matches!(self, Pattern::Write | Pattern::RandWrite)
     }
 
     /// Places are random.
@@ -129,11 +146,11 @@ pub struct Figures {
     pub iops: f64,
     /// Mean latency.
     pub mean_us: f64,
-    /// Median latency of the slower of reads and writes.
+    /// Median latency.
     pub p50_us: f64,
-    /// 99th percentile of the slower of reads and writes.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// 99.9th percentile of the slower of reads and writes.
+    /// 99.9th percentile.
     pub p999_us: f64,
 }
 
@@ -154,7 +171,7 @@ impl Figures {
 fn common(size_bytes: u64) -> Vec<String> {
     vec![
         "--name=bench".into(),
-        "--output-format=json".into(),
+        "--output-format=json+".into(),
         "--thread=1".into(),
         "--randrepeat=0".into(),
         "--norandommap=1".into(),
@@ -196,6 +213,12 @@ pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, sec
         "--time_based=1".into(),
         format!("--runtime={seconds}"),
     ]);
+    if job.jobs > 1 {
+        // Each has a part for itself: several at one place would be one write to a device with a cache.
+        let part = size_bytes / u64::from(job.jobs) / job.block_bytes * job.block_bytes;
+        words.retain(|word| !word.starts_with("--size="));
+        words.extend([format!("--size={part}"), format!("--offset_increment={part}")]);
+    }
     if ramp_s > 0 {
         words.push(format!("--ramp_time={ramp_s}"));
     }
@@ -245,7 +268,7 @@ pub fn command_line(target: &Endpoint, words: &[String]) -> String {
     format!("{environment}fio {}", words.join(" "))
 }
 
-/// Runs fio and returns its report.
+/// Runs fio to its end and returns its report.
 ///
 /// # Errors
 /// When it fails.
@@ -254,79 +277,85 @@ pub fn run(target: &Endpoint, words: &[String]) -> Result<Value, FioError> {
     Ok(reports.pop().expect("there is at least one"))
 }
 
-/// Runs fio and returns all of its reports: with `--status-interval` there are several, of which there is at least one.
+/// Runs fio to its end and returns all of its reports: with `--status-interval` there are several, of which there is at least one.
 ///
 /// # Errors
 /// When it fails.
 pub fn run_reports(target: &Endpoint, words: &[String]) -> Result<Vec<Value>, FioError> {
-    let mut command = Command::new("fio");
-    command.args(words).stdin(Stdio::null()).current_dir(crate::scratch::parent());
-    if let Endpoint::Rbd { conf, .. } = target {
-        command.env("CEPH_CONF", conf);
+    Running::start(target, words)?.finish(&|| None)
+}
+
+/// A fio that runs. Dropping it kills it, and when this process ends it ends too: it overwrites a device.
+#[derive(Debug)]
+pub struct Running {
+    process: Process,
+    command: String,
+    /// What it prints, and its errors.
+    output: [JoinHandle<String>; 2],
+}
+
+impl Running {
+    /// Starts fio.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn start(target: &Endpoint, words: &[String]) -> Result<Running, FioError> {
+        let mut command = Command::new("fio");
+        command.args(words).stdin(Stdio::null()).current_dir(crate::scratch::parent());
+        if let Endpoint::Rbd { conf, .. } = target {
+            command.env("CEPH_CONF", conf);
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = Process::spawn(command).map_err(FioError::NotRun)?;
+        let child = process.child();
+        let output = child.stdout.take().expect("its output is piped");
+        let errors = child.stderr.take().expect("its errors are piped");
+        let output = [std::thread::spawn(|| text(output)), std::thread::spawn(|| text(errors))];
+        Ok(Running { process, command: command_line(target, words), output })
     }
-    let output = command.output().map_err(FioError::NotRun)?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    // Engines print notes before the document.
-    let start = text.find('{').unwrap_or(text.len());
-    let reports = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
-    let reports: Vec<Value> = reports.map_while(Result::ok).collect();
-    let good = |report: &Value| report["jobs"][0]["error"] == 0;
-    if output.status.success() && reports.last().is_some_and(good) {
-        return Ok(reports);
+
+    /// Waits for its end and returns its reports, of which there is at least one. `stop` is asked all the while; when it says why, fio is
+    /// killed.
+    ///
+    /// # Errors
+    /// When it fails or is stopped.
+    pub fn finish(mut self, stop: &dyn Fn() -> Option<String>) -> Result<Vec<Value>, FioError> {
+        let failed = |command: &str, output: String| FioError::Failed { command: command.into(), output };
+        let status = loop {
+            if let Some(status) = self.process.wait(POLL).map_err(FioError::NotRun)? {
+                break status;
+            }
+            if let Some(why) = stop() {
+                return Err(failed(&self.command, why));
+            }
+        };
+        let [text, errors] = self.output.map(|reader| reader.join().unwrap_or_default());
+        // Engines print notes before the document.
+        let start = text.find('{').unwrap_or(text.len());
+        let reports = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
+        let reports: Vec<Value> = reports.map_while(Result::ok).collect();
+        let good = |report: &Value| report["jobs"][0]["error"] == 0;
+        if status.success() && reports.last().is_some_and(good) {
+            return Ok(reports);
+        }
+        Err(failed(&self.command, errors.lines().last().unwrap_or_default().to_string()))
     }
-    Err(FioError::Failed {
-        command: command_line(target, words),
-        output: String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string(),
-    })
+}
+
+/// Everything that a pipe gives.
+fn text(mut pipe: impl Read) -> String {
+    let mut bytes = Vec::new();
+    let _ = pipe.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The figures of a timed run.
 pub fn figures(document: &Value, job: &Job) -> Figures {
-    let flushes = job.sync == Sync::Flush;
-    let found = &document["jobs"][0];
-    let sides = [&found["read"], &found["write"]];
-    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
-    let iops: f64 = sides.iter().map(|side| number(&side["iops"])).sum();
-    let total: f64 = sides.iter().map(|side| number(&side["total_ios"])).sum();
-    let sum: f64 =
-        sides.iter().map(|side| number(&side["total_ios"]) * number(&side["lat_ns"]["mean"])).sum();
-    let percentile = |name: &str| {
-        let of = |side: &&Value| number(&side["clat_ns"]["percentile"][name]);
-        sides.iter().map(of).fold(0.0, f64::max) / 1e3
-    };
-    let flush =
-        |name: &str| if flushes { number(&found["sync"]["lat_ns"]["percentile"][name]) / 1e3 } else { 0.0 };
-    let flush_mean = if flushes { number(&found["sync"]["lat_ns"]["mean"]) / 1e3 } else { 0.0 };
-    Figures {
-        iops,
-        mean_us: if total > 0.0 { sum / total / 1e3 + flush_mean } else { 0.0 },
-        p50_us: percentile("50.000000") + flush("50.000000"),
-        p99_us: percentile("99.000000") + flush("99.000000"),
-        p999_us: percentile("99.900000") + flush("99.900000"),
-    }
+    Measured::read(document).figures(job.sync == Sync::Flush)
 }
 
 /// Preallocates and writes a file, so that runs overwrite what exists.
 pub fn fill_file(path: &Path, size_bytes: u64) -> Result<(), FioError> {
     let file = Endpoint::File(path.to_path_buf());
     run(&file, &pass(&file, "write", size_bytes)).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn figures_add_reads_and_writes_and_pair_a_write_with_its_flush() {
-        let side = |iops: f64, ios: u64, mean: f64| {
-            serde_json::json!({"iops": iops, "total_ios": ios, "lat_ns": {"mean": mean},
-                "clat_ns": {"percentile": {"50.000000": mean, "99.000000": mean * 2.0, "99.900000": mean * 3.0}}})
-        };
-        let document = serde_json::json!({"jobs": [{"read": side(80.0, 800, 1e5), "write": side(20.0, 200, 3e5),
-            "sync": {"lat_ns": {"mean": 5e5, "percentile": {"99.000000": 7e5}}}}]});
-        let job = Job::new(Pattern::RandMixed(80), 4096, 32);
-        let mixed = figures(&document, &job);
-        assert_eq!((mixed.iops, mixed.mean_us, mixed.p99_us), (100.0, 140.0, 600.0));
-        assert_eq!(figures(&document, &job.with(Sync::Flush)).mean_us, 640.0);
-    }
 }

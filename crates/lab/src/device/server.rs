@@ -1,0 +1,356 @@
+//! What the kernel asks of an emulated device: files on it, and the commands that they mean.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow,
+    WriteFlags,
+};
+use rustix::fs::FallocateFlags;
+
+use super::emulated::{Answer, FLUSH, Shared};
+use super::files::{Extent, Files, Refused};
+use super::model::{Command, Kind};
+
+/// How long the kernel may believe what it was told of a file: for good, as all changes come through it.
+const TTL: Duration = Duration::from_secs(86_400);
+/// Largest transfer of one command, in bytes.
+const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+/// Requests that the kernel sends before it waits for answers: more than any queue depth that is measured.
+const IN_FLIGHT_MAX: u16 = 512;
+/// Unit of all transfers.
+const SECTOR_BYTES: u64 = 512;
+/// Unit of space in what `df` shows.
+const BLOCK_BYTES: u64 = 4096;
+/// Longest name of a file.
+const NAME_BYTES_MAX: u32 = 255;
+/// Nothing of a device is in the kernel's memory, and writes to it go side by side.
+const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+
+/// The FUSE server of a device.
+#[derive(Debug)]
+pub(super) struct Server(pub(super) Arc<Shared>);
+
+impl From<Refused> for Errno {
+    fn from(refused: Refused) -> Errno {
+        match refused {
+            Refused::Missing => Errno::ENOENT,
+            Refused::Exists => Errno::EEXIST,
+            Refused::Full => Errno::ENOSPC,
+        }
+    }
+}
+
+impl Server {
+    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
+        let (kind, perm, size) = match self.0.files().bytes(inode.0) {
+            Some(bytes) => (FileType::RegularFile, 0o600, bytes),
+            None if inode == INodeNo::ROOT => (FileType::Directory, 0o700, 0),
+            None => return None,
+        };
+        Some(FileAttr {
+            ino: inode,
+            size,
+            blocks: size / SECTOR_BYTES,
+            atime: SystemTime::UNIX_EPOCH,
+            mtime: SystemTime::UNIX_EPOCH,
+            ctime: SystemTime::UNIX_EPOCH,
+            crtime: SystemTime::UNIX_EPOCH,
+            kind,
+            perm,
+            nlink: 1,
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            rdev: 0,
+            blksize: BLOCK_BYTES as u32,
+            flags: 0,
+        })
+    }
+
+    /// Space that files have given back reads as zeroes when it is given out again.
+    fn clear(&self, freed: Vec<(u64, u64)>) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for (offset, len) in freed {
+            rustix::fs::fallocate(&self.0.data, flags, offset, len)?;
+        }
+        Ok(())
+    }
+
+    /// Answers a change of the directory, which is not on the device's clock.
+    fn change(&self, done: Result<Vec<(u64, u64)>, Refused>, reply: ReplyEmpty) {
+        match done.map_err(Errno::from).and_then(|freed| self.clear(freed).map_err(Errno::from)) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    /// The command for a transfer: one that goes to several places is one command at the first of them.
+    fn command(kind: Kind, extents: &[Extent]) -> Option<Command> {
+        let offset = extents.iter().find_map(|(place, _)| *place)?;
+        let on_device = extents.iter().filter(|(place, _)| place.is_some());
+        Some(Command { kind, offset, len: on_device.map(|(_, len)| len).sum() })
+    }
+
+    fn with_files<T>(&self, name: &OsStr, with: impl FnOnce(&mut Files, &str) -> Result<T, Refused>) -> Result<T, Refused> {
+        let name = name.to_str().ok_or(Refused::Missing)?;
+        with(&mut self.0.files(), name)
+    }
+}
+
+impl Filesystem for Server {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // What an older kernel does not know is left out: then fewer commands are in flight.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        let _ = config.set_max_write(TRANSFER_BYTES_MAX);
+        let _ = config.set_max_background(IN_FLIGHT_MAX);
+        let _ = config.set_congestion_threshold(IN_FLIGHT_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let found = self.with_files(name, |files, name| files.find(name).ok_or(Refused::Missing));
+        let inode = found.ok().filter(|_| parent == INodeNo::ROOT).map(INodeNo);
+        match inode.and_then(|inode| self.attributes(inode)) {
+            Some(attributes) => reply.entry(&TTL, &attributes, Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _file: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(inode) {
+            Some(attributes) => reply.attr(&TTL, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _file: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let resized = size.map_or(Ok(Vec::new()), |size| self.0.files().resize(inode.0, size));
+        let cleared = resized.map_err(Errno::from).and_then(|freed| self.clear(freed).map_err(Errno::from));
+        match (cleared, self.attributes(inode)) {
+            (Ok(()), Some(attributes)) => reply.attr(&TTL, &attributes),
+            (Ok(()), None) => reply.error(Errno::ENOENT),
+            (Err(error), _) => reply.error(error),
+        }
+    }
+
+    fn create(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let made = self.with_files(name, |files, name| {
+            let inode = files.create(name)?;
+            files.opened(inode);
+            Ok(inode)
+        });
+        match made.map(|inode| self.attributes(INodeNo(inode))) {
+            Ok(Some(attributes)) => reply.created(&TTL, &attributes, Generation(0), FileHandle(0), OPENED),
+            Ok(None) => reply.error(Errno::ENOENT),
+            Err(refused) => reply.error(refused.into()),
+        }
+    }
+
+    fn unlink(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.change(self.with_files(name, |files, name| files.unlink(name)), reply);
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        name: &OsStr,
+        _new_parent: INodeNo,
+        new_name: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let to = new_name.to_str().ok_or(Refused::Missing);
+        let renamed = to.and_then(|to| self.with_files(name, |files, from| files.rename(from, to)));
+        self.change(renamed, reply);
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _file: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        for (at, (name, inode)) in self.0.files().names().into_iter().enumerate().skip(offset as usize) {
+            // The offset is that of the next one.
+            if reply.add(INodeNo(inode), at as u64 + 1, FileType::RegularFile, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.0.files().opened(inode.0);
+        reply.opened(FileHandle(0), OPENED);
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let freed = self.0.files().closed(inode.0);
+        self.change(Ok(freed), reply);
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let extents = self.0.files().extents(inode.0, offset, u64::from(size));
+        let mut data = vec![0; extents.iter().map(|(_, len)| *len as usize).sum()];
+        let mut rest = &mut data[..];
+        for &(place, len) in &extents {
+            let (part, after) = rest.split_at_mut(len as usize);
+            if let Some(Err(error)) = place.map(|place| self.0.data.read_exact_at(part, place)) {
+                return reply.error(error.into());
+            }
+            rest = after;
+        }
+        match Server::command(Kind::Read, &extents) {
+            Some(command) => self.0.submit(command, Answer::Read(reply, data)),
+            // What has no place is zeroes, which no device has to be asked for.
+            None => reply.data(&data),
+        }
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let extents = {
+            let mut files = self.0.files();
+            if let Err(refused) = files.reserve(inode.0, offset, data.len() as u64) {
+                return reply.error(refused.into());
+            }
+            files.extents(inode.0, offset, data.len() as u64)
+        };
+        let mut rest = data;
+        for &(place, len) in &extents {
+            let (part, after) = rest.split_at(len as usize);
+            let place = place.expect("it was reserved");
+            if let Err(error) = self.0.data.write_all_at(part, place) {
+                return reply.error(error.into());
+            }
+            rest = after;
+        }
+        let len = data.len() as u32;
+        let Some(command) = Server::command(Kind::Write, &extents) else { return reply.written(len) };
+        // The kernel adds what a single write asks for to what the file was opened with.
+        let durable = flags.0 & libc::O_DSYNC != 0;
+        self.0.submit(command, if durable { Answer::Durable(reply, len) } else { Answer::Write(reply, len) });
+    }
+
+    fn fsync(&self, _request: &Request, _inode: INodeNo, _file: FileHandle, _data: bool, reply: ReplyEmpty) {
+        self.0.submit(FLUSH, Answer::Empty(reply));
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _file: FileHandle,
+        _data: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.0.submit(FLUSH, Answer::Empty(reply));
+    }
+
+    /// A file that is closed; nothing has to be on the media for that.
+    fn flush(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _file: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply.ok();
+    }
+
+    fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
+        let files = self.0.files();
+        let all = files.bytes(files.find(&Files::part_name(0)).unwrap_or_default()).unwrap_or(0);
+        let (blocks, free) = (all / BLOCK_BYTES, files.free_bytes() / BLOCK_BYTES);
+        reply.statfs(blocks, free, free, 0, 0, BLOCK_BYTES as u32, NAME_BYTES_MAX, BLOCK_BYTES as u32);
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: FileHandle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let flags = FallocateFlags::from_bits_truncate(mode.cast_unsigned());
+        if !flags.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE) {
+            let reserved = self.0.files().reserve(inode.0, offset, len);
+            return self.change(reserved.map(|()| Vec::new()), reply);
+        }
+        let extents = self.0.files().extents(inode.0, offset, len);
+        let places = extents.iter().filter_map(|&(place, len)| Some((place?, len))).collect();
+        match (self.clear(places), Server::command(Kind::Trim, &extents)) {
+            (Ok(()), Some(command)) => self.0.submit(command, Answer::Empty(reply)),
+            (Ok(()), None) => reply.ok(),
+            (Err(error), _) => reply.error(error.into()),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What several clients measured side by side, as one: counts are added and histograms merged; no percentile is an average.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::Figures;
+
+/// Requests of one kind.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Side {
+    /// How many were completed.
+    pub ios: u64,
+    /// How many in each second.
+    pub iops: f64,
+    /// Time of all together in nanoseconds.
+    pub total_ns: f64,
+    /// How many took how long, in nanoseconds.
+    pub bins: BTreeMap<u64, u64>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Measured {
+    /// Reads.
+    pub reads: Side,
+    /// Writes.
+    pub writes: Side,
+    /// Flushes.
+    pub flushes: Side,
+}
+
+impl Side {
+    fn read(side: &Value) -> Side {
+        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+        let ios = number(&side["total_ios"]);
+        // Completion for reads and writes; a flush has but one latency.
+        let latency = if side["clat_ns"]["bins"].is_object() { &side["clat_ns"] } else { &side["lat_ns"] };
+        let bins = latency["bins"].as_object().into_iter().flatten();
+        Side {
+            ios: ios as u64,
+            iops: number(&side["iops"]),
+            total_ns: ios * number(&side["lat_ns"]["mean"]),
+            bins: bins.filter_map(|(ns, count)| Some((ns.parse().ok()?, count.as_u64()?))).collect(),
+        }
+    }
+
+    /// Adds what another one did meanwhile.
+    pub fn add(&mut self, other: &Side) {
+        self.ios += other.ios;
+        self.iops += other.iops;
+        self.total_ns += other.total_ns;
+        for (&ns, &count) in &other.bins {
+            *self.bins.entry(ns).or_insert(0) += count;
+        }
+    }
+
+    /// Mean in microseconds.
+    fn mean_us(&self) -> f64 {
+        if self.ios == 0 { 0.0 } else { self.total_ns / self.ios as f64 / 1e3 }
+    }
+
+    /// The time in microseconds within which this part of them was complete.
+    fn percentile_us(&self, part: f64) -> f64 {
+        let total: u64 = self.bins.values().sum();
+        let wanted = (total as f64 * part).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        let reached = self.bins.iter().find(|(_, count)| {
+            seen += **count;
+            seen >= wanted
+        });
+        reached.map_or(0.0, |(&ns, _)| ns as f64 / 1e3)
+    }
+
+    /// How many took how long: upper bounds in nanoseconds, 3 % apart, and counts, ascending.
+    pub fn histogram(&self) -> Vec<(u64, u64)> {
+        let mut coarse: BTreeMap<u64, u64> = BTreeMap::new();
+        for (&ns, &count) in &self.bins {
+            // All but the highest five bits are rounded up.
+            let below = (1u64 << (64 - ns.leading_zeros()).saturating_sub(5)) - 1;
+            *coarse.entry((ns + below) & !below).or_insert(0) += count;
+        }
+        coarse.into_iter().collect()
+    }
+
+    /// Its figures; `None` when there was none.
+    pub fn figures(&self) -> Option<Figures> {
+        (self.ios > 0).then(|| Figures {
+            iops: self.iops,
+            mean_us: self.mean_us(),
+            p50_us: self.percentile_us(0.5),
+            p99_us: self.percentile_us(0.99),
+            p999_us: self.percentile_us(0.999),
+        })
+    }
+}
+
+impl Measured {
+    /// Reads fio's report.
+    pub fn read(report: &Value) -> Measured {
+        let job = &report["jobs"][0];
+        Measured {
+            reads: Side::read(&job["read"]),
+            writes: Side::read(&job["write"]),
+            flushes: Side::read(&job["sync"]),
+        }
+    }
+
+    /// Adds what another client did meanwhile.
+    pub fn add(&mut self, other: &Measured) {
+        self.reads.add(&other.reads);
+        self.writes.add(&other.writes);
+        self.flushes.add(&other.flushes);
+    }
+
+    /// Reads and writes together.
+    pub fn all(&self) -> Side {
+        let mut all = self.reads.clone();
+        all.add(&self.writes);
+        all
+    }
+
+    /// The figures of all requests. Where each write is followed by a flush, a write is complete with it, and its percentiles are
+    /// the sums of both.
+    pub fn figures(&self, with_flush: bool) -> Figures {
+        let both = self.all().figures().unwrap_or_default();
+        let Some(flush) = self.flushes.figures().filter(|_| with_flush) else { return both };
+        Figures {
+            iops: both.iops,
+            mean_us: both.mean_us + flush.mean_us,
+            p50_us: both.p50_us + flush.p50_us,
+            p99_us: both.p99_us + flush.p99_us,
+            p999_us: both.p999_us + flush.p999_us,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_merged_by_their_histograms() {
+        let report = |ns: &str, ios: u64| {
+            serde_json::json!({"jobs": [{"read": {"total_ios": ios, "iops": ios, "lat_ns": {"mean": 2000.0},
+                "clat_ns": {"bins": {ns: ios}}}, "write": {"total_ios": 0}, "sync": {"total_ios": 0}}]})
+        };
+        let mut both = Measured::read(&report("1000", 99));
+        both.add(&Measured::read(&report("9000", 1)));
+        let figures = both.figures(false);
+        assert_eq!((figures.iops, figures.mean_us), (100.0, 2.0));
+        assert_eq!((figures.p50_us, figures.p99_us, figures.p999_us), (1.0, 1.0, 9.0));
+        assert_eq!(both.writes.figures(), None);
+        assert_eq!(both.reads.histogram(), [(1024, 99), (9216, 1)]);
+    }
+
+    #[test]
+    fn a_write_and_its_flush_are_one() {
+        let latency = |ns: u64| serde_json::json!({"mean": ns, "bins": {ns.to_string(): 10}});
+        let report = serde_json::json!({"jobs": [{"read": {"total_ios": 0},
+            "write": {"total_ios": 10, "iops": 10.0, "lat_ns": {"mean": 3000}, "clat_ns": latency(3000)},
+            "sync": {"total_ios": 10, "lat_ns": latency(5000)}}]});
+        let measured = Measured::read(&report);
+        assert_eq!((measured.figures(false).mean_us, measured.figures(true).mean_us), (3.0, 8.0));
+        assert_eq!((measured.figures(true).iops, measured.figures(true).p99_us), (10.0, 8.0));
+    }
+}

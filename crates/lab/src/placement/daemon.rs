@@ -1,0 +1,172 @@
+//! Tidepool's daemon as a part of a placement, used as an operator uses it: started with options, asked with commands.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::{PlacementError, failed};
+use crate::process::Process;
+use crate::results::Drained;
+
+/// Longest wait for the end of a daemon that has nothing left to write back.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// How often a drain is looked at.
+const POLL: Duration = Duration::from_millis(100);
+/// Counters of a volume that are kept, beside its latencies.
+const COUNTERS: [&str; 9] = [
+    "hit_blocks",
+    "miss_blocks",
+    "reads",
+    "writes",
+    "flushes",
+    "backend_reads",
+    "backend_writes",
+    "backend_written_bytes",
+    "drained_blocks",
+];
+
+/// A daemon with its cache. Dropping it kills it.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    program: PathBuf,
+    process: Process,
+    cache: PathBuf,
+    admin: PathBuf,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    /// Starts a daemon with a new cache of `cache_bytes` in the file `cache` that serves `volumes` (name and URI). Its sockets and
+    /// its log are in `directory` and begin with `name`.
+    pub(super) fn start(
+        program: &Path,
+        directory: &Path,
+        name: &str,
+        cache: PathBuf,
+        cache_bytes: u64,
+        volumes: &[(String, String)],
+        options: &[&str],
+    ) -> Result<Daemon, PlacementError> {
+        let (admin, socket) = (directory.join(format!("{name}.admin")), directory.join(format!("{name}.nbd")));
+        let log_path = directory.join(format!("{name}.log"));
+        let log = File::create(&log_path).map_err(failed("cannot make the daemon's log"))?;
+        let mut command = Command::new(program);
+        command.arg("serve").args(options);
+        command.arg(format!("--cache={}", cache.display())).arg(format!("--cache-size={cache_bytes}"));
+        command.arg(format!("--nbd=nbd+unix:///?socket={}", socket.display()));
+        command.arg(format!("--admin={}", admin.display()));
+        command.args(volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let line = format!("{command:?}").replace('"', "");
+        let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
+        let output = process.child().stdout.take().expect("its output is piped");
+        let ready = BufReader::new(output).lines().map_while(Result::ok).any(|line| line == "ready");
+        let daemon = Daemon { program: program.into(), process, cache, admin, socket };
+        if ready {
+            return Ok(daemon);
+        }
+        let text = fs::read_to_string(&log_path).unwrap_or_default();
+        let output = text.lines().last().unwrap_or("it has ended").to_string();
+        Err(PlacementError::Command { command: line, output })
+    }
+
+    /// Where it serves NBD.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Runs `tidepool WORDS --admin … --format json` and returns what it prints.
+    fn ask(&self, words: &[&str]) -> Result<Value, PlacementError> {
+        let mut command = Command::new(&self.program);
+        command.args(words).arg(format!("--admin={}", self.admin.display())).args(["--format", "json"]);
+        let line = format!("{command:?}").replace('"', "");
+        let output = command.stdin(Stdio::null()).output().map_err(failed(format!("cannot run `{line}`")))?;
+        let found = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success());
+        let errors = || String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string();
+        found.ok_or_else(|| PlacementError::Command { command: line, output: errors() })
+    }
+
+    /// Sets the mode of a volume.
+    pub(super) fn set_mode(&self, volume: &str, mode: &str) -> Result<(), PlacementError> {
+        self.ask(&["volume", "set", volume, "--mode", mode]).map(drop)
+    }
+
+    /// What it says of itself: version, cache and volumes, without what changes.
+    pub(super) fn proof(&self) -> Result<Value, PlacementError> {
+        let status = self.ask(&["status"])?;
+        let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
+        let keys = ["name", "backend", "mode", "state", "dirty_bytes_max"];
+        let volume = |volume: &Value| -> Map<String, Value> {
+            keys.iter().map(|key| (key.to_string(), volume[*key].clone())).collect()
+        };
+        Ok(json!({
+            "version": status["version"],
+            "cache": { "path": status["cache"]["path"], "size_bytes": status["cache"]["size_bytes"] },
+            "volumes": volumes.iter().map(volume).collect::<Vec<_>>(),
+        }))
+    }
+
+    /// Modes of its volumes.
+    pub(super) fn modes(&self) -> Result<Vec<String>, PlacementError> {
+        let status = self.ask(&["status"])?;
+        let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
+        Ok(volumes.iter().map(|volume| volume["mode"].as_str().unwrap_or_default().to_string()).collect())
+    }
+
+    /// Counters over all volumes: those in [`COUNTERS`], the time of reads, writes and flushes in microseconds all together, and
+    /// `dirty_bytes`, which is a level.
+    pub(super) fn counters(&self) -> Result<Value, PlacementError> {
+        let status = self.ask(&["status"])?;
+        let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
+        let sum = |of: &dyn Fn(&Value) -> Option<f64>| volumes.iter().filter_map(of).sum::<f64>();
+        let mut counters: Map<String, Value> = COUNTERS
+            .iter()
+            .map(|name| (name.to_string(), json!(sum(&|volume| volume["counters"][*name].as_f64()) as u64)))
+            .collect();
+        for kind in ["read", "write", "flush"] {
+            let took = |volume: &Value| {
+                let latency = &volume[format!("{kind}_latency")];
+                Some(latency["count"].as_f64()? * latency["mean_us"].as_f64()?)
+            };
+            counters.insert(format!("{kind}_us"), json!(sum(&took) as u64));
+        }
+        counters.insert("dirty_bytes".into(), json!(sum(&|volume| volume["dirty_bytes"].as_f64()) as u64));
+        Ok(Value::Object(counters))
+    }
+
+    /// Drains all volumes, for `limit_s` seconds as fast as the devices are; then `hurry` is called.
+    pub(super) fn drain(&self, limit_s: f64, hurry: &dyn Fn()) -> Result<Option<Drained>, PlacementError> {
+        let dirty = || self.counters().map(|counters| counters["dirty_bytes"].as_u64().unwrap_or(0));
+        let dirty_bytes = dirty()?;
+        let start = Instant::now();
+        let mut command = Command::new(&self.program);
+        command.args(["volume", "drain", "--all"]).arg(format!("--admin={}", self.admin.display()));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut drain = Process::spawn(command).map_err(failed("cannot run `tidepool volume drain`"))?;
+        let limit = Duration::from_secs_f64(limit_s.max(0.0));
+        let ended = drain.wait(limit).map_err(failed("cannot wait for the drain"))?;
+        let seconds = start.elapsed().as_secs_f64();
+        let hurried_bytes = if ended.is_some() { 0 } else { dirty()? };
+        hurry();
+        while drain.try_wait().map_err(failed("cannot wait for the drain"))?.is_none() {
+            std::thread::sleep(POLL);
+        }
+        Ok(Some(Drained { dirty_bytes, seconds, hurried_bytes }))
+    }
+
+    /// Ends it and removes its cache. What it has not drained is refused by its volumes' images from then on, so drain first.
+    pub(super) fn stop(mut self) -> Result<(), PlacementError> {
+        self.process.signal(rustix::process::Signal::TERM).map_err(failed("cannot end tidepool"))?;
+        let ended = self.process.wait(STOP_LIMIT).map_err(failed("cannot wait for tidepool"))?;
+        drop(self.process);
+        fs::remove_file(&self.cache).map_err(failed(format!("cannot remove {}", self.cache.display())))?;
+        match ended {
+            Some(_) => Ok(()),
+            None => Err(failed("tidepool serve")(std::io::ErrorKind::TimedOut.into())),
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Where an SSD can stand. Each place is a [`Placement`]: it says whether it is possible here, puts itself in place, shows that
+//! it is, and goes again.
+//!
+//! They lie in three layers, and one of each layer goes together with the others: below the OSDs' data devices, as the
+//! OSDs' store, and between client and cluster.
+
+mod client;
+mod daemon;
+mod device;
+mod store;
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::cluster::{Cluster, ClusterError, Store};
+use crate::fio::Endpoint;
+use crate::results::{Drained, Durability};
+
+/// The layer that a placement is in, from the media up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Layer {
+    /// Between an OSD and its data device.
+    Device,
+    /// How OSDs keep their data.
+    Store,
+    /// Between the client and the cluster.
+    Client,
+}
+
+/// How a placement wants the SSD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ssd {
+    /// Not at all.
+    Unused,
+    /// A partition for each OSD.
+    Partitions,
+    /// Room for one file.
+    File,
+}
+
+/// A place for an SSD.
+pub trait Placement: Debug + Sync {
+    /// Its name in suites.
+    fn name(&self) -> &'static str;
+    /// What it is, in a few words.
+    fn what(&self) -> &'static str;
+    /// Where it is.
+    fn layer(&self) -> Layer;
+    /// What it wants of the SSD.
+    fn ssd(&self) -> Ssd {
+        Ssd::Unused
+    }
+    /// Wants the OSD's journal on its data disk.
+    fn journal_on_disk(&self) -> bool {
+        false
+    }
+    /// What is written through it is safer from nothing than this.
+    fn durability(&self) -> Durability {
+        Durability::Replicated
+    }
+    /// It keeps blocks that have been read.
+    fn caches_reads(&self) -> bool {
+        false
+    }
+    /// It does so in memory, so that no device is asked for them.
+    fn caches_in_memory(&self) -> bool {
+        false
+    }
+    /// Says in one line why it is not possible on this machine.
+    ///
+    /// # Errors
+    /// That line.
+    fn probe(&self) -> Result<(), String>;
+    /// Puts itself in place.
+    ///
+    /// # Errors
+    /// When it cannot; nothing is left of it then.
+    fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError>;
+}
+
+/// What a placement finds, and changes, when it is put in place.
+#[derive(Debug)]
+pub struct Ground {
+    /// The program `tidepool`.
+    pub program: PathBuf,
+    /// A directory for its files, on no emulated device.
+    pub directory: PathBuf,
+    /// The OSDs to be.
+    pub slots: Vec<Slot>,
+    /// How they keep their data, in the order of `slots`; a store placement fills this in.
+    pub stores: Vec<Store>,
+    /// Lines for the global section of ceph.conf.
+    pub ceph_conf: Vec<String>,
+    /// The SSD's directory, and how many of its bytes are for this placement.
+    pub ssd: Option<(PathBuf, u64)>,
+    /// ceph.conf for clients, once the cluster is up.
+    pub client_conf: PathBuf,
+    /// The images, once the cluster is up.
+    pub images: Vec<String>,
+}
+
+/// What an OSD gets.
+#[derive(Debug, Clone)]
+pub struct Slot {
+    /// Its part of the disk.
+    pub data: PathBuf,
+    /// A part of the same disk for its journal, if its store wants that.
+    pub journal: Option<PathBuf>,
+    /// Its partition of the SSD, if its store wants one.
+    pub ssd: Option<PathBuf>,
+    /// Size of the journal or of the SSD's partition in bytes.
+    pub fast_bytes: u64,
+    /// The disk turns.
+    pub rotational: bool,
+}
+
+/// A placement that is in place. It ends when it is dropped.
+pub trait Applied: Debug {
+    /// Shows that it is in place: what the parts say of themselves.
+    ///
+    /// # Errors
+    /// When it is not.
+    fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError>;
+    /// How clients reach an image through it, if it is between them and the cluster.
+    fn endpoint(&self, _image: &str) -> Option<Endpoint> {
+        None
+    }
+    /// What it counts; numbers that only grow, and levels.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    fn counters(&self) -> Result<Value, PlacementError> {
+        Ok(Value::Null)
+    }
+    /// Writes back what it has not yet written back; for `limit_s` seconds as fast as the devices are, then `hurry` is called, which
+    /// makes them fast. `None` when it keeps nothing back.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn drain(&self, _limit_s: f64, _hurry: &dyn Fn()) -> Result<Option<Drained>, PlacementError> {
+        Ok(None)
+    }
+    /// Forgets what it has only in memory of the machine, such as a page cache that nobody has named.
+    fn forget(&self) {}
+    /// Takes it out of the way; the images then have everything.
+    ///
+    /// # Errors
+    /// When it does not go.
+    fn undo(self: Box<Self>) -> Result<(), PlacementError> {
+        Ok(())
+    }
+}
+
+/// Why a placement is not in place.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacementError {
+    /// A file or a process could not be had.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A command failed.
+    #[error("`{command}` failed: {output}")]
+    Command {
+        /// The command line.
+        command: String,
+        /// The end of its error output.
+        output: String,
+    },
+    /// It says of itself that it is something else.
+    #[error("{placement} is not in place: {what}")]
+    NotInPlace {
+        /// The placement.
+        placement: &'static str,
+        /// What was seen instead.
+        what: String,
+    },
+    /// The cluster did not answer.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+}
+
+/// All placements.
+pub fn all() -> [&'static dyn Placement; 9] {
+    [
+        &store::BLUESTORE_COLOCATED,
+        &store::BLUESTORE_DBWAL,
+        &store::FILESTORE_COLOCATED,
+        &store::FILESTORE_JOURNAL,
+        &device::OSD_PASSTHROUGH,
+        &device::OSD_TIDEPOOL,
+        &client::HOST_TIDEPOOL,
+        &client::HOST_TIDEPOOL_REPLICATED,
+        &client::LIBRBD_CACHE,
+    ]
+}
+
+/// One placement of each layer, and the class of the SSD: what a suite writes as `NAME[+NAME…][@CLASS]`.
+#[derive(Debug, Clone)]
+pub struct Arrangement {
+    /// From the media up; the store is always among them.
+    pub placements: Vec<&'static dyn Placement>,
+    /// Class of the SSD, if it is not the usual one.
+    pub ssd: Option<String>,
+}
+
+impl Arrangement {
+    /// Reads it from a suite.
+    ///
+    /// # Errors
+    /// One line that says what is wrong.
+    pub fn parse(text: &str) -> Result<Arrangement, String> {
+        let (names, ssd) = match text.split_once('@') {
+            Some((names, ssd)) => (names, Some(ssd.to_string())),
+            None => (text, None),
+        };
+        let mut placements = Vec::new();
+        for name in names.split('+') {
+            let found = all().into_iter().find(|placement| placement.name() == name).ok_or_else(|| {
+                let known: Vec<&str> = all().iter().map(|placement| placement.name()).collect();
+                format!("no placement {name}; there are {}", known.join(", "))
+            })?;
+            placements.push(found);
+        }
+        if !placements.iter().any(|placement| placement.layer() == Layer::Store) {
+            placements.push(&store::BLUESTORE_COLOCATED);
+        }
+        placements.sort_by_key(|placement| placement.layer());
+        if let Some(pair) = placements.windows(2).find(|pair| pair[0].layer() == pair[1].layer()) {
+            return Err(format!("{text}: {} and {} are in the same place", pair[0].name(), pair[1].name()));
+        }
+        Ok(Arrangement { placements, ssd })
+    }
+
+    /// The ones in some layers.
+    pub fn within(&self, layers: &[Layer]) -> impl Iterator<Item = &'static dyn Placement> {
+        self.placements.iter().copied().filter(move |placement| layers.contains(&placement.layer()))
+    }
+
+    /// How many of them share the SSD.
+    pub fn ssd_users(&self) -> u32 {
+        self.placements.iter().filter(|placement| placement.ssd() != Ssd::Unused).count() as u32
+    }
+
+    /// Says in one line why it is not possible here.
+    ///
+    /// # Errors
+    /// That line.
+    pub fn probe(&self) -> Result<(), String> {
+        self.placements.iter().try_for_each(|placement| {
+            placement.probe().map_err(|why| format!("{}: {why}", placement.name()))
+        })
+    }
+
+    /// What a write through all of them is safe from, with so many copies in the cluster.
+    pub fn durability(&self, replicas: u32) -> Durability {
+        let cluster = if replicas > 1 { Durability::Replicated } else { Durability::OneCopy };
+        self.placements.iter().map(|placement| placement.durability()).fold(cluster, Ord::min)
+    }
+
+    /// The one between client and cluster.
+    pub fn front(&self) -> Option<&'static dyn Placement> {
+        self.within(&[Layer::Client]).next()
+    }
+
+    /// Whether something of it keeps in memory what was read.
+    pub fn caches_in_memory(&self) -> bool {
+        self.placements.iter().any(|placement| placement.caches_in_memory())
+    }
+
+    /// Whether something of it keeps what was read.
+    pub fn caches_reads(&self) -> bool {
+        self.placements.iter().any(|placement| placement.caches_reads())
+    }
+}
+
+/// Whether `program` is found on the PATH, or what to install.
+fn need(program: &str, package: &str) -> Result<(), String> {
+    let found = crate::process::find(program).is_some();
+    if found { Ok(()) } else { Err(format!("{program} is not installed; on Debian: apt-get install {package}")) }
+}
+
+/// Runs a command to its end.
+fn run(command: &mut std::process::Command) -> Result<(), PlacementError> {
+    let line = format!("{command:?}").replace('"', "");
+    let output = command.stdin(std::process::Stdio::null()).output();
+    let output = output.map_err(failed(format!("cannot run `{line}`")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string();
+    Err(PlacementError::Command { command: line, output: errors })
+}
+
+/// An error of the system, with what was tried.
+fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> PlacementError {
+    let what = what.into();
+    |source| PlacementError::Io { what, source }
+}
+
+/// Waits until `there` is true, for at most half a minute.
+fn wait(what: &Path, mut there: impl FnMut() -> bool) -> Result<(), PlacementError> {
+    let start = std::time::Instant::now();
+    while !there() {
+        if start.elapsed() > std::time::Duration::from_secs(30) {
+            let source = std::io::ErrorKind::TimedOut.into();
+            return Err(failed(format!("{} does not appear", what.display()))(source));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_each_layer_goes_together() {
+        let names = |text: &str| {
+            let arrangement = Arrangement::parse(text).expect(text);
+            arrangement.placements.iter().map(|placement| placement.name()).collect::<Vec<_>>()
+        };
+        assert_eq!(names("host-tidepool"), ["bluestore-colocated", "host-tidepool"]);
+        assert_eq!(
+            names("host-tidepool+filestore-journal+osd-tidepool"),
+            ["osd-tidepool", "filestore-journal", "host-tidepool"]
+        );
+        assert_eq!(Arrangement::parse("filestore-journal@x").expect("a class").ssd.as_deref(), Some("x"));
+        for (text, wanted) in
+            [("nothing", "no placement"), ("host-tidepool+librbd-cache", "same place"), ("", "no placement")]
+        {
+            let error = Arrangement::parse(text).expect_err(text);
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_weakest_part_decides_what_a_write_is_safe_from() {
+        let durability = |text: &str, replicas| Arrangement::parse(text).expect(text).durability(replicas);
+        assert_eq!(durability("bluestore-dbwal", 1), Durability::OneCopy);
+        assert_eq!(durability("bluestore-dbwal", 2), Durability::Replicated);
+        assert_eq!(durability("host-tidepool", 2), Durability::OneCopy);
+        assert_eq!(durability("librbd-cache", 2), Durability::Volatile);
+        assert_eq!(durability("osd-tidepool", 3), Durability::Replicated);
+    }
+}

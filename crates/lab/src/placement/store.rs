@@ -1,0 +1,194 @@
+//! How OSDs keep their data: BlueStore or FileStore, with or without a part of the SSD.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, run};
+use crate::cluster::{Cluster, Store};
+use crate::mounts::unmount_below;
+
+pub(super) static BLUESTORE_COLOCATED: BlueStore = BlueStore { db_on_ssd: false };
+pub(super) static BLUESTORE_DBWAL: BlueStore = BlueStore { db_on_ssd: true };
+pub(super) static FILESTORE_COLOCATED: FileStore = FileStore { journal_on_ssd: false };
+pub(super) static FILESTORE_JOURNAL: FileStore = FileStore { journal_on_ssd: true };
+
+/// BlueStore on the disk, its database and log perhaps on the SSD.
+#[derive(Debug)]
+pub(super) struct BlueStore {
+    db_on_ssd: bool,
+}
+
+impl Placement for BlueStore {
+    fn name(&self) -> &'static str {
+        if self.db_on_ssd { "bluestore-dbwal" } else { "bluestore-colocated" }
+    }
+
+    fn what(&self) -> &'static str {
+        if self.db_on_ssd {
+            "BlueStore, database and log on the SSD"
+        } else {
+            "BlueStore, everything on the disk"
+        }
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Store
+    }
+
+    fn ssd(&self) -> Ssd {
+        if self.db_on_ssd { Ssd::Partitions } else { Ssd::Unused }
+    }
+
+    fn probe(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
+        let store = |slot: &super::Slot| Store::BlueStore {
+            block: slot.data.clone(),
+            db: slot.ssd.clone().filter(|_| self.db_on_ssd),
+            wal: None,
+            rotational: slot.rotational,
+        };
+        ground.stores = ground.slots.iter().map(store).collect();
+        Ok(Box::new(Stored { placement: self.name(), wanted: self.wanted(), mounts: Vec::new() }))
+    }
+}
+
+impl BlueStore {
+    /// What an OSD says of itself when it is in place.
+    fn wanted(&self) -> [(&'static str, &'static str); 2] {
+        [("osd_objectstore", "bluestore"), ("bluefs_dedicated_db", if self.db_on_ssd { "1" } else { "0" })]
+    }
+}
+
+/// FileStore on a filesystem on the disk, its journal on the same disk or on the SSD.
+#[derive(Debug)]
+pub(super) struct FileStore {
+    journal_on_ssd: bool,
+}
+
+impl Placement for FileStore {
+    fn name(&self) -> &'static str {
+        if self.journal_on_ssd { "filestore-journal" } else { "filestore-colocated" }
+    }
+
+    fn what(&self) -> &'static str {
+        if self.journal_on_ssd { "FileStore, journal on the SSD" } else { "FileStore, journal on the disk" }
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Store
+    }
+
+    fn ssd(&self) -> Ssd {
+        if self.journal_on_ssd { Ssd::Partitions } else { Ssd::Unused }
+    }
+
+    fn journal_on_disk(&self) -> bool {
+        !self.journal_on_ssd
+    }
+
+    fn probe(&self) -> Result<(), String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("a filesystem on an emulated disk wants a loop device and a mount, which only root has".into());
+        }
+        need("mkfs.ext4", "e2fsprogs")
+    }
+
+    fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
+        // The names of RBD's objects fit; longer ones do not go into ext4's attributes.
+        ground.ceph_conf.push("osd max object name len = 256".into());
+        ground.ceph_conf.push("osd max object namespace len = 64".into());
+        let mut stored =
+            Stored { placement: self.name(), wanted: [("osd_objectstore", "filestore"); 2], mounts: Vec::new() };
+        for (number, slot) in ground.slots.iter().enumerate() {
+            let mount = ground.directory.join(format!("filestore{number}"));
+            fs::create_dir(&mount).map_err(failed(format!("cannot make {}", mount.display())))?;
+            run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "nodiscard,lazy_itable_init=0"]).arg(&slot.data))?;
+            run(Command::new("mount").args(["-o", "loop,noatime"]).arg(&slot.data).arg(&mount))?;
+            stored.mounts.push(mount.clone());
+            // Of the filesystem itself only a directory in it is the OSD's, which wants an empty one.
+            let data = mount.join("osd");
+            fs::create_dir(&data).map_err(failed(format!("cannot make {}", data.display())))?;
+            let journal = if self.journal_on_ssd { &slot.ssd } else { &slot.journal };
+            let journal = journal.clone().ok_or_else(|| PlacementError::NotInPlace {
+                placement: self.name(),
+                what: format!("there is no room for the journal of OSD {number}"),
+            })?;
+            ground.stores.push(Store::FileStore { data, journal, journal_bytes: slot.fast_bytes });
+        }
+        Ok(Box::new(stored))
+    }
+}
+
+/// A store that is in use.
+#[derive(Debug)]
+struct Stored {
+    placement: &'static str,
+    wanted: [(&'static str, &'static str); 2],
+    mounts: Vec<PathBuf>,
+}
+
+impl Applied for Stored {
+    fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError> {
+        let metadata = cluster.ceph(&["osd", "metadata", "--format", "json"])?;
+        let not = |what: String| PlacementError::NotInPlace { placement: self.placement, what };
+        let osds: Vec<Value> = serde_json::from_str(&metadata).map_err(|e| not(e.to_string()))?;
+        let mut proof = Vec::new();
+        for osd in &osds {
+            for (key, value) in self.wanted {
+                if osd[key] != value {
+                    return Err(not(format!("OSD {} says {key} = {}", osd["id"], osd[key])));
+                }
+            }
+            let told = ["id", "osd_objectstore", "osd_journal", "bluefs_dedicated_db", "rotational", "journal_rotational"];
+            let told = told.iter().filter(|key| !osd[**key].is_null());
+            let mut told: serde_json::Map<String, Value> = told.map(|key| (key.to_string(), osd[*key].clone())).collect();
+            let directory = osd["osd_data"].as_str().map(Path::new);
+            for name in ["block", "block.db"] {
+                let link = directory.and_then(|directory| fs::read_link(directory.join(name)).ok());
+                told.extend(link.map(|link| (name.to_string(), json!(link))));
+            }
+            proof.push(Value::Object(told));
+        }
+        Ok(json!({ "osds": proof }))
+    }
+
+    /// FileStore reads through the page cache, which is as large as the machine's memory, and nobody's plan.
+    fn forget(&self) {
+        for mount in &self.mounts {
+            if let Ok(file) = fs::File::open(mount) {
+                let _ = rustix::fs::syncfs(file.as_fd());
+            }
+            forget_below(&mount.join("osd/current"));
+        }
+    }
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        for mount in self.mounts.drain(..) {
+            // Nobody has it open any more; and if somebody has, it goes nevertheless.
+            let _ = rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::empty());
+            unmount_below(&mount);
+        }
+    }
+}
+
+/// Drops all files below a directory from the page cache.
+fn forget_below(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            forget_below(&path);
+        } else if let Ok(file) = fs::File::open(&path) {
+            let _ = rustix::fs::fadvise(file.as_fd(), 0, None, rustix::fs::Advice::DontNeed);
+        }
+    }
+}

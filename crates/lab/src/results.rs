@@ -1,0 +1,159 @@
+//! What a run of a suite leaves: one document that says what was measured, on what, how, and what came out.
+//!
+//! `docs/lab-results.schema.json` is the schema of the JSON form.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::collect::Sample;
+use crate::collect::hops::Stage;
+use crate::device::{Counts, Spec};
+use crate::fio::Figures;
+use crate::machine::Machine;
+use crate::suite::{Cell, Suite};
+
+/// Version of the format.
+pub const FORMAT: u32 = 1;
+
+/// Everything of one run of a suite.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Results {
+    /// Version of this format.
+    pub format: u32,
+    /// The suite as it ran.
+    pub suite: Suite,
+    /// Its SHA-256.
+    pub suite_sha256: String,
+    /// It ran in its quick form.
+    pub quick: bool,
+    /// What the order of the measurements was drawn from.
+    pub seed: u64,
+    /// The command that repeats it.
+    pub command: String,
+    /// When it began, UTC (RFC 3339).
+    pub begun: String,
+    /// What it ran on.
+    pub machine: Machine,
+    /// The classes of devices that took part, as they were before the first cluster came up.
+    pub devices: Vec<Frozen>,
+    /// Placements that were not measured, and why.
+    pub not_run: Vec<NotRun>,
+    /// The clusters, with what stood where.
+    pub testbeds: Vec<Testbed>,
+    /// Every measurement, in the order in which they were made.
+    pub runs: Vec<Run>,
+}
+
+/// A class of devices, frozen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Frozen {
+    /// What it can do, not slowed.
+    pub spec: Spec,
+    /// SHA-256 of that in hexadecimal.
+    pub sha256: String,
+}
+
+/// A placement that was not measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NotRun {
+    /// Its name in the suite.
+    pub placement: String,
+    /// What is missing.
+    pub why: String,
+}
+
+/// A cluster, and what stood where.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Testbed {
+    /// Its number; runs refer to it.
+    pub id: u32,
+    /// Disks.
+    pub disks: u32,
+    /// OSDs on each.
+    pub osds_per_disk: u32,
+    /// Ceph's version, as it tells it.
+    pub ceph: String,
+    /// The network between clients and OSDs, in words.
+    pub network: String,
+    /// For each placement that was applied on it, by its name in the suite: what shows that it was in place.
+    pub proofs: BTreeMap<String, Value>,
+}
+
+/// What a write is safe from once it is acknowledged, worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// Nothing: it is in memory.
+    Volatile,
+    /// The death of a process, and of power; not of the one device that holds it.
+    OneCopy,
+    /// The death of any one device or host.
+    Replicated,
+}
+
+/// One measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// What was measured.
+    pub cell: Cell,
+    /// Which of the repeats, from 1.
+    pub repeat: u32,
+    /// On which cluster.
+    pub testbed: u32,
+    /// What its acknowledged writes are safe from.
+    pub durability: Durability,
+    /// Seconds since the suite began.
+    pub begun_s: f64,
+    /// The commands of all clients.
+    pub commands: Vec<String>,
+    /// All requests of all clients.
+    pub figures: Figures,
+    /// Reads alone.
+    pub reads: Option<Figures>,
+    /// Writes alone.
+    pub writes: Option<Figures>,
+    /// How many requests took how long: upper bounds in nanoseconds and counts, ascending, all clients.
+    pub histogram: Vec<(u64, u64)>,
+    /// Why the figures are not those of what was meant. Empty for a good run.
+    pub invalid: Vec<String>,
+    /// The client or the machine was the limit, so that the placement might do more: why.
+    pub lower_bound: Option<String>,
+    /// Second by second.
+    pub samples: Vec<Sample>,
+    /// Ceph's stages.
+    pub stages: Vec<Stage>,
+    /// What each device did.
+    pub devices: BTreeMap<String, Counts>,
+    /// Processor time per request in microseconds, by kind of process.
+    pub cpu_us_per_io: BTreeMap<String, f64>,
+    /// What the placement counts itself, such as hits of a cache.
+    pub placement: Value,
+    /// What was left to be written back afterwards.
+    pub drained: Option<Drained>,
+}
+
+/// Bringing what a cache has not written back to where it belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Drained {
+    /// Dirty bytes at the end of the measurement.
+    pub dirty_bytes: u64,
+    /// Seconds at the devices' own speed.
+    pub seconds: f64,
+    /// Bytes that were left after that, and went with devices that answer at once.
+    pub hurried_bytes: u64,
+}
+
+impl Run {
+    /// Its figures count.
+    pub fn is_valid(&self) -> bool {
+        self.invalid.is_empty()
+    }
+}

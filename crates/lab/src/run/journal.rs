@@ -1,0 +1,141 @@
+//! A run in the making: one line of JSON for each thing that is known, on disk before the next one begins, so that a run that
+//! was killed goes on where it was.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::RunError;
+use crate::results::{NotRun, Results, Run, Testbed};
+
+/// A line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// The first one: results without any.
+    Header(Box<Results>),
+    Testbed(Testbed),
+    Run(Box<Run>),
+    NotRun(NotRun),
+}
+
+/// The file, open at its end, and what it says.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: File,
+    path: PathBuf,
+    /// What is known so far.
+    pub(super) results: Results,
+}
+
+/// The name of the file while a run is made.
+pub fn path_of(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+impl Journal {
+    /// Goes on with what is there, or begins with `header`. Says whether it goes on.
+    pub(super) fn open(out: &Path, header: Results, restart: bool) -> Result<(Journal, bool), RunError> {
+        let path = path_of(out);
+        if restart {
+            let _ = fs::remove_file(&path);
+        } else if out.exists() {
+            return Err(RunError::Finished(out.into()));
+        }
+        let io = |what: &str| RunError::io(format!("cannot {what} {}", path.display()));
+        match fs::read(&path) {
+            Ok(bytes) => {
+                let (results, good) = read(&bytes).ok_or_else(|| RunError::NoJournal(path.clone()))?;
+                if results.suite_sha256 != header.suite_sha256 || results.devices != header.devices {
+                    return Err(RunError::Other(path));
+                }
+                let file = OpenOptions::new().append(true).open(&path).map_err(io("open"))?;
+                // What was being written when the last one was killed.
+                file.set_len(good).map_err(io("write"))?;
+                Ok((Journal { file, path, results }, true))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(io("make"))?;
+                let mut journal = Journal { file, path, results: header };
+                let header = Box::new(journal.results.clone());
+                journal.append(&Line::Header(header))?;
+                Ok((journal, false))
+            }
+            Err(error) => Err(io("read")(error)),
+        }
+    }
+
+    fn append(&mut self, line: &Line) -> Result<(), RunError> {
+        let mut text = serde_json::to_string(line).expect("results are plain data");
+        text.push('\n');
+        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_data());
+        written.map_err(RunError::io(format!("cannot write {}", self.path.display())))
+    }
+
+    pub(super) fn testbed(&mut self, testbed: Testbed) -> Result<(), RunError> {
+        self.append(&Line::Testbed(testbed.clone()))?;
+        take_testbed(&mut self.results, testbed);
+        Ok(())
+    }
+
+    pub(super) fn run(&mut self, run: Run) -> Result<(), RunError> {
+        self.append(&Line::Run(Box::new(run.clone())))?;
+        self.results.runs.push(run);
+        Ok(())
+    }
+
+    pub(super) fn not_run(&mut self, not_run: NotRun) -> Result<(), RunError> {
+        self.append(&Line::NotRun(not_run.clone()))?;
+        take_not_run(&mut self.results, not_run);
+        Ok(())
+    }
+
+    /// All is measured: the results stand where they are wanted, and the journal goes.
+    pub(super) fn finish(self, out: &Path) -> Result<Results, RunError> {
+        let mut new = out.as_os_str().to_owned();
+        new.push(".new");
+        let text = serde_json::to_string(&self.results).expect("results are plain data") + "\n";
+        let written = File::create(&new).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        });
+        written
+            .and_then(|()| fs::rename(&new, out))
+            .and_then(|()| fs::remove_file(&self.path))
+            .map_err(RunError::io(format!("cannot write {}", out.display())))?;
+        Ok(self.results)
+    }
+}
+
+/// A testbed is told of again when one more placement has shown that it is in place.
+fn take_testbed(results: &mut Results, testbed: Testbed) {
+    results.testbeds.retain(|known| known.id != testbed.id);
+    results.testbeds.push(testbed);
+}
+
+fn take_not_run(results: &mut Results, not_run: NotRun) {
+    results.not_run.retain(|known| known.placement != not_run.placement);
+    results.not_run.push(not_run);
+}
+
+/// What a journal says, and how many of its bytes are whole lines.
+fn read(bytes: &[u8]) -> Option<(Results, u64)> {
+    let mut results: Option<Results> = None;
+    let mut good = 0;
+    for line in bytes.split_inclusive(|&byte| byte == b'\n') {
+        let Some(text) = line.strip_suffix(b"\n") else { break };
+        match (serde_json::from_slice(text).ok()?, &mut results) {
+            (Line::Header(header), None) => results = Some(*header),
+            (Line::Testbed(testbed), Some(results)) => take_testbed(results, testbed),
+            (Line::Run(run), Some(results)) => results.runs.push(*run),
+            (Line::NotRun(not_run), Some(results)) => take_not_run(results, not_run),
+            _ => return None,
+        }
+        good += line.len() as u64;
+    }
+    Some((results?, good))
+}

@@ -1,0 +1,281 @@
+//! One measurement on a testbed.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::validity::{self, Evidence};
+use super::{RunError, Runner};
+use crate::collect::hops::Counters;
+use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
+use crate::device::Counts;
+use crate::fio::{self, Endpoint, FioError, Measured, Running, Sync};
+use crate::placement::Arrangement;
+use crate::results::{Drained, Run};
+use crate::suite::{Caches, Cell, Workload};
+use crate::testbed::Testbed;
+
+/// Most passes over a set that is to be warm.
+const WARM_PASSES_MAX: u32 = 5;
+/// It is warm when a pass misses less than this part of it.
+const WARM_MISSES_MAX: f64 = 0.005;
+/// Bytes in which caches count what they miss.
+const CACHE_BLOCK_BYTES: f64 = 4096.0;
+/// What a load generator may take longer than it was told to.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Rest between the preparation of a measurement and its begin.
+const REST: Duration = Duration::from_millis(300);
+
+/// A testbed with its images.
+#[derive(Debug)]
+pub(super) struct Stand {
+    pub(super) testbed: Testbed,
+    /// Its number in the results.
+    pub(super) id: u32,
+    /// Images, and how many bytes of each were ever written.
+    pub(super) images: Vec<(String, u64)>,
+}
+
+/// Everything that is looked at before and after.
+struct Look {
+    devices: BTreeMap<String, Counts>,
+    placements: Map<String, Value>,
+    stages: Option<Counters>,
+    osds: u32,
+}
+
+impl Runner<'_> {
+    /// Makes a measurement. What goes wrong with the load or with Ceph makes the run invalid; an error is what concerns the whole
+    /// suite.
+    pub(super) fn measure(&self, stand: &mut Stand, cell: &Cell, repeat: u32) -> Result<Run, RunError> {
+        let workload = self.suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
+        let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
+        self.prepare(stand, cell, workload, &arrangement)?;
+        let begun_s = self.begun.elapsed().as_secs_f64();
+        let clients: Vec<Endpoint> = stand.images[..cell.clients as usize]
+            .iter()
+            .map(|(image, _)| stand.testbed.endpoint(image))
+            .collect();
+        stand.testbed.emulate(true);
+        std::thread::sleep(REST);
+        let before = look(&stand.testbed);
+        let devices = stand.testbed.devices().map(|(name, device)| {
+            let counts: CountsOf = Box::new(device.counter());
+            (name.to_string(), counts)
+        });
+        let collector = Collector::start(Sources { devices: devices.collect(), ..Sources::default() });
+        let loads = self.load(&clients, workload, cell.depth);
+        let samples = collector.stop();
+        let after = look(&stand.testbed);
+        let limit_s = if repeat == 1 { self.drain_limit_s() } else { 0.0 };
+        let drained = stand.testbed.drain(limit_s).map_err(RunError::Placement)?;
+        self.interrupted()?;
+        let load = match loads {
+            Ok(load) => load,
+            Err(error) => Load { failure: Some(error.to_string()), ..Load::default() },
+        };
+        let run = Run {
+            cell: cell.clone(),
+            repeat,
+            testbed: stand.id,
+            durability: arrangement.durability(self.suite.ground.replicas),
+            begun_s,
+            commands: load.commands.clone(),
+            figures: load.measured.figures(workload.sync == Sync::Flush),
+            reads: load.measured.reads.figures(),
+            writes: load.measured.writes.figures(),
+            histogram: load.measured.all().histogram(),
+            invalid: Vec::new(),
+            lower_bound: None,
+            samples: Vec::new(),
+            stages: stages(&before, &after),
+            devices: after.devices.iter().map(|(name, now)| (name.clone(), since(now, &before, name))).collect(),
+            cpu_us_per_io: BTreeMap::new(),
+            placement: differences(&before.placements, &after.placements),
+            drained: drained.filter(|drained: &Drained| drained.dirty_bytes > 0),
+        };
+        Ok(self.judged(run, stand, workload, &load, (&before, &after), samples))
+    }
+
+    /// Adds what follows from all that was seen: whether the run counts, and what it cost.
+    fn judged(
+        &self,
+        mut run: Run,
+        stand: &Stand,
+        workload: &Workload,
+        load: &Load,
+        (before, after): (&Look, &Look),
+        samples: Vec<Sample>,
+    ) -> Run {
+        let clients = run.cell.clients;
+        // What counts is what happened after the ramp.
+        let counted: Vec<&Sample> = samples.iter().skip(self.suite.ramp_s as usize).collect();
+        let mean = |of: &dyn Fn(&Sample) -> f64| {
+            counted.iter().map(|sample| of(sample)).sum::<f64>() / counted.len().max(1) as f64
+        };
+        let cpu = |class: Class| {
+            mean(&|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent)) / 100.0
+        };
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let all = load.measured.all();
+        // Devices were counted during the ramp, too.
+        let whole = f64::from(self.suite.seconds + self.suite.ramp_s) / f64::from(self.suite.seconds);
+        let reads = workload.pattern().is_some_and(|pattern| pattern.reads());
+        let arrangement = Arrangement::parse(&run.cell.placement).ok();
+        let evidence = Evidence {
+            osds: run.cell.disks * run.cell.osds_per_disk,
+            osds_answering: before.osds.min(after.osds),
+            set_bytes: if reads { workload.set_bytes * u64::from(clients) } else { 0 },
+            written_bytes: stand.images[..clients as usize]
+                .iter()
+                .map(|(_, written)| (*written).min(workload.set_bytes))
+                .sum(),
+            unnamed_cache_bytes: self.suite.ground.osd_cache_bytes
+                * u64::from(run.cell.disks * run.cell.osds_per_disk),
+            cached_in_memory: arrangement.is_some_and(|arrangement| arrangement.caches_in_memory()),
+            read_bytes: (load.measured.reads.ios as f64 * workload.block_bytes as f64 * whole) as u64,
+            device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
+            requests: all.ios,
+            client_cpus: cpu(Class::Client),
+            client_cpus_max: f64::from(clients * workload.jobs).min(cpus),
+            busy: mean(&|sample| sample.busy_percent) / 100.0,
+            failure: load.failure.clone(),
+        };
+        run.invalid = validity::faults(&evidence);
+        run.lower_bound = validity::lower_bound(&evidence).filter(|_| run.invalid.is_empty());
+        for class in Class::ALL {
+            let used = cpu(class);
+            if used > 0.0 && run.figures.iops > 0.0 {
+                run.cpu_us_per_io.insert(class.name().into(), used * 1e6 / run.figures.iops);
+            }
+        }
+        run.samples = samples;
+        run
+    }
+
+    /// Brings caches and images into the state that the workload wants; devices answer at once meanwhile.
+    fn prepare(
+        &self,
+        stand: &mut Stand,
+        cell: &Cell,
+        workload: &Workload,
+        arrangement: &Arrangement,
+    ) -> Result<(), RunError> {
+        stand.testbed.drain(0.0).map_err(RunError::Placement)?;
+        match workload.caches {
+            Caches::Cold => {
+                let front = arrangement.front().filter(|front| front.caches_reads());
+                if let Some(front) = front {
+                    stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
+                }
+            }
+            Caches::Warm if arrangement.caches_reads() && !arrangement.caches_in_memory() => {
+                for (image, _) in &stand.images[..cell.clients as usize] {
+                    self.warm(&stand.testbed, &stand.testbed.endpoint(image), workload.set_bytes)?;
+                }
+                stand.testbed.drain(0.0).map_err(RunError::Placement)?;
+            }
+            Caches::Warm => {}
+        }
+        self.interrupted()
+    }
+
+    /// Reads a set until a cache holds as much of it as it is going to.
+    fn warm(&self, testbed: &Testbed, image: &Endpoint, set_bytes: u64) -> Result<(), RunError> {
+        let misses = || -> Result<f64, RunError> {
+            let counters = testbed.counters().map_err(RunError::Placement)?;
+            Ok(counters.values().filter_map(|of| of["miss_blocks"].as_f64()).sum::<f64>() * CACHE_BLOCK_BYTES)
+        };
+        let mut last = f64::MAX;
+        for _ in 0..WARM_PASSES_MAX {
+            let before = misses()?;
+            let running = Running::start(image, &fio::pass(image, "read", set_bytes)).map_err(RunError::Fio)?;
+            running.finish(&|| self.stop_reason(None)).map_err(RunError::Fio)?;
+            let missed = misses()? - before;
+            // A set that does not fit never gets there; it is as warm as it gets when a pass is no better than the one before.
+            if missed < set_bytes as f64 * WARM_MISSES_MAX || missed > last * 0.9 {
+                break;
+            }
+            last = missed;
+        }
+        Ok(())
+    }
+
+    /// Runs all clients side by side.
+    fn load(&self, clients: &[Endpoint], workload: &Workload, depth: u32) -> Result<Load, FioError> {
+        let job = workload.job(depth);
+        let mut running = Vec::new();
+        let mut load = Load::default();
+        for client in clients {
+            let (seconds, ramp_s) = (self.suite.seconds, self.suite.ramp_s);
+            let mut words = fio::arguments(client, &job, workload.set_bytes, ramp_s, seconds);
+            if workload.caches == Caches::Cold {
+                // What was read once is not cold any more: it ends with the set.
+                words.retain(|word| word != "--time_based=1");
+            }
+            load.commands.push(fio::command_line(client, &words));
+            running.push(Running::start(client, &words)?);
+        }
+        let limit = Duration::from_secs(u64::from(self.suite.seconds + self.suite.ramp_s)) + PATIENCE;
+        let deadline = Instant::now() + limit;
+        for client in running {
+            let mut reports = client.finish(&|| self.stop_reason(Some(deadline)))?;
+            let report = reports.pop().expect("there is at least one");
+            load.measured.add(&Measured::read(&report));
+        }
+        Ok(load)
+    }
+
+    /// Why a load generator is not to go on.
+    fn stop_reason(&self, deadline: Option<Instant>) -> Option<String> {
+        if self.interrupted().is_err() {
+            return Some("it was interrupted".into());
+        }
+        let late = deadline.is_some_and(|deadline| Instant::now() > deadline);
+        late.then(|| format!("it did not end within {} s of its time", PATIENCE.as_secs()))
+    }
+}
+
+/// What the clients of a run got.
+#[derive(Debug, Default)]
+struct Load {
+    measured: Measured,
+    commands: Vec<String>,
+    failure: Option<String>,
+}
+
+fn look(testbed: &Testbed) -> Look {
+    let sockets: Vec<PathBuf> = testbed.cluster().osd_sockets();
+    let answers = sockets.iter().map(|socket| Counters::now([socket.as_path()]));
+    let answers: Vec<Counters> = answers.flatten().collect();
+    Look {
+        devices: testbed.counts(),
+        placements: testbed.counters().unwrap_or_default(),
+        osds: answers.len() as u32,
+        stages: (!answers.is_empty()).then(|| Counters::joined(answers)),
+    }
+}
+
+fn since(now: &Counts, before: &Look, name: &str) -> Counts {
+    now.since(before.devices.get(name).copied().unwrap_or_default())
+}
+
+fn stages(before: &Look, after: &Look) -> Vec<crate::collect::hops::Stage> {
+    let both = after.stages.as_ref().zip(before.stages.as_ref()).filter(|_| after.osds == before.osds);
+    both.map(|(after, before)| after.since(before)).unwrap_or_default()
+}
+
+/// What placements have counted between two looks. A level, such as `dirty_bytes`, is the one at the end.
+fn differences(before: &Map<String, Value>, after: &Map<String, Value>) -> Value {
+    let of = |(name, now): (&String, &Value)| {
+        let counters = now.as_object().into_iter().flatten().map(|(key, value)| {
+            let earlier = before.get(name).and_then(|before| before[key].as_u64()).unwrap_or(0);
+            let grown = value.as_u64().unwrap_or(0).saturating_sub(earlier);
+            (key.clone(), if key == "dirty_bytes" { value.clone() } else { json!(grown) })
+        });
+        (name.clone(), Value::Object(counters.collect()))
+    };
+    Value::Object(after.iter().map(of).collect())
+}

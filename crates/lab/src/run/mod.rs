@@ -1,0 +1,430 @@
+//! Measures a suite: brings testbeds up, puts placements in place, lets clients work, and writes down what came out.
+
+pub mod journal;
+mod measure;
+pub mod schedule;
+pub mod validity;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use sha2::{Digest, Sha256};
+
+use crate::cluster::ClusterError;
+use crate::device::{Preset, preset};
+use crate::fio::{self, FioError, Running};
+use crate::machine;
+use crate::placement::{Arrangement, PlacementError};
+use crate::results::{FORMAT, Frozen, NotRun, Results, Testbed as Described};
+use crate::suite::Suite;
+use crate::testbed::{Layout, Testbed};
+use journal::Journal;
+use measure::Stand;
+use schedule::{Block, Clock, Shape, Step};
+
+/// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
+const DRAIN_S: (f64, f64) = (3.0, 600.0);
+
+/// What is to be done, and for whom.
+#[derive(Debug)]
+pub struct Options<'a> {
+    /// The suite as it is to run.
+    pub suite: Suite,
+    /// It is the quick form.
+    pub quick: bool,
+    /// What the order of measurements is drawn from.
+    pub seed: u64,
+    /// The command that the user gave.
+    pub command: String,
+    /// The program `tidepool`.
+    pub program: PathBuf,
+    /// Parent of all directories.
+    pub parent: PathBuf,
+    /// Where the results go.
+    pub out: PathBuf,
+    /// What there is already is not wanted any more.
+    pub restart: bool,
+    /// Set when the user wants it to end.
+    pub stop: &'a AtomicBool,
+    /// Images are not filled before they are measured; to show that such runs do not count.
+    pub unfilled: bool,
+}
+
+/// What is going on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Progress {
+    /// Measurements that are done.
+    pub done: usize,
+    /// All of them.
+    pub total: usize,
+    /// Seconds left, as far as that is known.
+    pub left_s: f64,
+    /// What comes now.
+    pub what: String,
+}
+
+/// Why a suite did not run to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The user has interrupted it.
+    #[error("interrupted; the same command goes on where it was")]
+    Interrupted,
+    /// There are results already.
+    #[error("{}: it has run already; choose another --out, or --restart", .0.display())]
+    Finished(PathBuf),
+    /// The file of a run in the making is none.
+    #[error("{}: no run in the making; remove it, or --restart", .0.display())]
+    NoJournal(PathBuf),
+    /// The file of a run in the making is that of another suite.
+    #[error("{}: a run of another suite, or with other devices; choose another --out, or --restart", .0.display())]
+    Other(PathBuf),
+    /// Nothing of the suite can run here.
+    #[error("nothing of it can run here; {0}")]
+    Nothing(String),
+    /// The suite names what there is not.
+    #[error("the suite: {0}")]
+    Suite(String),
+    /// A placement or its testbed failed.
+    #[error(transparent)]
+    Placement(PlacementError),
+    /// A load generator failed outside of a measurement.
+    #[error(transparent)]
+    Fio(FioError),
+    /// A file could not be had.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl RunError {
+    fn io(what: String) -> impl FnOnce(io::Error) -> RunError {
+        |source| RunError::Io { what, source }
+    }
+}
+
+/// A suite on its way.
+struct Runner<'a> {
+    suite: Suite,
+    options: Options<'a>,
+    progress: &'a dyn Fn(&Progress),
+    begun: Instant,
+}
+
+/// Measures a suite and returns its results, which are then also in [`Options::out`]. `progress` is told what comes next.
+///
+/// # Errors
+/// When it cannot begin, is interrupted, or cannot write down what it has measured. What was measured is kept for the next time.
+pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results, RunError> {
+    let header = header(&options)?;
+    let (mut journal, resumed) = Journal::open(&options.out, header, options.restart)?;
+    let seed = journal.results.seed;
+    let runner = Runner { suite: options.suite.clone(), options, progress, begun: Instant::now() };
+    if resumed {
+        let done = journal.results.runs.len();
+        progress(&Progress { done, total: runner.total(), left_s: 0.0, what: format!("{done} runs are there already") });
+    }
+    let impossible = runner.probe(&mut journal)?;
+    let known = journal.results.clone();
+    let done = |cell: &crate::suite::Cell, repeat: u32| {
+        let impossible = impossible.contains_key(&cell.placement);
+        impossible || known.runs.iter().any(|run| run.cell == *cell && run.repeat == repeat)
+    };
+    let blocks = schedule::blocks(&runner.suite, seed, &done).map_err(RunError::Suite)?;
+    let nothing = impossible.values().next().cloned().unwrap_or_default();
+    if blocks.is_empty() && journal.results.runs.is_empty() {
+        return Err(RunError::Nothing(nothing));
+    }
+    let mut clock = Clock::new(&runner.suite);
+    for (at, block) in blocks.iter().enumerate() {
+        runner.block(block, &blocks[at + 1..], &mut journal, &mut clock)?;
+    }
+    let out = runner.options.out.clone();
+    journal.finish(&out)
+}
+
+/// The results before anything was measured.
+fn header(options: &Options<'_>) -> Result<Results, RunError> {
+    let suite = &options.suite;
+    let mut classes = vec![suite.ground.disk.clone(), suite.ground.ssd.clone()];
+    for placement in &suite.placements {
+        classes.extend(Arrangement::parse(placement).map_err(RunError::Suite)?.ssd);
+    }
+    classes.sort();
+    classes.dedup();
+    let frozen = classes.iter().map(|name| Ok(Frozen::of(&class(name)?)));
+    let program = options.program.to_string_lossy();
+    Ok(Results {
+        format: FORMAT,
+        suite: suite.clone(),
+        suite_sha256: suite.sha256(),
+        quick: options.quick,
+        seed: options.seed,
+        command: options.command.clone(),
+        begun: machine::now(),
+        machine: machine::look(&options.parent, &[&program, "fio", "ceph"]),
+        devices: frozen.collect::<Result<_, RunError>>()?,
+        not_run: Vec::new(),
+        testbeds: Vec::new(),
+        runs: Vec::new(),
+    })
+}
+
+fn class(name: &str) -> Result<Preset, RunError> {
+    preset::find(name).ok_or_else(|| RunError::Suite(format!("no class {name} of devices")))
+}
+
+impl Frozen {
+    /// A class as it is now.
+    pub fn of(preset: &Preset) -> Frozen {
+        let text = serde_json::to_vec(&preset.spec).expect("a spec is plain data");
+        let sha256 = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        Frozen { spec: preset.spec.clone(), sha256 }
+    }
+}
+
+/// What a suite would do, without doing it.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Plan {
+    /// Testbeds in their order, each with what is measured on it.
+    pub testbeds: Vec<PlannedTestbed>,
+    /// Placements that are not possible here, and why.
+    pub not_run: Vec<NotRun>,
+    /// Measurements.
+    pub runs: usize,
+    /// Seconds, roughly.
+    pub seconds: f64,
+    /// Bytes on this machine's disk at one time, at most.
+    pub bytes: u64,
+}
+
+/// One testbed of a plan.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct PlannedTestbed {
+    /// What is below the cluster.
+    pub below: String,
+    /// The class of the SSD.
+    pub ssd: String,
+    /// Disks and OSDs on each.
+    pub disks: (u32, u32),
+    /// Measurements in their order: repeat, placement, workload and the load generator's arguments.
+    pub runs: Vec<(u32, String, String, String)>,
+}
+
+/// Says what [`run`] would do.
+///
+/// # Errors
+/// When the suite names what there is not.
+pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
+    let suite = &options.suite;
+    header(options)?;
+    let mut not_run = Vec::new();
+    for placement in &suite.placements {
+        let probed = Arrangement::parse(placement).map_err(RunError::Suite)?.probe();
+        not_run.extend(probed.err().map(|why| NotRun { placement: placement.clone(), why }));
+    }
+    let impossible = |cell: &crate::suite::Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
+    let blocks = schedule::blocks(suite, options.seed, &impossible).map_err(RunError::Suite)?;
+    let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
+    let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
+    let clients = suite.workloads.iter().flat_map(|workload| &workload.clients).max().copied().unwrap_or(1);
+    let (disks, ssd) = (suite.ground.disks.iter().max().copied().unwrap_or(1), suite.ground.ssd_bytes);
+    let images = suite.ground.image_bytes * u64::from(clients * suite.ground.replicas);
+    Ok(Plan {
+        seconds: Clock::new(suite).left_s(blocks.len(), runs),
+        bytes: (images + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks)) + ssd,
+        testbeds,
+        not_run,
+        runs,
+    })
+}
+
+fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
+    let runs = block.steps.iter().flat_map(|step| {
+        step.cells.iter().map(|cell| {
+            let workload = suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
+            let endpoint = fio::Endpoint::Rbd { conf: "CONF".into(), image: "img0".into() };
+            let job = workload.job(cell.depth);
+            let words = fio::arguments(&endpoint, &job, workload.set_bytes, suite.ramp_s, suite.seconds);
+            let name = format!("{} QD{} × {}", cell.workload, cell.depth, cell.clients);
+            (step.repeat, step.placement.clone(), name, fio::command_line(&endpoint, &words))
+        })
+    });
+    PlannedTestbed {
+        below: block.shape.below.clone(),
+        ssd: block.shape.ssd.clone(),
+        disks: (block.shape.disks, block.shape.osds_per_disk),
+        runs: runs.collect(),
+    }
+}
+
+impl Runner<'_> {
+    /// All measurements, those that are impossible included.
+    fn total(&self) -> usize {
+        self.suite.cells().len() * self.suite.repeats as usize
+    }
+
+    fn interrupted(&self) -> Result<(), RunError> {
+        if self.options.stop.load(Ordering::Acquire) { Err(RunError::Interrupted) } else { Ok(()) }
+    }
+
+    fn drain_limit_s(&self) -> f64 {
+        if self.options.quick { DRAIN_S.0 } else { DRAIN_S.1 }
+    }
+
+    /// What is not possible here, and why.
+    fn probe(&self, journal: &mut Journal) -> Result<BTreeMap<String, String>, RunError> {
+        let mut impossible = BTreeMap::new();
+        for placement in &self.suite.placements {
+            let arrangement = Arrangement::parse(placement).map_err(RunError::Suite)?;
+            if let Err(why) = arrangement.probe() {
+                journal.not_run(NotRun { placement: placement.clone(), why: why.clone() })?;
+                impossible.insert(placement.clone(), why);
+            }
+        }
+        Ok(impossible)
+    }
+
+    /// Measures everything that is measured on one testbed. One that does not come up leaves its placements unmeasured.
+    fn block(
+        &self,
+        block: &Block,
+        later: &[Block],
+        journal: &mut Journal,
+        clock: &mut Clock,
+    ) -> Result<(), RunError> {
+        self.interrupted()?;
+        let later_runs = later.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum::<usize>();
+        let mut left = block.steps.iter().map(|step| step.cells.len()).sum::<usize>();
+        let tell = |what: String, clock: &Clock, testbeds: usize, left: usize| {
+            let total = self.total();
+            let left_s = clock.left_s(testbeds, left + later_runs);
+            (self.progress)(&Progress { done: total.saturating_sub(left + later_runs), total, left_s, what });
+        };
+        tell(format!("a cluster with {}", block.shape.below), clock, later.len() + 1, left);
+        let start = Instant::now();
+        let mut stand = match self.stand(&block.shape, journal) {
+            Ok(stand) => stand,
+            Err(error @ (RunError::Placement(_) | RunError::Fio(_))) => {
+                self.interrupted()?;
+                for step in &block.steps {
+                    journal.not_run(NotRun { placement: step.placement.clone(), why: error.to_string() })?;
+                }
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        clock.testbed(start.elapsed().as_secs_f64());
+        for step in &block.steps {
+            if let Err(error) = self.place(&mut stand, step, journal) {
+                self.interrupted()?;
+                journal.not_run(NotRun { placement: step.placement.clone(), why: error.to_string() })?;
+                left -= step.cells.len();
+                continue;
+            }
+            for cell in &step.cells {
+                self.interrupted()?;
+                let what = format!("{} {} QD{}, repeat {}", cell.placement, cell.workload, cell.depth, step.repeat);
+                tell(what, clock, later.len(), left);
+                let start = Instant::now();
+                let run = self.measure(&mut stand, cell, step.repeat)?;
+                journal.run(run)?;
+                clock.run(start.elapsed().as_secs_f64());
+                left -= 1;
+            }
+        }
+        // An image is given back as it was: with everything in it.
+        stand.testbed.front(None).map_err(RunError::Placement)?;
+        Ok(())
+    }
+
+    /// Brings a testbed up and fills its images.
+    fn stand(&self, shape: &Shape, journal: &mut Journal) -> Result<Stand, RunError> {
+        let ground = &self.suite.ground;
+        let arrangement = Arrangement::parse(&shape.below).map_err(RunError::Suite)?;
+        let layout = Layout {
+            disk: class(&ground.disk)?,
+            disks: shape.disks,
+            osds_per_disk: shape.osds_per_disk,
+            disk_bytes: ground.disk_bytes,
+            ssd: Some((class(&shape.ssd)?, ground.ssd_bytes)),
+            replicas: ground.replicas,
+            slowed_by: ground.slowed_by,
+            ssd_shares: shape.ssd_shares,
+            ceph_conf: self.ceph_conf(),
+            servers: 0,
+            delay: None,
+        };
+        let (parent, program) = (&self.options.parent, &self.options.program);
+        let mut testbed =
+            Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
+        let clients = self.suite.workloads.iter().flat_map(|workload| &workload.clients).max();
+        let mut images = Vec::new();
+        for number in 0..clients.copied().unwrap_or(1) {
+            let name = format!("img{number}");
+            testbed.image(&name, ground.image_bytes).map_err(RunError::Placement)?;
+            let written = if self.options.unfilled { 0 } else { self.fill(&testbed, &name)? };
+            images.push((name, written));
+        }
+        let id = journal.results.testbeds.iter().map(|testbed| testbed.id + 1).max().unwrap_or(1);
+        let ceph = testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
+        let proof = testbed.verify().map_err(RunError::Placement)?;
+        journal.testbed(Described {
+            id,
+            disks: shape.disks,
+            osds_per_disk: shape.osds_per_disk,
+            ceph,
+            network: "the loopback interface".into(),
+            proofs: BTreeMap::from([(shape.below.clone(), proof)]),
+        })?;
+        Ok(Stand { testbed, id, images })
+    }
+
+    /// Writes an image from its begin to its end; returns how much was written.
+    fn fill(&self, testbed: &Testbed, image: &str) -> Result<u64, RunError> {
+        let (endpoint, bytes) = (testbed.direct(image), self.suite.ground.image_bytes);
+        let running = Running::start(&endpoint, &fio::pass(&endpoint, "write", bytes)).map_err(RunError::Fio)?;
+        let stop = || self.interrupted().err().map(|error| error.to_string());
+        running.finish(&stop).map_err(RunError::Fio)?;
+        Ok(bytes)
+    }
+
+    /// Lines for ceph.conf: OSDs keep little in memory, because sets are smaller here than in a data centre.
+    fn ceph_conf(&self) -> Vec<String> {
+        let bytes = self.suite.ground.osd_cache_bytes;
+        let mut lines = vec![
+            "bluestore cache autotune = false".to_string(),
+            format!("bluestore cache size = {bytes}"),
+            format!("bluestore cache size hdd = {bytes}"),
+            format!("bluestore cache size ssd = {bytes}"),
+        ];
+        lines.extend(self.suite.ground.ceph_conf.iter().cloned());
+        lines
+    }
+
+    /// Puts what a step measures in front of the cluster.
+    fn place(&self, stand: &mut Stand, step: &Step, journal: &mut Journal) -> Result<(), RunError> {
+        let arrangement = Arrangement::parse(&step.placement).map_err(RunError::Suite)?;
+        stand.testbed.emulate(false);
+        let front = arrangement.front();
+        let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
+        let known = journal.results.testbeds.iter().find(|testbed| testbed.id == stand.id);
+        let Some(mut testbed) = known.cloned().filter(|_| front.is_some()) else { return Ok(()) };
+        if testbed.proofs.insert(step.placement.clone(), proof.clone()) != Some(proof) {
+            journal.testbed(testbed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where results go unless another place is named.
+pub fn default_out(suite: &Suite, quick: bool) -> PathBuf {
+    let name = Path::new(&suite.name).file_stem().map_or_else(|| "suite".into(), |name| name.to_string_lossy());
+    PathBuf::from(format!("{name}{}.json", if quick { "-quick" } else { "" }))
+}

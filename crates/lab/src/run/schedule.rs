@@ -1,0 +1,190 @@
+//! In which order a suite is measured: by testbeds, because they take long to come up, and at random otherwise, so that what
+//! changes with time favours no placement.
+
+use std::collections::BTreeSet;
+
+use crate::placement::{Arrangement, Layer, Ssd};
+use crate::random::Random;
+use crate::suite::{Cell, Suite};
+
+/// Seconds for a testbed to come up with its images filled, until it is known better.
+const TESTBED_S: f64 = 45.0;
+/// Seconds around a measurement, until it is known better.
+const AROUND_S: f64 = 3.0;
+
+/// What placements have in common that are measured on one testbed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shape {
+    /// Names of what is below the cluster, joined by `+`.
+    pub below: String,
+    /// Class of the SSD.
+    pub ssd: String,
+    /// Parts of the SSD.
+    pub ssd_shares: u32,
+    /// Disks.
+    pub disks: u32,
+    /// OSDs on each disk.
+    pub osds_per_disk: u32,
+}
+
+/// Measurements on one testbed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// The testbed.
+    pub shape: Shape,
+    /// In the order in which they are made: what is put in front of the cluster for each, and what is measured then.
+    pub steps: Vec<Step>,
+}
+
+/// Measurements of one placement and one repeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The placement, as the suite names it.
+    pub placement: String,
+    /// Which of the repeats, from 1.
+    pub repeat: u32,
+    /// What is measured.
+    pub cells: Vec<Cell>,
+}
+
+impl Shape {
+    /// What a placement needs.
+    ///
+    /// # Errors
+    /// When its name is none.
+    pub fn of(suite: &Suite, cell: &Cell) -> Result<Shape, String> {
+        let arrangement = Arrangement::parse(&cell.placement)?;
+        let below: Vec<_> = arrangement.within(&[Layer::Device, Layer::Store]).collect();
+        let below_uses = below.iter().any(|placement| placement.ssd() != Ssd::Unused);
+        let names: Vec<&str> = below.iter().map(|placement| placement.name()).collect();
+        Ok(Shape {
+            below: names.join("+"),
+            ssd: arrangement.ssd.clone().unwrap_or_else(|| suite.ground.ssd.clone()),
+            // A testbed whose lower part leaves the SSD alone serves every placement in front of it.
+            ssd_shares: if below_uses { arrangement.ssd_users() } else { 1 },
+            disks: cell.disks,
+            osds_per_disk: cell.osds_per_disk,
+        })
+    }
+}
+
+/// The blocks of a suite in the order of `seed`. What `done` says of a cell and a repeat is left out.
+///
+/// # Errors
+/// When a placement is none.
+pub fn blocks(suite: &Suite, seed: u64, done: &dyn Fn(&Cell, u32) -> bool) -> Result<Vec<Block>, String> {
+    let mut random = Random::new(seed);
+    let cells = suite.cells();
+    let shapes = cells.iter().map(|cell| Shape::of(suite, cell)).collect::<Result<Vec<_>, _>>()?;
+    let all: Vec<u32> = (1..=suite.repeats).collect();
+    let rounds: Vec<Vec<u32>> =
+        if suite.fresh_clusters { all.into_iter().map(|repeat| vec![repeat]).collect() } else { vec![all] };
+    let mut blocks = Vec::new();
+    for repeats in rounds {
+        let mut order: Vec<&Shape> = shapes.iter().collect::<BTreeSet<_>>().into_iter().collect();
+        random.shuffle(&mut order);
+        for shape in order {
+            let on_it = || cells.iter().zip(&shapes).filter(|(_, found)| *found == shape).map(|(cell, _)| cell);
+            let mut steps = Vec::new();
+            for &repeat in &repeats {
+                let mut placements: Vec<&String> =
+                    on_it().map(|cell| &cell.placement).collect::<BTreeSet<_>>().into_iter().collect();
+                random.shuffle(&mut placements);
+                for placement in placements {
+                    let mut cells: Vec<Cell> =
+                        on_it().filter(|cell| cell.placement == *placement).cloned().collect();
+                    random.shuffle(&mut cells);
+                    // Left out only now: the order of the others stays that of the seed.
+                    cells.retain(|cell| !done(cell, repeat));
+                    if !cells.is_empty() {
+                        steps.push(Step { placement: placement.clone(), repeat, cells });
+                    }
+                }
+            }
+            if !steps.is_empty() {
+                blocks.push(Block { shape: shape.clone(), steps });
+            }
+        }
+    }
+    Ok(blocks)
+}
+
+/// Tells how much time is left.
+#[derive(Debug, Clone)]
+pub struct Clock {
+    testbeds: (u32, f64),
+    runs: (u32, f64),
+    first_testbed_s: f64,
+    first_run_s: f64,
+}
+
+impl Clock {
+    /// Before anything was measured.
+    pub fn new(suite: &Suite) -> Clock {
+        Clock {
+            testbeds: (0, 0.0),
+            runs: (0, 0.0),
+            first_testbed_s: TESTBED_S,
+            first_run_s: f64::from(suite.seconds + suite.ramp_s) + AROUND_S,
+        }
+    }
+
+    /// A testbed came up in `seconds`.
+    pub fn testbed(&mut self, seconds: f64) {
+        self.testbeds = (self.testbeds.0 + 1, self.testbeds.1 + seconds);
+    }
+
+    /// A measurement took `seconds`, all around it included.
+    pub fn run(&mut self, seconds: f64) {
+        self.runs = (self.runs.0 + 1, self.runs.1 + seconds);
+    }
+
+    /// Seconds for so many testbeds and measurements.
+    pub fn left_s(&self, testbeds: usize, runs: usize) -> f64 {
+        let mean = |(count, sum): (u32, f64), first: f64| if count == 0 { first } else { sum / f64::from(count) };
+        mean(self.testbeds, self.first_testbed_s) * testbeds as f64 + mean(self.runs, self.first_run_s) * runs as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite() -> Suite {
+        Suite::find("which-side").expect("built in").quick()
+    }
+
+    #[test]
+    fn everything_is_measured_as_often_as_it_should_and_on_as_few_testbeds_as_possible() {
+        let suite = suite();
+        let blocks = blocks(&suite, 7, &|_, _| false).expect("blocks");
+        let runs: usize = blocks.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum();
+        assert_eq!(runs, suite.cells().len() * suite.repeats as usize);
+        // What is in front of a cluster stands before one and the same.
+        let with = |name: &str| {
+            let of = |block: &&Block| block.steps.iter().any(|step| step.placement == name);
+            blocks.iter().filter(of).map(|block| block.shape.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(with("host-tidepool"), with("bluestore-colocated"));
+        assert_eq!(with("filestore-journal").len(), 1);
+        assert_ne!(with("filestore-journal"), with("filestore-journal@ssd-sata-consumer"));
+    }
+
+    #[test]
+    fn what_is_done_is_left_out_and_the_rest_keeps_its_order() {
+        let suite = suite();
+        let flat = |done: &dyn Fn(&Cell, u32) -> bool| {
+            let blocks = blocks(&suite, 3, done).expect("blocks");
+            let steps = blocks.into_iter().flat_map(|block| block.steps);
+            steps.flat_map(|step| step.cells.into_iter().map(move |cell| (cell, step.repeat))).collect::<Vec<_>>()
+        };
+        let all = flat(&|_, _| false);
+        let (first, rest) = all.split_at(40);
+        let left = flat(&|cell, repeat| first.contains(&(cell.clone(), repeat)));
+        assert_eq!(left, rest);
+        let mut other = suite.clone();
+        other.fresh_clusters = true;
+        let blocks_of = |suite: &Suite| blocks(suite, 3, &|_, _| false).expect("blocks").len();
+        assert_eq!(blocks_of(&other), blocks_of(&suite) * suite.repeats as usize);
+    }
+}

@@ -1,0 +1,137 @@
+//! Whether a measurement measured what was meant. Mistakes that others have published, such as reading an image that was never
+//! written, are looked for in every run.
+
+/// Least part of what clients have read that devices have read, too, where no cache in memory is meant.
+const READ_PART_MIN: f64 = 0.5;
+/// Fewer requests than this show nothing.
+const REQUESTS_MIN: u64 = 30;
+/// From this part of its processors on, a client or a machine is what limits a measurement.
+const SATURATED: f64 = 0.95;
+
+/// What is known of a run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Evidence {
+    /// OSDs that there should be.
+    pub osds: u32,
+    /// OSDs that answered before and after.
+    pub osds_answering: u32,
+    /// Bytes of all sets that are read from; 0 when nothing is read.
+    pub set_bytes: u64,
+    /// Bytes of the images, of those that were ever written.
+    pub written_bytes: u64,
+    /// Bytes of caches that no placement is about, such as the OSDs' memory.
+    pub unnamed_cache_bytes: u64,
+    /// The placement is a cache in memory, so that devices need not be read.
+    pub cached_in_memory: bool,
+    /// Bytes that clients have read.
+    pub read_bytes: u64,
+    /// Bytes that all devices have read meanwhile.
+    pub device_read_bytes: u64,
+    /// Requests of all clients.
+    pub requests: u64,
+    /// Processors that the clients kept busy.
+    pub client_cpus: f64,
+    /// Processors that the clients could have kept busy: as many as they have threads, or the machine has.
+    pub client_cpus_max: f64,
+    /// Part of the machine's processors that were busy.
+    pub busy: f64,
+    /// Why the load generator gave up.
+    pub failure: Option<String>,
+}
+
+/// Why a run is not what was meant; empty when it is.
+pub fn faults(evidence: &Evidence) -> Vec<String> {
+    let mut faults = Vec::new();
+    faults.extend(evidence.failure.clone());
+    if evidence.osds_answering < evidence.osds {
+        faults.push(format!(
+            "{} of {} OSDs did not answer",
+            evidence.osds - evidence.osds_answering,
+            evidence.osds
+        ));
+    }
+    if evidence.written_bytes < evidence.set_bytes {
+        faults.push(format!(
+            "the set has {} bytes and only {} were ever written: reading the rest costs nothing",
+            evidence.set_bytes, evidence.written_bytes
+        ));
+    }
+    if evidence.set_bytes > 0 && evidence.set_bytes <= evidence.unnamed_cache_bytes && !evidence.cached_in_memory {
+        faults.push(format!(
+            "the set of {} bytes fits into caches of {} bytes that the placement does not name",
+            evidence.set_bytes, evidence.unnamed_cache_bytes
+        ));
+    }
+    let from_devices = evidence.device_read_bytes as f64 / evidence.read_bytes.max(1) as f64;
+    if evidence.read_bytes > 0 && from_devices < READ_PART_MIN && !evidence.cached_in_memory {
+        faults.push(format!(
+            "{:.0} % of what was read came from no device: a cache in memory that the placement does not name",
+            (1.0 - from_devices) * 100.0
+        ));
+    }
+    if evidence.failure.is_none() && evidence.requests < REQUESTS_MIN {
+        faults.push(format!("only {} requests were completed", evidence.requests));
+    }
+    faults
+}
+
+/// Why a placement might do more than was measured.
+pub fn lower_bound(evidence: &Evidence) -> Option<String> {
+    if evidence.client_cpus >= evidence.client_cpus_max * SATURATED {
+        return Some(format!(
+            "the client's processors were saturated ({:.2} of {:.0} busy)",
+            evidence.client_cpus, evidence.client_cpus_max
+        ));
+    }
+    (evidence.busy >= SATURATED).then(|| {
+        format!("the machine's processors were saturated ({:.0} % busy)", evidence.busy * 100.0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Evidence {
+        Evidence {
+            osds: 2,
+            osds_answering: 2,
+            set_bytes: 1 << 30,
+            written_bytes: 2 << 30,
+            unnamed_cache_bytes: 1 << 26,
+            read_bytes: 1 << 20,
+            device_read_bytes: 1 << 20,
+            requests: 1000,
+            client_cpus: 0.3,
+            client_cpus_max: 1.0,
+            busy: 0.6,
+            ..Evidence::default()
+        }
+    }
+
+    #[test]
+    fn a_good_run_has_no_fault_and_each_mistake_has_one() {
+        assert_eq!((faults(&good()), lower_bound(&good())), (vec![], None));
+        for (bad, wanted) in [
+            (Evidence { osds_answering: 1, ..good() }, "1 of 2 OSDs"),
+            (Evidence { written_bytes: 1 << 29, ..good() }, "ever written"),
+            (Evidence { unnamed_cache_bytes: 1 << 30, ..good() }, "does not name"),
+            (Evidence { device_read_bytes: 1 << 10, ..good() }, "no device"),
+            (Evidence { requests: 3, ..good() }, "only 3 requests"),
+            (Evidence { failure: Some("fio failed".into()), requests: 0, ..good() }, "fio failed"),
+        ] {
+            let found = faults(&bad);
+            assert!(found.len() == 1 && found[0].contains(wanted), "{found:?}");
+        }
+        let cached = Evidence { device_read_bytes: 0, cached_in_memory: true, ..good() };
+        assert!(faults(&cached).is_empty(), "a cache in memory is what is measured");
+    }
+
+    #[test]
+    fn a_limit_of_the_machine_is_not_one_of_the_placement() {
+        let client = Evidence { client_cpus: 0.97, ..good() };
+        assert!(lower_bound(&client).expect("a bound").contains("client"));
+        let machine = Evidence { busy: 0.99, ..good() };
+        assert!(lower_bound(&machine).expect("a bound").contains("machine"));
+    }
+}

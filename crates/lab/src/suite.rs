@@ -1,0 +1,425 @@
+//! What is measured: a suite names placements, workloads and how often, and what others have found.
+//!
+//! Suites that were published come with the program; others are TOML files of the same form.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::fio::{Job, Pattern, Sync};
+
+/// Suites that come with the program: name and text.
+const BUILT_IN: [(&str, &str); 4] = [
+    ("which-side", include_str!("suites/which-side.toml")),
+    ("iometer-8020", include_str!("suites/iometer-8020.toml")),
+    ("micron", include_str!("suites/micron.toml")),
+    ("journal", include_str!("suites/journal.toml")),
+];
+
+/// A suite.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Suite {
+    /// Its name, such as `which-side`.
+    pub name: String,
+    /// What it asks, in one sentence.
+    pub question: String,
+    /// The cluster below.
+    pub ground: Ground,
+    /// Placements, each as `NAME[+NAME…][@CLASS]`: what stands where, and the class of the SSD if it is not the ground's.
+    pub placements: Vec<String>,
+    /// The placement that the others are compared with.
+    pub baseline: String,
+    /// The workload that decides; another one's figures are shown beside it.
+    pub deciding: String,
+    /// What is done.
+    #[serde(rename = "workload")]
+    pub workloads: Vec<Workload>,
+    /// How often every measurement is made.
+    pub repeats: u32,
+    /// Length of a measurement in seconds, the ramp not included.
+    pub seconds: u32,
+    /// Seconds before a measurement counts.
+    pub ramp_s: u32,
+    /// Every repeat has clusters of its own; otherwise the repeats of a placement share one.
+    #[serde(default)]
+    pub fresh_clusters: bool,
+    /// What publications say about it, to be tested.
+    #[serde(default, rename = "direction", skip_serializing_if = "Vec::is_empty")]
+    pub directions: Vec<Direction>,
+    /// What differs with `--quick`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quick: Option<Quick>,
+}
+
+/// The cluster that all placements stand on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ground {
+    /// Class of the disks.
+    pub disk: String,
+    /// Numbers of disks; each is measured.
+    pub disks: Vec<u32>,
+    /// Numbers of OSDs on each disk; each is measured.
+    pub osds_per_disk: Vec<u32>,
+    /// Size of a disk in bytes.
+    pub disk_bytes: u64,
+    /// Class of the SSD that every placement gets.
+    pub ssd: String,
+    /// Its size in bytes, the same for every placement.
+    pub ssd_bytes: u64,
+    /// Copies of each object.
+    pub replicas: u32,
+    /// So much slower than their class are the devices.
+    pub slowed_by: u32,
+    /// Mean delay of a message between client, OSDs and each other in microseconds, each way, before it is slowed as the devices are.
+    pub delay_us: u32,
+    /// Size of each image in bytes.
+    pub image_bytes: u64,
+    /// Memory in bytes that each OSD may use to cache data; to be small against the sets.
+    pub osd_cache_bytes: u64,
+    /// Lines for the `[global]` section of ceph.conf.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ceph_conf: Vec<String>,
+}
+
+/// What clients do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Short name, such as `4k-80-20`.
+    pub name: String,
+    /// In words for a report, such as `4 KiB random, 80 % reads`.
+    pub title: String,
+    /// `read`, `write`, `randread`, `randwrite` or `randrw`, as fio calls them.
+    pub rw: String,
+    /// Percentage of reads of `randrw`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_percent: Option<u8>,
+    /// Bytes of a request.
+    pub block_bytes: u64,
+    /// Requests in flight of each client; each number is measured.
+    pub depth: Vec<u32>,
+    /// Clients, each with an image of its own; each number is measured.
+    #[serde(default = "one")]
+    pub clients: Vec<u32>,
+    /// Writers or readers inside a client.
+    #[serde(default = "one_job")]
+    pub jobs: u32,
+    /// When a write counts as done.
+    #[serde(default)]
+    pub sync: Sync,
+    /// Bytes of each image that requests go to, from its begin on.
+    pub set_bytes: u64,
+    /// What caches hold before.
+    pub caches: Caches,
+    /// Only for these placements; all if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placements: Vec<String>,
+}
+
+fn one() -> Vec<u32> {
+    vec![1]
+}
+
+fn one_job() -> u32 {
+    1
+}
+
+/// What caches hold before a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Caches {
+    /// Nothing of the set.
+    Cold,
+    /// The set, as far as it fits.
+    Warm,
+}
+
+/// Something that was published, and how it is tested.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Direction {
+    /// What is claimed, in one sentence.
+    pub claim: String,
+    /// Where it was published.
+    pub source: String,
+    /// The workload in which it is looked for.
+    pub workload: String,
+    /// This placement…
+    pub placement: String,
+    /// …relative to this one,
+    pub against: String,
+    /// …does so much.
+    pub expect: Expect,
+}
+
+/// What is expected of a ratio of requests per second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expect {
+    /// Above 1.
+    More,
+    /// About 1.
+    Same,
+    /// Below 1.
+    Less,
+}
+
+/// What differs in the quick form.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quick {
+    /// Instead of the suite's.
+    pub repeats: u32,
+    /// Instead of the suite's.
+    pub seconds: u32,
+    /// Instead of the suite's.
+    pub ramp_s: u32,
+    /// Images and sets are so many times smaller, as are the SSD and the disks.
+    pub smaller: u64,
+    /// Of each workload only the depth nearest to this one.
+    pub depth: u32,
+}
+
+/// Why a text is no suite.
+#[derive(Debug, thiserror::Error)]
+pub enum SuiteError {
+    /// Neither built in nor a file.
+    #[error("no suite {name}; there are {known}, and files whose names end with .toml")]
+    Unknown {
+        /// As asked for.
+        name: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// A file that cannot be read.
+    #[error("cannot read the suite {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A text that is none.
+    #[error("the suite {name}: {what}")]
+    Invalid {
+        /// Its name or file.
+        name: String,
+        /// What is wrong with it, in one line.
+        what: String,
+    },
+}
+
+/// One thing that is measured, some times.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cell {
+    /// The placement, as the suite names it.
+    pub placement: String,
+    /// Disks of the cluster.
+    pub disks: u32,
+    /// OSDs on each disk.
+    pub osds_per_disk: u32,
+    /// The workload's name.
+    pub workload: String,
+    /// Requests in flight of each client.
+    pub depth: u32,
+    /// Clients.
+    pub clients: u32,
+}
+
+impl Suite {
+    /// The suite of that name, or in that file.
+    ///
+    /// # Errors
+    /// When there is none, or it makes no sense.
+    pub fn find(name: &str) -> Result<Suite, SuiteError> {
+        if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
+            return Suite::parse(name, text);
+        }
+        if !name.ends_with(".toml") {
+            let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+            return Err(SuiteError::Unknown { name: name.into(), known: known.join(", ") });
+        }
+        let text = std::fs::read_to_string(name);
+        let text = text.map_err(|source| SuiteError::Read { path: name.into(), source })?;
+        Suite::parse(name, &text)
+    }
+
+    /// All that come with the program.
+    pub fn built_in() -> Vec<Suite> {
+        let parse = |(name, text): &(&str, &str)| Suite::parse(name, text);
+        BUILT_IN.iter().map(parse).collect::<Result<_, _>>().expect("tests read them all")
+    }
+
+    fn parse(name: &str, text: &str) -> Result<Suite, SuiteError> {
+        let invalid = |what: String| SuiteError::Invalid { name: name.into(), what };
+        let suite: Suite = toml::from_str(text).map_err(|e| {
+            let line = e.span().map(|span| text[..span.start].lines().count().max(1));
+            let at = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+            invalid(format!("{at}{}", e.message().lines().next().unwrap_or_default()))
+        })?;
+        suite.check().map_err(invalid)?;
+        Ok(suite)
+    }
+
+    /// What is wrong with it.
+    fn check(&self) -> Result<(), String> {
+        let workload = |name: &str| self.workloads.iter().any(|workload| workload.name == name);
+        let placement = |name: &String| self.placements.contains(name);
+        if self.repeats == 0 || self.seconds == 0 {
+            return Err("repeats and seconds are at least 1".into());
+        }
+        if !placement(&self.baseline) {
+            return Err(format!("the baseline {} is none of its placements", self.baseline));
+        }
+        if !workload(&self.deciding) {
+            return Err(format!("the deciding workload {} is none of its workloads", self.deciding));
+        }
+        let grounds = [&self.ground.disks, &self.ground.osds_per_disk];
+        if grounds.iter().any(|axis| axis.is_empty() || axis.contains(&0)) {
+            return Err("disks and osds_per_disk are lists of numbers above 0".into());
+        }
+        for found in &self.workloads {
+            found.check(&self.ground).map_err(|what| format!("the workload {}: {what}", found.name))?;
+            if let Some(unknown) = found.placements.iter().find(|name| !placement(name)) {
+                return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
+            }
+        }
+        for direction in &self.directions {
+            let known = placement(&direction.placement) && placement(&direction.against);
+            if !known || !workload(&direction.workload) {
+                return Err(format!(
+                    "the direction \"{}\" names what the suite does not have",
+                    direction.claim
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same in a fraction of the time: shorter runs, smaller sets, fewer depths.
+    pub fn quick(mut self) -> Suite {
+        let Some(quick) = self.quick.take() else { return self };
+        (self.repeats, self.seconds, self.ramp_s) = (quick.repeats, quick.seconds, quick.ramp_s);
+        self.fresh_clusters = false;
+        let ground = &mut self.ground;
+        for bytes in [&mut ground.disk_bytes, &mut ground.ssd_bytes, &mut ground.image_bytes] {
+            *bytes /= quick.smaller;
+        }
+        for workload in &mut self.workloads {
+            workload.set_bytes /= quick.smaller;
+            let nearest = workload.depth.iter().copied().min_by_key(|depth| depth.abs_diff(quick.depth));
+            workload.depth = nearest.into_iter().collect();
+        }
+        self
+    }
+
+    /// What identifies it: the SHA-256 of all that it says, in hexadecimal.
+    pub fn sha256(&self) -> String {
+        let text = serde_json::to_vec(self).expect("a suite is plain data");
+        Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Everything that is to be measured, in the suite's order.
+    pub fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for placement in &self.placements {
+            for (&disks, &osds_per_disk) in self
+                .ground
+                .disks
+                .iter()
+                .flat_map(|disks| self.ground.osds_per_disk.iter().map(move |osds| (disks, osds)))
+            {
+                for workload in &self.workloads {
+                    if !workload.placements.is_empty() && !workload.placements.contains(placement) {
+                        continue;
+                    }
+                    for &depth in &workload.depth {
+                        cells.extend(workload.clients.iter().map(|&clients| Cell {
+                            placement: placement.clone(),
+                            disks,
+                            osds_per_disk,
+                            workload: workload.name.clone(),
+                            depth,
+                            clients,
+                        }));
+                    }
+                }
+            }
+        }
+        cells
+    }
+
+    /// The workload of that name.
+    pub fn workload(&self, name: &str) -> Option<&Workload> {
+        self.workloads.iter().find(|workload| workload.name == name)
+    }
+}
+
+impl Workload {
+    fn check(&self, ground: &Ground) -> Result<(), String> {
+        self.pattern().ok_or_else(|| format!("\"{}\" is nothing that fio does, or lacks read_percent", self.rw))?;
+        if self.block_bytes == 0 || !self.block_bytes.is_multiple_of(512) {
+            return Err("block_bytes is a multiple of 512".into());
+        }
+        if self.set_bytes < self.block_bytes || self.set_bytes > ground.image_bytes {
+            return Err("set_bytes is at least one block and at most the image".into());
+        }
+        let axes = [&self.depth, &self.clients];
+        if axes.iter().any(|axis| axis.is_empty() || axis.contains(&0)) || self.jobs == 0 {
+            return Err("depth, clients and jobs are above 0".into());
+        }
+        Ok(())
+    }
+
+    /// What it does, and where.
+    pub fn pattern(&self) -> Option<Pattern> {
+        Some(match (self.rw.as_str(), self.read_percent) {
+            ("read", None) => Pattern::Read,
+            ("write", None) => Pattern::Write,
+            ("randread", None) => Pattern::RandRead,
+            ("randwrite", None) => Pattern::RandWrite,
+            ("randrw", Some(percent @ 1..=99)) => Pattern::RandMixed(percent),
+            _ => return None,
+        })
+    }
+
+    /// What one client does at a depth.
+    pub fn job(&self, depth: u32) -> Job {
+        let pattern = self.pattern().expect("it was checked when it was read");
+        Job { pattern, block_bytes: self.block_bytes, depth, jobs: self.jobs, sync: self.sync }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_suite_that_comes_with_the_program_makes_sense_also_in_its_quick_form() {
+        for suite in Suite::built_in() {
+            let quick = suite.clone().quick();
+            quick.check().expect("the quick form");
+            assert!(quick.cells().len() <= suite.cells().len());
+            assert_ne!(quick.sha256(), suite.sha256());
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told_in_one_line() {
+        let good = BUILT_IN[0].1;
+        for (from, to, wanted) in [
+            ("baseline = \"bluestore-colocated\"", "baseline = \"nothing\"", "baseline nothing"),
+            ("rw = \"randwrite\"", "rw = \"randwritten\"", "nothing that fio does"),
+            ("repeats = ", "repeated = ", "line "),
+            ("deciding = \"4k-80-20\"", "deciding = \"x\"", "workload x"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
+        }
+        assert!(Suite::find("nothing").is_err());
+        assert!(Suite::find("/nonexistent/s.toml").is_err());
+    }
+}

@@ -1,0 +1,341 @@
+//! A cluster on emulated devices with an SSD in some place: what a measurement stands on.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::cluster::{Cluster, ClusterOptions, Servers};
+use crate::device::{Counts, Emulated, Preset};
+use crate::fio::Endpoint;
+use crate::placement::{Applied, Arrangement, Ground, Layer, Placement, PlacementError, Slot, Ssd};
+use crate::results::Drained;
+use crate::scratch::Scratch;
+
+/// Part of each device in bytes that no partition gets: room for small files beside them.
+const UNPARTITIONED_BYTES: u64 = 64 << 20;
+/// Least part of an SSD that is worth a database or a journal, in bytes.
+const PARTITION_BYTES_MIN: u64 = 256 << 20;
+/// Size of a journal that has to share the OSD's disk, in bytes; Ceph's documentation says 5 GB for real disks.
+const DISK_JOURNAL_BYTES: u64 = 512 << 20;
+/// Unit of partitions.
+const PARTITION_UNIT_BYTES: u64 = 1 << 20;
+/// What clients have in their ceph.conf: librbd's own cache would hide the way that is measured.
+pub(crate) const NO_CACHE: &str = "rbd cache = false\n";
+
+/// What a testbed looks like.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// Class of the disks, as it is to be emulated.
+    pub disk: Preset,
+    /// How many disks.
+    pub disks: u32,
+    /// OSDs on each.
+    pub osds_per_disk: u32,
+    /// Size of a disk in bytes.
+    pub disk_bytes: u64,
+    /// Class and size in bytes of the SSD.
+    pub ssd: Option<(Preset, u64)>,
+    /// Copies of each object.
+    pub replicas: u32,
+    /// How much slower than their class the devices are.
+    pub slowed_by: u32,
+    /// Placements of the SSD share it: so many of them, in equal parts.
+    pub ssd_shares: u32,
+    /// Lines for the global section of ceph.conf.
+    pub ceph_conf: Vec<String>,
+    /// Servers among which the disks are dealt out, in a network of their own; with 0 all is on the loopback interface.
+    pub servers: u32,
+    /// How long each packet is on its way between two of them; needs servers.
+    pub delay: Option<Duration>,
+}
+
+impl Layout {
+    /// The servers, with all OSDs of a disk on one of them.
+    fn servers(&self) -> Option<Servers> {
+        let of = |osd: u32| osd % self.disks % self.servers;
+        let osds = 0..self.disks * self.osds_per_disk;
+        (self.servers > 0).then(|| Servers { count: self.servers, of_osds: osds.map(of).collect() })
+    }
+}
+
+/// A running testbed. Dropping it ends all and removes its files.
+#[derive(Debug)]
+pub struct Testbed {
+    // Dropped in this order: what is in front of Ceph, Ceph, what is below it, the devices, their files.
+    front: Option<Box<dyn Applied>>,
+    cluster: Cluster,
+    below: Vec<(&'static str, Box<dyn Applied>)>,
+    devices: Vec<(String, Emulated)>,
+    ground: Ground,
+    ssd_share_bytes: u64,
+    _scratch: Scratch,
+}
+
+impl Testbed {
+    /// Makes the devices, puts the placements below the cluster in place and brings it up, all below `parent`. The devices answer
+    /// at once until [`Testbed::emulate`]. `program` is the program `tidepool`.
+    ///
+    /// # Errors
+    /// When something cannot be had; nothing is left then.
+    pub fn up(
+        parent: &Path,
+        program: &Path,
+        layout: &Layout,
+        arrangement: &Arrangement,
+    ) -> Result<Testbed, PlacementError> {
+        let scratch = Scratch::new_in(parent, "testbed").map_err(failed("cannot make a directory"))?;
+        let osds = layout.disks * layout.osds_per_disk;
+        let below: Vec<_> = arrangement.within(&[Layer::Device, Layer::Store]).collect();
+        let ssd_share_bytes = layout.ssd.as_ref().map_or(0, |(_, bytes)| {
+            (bytes - UNPARTITIONED_BYTES.min(*bytes)) / u64::from(layout.ssd_shares.max(1))
+        });
+        let devices = devices(&scratch, layout, &below, ssd_share_bytes)?;
+        let mut ground = Ground {
+            program: program.into(),
+            directory: scratch.path().into(),
+            slots: slots(&devices, layout, &below),
+            stores: Vec::new(),
+            ceph_conf: layout.ceph_conf.clone(),
+            ssd: None,
+            client_conf: PathBuf::new(),
+            images: Vec::new(),
+        };
+        let ssd = devices.get(layout.disks as usize).map(|(_, ssd)| ssd.directory().to_path_buf());
+        let mut applied = Vec::new();
+        for placement in below {
+            ground.ssd = ssd.clone().filter(|_| placement.ssd() != Ssd::Unused).map(|ssd| (ssd, ssd_share_bytes));
+            applied.push((placement.name(), placement.apply(&mut ground)?));
+        }
+        ground.ssd = ssd.map(|ssd| (ssd, ssd_share_bytes));
+        // The last one in place is the first one to go.
+        applied.reverse();
+        let options = ClusterOptions {
+            parent: Some(parent.to_path_buf()),
+            stores: ground.stores.clone(),
+            replicas: layout.replicas,
+            extra: ground.ceph_conf.clone(),
+            servers: layout.servers(),
+            delay: layout.delay,
+            ..ClusterOptions::default()
+        };
+        debug_assert_eq!(options.stores.len(), osds as usize);
+        let cluster = Cluster::up(&options)?;
+        // Nothing of Ceph's own begins while something is measured.
+        for flag in ["noscrub", "nodeep-scrub"] {
+            cluster.ceph(&["osd", "set", flag])?;
+        }
+        let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
+        ground.client_conf = scratch.join("client.conf");
+        fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
+            .map_err(failed("cannot write the client's ceph.conf"))?;
+        Ok(Testbed { front: None, cluster, below: applied, devices, ground, ssd_share_bytes, _scratch: scratch })
+    }
+
+    /// Whether the devices are as slow as they are to be, or answer at once, which is for filling images.
+    pub fn emulate(&self, slow: bool) {
+        for (_, device) in &self.devices {
+            device.pause(!slow);
+        }
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The cluster, to do something to it.
+    pub fn cluster_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// Devices by name.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &Emulated)> {
+        self.devices.iter().map(|(name, device)| (name.as_str(), device))
+    }
+
+    /// What each device has done.
+    pub fn counts(&self) -> std::collections::BTreeMap<String, Counts> {
+        self.devices().map(|(name, device)| (name.to_string(), device.counts())).collect()
+    }
+
+    /// Makes an image of `bytes`; clients have it from now on.
+    ///
+    /// # Errors
+    /// When Ceph refuses.
+    pub fn image(&mut self, name: &str, bytes: u64) -> Result<(), PlacementError> {
+        self.cluster.rbd_create(name, bytes)?;
+        self.ground.images.push(name.into());
+        Ok(())
+    }
+
+    /// Puts a placement between the clients and the cluster, in the place of the one that is there; returns the proof.
+    ///
+    /// # Errors
+    /// When the old one does not go or the new one cannot be put there.
+    pub fn front(&mut self, placement: Option<&'static dyn Placement>) -> Result<Value, PlacementError> {
+        if let Some(front) = self.front.take() {
+            front.undo()?;
+        }
+        let Some(placement) = placement else { return Ok(Value::Null) };
+        let front = placement.apply(&mut self.ground)?;
+        let proof = front.verify(&self.cluster)?;
+        self.front = Some(front);
+        Ok(proof)
+    }
+
+    /// Has what is below the cluster show that it is in place.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn verify(&self) -> Result<Value, PlacementError> {
+        let proof = self.below.iter().map(|(name, applied)| Ok((name.to_string(), applied.verify(&self.cluster)?)));
+        Ok(Value::Object(proof.collect::<Result<Map<_, _>, PlacementError>>()?))
+    }
+
+    /// How a client reaches an image.
+    pub fn endpoint(&self, image: &str) -> Endpoint {
+        let direct = || Endpoint::Rbd { conf: self.ground.client_conf.clone(), image: image.into() };
+        self.front.as_ref().and_then(|front| front.endpoint(image)).unwrap_or_else(direct)
+    }
+
+    /// How a client reaches an image past whatever is between it and the cluster.
+    pub fn direct(&self, image: &str) -> Endpoint {
+        Endpoint::Rbd { conf: self.ground.client_conf.clone(), image: image.into() }
+    }
+
+    /// The SSD's part of each placement that uses it, in bytes.
+    pub fn ssd_share_bytes(&self) -> u64 {
+        self.ssd_share_bytes
+    }
+
+    /// What the placements count, by their names; those that count nothing are left out.
+    ///
+    /// # Errors
+    /// When one does not answer.
+    pub fn counters(&self) -> Result<Map<String, Value>, PlacementError> {
+        let mut counters = Map::new();
+        for (name, applied) in self.applied() {
+            match applied.counters()? {
+                Value::Null => {}
+                found => drop(counters.insert(name.to_string(), found)),
+            }
+        }
+        Ok(counters)
+    }
+
+    /// Has caches write back what they keep back: for `limit_s` seconds in all at the devices' own speed, then at once. The devices
+    /// answer at once afterwards.
+    ///
+    /// # Errors
+    /// When one cannot.
+    pub fn drain(&self, limit_s: f64) -> Result<Option<Drained>, PlacementError> {
+        let mut all: Option<Drained> = None;
+        for (_, applied) in self.applied() {
+            let spent = all.map_or(0.0, |all| all.seconds);
+            let Some(found) = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false))? else { continue };
+            let before = all.unwrap_or(Drained { dirty_bytes: 0, seconds: 0.0, hurried_bytes: 0 });
+            all = Some(Drained {
+                dirty_bytes: before.dirty_bytes + found.dirty_bytes,
+                seconds: before.seconds + found.seconds,
+                hurried_bytes: before.hurried_bytes + found.hurried_bytes,
+            });
+        }
+        self.emulate(false);
+        for (_, applied) in self.applied() {
+            applied.forget();
+        }
+        Ok(all)
+    }
+
+    /// From the client down.
+    fn applied(&self) -> impl Iterator<Item = (&'static str, &dyn Applied)> {
+        let front = self.front.iter().map(|front| ("client", front.as_ref()));
+        front.chain(self.below.iter().map(|(name, applied)| (*name, applied.as_ref())))
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        // What is still to be written on the way down need not take its time.
+        self.emulate(false);
+    }
+}
+
+/// Makes the devices: the disks, then the SSD.
+fn devices(
+    scratch: &Scratch,
+    layout: &Layout,
+    below: &[&'static dyn Placement],
+    ssd_share_bytes: u64,
+) -> Result<Vec<(String, Emulated)>, PlacementError> {
+    let start = |name: &str, preset: &Preset, bytes: u64, parts: &[u64]| {
+        let spec = preset.spec.slowed(layout.slowed_by);
+        let (backing, mount) = (scratch.join(format!("{name}.data")), scratch.join(name));
+        let device = Emulated::start(spec, bytes, parts, &backing, &mount)
+            .map_err(failed(format!("cannot emulate the device {name}")))?;
+        device.pause(true);
+        Ok::<_, PlacementError>((name.to_string(), device))
+    };
+    let mut devices = Vec::new();
+    let parts = disk_parts(layout, below)?;
+    for number in 0..layout.disks {
+        devices.push(start(&format!("disk{number}"), &layout.disk, layout.disk_bytes, &parts)?);
+    }
+    if let Some((preset, bytes)) = &layout.ssd {
+        let users = below.iter().filter(|placement| placement.ssd() == Ssd::Partitions).count();
+        let osds = layout.disks * layout.osds_per_disk;
+        let part = ssd_share_bytes / u64::from(osds) / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
+        if users > 0 && part < PARTITION_BYTES_MIN {
+            return Err(too_small("the SSD", "256 MiB for each OSD"));
+        }
+        devices.push(start("ssd", preset, *bytes, &vec![part; users * osds as usize])?);
+    }
+    Ok(devices)
+}
+
+/// Sizes of a disk's partitions: for each of its OSDs the journal, if it is to be there, and the data.
+fn disk_parts(layout: &Layout, below: &[&'static dyn Placement]) -> Result<Vec<u64>, PlacementError> {
+    let each = layout.disk_bytes.saturating_sub(UNPARTITIONED_BYTES) / u64::from(layout.osds_per_disk);
+    let journal = if below.iter().any(|placement| placement.journal_on_disk()) { DISK_JOURNAL_BYTES } else { 0 };
+    let data = each.saturating_sub(journal) / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
+    if data < 2 * PARTITION_BYTES_MIN {
+        return Err(too_small("a disk", "1 GiB for each OSD"));
+    }
+    let parts = [journal, data].into_iter().filter(|&bytes| bytes > 0);
+    Ok(parts.collect::<Vec<_>>().repeat(layout.osds_per_disk as usize))
+}
+
+/// What each OSD gets: neighbours in number are on different disks.
+fn slots(devices: &[(String, Emulated)], layout: &Layout, below: &[&'static dyn Placement]) -> Vec<Slot> {
+    let osds = layout.disks * layout.osds_per_disk;
+    let journal = below.iter().any(|placement| placement.journal_on_disk());
+    let partitioned = below.iter().any(|placement| placement.ssd() == Ssd::Partitions);
+    let ssd = devices.get(layout.disks as usize).map(|(_, ssd)| ssd).filter(|_| partitioned);
+    let slot = |osd: u32| {
+        let (disk, on_disk) = (&devices[(osd % layout.disks) as usize].1, (osd / layout.disks) as usize);
+        let first = on_disk * if journal { 2 } else { 1 } + 1;
+        let ssd = ssd.map(|ssd| ssd.part(osd as usize + 1));
+        let fast = ssd.as_ref().and_then(|path| fs::metadata(path).ok()).map(|metadata| metadata.len());
+        Slot {
+            data: disk.part(first + usize::from(journal)),
+            journal: journal.then(|| disk.part(first)),
+            ssd,
+            fast_bytes: fast.unwrap_or(DISK_JOURNAL_BYTES),
+            rotational: layout.disk.spec.is_rotational(),
+        }
+    };
+    (0..osds).map(slot).collect()
+}
+
+fn too_small(what: &str, least: &str) -> PlacementError {
+    let source = io::Error::new(io::ErrorKind::InvalidInput, format!("it needs {least}"));
+    failed(format!("{what} is too small"))(source)
+}
+
+fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> PlacementError {
+    let what = what.into();
+    |source| PlacementError::Io { what, source }
+}

@@ -1,0 +1,206 @@
+//! `tidepool lab run`, `lab placements`, `lab suites`.
+
+use crate::cli::{LabRunArgs, OutputArgs};
+use crate::output;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::cell::RefCell;
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidepool_daemon::failure::Failure;
+use tidepool_daemon::units::Size;
+use tidepool_lab::placement;
+use tidepool_lab::results::Results;
+use tidepool_lab::run::{self, Options, Plan, Progress, RunError};
+use tidepool_lab::scratch;
+use tidepool_lab::suite::Suite;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Exit status of a command that a signal has ended.
+const INTERRUPTED: i32 = 130;
+
+#[derive(Serialize)]
+struct Place {
+    name: &'static str,
+    what: &'static str,
+    not_here: Option<String>,
+}
+
+/// Lists the placements.
+pub fn placements(args: &OutputArgs) -> Result<(), Failure> {
+    let place = |placement: &&dyn placement::Placement| Place {
+        name: placement.name(),
+        what: placement.what(),
+        not_here: placement.probe().err(),
+    };
+    let places: Vec<Place> = placement::all().iter().map(place).collect();
+    output::print(args.format, &places, |places| {
+        let mut table = output::table(&["PLACEMENT", "WHAT", "HERE"], &[]);
+        for place in places {
+            table.add_row([place.name, place.what, place.not_here.as_deref().unwrap_or("possible")]);
+        }
+        output::render(&table)
+    })
+}
+
+/// Lists the suites.
+pub fn suites(args: &OutputArgs) -> Result<(), Failure> {
+    output::print(args.format, &Suite::built_in(), |suites| {
+        let mut table = output::table(&["SUITE", "RUNS", "QUICK", "QUESTION"], &[1, 2]);
+        for suite in suites {
+            let runs = |suite: &Suite| (suite.cells().len() * suite.repeats as usize).to_string();
+            table.add_row([&suite.name, &runs(suite), &runs(&suite.clone().quick()), &suite.question]);
+        }
+        output::render(&table)
+    })
+}
+
+/// Measures a suite.
+pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
+    let suite = Suite::find(&args.suite).map_err(Failure::usage)?;
+    let suite = if args.quick { suite.quick() } else { suite };
+    let seed = args.seed.map_or_else(random_seed, Ok)?;
+    let out = args.out.clone().unwrap_or_else(|| run::default_out(&suite, args.quick));
+    let stop = AtomicBool::new(false);
+    let options = Options {
+        quick: args.quick,
+        seed,
+        command: command(args, seed),
+        program: std::env::current_exe().map_err(Failure::failed)?,
+        parent: args.dir.clone().unwrap_or_else(scratch::parent),
+        out,
+        restart: args.restart,
+        stop: &stop,
+        unfilled: args.unfilled,
+        suite,
+    };
+    if args.dry_run {
+        let plan = run::plan(&options).map_err(failure)?;
+        return output::print(args.output.format, &plan, |plan| plan_text(plan, &options));
+    }
+    scratch::sweep_leftovers().map_err(Failure::failed)?;
+    tidepool_lab::Cluster::available().map_err(Failure::failed)?;
+    let path = options.out.display().to_string();
+    let results = until_signal(&stop, || {
+        let bar = bar();
+        let last = RefCell::new(String::new());
+        let results = run::run(options, &|progress| tell(&bar, progress, &last));
+        bar.finish_and_clear();
+        results
+    })?;
+    let results = results.map_err(failure)?;
+    output::print(args.output.format, &results, |results| summary(results, &path))
+}
+
+/// The command that repeats what is done here.
+fn command(args: &LabRunArgs, seed: u64) -> String {
+    let quick = if args.quick { " --quick" } else { "" };
+    format!("tidepool lab run {}{quick} --seed {seed}", args.suite)
+}
+
+fn failure(error: RunError) -> Failure {
+    match error {
+        RunError::Suite(_) => Failure::usage(error),
+        error => Failure::failed(error),
+    }
+}
+
+fn random_seed() -> Result<u64, Failure> {
+    // Small enough to be typed again, and exact in JSON.
+    Ok(uuid::Uuid::new_v4().as_u64_pair().0 % 1_000_000)
+}
+
+/// Does something on another thread and raises `stop` when a signal comes; a second signal ends the process at once, and what is
+/// left is swept by the next use of the lab.
+fn until_signal<T: Send>(stop: &AtomicBool, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    std::thread::scope(|scope| {
+        let (ended, end) = tokio::sync::oneshot::channel();
+        let worker = scope.spawn(move || {
+            let outcome = work();
+            let _ = ended.send(());
+            outcome
+        });
+        runtime.block_on(signals(stop, end)).map_err(Failure::failed)?;
+        worker.join().map_err(|_| Failure::failed("the measurement broke off"))
+    })
+}
+
+async fn signals(stop: &AtomicBool, mut end: tokio::sync::oneshot::Receiver<()>) -> std::io::Result<()> {
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    loop {
+        tokio::select! {
+            _ = &mut end => return Ok(()),
+            _ = interrupted.recv() => {}
+            _ = terminated.recv() => {}
+        }
+        if stop.swap(true, Ordering::AcqRel) {
+            std::process::exit(INTERRUPTED);
+        }
+        eprintln!("ending; what was measured is kept");
+    }
+}
+
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if !std::io::stderr().is_terminal() {
+        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg}").expect("the template is constant");
+    bar.set_style(style.progress_chars("=> "));
+    bar
+}
+
+/// Shows what comes next; where there is no terminal, as lines.
+fn tell(bar: &ProgressBar, progress: &Progress, last: &RefCell<String>) {
+    let left = format!("{:.0} min left", (progress.left_s / 60.0).ceil());
+    bar.set_length(progress.total as u64);
+    bar.set_position(progress.done as u64);
+    bar.set_message(format!("{}; {left}", progress.what));
+    if bar.is_hidden() && *last.borrow() != progress.what {
+        eprintln!("[{}/{}] {}; {left}", progress.done, progress.total, progress.what);
+        last.replace(progress.what.clone());
+    }
+}
+
+fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
+    let mut text = String::new();
+    for (number, testbed) in plan.testbeds.iter().enumerate() {
+        text.push_str(&format!(
+            "cluster {}: {}, {} disks × {} OSDs, SSD {}\n",
+            number + 1,
+            testbed.below,
+            testbed.disks.0,
+            testbed.disks.1,
+            testbed.ssd
+        ));
+        for (repeat, placement, workload, command) in &testbed.runs {
+            text.push_str(&format!("  repeat {repeat}  {placement}  {workload}\n    {command}\n"));
+        }
+    }
+    for not_run in &plan.not_run {
+        text.push_str(&format!("not run: {}: {}\n", not_run.placement, not_run.why));
+    }
+    text.push_str(&format!(
+        "\n{} runs on {} clusters, about {:.0} minutes; up to {} in {}; results in {}\n",
+        plan.runs,
+        plan.testbeds.len(),
+        (plan.seconds / 60.0).ceil(),
+        Size(plan.bytes).approximate(),
+        options.parent.display(),
+        options.out.display()
+    ));
+    text
+}
+
+fn summary(results: &Results, path: &str) -> String {
+    let invalid = results.runs.iter().filter(|run| !run.is_valid()).count();
+    let mut text = format!("{path}: {} runs, {invalid} of them do not count\n", results.runs.len());
+    for not_run in &results.not_run {
+        text.push_str(&format!("not run: {}: {}\n", not_run.placement, not_run.why));
+    }
+    text.push_str(&format!("`tidepool lab report {path}` makes the report\n"));
+    text
+}
