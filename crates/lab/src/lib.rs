@@ -1,4 +1,5 @@
-//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface, and emulated devices.
+//! What measurements and tests run against: throw-away real Ceph clusters on the loopback interface or in a network of their
+//! own ([`network`]), and emulated devices.
 //!
 //! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files, up in seconds, gone when it is dropped, and gone too
 //! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
@@ -10,6 +11,7 @@ pub mod device;
 pub mod fio;
 pub mod machine;
 mod mounts;
+pub mod network;
 pub mod placement;
 pub mod process;
 pub mod qualify;
@@ -17,6 +19,7 @@ mod random;
 pub mod results;
 pub mod run;
 pub mod scratch;
+mod switch;
 pub mod suite;
 pub mod testbed;
 

@@ -3,10 +3,11 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::cluster::{Cluster, ClusterOptions};
+use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::device::{Counts, Emulated, Preset};
 use crate::fio::Endpoint;
 use crate::placement::{Applied, Arrangement, Ground, Layer, Placement, PlacementError, Slot, Ssd};
@@ -45,6 +46,19 @@ pub struct Layout {
     pub ssd_shares: u32,
     /// Lines for the global section of ceph.conf.
     pub ceph_conf: Vec<String>,
+    /// Servers among which the disks are dealt out, in a network of their own; with 0 all is on the loopback interface.
+    pub servers: u32,
+    /// How long each packet is on its way between two of them; needs servers.
+    pub delay: Option<Duration>,
+}
+
+impl Layout {
+    /// The servers, with all OSDs of a disk on one of them.
+    fn servers(&self) -> Option<Servers> {
+        let of = |osd: u32| osd % self.disks % self.servers;
+        let osds = 0..self.disks * self.osds_per_disk;
+        (self.servers > 0).then(|| Servers { count: self.servers, of_osds: osds.map(of).collect() })
+    }
 }
 
 /// A running testbed. Dropping it ends all and removes its files.
@@ -103,6 +117,8 @@ impl Testbed {
             stores: ground.stores.clone(),
             replicas: layout.replicas,
             extra: ground.ceph_conf.clone(),
+            servers: layout.servers(),
+            delay: layout.delay,
             ..ClusterOptions::default()
         };
         debug_assert_eq!(options.stores.len(), osds as usize);

@@ -22,6 +22,8 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         ssd: Some((preset::find("ssd-sata-plp").expect("a preset"), 2 << 30)),
         replicas: 2,
         slowed_by: 4,
+        servers: 0,
+        delay: None,
         ssd_shares: 1,
         ceph_conf: Vec::new(),
     };

@@ -162,6 +162,10 @@ pub struct ClusterUpArgs {
     /// How much slower the devices are than their class.
     #[arg(long, value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub slow: u32,
+    /// Servers among which the disks are dealt out. They, the monitor and the client then have a network of their own (root only);
+    /// with 0 all is on the loopback interface.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub nodes: u32,
 }
 
 /// Options of `lab qualify`.

@@ -116,6 +116,30 @@ fn a_cluster_stays_until_it_is_told_to_go_and_a_killed_one_leaves_nothing() {
     nothing_is_left(parent.path());
 }
 
+#[test]
+fn a_cluster_with_a_network_says_how_it_is_reached() {
+    let parent = parent();
+    let up =
+        tidepool(parent.path(), &["lab", "cluster", "up", "--disks", "1", "--slow", "2", "--nodes", "1"]);
+    let said = String::from_utf8_lossy(&up.stderr);
+    assert!(up.status.success(), "{said}");
+    if said.contains("will be on the loopback interface") {
+        println!("skipped: {said}");
+        assert!(tidepool(parent.path(), &["lab", "cluster", "down"]).status.success());
+        return;
+    }
+    let status = json(&tidepool(parent.path(), &["lab", "cluster", "status", "--format", "json"]));
+    assert_eq!(status[0]["nodes"], 1, "{status}");
+    let example = said.split_once("for example: ").expect("an example").1.trim();
+    assert!(example.starts_with(status[0]["enter"].as_str().expect("a prefix")), "{example}");
+    let ran = Command::new("sh").args(["-c", example]).output().expect("a shell");
+    assert!(String::from_utf8_lossy(&ran.stdout).contains("HEALTH_OK"), "{ran:?}");
+    let table = tidepool(parent.path(), &["lab", "cluster", "status"]);
+    assert!(String::from_utf8_lossy(&table.stdout).contains(example), "{table:?}");
+    assert!(tidepool(parent.path(), &["lab", "cluster", "down"]).status.success());
+    nothing_is_left(parent.path());
+}
+
 fn wait_for_the_end(parent: &Path) {
     for _ in 0..100 {
         if processes(parent).is_empty() {

@@ -2,23 +2,47 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{ClusterError, ClusterOptions, io, run};
+use crate::network::{Namespace, Network};
 
 /// Memory that each OSD aims at: small machines run clusters too.
 const OSD_MEMORY_BYTES: u64 = 896 << 20;
+
+/// Where a new cluster is to be found.
+pub(super) struct Place<'a> {
+    /// Where its monitor is to run; `None` for where this process is.
+    pub(super) inside: Option<&'a Namespace>,
+    /// Addresses and ports of its monitor.
+    monitor: String,
+    /// The network of its daemons and clients.
+    network: String,
+}
+
+impl Place<'_> {
+    /// That of a cluster in a network, or on the loopback interface.
+    pub(super) fn new(network: Option<&Network>, port: u16) -> Place<'_> {
+        let address = network.map_or(Ipv4Addr::LOCALHOST, |network| network.monitor().address());
+        Place {
+            inside: network.map(|network| network.monitor().namespace()),
+            monitor: format!("[v2:{address}:{},v1:{address}:{port}]", port + 1),
+            network: network.map_or_else(|| "127.0.0.0/8".into(), Network::subnet),
+        }
+    }
+}
 
 /// Writes ceph.conf and returns its path.
 pub(super) fn write(
     dir: &Path,
     options: &ClusterOptions,
     fsid: &str,
-    port: u16,
+    place: &Place<'_>,
 ) -> Result<PathBuf, ClusterError> {
     let path = dir.join("ceph.conf");
-    let mut text = text(dir, options, fsid, port);
+    let mut text = text(dir, options, fsid, place);
     if let Some(classes) = class_dir() {
         // Some builds look for the object classes relative to where the OSD was started.
         let _ = writeln!(text, "osd class dir = {}", classes.display());
@@ -28,22 +52,26 @@ pub(super) fn write(
     }
     for (number, store) in (0..).zip(&options.stores) {
         text.push_str(&store.section(number));
+        text.extend(options.servers.as_ref().map(|servers| servers.location(number)));
     }
     fs::write(&path, text).map_err(io(format!("cannot write {}", path.display())))?;
     Ok(path)
 }
 
 /// The configuration without what depends on the machine.
-fn text(dir: &Path, options: &ClusterOptions, fsid: &str, port: u16) -> String {
+fn text(dir: &Path, options: &ClusterOptions, fsid: &str, place: &Place<'_>) -> String {
     let dir = dir.display();
     let auth = if options.cephx { "cephx" } else { "none" };
     let replicas = options.replicas;
-    let v2 = port + 1;
+    let Place { monitor, network, .. } = place;
+    // Copies are on different servers where there are enough of them, else on different OSDs.
+    let osds = options.stores.len() as u32;
+    let domain = u32::from(options.servers.as_ref().is_some_and(|servers| servers.separate(osds, replicas)));
     format!(
         "[global]
 fsid = {fsid}
-mon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{port}]
-public network = 127.0.0.0/8
+mon host = {monitor}
+public network = {network}
 ms bind ipv6 = false
 auth cluster required = {auth}
 auth service required = {auth}
@@ -51,7 +79,7 @@ auth client required = {auth}
 auth allow insecure global id reclaim = false
 osd pool default size = {replicas}
 osd pool default min size = 1
-osd crush chooseleaf type = 0
+osd crush chooseleaf type = {domain}
 mon allow pool size one = true
 mon allow pool delete = true
 mon warn on pool no redundancy = false
@@ -95,21 +123,26 @@ pub(super) fn keys(conf: &Path, dir: &Path, options: &ClusterOptions) -> Result<
 }
 
 /// Makes the monitor's store.
-pub(super) fn monitor_store(conf: &Path, dir: &Path, fsid: &str, port: u16) -> Result<(), ClusterError> {
+pub(super) fn monitor_store(
+    conf: &Path,
+    dir: &Path,
+    fsid: &str,
+    place: &Place<'_>,
+) -> Result<(), ClusterError> {
     for name in ["mon", "mgr"] {
         fs::create_dir(dir.join(name)).map_err(io(format!("cannot make the directory {name}")))?;
     }
     let map = dir.join("monmap");
-    let address = format!("[v2:127.0.0.1:{},v1:127.0.0.1:{port}]", port + 1);
-    run(Command::new("monmaptool").args(["--create", "--fsid", fsid, "--addv", "a", &address]).arg(&map))?;
-    run(Command::new("ceph-mon")
-        .arg("-c")
-        .arg(conf)
-        .args(["--mkfs", "-i", "a", "--monmap"])
-        .arg(&map)
-        .arg("--keyring")
-        .arg(dir.join("keyring")))?;
-    Ok(())
+    let address = &place.monitor;
+    run(Command::new("monmaptool").args(["--create", "--fsid", fsid, "--addv", "a", address]).arg(&map))?;
+    let mut command = Command::new("ceph-mon");
+    command.arg("-c").arg(conf).args(["--mkfs", "-i", "a", "--monmap"]).arg(&map);
+    command.arg("--keyring").arg(dir.join("keyring"));
+    // It looks for its address among those of its interfaces.
+    if let Some(namespace) = place.inside {
+        namespace.enter(&mut command);
+    }
+    run(&mut command).map(drop)
 }
 
 /// The directory of the OSDs' object classes, where the distribution puts it.

@@ -38,6 +38,7 @@ impl Cluster {
         let mut command = Command::new("rbd");
         command.arg("-c").arg(self.conf()).args(["export", "--no-progress", image, "-"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        self.as_client(&mut command);
         let mut export = Process::spawn(command).map_err(io("cannot run `rbd export`"))?;
         let mut output = export.child().stdout.take().expect("the output is piped");
         let sum = checksum(&mut output).map_err(io("cannot read what `rbd export` prints"))?;

@@ -1,10 +1,12 @@
-//! Throw-away real Ceph clusters: monitor, manager and OSDs on files, on the loopback interface.
+//! Throw-away real Ceph clusters: monitor, manager and OSDs on files, on the loopback interface or in a network of their own.
 
 mod config;
 mod image;
+mod servers;
 mod store;
 
 pub use image::checksum;
+pub use servers::Servers;
 pub use store::Store;
 
 use std::fs;
@@ -17,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::network::{Namespace, Network, NetworkError};
 use crate::process::{self, Process};
 use crate::scratch::Scratch;
 
@@ -56,6 +59,10 @@ pub struct ClusterOptions {
     pub port: Option<u16>,
     /// Clients and daemons authenticate.
     pub cephx: bool,
+    /// The servers of a cluster that has a network of its own; by default it is on the loopback interface.
+    pub servers: Option<Servers>,
+    /// How long each packet is on its way from one node of the network to another.
+    pub delay: Option<Duration>,
     /// Lines added to `[global]` of the configuration.
     pub extra: Vec<String>,
 }
@@ -68,6 +75,8 @@ impl Default for ClusterOptions {
             replicas: 1,
             port: None,
             cephx: false,
+            servers: None,
+            delay: None,
             extra: Vec::new(),
         }
     }
@@ -139,6 +148,9 @@ pub enum ClusterError {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// There is no network for it.
+    #[error("{0}")]
+    Network(NetworkError),
     /// No OSD of that number.
     #[error("the cluster has no running OSD {0}")]
     NoOsd(u32),
@@ -159,6 +171,8 @@ pub struct Cluster {
     monitor: Process,
     /// Keeps its ports from other clusters of this machine that are about to come up.
     _port: Option<UnixListener>,
+    /// With the server of each OSD.
+    network: Option<(Network, Servers)>,
     conf: PathBuf,
     cephx: bool,
     scratch: Scratch,
@@ -187,21 +201,29 @@ impl Cluster {
         let parent = options.parent.clone().unwrap_or_else(crate::scratch::parent);
         let scratch =
             Scratch::new_in(&parent, "ceph").map_err(io("cannot make a directory for the cluster"))?;
+        let network = match &options.servers {
+            Some(servers) => Some((servers.network(options.delay)?, servers.clone())),
+            None if options.delay.is_some() => return Err(ClusterError::Network(NetworkError::None)),
+            None => None,
+        };
         let (port, reserved) = match options.port {
             Some(port) => (port, None),
+            None if network.is_some() => (PORTS.start, None),
             None => free_port().map(|(port, reserved)| (port, Some(reserved)))?,
         };
         let fsid = random_uuid()?;
-        let conf = config::write(scratch.path(), options, &fsid, port)?;
+        let place = config::Place::new(network.as_ref().map(|(network, _)| network), port);
+        let conf = config::write(scratch.path(), options, &fsid, &place)?;
         config::keys(&conf, scratch.path(), options)?;
-        config::monitor_store(&conf, scratch.path(), &fsid, port)?;
-        let monitor = start(&conf, scratch.path(), "ceph-mon", "a")?;
-        let manager = start(&conf, scratch.path(), "ceph-mgr", "x")?;
+        config::monitor_store(&conf, scratch.path(), &fsid, &place)?;
+        let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside)?;
+        let manager = start(&conf, scratch.path(), "ceph-mgr", "x", place.inside)?;
         let mut cluster = Cluster {
             osds: Vec::new(),
             _manager: manager,
             monitor,
             _port: reserved,
+            network,
             conf,
             cephx: options.cephx,
             scratch,
@@ -240,14 +262,25 @@ impl Cluster {
         self.command("rbd", arguments)
     }
 
+    /// The network, if the cluster has one.
+    pub fn network(&self) -> Option<&Network> {
+        self.network.as_ref().map(|(network, _)| network)
+    }
+
+    /// Makes `command` start where clients are: in the client's namespace, if the cluster has a network. Clients elsewhere
+    /// cannot reach such a cluster.
+    pub fn as_client(&self, command: &mut Command) {
+        if let Some(network) = self.network() {
+            network.client().namespace().enter(command);
+        }
+    }
+
     /// Runs a program with `-c CONF` and `arguments`.
     fn command(&self, program: &str, arguments: &[&str]) -> Result<String, ClusterError> {
-        let output = run(Command::new("timeout")
-            .arg(COMMAND_TIMEOUT_S.to_string())
-            .arg(program)
-            .arg("-c")
-            .arg(&self.conf)
-            .args(arguments))?;
+        let mut command = Command::new("timeout");
+        command.arg(COMMAND_TIMEOUT_S.to_string()).arg(program).arg("-c").arg(&self.conf).args(arguments);
+        self.as_client(&mut command);
+        let output = run(&mut command)?;
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_string())
     }
 
@@ -301,8 +334,7 @@ impl Cluster {
     pub fn osd_start(&mut self, number: u32) -> Result<(), ClusterError> {
         let slot = self.osds.get(number as usize).ok_or(ClusterError::NoOsd(number))?;
         if slot.is_none() {
-            self.osds[number as usize] =
-                Some(start(&self.conf, self.scratch.path(), "ceph-osd", &number.to_string())?);
+            self.osds[number as usize] = Some(self.start_osd(number)?);
         }
         Ok(())
     }
@@ -359,19 +391,37 @@ impl Cluster {
         self.ceph(&["osd", "new", &uuid, &name])?;
         // The same uuid in both places: otherwise the OSD starts and is never marked up.
         self.command("ceph-osd", &["-i", &name, "--mkfs", "--osd-uuid", &uuid])?;
-        self.osds.push(Some(start(&self.conf, self.scratch.path(), "ceph-osd", &name)?));
+        self.osds.push(Some(self.start_osd(number)?));
         Ok(())
+    }
+
+    /// Starts the daemon of OSD `number`, on its server if it has one.
+    fn start_osd(&self, number: u32) -> Result<Process, ClusterError> {
+        let server = self
+            .network
+            .as_ref()
+            .map(|(network, servers)| network.servers()[servers.of(number) as usize].namespace());
+        start(&self.conf, self.scratch.path(), "ceph-osd", &number.to_string(), server)
     }
 }
 
 /// Starts a daemon in the foreground, its output in a file of the cluster's directory.
-fn start(conf: &Path, dir: &Path, program: &str, id: &str) -> Result<Process, ClusterError> {
+fn start(
+    conf: &Path,
+    dir: &Path,
+    program: &str,
+    id: &str,
+    inside: Option<&Namespace>,
+) -> Result<Process, ClusterError> {
     let name = program.trim_start_matches("ceph-");
     let log = fs::File::create(dir.join(format!("{name}.{id}.out"))).map_err(io("cannot make a log file"))?;
     let errors = log.try_clone().map_err(io("cannot make a log file"))?;
     let mut command = Command::new(program);
     command.arg("-f").arg("-c").arg(conf).args(["-i", id]).current_dir(dir);
     command.stdin(Stdio::null()).stdout(log).stderr(errors);
+    if let Some(namespace) = inside {
+        namespace.enter(&mut command);
+    }
     Process::spawn(command).map_err(io(format!("cannot start {program}")))
 }
 

@@ -9,7 +9,9 @@ pub mod hops;
 mod proc;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::device::Counts;
+use crate::network::Network;
 use proc::{MachineTime, Stat, Traffic};
 
 /// Time between two samples.
@@ -91,7 +94,7 @@ pub struct Usage {
     pub pss_bytes: u64,
 }
 
-/// What a network interface carried in a second.
+/// What a network interface or a node carried in a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Carried {
     /// Bytes per second that came in.
@@ -111,7 +114,7 @@ pub struct Sample {
     pub iowait_percent: f64,
     /// By kind of process.
     pub classes: BTreeMap<Class, Usage>,
-    /// By interface.
+    /// By node, or where there is no network of nodes by interface of the machine.
     pub network: BTreeMap<String, Carried>,
     /// What emulated devices did, by their names.
     pub devices: BTreeMap<String, Counts>,
@@ -119,6 +122,44 @@ pub struct Sample {
 
 /// Where the counters of a device come from.
 pub type CountsOf = Box<dyn Fn() -> Counts + Send>;
+
+/// Largest table of a node's interfaces, in bytes; one has two lines of 200.
+const TABLE_BYTES_MAX: usize = 4096;
+
+/// What is looked at besides processes.
+#[derive(Default)]
+pub struct Sources {
+    /// Emulated devices, by their names.
+    pub devices: Vec<(String, CountsOf)>,
+    /// Nodes of a network by their names, with the tables of their interfaces. Without any, the machine's interfaces are looked at.
+    pub nodes: Vec<(String, File)>,
+}
+
+impl Sources {
+    /// The nodes of `network` as well, if there is one.
+    ///
+    /// # Errors
+    /// When a node is gone.
+    pub fn with_network(mut self, network: Option<&Network>) -> io::Result<Sources> {
+        for node in network.into_iter().flat_map(Network::nodes) {
+            self.nodes.push((node.name().to_string(), node.interfaces()?));
+        }
+        Ok(self)
+    }
+
+    /// What has been carried so far, by node or by interface.
+    fn traffic(&self) -> HashMap<String, Traffic> {
+        if self.nodes.is_empty() {
+            return proc::traffic(&fs::read_to_string("/proc/net/dev").unwrap_or_default());
+        }
+        let of = |table: &File| {
+            let mut text = [0; TABLE_BYTES_MAX];
+            let length = table.read_at(&mut text, 0).unwrap_or(0);
+            proc::node_traffic(&String::from_utf8_lossy(&text[..length]))
+        };
+        self.nodes.iter().map(|(name, table)| (name.clone(), of(table))).collect()
+    }
+}
 
 /// Collects samples until it is stopped.
 #[derive(Debug)]
@@ -128,11 +169,12 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Begins to collect; `devices` are looked at by name.
-    pub fn start(devices: Vec<(String, CountsOf)>) -> Collector {
+    /// Begins to collect.
+    pub fn start(sources: Sources) -> Collector {
         let (stop, stopped) = channel();
+        // Here and now, so that all that the caller does from now on is in the samples.
+        let mut last = Look::now(&sources, None);
         let thread = std::thread::spawn(move || {
-            let mut last = Look::now(&devices, None);
             let start = last.at;
             let mut samples = Vec::new();
             loop {
@@ -141,7 +183,7 @@ impl Collector {
                 let wait = next.saturating_duration_since(Instant::now());
                 let more = matches!(stopped.recv_timeout(wait), Err(RecvTimeoutError::Timeout));
                 let memory = samples.len() % MEMORY_EVERY == 0;
-                let now = Look::now(&devices, (!memory).then_some(&last));
+                let now = Look::now(&sources, (!memory).then_some(&last));
                 // What is left at the end is too short for a figure.
                 if more {
                     samples.push(now.since(&last, start));
@@ -174,7 +216,7 @@ struct Look {
 
 impl Look {
     /// Looks at everything; the memory is that of `before`, if there is one.
-    fn now(devices: &[(String, CountsOf)], before: Option<&Look>) -> Look {
+    fn now(sources: &Sources, before: Option<&Look>) -> Look {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let family = proc::descendants(std::process::id());
         let memory = match before {
@@ -193,8 +235,8 @@ impl Look {
             machine: proc::machine(&text("/proc/stat")).unwrap_or_default(),
             processes: family.iter().map(|s| ((s.pid, s.started), (Class::of(s), s.ticks))).collect(),
             memory,
-            network: proc::traffic(&text("/proc/net/dev")),
-            devices: devices.iter().map(|(name, counts)| (name.clone(), counts())).collect(),
+            network: sources.traffic(),
+            devices: sources.devices.iter().map(|(name, counts)| (name.clone(), counts())).collect(),
         }
     }
 
@@ -250,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_child_that_burns_a_processor_is_seen_from_its_first_second_on() {
-        let collector = Collector::start(Vec::new());
+        let collector = Collector::start(Sources::default());
         std::thread::sleep(Duration::from_millis(1_100));
         let mut command = Command::new("sh");
         command.args(["-c", "while :; do :; done"]);

@@ -75,6 +75,15 @@ pub(super) fn traffic(text: &str) -> HashMap<String, Traffic> {
     text.lines().filter_map(of).collect()
 }
 
+/// What a node of a network has carried, over all of its interfaces but the one to itself.
+pub(super) fn node_traffic(text: &str) -> Traffic {
+    let links = traffic(text).into_iter().filter(|(name, _)| name != "lo");
+    links.fold(Traffic::default(), |sum, (_, link)| Traffic {
+        received: sum.received + link.received,
+        sent: sum.sent + link.sent,
+    })
+}
+
 /// All processes that descend from `ancestor`, itself included.
 pub(super) fn descendants(ancestor: u32) -> Vec<Stat> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -128,6 +137,8 @@ mod tests {
         assert_eq!(pss("00-ff ---p [rollup]\nRss:   100 kB\nPss:    64 kB\n"), Some(64 << 10));
         let text = "Inter-|   Receive  |  Transmit\n face |bytes packets\n    lo: 100 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n";
         assert_eq!(traffic(text)["lo"], Traffic { received: 100, sent: 200 });
+        let node = format!("{text}  eth0: 7 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0\n");
+        assert_eq!(node_traffic(&node), Traffic { received: 7, sent: 8 });
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::validity::{self, Evidence};
 use super::{RunError, Runner};
 use crate::collect::hops::Counters;
-use crate::collect::{Class, Collector, CountsOf, Sample};
+use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
 use crate::device::Counts;
 use crate::fio::{self, Endpoint, FioError, Measured, Running, Sync};
 use crate::placement::Arrangement;
@@ -65,7 +65,7 @@ impl Runner<'_> {
             let counts: CountsOf = Box::new(device.counter());
             (name.to_string(), counts)
         });
-        let collector = Collector::start(devices.collect());
+        let collector = Collector::start(Sources { devices: devices.collect(), ..Sources::default() });
         let loads = self.load(&clients, workload, cell.depth);
         let samples = collector.stop();
         let after = look(&stand.testbed);

@@ -358,6 +358,8 @@ impl Runner<'_> {
             slowed_by: ground.slowed_by,
             ssd_shares: shape.ssd_shares,
             ceph_conf: self.ceph_conf(),
+            servers: 0,
+            delay: None,
         };
         let (parent, program) = (&self.options.parent, &self.options.program);
         let mut testbed =

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tidepool_daemon::failure::Failure;
+use tidepool_lab::network::Network;
 use tidepool_lab::placement::{Arrangement, Layer};
 use tidepool_lab::testbed::{Layout, Testbed};
 use tidepool_lab::{Scratch, scratch};
@@ -44,7 +45,18 @@ struct Status {
     disk: String,
     placement: String,
     slowed_by: u32,
+    nodes: u32,
+    /// What goes before a command that is to reach it: where it has a network, that leads to its client's node.
+    enter: Option<String>,
     health: String,
+}
+
+impl Status {
+    /// A command for example.
+    fn example(&self) -> String {
+        let enter = self.enter.iter().fold(String::new(), |line, enter| line + enter + " ");
+        format!("{enter}ceph -c {} status", self.conf.display())
+    }
 }
 
 /// Runs the command.
@@ -67,12 +79,19 @@ fn up(args: &ClusterUpArgs) -> Result<(), Failure> {
         )));
     }
     layout(args)?;
+    let mut args = args.clone();
+    if args.nodes > 0
+        && let Err(why) = Network::available(None)
+    {
+        eprintln!("the cluster will be on the loopback interface: {why}");
+        args.nodes = 0;
+    }
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut command = Command::new(program);
     // A group of its own: Ctrl-C at the terminal is not for it.
     command
         .args(["lab", "cluster", "hold"])
-        .args(words(args))
+        .args(words(&args))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -89,11 +108,11 @@ fn up(args: &ClusterUpArgs) -> Result<(), Failure> {
         return Err(Failure::failed(format!("the cluster {} is not up: {why}", args.name)));
     }
     println!("{}", line.trim_end());
-    eprintln!(
-        "until `tidepool lab cluster down {}`; for example: ceph -c {} status",
-        args.name,
-        line.trim_end()
-    );
+    let example = match find(args.name.as_str()).filter(|_| args.nodes > 0) {
+        Some(directory) => status_in(&directory)?.example(),
+        None => format!("ceph -c {} status", line.trim_end()),
+    };
+    eprintln!("until `tidepool lab cluster down {}`; for example: {example}", args.name);
     Ok(())
 }
 
@@ -108,6 +127,7 @@ fn words(args: &ClusterUpArgs) -> Vec<String> {
         format!("--ssd-size={}", args.ssd_size),
         format!("--replicas={}", args.replicas),
         format!("--slow={}", args.slow),
+        format!("--nodes={}", args.nodes),
     ];
     words.extend([format!("--placement={}", args.placement), format!("--ssd={}", args.ssd)]);
     words
@@ -133,6 +153,8 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
         ssd: ssd.map(|preset| (preset, args.ssd_size.0)),
         replicas: args.replicas,
         slowed_by: args.slow,
+        servers: args.nodes,
+        delay: None,
         ssd_shares: arrangement.ssd_users(),
         ceph_conf: Vec::new(),
     };
@@ -192,6 +214,7 @@ async fn serve(
 
 fn status_of(args: &ClusterUpArgs, testbed: &Testbed) -> Status {
     let health = testbed.cluster().ceph(&["--connect-timeout", "10", "health"]);
+    let network = testbed.cluster().network();
     Status {
         name: args.name.to_string(),
         conf: testbed.cluster().conf().to_path_buf(),
@@ -200,6 +223,8 @@ fn status_of(args: &ClusterUpArgs, testbed: &Testbed) -> Status {
         disk: args.disk.clone(),
         placement: args.placement.clone(),
         slowed_by: args.slow,
+        nodes: args.nodes,
+        enter: network.map(|network| format!("nsenter --net=/proc/{}/ns/net", network.client().id())),
         health: health.unwrap_or_else(|e| e.to_string()),
     }
 }
@@ -234,17 +259,21 @@ fn ask(directory: &Path, what: &str) -> Result<String, Failure> {
     Ok(answer)
 }
 
+/// What the holder of the cluster in `directory` says of it.
+fn status_in(directory: &Path) -> Result<Status, Failure> {
+    serde_json::from_str(&ask(directory, STATUS)?).map_err(Failure::failed)
+}
+
 fn status(args: &OutputArgs) -> Result<(), Failure> {
     scratch::sweep_leftovers().map_err(Failure::failed)?;
     let mut clusters: Vec<Status> = Vec::new();
     for (_, directory) in running() {
-        let answer = ask(&directory, STATUS)?;
-        clusters.push(serde_json::from_str(&answer).map_err(Failure::failed)?);
+        clusters.push(status_in(&directory)?);
     }
     output::print(args.format, &clusters, |clusters| {
         let mut table = output::table(
-            &["CLUSTER", "OSDS", "COPIES", "DISKS", "PLACEMENT", "SLOWED", "HEALTH", "CONF"],
-            &[1, 2, 5],
+            &["CLUSTER", "OSDS", "COPIES", "DISKS", "PLACEMENT", "SLOWED", "NODES", "HEALTH", "CONF"],
+            &[1, 2, 5, 6],
         );
         for cluster in clusters {
             table.add_row([
@@ -254,11 +283,15 @@ fn status(args: &OutputArgs) -> Result<(), Failure> {
                 cluster.disk.clone(),
                 cluster.placement.clone(),
                 cluster.slowed_by.to_string(),
+                cluster.nodes.to_string(),
                 cluster.health.lines().next().unwrap_or_default().to_string(),
                 cluster.conf.display().to_string(),
             ]);
         }
-        output::render(&table)
+        let examples = clusters.iter().filter(|cluster| cluster.enter.is_some());
+        examples.fold(output::render(&table), |text, cluster| {
+            format!("{text}\n{}, for example: {}", cluster.name, cluster.example())
+        })
     })
 }
 

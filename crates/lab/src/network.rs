@@ -1,0 +1,334 @@
+//! A network for a cluster on one machine: its nodes are network namespaces, joined by cables to a switch.
+//!
+//! A namespace is held by a child that does nothing, a cable is a veth pair, and the switch is a bridge in a namespace of its
+//! own, or, where frames are to take some time, a thread of this process. Nothing of it is ever in the machine's own namespace, and nothing has a name in the filesystem: when the process
+//! that made it ends, however it ends, its children end, and the kernel removes the namespaces with all they hold.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::process::{self, Process};
+use crate::switch::{self, Switch};
+
+/// Most servers in a network.
+pub const SERVERS_MAX: u32 = 16;
+/// What a node calls its end of its cable.
+const LINK: &str = "eth0";
+/// Nobody else is in these namespaces, so every network has the same addresses.
+const SUBNET: [u8; 3] = [10, 213, 0];
+/// The last parts of the addresses: of the client, of the monitor, and of the first server, whom the others follow.
+const CLIENT: u8 = 2;
+const MONITOR: u8 = 3;
+const SERVER: u8 = 10;
+
+/// Why there is no network.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// A namespace cannot be made, in most cases because the user is not root.
+    #[error("cannot make a network namespace: {0}")]
+    Namespace(io::Error),
+    /// An interface for a network with a delay cannot be made.
+    #[error("cannot make a network interface with /dev/net/tun: {0}")]
+    Interface(io::Error),
+    /// The program `ip` cannot be run.
+    #[error("cannot run `ip`: {0}; on Debian: apt-get install iproute2")]
+    Program(io::Error),
+    /// The program `ip` failed.
+    #[error("cannot lay the cables of a network: {0}")]
+    Cables(String),
+    /// So many servers are not possible.
+    #[error("a network of {0} servers is not possible: use 1 to {SERVERS_MAX}")]
+    Servers(u32),
+    /// A delay is asked for, and no network.
+    #[error("a delay needs a network: say how many servers there are")]
+    None,
+    /// An OSD is to be on a server that does not exist.
+    #[error("there is no server {0}; the first one is 0")]
+    NoServer(u32),
+}
+
+/// A network namespace. It exists as long as there is a clone of this, or a process in it.
+#[derive(Debug, Clone)]
+pub struct Namespace(Arc<File>);
+
+impl Namespace {
+    /// Makes `command` start in this namespace. No other process stands between the two, so a parent-death signal
+    /// ([`crate::process`]) works as without.
+    pub fn enter(&self, command: &mut Command) {
+        let namespace = Arc::clone(&self.0);
+        // SAFETY: between fork and exec only one async-signal-safe system call is made, and nothing is allocated. The file
+        // is open as long as the command keeps the closure.
+        unsafe {
+            command.pre_exec(move || {
+                Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
+            });
+        }
+    }
+}
+
+/// One of the machines that the network stands for.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    address: Ipv4Addr,
+    namespace: Namespace,
+    holder: Process,
+}
+
+impl Node {
+    /// Starts the process that holds a new namespace.
+    fn new(name: String, host: u8) -> Result<Node, NetworkError> {
+        let mut command = Command::new("sleep");
+        command.arg("infinity").current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // SAFETY: between fork and exec only one async-signal-safe system call is made, and nothing is allocated. It shares
+        // no table of file descriptors anew.
+        unsafe {
+            command.pre_exec(|| Ok(unshare_unsafe(UnshareFlags::NEWNET)?));
+        }
+        let holder = Process::spawn(command).map_err(NetworkError::Namespace)?;
+        // The child has called exec by now, hence it is in its namespace.
+        let file = File::open(format!("/proc/{}/ns/net", holder.id())).map_err(NetworkError::Namespace)?;
+        let address = Ipv4Addr::new(SUBNET[0], SUBNET[1], SUBNET[2], host);
+        Ok(Node { name, address, namespace: Namespace(Arc::new(file)), holder })
+    }
+
+    /// Its name: `client`, `mon`, `node0`, `node1` and so on.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// The id of the process that holds it. `nsenter --net=/proc/ID/ns/net` leads there.
+    pub fn id(&self) -> u32 {
+        self.holder.id()
+    }
+
+    /// The table of its interfaces, in the format of `/proc/net/dev`. It shows new figures whenever it is read from its start.
+    ///
+    /// # Errors
+    /// When the process that holds the node has been killed.
+    pub fn interfaces(&self) -> io::Result<File> {
+        File::open(format!("/proc/{}/net/dev", self.holder.id()))
+    }
+
+    /// Runs `ip` there, with a command on each line of `lines`.
+    fn ip(&self, lines: &str) -> Result<(), NetworkError> {
+        let mut command = Command::new("ip");
+        command.args(["-batch", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        self.namespace.enter(&mut command);
+        let mut ip = process::spawn(command).map_err(NetworkError::Program)?;
+        let mut input = ip.stdin.take().expect("the input is piped");
+        // When it ends before it has read all, its status says more than the broken pipe.
+        let _ = input.write_all(lines.as_bytes());
+        drop(input);
+        let output = Child::wait_with_output(ip).map_err(NetworkError::Program)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or("`ip` does not say why");
+        Err(NetworkError::Cables(said.to_string()))
+    }
+}
+
+/// A client, a monitor's machine and servers for OSDs, joined by a switch. Dropping it removes all.
+#[derive(Debug)]
+pub struct Network {
+    delay: Option<Duration>,
+    /// What joins the nodes: a namespace with a bridge, to which one end of each cable is tied, or a switch that takes its time.
+    _bridge: Option<Node>,
+    _switch: Option<Switch>,
+    /// The client, the monitor, the servers.
+    nodes: Vec<Node>,
+}
+
+impl Network {
+    /// Tries whether networks are possible here, with a delay or without. The error says on one line why not.
+    ///
+    /// # Errors
+    /// Those of [`Network::up`].
+    pub fn available(delay: Option<Duration>) -> Result<(), NetworkError> {
+        Network::up(1, delay).map(drop)
+    }
+
+    /// Makes a network with so many servers. With a `delay` every frame is that long on its way from one node to another.
+    ///
+    /// # Errors
+    /// When the user may not make namespaces and interfaces, or `ip` is not installed.
+    pub fn up(servers: u32, delay: Option<Duration>) -> Result<Network, NetworkError> {
+        if !(1..=SERVERS_MAX).contains(&servers) {
+            return Err(NetworkError::Servers(servers));
+        }
+        let mut nodes = vec![Node::new("client".into(), CLIENT)?, Node::new("mon".into(), MONITOR)?];
+        for number in 0..servers as u8 {
+            nodes.push(Node::new(format!("node{number}"), SERVER + number)?);
+        }
+        let (bridge, switch) = match delay {
+            None => (Some(bridge(&nodes)?), None),
+            Some(delay) => (None, Some(switch(&nodes, delay)?)),
+        };
+        for node in &nodes {
+            let address = node.address;
+            node.ip(&format!("link set lo up\naddress add {address}/24 dev {LINK}\nlink set {LINK} up\n"))?;
+        }
+        Ok(Network { delay, _bridge: bridge, _switch: switch, nodes })
+    }
+
+    /// What it is, for a report.
+    pub fn describe(&self) -> String {
+        let nodes =
+            format!("a client, a monitor and {} servers in namespaces of one machine", self.servers().len());
+        match self.delay.map(|delay| delay.as_micros()) {
+            None => format!("{nodes}, with no delay between them but the machine's own"),
+            Some(us) => {
+                format!("{nodes}; each packet is {us} µs on its way from one to another, and never less")
+            }
+        }
+    }
+
+    /// Where clients are.
+    pub fn client(&self) -> &Node {
+        &self.nodes[0]
+    }
+
+    /// Where the monitor and the manager are.
+    pub fn monitor(&self) -> &Node {
+        &self.nodes[1]
+    }
+
+    /// Where OSDs are.
+    pub fn servers(&self) -> &[Node] {
+        &self.nodes[2..]
+    }
+
+    /// All nodes.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The addresses of all nodes, as `ADDRESS/BITS`.
+    pub fn subnet(&self) -> String {
+        let [a, b, c] = SUBNET;
+        format!("{a}.{b}.{c}.0/24")
+    }
+}
+
+/// Ties a cable from each node to a bridge.
+fn bridge(nodes: &[Node]) -> Result<Node, NetworkError> {
+    let bridge = Node::new("switch".into(), 0)?;
+    let mut lines = "link add name bridge type bridge\nlink set bridge up\n".to_string();
+    for node in nodes {
+        let (name, id) = (&node.name, node.id());
+        lines += &format!("link add name {name} type veth peer name {LINK} netns {id}\n");
+        lines += &format!("link set {name} master bridge up\n");
+    }
+    bridge.ip(&lines)?;
+    Ok(bridge)
+}
+
+/// Gives each node an interface of which a switch that takes its time has the other end.
+fn switch(nodes: &[Node], delay: Duration) -> Result<Switch, NetworkError> {
+    let ports = nodes.iter().map(|node| switch::port(&node.namespace.0, LINK));
+    let ports = ports.collect::<io::Result<Vec<_>>>().map_err(NetworkError::Interface)?;
+    Switch::start(ports, delay).map_err(NetworkError::Interface)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    /// Does something in a namespace.
+    fn within<T: Send>(node: &Node, what: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                move_into_link_name_space(node.namespace.0.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("the way in");
+                what()
+            });
+            thread.join().expect("a thread")
+        })
+    }
+
+    /// Sends `bytes` from the client to the second server and has them back; how long the first one took there and back.
+    fn echo(network: &Network, bytes: &[u8]) -> Duration {
+        let server = &network.servers()[1];
+        let listener = within(server, || TcpListener::bind((server.address(), 7)).expect("a port"));
+        let mut stream =
+            within(network.client(), || TcpStream::connect((server.address(), 7)).expect("a connection"));
+        let (mut other, peer) = listener.accept().expect("a connection");
+        assert_eq!(peer.ip(), network.client().address());
+        let start = Instant::now();
+        let mut first = [1];
+        stream.write_all(&first).expect("sent");
+        other.read_exact(&mut first).expect("received");
+        other.write_all(&first).expect("sent");
+        stream.read_exact(&mut first).expect("received");
+        let took = start.elapsed();
+        std::thread::scope(|scope| {
+            scope.spawn(|| io::copy(&mut (&other).take(bytes.len() as u64), &mut &other).expect("copied"));
+            scope.spawn(|| (&stream).write_all(bytes).expect("sent"));
+            let mut back = vec![0; bytes.len()];
+            (&stream).read_exact(&mut back).expect("received");
+            assert!(back == bytes, "the bytes are the same");
+        });
+        took
+    }
+
+    /// Whether networks are possible; says why not.
+    fn possible() -> bool {
+        let why = Network::available(Some(Duration::ZERO)).err();
+        why.iter().for_each(|why| println!("skipped: {why}"));
+        why.is_none()
+    }
+
+    #[test]
+    fn nodes_reach_each_other_and_leave_nothing() {
+        if !possible() {
+            return;
+        }
+        let bytes: Vec<u8> =
+            (0..16u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for delay in [None, Some(Duration::ZERO), Some(Duration::from_millis(20))] {
+            let network = Network::up(3, delay).expect("a network");
+            assert!(echo(&network, &bytes) >= delay.unwrap_or_default() * 2);
+            let ids: Vec<u32> = network.nodes().iter().map(Node::id).collect();
+            let interfaces = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
+            assert!(!interfaces.contains("node0") && !interfaces.contains("bridge"), "{interfaces}");
+            drop(network);
+            assert!(ids.iter().all(|id| !std::path::Path::new(&format!("/proc/{id}")).exists()));
+        }
+    }
+
+    #[test]
+    fn what_a_network_is_can_be_told() {
+        assert!(matches!(Network::up(0, None), Err(NetworkError::Servers(0))));
+        if !possible() {
+            return;
+        }
+        let told = |delay| Network::up(2, delay).expect("a network").describe();
+        assert!(told(None).contains("2 servers") && told(None).contains("no delay"), "{}", told(None));
+        assert!(told(Some(Duration::from_micros(250))).contains("250 µs"));
+    }
+}

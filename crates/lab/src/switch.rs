@@ -1,0 +1,183 @@
+//! A switch that takes its time: a frame is handed on so long after it came in.
+//!
+//! Not every kernel can delay what an interface sends (the queueing discipline `netem`). Ceph's messengers can hold messages
+//! back (`ms inject delay max`), but their clock moves with the kernel's ticks, every 4 ms on many machines, so that nothing
+//! shorter can be had, and they keep a processor busy while they wait. Here the nodes' interfaces are TAP devices, and a thread carries their frames. What
+//! kernels do to make large transfers cheap works as between two veths: a frame may hold 64 KiB, and checksums that nobody
+//! could see wrong are not computed.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_current_timer_slack};
+
+/// The requests of `linux/if_tun.h` that name a new interface, and tell what whoever reads its frames can do.
+const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
+/// Frames without checksums, and TCP segments to be cut, of both versions of IP.
+const OFFLOADS: libc::c_ulong = 0x1 | 0x2 | 0x4;
+/// What stands before a frame when it may be such a one (`struct virtio_net_hdr`).
+const HEADER_BYTES: usize = 10;
+/// Largest frame with its header.
+const FRAME_BYTES_MAX: usize = HEADER_BYTES + 18 + 65_536;
+/// Most bytes on their way. Beyond, nothing more is taken from the nodes, whose kernels then make their senders wait.
+const QUEUE_BYTES_MAX: usize = 128 << 20;
+/// Most frames taken from one node before the others get their turn.
+const BURST: usize = 32;
+
+/// The address of an interface.
+type Mac = [u8; 6];
+
+/// An interface in a namespace, of which this is the other end. It goes when this is closed.
+pub(crate) fn port(namespace: &File, name: &str) -> io::Result<File> {
+    // A thread of its own may go there and need not come back.
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+            tap(name)
+        });
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that makes an interface has ended")))
+    })
+}
+
+/// Makes a TAP device in the thread's namespace.
+fn tap(name: &str) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    // SAFETY: all zeroes are a valid `ifreq`, which is made of integers and unions of such and of pointers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let bytes = name.as_bytes();
+    assert!(bytes.len() < request.ifr_name.len(), "names of interfaces are short");
+    for (to, &from) in request.ifr_name.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    // SAFETY: the descriptor is open, and the request reads and writes an `ifreq`, to which the pointer is valid.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) })?;
+    // SAFETY: the descriptor is open, and the request takes a number.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD, OFFLOADS) })?;
+    Ok(file)
+}
+
+/// The error of a system call that has returned `result`.
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A frame on its way.
+struct Frame {
+    due: Instant,
+    from: usize,
+    bytes: Vec<u8>,
+}
+
+/// A running switch. Dropping it closes its ports.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Switch {
+    /// Begins to carry frames between `ports`, each `delay` after it came in.
+    pub(crate) fn start(ports: Vec<File>, delay: Duration) -> io::Result<Switch> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let stopped = stop.try_clone()?;
+        let carrier = Carrier { ports, delay, learnt: HashMap::new(), queue: VecDeque::new(), bytes: 0 };
+        let thread =
+            std::thread::Builder::new().name("switch".into()).spawn(move || carrier.run(&stopped))?;
+        Ok(Switch { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// What the switch's thread knows.
+struct Carrier {
+    ports: Vec<File>,
+    delay: Duration,
+    /// Behind which port an interface is.
+    learnt: HashMap<Mac, usize>,
+    /// As they came in, which is as they are due.
+    queue: VecDeque<Frame>,
+    /// Bytes in the queue.
+    bytes: usize,
+}
+
+impl Carrier {
+    fn run(mut self, stopped: &OwnedFd) {
+        // The kernel may be 50 µs late otherwise, to wake up less often.
+        let _ = set_current_timer_slack(NonZeroU64::new(1));
+        let mut buffer = vec![0; FRAME_BYTES_MAX];
+        while !self.wait(stopped) {
+            self.take(&mut buffer);
+            self.hand_on(Instant::now());
+        }
+    }
+
+    /// Waits for frames, or until one is due; whether it is the end.
+    fn wait(&self, stopped: &OwnedFd) -> bool {
+        let left = self.queue.front().map(|frame| frame.due.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut fds = vec![PollFd::new(stopped, PollFlags::IN)];
+        if self.bytes < QUEUE_BYTES_MAX {
+            fds.extend(self.ports.iter().map(|port| PollFd::new(port, PollFlags::IN)));
+        }
+        let found = poll(&mut fds, left.as_ref());
+        // A signal ends the wait early, which does no harm.
+        found.is_ok() && !fds[0].revents().is_empty()
+    }
+
+    /// Takes what has come in.
+    fn take(&mut self, buffer: &mut [u8]) {
+        for from in 0..self.ports.len() {
+            for _ in 0..BURST {
+                if self.bytes >= QUEUE_BYTES_MAX {
+                    return;
+                }
+                let Ok(length) = (&self.ports[from]).read(buffer) else { break };
+                let bytes = buffer[..length].to_vec();
+                if let Some((_, source)) = addresses(&bytes) {
+                    self.learnt.insert(source, from);
+                    self.bytes += length;
+                    self.queue.push_back(Frame { due: Instant::now() + self.delay, from, bytes });
+                }
+            }
+        }
+    }
+
+    /// Hands on what is due: to whom it is for, or to all if nobody has been heard of under that address.
+    fn hand_on(&mut self, now: Instant) {
+        while self.queue.front().is_some_and(|frame| frame.due <= now) {
+            let Some(frame) = self.queue.pop_front() else { break };
+            self.bytes -= frame.bytes.len();
+            let to = addresses(&frame.bytes).and_then(|(to, _)| self.learnt.get(&to).copied());
+            for (number, mut port) in self.ports.iter().enumerate() {
+                if number != frame.from && to.is_none_or(|to| to == number) {
+                    // A node that does not take it loses it, as with any network.
+                    let _ = port.write(&frame.bytes);
+                }
+            }
+        }
+    }
+}
+
+/// For whom a frame is, and whom it is from.
+fn addresses(frame: &[u8]) -> Option<(Mac, Mac)> {
+    let mac = |at: usize| frame.get(at..at + 6)?.try_into().ok();
+    Some((mac(HEADER_BYTES)?, mac(HEADER_BYTES + 6)?))
+}
