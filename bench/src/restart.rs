@@ -46,7 +46,7 @@ pub fn measure(conf: Option<&Path>, bytes: u64, parent: &Path) -> Result<Restart
             ("file", format!("file:{}", image.display()))
         }
         Some(conf) => {
-            let endpoint = Endpoint::Rbd { conf: conf.into(), image: VOLUME.into() };
+            let endpoint = Endpoint::rbd(conf, VOLUME);
             fio::run(&endpoint, &fio::pass(&endpoint, "write", bytes))?;
             ("rbd", format!("rbd:rbd/{VOLUME}?conf={}", conf.display()))
         }

@@ -141,7 +141,7 @@ impl Targets {
         for image in wanted.iter().filter_map(|target| target.image()) {
             eprintln!("filling the image {image}");
             cluster.rbd_create(image, sizes.image_bytes)?;
-            let endpoint = Endpoint::Rbd { conf: self.conf.clone(), image: image.into() };
+            let endpoint = Endpoint::rbd(&self.conf, image);
             fio::run(&endpoint, &fio::pass(&endpoint, "write", sizes.image_bytes))?;
         }
         self.cluster = Some(cluster);
@@ -197,7 +197,7 @@ impl Targets {
             }
             Target::Librbd => {
                 let image = target.image().expect("librbd has an image");
-                Endpoint::Rbd { conf: self.conf.clone(), image: image.into() }
+                Endpoint::rbd(&self.conf, image)
             }
         }
     }

@@ -71,7 +71,12 @@ pub struct Ground {
     pub replicas: u32,
     /// So much slower than their class are the devices.
     pub slowed_by: u32,
-    /// Mean delay of a message between client, OSDs and each other in microseconds, each way, before it is slowed as the devices are.
+    /// Servers among which the disks are dealt out, each in a network namespace; 0 for one machine with a loopback interface.
+    #[serde(default)]
+    pub servers: u32,
+    /// Delay of a packet between client, servers and each other in microseconds, each way, before it is slowed as the devices are. It
+    /// needs servers.
+    #[serde(default)]
     pub delay_us: u32,
     /// Size of each image in bytes.
     pub image_bytes: u64,

@@ -101,6 +101,7 @@ impl Testbed {
             ceph_conf: layout.ceph_conf.clone(),
             ssd: None,
             client_conf: PathBuf::new(),
+            client: None,
             images: Vec::new(),
         };
         let ssd = devices.get(layout.disks as usize).map(|(_, ssd)| ssd.directory().to_path_buf());
@@ -129,6 +130,7 @@ impl Testbed {
         }
         let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
         ground.client_conf = scratch.join("client.conf");
+        ground.client = cluster.network().map(|network| network.client().namespace().clone());
         fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
             .map_err(failed("cannot write the client's ceph.conf"))?;
         Ok(Testbed { front: None, cluster, below: applied, devices, ground, ssd_share_bytes, _scratch: scratch })
@@ -197,13 +199,13 @@ impl Testbed {
 
     /// How a client reaches an image.
     pub fn endpoint(&self, image: &str) -> Endpoint {
-        let direct = || Endpoint::Rbd { conf: self.ground.client_conf.clone(), image: image.into() };
-        self.front.as_ref().and_then(|front| front.endpoint(image)).unwrap_or_else(direct)
+        self.front.as_ref().and_then(|front| front.endpoint(image)).unwrap_or_else(|| self.direct(image))
     }
 
     /// How a client reaches an image past whatever is between it and the cluster.
     pub fn direct(&self, image: &str) -> Endpoint {
-        Endpoint::Rbd { conf: self.ground.client_conf.clone(), image: image.into() }
+        let (conf, client) = (self.ground.client_conf.clone(), self.ground.client.clone());
+        Endpoint::Rbd { conf, image: image.into(), client }
     }
 
     /// The SSD's part of each placement that uses it, in bytes.

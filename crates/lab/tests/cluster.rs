@@ -41,7 +41,7 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
     for osd in 0..2 {
         let metadata = stored(osd);
         assert_eq!(metadata["bluefs_dedicated_db"], "1", "{metadata}");
-        assert_eq!(metadata["bluestore_bdev_size"], (4096u64 - 32 << 20).to_string(), "{metadata}");
+        assert_eq!(metadata["bluestore_bdev_size"], ((4096u64 - 32) << 20).to_string(), "{metadata}");
     }
     testbed.emulate(true);
     let written = |name: &str| {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::network::Namespace;
 use crate::process::Process;
 
 pub use histogram::{Measured, Side};
@@ -36,7 +37,16 @@ pub enum Endpoint {
         conf: PathBuf,
         /// The image.
         image: String,
+        /// Where the client is, if the cluster has a network of its own.
+        client: Option<Namespace>,
     },
+}
+
+impl Endpoint {
+    /// An image of a cluster on the loopback interface.
+    pub fn rbd(conf: impl Into<PathBuf>, image: impl Into<String>) -> Endpoint {
+        Endpoint::Rbd { conf: conf.into(), image: image.into(), client: None }
+    }
 }
 
 /// In which order a job goes where, and what it does there.
@@ -302,8 +312,9 @@ impl Running {
     pub fn start(target: &Endpoint, words: &[String]) -> Result<Running, FioError> {
         let mut command = Command::new("fio");
         command.args(words).stdin(Stdio::null()).current_dir(crate::scratch::parent());
-        if let Endpoint::Rbd { conf, .. } = target {
+        if let Endpoint::Rbd { conf, client, .. } = target {
             command.env("CEPH_CONF", conf);
+            client.iter().for_each(|client| client.enter(&mut command));
         }
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Process::spawn(command).map_err(FioError::NotRun)?;

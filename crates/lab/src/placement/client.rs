@@ -10,6 +10,7 @@ use super::daemon::Daemon;
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
 use crate::cluster::Cluster;
 use crate::fio::Endpoint;
+use crate::network::Namespace;
 use crate::results::{Drained, Durability};
 use crate::testbed::NO_CACHE;
 
@@ -59,8 +60,7 @@ impl Placement for Host {
         let uri = |image: &String| (image.clone(), format!("rbd:rbd/{image}?conf={conf}"));
         let volumes: Vec<(String, String)> = ground.images.iter().map(uri).collect();
         let daemon = Daemon::start(
-            &ground.program,
-            &ground.directory,
+            ground,
             "host",
             directory.join("host.cache"),
             *bytes,
@@ -177,7 +177,7 @@ impl Placement for LibrbdCache {
         let text = text.replace(NO_CACHE, CACHE);
         fs::write(&conf, text).map_err(failed(format!("cannot write {}", conf.display())))?;
         let image = ground.images.first().cloned().unwrap_or_default();
-        Ok(Box::new(Cached { conf, image }))
+        Ok(Box::new(Cached { conf, image, client: ground.client.clone() }))
     }
 }
 
@@ -189,12 +189,14 @@ struct Cached {
     conf: PathBuf,
     /// One of the images, to ask what is in force for it.
     image: String,
+    client: Option<Namespace>,
 }
 
 impl Applied for Cached {
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
         let mut command = Command::new("rbd");
         command.arg("-c").arg(&self.conf).args(["config", "image", "list", &self.image, "--format", "json"]);
+        self.client.iter().for_each(|client| client.enter(&mut command));
         let output = command.stdin(Stdio::null()).output().map_err(failed("cannot run rbd"))?;
         let options: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let wanted = ["rbd_cache", "rbd_cache_policy", "rbd_cache_size", "rbd_cache_writethrough_until_flush"];
@@ -209,6 +211,6 @@ impl Applied for Cached {
     }
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
-        Some(Endpoint::Rbd { conf: self.conf.clone(), image: image.into() })
+        Some(Endpoint::Rbd { conf: self.conf.clone(), image: image.into(), client: self.client.clone() })
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::{PlacementError, failed};
+use super::{Ground, PlacementError, failed};
 use crate::process::Process;
 use crate::results::Drained;
 
@@ -41,16 +41,16 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// Starts a daemon with a new cache of `cache_bytes` in the file `cache` that serves `volumes` (name and URI). Its sockets and
-    /// its log are in `directory` and begin with `name`.
+    /// its log are in the ground's directory and begin with `name`. It runs where clients are, if they are there already.
     pub(super) fn start(
-        program: &Path,
-        directory: &Path,
+        ground: &Ground,
         name: &str,
         cache: PathBuf,
         cache_bytes: u64,
         volumes: &[(String, String)],
         options: &[&str],
     ) -> Result<Daemon, PlacementError> {
+        let (program, directory) = (&ground.program, &ground.directory);
         let (admin, socket) = (directory.join(format!("{name}.admin")), directory.join(format!("{name}.nbd")));
         let log_path = directory.join(format!("{name}.log"));
         let log = File::create(&log_path).map_err(failed("cannot make the daemon's log"))?;
@@ -62,10 +62,11 @@ impl Daemon {
         command.args(volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let line = format!("{command:?}").replace('"', "");
+        ground.client.iter().for_each(|client| client.enter(&mut command));
         let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
         let output = process.child().stdout.take().expect("its output is piped");
         let ready = BufReader::new(output).lines().map_while(Result::ok).any(|line| line == "ready");
-        let daemon = Daemon { program: program.into(), process, cache, admin, socket };
+        let daemon = Daemon { program: program.clone(), process, cache, admin, socket };
         if ready {
             return Ok(daemon);
         }

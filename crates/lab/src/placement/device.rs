@@ -68,8 +68,7 @@ impl Placement for Under {
         // As a cache that knows nothing of Ceph would: in its own order, and the disk alone is nothing while data is dirty.
         let options: &[&str] = if self.caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
         let daemon = Daemon::start(
-            &ground.program,
-            &ground.directory,
+            ground,
             "osd",
             cache,
             cache_bytes,

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, ClusterError, Store};
 use crate::fio::Endpoint;
+use crate::network::Namespace;
 use crate::results::{Drained, Durability};
 
 /// The layer that a placement is in, from the media up.
@@ -97,6 +98,8 @@ pub struct Ground {
     pub ssd: Option<(PathBuf, u64)>,
     /// ceph.conf for clients, once the cluster is up.
     pub client_conf: PathBuf,
+    /// Where clients are, if the cluster has a network of its own and is up.
+    pub client: Option<Namespace>,
     /// The images, once the cluster is up.
     pub images: Vec<String>,
 }

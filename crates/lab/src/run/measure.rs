@@ -65,7 +65,9 @@ impl Runner<'_> {
             let counts: CountsOf = Box::new(device.counter());
             (name.to_string(), counts)
         });
-        let collector = Collector::start(Sources { devices: devices.collect(), ..Sources::default() });
+        let sources = Sources { devices: devices.collect(), ..Sources::default() };
+        let sources = sources.with_network(stand.testbed.cluster().network());
+        let collector = Collector::start(sources.map_err(RunError::io("cannot look at the network".into()))?);
         let loads = self.load(&clients, workload, cell.depth);
         let samples = collector.stop();
         let after = look(&stand.testbed);

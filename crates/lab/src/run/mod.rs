@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
@@ -17,6 +17,7 @@ use crate::cluster::ClusterError;
 use crate::device::{Preset, preset};
 use crate::fio::{self, FioError, Running};
 use crate::machine;
+use crate::network::Network;
 use crate::placement::{Arrangement, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, Results, Testbed as Described};
 use crate::suite::Suite;
@@ -115,6 +116,8 @@ struct Runner<'a> {
     options: Options<'a>,
     progress: &'a dyn Fn(&Progress),
     begun: Instant,
+    /// Why clusters cannot have the network that the suite wants.
+    no_network: Option<String>,
 }
 
 /// Measures a suite and returns its results, which are then also in [`Options::out`]. `progress` is told what comes next.
@@ -125,7 +128,11 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
     let header = header(&options)?;
     let (mut journal, resumed) = Journal::open(&options.out, header, options.restart)?;
     let seed = journal.results.seed;
-    let runner = Runner { suite: options.suite.clone(), options, progress, begun: Instant::now() };
+    let suite = options.suite.clone();
+    let mut runner = Runner { suite, options, progress, begun: Instant::now(), no_network: None };
+    if runner.suite.ground.servers > 0 {
+        runner.no_network = Network::available(runner.delay()).err().map(|why| why.to_string());
+    }
     if resumed {
         let done = journal.results.runs.len();
         progress(&Progress { done, total: runner.total(), left_s: 0.0, what: format!("{done} runs are there already") });
@@ -249,7 +256,7 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
     let runs = block.steps.iter().flat_map(|step| {
         step.cells.iter().map(|cell| {
             let workload = suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
-            let endpoint = fio::Endpoint::Rbd { conf: "CONF".into(), image: "img0".into() };
+            let endpoint = fio::Endpoint::rbd("CONF", "img0");
             let job = workload.job(cell.depth);
             let words = fio::arguments(&endpoint, &job, workload.set_bytes, suite.ramp_s, suite.seconds);
             let name = format!("{} QD{} × {}", cell.workload, cell.depth, cell.clients);
@@ -358,8 +365,8 @@ impl Runner<'_> {
             slowed_by: ground.slowed_by,
             ssd_shares: shape.ssd_shares,
             ceph_conf: self.ceph_conf(),
-            servers: 0,
-            delay: None,
+            servers: if self.no_network.is_none() { ground.servers } else { 0 },
+            delay: self.delay(),
         };
         let (parent, program) = (&self.options.parent, &self.options.program);
         let mut testbed =
@@ -380,7 +387,7 @@ impl Runner<'_> {
             disks: shape.disks,
             osds_per_disk: shape.osds_per_disk,
             ceph,
-            network: "the loopback interface".into(),
+            network: self.network(&testbed),
             proofs: BTreeMap::from([(shape.below.clone(), proof)]),
         })?;
         Ok(Stand { testbed, id, images })
@@ -393,6 +400,22 @@ impl Runner<'_> {
         let stop = || self.interrupted().err().map(|error| error.to_string());
         running.finish(&stop).map_err(RunError::Fio)?;
         Ok(bytes)
+    }
+
+    /// The delay of a packet, slowed as the devices are; none where there is no network.
+    fn delay(&self) -> Option<Duration> {
+        let ground = &self.suite.ground;
+        let us = u64::from(ground.delay_us) * u64::from(ground.slowed_by);
+        (ground.servers > 0 && us > 0 && self.no_network.is_none()).then(|| Duration::from_micros(us))
+    }
+
+    /// What is between clients and OSDs, in words.
+    fn network(&self, testbed: &Testbed) -> String {
+        let loopback = || match &self.no_network {
+            None => "the loopback interface".to_string(),
+            Some(why) => format!("the loopback interface, without a delay: {why}"),
+        };
+        testbed.cluster().network().map_or_else(loopback, Network::describe)
     }
 
     /// Lines for ceph.conf: OSDs keep little in memory, because sets are smaller here than in a data centre.
