@@ -3,12 +3,15 @@
 //! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files, up in seconds, gone when it is dropped, and gone too
 //! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
 //! is swept by the next one that needs a directory ([`scratch`]).
+//!
+//! A [`plan::plan`] is advice on where SSDs should go, from published rules and an inventory; nothing is measured for it.
 
 pub mod cluster;
 pub mod collect;
 pub mod device;
 pub mod fio;
 mod mounts;
+pub mod plan;
 pub mod process;
 pub mod qualify;
 pub mod scratch;

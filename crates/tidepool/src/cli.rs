@@ -64,6 +64,20 @@ pub enum LabCommand {
     Qualify(QualifyArgs),
     /// Throw-away Ceph clusters on emulated devices.
     Cluster(ClusterArgs),
+    /// Say where the SSDs of a cluster should go, how many, and why; nothing is changed.
+    Plan(PlanArgs),
+}
+
+/// Options of `lab plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Hosts, drives and workload (TOML; docs/examples/inventory.toml) [default: this machine, as far as lsblk
+    /// tells].
+    #[arg(long, value_name = "FILE")]
+    pub inventory: Option<PathBuf>,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Options of `lab cluster`.
@@ -167,6 +181,7 @@ pub struct DevicesArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
+    #[value(alias = "text")]
     Table,
     /// For programs.
     Json,
@@ -578,6 +593,8 @@ mod tests {
             "cache export /c --volume a --out /o",
             "recover file:/a --accept-loss --format json",
             "demo --seconds 10 --ceph",
+            "lab plan",
+            "lab plan --inventory /i.toml --format text",
         ] {
             parse(&format!("tidepool {line}")).expect(line);
         }

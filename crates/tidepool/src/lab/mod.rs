@@ -2,6 +2,7 @@
 
 mod cluster;
 mod devices;
+mod plan;
 mod qualify;
 
 use crate::cli::LabCommand;
@@ -15,6 +16,7 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Devices(args) => devices::run(args),
         LabCommand::Qualify(args) => qualify::run(args),
         LabCommand::Cluster(args) => cluster::run(&args.command),
+        LabCommand::Plan(args) => plan::run(args),
     }
 }
 
