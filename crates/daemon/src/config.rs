@@ -212,16 +212,7 @@ impl Config {
     /// # Errors
     /// One line that names the file, the position in it, and what would be right.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let fail = |why: String| ConfigError::Read { path: path.to_owned(), why };
-        let metadata = std::fs::metadata(path).map_err(|e| fail(crate::failure::reason(&e)))?;
-        if !metadata.is_file() {
-            return Err(fail("it is not a file".into()));
-        }
-        if metadata.len() > CONFIG_BYTES_MAX {
-            return Err(fail(format!("it is larger than {}", Size(CONFIG_BYTES_MAX))));
-        }
-        let bytes = std::fs::read(path).map_err(|e| fail(crate::failure::reason(&e)))?;
-        let text = String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8 text".into()))?;
+        let text = read_text(path).map_err(|why| ConfigError::Read { path: path.to_owned(), why })?;
         Config::parse(path, &text)
     }
 
@@ -256,15 +247,32 @@ impl Config {
     }
 }
 
+/// The text of a file that somebody wrote.
+///
+/// # Errors
+/// Why it cannot be had: it is not there, no file, no text, or far too large.
+pub fn read_text(path: &Path) -> Result<String, String> {
+    let reason = |e: std::io::Error| crate::failure::reason(&e);
+    let metadata = std::fs::metadata(path).map_err(reason)?;
+    if !metadata.is_file() {
+        return Err("it is not a file".into());
+    }
+    if metadata.len() > CONFIG_BYTES_MAX {
+        return Err(format!("it is larger than {}", Size(CONFIG_BYTES_MAX)));
+    }
+    let bytes = std::fs::read(path).map_err(reason)?;
+    String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".into())
+}
+
 /// Line and column of byte `at`, both from 1.
-fn position(text: &str, at: usize) -> (usize, usize) {
+pub fn position(text: &str, at: usize) -> (usize, usize) {
     let before = text.get(..at).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }
 
 /// The parser's message on one line; an unknown key gets the key that was probably meant.
-fn explain(message: &str) -> String {
+pub fn explain(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
     let names: Vec<&str> = line.split('`').skip(1).step_by(2).collect();
     match (line.strip_prefix("unknown field"), names.split_first()) {

@@ -4,6 +4,8 @@
 //! A [`cluster::Cluster`] is a monitor, a manager and a few OSDs on files, up in seconds, gone when it is dropped, and gone too
 //! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
 //! is swept by the next one that needs a directory ([`scratch`]).
+//!
+//! A [`plan::plan`] is advice on where SSDs should go, from published rules and an inventory; nothing is measured for it.
 
 pub mod cluster;
 pub mod collect;
@@ -13,6 +15,7 @@ pub mod machine;
 mod mounts;
 pub mod network;
 pub mod placement;
+pub mod plan;
 pub mod process;
 pub mod qualify;
 mod random;

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::device::calibrate::CARRIED_IOPS_MAX;
@@ -29,7 +29,7 @@ const LASTING_MIN: f64 = 0.8;
 const LONG_PARTS: usize = 10;
 
 /// How fit a device is, worst first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {
     /// Worse than no SSD.
@@ -40,6 +40,18 @@ pub enum Grade {
     Fair,
     /// What a journal or a cache wants.
     Good,
+}
+
+impl Grade {
+    /// The grade that so many synchronous 4 KiB writes per second of one writer give by themselves.
+    pub fn of_iops(iops: f64) -> Grade {
+        match iops {
+            iops if iops < 1_000.0 => Grade::Reject,
+            iops if iops < 5_000.0 => Grade::Poor,
+            iops if iops <= 20_000.0 => Grade::Fair,
+            _ => Grade::Good,
+        }
+    }
 }
 
 /// How long a device is measured.
@@ -150,11 +162,12 @@ fn grade(runs: &[Run], lasting: &[f64]) -> (Grade, Vec<String>) {
     let (Some(base), Some(free)) = (find(Sync::Dsync, 1), find(Sync::None, 1)) else {
         return (Grade::Reject, vec!["nothing was measured".into()]);
     };
-    let (first, bound) = match base.iops {
-        iops if iops < 1_000.0 => (Grade::Reject, Some("1,000")),
-        iops if iops < 5_000.0 => (Grade::Poor, Some("5,000")),
-        iops if iops <= 20_000.0 => (Grade::Fair, Some("20,000")),
-        _ => (Grade::Good, None),
+    let first = Grade::of_iops(base.iops);
+    let bound = match first {
+        Grade::Reject => Some("1,000"),
+        Grade::Poor => Some("5,000"),
+        Grade::Fair => Some("20,000"),
+        Grade::Good => None,
     };
     let mut reasons = Vec::new();
     if let Some(bound) = bound {

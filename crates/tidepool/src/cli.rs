@@ -70,6 +70,8 @@ pub enum LabCommand {
     Suites(OutputArgs),
     /// Measure a suite: bring clusters up, put the SSD into each place, let clients work.
     Run(LabRunArgs),
+    /// Say where the SSDs of a cluster should go, how many, and why; nothing is changed.
+    Plan(PlanArgs),
 }
 
 /// Options of `lab run`.
@@ -99,6 +101,18 @@ pub struct LabRunArgs {
     /// Do not fill images before they are read, to see that such runs do not count.
     #[arg(long, hide = true)]
     pub unfilled: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Options of `lab plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Hosts, drives and workload (TOML; docs/examples/inventory.toml) [default: this machine, as far as lsblk
+    /// tells].
+    #[arg(long, value_name = "FILE")]
+    pub inventory: Option<PathBuf>,
     /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -212,6 +226,7 @@ pub struct DevicesArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
+    #[value(alias = "text")]
     Table,
     /// For programs.
     Json,
@@ -623,6 +638,8 @@ mod tests {
             "cache export /c --volume a --out /o",
             "recover file:/a --accept-loss --format json",
             "demo --seconds 10 --ceph",
+            "lab plan",
+            "lab plan --inventory /i.toml --format text",
         ] {
             parse(&format!("tidepool {line}")).expect(line);
         }

@@ -58,6 +58,87 @@ fn what_cannot_be_qualified_is_refused_on_one_line() {
     assert_eq!(std::fs::read_to_string(&file).expect("the file"), "precious");
 }
 
+/// The repository's file of that name.
+fn repository(name: &str) -> String {
+    format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_sample_inventory_gets_its_plan_and_the_manual_shows_it() {
+    let parent = parent();
+    let sample = repository("docs/examples/inventory.toml");
+    let words = ["lab", "plan", "--inventory", &sample];
+    let text = tidepool(parent.path(), &words);
+    assert!(text.status.success() && text.stderr.is_empty(), "{text:?}");
+    let text = String::from_utf8(text.stdout).expect("text");
+    let manual = std::fs::read_to_string(repository("docs/lab.md")).expect("the manual");
+    let shown = manual.split("inventory docs/examples/inventory.toml\n").nth(1).expect("the command");
+    let shown = shown.trim_start().lines().take_while(|line| line.is_empty() || line.starts_with("    "));
+    for line in shown.map(|line| line.strip_prefix("    ").unwrap_or("")).filter(|line| *line != "…") {
+        assert!(text.lines().any(|printed| printed == line), "{line:?} is not in\n{text}");
+    }
+    assert_eq!(
+        tidepool(parent.path(), &[&words[..], &["--format", "text"]].concat()).stdout,
+        text.as_bytes()
+    );
+
+    let plan = json(&tidepool(parent.path(), &[&words[..], &["--format", "json"]].concat()));
+    assert_eq!((&plan["first"], &plan["missing"]), (&"host".into(), &Value::Array(vec![])));
+    assert_eq!(plan["hosts"][2]["placed"][0]["recover_bytes"], 16_000_000_000_000_u64);
+    assert_eq!((&plan["bills"][0]["cost"], &plan["bills"][1]["to_buy"]), (&220.0.into(), &2.into()));
+    assert_eq!(plan["refused"][0]["why"]["rules"][0], "power-loss");
+    assert!(plan["rules"].as_array().is_some_and(|rules| rules.len() > 5), "{plan}");
+}
+
+#[test]
+fn what_is_no_inventory_is_refused_on_one_line_with_its_place() {
+    let parent = parent();
+    let file = parent.path().join("inventory.toml");
+    let host = "[[host]]\nname = \"a\"\n";
+    for (text, says) in [
+        (String::new(), "no host in it: write [[host]]"),
+        (format!("{host}rule = \"osd\"\n"), "line 3, column 1: unknown key \"rule\"; did you mean \"role\"?"),
+        (
+            format!("{host}[[host.drive]]\nkind = \"ssd\"\nsize = -1\n"),
+            "line 5, column 8: a size is not negative",
+        ),
+        (format!("{host}[[host.drive]]\nkind = \"ssd\"\n"), "missing field `size`"),
+        ("host = 1\n".into(), "line 1, column 8"),
+        ("[[host]\n".into(), "line 1"),
+        (
+            format!("{host}[[host.drive]]\nkind = \"ssd\"\nsize = 1\npaths = [\"/dev/sda; reboot\"]\n"),
+            "host a: \"/dev/sda; reboot\" is no device",
+        ),
+    ] {
+        std::fs::write(&file, &text).expect("a file");
+        refused_as_inventory(parent.path(), &file, says);
+    }
+    std::fs::write(&file, b"\xff").expect("a file");
+    refused_as_inventory(parent.path(), &file, "not UTF-8");
+    refused_as_inventory(parent.path(), &parent.path().join("missing"), "no such file or directory");
+    refused_as_inventory(parent.path(), parent.path(), "it is not a file");
+}
+
+fn refused_as_inventory(parent: &Path, file: &Path, says: &str) {
+    let refused = tidepool(parent, &["lab", "plan", "--inventory", file.to_str().expect("a path")]);
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{error}");
+    assert!(error.lines().count() == 1 && error.contains(says), "{says}: {error}");
+    assert!(error.starts_with("tidepool: ") && !error.contains("panicked"), "{error}");
+}
+
+#[test]
+fn a_plan_for_this_machine_asks_for_what_lsblk_does_not_know_and_gives_no_commands() {
+    let parent = parent();
+    let plan = json(&tidepool(parent.path(), &["lab", "plan", "--format", "json"]));
+    assert_eq!((&plan["first"], &plan["hosts"][0]["placed"]), (&Value::Null, &Value::Array(vec![])));
+    let missing = plan["missing"].to_string();
+    assert!(missing.contains("the role of this-machine") && missing.contains("block-size"), "{missing}");
+    let text = tidepool(parent.path(), &["lab", "plan"]);
+    let text = String::from_utf8(text.stdout).expect("text");
+    assert!(text.contains("\nNot told\n") && !text.contains("commands"), "{text}");
+}
+
 #[test]
 fn a_good_ssd_and_a_bad_one_get_their_grades() {
     let parent = parent();

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod devices;
+mod plan;
 mod qualify;
 mod run;
 
@@ -19,6 +20,7 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Placements(args) => run::placements(args),
         LabCommand::Suites(args) => run::suites(args),
         LabCommand::Run(args) => run::run(args),
+        LabCommand::Plan(args) => plan::run(args),
     }
 }
 

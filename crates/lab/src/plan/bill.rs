@@ -1,0 +1,202 @@
+//! How many SSDs each place takes, how many are there, and what the others cost.
+
+use serde::Serialize;
+
+use super::fitness::Fitness;
+use super::inventory::{Inventory, Kind, Product};
+use super::layout::{Layout, Placed, part_name, writes_through, written_per_osd_byte};
+use super::quantity::decimal;
+use super::rules::{Advice, DB_HDD, ENDURANCE, FAILURE_DOMAIN, HOST_FIRST, HOST_SIZE, JOURNAL, OSDS_PER_SSD};
+use super::verdict::Placement;
+
+/// OSDs on one SSD, as long as no offer says what it is.
+const OSDS_PER_SSD_DEFAULT: usize = 5;
+/// Years that a bought SSD is to last.
+const YEARS_MIN: f64 = 5.0;
+
+/// What a place takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Bill {
+    /// The place.
+    pub placement: Placement,
+    /// SSDs that it takes in all.
+    pub needed: usize,
+    /// Those that the hosts have and that are fit.
+    pub in_hand: usize,
+    /// What those cost, in the cluster's currency, if each has a price.
+    pub in_hand_cost: Option<f64>,
+    /// Those that are to be bought.
+    pub to_buy: usize,
+    /// Least size of one that is to be bought, in bytes.
+    pub each_bytes_min: u64,
+    /// The offer that is cheapest among the fit ones.
+    pub offer: Option<String>,
+    /// What that many of the offer cost, in the cluster's currency.
+    pub cost: Option<f64>,
+    /// Where the numbers come from.
+    pub advice: Vec<Advice>,
+}
+
+/// The bills for what a plan places.
+pub(super) fn bills(inventory: &Inventory, layouts: &[Layout], host_wanted: bool) -> Vec<Bill> {
+    let host = host_wanted.then(|| host(inventory, layouts)).filter(|bill| bill.needed > 0);
+    host.into_iter().chain(osds(inventory, layouts)).collect()
+}
+
+/// The offers that may be used for anything.
+fn fit(inventory: &Inventory) -> impl Iterator<Item = (&Product, f64)> {
+    let fit = inventory.offers.iter().filter(|offer| offer.fitness() == Fitness::Fit);
+    fit.filter_map(|offer| offer.price.map(|price| (offer, price)))
+}
+
+/// What an offer is called.
+pub(super) fn offer_name(offer: &Product) -> String {
+    let model = offer.model.as_deref().or(offer.kind.map(Kind::name)).unwrap_or("SSD");
+    format!("{model} {}", decimal(offer.bytes))
+}
+
+/// An offer lasts long enough, as far as is known, when so many bytes are written to it in a day.
+fn lasts(offer: &Product, written: Option<f64>) -> bool {
+    match (offer.endurance_bytes, written) {
+        (Some(endurance), Some(written)) => endurance >= written * 365.0 * YEARS_MIN,
+        _ => true,
+    }
+}
+
+/// What is to be said of how long a chosen offer lasts.
+fn lasting(chosen: bool, written: Option<f64>) -> Option<Advice> {
+    let text = "the offer lasts five years at what the guests write, as far as its endurance is told";
+    written.filter(|_| chosen).map(|_| Advice::new(text, &[ENDURANCE]))
+}
+
+fn price_of(inventory: &Inventory, placed: &[(usize, &Placed)]) -> Option<f64> {
+    let price = |(host, placed): &(usize, &Placed)| {
+        let drive = inventory.hosts[*host].drives.iter().find(|drive| drive.label == placed.drive);
+        drive.and_then(|drive| drive.product.price)
+    };
+    placed.iter().map(price).sum()
+}
+
+fn placed_as(layouts: &[Layout], places: impl Fn(Placement) -> bool) -> Vec<(usize, &Placed)> {
+    let all = layouts
+        .iter()
+        .enumerate()
+        .flat_map(|(host, layout)| layout.placed.iter().map(move |placed| (host, placed)));
+    all.filter(|(_, placed)| places(placed.placement)).collect()
+}
+
+fn host(inventory: &Inventory, layouts: &[Layout]) -> Bill {
+    let placed = placed_as(layouts, |placement| placement == Placement::Host);
+    let to_buy = layouts.iter().filter(|layout| layout.host_without).count();
+    let set = inventory.workload.working_set.map_or(0, |set| set.get());
+    let written = inventory.workload.written_per_day.map(|written| written.get() as f64);
+    let offers = fit(inventory).filter(|(offer, _)| offer.bytes >= set && lasts(offer, written));
+    let cheapest = offers.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| to_buy > 0 && set > 0);
+    let needed = placed.len() + to_buy;
+    let text = format!("one SSD for each of {needed} hypervisors");
+    let mut advice = vec![Advice::new(text, &[HOST_FIRST, HOST_SIZE])];
+    advice.extend(lasting(cheapest.is_some(), written));
+    Bill {
+        placement: Placement::Host,
+        needed,
+        in_hand: placed.len(),
+        in_hand_cost: price_of(inventory, &placed),
+        to_buy,
+        each_bytes_min: set,
+        offer: cheapest.map(|(offer, _)| offer_name(offer)),
+        cost: cheapest.map(|(_, price)| price * to_buy as f64),
+        advice,
+    }
+}
+
+fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
+    let placement = layouts.iter().find_map(|layout| layout.osds_place)?;
+    let placed = placed_as(layouts, |placed| placed == placement);
+    let wanting: usize = layouts.iter().map(|layout| layout.osds_wanting).sum();
+    let part_bytes = layouts.iter().map(|layout| layout.part_bytes).max().unwrap_or(0).max(1);
+    let count = |osds_per_ssd: usize| -> usize {
+        layouts.iter().map(|layout| layout.osds_without.div_ceil(osds_per_ssd)).sum()
+    };
+    let most_without = layouts.iter().map(|layout| layout.osds_without).max().unwrap_or(0);
+    let carries = |offer: &Product| {
+        let by_size = usize::try_from(offer.bytes / part_bytes).unwrap_or(usize::MAX);
+        offer.osds_max().min(by_size)
+    };
+    let media = layouts.iter().filter_map(|layout| layout.osds_media).max();
+    let osd_bytes = layouts.iter().map(|layout| layout.osd_bytes).max().unwrap_or(0) as f64;
+    let written = written_per_osd_byte(inventory).filter(|_| writes_through(inventory, placement));
+    let written = |osds: usize| written.map(|written| written * osd_bytes * osds as f64);
+    let fast = fit(inventory).filter(|(offer, _)| carries(offer) > 0 && offer.kind > media);
+    let offers = fast.filter(|(offer, _)| lasts(offer, written(carries(offer).min(most_without))));
+    let priced = offers.map(|(offer, price)| (offer, price * count(carries(offer)) as f64));
+    let cheapest = priced.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| count(1) > 0);
+    let per_ssd = cheapest.map_or(OSDS_PER_SSD_DEFAULT, |(offer, _)| carries(offer));
+    let to_buy = count(per_ssd);
+    let most = most_without.min(per_ssd);
+    let rule = if placement == Placement::Journal { JOURNAL } else { DB_HDD };
+    let mut text = format!("{wanting} OSDs want a {}", part_name(placement));
+    if to_buy > 0 {
+        text.push_str(&format!(", those without an SSD {per_ssd} on each that is bought"));
+    }
+    let mut advice = vec![Advice::new(text, &[rule, OSDS_PER_SSD])];
+    advice.extend(lasting(cheapest.is_some(), written(most)));
+    if most > 1 {
+        let text =
+            format!("one that is bought takes up to {most} OSDs with it; more SSDs, fewer OSDs on each");
+        advice.push(Advice::new(text, &[FAILURE_DOMAIN]));
+    }
+    Some(Bill {
+        placement,
+        needed: placed.len() + to_buy,
+        in_hand: placed.len(),
+        in_hand_cost: price_of(inventory, &placed),
+        to_buy,
+        each_bytes_min: part_bytes * most as u64,
+        offer: cheapest.map(|(offer, _)| offer_name(offer)),
+        cost: cheapest.map(|(_, cost)| cost),
+        advice,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::plan_of;
+    use super::*;
+
+    const HOSTS: &str = "[[host]]\nname = \"hv1\"\nrole = \"hypervisor\"\n[[host]]\nname = \"hv2\"\nrole = \"hypervisor\"\n\
+        [[host]]\nname = \"osd1\"\nrole = \"osd\"\n[[host.drive]]\nkind = \"hdd\"\nsize = \"4TB\"\ncount = 6\nuse = \"osd\"\n";
+    const WORKLOAD: &str = "[workload]\nblock-size = \"4KiB\"\nread-percent = 80\nworking-set = \"300GB\"\nwritten-per-day = \"1TB\"\n";
+
+    fn offer(kind: &str, size: &str, price: u32, more: &str) -> String {
+        format!(
+            "[[offer]]\nkind = \"{kind}\"\nsize = \"{size}\"\nprice = {price}\npower-loss-protection = true\n{more}\n"
+        )
+    }
+
+    #[test]
+    fn hypervisors_and_servers_with_osds_are_counted_each_by_its_rule() {
+        let plan = plan_of(&format!("{WORKLOAD}{HOSTS}"));
+        let counts: Vec<(Placement, usize, usize)> =
+            plan.bills.iter().map(|bill| (bill.placement, bill.needed, bill.to_buy)).collect();
+        assert_eq!(counts, [(Placement::Host, 2, 2), (Placement::DbWal, 2, 2)]);
+        assert!(plan.bills.iter().all(|bill| bill.cost.is_none()));
+        assert!(plan.missing.iter().any(|missing| missing.contains("[[offer]]")), "{:?}", plan.missing);
+    }
+
+    #[test]
+    fn the_cheapest_offer_that_is_large_fit_and_lasting_enough_is_taken() {
+        let offers = [
+            offer("ssd", "240GB", 50, "grade = \"good\""),
+            offer("ssd", "480GB", 60, "grade = \"reject\""),
+            offer("ssd", "480GB", 70, "grade = \"good\"\ndwpd = 0.3"),
+            offer("ssd", "480GB", 100, "grade = \"good\"\ndwpd = 3"),
+            offer("nvme", "960GB", 160, "grade = \"good\"\ndwpd = 3"),
+        ];
+        let plan = plan_of(&format!("[cluster]\nreplicas = 3\n{WORKLOAD}{HOSTS}{}", offers.concat()));
+        let (host, osds) = (&plan.bills[0], &plan.bills[1]);
+        assert_eq!((host.offer.as_deref(), host.cost), (Some("ssd 480 GB"), Some(200.0)));
+        // Those of 480 GB would carry two OSDs each, for less, but not for five years.
+        assert_eq!((osds.offer.as_deref(), osds.to_buy, osds.cost), (Some("ssd 240 GB"), 3, Some(150.0)));
+        assert!(plan.refused.iter().any(|refused| refused.drive.contains("480 GB")), "{:?}", plan.refused);
+    }
+}

@@ -1,0 +1,193 @@
+//! Whether an SSD is fit to hold what must not be lost, and how much it carries.
+
+use super::inventory::{Drive, Host, Kind, Product, State};
+use super::rules::{Advice, GRADE, NOT_TOUCHED, POWER_LOSS};
+use crate::qualify::Grade;
+
+/// What is known of an SSD's fitness.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Fitness {
+    /// It may be used.
+    Fit,
+    /// It must not be used, and why.
+    Unfit(Advice),
+    /// What is missing to say it.
+    Unknown(&'static str),
+}
+
+impl Product {
+    /// Its grade: told, or from its synchronous writes, the worse of both.
+    pub fn grade(&self) -> Option<Grade> {
+        let measured = self.sync_write_iops.map(Grade::of_iops);
+        match (self.grade, measured) {
+            (Some(told), Some(measured)) => Some(told.min(measured)),
+            (told, measured) => told.or(measured),
+        }
+    }
+
+    /// Whether it may hold a journal, a database or a cache.
+    pub(super) fn fitness(&self) -> Fitness {
+        if self.protected == Some(false) {
+            return Fitness::Unfit(Advice::new("it has no power-loss protection", &[POWER_LOSS]));
+        }
+        if self.grade() == Some(Grade::Reject) {
+            return Fitness::Unfit(Advice::new("`lab qualify` rejects it", &[GRADE]));
+        }
+        match (self.kind, self.protected) {
+            (None, _) => Fitness::Unknown("what kind of drive it is (hdd, ssd, nvme)"),
+            (_, None) => Fitness::Unknown("whether its write cache survives a power failure"),
+            _ => Fitness::Fit,
+        }
+    }
+
+    /// Most OSDs that it carries as database or journal.
+    pub(super) fn osds_max(&self) -> usize {
+        match (self.kind, self.grade()) {
+            (_, Some(Grade::Reject | Grade::Poor)) => 1,
+            (Some(Kind::Nvme), Some(Grade::Good)) => 10,
+            (Some(Kind::Nvme), _) | (_, Some(Grade::Good)) => 5,
+            _ => 4,
+        }
+    }
+}
+
+impl Drive {
+    /// It is flash, as far as is known.
+    pub(super) fn is_flash(&self) -> bool {
+        matches!(self.product.kind, Some(Kind::Ssd | Kind::Nvme))
+    }
+}
+
+/// An SSD that is not used, and why.
+pub(super) fn refusal(drive: &Drive) -> Option<Advice> {
+    if !drive.is_flash() || drive.state == State::Osd {
+        return None;
+    }
+    match (drive.product.fitness(), &drive.state) {
+        (Fitness::Unfit(why), _) => Some(why),
+        (_, State::InUse(what)) => Some(Advice::new(format!("it is {}", used(what)), &[NOT_TOUCHED])),
+        (_, State::Unknown) => Some(Advice::new("nobody has said that it is free", &[NOT_TOUCHED])),
+        (Fitness::Unknown(what), _) => {
+            Some(Advice::new(format!("it is not known {what}"), &[POWER_LOSS, GRADE]))
+        }
+        (Fitness::Fit, _) => None,
+    }
+}
+
+/// `mounted at /`, `in use` and `used: holds a partition` all read well behind "it is".
+fn used(what: &str) -> String {
+    if what.starts_with("holds") { format!("in use: it {what}") } else { what.to_string() }
+}
+
+/// What is not told of a host's drives but decides what becomes of them.
+pub(super) fn missing(host: &Host) -> Vec<String> {
+    let mut missing = Vec::new();
+    for drive in &host.drives {
+        let name = format!("{} of {}", drive.label, host.name);
+        if drive.state == State::Unknown {
+            missing.push(format!("whether {name} is free (use = \"free\", \"osd\" or \"other\")"));
+        }
+        if drive.state != State::Free {
+            continue;
+        }
+        match drive.product.fitness() {
+            Fitness::Unknown(what) if drive.product.kind != Some(Kind::Hdd) => {
+                missing.push(format!("of {name}: {what}"));
+            }
+            Fitness::Fit if drive.is_flash() && drive.product.grade().is_none() => {
+                let path = drive.path.as_deref().unwrap_or("DEVICE");
+                missing.push(format!(
+                    "the grade of {name}: `tidepool lab qualify {path} --long 10m --yes-destroy` overwrites it and tells"
+                ));
+            }
+            _ => {}
+        }
+        if drive.path.is_none() {
+            missing.push(format!("the path of {name}: without it there are no commands"));
+        }
+    }
+    missing
+}
+
+/// The indices of a host's SSDs that may be used, the best first: by grade, NVMe before SATA, the larger first.
+pub(super) fn usable(host: &Host) -> Vec<usize> {
+    let fit = |drive: &Drive| {
+        drive.is_flash() && drive.state == State::Free && drive.product.fitness() == Fitness::Fit
+    };
+    let mut usable: Vec<usize> = (0..host.drives.len()).filter(|&index| fit(&host.drives[index])).collect();
+    usable.sort_by_key(|&index| {
+        let product = &host.drives[index].product;
+        std::cmp::Reverse((product.grade(), product.kind, product.bytes))
+    });
+    usable
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{drive, product};
+    use super::*;
+
+    #[test]
+    fn without_power_loss_protection_or_when_rejected_an_ssd_is_unfit_and_the_rule_is_named() {
+        let mut unprotected = product(Kind::Nvme, 1 << 40);
+        unprotected.protected = Some(false);
+        let mut rejected = product(Kind::Ssd, 1 << 40);
+        rejected.grade = Some(Grade::Reject);
+        // A grade that somebody wrote down does not outweigh a measurement.
+        let mut measured = product(Kind::Ssd, 1 << 40);
+        (measured.grade, measured.sync_write_iops) = (Some(Grade::Good), Some(490.0));
+        for (product, rule) in [(unprotected, "power-loss"), (rejected, "grade"), (measured, "grade")] {
+            let Fitness::Unfit(why) = product.fitness() else { panic!("{product:?}") };
+            assert_eq!(why.rules, [rule]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_of_an_ssd_is_missing_and_not_guessed() {
+        let mut product = product(Kind::Nvme, 1 << 40);
+        product.protected = None;
+        assert!(matches!(product.fitness(), Fitness::Unknown(_)));
+        let host = Host {
+            name: "a".into(),
+            role: None,
+            drives: vec![Drive { product, ..drive(Kind::Nvme, 1 << 40, "/dev/nvme0n1", State::Free) }],
+        };
+        assert_eq!(usable(&host), Vec::<usize>::new());
+        assert!(missing(&host)[0].contains("survives a power failure"), "{:?}", missing(&host));
+    }
+
+    #[test]
+    fn only_free_drives_are_usable_and_good_ones_come_first() {
+        let with = |path: &str, state, grade| {
+            let mut drive = drive(Kind::Ssd, 1 << 40, path, state);
+            drive.product.grade = grade;
+            drive
+        };
+        let host = Host {
+            name: "a".into(),
+            role: None,
+            drives: vec![
+                with("/dev/sda", State::InUse("mounted at /".into()), Some(Grade::Good)),
+                with("/dev/sdb", State::Free, Some(Grade::Fair)),
+                with("/dev/sdc", State::Free, Some(Grade::Good)),
+                with("/dev/sdd", State::Unknown, Some(Grade::Good)),
+            ],
+        };
+        assert_eq!(usable(&host), [2, 1]);
+        for index in [0, 3] {
+            assert_eq!(refusal(&host.drives[index]).expect("refused").rules, ["not-touched"]);
+        }
+        assert_eq!(refusal(&host.drives[1]), None);
+    }
+
+    #[test]
+    fn how_many_osds_an_ssd_carries_depends_on_its_kind_and_grade() {
+        let osds_max = |kind, grade| Product { grade, ..product(kind, 1 << 40) }.osds_max();
+        assert_eq!(osds_max(Kind::Ssd, Some(Grade::Good)), 5);
+        assert_eq!(osds_max(Kind::Ssd, Some(Grade::Fair)), 4);
+        assert_eq!(osds_max(Kind::Ssd, None), 4);
+        assert_eq!(osds_max(Kind::Nvme, Some(Grade::Good)), 10);
+        assert_eq!(osds_max(Kind::Nvme, None), 5);
+        assert_eq!(osds_max(Kind::Nvme, Some(Grade::Poor)), 1);
+    }
+}

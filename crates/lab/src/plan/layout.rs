@@ -1,0 +1,487 @@
+//! Which SSD of a host goes where, how large its parts are, and what is lost with it.
+
+use std::cmp::Reverse;
+
+use serde::Serialize;
+
+use super::commands;
+use super::fitness::usable;
+use super::inventory::{Drive, Host, Inventory, Kind, State, Store, Usage};
+use super::quantity::{binary, decimal};
+use super::rules::{
+    Advice, DB_FASTER, DB_HDD, DB_SIZE, DB_STEPS, ENDURANCE, FAILURE_DOMAIN, GRADE, HOST_FIRST,
+    HOST_ONE_COPY, HOST_SIZE, HOST_THROUGH, JOURNAL, JOURNAL_SIZE, KEY, NOT_TOUCHED, OSD_CACHE,
+    OSD_CACHE_COPIES, OSD_CACHE_CUTOFF, OSDS_PER_SSD, WAL,
+};
+use super::verdict::{DEFERRED_BYTES_MAX, Effect, Placement, Verdict, media, store};
+use crate::qualify::Grade;
+
+const GIB: u64 = 1 << 30;
+/// Sizes that a database of an old release uses, and twice these, largest first, in GiB.
+const STEPS_GIB: [u64; 6] = [600, 300, 60, 30, 6, 3];
+/// Below this a database is of no use, and the log stands by itself.
+const DB_BYTES_MIN: u64 = 3 * GIB;
+/// Size of a log that stands by itself.
+const WAL_BYTES: u64 = 2 * GIB;
+/// Size of a journal.
+const JOURNAL_BYTES: u64 = 5120 << 20;
+/// Room on an SSD that labels and metadata take.
+const LABELS_BYTES: u64 = GIB;
+
+/// What an OSD gets on an SSD.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// The drive with the OSD's data.
+    pub data: String,
+    /// The drive's node, if it is known and the drive is free.
+    #[serde(skip)]
+    pub path: Option<String>,
+    /// The drive holds an OSD already.
+    pub exists: bool,
+    /// Size of the data in bytes.
+    pub data_bytes: u64,
+    /// Size of its part of the SSD in bytes: database with log, log, or journal.
+    pub part_bytes: u64,
+}
+
+/// An SSD in its place.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Placed {
+    /// What it becomes.
+    pub placement: Placement,
+    /// The SSD.
+    pub drive: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The OSDs that have a part of it; none on a hypervisor.
+    pub osds: Vec<Share>,
+    /// The parts are logs only, as no database fits.
+    pub wal_only: bool,
+    /// What is left of it as a cache under these OSDs, in bytes; 0 for none.
+    pub cache_bytes: u64,
+    /// What has to be copied anew when the SSD is lost, in bytes, if its OSDs are full.
+    pub recover_bytes: u64,
+    /// What the guests' writes come to on it in a day, in bytes.
+    pub written_per_day_bytes: Option<f64>,
+    /// For how many years its maker promises that.
+    pub years: Option<f64>,
+    /// What is to be known of it.
+    pub advice: Vec<Advice>,
+    /// Commands that would do it. They are not run.
+    pub commands: Vec<String>,
+}
+
+/// What becomes of a host's SSDs.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Layout {
+    pub(super) placed: Vec<Placed>,
+    pub(super) advice: Vec<Advice>,
+    /// What OSDs want a part of an SSD for, if they do.
+    pub(super) osds_place: Option<Placement>,
+    /// What those OSDs have their data on.
+    pub(super) osds_media: Option<Kind>,
+    /// OSDs of the host that want a part of an SSD.
+    pub(super) osds_wanting: usize,
+    /// Those of them for which there is no SSD.
+    pub(super) osds_without: usize,
+    /// Size of the largest of them in bytes.
+    pub(super) osd_bytes: u64,
+    /// Bytes that the largest of them wants.
+    pub(super) part_bytes: u64,
+    /// The hypervisor wants a cache and has none.
+    pub(super) host_without: bool,
+}
+
+/// What decides about the layout of every host.
+pub(super) struct Wanted<'a> {
+    pub(super) inventory: &'a Inventory,
+    pub(super) verdicts: &'a [Verdict],
+    pub(super) first: Option<Placement>,
+}
+
+impl Wanted<'_> {
+    fn effect(&self, placement: Placement, media: Option<Kind>) -> Effect {
+        let on = |verdict: &&Verdict| verdict.placement == placement && verdict.media == media;
+        self.verdicts.iter().find(on).map_or(Effect::NotKnown, |verdict| verdict.effect)
+    }
+
+    /// Hypervisors are to have a cache.
+    pub(super) fn host(&self) -> bool {
+        matches!(self.effect(Placement::Host, None), Effect::Helps | Effect::ReadsOnly)
+    }
+
+    /// OSDs on these drives are to have a part of an SSD, and which.
+    fn osds(&self, media: Kind) -> Option<Placement> {
+        let helps =
+            |placement| matches!(self.effect(placement, Some(media)), Effect::Helps | Effect::WritesOnly);
+        match (store(self.inventory), media) {
+            (Store::Filestore, _) => helps(Placement::Journal).then_some(Placement::Journal),
+            // Ceph wants the databases of disks on an SSD whatever the workload is.
+            (Store::Bluestore, Kind::Hdd) => Some(Placement::DbWal),
+            (Store::Bluestore, _) => helps(Placement::DbWal).then_some(Placement::DbWal),
+        }
+    }
+
+    /// OSDs on these drives are to have a cache, and nothing nearer to the guests comes before it.
+    fn osd_cache(&self, media: Kind) -> bool {
+        self.first == Some(Placement::OsdCache)
+            && self.effect(Placement::OsdCache, Some(media)) == Effect::Helps
+    }
+}
+
+/// Puts a host's SSDs into their places.
+pub(super) fn lay_out(wanted: &Wanted<'_>, host: &Host) -> Layout {
+    let mut layout = Layout::default();
+    let mut ssds = usable(host);
+    let host_first = wanted.first == Some(Placement::Host);
+    if host_first {
+        place_host_cache(wanted, host, &mut ssds, &mut layout);
+    }
+    place_under_osds(wanted, host, &mut ssds, &mut layout);
+    if !host_first {
+        place_host_cache(wanted, host, &mut ssds, &mut layout);
+    }
+    for index in ssds.iter().filter(|_| host.role.is_some()) {
+        let text = format!("{} is left over: for this workload nothing wants it", host.drives[*index].label);
+        layout.advice.push(Advice::new(text, &[KEY]));
+    }
+    layout
+}
+
+fn place_host_cache(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, layout: &mut Layout) {
+    if !host.has_guests() || !wanted.host() {
+        return;
+    }
+    let set = wanted.inventory.workload.working_set.map_or(0, |set| set.get());
+    let product = |index: usize| &host.drives[index].product;
+    // Of the best grade the smallest that holds the set: the larger ones are left for other places.
+    let holding = ssds.iter().copied().filter(|&index| set > 0 && product(index).bytes >= set);
+    let smallest = holding.min_by_key(|&index| (Reverse(product(index).grade()), product(index).bytes));
+    let largest = ssds.iter().copied().max_by_key(|&index| product(index).bytes);
+    let index = smallest.or(largest);
+    let Some(index) = index else {
+        layout.host_without = true;
+        let text = "it has no SSD for a cache: none is there, free and fit";
+        layout.advice.push(Advice::new(text, &[HOST_FIRST]));
+        return;
+    };
+    ssds.retain(|&other| other != index);
+    layout.placed.push(host_cache(wanted.inventory, &host.drives[index], set));
+}
+
+fn host_cache(inventory: &Inventory, drive: &Drive, set: u64) -> Placed {
+    let loss = inventory.workload.accept_loss.filter(|loss| loss.get() > 0);
+    let mut placed = Placed::new(Placement::Host, drive);
+    let sized = match (set, drive.product.bytes) {
+        (0, _) => None,
+        (set, bytes) if bytes >= set => Some(format!("it holds the working set of {}", decimal(set))),
+        (set, bytes) => Some(format!(
+            "it holds {:.0} % of the working set of {}: reads of the rest go to Ceph, and nothing here says how many",
+            bytes as f64 * 100.0 / set as f64,
+            decimal(set)
+        )),
+    };
+    placed.advice.extend(sized.map(|text| Advice::new(text, &[HOST_SIZE])));
+    placed.advice.push(match loss {
+        Some(loss) => {
+            let text = format!(
+                "one copy: with this SSD or its host up to {loss} of writes are lost; a replica on a second host is not available in this version"
+            );
+            Advice::new(text, &[HOST_ONE_COPY])
+        }
+        None => Advice::new(
+            "write-through: nothing is lost with this SSD; reads become faster, writes do not",
+            &[HOST_FIRST, HOST_THROUGH],
+        ),
+    });
+    placed.advice.extend(graded(drive));
+    let written = inventory.workload.written_per_day.map(|bytes| bytes.get() as f64);
+    placed.wear(drive, written);
+    placed.commands = commands::host_cache(drive, loss);
+    placed
+}
+
+/// What is to be said of an SSD's grade.
+fn graded(drive: &Drive) -> Option<Advice> {
+    let text = match drive.product.grade() {
+        None => "it has no grade: qualify it before anything is put on it",
+        Some(Grade::Poor) => "its grade is poor: it is for little load only",
+        Some(_) => return None,
+    };
+    Some(Advice::new(text, &[GRADE]))
+}
+
+/// The drives of a host that hold, or will hold, the data of OSDs, if they are of the kind `media`.
+fn data_drives(host: &Host, media: Kind) -> Vec<&Drive> {
+    let holds = |drive: &&Drive| {
+        let free_disk = media == Kind::Hdd && drive.state == State::Free;
+        drive.product.kind == Some(media) && (drive.state == State::Osd || free_disk)
+    };
+    host.drives.iter().filter(holds).collect()
+}
+
+fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, layout: &mut Layout) {
+    let Some(media) = media(host).filter(|_| host.has_osds()) else { return };
+    let Some(placement) = wanted.osds(media) else { return };
+    let osds = data_drives(host, media);
+    (layout.osds_place, layout.osds_media) = (Some(placement), Some(media));
+    layout.osds_wanting = osds.len();
+    layout.osd_bytes = osds.iter().map(|osd| osd.product.bytes).max().unwrap_or(0);
+    let (_, percent) = db_percents(wanted.inventory);
+    layout.part_bytes = osds.iter().map(|osd| part_wanted(placement, osd, percent)).max().unwrap_or(0);
+    // In front of SSDs only something faster is of use.
+    let chosen: Vec<usize> =
+        ssds.iter().copied().filter(|&index| host.drives[index].product.kind > Some(media)).collect();
+    if media != Kind::Hdd && chosen.len() < ssds.len() {
+        let text = "its SATA SSDs are no faster than what the OSDs are on";
+        layout.advice.push(Advice::new(text, &[DB_FASTER]));
+    }
+    let mut parts: Vec<Vec<&Drive>> = vec![Vec::new(); chosen.len()];
+    for osd in osds {
+        let room = |&slot: &usize| parts[slot].len() < carried(&host.drives[chosen[slot]], placement);
+        let emptiest = (0..chosen.len()).filter(room).min_by_key(|&slot| parts[slot].len());
+        match emptiest {
+            Some(slot) => parts[slot].push(osd),
+            None => layout.osds_without += 1,
+        }
+    }
+    for (index, osds) in chosen.into_iter().zip(parts).filter(|(_, osds)| !osds.is_empty()) {
+        ssds.retain(|&other| other != index);
+        let with_cache = wanted.osd_cache(media);
+        layout.placed.push(under_osds(wanted, host, &host.drives[index], &osds, placement, with_cache));
+    }
+    if layout.osds_without > 0 {
+        let text = format!(
+            "{} of {} OSDs have no SSD for their {}",
+            layout.osds_without,
+            layout.osds_wanting,
+            part_name(placement)
+        );
+        let rule = if placement == Placement::Journal { JOURNAL } else { DB_HDD };
+        layout.advice.push(Advice::new(text, &[rule, OSDS_PER_SSD]));
+    }
+}
+
+/// Most OSDs that an SSD carries, by what it is and by its size.
+fn carried(ssd: &Drive, placement: Placement) -> usize {
+    let least_bytes = if placement == Placement::Journal { JOURNAL_BYTES } else { WAL_BYTES };
+    let by_size = ssd.product.bytes.saturating_sub(LABELS_BYTES) / least_bytes;
+    ssd.product.osds_max().min(usize::try_from(by_size).unwrap_or(usize::MAX))
+}
+
+/// What an OSD wants of an SSD, in bytes, if its database is so many percent of it.
+fn part_wanted(placement: Placement, osd: &Drive, percent: u64) -> u64 {
+    match placement {
+        Placement::Journal => JOURNAL_BYTES,
+        _ => (osd.product.bytes / 100 * percent).max(DB_BYTES_MIN).next_multiple_of(GIB),
+    }
+}
+
+/// The least and the most percent of an OSD that its database wants.
+fn db_percents(inventory: &Inventory) -> (u64, u64) {
+    match inventory.cluster.usage {
+        Some(Usage::Rgw) => (4, 4),
+        _ => (1, 2),
+    }
+}
+
+/// What a part is called.
+pub(super) fn part_name(placement: Placement) -> &'static str {
+    if placement == Placement::Journal { "journal" } else { "database" }
+}
+
+fn under_osds(
+    wanted: &Wanted<'_>,
+    host: &Host,
+    ssd: &Drive,
+    osds: &[&Drive],
+    placement: Placement,
+    with_cache: bool,
+) -> Placed {
+    let inventory = wanted.inventory;
+    let mut placed = Placed::new(placement, ssd);
+    let share_bytes = ssd.product.bytes.saturating_sub(LABELS_BYTES) / osds.len() as u64 / GIB * GIB;
+    let (least, most) = db_percents(inventory);
+    // A cache beside the databases wants the room that they can do without.
+    let percent = if with_cache { least } else { most };
+    let part = |osd: &&Drive| {
+        let wanted_bytes = part_wanted(placement, osd, percent);
+        part_bytes(inventory, placement, wanted_bytes, share_bytes)
+    };
+    let sized: Vec<(u64, bool)> = osds.iter().map(part).collect();
+    placed.wal_only = sized.iter().any(|(_, wal_only)| *wal_only);
+    placed.osds = osds
+        .iter()
+        .zip(&sized)
+        .map(|(osd, (part_bytes, _))| Share {
+            data: osd.label.clone(),
+            path: osd.path.clone().filter(|_| osd.state == State::Free),
+            exists: osd.state == State::Osd,
+            data_bytes: osd.product.bytes,
+            part_bytes: *part_bytes,
+        })
+        .collect();
+    placed.advice.extend(part_advice(inventory, &placed));
+    placed.recover_bytes = placed.osds.iter().map(|osd| osd.data_bytes).sum();
+    placed.advice.extend(failure_domain(inventory, host, &placed));
+    if with_cache {
+        add_cache(&mut placed);
+    }
+    placed.advice.extend(graded(ssd));
+    placed.wear(ssd, written_under_osds(inventory, &placed));
+    placed.commands = commands::under_osds(inventory, ssd, &placed);
+    placed
+}
+
+/// The size of an OSD's part of an SSD of which it can have `share_bytes`, and whether it is a log only.
+fn part_bytes(
+    inventory: &Inventory,
+    placement: Placement,
+    wanted_bytes: u64,
+    share_bytes: u64,
+) -> (u64, bool) {
+    let bytes = wanted_bytes.min(share_bytes);
+    if placement == Placement::Journal {
+        return (bytes, false);
+    }
+    if bytes < DB_BYTES_MIN {
+        return (share_bytes.min(WAL_BYTES), true);
+    }
+    let steps = inventory.cluster.ceph.is_some_and(|release| release.has_steps());
+    let step = STEPS_GIB.iter().map(|step| step * GIB).find(|step| *step <= bytes);
+    (step.filter(|_| steps).unwrap_or(bytes), false)
+}
+
+fn part_advice(inventory: &Inventory, placed: &Placed) -> Vec<Advice> {
+    let sizes: Vec<String> =
+        placed.osds.iter().map(|osd| format!("{} {}", osd.data, binary(osd.part_bytes))).collect();
+    let sizes = sizes.join(", ");
+    if placed.placement == Placement::Journal {
+        return vec![Advice::new(format!("journals: {sizes}"), &[JOURNAL, JOURNAL_SIZE])];
+    }
+    if placed.wal_only {
+        let text = format!("no database fits, so it takes the logs alone: {sizes}");
+        return vec![Advice::new(text, &[WAL, DB_SIZE])];
+    }
+    let mut advice = vec![Advice::new(format!("database and log together: {sizes}"), &[DB_SIZE, WAL])];
+    if inventory.cluster.ceph.is_some_and(|release| release.has_steps()) {
+        let text = "in steps, as this release uses no others; after an upgrade larger ones are of use";
+        advice.push(Advice::new(text, &[DB_STEPS]));
+    }
+    let (least, _) = db_percents(inventory);
+    let small = placed.osds.iter().filter(|osd| osd.part_bytes < osd.data_bytes / 100 * least);
+    let small = small.count();
+    if small > 0 {
+        let text = format!(
+            "{small} of them are below {least} % of their OSD: metadata that does not fit is on the slow drive"
+        );
+        advice.push(Advice::new(text, &[DB_SIZE]));
+    }
+    advice
+}
+
+fn failure_domain(inventory: &Inventory, host: &Host, placed: &Placed) -> Vec<Advice> {
+    let sizes: Vec<u64> = placed.osds.iter().map(|osd| osd.data_bytes).collect();
+    let count = sizes.len();
+    let total = if sizes.windows(2).all(|pair| pair[0] == pair[1]) {
+        format!("{count} x {}", decimal(sizes[0]))
+    } else {
+        decimal(placed.recover_bytes)
+    };
+    let plural = if count == 1 { "OSD" } else { "OSDs" };
+    let text = format!("this SSD takes {count} {plural} with it: {total} to be recovered if full");
+    let mut advice = vec![Advice::new(text, &[FAILURE_DOMAIN])];
+    let of_host = media(host).map_or(0, |media| data_drives(host, media).len());
+    if count == of_host && count > 1 {
+        let text = "these are all OSDs of the host: the SSD's failure is the host's; two SSDs would halve it";
+        advice.push(Advice::new(text, &[FAILURE_DOMAIN]));
+    }
+    let hosts = inventory.hosts.iter().filter(|host| host.has_osds()).count() as u64;
+    if inventory.cluster.replicas.is_some_and(|replicas| replicas.get() >= hosts) && count == of_host {
+        let text = "there is no further host to copy to: the pools stay degraded until the SSD is replaced";
+        advice.push(Advice::new(text, &[FAILURE_DOMAIN]));
+    }
+    advice
+}
+
+/// Gives what is left of an SSD to a cache under its OSDs.
+fn add_cache(placed: &mut Placed) {
+    let parts: u64 = placed.osds.iter().map(|osd| osd.part_bytes).sum();
+    let left = placed.bytes.saturating_sub(parts + LABELS_BYTES) / GIB * GIB;
+    if left < placed.osds.len() as u64 * GIB {
+        let text = "there is no room beside the databases for a cache under the OSDs";
+        placed.advice.push(Advice::new(text, &[OSD_CACHE]));
+        return;
+    }
+    placed.cache_bytes = left;
+    let text = format!("the other {} are a cache under the same OSDs: bcache, write-back", decimal(left));
+    placed.advice.push(Advice::new(text, &[OSD_CACHE, OSD_CACHE_CUTOFF]));
+    let text = "write-back adds no failure domain: without their databases these OSDs are lost in any case";
+    placed.advice.push(Advice::new(text, &[OSD_CACHE_COPIES, FAILURE_DOMAIN]));
+    let text =
+        "Open CAS, or Tidepool with a file: volume, can stand in the same place; neither is compared here";
+    placed.advice.push(Advice::new(text, &[OSD_CACHE]));
+    if placed.osds.iter().any(|osd| osd.exists) {
+        let text = "OSDs that exist have to be made anew on bcache, one host at a time, each after `ceph osd safe-to-destroy`";
+        placed.advice.push(Advice::new(text, &[NOT_TOUCHED, OSD_CACHE]));
+    }
+}
+
+/// What guests' writes come to on an SSD under OSDs in a day, if it can be told.
+fn written_under_osds(inventory: &Inventory, placed: &Placed) -> Option<f64> {
+    let through = placed.cache_bytes > 0 || writes_through(inventory, placed.placement);
+    written_per_osd_byte(inventory).filter(|_| through).map(|written| written * placed.recover_bytes as f64)
+}
+
+/// What guests write goes through such a part of an SSD, not metadata alone.
+pub(super) fn writes_through(inventory: &Inventory, placement: Placement) -> bool {
+    let small = inventory.workload.block_size.is_some_and(|size| size.get() <= DEFERRED_BYTES_MAX);
+    placement == Placement::Journal || small
+}
+
+/// What guests write to all OSDs in a day, with all copies, for each byte of the OSDs' size, if it can be told.
+pub(super) fn written_per_osd_byte(inventory: &Inventory) -> Option<f64> {
+    let guests = inventory.hosts.iter().filter(|host| host.has_guests()).count() as f64;
+    let written = inventory.workload.written_per_day?.get() as f64 * guests;
+    let copies = inventory.cluster.replicas?.get() as f64;
+    let of_host = |host: &Host| -> u64 {
+        let drives = media(host).map(|media| data_drives(host, media)).unwrap_or_default();
+        drives.iter().map(|drive| drive.product.bytes).sum()
+    };
+    let all: u64 = inventory.hosts.iter().filter(|host| host.has_osds()).map(of_host).sum();
+    (guests > 0.0 && all > 0).then(|| written * copies / all as f64)
+}
+
+impl Placed {
+    fn new(placement: Placement, drive: &Drive) -> Placed {
+        Placed {
+            placement,
+            drive: drive.label.clone(),
+            bytes: drive.product.bytes,
+            osds: Vec::new(),
+            wal_only: false,
+            cache_bytes: 0,
+            recover_bytes: 0,
+            written_per_day_bytes: None,
+            years: None,
+            advice: Vec::new(),
+            commands: Vec::new(),
+        }
+    }
+
+    /// Adds what is known of the SSD's life when so many bytes are written to it in a day.
+    fn wear(&mut self, drive: &Drive, written: Option<f64>) {
+        let Some(written) = written.filter(|&written| written > 0.0) else { return };
+        self.written_per_day_bytes = Some(written);
+        let Some(endurance) = drive.product.endurance_bytes else { return };
+        let years = endurance / written / 365.0;
+        self.years = Some(years);
+        let text = format!(
+            "the guests' writes alone come to {} a day: the {} that its maker promises last {} at most",
+            decimal(written as u64),
+            decimal(endurance as u64),
+            if years >= 100.0 { "a century".into() } else { format!("{years:.1} years") },
+        );
+        self.advice.push(Advice::new(text, &[ENDURANCE]));
+    }
+}

@@ -1,0 +1,194 @@
+//! `tidepool lab plan`.
+
+use crate::cli::PlanArgs;
+use crate::output;
+use std::path::Path;
+use tidepool_daemon::config;
+use tidepool_daemon::failure::Failure;
+use tidepool_lab::device::real;
+use tidepool_lab::plan::{
+    Advice, Bill, Effect, HostPlan, Inventory, Kind, Placed, Placement, Plan, Role, Verdict, binary, decimal,
+    plan,
+};
+
+/// Runs the command.
+pub fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let inventory = match &args.inventory {
+        Some(path) => read(path)?,
+        None => Inventory::of_machine(&real::all().map_err(Failure::failed)?),
+    };
+    output::print(args.output.format, &plan(&inventory), text)
+}
+
+fn read(path: &Path) -> Result<Inventory, Failure> {
+    let shown = path.display();
+    let text = config::read_text(path)
+        .map_err(|why| Failure::usage(format!("cannot read the inventory {shown}: {why}")))?;
+    Inventory::parse(&text).map_err(|error| {
+        let place = error.at.map(|at| config::position(&text, at));
+        let place = place.map(|(line, column)| format!("line {line}, column {column}: ")).unwrap_or_default();
+        let why = config::explain(&error.why);
+        Failure::usage(format!("cannot use the inventory {shown}: {place}{why}"))
+    })
+}
+
+fn text(plan: &Plan) -> String {
+    let mut text = format!("For {}, and for nothing else. [key]\n\n", key(plan));
+    text.push_str(&verdicts(plan));
+    if !plan.bills.is_empty() {
+        text.push_str("\nSSDs\n");
+        text.push_str(&bills(plan));
+    }
+    let hosts = plan.hosts.iter().filter(|host| !host.placed.is_empty() || !host.advice.is_empty());
+    text.extend(hosts.map(host));
+    section(
+        &mut text,
+        "Not used",
+        plan.refused.iter().map(|refused| {
+            let owner = refused.host.as_deref().unwrap_or("offer");
+            format!("{owner}, {}: {}", refused.drive, cited(&refused.why))
+        }),
+    );
+    section(&mut text, "Not told", plan.missing.iter().cloned());
+    section(
+        &mut text,
+        "Rules",
+        plan.rules.iter().map(|rule| format!("[{}] {} ({})", rule.id, rule.statement, rule.source)),
+    );
+    text
+}
+
+/// A heading and its lines, if there are any.
+fn section(text: &mut String, heading: &str, lines: impl Iterator<Item = String>) {
+    for (index, line) in lines.enumerate() {
+        if index == 0 {
+            text.push_str(&format!("\n{heading}\n"));
+        }
+        text.push_str(&format!("  {line}\n"));
+    }
+}
+
+fn cited(advice: &Advice) -> String {
+    format!("{} [{}]", advice.text, advice.rules.join(", "))
+}
+
+fn key(plan: &Plan) -> String {
+    let key = &plan.key;
+    let block = key
+        .block_bytes
+        .map_or("requests of unknown size".into(), |bytes| format!("requests of {}", binary(bytes)));
+    let reads = key.read_percent.map_or("unknown mix".into(), |reads| format!("{reads} % reads"));
+    let depth = key.queue_depth.map_or("unknown queue depth".into(), |depth| format!("queue depth {depth}"));
+    let media: Vec<&str> = key.media.iter().map(|&kind| kind.name()).collect();
+    let media = if media.is_empty() { "unknown drives".into() } else { media.join(" and ") };
+    format!("{block}, {reads}, {depth}, OSDs on {media}")
+}
+
+fn place(placement: Placement) -> &'static str {
+    match placement {
+        Placement::Host => "hypervisor: Tidepool",
+        Placement::DbWal => "OSDs: database and log",
+        Placement::Journal => "OSDs: journal",
+        Placement::OsdCache => "OSDs: cache under them",
+    }
+}
+
+fn effect(effect: Effect) -> &'static str {
+    match effect {
+        Effect::Helps => "helps",
+        Effect::ReadsOnly => "reads only",
+        Effect::WritesOnly => "writes only",
+        Effect::Little => "little",
+        Effect::No => "no",
+        Effect::NotKnown => "not known",
+    }
+}
+
+fn verdicts(plan: &Plan) -> String {
+    let mut table = output::table(&["PLACE", "OSDS ON", "AN SSD THERE", ""], &[]);
+    for verdict in &plan.verdicts {
+        let first = plan.first == Some(verdict.placement)
+            && (verdict.media.is_none() || verdict.media == plan.key.media.first().copied());
+        table.add_row([
+            place(verdict.placement),
+            verdict.media.map_or("-", Kind::name),
+            effect(verdict.effect),
+            if first { "first" } else { "" },
+        ]);
+    }
+    let mut text = output::render(&table);
+    for verdict in &plan.verdicts {
+        text.push_str(&why(verdict));
+    }
+    text
+}
+
+fn why(verdict: &Verdict) -> String {
+    let media = verdict.media.map(|media| format!(" ({})", media.name())).unwrap_or_default();
+    let mut text = format!("\n{}{media}\n", place(verdict.placement));
+    for advice in &verdict.advice {
+        text.push_str(&format!("  {}\n", cited(advice)));
+    }
+    text
+}
+
+fn bills(plan: &Plan) -> String {
+    let columns = ["PLACE", "NEEDED", "THERE", "TO BUY", "EACH FROM", "OFFER", "COST", "THERE COST"];
+    let mut table = output::table(&columns, &[1, 2, 3, 4, 6, 7]);
+    let money = |amount: Option<f64>| {
+        let currency = plan.currency.as_deref().unwrap_or("");
+        amount.map_or("not told".into(), |amount| format!("{amount:.0} {currency}").trim_end().to_string())
+    };
+    for bill in &plan.bills {
+        let Bill { needed, in_hand, to_buy, .. } = bill;
+        let bought = |text: String| if *to_buy > 0 { text } else { "-".into() };
+        table.add_row([
+            place(bill.placement).into(),
+            needed.to_string(),
+            in_hand.to_string(),
+            to_buy.to_string(),
+            bought(if bill.each_bytes_min > 0 { decimal(bill.each_bytes_min) } else { "not told".into() }),
+            bought(bill.offer.clone().unwrap_or_else(|| "none fits".into())),
+            bought(money(bill.cost)),
+            if *in_hand > 0 { money(bill.in_hand_cost) } else { "-".into() },
+        ]);
+    }
+    let mut text = output::render(&table);
+    for advice in plan.bills.iter().flat_map(|bill| &bill.advice) {
+        text.push_str(&format!("  {}\n", cited(advice)));
+    }
+    text
+}
+
+fn host(host: &HostPlan) -> String {
+    let role = match host.role {
+        Some(Role::Osd) => "OSDs",
+        Some(Role::Hypervisor) => "hypervisor",
+        Some(Role::Both) => "hypervisor and OSDs",
+        None => "role not told",
+    };
+    let mut text = format!("\nHost {} ({role})\n", host.name);
+    for advice in &host.advice {
+        text.push_str(&format!("  {}\n", cited(advice)));
+    }
+    for placed in &host.placed {
+        text.push_str(&ssd(placed));
+    }
+    text
+}
+
+fn ssd(placed: &Placed) -> String {
+    let mut text = format!("  {} ({}): {}\n", placed.drive, decimal(placed.bytes), place(placed.placement));
+    for advice in &placed.advice {
+        text.push_str(&format!("    {}\n", cited(advice)));
+    }
+    if placed.commands.is_empty() {
+        text.push_str("    no commands: what would be made is not free, or its path was not told\n");
+        return text;
+    }
+    text.push_str("    commands, not run; what is on the drives they name is lost; words in capitals are yours to fill in:\n");
+    for command in &placed.commands {
+        text.push_str(&format!("      {command}\n"));
+    }
+    text
+}
