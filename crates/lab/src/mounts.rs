@@ -15,7 +15,7 @@ pub(crate) fn unmount_below(directory: &Path) {
     // The table has no symbolic links. The directory itself is none of the dead mounts, so it can be looked at.
     let Ok(directory) = directory.canonicalize() else { return };
     let points = table.split(|&byte| byte == b'\n').filter_map(mount_point);
-    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(directory)).collect();
+    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(&directory)).collect();
     below.sort();
     for point in below.iter().rev() {
         if unmount(point, UnmountFlags::DETACH | UnmountFlags::FORCE).is_err() {

@@ -130,7 +130,8 @@ fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
     let emulation = Emulation::up(directory.path(), &layout).map_err(Failure::failed)?;
     emulation.emulate(true);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
     let asked = runtime.block_on(serve(args, &directory, &emulation));
     // In this order: Ceph and the devices before the files below them, and the end of the connection tells that all is gone.
     drop(emulation);
