@@ -4,17 +4,26 @@
 //! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
 //! is swept by the next one that needs a directory ([`scratch`]).
 
+pub mod breakdown;
 pub mod cluster;
 pub mod collect;
+pub mod compare;
 pub mod device;
+pub mod document;
 pub mod fio;
 pub mod machine;
 mod mounts;
 pub mod process;
 pub mod qualify;
+pub mod report;
 pub mod results;
 pub mod scratch;
+pub mod stats;
 pub mod suite;
+#[cfg(test)]
+mod synthetic;
+pub mod verdict;
+mod words;
 
 pub use cluster::{Cluster, ClusterError, ClusterOptions, Store};
 pub use process::Process;
