@@ -1,13 +1,18 @@
 //! `tidepool lab`.
 
 mod cluster;
+mod compare;
 mod devices;
 mod qualify;
+mod report;
 
 use crate::cli::LabCommand;
-use tidepool_daemon::failure::Failure;
+use std::path::Path;
+use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::device::{Preset, preset};
+use tidepool_lab::document::{self, DocumentError};
 use tidepool_lab::fio::{Job, Pattern, Sync};
+use tidepool_lab::results::Results;
 
 /// Runs the command.
 pub fn run(command: &LabCommand) -> Result<(), Failure> {
@@ -15,6 +20,8 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Devices(args) => devices::run(args),
         LabCommand::Qualify(args) => qualify::run(args),
         LabCommand::Cluster(args) => cluster::run(&args.command),
+        LabCommand::Report(args) => report::run(args),
+        LabCommand::Compare(args) => compare::run(args),
     }
 }
 
@@ -23,6 +30,16 @@ fn class(name: &str) -> Result<Preset, Failure> {
     preset::find(name).ok_or_else(|| {
         let names: Vec<String> = preset::all().into_iter().map(|preset| preset.spec.name).collect();
         Failure::usage(format!("no class {name} of devices; there are {}", names.join(", ")))
+    })
+}
+
+/// The results in a file.
+fn results(path: &Path) -> Result<Results, Failure> {
+    document::read(path).map_err(|error| match error {
+        DocumentError::Read { path, source } => {
+            Failure::failed(format!("cannot read {path}: {}", reason(&source)))
+        }
+        other => Failure::failed(other),
     })
 }
 
