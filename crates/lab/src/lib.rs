@@ -7,9 +7,12 @@
 //!
 //! A [`plan::plan`] is advice on where SSDs should go, from published rules and an inventory; nothing is measured for it.
 
+pub mod breakdown;
 pub mod cluster;
 pub mod collect;
+pub mod compare;
 pub mod device;
+pub mod document;
 pub mod fio;
 pub mod machine;
 mod mounts;
@@ -19,12 +22,18 @@ pub mod plan;
 pub mod process;
 pub mod qualify;
 mod random;
+pub mod report;
 pub mod results;
 pub mod run;
 pub mod scratch;
-mod switch;
+pub mod stats;
 pub mod suite;
+mod switch;
+#[cfg(test)]
+mod synthetic;
 pub mod testbed;
+pub mod verdict;
+mod words;
 
 pub use cluster::{Cluster, ClusterError, ClusterOptions, Store};
 pub use process::Process;

@@ -2,6 +2,7 @@
 //!
 //! Suites that were published come with the program; others are TOML files of the same form.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -16,7 +17,7 @@ const BUILT_IN: [(&str, &str); 4] = [
 ];
 
 /// A suite.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suite {
     /// Its name, such as `which-side`.
@@ -52,7 +53,7 @@ pub struct Suite {
 }
 
 /// The cluster that all placements stand on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ground {
     /// Class of the disks.
@@ -88,7 +89,7 @@ pub struct Ground {
 }
 
 /// What clients do.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Short name, such as `4k-80-20`.
@@ -131,7 +132,7 @@ fn one_job() -> u32 {
 }
 
 /// What caches hold before a measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Caches {
     /// Nothing of the set.
@@ -141,7 +142,7 @@ pub enum Caches {
 }
 
 /// Something that was published, and how it is tested.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Direction {
     /// What is claimed, in one sentence.
@@ -159,7 +160,7 @@ pub struct Direction {
 }
 
 /// What is expected of a ratio of requests per second.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Expect {
     /// Above 1.
@@ -171,7 +172,7 @@ pub enum Expect {
 }
 
 /// What differs in the quick form.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Quick {
     /// Instead of the suite's.
@@ -216,7 +217,7 @@ pub enum SuiteError {
 }
 
 /// One thing that is measured, some times.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
     /// The placement, as the suite names it.
@@ -364,7 +365,8 @@ impl Suite {
 
 impl Workload {
     fn check(&self, ground: &Ground) -> Result<(), String> {
-        self.pattern().ok_or_else(|| format!("\"{}\" is nothing that fio does, or lacks read_percent", self.rw))?;
+        self.pattern()
+            .ok_or_else(|| format!("\"{}\" is nothing that fio does, or lacks read_percent", self.rw))?;
         if self.block_bytes == 0 || !self.block_bytes.is_multiple_of(512) {
             return Err("block_bytes is a multiple of 512".into());
         }

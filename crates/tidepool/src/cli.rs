@@ -72,6 +72,10 @@ pub enum LabCommand {
     Run(LabRunArgs),
     /// Say where the SSDs of a cluster should go, how many, and why; nothing is changed.
     Plan(PlanArgs),
+    /// Say what the results of a suite mean, and make a report of them: one HTML file that needs nothing else.
+    Report(ReportArgs),
+    /// Compare the results of two runs of a suite.
+    Compare(CompareArgs),
 }
 
 /// Options of `lab run`.
@@ -106,6 +110,23 @@ pub struct LabRunArgs {
     pub output: OutputArgs,
 }
 
+/// Options of `lab report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The results of a suite.
+    #[arg(value_name = "RESULTS.json", required_unless_present = "schema")]
+    pub results: Option<PathBuf>,
+    /// The report [default: beside the results with the ending .html; none with --format json].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print the schema of results instead.
+    #[arg(long, conflicts_with_all = ["results", "out"])]
+    pub schema: bool,
+    /// How to print the verdict.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Options of `lab plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -113,6 +134,20 @@ pub struct PlanArgs {
     /// tells].
     #[arg(long, value_name = "FILE")]
     pub inventory: Option<PathBuf>,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Options of `lab compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The results that the others are compared with.
+    #[arg(value_name = "A.json")]
+    pub first: PathBuf,
+    /// The other results.
+    #[arg(value_name = "B.json")]
+    pub second: PathBuf,
     /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -640,6 +675,9 @@ mod tests {
             "demo --seconds 10 --ceph",
             "lab plan",
             "lab plan --inventory /i.toml --format text",
+            "lab report r.json -o r.html --format json",
+            "lab report --schema",
+            "lab compare a.json b.json --format json",
         ] {
             parse(&format!("tidepool {line}")).expect(line);
         }
@@ -669,6 +707,9 @@ mod tests {
             ("cache export /c --out /o", "--volume"),
             ("cache export /c --volume a", "--out"),
             ("cache export /c --volume a --image ftp:/x --out /o", "unknown scheme"),
+            ("lab report", "RESULTS.json"),
+            ("lab report r.json --schema", "--schema"),
+            ("lab compare a.json", "B.json"),
         ] {
             let error = parse(&format!("tidepool {line}")).expect_err(line);
             assert!(

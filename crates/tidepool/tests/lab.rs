@@ -185,7 +185,8 @@ fn a_cluster_stays_until_it_is_told_to_go_and_a_killed_one_leaves_nothing() {
     nothing_is_left(parent.path());
 
     up("b");
-    let holder = processes(parent.path()).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
+    let holder =
+        processes(parent.path()).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
     let pid = rustix::process::Pid::from_raw(holder.0).expect("a process");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
     wait_for_the_end(parent.path());

@@ -16,6 +16,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Counts;
@@ -28,7 +29,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const MEMORY_EVERY: usize = 5;
 
 /// Kinds of processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Ceph's monitors.
@@ -86,7 +87,7 @@ impl Class {
 }
 
 /// What a kind of process used in a second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Processor time, in percent of one processor.
     pub cpu_percent: f64,
@@ -95,7 +96,7 @@ pub struct Usage {
 }
 
 /// What a network interface or a node carried in a second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Carried {
     /// Bytes per second that came in.
     pub received_bytes_per_s: f64,
@@ -104,7 +105,7 @@ pub struct Carried {
 }
 
 /// One second.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Sample {
     /// Its end, in milliseconds since the first one began.
     pub at_ms: u64,

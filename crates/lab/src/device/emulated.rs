@@ -36,7 +36,9 @@ pub struct Emulated {
 }
 
 /// Counters of a device since its start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
 pub struct Counts {
     /// Read commands.
     pub reads: u64,

@@ -1,12 +1,13 @@
 //! What an emulated device can do, as its data sheet would say it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A duration or a moment in nanoseconds.
 pub type Nanos = u64;
 
 /// A device as its data sheet describes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
     /// Short name, such as `hdd-7200`.
@@ -24,7 +25,7 @@ pub struct Spec {
 }
 
 /// Where data ends up.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Media {
     /// Platters under one arm.
@@ -34,7 +35,7 @@ pub enum Media {
 }
 
 /// Platters under one arm. The emulated device's whole size spans the whole stroke.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
     /// Time of one turn, in nanoseconds.
@@ -52,7 +53,7 @@ pub struct Disk {
 }
 
 /// Chips behind a controller.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Flash {
     /// Reads.
@@ -64,7 +65,7 @@ pub struct Flash {
 }
 
 /// How flash serves one kind of command: each takes `latency_ns`, and so many overlap that one begins every `command_ns`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Channel {
     /// From the begin of a command to its end, in nanoseconds.
@@ -76,7 +77,7 @@ pub struct Channel {
 }
 
 /// Single-level cells in front of the others (an SLC cache): when they are full, writes go at the speed of the rest.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Burst {
     /// How much they take, in bytes.
@@ -86,7 +87,7 @@ pub struct Burst {
 }
 
 /// Memory of the device that takes writes before the media does.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteCache {
     /// Its size.

@@ -4,7 +4,7 @@
 /// Least part of what clients have read that devices have read, too, where no cache in memory is meant.
 const READ_PART_MIN: f64 = 0.5;
 /// Fewer requests than this show nothing.
-const REQUESTS_MIN: u64 = 30;
+const REQUESTS_MIN: u64 = 10;
 /// From this part of its processors on, a client or a machine is what limits a measurement.
 const SATURATED: f64 = 0.95;
 

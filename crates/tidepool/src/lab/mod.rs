@@ -1,15 +1,20 @@
 //! `tidepool lab`.
 
 mod cluster;
+mod compare;
 mod devices;
 mod plan;
 mod qualify;
 mod run;
+mod report;
 
 use crate::cli::LabCommand;
-use tidepool_daemon::failure::Failure;
+use std::path::Path;
+use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::device::{Preset, preset};
+use tidepool_lab::document::{self, DocumentError};
 use tidepool_lab::fio::{Job, Pattern, Sync};
+use tidepool_lab::results::Results;
 
 /// Runs the command.
 pub fn run(command: &LabCommand) -> Result<(), Failure> {
@@ -21,6 +26,8 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Suites(args) => run::suites(args),
         LabCommand::Run(args) => run::run(args),
         LabCommand::Plan(args) => plan::run(args),
+        LabCommand::Report(args) => report::run(args),
+        LabCommand::Compare(args) => compare::run(args),
     }
 }
 
@@ -29,6 +36,16 @@ fn class(name: &str) -> Result<Preset, Failure> {
     preset::find(name).ok_or_else(|| {
         let names: Vec<String> = preset::all().into_iter().map(|preset| preset.spec.name).collect();
         Failure::usage(format!("no class {name} of devices; there are {}", names.join(", ")))
+    })
+}
+
+/// The results in a file.
+fn results(path: &Path) -> Result<Results, Failure> {
+    document::read(path).map_err(|error| match error {
+        DocumentError::Read { path, source } => {
+            Failure::failed(format!("cannot read {path}: {}", reason(&source)))
+        }
+        other => Failure::failed(other),
     })
 }
 

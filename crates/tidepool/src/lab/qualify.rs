@@ -61,7 +61,13 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
         let scratch = Scratch::new_in(path, "qualify").map_err(what)?;
         let file = scratch.join("written");
         tidepool_lab::fio::fill_file(&file, args.size.0).map_err(Failure::failed)?;
-        return Ok(Target { path: file, slowed_by: 1, device: None, _exclusive: None, _scratch: Some(scratch) });
+        return Ok(Target {
+            path: file,
+            slowed_by: 1,
+            device: None,
+            _exclusive: None,
+            _scratch: Some(scratch),
+        });
     }
     if !kind.is_block_device() {
         return Err(Failure::usage(format!(

@@ -1,0 +1,475 @@
+//! Where the mean time of a request goes, hop by hop, and which hop is the bottleneck.
+//!
+//! The parts of a request are cut out of the client's mean, one after the other, so they always add up to it; what nobody
+//! accounts for stays with the part that has no counter of its own.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::collect::hops::{Hop, Stage};
+use crate::device::Counts;
+use crate::fio::Figures;
+use crate::results::{Durability, Run};
+use crate::words;
+
+/// A part of a request's way, in the order of the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The client, the network, and whatever else is in front of the OSD.
+    Client,
+    /// The client, the cache's daemon, waits for room in the cache, and the network to Ceph.
+    CacheDaemon,
+    /// The SSD of a cache on the host.
+    CacheSsd,
+    /// The OSD's queue.
+    OsdQueue,
+    /// What else the OSD does.
+    OsdOther,
+    /// Reading from the store.
+    StoreRead,
+    /// The store prepares a write.
+    StorePrepare,
+    /// The data device.
+    DataDevice,
+    /// Waiting for the thread that commits.
+    KvQueue,
+    /// The database's commit.
+    KvCommit,
+    /// Waiting for room in the journal.
+    JournalWait,
+    /// The journal.
+    Journal,
+    /// Replicas that take longer than the OSD's own store.
+    Replica,
+}
+
+impl Part {
+    /// All, in the order of the way.
+    pub const ALL: [Part; 13] = [
+        Part::Client,
+        Part::CacheDaemon,
+        Part::CacheSsd,
+        Part::OsdQueue,
+        Part::OsdOther,
+        Part::StoreRead,
+        Part::StorePrepare,
+        Part::DataDevice,
+        Part::KvQueue,
+        Part::KvCommit,
+        Part::JournalWait,
+        Part::Journal,
+        Part::Replica,
+    ];
+
+    /// What it is.
+    pub fn title(self) -> &'static str {
+        match self {
+            Part::Client => "client and network",
+            Part::CacheDaemon => "client and cache daemon",
+            Part::CacheSsd => "cache SSD",
+            Part::OsdQueue => "OSD queue",
+            Part::OsdOther => "OSD, other",
+            Part::StoreRead => "store: read",
+            Part::StorePrepare => "store: prepare",
+            Part::DataDevice => "store: data device",
+            Part::KvQueue => "store: KV queue",
+            Part::KvCommit => "store: KV commit",
+            Part::JournalWait => "journal: wait for room",
+            Part::Journal => "journal",
+            Part::Replica => "replica",
+        }
+    }
+}
+
+/// Time in one part.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Share {
+    /// Which part.
+    pub part: Part,
+    /// Mean over all requests, in microseconds.
+    pub mean_us: f64,
+}
+
+/// The mean time of a read or a write, in parts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Hops {
+    /// Requests per second.
+    pub iops: f64,
+    /// All of it, in microseconds.
+    pub mean_us: f64,
+    /// Its parts that are above 0, in the order of the way; they add up to it.
+    pub parts: Vec<Share>,
+}
+
+/// A kind of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+}
+
+impl Side {
+    /// What it is, of one request.
+    pub fn title(self) -> &'static str {
+        match self {
+            Side::Read => "read",
+            Side::Write => "write",
+        }
+    }
+}
+
+/// The largest hop.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Bottleneck {
+    /// Of reads or of writes: of those that clients wait for longer in all.
+    pub side: Side,
+    /// Which part.
+    pub part: Part,
+    /// Its part of the mean time of such a request, from 0 to 1.
+    pub share: f64,
+}
+
+impl std::fmt::Display for Bottleneck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({:.0} % of a {}'s time)", self.part.title(), self.share * 100.0, self.side.title())
+    }
+}
+
+/// What a device was busy with.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Load {
+    /// Its name.
+    pub device: String,
+    /// Commands per second. None without samples of the run.
+    pub commands_per_s: Option<f64>,
+    /// Mean time of a command in microseconds, its wait in the device included; a flush is one too.
+    pub command_us: f64,
+    /// Commands inside of it at a time, on average: its time over that of the run (Little's law). None without samples.
+    pub in_flight: Option<f64>,
+}
+
+impl std::fmt::Display for Load {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: ", self.device)?;
+        if let Some((rate, in_flight)) = self.commands_per_s.zip(self.in_flight) {
+            write!(
+                f,
+                "{} commands per second, {} in flight, ",
+                words::number(rate),
+                words::number(in_flight)
+            )?;
+        }
+        write!(f, "{} each", words::latency(self.command_us))
+    }
+}
+
+/// Where the time of a run goes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Breakdown {
+    /// Reads, if there were any and their way is known.
+    pub reads: Option<Hops>,
+    /// Writes, if there were any and their way is known.
+    pub writes: Option<Hops>,
+    /// The part of blocks that a cache had, from 0 to 1, where one counts them.
+    pub hit_ratio: Option<f64>,
+    /// Devices, the one with most commands in flight first.
+    pub devices: Vec<Load>,
+}
+
+impl Breakdown {
+    /// The largest hop, of reads or of writes, whichever clients wait for longer in all.
+    pub fn bottleneck(&self) -> Option<Bottleneck> {
+        let sides = [(Side::Read, &self.reads), (Side::Write, &self.writes)];
+        let sides = sides.into_iter().filter_map(|(side, hops)| Some((side, hops.as_ref()?)));
+        let (side, hops) = sides
+            .max_by(|(_, one), (_, two)| (one.mean_us * one.iops).total_cmp(&(two.mean_us * two.iops)))?;
+        hops.bottleneck(side)
+    }
+}
+
+impl Hops {
+    /// The largest hop.
+    pub fn bottleneck(&self, side: Side) -> Option<Bottleneck> {
+        let largest = self.parts.iter().max_by(|one, two| one.mean_us.total_cmp(&two.mean_us))?;
+        Some(Bottleneck { side, part: largest.part, share: largest.mean_us / self.mean_us })
+    }
+}
+
+/// Cuts parts out of a mean.
+struct Cut {
+    left_us: f64,
+    parts: BTreeMap<Part, f64>,
+}
+
+impl Cut {
+    fn new(mean_us: f64) -> Cut {
+        Cut { left_us: mean_us, parts: BTreeMap::new() }
+    }
+
+    /// At most what is left belongs to `part`.
+    fn take(&mut self, part: Part, us: f64) {
+        let us = if us.is_finite() { us.clamp(0.0, self.left_us) } else { 0.0 };
+        *self.parts.entry(part).or_insert(0.0) += us;
+        self.left_us = (self.left_us - us).max(0.0);
+    }
+
+    /// What is left belongs to `part`.
+    fn rest(&mut self, part: Part) {
+        self.take(part, self.left_us);
+    }
+
+    fn done(self, figures: &Figures) -> Hops {
+        let parts = self.parts.into_iter().filter(|(_, us)| *us > 0.0);
+        let parts = parts.map(|(part, mean_us)| Share { part, mean_us }).collect();
+        Hops { iops: figures.iops, mean_us: figures.mean_us, parts }
+    }
+}
+
+/// Ceph's stages of a run.
+struct Stages<'a>(&'a [Stage]);
+
+impl Stages<'_> {
+    fn find(&self, hop: Hop) -> Option<&Stage> {
+        self.0.iter().find(|stage| stage.hop == hop)
+    }
+
+    /// Mean of one time, in microseconds; 0 if it did not happen.
+    fn mean_us(&self, hop: Hop) -> f64 {
+        self.find(hop).map_or(0.0, |stage| stage.mean_us)
+    }
+
+    /// Mean for each `of`, which may need several or none.
+    fn mean_us_per(&self, hop: Hop, of: Hop) -> f64 {
+        let times = |hop| self.find(hop).map_or(0.0, |stage| stage.count as f64);
+        if times(of) > 0.0 { self.mean_us(hop) * times(hop) / times(of) } else { 0.0 }
+    }
+
+    /// Cuts an OSD's read, of which a part of the requests has one, out of a request.
+    fn read(&self, cut: &mut Cut, part: f64) {
+        let osd_us = self.mean_us(Hop::OsdRead) * part;
+        let mut inside = Cut::new(osd_us.min(cut.left_us));
+        inside.take(Part::OsdQueue, self.mean_us(Hop::OsdQueue) * part);
+        inside.take(Part::StoreRead, self.mean_us_per(Hop::StoreRead, Hop::OsdRead) * part);
+        inside.rest(Part::OsdOther);
+        inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
+    }
+
+    /// Cuts an OSD's write out of a request.
+    fn write(&self, cut: &mut Cut) {
+        let mut inside = Cut::new(self.mean_us(Hop::OsdWrite).min(cut.left_us));
+        inside.take(Part::OsdQueue, self.mean_us(Hop::OsdQueue));
+        let store = [
+            (Part::StorePrepare, Hop::StorePrepare),
+            (Part::DataDevice, Hop::DataDevice),
+            (Part::KvQueue, Hop::KvQueue),
+            (Part::KvCommit, Hop::KvCommit),
+            (Part::JournalWait, Hop::JournalQueue),
+            (Part::Journal, Hop::Journal),
+        ];
+        let before_us = inside.left_us;
+        store.into_iter().for_each(|(part, hop)| inside.take(part, self.mean_us(hop)));
+        // Replicas write meanwhile: only what they take longer is time of the request.
+        inside.take(Part::Replica, self.mean_us(Hop::Replica) - (before_us - inside.left_us));
+        inside.rest(Part::OsdOther);
+        inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
+    }
+}
+
+/// The part of blocks that a cache had.
+fn hit_ratio(run: &Run) -> Option<f64> {
+    let blocks = |name: &str| run.placement.get(name)?.as_f64().filter(|blocks| *blocks >= 0.0);
+    let (hit, missed) = blocks("hit_blocks").zip(blocks("miss_blocks"))?;
+    (hit + missed > 0.0).then(|| hit / (hit + missed))
+}
+
+/// Mean time of a command in microseconds; 0 if there was none.
+fn mean_us(total_us: f64, commands: f64) -> f64 {
+    if commands > 0.0 { total_us / commands } else { 0.0 }
+}
+
+fn loads(run: &Run) -> Vec<Load> {
+    let seconds = run.samples.last().map(|sample| sample.at_ms as f64 / 1e3).filter(|seconds| *seconds > 0.0);
+    // A document may say anything: sums of its numbers are no integers.
+    let commands = |counts: &Counts| counts.reads as f64 + counts.writes as f64 + counts.flushes as f64;
+    let total_us = |counts: &Counts| counts.read_us as f64 + counts.write_us as f64 + counts.flush_us as f64;
+    let load = |(device, counts): (&String, &Counts)| {
+        // Rates are those of the samples, whose time is known.
+        let sampled = run.samples.iter().filter_map(|sample| sample.devices.get(device));
+        let sampled = sampled.fold((0.0, 0.0), |(n, us), c| (n + commands(c), us + total_us(c)));
+        Load {
+            device: device.clone(),
+            commands_per_s: seconds.map(|seconds| sampled.0 / seconds),
+            command_us: mean_us(total_us(counts), commands(counts)),
+            in_flight: seconds.map(|seconds| sampled.1 / 1e6 / seconds),
+        }
+    };
+    let mut loads: Vec<Load> = run.devices.iter().map(load).collect();
+    loads.sort_by(|one, two| two.in_flight.unwrap_or(0.0).total_cmp(&one.in_flight.unwrap_or(0.0)));
+    loads
+}
+
+/// Where the time of a run goes.
+pub fn breakdown(run: &Run) -> Breakdown {
+    let stages = Stages(&run.stages);
+    let ssd = run.devices.get("ssd").copied().unwrap_or_default();
+    let hit_ratio = hit_ratio(run);
+    let usable =
+        |figures: &&Figures| figures.iops > 0.0 && figures.mean_us.is_finite() && figures.mean_us > 0.0;
+    let on_host = words::on_host(&run.cell.placement);
+    // A cache in the client's memory has no counters; what the OSDs do behind it is not what requests wait for.
+    let told = run.durability != Durability::Volatile;
+    let reads = run.reads.as_ref().filter(usable).filter(|_| told).and_then(|figures| {
+        let mut cut = Cut::new(figures.mean_us);
+        if on_host {
+            let hits = hit_ratio?;
+            cut.take(Part::CacheSsd, hits * mean_us(ssd.read_us as f64, ssd.reads as f64));
+            stages.read(&mut cut, 1.0 - hits);
+            cut.rest(Part::CacheDaemon);
+        } else {
+            stages.find(Hop::OsdRead)?;
+            stages.read(&mut cut, 1.0);
+            cut.rest(Part::Client);
+        }
+        Some(cut.done(figures))
+    });
+    let writes = run.writes.as_ref().filter(usable).filter(|_| told).and_then(|figures| {
+        let mut cut = Cut::new(figures.mean_us);
+        if on_host {
+            // What the OSDs write meanwhile is the cache's drain, which no request waits for.
+            run.devices.get("ssd").filter(|ssd| ssd.writes > 0)?;
+            cut.take(Part::CacheSsd, mean_us(ssd.write_us as f64, ssd.writes as f64));
+            cut.rest(Part::CacheDaemon);
+        } else {
+            stages.find(Hop::OsdWrite)?;
+            stages.write(&mut cut);
+            cut.rest(Part::Client);
+        }
+        Some(cut.done(figures))
+    });
+    Breakdown { reads, writes, hit_ratio, devices: loads(run) }
+}
+
+/// That of several runs of a cell: means over all of their requests.
+pub fn combined(runs: &[&Run]) -> Breakdown {
+    let all: Vec<Breakdown> = runs.iter().map(|run| breakdown(run)).collect();
+    let hits: Vec<f64> = all.iter().filter_map(|one| one.hit_ratio).collect();
+    // One run's devices stand for all: their names may differ from cluster to cluster.
+    let devices = all.first().map(|one| one.devices.clone()).unwrap_or_default();
+    Breakdown {
+        reads: together(all.iter().filter_map(|one| one.reads.as_ref()).collect()),
+        writes: together(all.iter().filter_map(|one| one.writes.as_ref()).collect()),
+        hit_ratio: (!hits.is_empty()).then(|| hits.iter().sum::<f64>() / hits.len() as f64),
+        devices,
+    }
+}
+
+fn together(all: Vec<&Hops>) -> Option<Hops> {
+    let total: f64 = all.iter().map(|hops| hops.iops).sum();
+    if all.is_empty() || total <= 0.0 {
+        return None;
+    }
+    let mut parts: BTreeMap<Part, f64> = BTreeMap::new();
+    for hops in &all {
+        for share in &hops.parts {
+            *parts.entry(share.part).or_insert(0.0) += share.mean_us * hops.iops / total;
+        }
+    }
+    Some(Hops {
+        iops: total / all.len() as f64,
+        mean_us: all.iter().map(|hops| hops.mean_us * hops.iops / total).sum(),
+        parts: parts.into_iter().map(|(part, mean_us)| Share { part, mean_us }).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic;
+
+    fn stage(hop: Hop, count: u64, mean_us: f64) -> Stage {
+        Stage { hop, count, mean_us }
+    }
+
+    fn part(hops: &Hops, part: Part) -> f64 {
+        hops.parts.iter().find(|share| share.part == part).map_or(0.0, |share| share.mean_us)
+    }
+
+    fn run(placement: &str, read_us: f64, write_us: f64) -> Run {
+        let mut run = synthetic::run(placement, "4k-80-20", 16, 1, 100.0);
+        let figures = |iops, mean_us| Some(Figures { iops, mean_us, ..Figures::default() });
+        (run.reads, run.writes) = (figures(80.0, read_us), figures(20.0, write_us));
+        run
+    }
+
+    #[test]
+    fn the_parts_of_a_request_add_up_to_what_the_client_saw() {
+        let mut run = run("bluestore-dbwal", 10_000.0, 4_000.0);
+        run.stages = vec![
+            stage(Hop::OsdRead, 800, 9_000.0),
+            stage(Hop::OsdWrite, 200, 3_500.0),
+            stage(Hop::OsdQueue, 1_000, 500.0),
+            stage(Hop::StoreRead, 1_600, 4_000.0),
+            stage(Hop::StorePrepare, 200, 100.0),
+            stage(Hop::KvCommit, 200, 9_999.0),
+            stage(Hop::Replica, 200, 50.0),
+        ];
+        let found = breakdown(&run);
+        let (reads, writes) = (found.reads.as_ref().expect("reads"), found.writes.as_ref().expect("writes"));
+        for hops in [reads, writes] {
+            let sum: f64 = hops.parts.iter().map(|share| share.mean_us).sum();
+            assert!((sum - hops.mean_us).abs() < 1e-6, "{hops:?}");
+        }
+        assert_eq!(part(reads, Part::StoreRead), 8_000.0, "two of them for each read");
+        assert_eq!((part(reads, Part::Client), part(reads, Part::OsdOther)), (1_000.0, 500.0));
+        assert_eq!(part(writes, Part::KvCommit), 2_900.0, "not more than the OSD's own time");
+        assert_eq!(part(writes, Part::Replica), 0.0, "it was faster than the store");
+        let bottleneck = found.bottleneck().expect("one");
+        assert_eq!((bottleneck.side, bottleneck.part, bottleneck.share), (Side::Read, Part::StoreRead, 0.8));
+    }
+
+    #[test]
+    fn a_replica_counts_for_what_it_takes_longer_than_the_own_store() {
+        let mut run = run("filestore-journal", 10.0, 4_000.0);
+        run.stages = vec![
+            stage(Hop::OsdWrite, 200, 3_500.0),
+            stage(Hop::Journal, 400, 1_000.0),
+            stage(Hop::Replica, 200, 3_000.0),
+        ];
+        let writes = breakdown(&run).writes.expect("writes");
+        assert_eq!((part(&writes, Part::Journal), part(&writes, Part::Replica)), (1_000.0, 2_000.0));
+    }
+
+    #[test]
+    fn reads_of_a_host_cache_wait_for_its_ssd_or_for_ceph_and_writes_for_its_ssd() {
+        let mut run = run("host-tidepool", 3_000.0, 1_000.0);
+        run.placement = serde_json::json!({"hit_blocks": 75, "miss_blocks": 25});
+        let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
+        run.devices = [("ssd".to_string(), ssd)].into();
+        run.stages = vec![stage(Hop::OsdRead, 20, 8_000.0), stage(Hop::StoreRead, 20, 6_000.0)];
+        let found = breakdown(&run);
+        let reads = found.reads.expect("reads");
+        assert_eq!(found.hit_ratio, Some(0.75));
+        assert_eq!((part(&reads, Part::CacheSsd), part(&reads, Part::StoreRead)), (600.0, 1_500.0));
+        assert_eq!((part(&reads, Part::OsdOther), part(&reads, Part::CacheDaemon)), (500.0, 400.0));
+        assert_eq!(part(&found.writes.expect("writes"), Part::CacheSsd), 600.0);
+    }
+
+    #[test]
+    fn without_counters_nothing_is_claimed() {
+        let nothing = |mut run: Run| {
+            (run.stages, run.samples) = (Vec::new(), Vec::new());
+            let found = breakdown(&run);
+            assert_eq!((&found.reads, &found.writes, found.bottleneck()), (&None, &None, None));
+            found
+        };
+        nothing(run("bluestore-dbwal", 1_000.0, 1_000.0));
+        let found = nothing(run("host-tidepool", f64::NAN, 0.0));
+        assert!(found.devices.iter().all(|load| load.in_flight.is_none()));
+        assert_eq!(combined(&[]), Breakdown::default());
+    }
+}

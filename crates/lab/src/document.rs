@@ -1,0 +1,158 @@
+//! Results as a file: read with care, and described by a schema.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::results::{FORMAT, Results};
+
+/// Why a file holds no results.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// It cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not JSON.
+    #[error("{path} is not JSON: {source}")]
+    NotJson {
+        /// The file.
+        path: String,
+        /// Where it is not.
+        source: serde_json::Error,
+    },
+    /// It is JSON of another kind.
+    #[error("{path} holds no results of the lab: {what}")]
+    Other {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// It is of a format that this program does not know.
+    #[error(
+        "{path} has format {found}, this program reads format {FORMAT}: use the version of tidepool that wrote it"
+    )]
+    Format {
+        /// The file.
+        path: String,
+        /// Its format.
+        found: u64,
+    },
+    /// Nothing was measured.
+    #[error("{path} holds no runs: nothing was measured")]
+    Empty {
+        /// The file.
+        path: String,
+    },
+}
+
+/// Of every format.
+#[derive(Deserialize)]
+struct Head {
+    format: u64,
+}
+
+/// Reads results.
+///
+/// # Errors
+/// When there is no such file, or it holds something else, another format, or no runs.
+pub fn read(path: &Path) -> Result<Results, DocumentError> {
+    let name = path.display().to_string();
+    let text = std::fs::read(path).map_err(|source| DocumentError::Read { path: name.clone(), source })?;
+    parse(&name, &text)
+}
+
+/// Reads results from the text of the file `name`.
+///
+/// # Errors
+/// When it holds something else, another format, or no runs.
+pub fn parse(name: &str, text: &[u8]) -> Result<Results, DocumentError> {
+    let path = name.to_string();
+    let other = |what: String| DocumentError::Other { path: path.clone(), what };
+    let wrong = |source: serde_json::Error| {
+        if source.is_data() {
+            other(source.to_string())
+        } else {
+            DocumentError::NotJson { path: path.clone(), source }
+        }
+    };
+    // The format first: what else a newer one has is not an error of the file.
+    let Head { format } = serde_json::from_slice(text).map_err(wrong)?;
+    if format != u64::from(FORMAT) {
+        return Err(DocumentError::Format { path, found: format });
+    }
+    let results: Results = serde_json::from_slice(text).map_err(wrong)?;
+    if results.runs.is_empty() {
+        return Err(DocumentError::Empty { path });
+    }
+    Ok(results)
+}
+
+/// The schema of the JSON form, as `docs/lab-results.schema.json` has it.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(Results);
+    let mut text = serde_json::to_string_pretty(&schema).expect("a schema is plain data");
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic;
+
+    #[test]
+    fn results_survive_being_written_and_read() {
+        let results = synthetic::which_side();
+        let text = serde_json::to_vec(&results).expect("plain data");
+        let back = parse("r.json", &text).expect("results");
+        // The last digit of a number may differ.
+        assert!(back.suite == results.suite && back.runs.len() == results.runs.len());
+        let page = |results: &Results| crate::report::html(results, &crate::verdict::verdict(results));
+        assert!(page(&back) == page(&results));
+    }
+
+    #[test]
+    fn what_holds_no_results_is_told_in_one_line() {
+        let good =
+            serde_json::to_value(synthetic::results(&[("host-tidepool", &[1.0])])).expect("plain data");
+        let with = |name: &str, value: serde_json::Value| {
+            let mut changed = good.clone();
+            changed[name] = value;
+            changed.to_string()
+        };
+        for (text, wanted) in [
+            ("hello".to_string(), "is not JSON: expected value at line 1"),
+            ("{\"format\":".into(), "is not JSON: EOF"),
+            ("[]".into(), "holds no results of the lab"),
+            ("{}".into(), "missing field `format`"),
+            ("{\"format\":1}".into(), "holds no results of the lab: missing field `suite`"),
+            (with("format", 2.into()), "has format 2, this program reads format 1"),
+            (with("format", "x".into()), "holds no results"),
+            (with("runs", serde_json::json!([])), "holds no runs"),
+            (with("surplus", 1.into()), "unknown field `surplus`"),
+            (with("seed", (-1).into()), "holds no results"),
+        ] {
+            let error = parse("r.json", text.as_bytes()).expect_err(wanted).to_string();
+            assert!(
+                error.contains(wanted) && error.starts_with("r.json") && !error.contains('\n'),
+                "{error}"
+            );
+        }
+        assert!(read(Path::new("/nonexistent/r.json")).is_err());
+    }
+
+    #[test]
+    fn the_committed_schema_is_that_of_the_types() {
+        let committed = include_str!("../../../docs/lab-results.schema.json");
+        assert!(
+            committed == schema(),
+            "the types have changed: tidepool lab report --schema > docs/lab-results.schema.json"
+        );
+    }
+}

@@ -1,0 +1,124 @@
+//! How it was measured: fairness, statistics, machine, devices, commands.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+
+use super::Page;
+use crate::stats;
+use crate::words;
+
+/// What is the same for every placement.
+pub(super) fn fairness(page: &Page<'_>) -> Markup {
+    let results = page.results;
+    let ground = &results.suite.ground;
+    let delay = ground.delay_us.saturating_mul(ground.slowed_by);
+    let others: Vec<&str> =
+        page.placements.iter().copied().filter(|name| words::class(name).is_some()).collect();
+    html! {
+        ul {
+            li {
+                "The same SSD for every placement that has one: " code { (ground.ssd) } ", one of " (words::bytes(ground.ssd_bytes)) ". "
+                @if !others.is_empty() { "Except " (words::list(&others)) ", which is there to show another SSD and is not ranked." }
+            }
+            li {
+                "The same disks: " code { (ground.disk) } ", " (words::list(&ground.disks)) " of " (words::bytes(ground.disk_bytes)) ", "
+                (words::list(&ground.osds_per_disk)) " OSD(s) on each."
+            }
+            li {
+                "Copies of each object: " (ground.replicas) ". What a placement's acknowledged writes are safe from stands beside it, and only equals are ranked with each other."
+            }
+            li {
+                "The same delay between client, OSDs and each other: " (ground.delay_us) " µs each way"
+                @if ground.slowed_by > 1 { ", " (delay) " µs slowed as the devices are" }
+                ". The same memory for each OSD's cache: " (words::bytes(ground.osd_cache_bytes)) "."
+            }
+            @if ground.slowed_by > 1 { li { "All devices are slower than their class by the same factor, " (ground.slowed_by) "." } }
+            @if !ground.ceph_conf.is_empty() { li { "Lines of ceph.conf: " code { (ground.ceph_conf.join("; ")) } } }
+            li { "Images are filled before anything is read, " (words::bytes(ground.image_bytes)) " each; the order of measurements is random, from the seed " (results.seed) "." }
+        }
+        h3 { "Statistics" }
+        p {
+            "A ratio is made of pairs: the same workload, load, cluster and repeat. The pairs are averaged as a geometric mean; the 95 % interval is Student's "
+            "on the logarithms. Over several loads a repeat counts as one value. “The same” is a finding only when the whole interval is within "
+            (format!("{:.0} %", stats::EQUIVALENCE * 100.0)) " of 1; what is neither more, nor less, nor the same is inconclusive. Percentiles are read from all "
+            "requests of all repeats together and are never averaged. A placement whose writes are in memory only takes part in no comparison."
+        }
+        @if !results.suite.fresh_clusters {
+            p { "The repeats of a placement shared one cluster: the intervals do not have what differs from cluster to cluster." }
+        }
+    }
+}
+
+/// The machine, versions, clusters and devices.
+pub(super) fn machine(page: &Page<'_>) -> Markup {
+    let results = page.results;
+    let machine = &results.machine;
+    html! {
+        ul {
+            li { (machine.cpus) " × " (machine.cpu) ", " (words::bytes(machine.memory_bytes)) ", " (machine.system) ", " (machine.kernel) ", " (machine.filesystem) }
+            li { (machine.versions.join("; ")) "; commit " code { (machine.commit) } }
+            li {
+                "Suite " code { (results.suite.name) } @if results.quick { " in its quick form" } ", begun " (results.begun)
+                ", SHA-256 " code { (results.suite_sha256) }
+            }
+        }
+        @if !results.devices.is_empty() {
+            h3 { "Device classes, frozen before the first cluster came up" }
+            div.scroll { table {
+                thead { tr { th { "class" } th { "SHA-256" } th { "what it can do, not slowed" } } }
+                tbody {
+                    @for frozen in &results.devices {
+                        tr {
+                            td.name { (frozen.spec.name) } td { code { (frozen.sha256) } }
+                            td { details { summary { "figures" } pre { (pretty(&frozen.spec)) } } }
+                        }
+                    }
+                }
+            } }
+        }
+        h3 { "Clusters" }
+        @for bed in &results.testbeds {
+            details {
+                summary {
+                    "Cluster " (bed.id) ": Ceph " (bed.ceph) ", " (words::count(bed.disks as usize, "disk")) ", "
+                    (words::count(bed.osds_per_disk as usize, "OSD")) " on each; " (bed.network)
+                }
+                p { "What shows that placements were in place:" }
+                @for (placement, proof) in &bed.proofs { h3 { (placement) } pre { (pretty(proof)) } }
+            }
+        }
+    }
+}
+
+fn pretty(value: &impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+/// What repeats it.
+pub(super) fn commands(page: &Page<'_>) -> Markup {
+    let mut cells: BTreeMap<(usize, &crate::suite::Cell), Vec<&str>> = BTreeMap::new();
+    for run in &page.results.runs {
+        let at = page.placements.iter().position(|name| *name == run.cell.placement);
+        let commands = cells.entry((at.unwrap_or(usize::MAX), &run.cell)).or_default();
+        for command in &run.commands {
+            if !commands.contains(&command.as_str()) {
+                commands.push(command);
+            }
+        }
+    }
+    html! {
+        p { "All of it:" }
+        pre { (page.results.command) }
+        p { "What fio was called with:" }
+        @for ((_, cell), commands) in &cells {
+            details {
+                summary {
+                    (cell.placement) ", " (cell.workload) ", depth " (cell.depth) ", " (words::count(cell.clients as usize, "client"))
+                    ", " (cell.disks) " × " (cell.osds_per_disk) " OSDs"
+                }
+                @for command in commands { pre { (command) } }
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Results that nobody measured, for tests: of the shape and about the size of real ones.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use crate::collect::hops::{Hop, Stage};
+use crate::collect::{Carried, Class, Sample, Usage};
+use crate::device::{Counts, preset};
+use crate::fio::Figures;
+use crate::machine::Machine;
+use crate::results::{Drained, Durability, FORMAT, Frozen, NotRun, Results, Run, Testbed};
+use crate::suite::{Cell, Suite};
+
+/// Requests per second of a mix, one at a time and at best, and the durability.
+const SPEEDS: [(&str, f64, f64, Durability); 9] = [
+    ("bluestore-colocated", 19.0, 96.0, Durability::OneCopy),
+    ("bluestore-dbwal", 24.0, 130.0, Durability::OneCopy),
+    ("filestore-colocated", 15.0, 70.0, Durability::OneCopy),
+    ("filestore-journal", 25.0, 121.0, Durability::OneCopy),
+    ("filestore-journal@ssd-sata-consumer", 14.0, 44.0, Durability::OneCopy),
+    ("osd-passthrough", 18.5, 95.0, Durability::OneCopy),
+    ("osd-tidepool", 290.0, 1_150.0, Durability::OneCopy),
+    ("host-tidepool", 1_350.0, 4_900.0, Durability::OneCopy),
+    ("librbd-cache", 48.0, 260.0, Durability::Volatile),
+];
+
+/// A number from 0 to 1 that belongs to its arguments.
+fn noise(text: &str, number: u64) -> f64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for byte in text.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash ^= hash >> 29;
+    hash = hash.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((hash >> 11) as f64) / (1u64 << 53) as f64
+}
+
+/// A run with so many requests per second, of two disks, one OSD on each and one client.
+pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops: f64) -> Run {
+    let mean_us = f64::from(depth) / iops * 1e6;
+    let figures = |iops: f64, mean_us: f64| Figures {
+        iops,
+        mean_us,
+        p50_us: mean_us * 0.8,
+        p99_us: mean_us * 4.0,
+        p999_us: mean_us * 7.0,
+    };
+    let spread = [(0.3, 10), (0.6, 25), (0.9, 30), (1.4, 20), (2.2, 10), (4.0, 4), (7.0, 1)];
+    let bucket = |(part, percent): (f64, u64)| {
+        ((mean_us * part * 1e3) as u64, ((iops * 0.6) as u64).saturating_mul(percent))
+    };
+    Run {
+        cell: Cell {
+            placement: placement.into(),
+            disks: 2,
+            osds_per_disk: 1,
+            workload: workload.into(),
+            depth,
+            clients: 1,
+        },
+        repeat,
+        testbed: repeat,
+        durability: Durability::OneCopy,
+        begun_s: f64::from(repeat) * 100.0,
+        commands: vec![format!("CEPH_CONF=/tmp/ceph.conf fio --name=bench --ioengine=rbd --iodepth={depth}")],
+        figures: figures(iops, mean_us),
+        reads: Some(figures(iops * 0.8, mean_us)),
+        writes: Some(figures(iops * 0.2, mean_us)),
+        histogram: spread.into_iter().map(bucket).collect(),
+        invalid: Vec::new(),
+        lower_bound: None,
+        samples: (1..=5).map(|second| sample(placement, second, iops)).collect(),
+        stages: stages(placement, mean_us),
+        devices: sample(placement, 1, iops).devices,
+        cpu_us_per_io: [("osd".to_string(), 310.0), ("client".into(), 42.0)].into(),
+        placement: if placement.contains("tidepool") {
+            json!({"hit_blocks": 970, "miss_blocks": 30})
+        } else {
+            json!({})
+        },
+        drained: None,
+    }
+}
+
+fn stages(placement: &str, mean_us: f64) -> Vec<Stage> {
+    let stage = |hop, part: f64| Stage { hop, count: 1_000, mean_us: mean_us * part };
+    let mut stages = vec![stage(Hop::OsdRead, 0.92), stage(Hop::OsdWrite, 0.95), stage(Hop::OsdQueue, 0.18)];
+    if placement.starts_with("filestore") {
+        stages.extend([stage(Hop::Journal, 0.55), stage(Hop::JournalQueue, 0.12)]);
+    } else {
+        stages.extend([
+            stage(Hop::StoreRead, 0.61),
+            stage(Hop::StorePrepare, 0.02),
+            stage(Hop::DataDevice, 0.11),
+            stage(Hop::KvQueue, 0.09),
+            stage(Hop::KvCommit, 0.42),
+        ]);
+    }
+    stages
+}
+
+fn sample(placement: &str, second: u64, iops: f64) -> Sample {
+    let wave = |name: &str| 0.8 + 0.4 * noise(&format!("{placement}{name}"), second);
+    let usage = |name: &str, cpu_percent: f64, mib: u64| Usage {
+        cpu_percent: cpu_percent * wave(name),
+        pss_bytes: mib << 20,
+    };
+    let mut classes: BTreeMap<Class, Usage> = [
+        (Class::Mon, usage("mon", 2.0, 80)),
+        (Class::Mgr, usage("mgr", 4.0, 240)),
+        (Class::Osd, usage("osd", 35.0, 420)),
+        (Class::Client, usage("client", 6.0, 60)),
+        (Class::Lab, usage("lab", 12.0, 30)),
+    ]
+    .into();
+    let device = |name: &str, reads: f64, writes: f64, us: f64| Counts {
+        reads: (reads * wave(name)) as u64,
+        read_bytes: (reads * wave(name) * 4096.0) as u64,
+        writes: (writes * wave(name)) as u64,
+        written_bytes: (writes * wave(name) * 8192.0) as u64,
+        flushes: (writes / 4.0) as u64,
+        read_us: (reads * us) as u64,
+        write_us: (writes * us) as u64,
+        ..Counts::default()
+    };
+    let mut devices: BTreeMap<String, Counts> = [
+        ("disk0".into(), device("disk0", 22.0, 18.0, 21_000.0)),
+        ("disk1".into(), device("disk1", 21.0, 19.0, 22_000.0)),
+    ]
+    .into();
+    if !["colocated", "passthrough", "librbd-cache"].iter().any(|name| placement.ends_with(name)) {
+        devices.insert("ssd".into(), device("ssd", iops * 0.8, iops * 0.3, 410.0));
+    }
+    if placement.contains("tidepool") {
+        classes.insert(Class::Tidepool, usage("tidepool", 25.0, 130));
+    }
+    let carried = |name: &str| Carried {
+        received_bytes_per_s: iops * 4_500.0 * wave(name),
+        sent_bytes_per_s: iops * 1_300.0 * wave(name),
+    };
+    Sample {
+        at_ms: second * 1_000,
+        busy_percent: 45.0 * wave("busy"),
+        iowait_percent: 6.0 * wave("iowait"),
+        classes,
+        network: [("lo".to_string(), carried("lo"))].into(),
+        devices,
+    }
+}
+
+/// Results without runs, of the suite that comes with the program.
+pub(crate) fn empty() -> Results {
+    let suite = Suite::find("which-side").expect("it comes with the program");
+    let frozen = |name: &str| {
+        let spec = preset::find(name).expect("a class").spec;
+        Frozen { spec, sha256: format!("{:064x}", name.len()) }
+    };
+    Results {
+        format: FORMAT,
+        suite_sha256: suite.sha256(),
+        quick: false,
+        seed: 7,
+        command: "tidepool lab run which-side --seed 7".into(),
+        begun: "2026-11-22T08:00:00Z".into(),
+        machine: Machine {
+            cpu: "Some Processor".into(),
+            cpus: 2,
+            memory_bytes: 8 << 30,
+            kernel: "Linux 6.1".into(),
+            system: "Debian 12".into(),
+            filesystem: "ext4".into(),
+            versions: vec!["fio-3.33".into(), "ceph version 16.2.15".into()],
+            commit: "0123abc".into(),
+        },
+        devices: [&suite.ground.disk, &suite.ground.ssd, "ssd-sata-consumer"].map(frozen).into(),
+        not_run: Vec::new(),
+        testbeds: (1..=suite.repeats)
+            .map(|id| Testbed {
+                id,
+                disks: 2,
+                osds_per_disk: 1,
+                ceph: "16.2.15 pacific".into(),
+                network: "a proxy between client and OSDs, 200 µs each way".into(),
+                proofs: [("bluestore-dbwal".to_string(), json!({"bluefs_dedicated_db": "1"}))].into(),
+            })
+            .collect(),
+        runs: Vec::new(),
+        suite,
+    }
+}
+
+/// Results with runs of the deciding workload at one depth: placements with requests per second of each repeat.
+pub(crate) fn results(speeds: &[(&str, &[f64])]) -> Results {
+    let mut results = empty();
+    for (placement, repeats) in speeds {
+        for (repeat, &iops) in (1..).zip(repeats.iter()) {
+            results.runs.push(run(placement, "4k-80-20", 16, repeat, iops));
+        }
+    }
+    results
+}
+
+/// How many times more requests per second a workload has than the mix, by the placement.
+fn pace(workload: &str, placement: &str) -> f64 {
+    match (workload, placement) {
+        ("4m-write", _) => 0.12,
+        ("cold-scan", _) => 3.0,
+        ("4k-80-20-large", "host-tidepool") => 0.2,
+        ("4k-80-20-large", "osd-tidepool") => 0.25,
+        ("4k-randwrite" | "4k-write-qd1", "bluestore-dbwal" | "filestore-journal") => 2.1,
+        _ => 1.0,
+    }
+}
+
+/// Results of the whole suite, with an invalid run, a lower bound, a missing repeat and a placement that was not run.
+pub(crate) fn which_side() -> Results {
+    let mut results = empty();
+    for cell in results.suite.cells() {
+        let found = SPEEDS.iter().find(|(name, ..)| *name == cell.placement);
+        let Some(&(placement, one, best, durability)) = found else { continue };
+        for repeat in 1..=results.suite.repeats {
+            let depth = f64::from(cell.depth);
+            let half = best / one;
+            let speed = best * depth / (depth + half) * pace(&cell.workload, placement);
+            let text = format!("{placement}{}{depth}", cell.workload);
+            let iops = speed * (0.94 + 0.12 * noise(&text, u64::from(repeat)));
+            let mut run = run(placement, &cell.workload, cell.depth, repeat, iops);
+            match results.suite.workload(&cell.workload).map(|workload| workload.rw.as_str()) {
+                Some("read" | "randread") => run.writes = None,
+                Some("write" | "randwrite") => run.reads = None,
+                _ => {}
+            }
+            run.durability = durability;
+            run.samples = (1..=60).map(|second| sample(placement, second, iops)).collect();
+            if placement.contains("tidepool") {
+                let dirty_bytes = (iops * 200_000.0) as u64;
+                run.drained =
+                    Some(Drained { dirty_bytes, seconds: iops / 19.0, hurried_bytes: dirty_bytes / 9 });
+                run.cpu_us_per_io.insert("tidepool".into(), 55.0);
+            }
+            if placement == "host-tidepool" && cell.depth == 32 {
+                run.lower_bound = Some("the client's processor was busy for 97 % of the time".into());
+            }
+            if placement == "filestore-journal" && repeat == 2 && cell.depth == 4 {
+                run.invalid.push("an OSD was marked down meanwhile".into());
+            }
+            if placement != "filestore-colocated" || repeat != 5 {
+                results.runs.push(run);
+            }
+        }
+    }
+    let why = "replicas of the cache are not available in this version".to_string();
+    results.not_run.push(NotRun { placement: "host-tidepool-replicated".into(), why });
+    results
+}

@@ -1,0 +1,178 @@
+//! Figures and names in words.
+
+use crate::results::Durability;
+
+/// A number with the digits that it is worth and commas between thousands.
+pub(crate) fn number(value: f64) -> String {
+    match value {
+        value if !value.is_finite() => "–".into(),
+        value if value.abs() >= 99.95 => thousands(value),
+        value if value.abs() >= 9.995 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+fn thousands(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = if value < 0.0 { String::from("−") } else { String::new() };
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A factor, with at least two digits that say something also when it is small.
+pub(crate) fn factor(value: f64) -> String {
+    match value {
+        value if value.is_finite() && value > 0.0 && value < 0.2995 => format!("{value:.3}"),
+        value => number(value),
+    }
+}
+
+/// Microseconds for people.
+pub(crate) fn latency(us: f64) -> String {
+    match us {
+        us if !us.is_finite() => "–".into(),
+        us if us < 999.5 => format!("{us:.0} µs"),
+        us if us < 99_950.0 => format!("{:.1} ms", us / 1e3),
+        us if us < 999_500.0 => format!("{:.0} ms", us / 1e3),
+        us => format!("{:.1} s", us / 1e6),
+    }
+}
+
+/// Bytes for people.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let Some((shift, unit)) = units.into_iter().find(|(shift, _)| bytes >= 1 << shift) else {
+        return format!("{bytes} bytes");
+    };
+    let value = format!("{:.1}", bytes as f64 / (1u64 << shift) as f64);
+    format!("{} {unit}", value.trim_end_matches(".0"))
+}
+
+/// `a, b and c`.
+pub(crate) fn list<T: ToString>(items: &[T]) -> String {
+    let items: Vec<String> = items.iter().map(T::to_string).collect();
+    match items.split_last() {
+        None => String::new(),
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
+    }
+}
+
+/// `1 repeat`, `5 repeats`.
+pub(crate) fn count(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// How many copies a durability stands for.
+pub(crate) fn copies(durability: Durability) -> &'static str {
+    match durability {
+        Durability::Volatile => "no safe copy",
+        Durability::OneCopy => "one copy",
+        Durability::Replicated => "two copies or more",
+    }
+}
+
+/// What an acknowledged write is safe from.
+pub(crate) fn durability(durability: Durability) -> &'static str {
+    match durability {
+        Durability::Volatile => "volatile: a crash or a power failure loses acknowledged writes",
+        Durability::OneCopy => {
+            "one copy: survives a crash and a power failure, not the loss of the device that holds it"
+        }
+        Durability::Replicated => "replicated: survives the loss of any one device or host",
+    }
+}
+
+/// The class of the SSD that a placement asks for, if it is not the ground's.
+pub(crate) fn class(placement: &str) -> Option<&str> {
+    placement.split_once('@').map(|(_, class)| class)
+}
+
+/// Names that a placement is composed of.
+fn names(placement: &str) -> impl Iterator<Item = &str> {
+    placement.split('@').next().unwrap_or_default().split('+')
+}
+
+/// The placement has a cache on the hypervisor.
+pub(crate) fn on_host(placement: &str) -> bool {
+    names(placement).any(|name| name.starts_with("host-"))
+}
+
+/// The placement is there to show what the lab's own machinery costs.
+pub(crate) fn is_control(placement: &str) -> bool {
+    names(placement).any(|name| name.ends_with("-passthrough"))
+}
+
+/// Where the SSD of a placement is, at the begin of a sentence.
+pub(crate) fn side(placement: &str) -> &'static str {
+    let in_server =
+        |name: &str| name.starts_with("osd-") || name.ends_with("-dbwal") || name.ends_with("-journal");
+    match (on_host(placement), names(placement).any(in_server)) {
+        (true, true) => "In both",
+        (true, false) => "In the hypervisor",
+        (false, true) => "In the OSDs' server",
+        (false, false) => "Without an SSD",
+    }
+}
+
+/// What a placement is.
+pub(crate) fn placement(placement: &str) -> String {
+    let part = |name: &str| match name {
+        "bluestore-colocated" => "BlueStore on the disks alone, no SSD".to_string(),
+        "bluestore-dbwal" => "BlueStore with database and log on the SSD".into(),
+        "filestore-colocated" => "FileStore with its journal on the same disks, no SSD".into(),
+        "filestore-journal" => "FileStore with its journal on the SSD".into(),
+        "osd-passthrough" => "control: the way under the OSD, without a cache".into(),
+        "osd-tidepool" => "a cache on the SSD under each OSD".into(),
+        "host-tidepool" => "a cache on the hypervisor's SSD".into(),
+        "host-tidepool-replicated" => {
+            "a cache on the hypervisor's SSD, writes also on a second hypervisor's".into()
+        }
+        "librbd-cache" => "librbd's cache in the client's memory, no SSD".into(),
+        other => other.to_string(),
+    };
+    let text = names(placement).map(part).collect::<Vec<String>>().join("; ");
+    match class(placement) {
+        Some(class) => format!("{text}, here {class}"),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_the_digits_that_they_are_worth() {
+        let numbers =
+            [(1_234_567.8, "1,234,568"), (999.6, "1,000"), (99.94, "99.9"), (1.234, "1.23"), (0.0, "0.00")];
+        for (value, text) in numbers {
+            assert_eq!(number(value), text);
+        }
+        assert_eq!((number(f64::NAN), latency(f64::INFINITY)), ("–".into(), "–".into()));
+        assert_eq!((factor(0.0432), factor(0.43)), ("0.043".into(), "0.43".into()));
+        assert_eq!(
+            (latency(999.6), latency(12_345.0), latency(2.5e6)),
+            ("1.0 ms".into(), "12.3 ms".into(), "2.5 s".into())
+        );
+        assert_eq!(
+            (bytes(4 << 30), bytes(1536 << 20), bytes(17)),
+            ("4 GiB".into(), "1.5 GiB".into(), "17 bytes".into())
+        );
+        assert_eq!((list(&[1, 4, 16]), list::<u32>(&[])), ("1, 4 and 16".into(), String::new()));
+    }
+
+    #[test]
+    fn a_placement_is_told_by_its_parts() {
+        assert!(on_host("filestore-journal+host-tidepool") && !on_host("osd-tidepool"));
+        assert_eq!(side("filestore-journal@x"), "In the OSDs' server");
+        assert_eq!(side("filestore-journal+host-tidepool"), "In both");
+        assert_eq!(class("filestore-journal@ssd-sata-consumer"), Some("ssd-sata-consumer"));
+        assert_eq!(placement("something@x"), "something, here x");
+    }
+}

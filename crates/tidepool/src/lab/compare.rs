@@ -1,0 +1,78 @@
+//! `tidepool lab compare`.
+
+use crate::cli::CompareArgs;
+use crate::output;
+use tidepool_daemon::failure::Failure;
+use tidepool_lab::compare::{Comparison, compare};
+use tidepool_lab::stats::{Finding, Summary};
+
+/// Runs the command. A difference is no failure.
+pub fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let first = super::results(&args.first)?;
+    let second = super::results(&args.second)?;
+    output::print(args.output.format, &compare(&first, &second), text)
+}
+
+fn text(comparison: &Comparison) -> String {
+    let mut text = String::new();
+    if !comparison.same_suite {
+        text.push_str("The suites are not the same; only what both measured is compared.\n");
+    }
+    for difference in &comparison.differences {
+        text.push_str(&format!("  {difference}\n"));
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    if comparison.cells.is_empty() {
+        text.push_str("They have no cell in common.\n");
+    } else {
+        text.push_str(&table(comparison));
+        text.push_str("\nB to A, 95 % intervals without pairs (Welch, on logarithms).\n");
+    }
+    for left_out in &comparison.left_out {
+        text.push_str(&format!("Left out: {left_out}.\n"));
+    }
+    text
+}
+
+fn table(comparison: &Comparison) -> String {
+    let columns = [
+        "WORKLOAD",
+        "PLACEMENT",
+        "DISKS×OSDS",
+        "CLIENTS",
+        "DEPTH",
+        "IOPS A",
+        "IOPS B",
+        "B/A",
+        "FOUND",
+        "MEAN B/A",
+        "P99 B/A",
+    ];
+    let mut table = output::table(&columns, &[2, 3, 4, 5, 6]);
+    let iops =
+        |summary: &Summary| summary.iops.map_or_else(|| "-".into(), |iops| format!("{:.0}", iops.value));
+    for row in &comparison.cells {
+        let found = match row.iops.finding {
+            Finding::More => "more",
+            Finding::Less => "less",
+            Finding::Same => "the same",
+            Finding::Inconclusive => "inconclusive",
+        };
+        table.add_row([
+            row.cell.workload.clone(),
+            row.cell.placement.clone(),
+            format!("{}×{}", row.cell.disks, row.cell.osds_per_disk),
+            row.cell.clients.to_string(),
+            row.cell.depth.to_string(),
+            iops(&row.first),
+            iops(&row.second),
+            row.iops.to_string(),
+            found.into(),
+            row.mean.to_string(),
+            row.p99.to_string(),
+        ]);
+    }
+    output::render(&table)
+}

@@ -1,0 +1,89 @@
+//! `tidepool lab report`.
+
+use crate::cli::{Format, ReportArgs};
+use crate::output;
+use std::path::{Path, PathBuf};
+use tidepool_daemon::failure::{Failure, reason};
+use tidepool_lab::stats::Ratio;
+use tidepool_lab::verdict::{Ranking, Verdict, verdict};
+use tidepool_lab::{document, report};
+
+/// Runs the command.
+pub fn run(args: &ReportArgs) -> Result<(), Failure> {
+    let Some(path) = &args.results else {
+        return output::print(Format::Table, &(), |()| document::schema());
+    };
+    let out = destination(path, args)?;
+    let results = super::results(path)?;
+    let verdict = verdict(&results);
+    if let Some(out) = &out {
+        let written = std::fs::write(out, report::html(&results, &verdict));
+        written.map_err(|e| Failure::failed(format!("cannot write {}: {}", out.display(), reason(&e))))?;
+    }
+    output::print(args.output.format, &verdict, |verdict| text(verdict, out.as_deref()))
+}
+
+/// Where the report goes: never over the results.
+fn destination(results: &Path, args: &ReportArgs) -> Result<Option<PathBuf>, Failure> {
+    let out = match &args.out {
+        Some(out) => out.clone(),
+        None if args.output.format == Format::Json => return Ok(None),
+        None => results.with_extension("html"),
+    };
+    let same =
+        out == results || out.canonicalize().ok().is_some_and(|out| results.canonicalize().ok() == Some(out));
+    if same {
+        return Err(Failure::usage(format!(
+            "the report would overwrite the results {}: name another file",
+            out.display()
+        )));
+    }
+    Ok(Some(out))
+}
+
+fn text(verdict: &Verdict, out: Option<&Path>) -> String {
+    let mut text = format!("{}\n\n{}\n\n", verdict.question, verdict.headline);
+    for sentence in verdict.caveat.iter().chain(&verdict.answer) {
+        text.push_str(&format!("  {sentence}\n"));
+    }
+    for ranking in &verdict.rankings {
+        text.push('\n');
+        text.push_str(&ranked(ranking));
+    }
+    if !verdict.directions.is_empty() {
+        let mut table = output::table(&["CLAIM", "FOUND", "RATIO"], &[]);
+        for tested in &verdict.directions {
+            table.add_row([&tested.direction.claim, tested.outcome.title(), &tested.iops.to_string()]);
+        }
+        text.push('\n');
+        text.push_str(&output::render(&table));
+    }
+    if verdict.invalid_runs > 0 {
+        text.push_str(&format!(
+            "\n{} of {} runs do not count; the report says why.\n",
+            verdict.invalid_runs, verdict.runs
+        ));
+    }
+    if let Some(out) = out {
+        text.push_str(&format!("\nThe report is {}\n", out.display()));
+    }
+    text
+}
+
+fn ranked(ranking: &Ranking) -> String {
+    let columns = ["PLACEMENT", "IOPS", "IOPS TO BASELINE", "MEAN", "P99"];
+    let mut table = output::table(&columns, &[1]);
+    for place in &ranking.places {
+        let ratio = |of: fn(&tidepool_lab::verdict::Compared) -> &Ratio| {
+            place.over_baseline.as_ref().map_or_else(|| "the baseline".into(), |over| of(over).to_string())
+        };
+        table.add_row([
+            place.placement.clone(),
+            format!("{:.0}", place.iops),
+            ratio(|over| &over.iops),
+            ratio(|over| &over.mean),
+            ratio(|over| &over.p99),
+        ]);
+    }
+    output::render(&table)
+}

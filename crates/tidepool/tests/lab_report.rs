@@ -1,0 +1,128 @@
+//! `lab report` and `lab compare` as a user runs them.
+
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, Output};
+use tidepool_lab::suite::Suite;
+
+fn tidepool(directory: &Path, words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidepool"))
+        .args(words)
+        .current_dir(directory)
+        .output()
+        .expect("tidepool runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Results with two repeats of two placements, the cache on the host so many times faster.
+fn results(times: f64) -> Value {
+    let suite = Suite::find("which-side").expect("it comes with the program");
+    let figures = |iops: f64| json!({"iops": iops, "mean_us": 16e6 / iops, "p50_us": 1.0, "p99_us": 9.0, "p999_us": 10.0});
+    let run = |placement: &str, repeat: u32, iops: f64| {
+        json!({
+            "cell": {"placement": placement, "disks": 2, "osds_per_disk": 1, "workload": "4k-80-20", "depth": 16, "clients": 1},
+            "repeat": repeat, "testbed": 1, "durability": "one_copy", "begun_s": 0.0, "commands": ["fio --name=bench"],
+            "figures": figures(iops), "reads": null, "writes": null, "histogram": [[1000, 10]], "invalid": [],
+            "lower_bound": null, "samples": [], "stages": [], "devices": {}, "cpu_us_per_io": {}, "placement": {}, "drained": null,
+        })
+    };
+    json!({
+        "format": 1, "suite_sha256": suite.sha256(), "suite": suite, "quick": false, "seed": 1, "command": "tidepool lab run which-side",
+        "begun": "2026-11-22T00:00:00Z", "not_run": [], "testbeds": [], "devices": [],
+        "machine": {"cpu": "a", "cpus": 2, "memory_bytes": 1, "kernel": "b", "system": "c", "filesystem": "d", "versions": [], "commit": "e"},
+        "runs": [
+            run("bluestore-colocated", 1, 100.0), run("bluestore-colocated", 2, 101.0),
+            run("host-tidepool", 1, 100.0 * times), run("host-tidepool", 2, 102.0 * times),
+        ],
+    })
+}
+
+fn write(directory: &Path, name: &str, value: &Value) {
+    std::fs::write(directory.join(name), value.to_string()).expect("a file");
+}
+
+#[test]
+fn a_report_is_written_beside_the_results_and_the_verdict_printed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let parent = directory.path();
+    write(parent, "r.json", &results(9.0));
+    let printed = tidepool(parent, &["lab", "report", "r.json"]);
+    let said = text(&printed.stdout);
+    assert!(printed.status.success(), "{printed:?}");
+    assert!(
+        said.contains("In the hypervisor: host-tidepool wins with 9.0")
+            && said.contains("The report is r.html"),
+        "{said}"
+    );
+    let page = std::fs::read_to_string(parent.join("r.html")).expect("the report");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("host-tidepool wins with 9.0"));
+    let verdict = tidepool(parent, &["lab", "report", "r.json", "--format", "json", "-o", "other.html"]);
+    let verdict: Value = serde_json::from_slice(&verdict.stdout).expect("JSON");
+    assert_eq!(verdict["rankings"][0]["places"][0]["placement"], "host-tidepool");
+    assert_eq!(verdict["rankings"][0]["lead"]["iops"]["finding"], "more");
+    assert_eq!(std::fs::read_to_string(parent.join("other.html")).expect("the report"), page);
+}
+
+#[test]
+fn two_results_are_compared_and_a_difference_is_no_failure() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let parent = directory.path();
+    let mut slower = results(3.0);
+    slower["machine"]["cpu"] = "another".into();
+    write(parent, "a.json", &results(9.0));
+    write(parent, "b.json", &slower);
+    let printed = tidepool(parent, &["lab", "compare", "a.json", "b.json"]);
+    let said = text(&printed.stdout);
+    assert!(printed.status.success(), "{printed:?}");
+    assert!(said.contains("processor: 2 × a in the first, 2 × another in the second"), "{said}");
+    assert!(
+        said.lines()
+            .any(|line| line.contains("host-tidepool") && line.contains("0.33 ×") && line.contains("less")),
+        "{said}"
+    );
+    let compared = tidepool(parent, &["lab", "compare", "a.json", "b.json", "--format", "json"]);
+    let compared: Value = serde_json::from_slice(&compared.stdout).expect("JSON");
+    assert_eq!(
+        (compared["same_suite"].as_bool(), compared["cells"].as_array().map(Vec::len)),
+        (Some(true), Some(2))
+    );
+}
+
+#[test]
+fn what_is_no_results_is_told_on_one_line() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let parent = directory.path();
+    let mut newer = results(1.0);
+    newer["format"] = 2.into();
+    let mut nothing = results(1.0);
+    nothing["runs"] = json!([]);
+    write(parent, "good.json", &results(1.0));
+    write(parent, "newer.json", &newer);
+    write(parent, "nothing.json", &nothing);
+    std::fs::write(parent.join("text.json"), "hello").expect("a file");
+    for (words, status, says) in [
+        (&["report", "missing.json"][..], 1, "cannot read missing.json: no such file or directory"),
+        (&["report", "text.json"], 1, "text.json is not JSON"),
+        (&["report", "newer.json"], 1, "newer.json has format 2, this program reads format 1"),
+        (&["report", "nothing.json"], 1, "holds no runs"),
+        (&["report", "good.json", "-o", "good.json"], 2, "would overwrite the results"),
+        (&["report", "good.json", "-o", "./good.json"], 2, "would overwrite the results"),
+        (&["report", "good.json", "-o", "no/such/r.html"], 1, "cannot write no/such/r.html: no such file"),
+        (&["compare", "good.json", "text.json"], 1, "text.json is not JSON"),
+    ] {
+        let refused = tidepool(parent, &[&["lab"], words].concat());
+        let error = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(status), "{words:?} {error}");
+        assert!(error.lines().count() == 1 && error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn the_schema_is_printed_as_it_is_committed() {
+    let printed = tidepool(Path::new("."), &["lab", "report", "--schema"]);
+    let committed = include_str!("../../../docs/lab-results.schema.json");
+    assert!(printed.status.success() && text(&printed.stdout) == committed);
+}
