@@ -17,8 +17,8 @@ import time
 
 AT_ONCE = 2
 # Longest first, so that none is left over at the end.
-LONG = ["rbd", "guard", "guest", "device", "lab", "readme", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "lost_cache",
-        "daemon_killed"]
+LONG = ["rbd", "guard", "lab_runs", "guest", "device", "lab", "readme", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "network",
+        "lost_cache", "daemon_killed"]
 
 
 def programs(arguments):

@@ -94,7 +94,10 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
         "\"bluestore-colocated\", \"librbd-cache\", \"host-tidepool\", \"host-tidepool-replicated\"",
         "replicas = 1\nosd_cache_bytes = 67108864",
         &[
-            ("mixed", "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"host-tidepool\"]"),
+            (
+                "mixed",
+                "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"host-tidepool\"]",
+            ),
             ("small", "rw = \"randread\"\nset_bytes = 67108864\nplacements = [\"bluestore-colocated\"]"),
             ("memory", "rw = \"randread\"\nset_bytes = 16777216\nplacements = [\"librbd-cache\"]"),
         ],
@@ -114,7 +117,7 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
         assert!((3.0..5.0).contains(&(reads / writes)), "{placement}: {reads} and {writes}");
         assert!(mixed.samples.len() >= 2 && !mixed.histogram.is_empty(), "{placement}");
     }
-    let cached = &found(&results, "host-tidepool", "mixed").placement["client"];
+    let cached = &found(&results, "host-tidepool", "mixed").placement["host-tidepool"];
     assert!(cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(), "it was warm: {cached}");
     assert!(results.not_run.iter().any(|not_run| not_run.placement == "host-tidepool-replicated"));
     assert!(results.testbeds[0].proofs.contains_key("host-tidepool"), "{:?}", results.testbeds);
@@ -186,7 +189,9 @@ fn end(child: Child, signal: rustix::process::Signal) -> Output {
 /// Whole lines of a run in the making that tell of `what`.
 fn lines(part: &Path, what: &str) -> usize {
     let text = fs::read_to_string(part).unwrap_or_default();
-    text.split_inclusive('\n').filter(|line| line.starts_with(&format!("{{\"{what}\"")) && line.ends_with('\n')).count()
+    text.split_inclusive('\n')
+        .filter(|line| line.starts_with(&format!("{{\"{what}\"")) && line.ends_with('\n'))
+        .count()
 }
 
 fn nth_run(part: &Path, at: usize) -> String {

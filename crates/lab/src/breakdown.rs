@@ -280,9 +280,11 @@ impl Stages<'_> {
     }
 }
 
-/// The part of blocks that a cache had.
+/// The part of blocks that a cache had: of the one nearest to the client, if there are two.
 fn hit_ratio(run: &Run) -> Option<f64> {
-    let blocks = |name: &str| run.placement.get(name)?.as_f64().filter(|blocks| *blocks >= 0.0);
+    let caches = run.placement.as_object()?;
+    let cache = caches.iter().max_by_key(|(name, _)| words::on_host(name))?.1;
+    let blocks = |name: &str| cache.get(name)?.as_f64().filter(|blocks| *blocks >= 0.0);
     let (hit, missed) = blocks("hit_blocks").zip(blocks("miss_blocks"))?;
     (hit + missed > 0.0).then(|| hit / (hit + missed))
 }
@@ -447,7 +449,7 @@ mod tests {
     #[test]
     fn reads_of_a_host_cache_wait_for_its_ssd_or_for_ceph_and_writes_for_its_ssd() {
         let mut run = run("host-tidepool", 3_000.0, 1_000.0);
-        run.placement = serde_json::json!({"hit_blocks": 75, "miss_blocks": 25});
+        run.placement = serde_json::json!({"host-tidepool": {"hit_blocks": 75, "miss_blocks": 25}});
         let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
         run.devices = [("ssd".to_string(), ssd)].into();
         run.stages = vec![stage(Hop::OsdRead, 20, 8_000.0), stage(Hop::StoreRead, 20, 6_000.0)];

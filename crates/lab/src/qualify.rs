@@ -91,24 +91,44 @@ pub struct Qualification {
     pub runs: Vec<Run>,
     /// Speed in the parts of the long run relative to the first; empty if there was none.
     pub lasting: Vec<f64>,
+    /// The first run again with the device's write cache off, where that can be switched.
+    pub without_cache: Option<Run>,
 }
 
-/// Measures what is at `path`, whose first [`Options::bytes`] are overwritten. `progress` is told what comes next.
+/// Switches the write cache of a device on or off.
+pub type Switch<'a> = &'a dyn Fn(bool) -> std::io::Result<()>;
+
+/// Measures what is at `path`, whose first [`Options::bytes`] are overwritten. `switch` turns its write cache off for a moment, if that
+/// is possible. `progress` is told what comes next.
 ///
 /// # Errors
 /// When fio fails.
-pub fn qualify(path: &Path, options: Options, progress: &dyn Fn(&str)) -> Result<Qualification, FioError> {
+pub fn qualify(
+    path: &Path,
+    options: Options,
+    switch: Option<Switch<'_>>,
+    progress: &dyn Fn(&str),
+) -> Result<Qualification, FioError> {
     let endpoint = Endpoint::File(path.to_path_buf());
     let write = Job::new(Pattern::Write, BLOCK_BYTES, 1);
     let synchronous = WRITERS.map(|jobs| Job { jobs, ..write.with(Sync::Dsync) });
     let jobs = synchronous.into_iter().chain([write.with(Sync::Flush), write]);
-    let mut runs = Vec::new();
-    for job in jobs {
-        progress(&format!("4K writes, {}, {} writers: {} s", sync_name(job.sync), job.jobs, options.seconds));
+    let measure = |job: Job, how: &str| {
+        let (sync, writers) = (sync_name(job.sync), job.jobs);
+        progress(&format!("4K writes, {sync}, {writers} writers{how}: {} s", options.seconds));
         let words = fio::arguments(&endpoint, &job, options.bytes, 0, options.seconds);
         let found = fio::figures(&fio::run(&endpoint, &words)?, &job);
         let figures = found.faster(f64::from(options.slowed_by));
-        runs.push(Run { job, figures, command: fio::command_line(&endpoint, &words) });
+        Ok(Run { job, figures, command: fio::command_line(&endpoint, &words) })
+    };
+    let runs = jobs.map(|job| measure(job, "")).collect::<Result<Vec<_>, FioError>>()?;
+    let mut without_cache = None;
+    // A device that does not take the switch is one whose cache is not looked at.
+    if let Some(switch) = switch.filter(|switch| switch(false).is_ok()) {
+        let found = measure(synchronous[0], ", write cache off");
+        // It was on before, and is again, whatever came out.
+        let _ = switch(true);
+        without_cache = Some(found?);
     }
     let mut lasting = Vec::new();
     if options.long_s > 0 {
@@ -122,7 +142,7 @@ pub fn qualify(path: &Path, options: Options, progress: &dyn Fn(&str)) -> Result
     if emulated_too_fast(&runs, options) {
         reasons.push("more than a file in user space carries: emulate it slower".into());
     }
-    Ok(Qualification { grade, reasons, runs, lasting })
+    Ok(Qualification { grade, reasons, runs, lasting, without_cache })
 }
 
 /// Whether the first run met the limit of the emulation instead of that of the device.

@@ -126,7 +126,7 @@ pub struct Run {
     pub invalid: Vec<String>,
     /// The client or the machine was the limit, so that the placement might do more: why.
     pub lower_bound: Option<String>,
-    /// Second by second.
+    /// Second by second, the ramp included, as it is in what follows but for the processor time.
     pub samples: Vec<Sample>,
     /// Ceph's stages.
     pub stages: Vec<Stage>,
@@ -134,7 +134,7 @@ pub struct Run {
     pub devices: BTreeMap<String, Counts>,
     /// Processor time per request in microseconds, by kind of process.
     pub cpu_us_per_io: BTreeMap<String, f64>,
-    /// What the placement counts itself, such as hits of a cache.
+    /// What its placements count themselves, such as hits of a cache: an object for each, by its name.
     pub placement: Value,
     /// What was left to be written back afterwards.
     pub drained: Option<Drained>,

@@ -2,11 +2,32 @@
 //!
 //! Suites that were published come with the program; others are TOML files of the same form.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::cluster::OSDS_MAX;
+use crate::device::preset;
 use crate::fio::{Job, Pattern, Sync};
+use crate::placement::Arrangement;
+
+/// Longest measurement, in seconds.
+const SECONDS_MAX: u32 = 7 * 24 * 3600;
+/// Most repeats.
+const REPEATS_MAX: u32 = 1_000;
+/// Slowest devices.
+const SLOWED_BY_MAX: u32 = 1_000;
+/// Longest delay of a packet, in microseconds.
+const DELAY_US_MAX: u32 = 1_000_000;
+/// Sizes of devices and images, in bytes.
+const SIZE_BYTES_MIN: u64 = 64 << 20;
+const SIZE_BYTES_MAX: u64 = 16 << 40;
+/// Most requests in flight of a client.
+const DEPTH_MAX: u32 = 1_024;
+/// Most clients, and jobs of one.
+const CLIENTS_MAX: u32 = 64;
 
 /// Suites that come with the program: name and text.
 const BUILT_IN: [(&str, &str); 4] = [
@@ -266,6 +287,9 @@ impl Suite {
             invalid(format!("{at}{}", e.message().lines().next().unwrap_or_default()))
         })?;
         suite.check().map_err(invalid)?;
+        if suite.quick.is_some() {
+            suite.clone().quick().check().map_err(|what| invalid(format!("in its quick form: {what}")))?;
+        }
         Ok(suite)
     }
 
@@ -282,9 +306,18 @@ impl Suite {
         if !workload(&self.deciding) {
             return Err(format!("the deciding workload {} is none of its workloads", self.deciding));
         }
-        let grounds = [&self.ground.disks, &self.ground.osds_per_disk];
-        if grounds.iter().any(|axis| axis.is_empty() || axis.contains(&0)) {
-            return Err("disks and osds_per_disk are lists of numbers above 0".into());
+        if self.seconds > SECONDS_MAX || self.ramp_s > SECONDS_MAX || self.repeats > REPEATS_MAX {
+            return Err(format!("at most {SECONDS_MAX} seconds and {REPEATS_MAX} repeats"));
+        }
+        if self.quick.as_ref().is_some_and(|quick| quick.smaller == 0) {
+            return Err("the quick form is at least 1 times smaller".into());
+        }
+        self.ground.check()?;
+        unique("placement", &self.placements)?;
+        unique("workload", self.workloads.iter().map(|workload| &workload.name))?;
+        for placement in &self.placements {
+            let ssd = Arrangement::parse(placement)?.ssd;
+            ssd.map_or(Ok(()), |ssd| class(&ssd))?;
         }
         for found in &self.workloads {
             found.check(&self.ground).map_err(|what| format!("the workload {}: {what}", found.name))?;
@@ -363,6 +396,52 @@ impl Suite {
     }
 }
 
+impl Ground {
+    fn check(&self) -> Result<(), String> {
+        let axes = [&self.disks, &self.osds_per_disk];
+        if axes.iter().any(|axis| axis.is_empty() || axis.contains(&0)) {
+            return Err("disks and osds_per_disk are lists of numbers above 0".into());
+        }
+        let most = |axis: &[u32]| axis.iter().copied().max().map_or(0, u64::from);
+        let least = |axis: &[u32]| axis.iter().copied().min().map_or(0, u64::from);
+        if most(&self.disks) * most(&self.osds_per_disk) > u64::from(OSDS_MAX) {
+            return Err(format!("a cluster has at most {OSDS_MAX} OSDs"));
+        }
+        let osds = least(&self.disks) * least(&self.osds_per_disk);
+        if self.replicas == 0 || u64::from(self.replicas) > osds {
+            return Err("replicas are at least 1 and at most as many as OSDs".into());
+        }
+        if u64::from(self.servers) > least(&self.disks) {
+            return Err("there are no more servers than disks".into());
+        }
+        if !(1..=SLOWED_BY_MAX).contains(&self.slowed_by) || self.delay_us > DELAY_US_MAX {
+            return Err(format!("slowed_by is 1 to {SLOWED_BY_MAX}, delay_us at most {DELAY_US_MAX}"));
+        }
+        let sizes = [self.disk_bytes, self.ssd_bytes, self.image_bytes];
+        if sizes.iter().any(|bytes| !(SIZE_BYTES_MIN..=SIZE_BYTES_MAX).contains(bytes)) {
+            return Err("disks, SSD and images have 64 MiB to 16 TiB".into());
+        }
+        if self.ceph_conf.iter().any(|line| line.contains('\n') || line.trim_start().starts_with('[')) {
+            return Err("ceph_conf has lines of the global section only".into());
+        }
+        class(&self.disk)?;
+        class(&self.ssd)
+    }
+}
+
+/// There is a class of devices of that name.
+fn class(name: &str) -> Result<(), String> {
+    let names = || preset::all().into_iter().map(|preset| preset.spec.name).collect::<Vec<_>>().join(", ");
+    preset::find(name).map(drop).ok_or_else(|| format!("no class {name} of devices; there are {}", names()))
+}
+
+/// Nothing is named twice.
+fn unique<'a>(what: &str, names: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    let again = names.into_iter().find(|name| !seen.insert(*name));
+    again.map_or(Ok(()), |name| Err(format!("the {what} {name} is named twice")))
+}
+
 impl Workload {
     fn check(&self, ground: &Ground) -> Result<(), String> {
         self.pattern()
@@ -370,12 +449,14 @@ impl Workload {
         if self.block_bytes == 0 || !self.block_bytes.is_multiple_of(512) {
             return Err("block_bytes is a multiple of 512".into());
         }
-        if self.set_bytes < self.block_bytes || self.set_bytes > ground.image_bytes {
-            return Err("set_bytes is at least one block and at most the image".into());
+        if self.set_bytes / u64::from(self.jobs.max(1)) < self.block_bytes
+            || self.set_bytes > ground.image_bytes
+        {
+            return Err("set_bytes is at least one block for each job and at most the image".into());
         }
-        let axes = [&self.depth, &self.clients];
-        if axes.iter().any(|axis| axis.is_empty() || axis.contains(&0)) || self.jobs == 0 {
-            return Err("depth, clients and jobs are above 0".into());
+        let axes = [(&self.depth, DEPTH_MAX), (&self.clients, CLIENTS_MAX), (&vec![self.jobs], CLIENTS_MAX)];
+        if axes.iter().any(|(axis, most)| axis.is_empty() || axis.iter().any(|n| !(1..=*most).contains(n))) {
+            return Err(format!("depth is 1 to {DEPTH_MAX}, clients and jobs are 1 to {CLIENTS_MAX}"));
         }
         Ok(())
     }
@@ -421,6 +502,15 @@ mod tests {
             ("rw = \"randwrite\"", "rw = \"randwritten\"", "nothing that fio does"),
             ("repeats = ", "repeated = ", "line "),
             ("deciding = \"4k-80-20\"", "deciding = \"x\"", "workload x"),
+            ("replicas = 1", "replicas = 3", "replicas"),
+            ("disks = [2]", "disks = []", "disks"),
+            ("osds_per_disk = [1]", "osds_per_disk = [4000000000]", "at most 16"),
+            ("smaller = 4", "smaller = 0", "at least 1"),
+            ("slowed_by = 4", "slowed_by = 0", "slowed_by"),
+            ("ssd = \"ssd-sata-plp\"", "ssd = \"floppy\"", "no class floppy"),
+            ("\"osd-passthrough\"", "\"osd-magic\"", "no placement osd-magic"),
+            ("depth = [1, 4, 16, 32]", "depth = [0]", "depth"),
+            ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),
         ] {
             assert!(good.contains(from), "{from}");
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();

@@ -75,7 +75,7 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         devices: sample(placement, 1, iops).devices,
         cpu_us_per_io: [("osd".to_string(), 310.0), ("client".into(), 42.0)].into(),
         placement: if placement.contains("tidepool") {
-            json!({"hit_blocks": 970, "miss_blocks": 30})
+            json!({placement: {"hit_blocks": 970, "miss_blocks": 30}})
         } else {
             json!({})
         },

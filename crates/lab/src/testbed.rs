@@ -65,7 +65,7 @@ impl Layout {
 #[derive(Debug)]
 pub struct Testbed {
     // Dropped in this order: what is in front of Ceph, Ceph, what is below it, the devices, their files.
-    front: Option<Box<dyn Applied>>,
+    front: Option<(&'static str, Box<dyn Applied>)>,
     cluster: Cluster,
     below: Vec<(&'static str, Box<dyn Applied>)>,
     devices: Vec<(String, Emulated)>,
@@ -107,7 +107,8 @@ impl Testbed {
         let ssd = devices.get(layout.disks as usize).map(|(_, ssd)| ssd.directory().to_path_buf());
         let mut applied = Vec::new();
         for placement in below {
-            ground.ssd = ssd.clone().filter(|_| placement.ssd() != Ssd::Unused).map(|ssd| (ssd, ssd_share_bytes));
+            ground.ssd =
+                ssd.clone().filter(|_| placement.ssd() != Ssd::Unused).map(|ssd| (ssd, ssd_share_bytes));
             applied.push((placement.name(), placement.apply(&mut ground)?));
         }
         ground.ssd = ssd.map(|ssd| (ssd, ssd_share_bytes));
@@ -133,7 +134,15 @@ impl Testbed {
         ground.client = cluster.network().map(|network| network.client().namespace().clone());
         fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
             .map_err(failed("cannot write the client's ceph.conf"))?;
-        Ok(Testbed { front: None, cluster, below: applied, devices, ground, ssd_share_bytes, _scratch: scratch })
+        Ok(Testbed {
+            front: None,
+            cluster,
+            below: applied,
+            devices,
+            ground,
+            ssd_share_bytes,
+            _scratch: scratch,
+        })
     }
 
     /// Whether the devices are as slow as they are to be, or answer at once, which is for filling images.
@@ -178,13 +187,13 @@ impl Testbed {
     /// # Errors
     /// When the old one does not go or the new one cannot be put there.
     pub fn front(&mut self, placement: Option<&'static dyn Placement>) -> Result<Value, PlacementError> {
-        if let Some(front) = self.front.take() {
+        if let Some((_, front)) = self.front.take() {
             front.undo()?;
         }
         let Some(placement) = placement else { return Ok(Value::Null) };
         let front = placement.apply(&mut self.ground)?;
         let proof = front.verify(&self.cluster)?;
-        self.front = Some(front);
+        self.front = Some((placement.name(), front));
         Ok(proof)
     }
 
@@ -193,13 +202,14 @@ impl Testbed {
     /// # Errors
     /// When it is not.
     pub fn verify(&self) -> Result<Value, PlacementError> {
-        let proof = self.below.iter().map(|(name, applied)| Ok((name.to_string(), applied.verify(&self.cluster)?)));
+        let proof =
+            self.below.iter().map(|(name, applied)| Ok((name.to_string(), applied.verify(&self.cluster)?)));
         Ok(Value::Object(proof.collect::<Result<Map<_, _>, PlacementError>>()?))
     }
 
     /// How a client reaches an image.
     pub fn endpoint(&self, image: &str) -> Endpoint {
-        self.front.as_ref().and_then(|front| front.endpoint(image)).unwrap_or_else(|| self.direct(image))
+        self.front.as_ref().and_then(|(_, front)| front.endpoint(image)).unwrap_or_else(|| self.direct(image))
     }
 
     /// How a client reaches an image past whatever is between it and the cluster.
@@ -237,7 +247,9 @@ impl Testbed {
         let mut all: Option<Drained> = None;
         for (_, applied) in self.applied() {
             let spent = all.map_or(0.0, |all| all.seconds);
-            let Some(found) = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false))? else { continue };
+            let Some(found) = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false))? else {
+                continue;
+            };
             let before = all.unwrap_or(Drained { dirty_bytes: 0, seconds: 0.0, hurried_bytes: 0 });
             all = Some(Drained {
                 dirty_bytes: before.dirty_bytes + found.dirty_bytes,
@@ -254,8 +266,7 @@ impl Testbed {
 
     /// From the client down.
     fn applied(&self) -> impl Iterator<Item = (&'static str, &dyn Applied)> {
-        let front = self.front.iter().map(|front| ("client", front.as_ref()));
-        front.chain(self.below.iter().map(|(name, applied)| (*name, applied.as_ref())))
+        self.front.iter().chain(&self.below).map(|(name, applied)| (*name, applied.as_ref()))
     }
 }
 
@@ -301,7 +312,8 @@ fn devices(
 /// Sizes of a disk's partitions: for each of its OSDs the journal, if it is to be there, and the data.
 fn disk_parts(layout: &Layout, below: &[&'static dyn Placement]) -> Result<Vec<u64>, PlacementError> {
     let each = layout.disk_bytes.saturating_sub(UNPARTITIONED_BYTES) / u64::from(layout.osds_per_disk);
-    let journal = if below.iter().any(|placement| placement.journal_on_disk()) { DISK_JOURNAL_BYTES } else { 0 };
+    let journal =
+        if below.iter().any(|placement| placement.journal_on_disk()) { DISK_JOURNAL_BYTES } else { 0 };
     let data = each.saturating_sub(journal) / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
     if data < 2 * PARTITION_BYTES_MIN {
         return Err(too_small("a disk", "1 GiB for each OSD"));

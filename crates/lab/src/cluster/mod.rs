@@ -181,7 +181,8 @@ pub struct Cluster {
 impl Cluster {
     /// Fails with [`ClusterError::Missing`], naming what is missing, unless all of Ceph's programs are here.
     pub fn available() -> Result<(), ClusterError> {
-        let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _)| process::find(program).is_none()).collect();
+        let missing: Vec<_> =
+            PROGRAMS.iter().filter(|(program, _)| process::find(program).is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }

@@ -50,15 +50,8 @@ pub enum Class {
 
 impl Class {
     /// All of them.
-    pub const ALL: [Class; 7] = [
-        Class::Mon,
-        Class::Mgr,
-        Class::Osd,
-        Class::Tidepool,
-        Class::Client,
-        Class::Lab,
-        Class::Other,
-    ];
+    pub const ALL: [Class; 7] =
+        [Class::Mon, Class::Mgr, Class::Osd, Class::Tidepool, Class::Client, Class::Lab, Class::Other];
 
     /// Its name in results.
     pub fn name(self) -> &'static str {

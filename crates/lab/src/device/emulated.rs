@@ -18,7 +18,7 @@ use fuser::{BackgroundSession, Config, MountOption, ReplyData, ReplyEmpty, Reply
 use super::files::Files;
 use super::model::{Command, Kind, Model};
 use super::server::Server;
-use super::spec::{Nanos, Spec};
+use super::spec::{Nanos, Spec, WriteCache};
 use crate::mounts::unmount_below;
 
 /// Reads by which the time of the way through the kernel is measured.
@@ -33,6 +33,7 @@ pub struct Emulated {
     session: Option<BackgroundSession>,
     timer: Option<JoinHandle<()>>,
     mount: PathBuf,
+    cache: Option<WriteCache>,
 }
 
 /// Counters of a device since its start.
@@ -150,6 +151,7 @@ impl Emulated {
         let data = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(backing)?;
         data.set_len(size_bytes)?;
         fs::create_dir_all(mount)?;
+        let cache = spec.cache;
         let shared = Arc::new(Shared {
             data,
             files: files.into(),
@@ -176,8 +178,8 @@ impl Emulated {
         let session = Session::new(Server(shared.clone()), mount, &config)?.spawn()?;
         let timer = shared.clone();
         let timer = std::thread::Builder::new().name("device-timer".into()).spawn(move || timer.answer())?;
-        let device =
-            Emulated { shared, session: Some(session), timer: Some(timer), mount: mount.to_path_buf() };
+        let (session, timer, mount) = (Some(session), Some(timer), mount.to_path_buf());
+        let device = Emulated { shared, session, timer, mount, cache };
         device.measure_lead()?;
         Ok(device)
     }
@@ -200,6 +202,13 @@ impl Emulated {
     /// Answers at once from now on, or as the model says again. What is on its way keeps its time.
     pub fn pause(&self, paused: bool) {
         self.shared.instant.store(paused, Ordering::Release);
+    }
+
+    /// Turns its write cache off, or on again.
+    pub fn write_cache(&self, on: bool) {
+        let cache = self.cache.filter(|_| on);
+        self.shared.lock().model.set_cache(cache);
+        self.shared.changed.notify_one();
     }
 
     /// What it has done.

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use super::media::{Access, State};
-use super::spec::{Media, Nanos, Spec, transfer_ns};
+use super::spec::{Media, Nanos, Spec, WriteCache, transfer_ns};
 
 /// A command that has waited for so many turns of a disk goes first, wherever the head is.
 const PATIENCE_TURNS: u64 = 60;
@@ -131,6 +131,18 @@ impl Model {
         self.commands.insert(id, command);
         let at = self.carry(now + self.spec.command_ns, carried);
         self.at(at, Event::Arrived(id));
+    }
+
+    /// Turns the write cache on or off. What is in it goes to the media all the same.
+    pub fn set_cache(&mut self, cache: Option<WriteCache>) {
+        self.spec.cache = cache;
+        // Whoever waits for room in it now waits for the media.
+        if cache.is_none() {
+            for id in std::mem::take(&mut self.cache.waiting) {
+                self.wait(id, Access::Write);
+            }
+            self.run_media();
+        }
     }
 
     /// When something happens next, if nothing is submitted before.
@@ -384,6 +396,22 @@ mod tests {
             let limit = transfer_ns(cache.bytes * 4, 100_000_000) + 500_000_000;
             assert!(took < limit, "{}: {} ms", preset.spec.name, took / 1_000_000);
         }
+    }
+
+    #[test]
+    fn without_its_cache_a_write_is_complete_when_the_media_has_it() {
+        let disk = preset::find("hdd-7200").expect("a preset").spec;
+        let mut model = Model::new(disk.clone(), 16 << 30);
+        model.set_cache(None);
+        model.submit(0, 1, write(8 << 30, 4096));
+        model.advance(500_000);
+        assert_eq!(model.completed(), None);
+        model.advance(60_000_000);
+        assert_eq!(model.completed(), Some(1));
+        model.set_cache(disk.cache);
+        model.submit(60_000_000, 2, write(1 << 30, 4096));
+        model.advance(60_500_000);
+        assert_eq!(model.completed(), Some(2));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The machine's own block devices, as `lsblk` tells of them.
 
 use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +72,30 @@ pub fn parse(json: &[u8]) -> Result<Vec<Real>, RealError> {
             model: node.model.map(|model| model.trim().to_string()).filter(|model| !model.is_empty()),
         })
         .collect())
+}
+
+/// Whether the write cache of a SATA or SAS disk is on; `None` when that is not known, or `hdparm` is not installed.
+pub fn write_cache(path: &Path) -> Option<bool> {
+    let output = hdparm("-W", path).ok()?;
+    match String::from_utf8_lossy(&output.stdout).split_once("write-caching =")?.1.trim().chars().next()? {
+        '1' => Some(true),
+        '0' => Some(false),
+        _ => None,
+    }
+}
+
+/// Turns the write cache of such a disk on or off. When this process ends before it is on again, `hdparm -W1` turns it on.
+///
+/// # Errors
+/// When the disk does not take it.
+pub fn set_write_cache(path: &Path, on: bool) -> io::Result<()> {
+    hdparm(if on { "-W1" } else { "-W0" }, path)?;
+    if write_cache(path) == Some(on) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+fn hdparm(option: &str, path: &Path) -> io::Result<Output> {
+    let output = Command::new("hdparm").arg(option).arg(path).stdin(Stdio::null()).output()?;
+    if output.status.success() { Ok(output) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 /// A program that has a device for itself leaves no other trace than that nobody else gets it.

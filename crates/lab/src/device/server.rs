@@ -97,7 +97,11 @@ impl Server {
         Some(Command { kind, offset, len: on_device.map(|(_, len)| len).sum() })
     }
 
-    fn with_files<T>(&self, name: &OsStr, with: impl FnOnce(&mut Files, &str) -> Result<T, Refused>) -> Result<T, Refused> {
+    fn with_files<T>(
+        &self,
+        name: &OsStr,
+        with: impl FnOnce(&mut Files, &str) -> Result<T, Refused>,
+    ) -> Result<T, Refused> {
         let name = name.to_str().ok_or(Refused::Missing)?;
         with(&mut self.0.files(), name)
     }

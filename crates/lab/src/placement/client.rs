@@ -172,7 +172,8 @@ impl Placement for LibrbdCache {
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        let text = fs::read_to_string(&ground.client_conf).map_err(failed("cannot read the client's ceph.conf"))?;
+        let text =
+            fs::read_to_string(&ground.client_conf).map_err(failed("cannot read the client's ceph.conf"))?;
         let conf = ground.directory.join("librbd-cache.conf");
         let text = text.replace(NO_CACHE, CACHE);
         fs::write(&conf, text).map_err(failed(format!("cannot write {}", conf.display())))?;
@@ -182,7 +183,8 @@ impl Placement for LibrbdCache {
 }
 
 /// librbd's cache as it is unless somebody turns it off, and from the first write on, not from the first flush on.
-const CACHE: &str = "rbd cache = true\nrbd cache policy = writeback\nrbd cache writethrough until flush = false\n";
+const CACHE: &str =
+    "rbd cache = true\nrbd cache policy = writeback\nrbd cache writethrough until flush = false\n";
 
 #[derive(Debug)]
 struct Cached {
@@ -199,9 +201,12 @@ impl Applied for Cached {
         self.client.iter().for_each(|client| client.enter(&mut command));
         let output = command.stdin(Stdio::null()).output().map_err(failed("cannot run rbd"))?;
         let options: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        let wanted = ["rbd_cache", "rbd_cache_policy", "rbd_cache_size", "rbd_cache_writethrough_until_flush"];
-        let told = options.iter().filter_map(|option| Some((option["name"].as_str()?, option["value"].clone())));
-        let told = told.filter(|(name, _)| wanted.contains(name)).map(|(name, value)| (name.to_string(), value));
+        let wanted =
+            ["rbd_cache", "rbd_cache_policy", "rbd_cache_size", "rbd_cache_writethrough_until_flush"];
+        let told =
+            options.iter().filter_map(|option| Some((option["name"].as_str()?, option["value"].clone())));
+        let told =
+            told.filter(|(name, _)| wanted.contains(name)).map(|(name, value)| (name.to_string(), value));
         let proof: serde_json::Map<String, Value> = told.collect();
         if proof.get("rbd_cache").is_some_and(|value| value == "true") {
             return Ok(Value::Object(proof));

@@ -51,7 +51,8 @@ impl Daemon {
         options: &[&str],
     ) -> Result<Daemon, PlacementError> {
         let (program, directory) = (&ground.program, &ground.directory);
-        let (admin, socket) = (directory.join(format!("{name}.admin")), directory.join(format!("{name}.nbd")));
+        let (admin, socket) =
+            (directory.join(format!("{name}.admin")), directory.join(format!("{name}.nbd")));
         let log_path = directory.join(format!("{name}.log"));
         let log = File::create(&log_path).map_err(failed("cannot make the daemon's log"))?;
         let mut command = Command::new(program);
@@ -87,7 +88,8 @@ impl Daemon {
         let line = format!("{command:?}").replace('"', "");
         let output = command.stdin(Stdio::null()).output().map_err(failed(format!("cannot run `{line}`")))?;
         let found = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success());
-        let errors = || String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string();
+        let errors =
+            || String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string();
         found.ok_or_else(|| PlacementError::Command { command: line, output: errors() })
     }
 

@@ -67,14 +67,7 @@ impl Placement for Under {
             .collect();
         // As a cache that knows nothing of Ceph would: in its own order, and the disk alone is nothing while data is dirty.
         let options: &[&str] = if self.caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
-        let daemon = Daemon::start(
-            ground,
-            "osd",
-            cache,
-            cache_bytes,
-            &volumes,
-            options,
-        )?;
+        let daemon = Daemon::start(ground, "osd", cache, cache_bytes, &volumes, options)?;
         if !self.caches {
             for (volume, _) in &volumes {
                 daemon.set_mode(volume, "off")?;

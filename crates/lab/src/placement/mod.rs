@@ -255,9 +255,7 @@ impl Arrangement {
     /// # Errors
     /// That line.
     pub fn probe(&self) -> Result<(), String> {
-        self.placements.iter().try_for_each(|placement| {
-            placement.probe().map_err(|why| format!("{}: {why}", placement.name()))
-        })
+        self.placements.iter().try_for_each(|placement| placement.probe())
     }
 
     /// What a write through all of them is safe from, with so many copies in the cluster.
@@ -285,7 +283,11 @@ impl Arrangement {
 /// Whether `program` is found on the PATH, or what to install.
 fn need(program: &str, package: &str) -> Result<(), String> {
     let found = crate::process::find(program).is_some();
-    if found { Ok(()) } else { Err(format!("{program} is not installed; on Debian: apt-get install {package}")) }
+    if found {
+        Ok(())
+    } else {
+        Err(format!("{program} is not installed; on Debian: apt-get install {package}"))
+    }
 }
 
 /// Runs a command to its end.

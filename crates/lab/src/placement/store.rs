@@ -95,7 +95,10 @@ impl Placement for FileStore {
 
     fn probe(&self) -> Result<(), String> {
         if !rustix::process::geteuid().is_root() {
-            return Err("a filesystem on an emulated disk wants a loop device and a mount, which only root has".into());
+            return Err(
+                "a filesystem on an emulated disk wants a loop device and a mount, which only root has"
+                    .into(),
+            );
         }
         need("mkfs.ext4", "e2fsprogs")
     }
@@ -104,12 +107,17 @@ impl Placement for FileStore {
         // The names of RBD's objects fit; longer ones do not go into ext4's attributes.
         ground.ceph_conf.push("osd max object name len = 256".into());
         ground.ceph_conf.push("osd max object namespace len = 64".into());
-        let mut stored =
-            Stored { placement: self.name(), wanted: [("osd_objectstore", "filestore"); 2], mounts: Vec::new() };
+        let mut stored = Stored {
+            placement: self.name(),
+            wanted: [("osd_objectstore", "filestore"); 2],
+            mounts: Vec::new(),
+        };
         for (number, slot) in ground.slots.iter().enumerate() {
             let mount = ground.directory.join(format!("filestore{number}"));
             fs::create_dir(&mount).map_err(failed(format!("cannot make {}", mount.display())))?;
-            run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "nodiscard,lazy_itable_init=0"]).arg(&slot.data))?;
+            run(Command::new("mkfs.ext4")
+                .args(["-q", "-F", "-E", "nodiscard,lazy_itable_init=0"])
+                .arg(&slot.data))?;
             run(Command::new("mount").args(["-o", "loop,noatime"]).arg(&slot.data).arg(&mount))?;
             stored.mounts.push(mount.clone());
             // Of the filesystem itself only a directory in it is the OSD's, which wants an empty one.
@@ -146,9 +154,17 @@ impl Applied for Stored {
                     return Err(not(format!("OSD {} says {key} = {}", osd["id"], osd[key])));
                 }
             }
-            let told = ["id", "osd_objectstore", "osd_journal", "bluefs_dedicated_db", "rotational", "journal_rotational"];
+            let told = [
+                "id",
+                "osd_objectstore",
+                "osd_journal",
+                "bluefs_dedicated_db",
+                "rotational",
+                "journal_rotational",
+            ];
             let told = told.iter().filter(|key| !osd[**key].is_null());
-            let mut told: serde_json::Map<String, Value> = told.map(|key| (key.to_string(), osd[*key].clone())).collect();
+            let mut told: serde_json::Map<String, Value> =
+                told.map(|key| (key.to_string(), osd[*key].clone())).collect();
             let directory = osd["osd_data"].as_str().map(Path::new);
             for name in ["block", "block.db"] {
                 let link = directory.and_then(|directory| fs::read_link(directory.join(name)).ok());

@@ -59,7 +59,8 @@ impl Journal {
                 Ok((Journal { file, path, results }, true))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(io("make"))?;
+                let file =
+                    OpenOptions::new().append(true).create_new(true).open(&path).map_err(io("make"))?;
                 let mut journal = Journal { file, path, results: header };
                 let header = Box::new(journal.results.clone());
                 journal.append(&Line::Header(header))?;

@@ -93,7 +93,11 @@ impl Runner<'_> {
             lower_bound: None,
             samples: Vec::new(),
             stages: stages(&before, &after),
-            devices: after.devices.iter().map(|(name, now)| (name.clone(), since(now, &before, name))).collect(),
+            devices: after
+                .devices
+                .iter()
+                .map(|(name, now)| (name.clone(), since(now, &before, name)))
+                .collect(),
             cpu_us_per_io: BTreeMap::new(),
             placement: differences(&before.placements, &after.placements),
             drained: drained.filter(|drained: &Drained| drained.dirty_bytes > 0),
@@ -193,7 +197,8 @@ impl Runner<'_> {
         let mut last = f64::MAX;
         for _ in 0..WARM_PASSES_MAX {
             let before = misses()?;
-            let running = Running::start(image, &fio::pass(image, "read", set_bytes)).map_err(RunError::Fio)?;
+            let running =
+                Running::start(image, &fio::pass(image, "read", set_bytes)).map_err(RunError::Fio)?;
             running.finish(&|| self.stop_reason(None)).map_err(RunError::Fio)?;
             let missed = misses()? - before;
             // A set that does not fit never gets there; it is as warm as it gets when a pass is no better than the one before.

@@ -135,7 +135,12 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
     }
     if resumed {
         let done = journal.results.runs.len();
-        progress(&Progress { done, total: runner.total(), left_s: 0.0, what: format!("{done} runs are there already") });
+        progress(&Progress {
+            done,
+            total: runner.total(),
+            left_s: 0.0,
+            what: format!("{done} runs are there already"),
+        });
     }
     let impossible = runner.probe(&mut journal)?;
     let known = journal.results.clone();
@@ -236,7 +241,8 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
         let probed = Arrangement::parse(placement).map_err(RunError::Suite)?.probe();
         not_run.extend(probed.err().map(|why| NotRun { placement: placement.clone(), why }));
     }
-    let impossible = |cell: &crate::suite::Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
+    let impossible =
+        |cell: &crate::suite::Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
     let blocks = schedule::blocks(suite, options.seed, &impossible).map_err(RunError::Suite)?;
     let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
     let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
@@ -307,7 +313,8 @@ impl Runner<'_> {
         clock: &mut Clock,
     ) -> Result<(), RunError> {
         self.interrupted()?;
-        let later_runs = later.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum::<usize>();
+        let later_runs =
+            later.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum::<usize>();
         let mut left = block.steps.iter().map(|step| step.cells.len()).sum::<usize>();
         let tell = |what: String, clock: &Clock, testbeds: usize, left: usize| {
             let total = self.total();
@@ -337,7 +344,8 @@ impl Runner<'_> {
             }
             for cell in &step.cells {
                 self.interrupted()?;
-                let what = format!("{} {} QD{}, repeat {}", cell.placement, cell.workload, cell.depth, step.repeat);
+                let what =
+                    format!("{} {} QD{}, repeat {}", cell.placement, cell.workload, cell.depth, step.repeat);
                 tell(what, clock, later.len(), left);
                 let start = Instant::now();
                 let run = self.measure(&mut stand, cell, step.repeat)?;
@@ -369,8 +377,7 @@ impl Runner<'_> {
             delay: self.delay(),
         };
         let (parent, program) = (&self.options.parent, &self.options.program);
-        let mut testbed =
-            Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
+        let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
         let clients = self.suite.workloads.iter().flat_map(|workload| &workload.clients).max();
         let mut images = Vec::new();
         for number in 0..clients.copied().unwrap_or(1) {
@@ -380,7 +387,8 @@ impl Runner<'_> {
             images.push((name, written));
         }
         let id = journal.results.testbeds.iter().map(|testbed| testbed.id + 1).max().unwrap_or(1);
-        let ceph = testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
+        let ceph =
+            testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
         let proof = testbed.verify().map_err(RunError::Placement)?;
         journal.testbed(Described {
             id,
@@ -396,7 +404,8 @@ impl Runner<'_> {
     /// Writes an image from its begin to its end; returns how much was written.
     fn fill(&self, testbed: &Testbed, image: &str) -> Result<u64, RunError> {
         let (endpoint, bytes) = (testbed.direct(image), self.suite.ground.image_bytes);
-        let running = Running::start(&endpoint, &fio::pass(&endpoint, "write", bytes)).map_err(RunError::Fio)?;
+        let running =
+            Running::start(&endpoint, &fio::pass(&endpoint, "write", bytes)).map_err(RunError::Fio)?;
         let stop = || self.interrupted().err().map(|error| error.to_string());
         running.finish(&stop).map_err(RunError::Fio)?;
         Ok(bytes)
@@ -448,6 +457,7 @@ impl Runner<'_> {
 
 /// Where results go unless another place is named.
 pub fn default_out(suite: &Suite, quick: bool) -> PathBuf {
-    let name = Path::new(&suite.name).file_stem().map_or_else(|| "suite".into(), |name| name.to_string_lossy());
+    let name =
+        Path::new(&suite.name).file_stem().map_or_else(|| "suite".into(), |name| name.to_string_lossy());
     PathBuf::from(format!("{name}{}.json", if quick { "-quick" } else { "" }))
 }

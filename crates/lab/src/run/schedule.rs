@@ -84,7 +84,8 @@ pub fn blocks(suite: &Suite, seed: u64, done: &dyn Fn(&Cell, u32) -> bool) -> Re
         let mut order: Vec<&Shape> = shapes.iter().collect::<BTreeSet<_>>().into_iter().collect();
         random.shuffle(&mut order);
         for shape in order {
-            let on_it = || cells.iter().zip(&shapes).filter(|(_, found)| *found == shape).map(|(cell, _)| cell);
+            let on_it =
+                || cells.iter().zip(&shapes).filter(|(_, found)| *found == shape).map(|(cell, _)| cell);
             let mut steps = Vec::new();
             for &repeat in &repeats {
                 let mut placements: Vec<&String> =
@@ -141,8 +142,10 @@ impl Clock {
 
     /// Seconds for so many testbeds and measurements.
     pub fn left_s(&self, testbeds: usize, runs: usize) -> f64 {
-        let mean = |(count, sum): (u32, f64), first: f64| if count == 0 { first } else { sum / f64::from(count) };
-        mean(self.testbeds, self.first_testbed_s) * testbeds as f64 + mean(self.runs, self.first_run_s) * runs as f64
+        let mean =
+            |(count, sum): (u32, f64), first: f64| if count == 0 { first } else { sum / f64::from(count) };
+        mean(self.testbeds, self.first_testbed_s) * testbeds as f64
+            + mean(self.runs, self.first_run_s) * runs as f64
     }
 }
 
@@ -176,7 +179,9 @@ mod tests {
         let flat = |done: &dyn Fn(&Cell, u32) -> bool| {
             let blocks = blocks(&suite, 3, done).expect("blocks");
             let steps = blocks.into_iter().flat_map(|block| block.steps);
-            steps.flat_map(|step| step.cells.into_iter().map(move |cell| (cell, step.repeat))).collect::<Vec<_>>()
+            steps
+                .flat_map(|step| step.cells.into_iter().map(move |cell| (cell, step.repeat)))
+                .collect::<Vec<_>>()
         };
         let all = flat(&|_, _| false);
         let (first, rest) = all.split_at(40);

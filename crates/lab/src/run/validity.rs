@@ -56,7 +56,10 @@ pub fn faults(evidence: &Evidence) -> Vec<String> {
             evidence.set_bytes, evidence.written_bytes
         ));
     }
-    if evidence.set_bytes > 0 && evidence.set_bytes <= evidence.unnamed_cache_bytes && !evidence.cached_in_memory {
+    if evidence.set_bytes > 0
+        && evidence.set_bytes <= evidence.unnamed_cache_bytes
+        && !evidence.cached_in_memory
+    {
         faults.push(format!(
             "the set of {} bytes fits into caches of {} bytes that the placement does not name",
             evidence.set_bytes, evidence.unnamed_cache_bytes
@@ -83,9 +86,8 @@ pub fn lower_bound(evidence: &Evidence) -> Option<String> {
             evidence.client_cpus, evidence.client_cpus_max
         ));
     }
-    (evidence.busy >= SATURATED).then(|| {
-        format!("the machine's processors were saturated ({:.0} % busy)", evidence.busy * 100.0)
-    })
+    (evidence.busy >= SATURATED)
+        .then(|| format!("the machine's processors were saturated ({:.0} % busy)", evidence.busy * 100.0))
 }
 
 #[cfg(test)]

@@ -166,10 +166,10 @@ fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
     let (layout, arrangement) = layout(args)?;
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
     let program = std::env::current_exe().map_err(Failure::failed)?;
-    let testbed =
-        Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;
+    let testbed = Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;
     testbed.emulate(true);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
     let asked = runtime.block_on(serve(args, &directory, &testbed));
     // In this order: Ceph and the devices before the files below them, and the end of the connection tells that all is gone.
     drop(testbed);

@@ -5,8 +5,8 @@ mod compare;
 mod devices;
 mod plan;
 mod qualify;
-mod run;
 mod report;
+mod run;
 
 use crate::cli::LabCommand;
 use std::path::Path;

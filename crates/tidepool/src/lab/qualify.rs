@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::Scratch;
 use tidepool_lab::device::{Emulated, real};
-use tidepool_lab::qualify::{Grade, Options, Qualification, qualify};
+use tidepool_lab::qualify::{Grade, Options, Qualification, Switch, qualify};
 
 /// What stands before the name of a class in the place of a device.
 const EMULATED: &str = "emulated:";
@@ -28,7 +28,7 @@ struct Target {
     slowed_by: u32,
     device: Option<Emulated>,
     /// Open for as long as it is written, so that nobody else takes it.
-    _exclusive: Option<std::fs::File>,
+    exclusive: Option<std::fs::File>,
     _scratch: Option<Scratch>,
 }
 
@@ -44,7 +44,18 @@ pub fn run(args: &QualifyArgs) -> Result<(), Failure> {
         emulated: target.device.is_some(),
         slowed_by: target.slowed_by,
     };
-    let found = qualify(&target.path, options, &|next| eprintln!("{next}"));
+    let switch = |on| match &target.device {
+        Some(device) => {
+            device.write_cache(on);
+            Ok(())
+        }
+        None => real::set_write_cache(&target.path, on),
+    };
+    // A file in a directory is on a disk that others use, too.
+    let switched = target.device.is_some()
+        || target.exclusive.is_some() && real::write_cache(&target.path) == Some(true);
+    let switch: Option<Switch<'_>> = if switched { Some(&switch) } else { None };
+    let found = qualify(&target.path, options, switch, &|next| eprintln!("{next}"));
     let found = found.map_err(Failure::failed)?;
     let report = Report { device: &args.device, options, found };
     output::print(args.output.format, &report, text)
@@ -65,7 +76,7 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
             path: file,
             slowed_by: 1,
             device: None,
-            _exclusive: None,
+            exclusive: None,
             _scratch: Some(scratch),
         });
     }
@@ -76,7 +87,7 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
         )));
     }
     let exclusive = Some(free(path, args.yes_destroy)?);
-    Ok(Target { path: path.to_path_buf(), slowed_by: 1, device: None, _exclusive: exclusive, _scratch: None })
+    Ok(Target { path: path.to_path_buf(), slowed_by: 1, device: None, exclusive, _scratch: None })
 }
 
 /// Takes a device for ourselves. Refuses one that somebody uses, or whose content nobody has given up.
@@ -109,7 +120,7 @@ fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
     let device = Emulated::start(spec, args.size.0, &[], &scratch.join("backing"), &scratch.join("device"));
     let device = device.map_err(|e| Failure::failed(format!("cannot emulate a device: {e}")))?;
     let path = device.path();
-    Ok(Target { path, slowed_by: args.slow, device: Some(device), _exclusive: None, _scratch: Some(scratch) })
+    Ok(Target { path, slowed_by: args.slow, device: Some(device), exclusive: None, _scratch: Some(scratch) })
 }
 
 fn text(report: &Report<'_>) -> String {
@@ -125,6 +136,17 @@ fn text(report: &Report<'_>) -> String {
         ]);
     }
     let mut text = output::render(&table);
+    match &report.found.without_cache {
+        Some(run) => text.push_str(&format!(
+            "with its write cache off: {} at {:.0} per second, {} on average\n",
+            load(&run.job),
+            run.figures.iops,
+            output::latency(run.figures.mean_us)
+        )),
+        None => {
+            text.push_str("not looked at: its write cache off (a SATA or SAS disk as a whole, with hdparm)\n")
+        }
+    }
     if report.options.slowed_by > 1 {
         text.push_str(&format!("(an emulated device, figures times {})\n", report.options.slowed_by));
     }

@@ -148,7 +148,8 @@ fn bar() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
-    let style = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg}").expect("the template is constant");
+    let style =
+        ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg}").expect("the template is constant");
     bar.set_style(style.progress_chars("=> "));
     bar
 }
