@@ -53,6 +53,8 @@ pub fn find(program: &str) -> Option<std::path::PathBuf> {
 /// Forks and executes `command` on the calling thread.
 fn fork(mut command: Command) -> io::Result<Child> {
     let parent = rustix::process::getpid();
+    // Ctrl-C at a terminal is for this process, which ends its children in order.
+    command.process_group(0);
     // SAFETY: between fork and exec only two async-signal-safe system calls are made, and nothing is allocated.
     unsafe {
         command.pre_exec(move || {

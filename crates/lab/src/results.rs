@@ -120,7 +120,8 @@ pub struct Run {
     pub reads: Option<Figures>,
     /// Writes alone.
     pub writes: Option<Figures>,
-    /// How many requests took how long: upper bounds in nanoseconds and counts, ascending, all clients.
+    /// How many requests took how long: upper bounds in nanoseconds and counts, ascending, all clients. Empty where a write is complete
+    /// with a flush after it.
     pub histogram: Vec<(u64, u64)>,
     /// Why the figures are not those of what was meant. Empty for a good run.
     pub invalid: Vec<String>,

@@ -484,14 +484,18 @@ pub fn summary(runs: &[&Run]) -> Summary {
     let of =
         |metric: Metric| geometric(&counted.iter().filter_map(|run| metric.of(run)).collect::<Vec<f64>>());
     let histogram = merged(&counted).unwrap_or_default();
+    // Without histograms that could be merged it is the worst of the repeats: no percentile is an average.
+    let percentile = |part: u64, of: &dyn Fn(&Run) -> f64| {
+        percentile_us(&histogram, part).or_else(|| counted.iter().map(|run| of(run)).reduce(f64::max))
+    };
     Summary {
         valid: counted.len(),
         invalid: runs.len() - counted.len(),
         iops: of(Metric::Iops),
         mean_us: of(Metric::Mean),
-        p50_us: percentile_us(&histogram, 500),
-        p99_us: percentile_us(&histogram, 990),
-        p999_us: percentile_us(&histogram, 999),
+        p50_us: percentile(500, &|run| run.figures.p50_us),
+        p99_us: percentile(990, &|run| run.figures.p99_us),
+        p999_us: percentile(999, &|run| run.figures.p999_us),
         lower_bound: counted.iter().find_map(|run| run.lower_bound.clone()),
         durability: counted.iter().map(|run| run.durability).min(),
     }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::cluster::OSDS_MAX;
 use crate::device::preset;
 use crate::fio::{Job, Pattern, Sync};
-use crate::placement::Arrangement;
+use crate::placement::{Arrangement, Layer};
 
 /// Longest measurement, in seconds.
 const SECONDS_MAX: u32 = 7 * 24 * 3600;
@@ -321,6 +321,14 @@ impl Suite {
         }
         for found in &self.workloads {
             found.check(&self.ground).map_err(|what| format!("the workload {}: {what}", found.name))?;
+            let placements = if found.placements.is_empty() { &self.placements } else { &found.placements };
+            let below = placements.iter().find(|placement| {
+                let arrangement = Arrangement::parse(placement);
+                arrangement.is_ok_and(|found| found.within(&[Layer::Device]).any(|p| p.caches_reads()))
+            });
+            if let Some(below) = below.filter(|_| found.caches == Caches::Cold) {
+                return Err(format!("the workload {}: the cache of {below} is never cold", found.name));
+            }
             if let Some(unknown) = found.placements.iter().find(|name| !placement(name)) {
                 return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
             }

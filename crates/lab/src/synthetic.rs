@@ -140,6 +140,7 @@ fn sample(placement: &str, second: u64, iops: f64) -> Sample {
         sent_bytes_per_s: iops * 1_300.0 * wave(name),
     };
     Sample {
+        busiest_client_percent: 20.0,
         at_ms: second * 1_000,
         busy_percent: 45.0 * wave("busy"),
         iowait_percent: 6.0 * wave("iowait"),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::cluster::{Cluster, ClusterOptions, Servers};
+use crate::collect::hops::Counters;
 use crate::device::{Counts, Emulated, Preset};
 use crate::fio::Endpoint;
 use crate::placement::{Applied, Arrangement, Ground, Layer, Placement, PlacementError, Slot, Ssd};
@@ -157,6 +158,13 @@ impl Testbed {
         &self.cluster
     }
 
+    /// Whether an OSD does not answer.
+    pub fn is_broken(&self) -> bool {
+        let sockets = self.cluster.osd_sockets();
+        sockets.len() < self.ground.slots.len()
+            || sockets.iter().any(|socket| Counters::now([socket.as_path()]).is_err())
+    }
+
     /// The cluster, to do something to it.
     pub fn cluster_mut(&mut self) -> &mut Cluster {
         &mut self.cluster
@@ -238,16 +246,17 @@ impl Testbed {
         Ok(counters)
     }
 
-    /// Has caches write back what they keep back: for `limit_s` seconds in all at the devices' own speed, then at once. The devices
+    /// Has caches write back what they keep back: for `limit_s` seconds in all at the devices' own speed, or until `stop`, then at once. The devices
     /// answer at once afterwards.
     ///
     /// # Errors
     /// When one cannot.
-    pub fn drain(&self, limit_s: f64) -> Result<Option<Drained>, PlacementError> {
+    pub fn drain(&self, limit_s: f64, stop: &dyn Fn() -> bool) -> Result<Option<Drained>, PlacementError> {
         let mut all: Option<Drained> = None;
         for (_, applied) in self.applied() {
             let spent = all.map_or(0.0, |all| all.seconds);
-            let Some(found) = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false))? else {
+            let Some(found) = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false), stop)?
+            else {
                 continue;
             };
             let before = all.unwrap_or(Drained { dirty_bytes: 0, seconds: 0.0, hurried_bytes: 0 });

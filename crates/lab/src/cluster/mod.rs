@@ -46,6 +46,13 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("monmaptool", "ceph-base"),
 ];
 
+/// The number of the release of Ceph's OSDs that are installed here, such as 16.
+pub fn release() -> Option<u32> {
+    let output = Command::new("ceph-osd").arg("--version").stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split_whitespace().nth(2)?.split('.').next()?.parse().ok()
+}
+
 /// What a cluster looks like.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {

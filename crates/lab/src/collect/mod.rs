@@ -106,6 +106,8 @@ pub struct Sample {
     pub busy_percent: f64,
     /// Processors that had nothing to do but to wait for a disk, in percent of all.
     pub iowait_percent: f64,
+    /// The busiest thread of all clients, in percent of one processor.
+    pub busiest_client_percent: f64,
     /// By kind of process.
     pub classes: BTreeMap<Class, Usage>,
     /// By node, or where there is no network of nodes by interface of the machine.
@@ -203,6 +205,8 @@ struct Look {
     machine: MachineTime,
     /// By id and start.
     processes: HashMap<(u32, u64), (Class, u64)>,
+    /// Threads of clients, by id and start.
+    client_threads: HashMap<(u32, u64), u64>,
     memory: BTreeMap<Class, u64>,
     network: HashMap<String, Traffic>,
     devices: BTreeMap<String, Counts>,
@@ -228,6 +232,12 @@ impl Look {
             at: Instant::now(),
             machine: proc::machine(&text("/proc/stat")).unwrap_or_default(),
             processes: family.iter().map(|s| ((s.pid, s.started), (Class::of(s), s.ticks))).collect(),
+            client_threads: family
+                .iter()
+                .filter(|stat| Class::of(stat) == Class::Client)
+                .flat_map(|stat| proc::threads(stat.pid))
+                .map(|thread| ((thread.pid, thread.started), thread.ticks))
+                .collect(),
             memory,
             network: sources.traffic(),
             devices: sources.devices.iter().map(|(name, counts)| (name.clone(), counts())).collect(),
@@ -266,6 +276,14 @@ impl Look {
             at_ms: self.at.duration_since(start).as_millis() as u64,
             busy_percent: percent(self.machine.busy, last.machine.busy),
             iowait_percent: percent(self.machine.iowait, last.machine.iowait),
+            busiest_client_percent: self
+                .client_threads
+                .iter()
+                .map(|(key, &ticks)| {
+                    let before = last.client_threads.get(key).copied().unwrap_or(0);
+                    ticks.saturating_sub(before) as f64 / ticks_per_s() / seconds * 100.0
+                })
+                .fold(0.0, f64::max),
             classes,
             network: network.collect(),
             devices: devices.collect(),

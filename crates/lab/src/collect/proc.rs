@@ -93,6 +93,13 @@ pub(super) fn descendants(ancestor: u32) -> Vec<Stat> {
     family(ancestor, all)
 }
 
+/// The threads of a process.
+pub(super) fn threads(pid: u32) -> Vec<Stat> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let stat = |entry: fs::DirEntry| stat(&fs::read_to_string(entry.path().join("stat")).ok()?);
+    entries.flatten().filter_map(stat).collect()
+}
+
 /// Those of `all` that descend from `ancestor`.
 fn family(ancestor: u32, all: Vec<Stat>) -> Vec<Stat> {
     let parents: HashMap<u32, u32> = all.iter().map(|stat| (stat.pid, stat.parent)).collect();

@@ -199,9 +199,19 @@ impl Emulated {
         self.mount.join(Files::part_name(number))
     }
 
-    /// Answers at once from now on, or as the model says again. What is on its way keeps its time.
+    /// Answers at once from now on, what is on its way included, or as the model says again: then as a device whose caches are
+    /// empty.
     pub fn pause(&self, paused: bool) {
         self.shared.instant.store(paused, Ordering::Release);
+        if !paused {
+            return;
+        }
+        let answers = {
+            let mut state = self.shared.lock();
+            state.model = state.model.anew();
+            std::mem::take(&mut state.answers)
+        };
+        answers.into_values().for_each(|pending| pending.answer.send());
     }
 
     /// Turns its write cache off, or on again.

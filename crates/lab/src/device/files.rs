@@ -123,6 +123,9 @@ impl Files {
     /// Gives a file another name, in the place of whatever has that. Returns what is free now.
     pub(super) fn rename(&mut self, from: &str, to: &str) -> Result<Vec<(u64, u64)>, Refused> {
         let inode = self.find(from).filter(|&inode| inode != DISK).ok_or(Refused::Missing)?;
+        if to == NAME {
+            return Err(Refused::Exists);
+        }
         let freed = if from == to { Vec::new() } else { self.unlink(to).unwrap_or_default() };
         self.nodes.get_mut(&inode).ok_or(Refused::Missing)?.name = Some(to.into());
         Ok(freed)
@@ -133,7 +136,24 @@ impl Files {
         let node = self.nodes.get_mut(&inode).ok_or(Refused::Missing)?;
         node.bytes = bytes;
         let gone = node.chunks.split_off(node.chunks.len().min(bytes.div_ceil(CHUNK_BYTES) as usize));
-        Ok(self.give_back(gone))
+        // What is behind the end of the last chunk that stays is zeroes when the file grows again.
+        let inside = bytes % CHUNK_BYTES;
+        let last = node.chunks.last().copied().flatten().filter(|_| inside > 0);
+        let tail = last.filter(|_| node.chunks.len() as u64 == bytes.div_ceil(CHUNK_BYTES));
+        let tail = tail.map(|chunk| (chunk * CHUNK_BYTES + inside, CHUNK_BYTES - inside));
+        let mut freed = self.give_back(gone);
+        freed.extend(tail);
+        Ok(freed)
+    }
+
+    /// As [`Files::reserve`], and the file stays as long as it is.
+    pub(super) fn reserve_only(&mut self, inode: u64, offset: u64, len: u64) -> Result<(), Refused> {
+        let bytes = self.bytes(inode).ok_or(Refused::Missing)?;
+        self.reserve(inode, offset, len)?;
+        if let Some(node) = self.nodes.get_mut(&inode) {
+            node.bytes = bytes;
+        }
+        Ok(())
     }
 
     /// Gives a range of a file its space, all of it or nothing, and makes the file as long as that.
@@ -230,6 +250,11 @@ mod tests {
         assert_eq!(files.rename("a.new", "a"), Ok(vec![]), "the old one is open");
         assert_eq!(files.find("a"), Some(new));
         assert_eq!(files.closed(old), [(0, MIB), (MIB, MIB)]);
+        assert_eq!(files.resize(new, MIB - 5), Ok(vec![(3 * MIB - 5, 5)]), "its tail is to be zeroes");
+        assert_eq!(files.rename("a", "disk"), Err(Refused::Exists));
+        assert_eq!(files.resize(new, 0), Ok(vec![(2 * MIB, MIB)]));
+        files.reserve_only(new, 0, MIB).expect("room");
+        assert_eq!((files.bytes(new), files.free_bytes()), (Some(0), 3 * MIB));
         assert_eq!(files.resize(new, 0), Ok(vec![(2 * MIB, MIB)]));
         assert_eq!(files.free_bytes(), 4 * MIB);
         assert_eq!(files.unlink("nothing"), Err(Refused::Missing));

@@ -74,6 +74,7 @@ struct Entry {
 #[derive(Debug)]
 pub struct Model {
     spec: Spec,
+    size_bytes: u64,
     media: State,
     now: Nanos,
     media_busy: bool,
@@ -108,6 +109,7 @@ impl Model {
         let media = State::new(&spec, size_bytes);
         Model {
             spec,
+            size_bytes,
             media,
             now: 0,
             media_busy: false,
@@ -121,6 +123,11 @@ impl Model {
             cache_turn: false,
             done: VecDeque::new(),
         }
+    }
+
+    /// The same device with nothing on its way and nothing in its caches, at the same time.
+    pub fn anew(&self) -> Model {
+        Model { now: self.now, ..Model::new(self.spec.clone(), self.size_bytes) }
     }
 
     /// A command reaches the device at `now`, or at the time that it has been advanced to, if that is later. `id` is the caller's and unique among those not done.

@@ -193,9 +193,12 @@ impl Filesystem for Server {
         name: &OsStr,
         _new_parent: INodeNo,
         new_name: &OsStr,
-        _flags: RenameFlags,
+        flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        if !flags.is_empty() {
+            return reply.error(Errno::EINVAL);
+        }
         let to = new_name.to_str().ok_or(Refused::Missing);
         let renamed = to.and_then(|to| self.with_files(name, |files, from| files.rename(from, to)));
         self.change(renamed, reply);
@@ -346,7 +349,12 @@ impl Filesystem for Server {
     ) {
         let flags = FallocateFlags::from_bits_truncate(mode.cast_unsigned());
         if !flags.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE) {
-            let reserved = self.0.files().reserve(inode.0, offset, len);
+            let mut files = self.0.files();
+            let reserved = match flags.contains(FallocateFlags::KEEP_SIZE) {
+                true => files.reserve_only(inode.0, offset, len),
+                false => files.reserve(inode.0, offset, len),
+            };
+            drop(files);
             return self.change(reserved.map(|()| Vec::new()), reply);
         }
         let extents = self.0.files().extents(inode.0, offset, len);

@@ -188,7 +188,6 @@ fn common(size_bytes: u64) -> Vec<String> {
         "--norandommap=1".into(),
         "--random_generator=tausworthe64".into(),
         "--refill_buffers=1".into(),
-        "--direct=1".into(),
         format!("--size={size_bytes}"),
     ]
 }
@@ -196,12 +195,15 @@ fn common(size_bytes: u64) -> Vec<String> {
 /// Arguments that name the endpoint.
 fn endpoint(endpoint: &Endpoint) -> Vec<String> {
     match endpoint {
-        Endpoint::File(path) => vec!["--ioengine=io_uring".into(), format!("--filename={}", path.display())],
+        Endpoint::File(path) => {
+            vec!["--ioengine=io_uring".into(), "--direct=1".into(), format!("--filename={}", path.display())]
+        }
         Endpoint::Nbd { socket, export } => {
             vec!["--ioengine=nbd".into(), format!("--uri=nbd+unix:///{export}?socket={}", socket.display())]
         }
         Endpoint::Rbd { image, .. } => {
             vec![
+                // With --direct=1 fio turns librbd's cache off; whether it is on is for ceph.conf to say.
                 "--ioengine=rbd".into(),
                 "--clientname=admin".into(),
                 "--pool=rbd".into(),

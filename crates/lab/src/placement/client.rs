@@ -93,12 +93,17 @@ impl Applied for Hosted {
         self.daemon.counters()
     }
 
-    fn drain(&self, limit_s: f64, hurry: &dyn Fn()) -> Result<Option<Drained>, PlacementError> {
-        self.daemon.drain(limit_s, hurry)
+    fn drain(
+        &self,
+        limit_s: f64,
+        hurry: &dyn Fn(),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Drained>, PlacementError> {
+        self.daemon.drain(limit_s, hurry, stop)
     }
 
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
-        self.daemon.drain(0.0, &|| ())?;
+        self.daemon.drain(0.0, &|| (), &|| true)?;
         self.daemon.stop()
     }
 }

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -14,6 +15,12 @@ use crate::results::Drained;
 
 /// Longest wait for the end of a daemon that has nothing left to write back.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Longest wait for a daemon to be ready, with a new cache to format.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// Longest wait for an answer, in seconds.
+const ANSWER_LIMIT_S: u32 = 60;
+/// Longest drain with devices that answer at once.
+const HURRIED_LIMIT: Duration = Duration::from_secs(300);
 /// How often a drain is looked at.
 const POLL: Duration = Duration::from_millis(100);
 /// Counters of a volume that are kept, beside its latencies.
@@ -29,7 +36,7 @@ const COUNTERS: [&str; 9] = [
     "drained_blocks",
 ];
 
-/// A daemon with its cache. Dropping it kills it.
+/// A daemon with its cache. Dropping it kills it and removes the cache.
 #[derive(Debug)]
 pub(super) struct Daemon {
     program: PathBuf,
@@ -66,7 +73,14 @@ impl Daemon {
         ground.client.iter().for_each(|client| client.enter(&mut command));
         let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
         let output = process.child().stdout.take().expect("its output is piped");
-        let ready = BufReader::new(output).lines().map_while(Result::ok).any(|line| line == "ready");
+        let (sender, ready) = channel();
+        // The thread ends with the daemon's output, and keeps the pipe from filling up until then.
+        std::thread::spawn(move || {
+            let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+            let _ = sender.send(lines.any(|line| line == "ready"));
+            lines.for_each(drop);
+        });
+        let ready = ready.recv_timeout(START_LIMIT).unwrap_or(false);
         let daemon = Daemon { program: program.clone(), process, cache, admin, socket };
         if ready {
             return Ok(daemon);
@@ -83,7 +97,8 @@ impl Daemon {
 
     /// Runs `tidepool WORDS --admin … --format json` and returns what it prints.
     fn ask(&self, words: &[&str]) -> Result<Value, PlacementError> {
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new("timeout");
+        command.arg(ANSWER_LIMIT_S.to_string()).arg(&self.program);
         command.args(words).arg(format!("--admin={}", self.admin.display())).args(["--format", "json"]);
         let line = format!("{command:?}").replace('"', "");
         let output = command.stdin(Stdio::null()).output().map_err(failed(format!("cannot run `{line}`")))?;
@@ -141,8 +156,13 @@ impl Daemon {
         Ok(Value::Object(counters))
     }
 
-    /// Drains all volumes, for `limit_s` seconds as fast as the devices are; then `hurry` is called.
-    pub(super) fn drain(&self, limit_s: f64, hurry: &dyn Fn()) -> Result<Option<Drained>, PlacementError> {
+    /// Drains all volumes, for `limit_s` seconds as fast as the devices are; then, or when `stop` says so, `hurry` is called.
+    pub(super) fn drain(
+        &self,
+        limit_s: f64,
+        hurry: &dyn Fn(),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Drained>, PlacementError> {
         let dirty = || self.counters().map(|counters| counters["dirty_bytes"].as_u64().unwrap_or(0));
         let dirty_bytes = dirty()?;
         let start = Instant::now();
@@ -151,25 +171,38 @@ impl Daemon {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut drain = Process::spawn(command).map_err(failed("cannot run `tidepool volume drain`"))?;
         let limit = Duration::from_secs_f64(limit_s.max(0.0));
-        let ended = drain.wait(limit).map_err(failed("cannot wait for the drain"))?;
+        let mut wait = |limit: Duration, stop: &dyn Fn() -> bool| {
+            let start = Instant::now();
+            loop {
+                let ended = drain.wait(POLL).map_err(failed("cannot wait for the drain"))?.is_some();
+                if ended || start.elapsed() >= limit || stop() {
+                    return Ok::<_, PlacementError>(ended);
+                }
+            }
+        };
+        let ended = wait(limit, stop)?;
         let seconds = start.elapsed().as_secs_f64();
-        let hurried_bytes = if ended.is_some() { 0 } else { dirty()? };
+        let hurried_bytes = if ended { 0 } else { dirty()? };
         hurry();
-        while drain.try_wait().map_err(failed("cannot wait for the drain"))?.is_none() {
-            std::thread::sleep(POLL);
+        if !wait(HURRIED_LIMIT, &|| false)? {
+            return Err(failed("tidepool volume drain")(std::io::ErrorKind::TimedOut.into()));
         }
         Ok(Some(Drained { dirty_bytes, seconds, hurried_bytes }))
     }
 
-    /// Ends it and removes its cache. What it has not drained is refused by its volumes' images from then on, so drain first.
+    /// Ends it. What it has not drained is refused by its volumes' images from then on, so drain first.
     pub(super) fn stop(mut self) -> Result<(), PlacementError> {
         self.process.signal(rustix::process::Signal::TERM).map_err(failed("cannot end tidepool"))?;
-        let ended = self.process.wait(STOP_LIMIT).map_err(failed("cannot wait for tidepool"))?;
-        drop(self.process);
-        fs::remove_file(&self.cache).map_err(failed(format!("cannot remove {}", self.cache.display())))?;
-        match ended {
+        match self.process.wait(STOP_LIMIT).map_err(failed("cannot wait for tidepool"))? {
             Some(_) => Ok(()),
             None => Err(failed("tidepool serve")(std::io::ErrorKind::TimedOut.into())),
         }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = fs::remove_file(&self.cache);
     }
 }

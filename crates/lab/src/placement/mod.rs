@@ -137,12 +137,17 @@ pub trait Applied: Debug {
     fn counters(&self) -> Result<Value, PlacementError> {
         Ok(Value::Null)
     }
-    /// Writes back what it has not yet written back; for `limit_s` seconds as fast as the devices are, then `hurry` is called, which
-    /// makes them fast. `None` when it keeps nothing back.
+    /// Writes back what it has not yet written back; for `limit_s` seconds as fast as the devices are, then, or when `stop` says so,
+    /// `hurry` is called, which makes them fast. `None` when it keeps nothing back.
     ///
     /// # Errors
     /// When it cannot.
-    fn drain(&self, _limit_s: f64, _hurry: &dyn Fn()) -> Result<Option<Drained>, PlacementError> {
+    fn drain(
+        &self,
+        _limit_s: f64,
+        _hurry: &dyn Fn(),
+        _stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Drained>, PlacementError> {
         Ok(None)
     }
     /// Forgets what it has only in memory of the machine, such as a page cache that nobody has named.

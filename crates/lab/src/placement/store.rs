@@ -11,6 +11,9 @@ use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need
 use crate::cluster::{Cluster, Store};
 use crate::mounts::unmount_below;
 
+/// The release of Ceph that came without FileStore.
+const FILESTORE_GONE: u32 = 18;
+
 pub(super) static BLUESTORE_COLOCATED: BlueStore = BlueStore { db_on_ssd: false };
 pub(super) static BLUESTORE_DBWAL: BlueStore = BlueStore { db_on_ssd: true };
 pub(super) static FILESTORE_COLOCATED: FileStore = FileStore { journal_on_ssd: false };
@@ -100,7 +103,14 @@ impl Placement for FileStore {
                     .into(),
             );
         }
-        need("mkfs.ext4", "e2fsprogs")
+        need("mkfs.ext4", "e2fsprogs")?;
+        need("losetup", "mount")?;
+        match crate::cluster::release() {
+            Some(release) if release >= FILESTORE_GONE => {
+                Err(format!("Ceph {release} has no FileStore any more"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
@@ -120,6 +130,7 @@ impl Placement for FileStore {
                 .arg(&slot.data))?;
             run(Command::new("mount").args(["-o", "loop,noatime"]).arg(&slot.data).arg(&mount))?;
             stored.mounts.push(mount.clone());
+            past_the_page_cache(&slot.data)?;
             // Of the filesystem itself only a directory in it is the OSD's, which wants an empty one.
             let data = mount.join("osd");
             fs::create_dir(&data).map_err(failed(format!("cannot make {}", data.display())))?;
@@ -132,6 +143,15 @@ impl Placement for FileStore {
         }
         Ok(Box::new(stored))
     }
+}
+
+/// Has the loop device of a file send its requests past the page cache, which is also what makes it send more than one at a time.
+fn past_the_page_cache(file: &Path) -> Result<(), PlacementError> {
+    let mut command = Command::new("losetup");
+    command.args(["--noheadings", "--output", "NAME", "--associated"]).arg(file);
+    let output = command.output().map_err(failed("cannot run losetup"))?;
+    let device = String::from_utf8_lossy(&output.stdout).trim().to_string();
+    run(Command::new("losetup").arg("--direct-io=on").arg(&device))
 }
 
 /// A store that is in use.

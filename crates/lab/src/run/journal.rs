@@ -43,17 +43,19 @@ impl Journal {
         let path = path_of(out);
         if restart {
             let _ = fs::remove_file(&path);
-        } else if out.exists() {
+        } else if out.exists() && !path.exists() {
             return Err(RunError::Finished(out.into()));
         }
         let io = |what: &str| RunError::io(format!("cannot {what} {}", path.display()));
         match fs::read(&path) {
             Ok(bytes) => {
                 let (results, good) = read(&bytes).ok_or_else(|| RunError::NoJournal(path.clone()))?;
-                if results.suite_sha256 != header.suite_sha256 || results.devices != header.devices {
+                let same = results.suite_sha256 == header.suite_sha256 && results.devices == header.devices;
+                if !same || results.machine.versions != header.machine.versions {
                     return Err(RunError::Other(path));
                 }
                 let file = OpenOptions::new().append(true).open(&path).map_err(io("open"))?;
+                lock(&file, &path)?;
                 // What was being written when the last one was killed.
                 file.set_len(good).map_err(io("write"))?;
                 Ok((Journal { file, path, results }, true))
@@ -61,6 +63,7 @@ impl Journal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let file =
                     OpenOptions::new().append(true).create_new(true).open(&path).map_err(io("make"))?;
+                lock(&file, &path)?;
                 let mut journal = Journal { file, path, results: header };
                 let header = Box::new(journal.results.clone());
                 journal.append(&Line::Header(header))?;
@@ -96,7 +99,10 @@ impl Journal {
     }
 
     /// All is measured: the results stand where they are wanted, and the journal goes.
-    pub(super) fn finish(self, out: &Path) -> Result<Results, RunError> {
+    pub(super) fn finish(mut self, out: &Path) -> Result<Results, RunError> {
+        // What was not possible at first may have been possible later, when somebody else went on with it.
+        let Results { not_run, runs, .. } = &mut self.results;
+        not_run.retain(|not_run| !runs.iter().any(|run| run.cell.placement == not_run.placement));
         let mut new = out.as_os_str().to_owned();
         new.push(".new");
         let text = serde_json::to_string(&self.results).expect("results are plain data") + "\n";
@@ -110,6 +116,12 @@ impl Journal {
             .map_err(RunError::io(format!("cannot write {}", out.display())))?;
         Ok(self.results)
     }
+}
+
+/// Two runs do not write into one journal.
+fn lock(file: &File, path: &Path) -> Result<(), RunError> {
+    let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::flock(file, operation).map_err(|_| RunError::UnderWay(path.into()))
 }
 
 /// A testbed is told of again when one more placement has shown that it is in place.

@@ -5,6 +5,7 @@ mod measure;
 pub mod schedule;
 pub mod validity;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,15 +20,20 @@ use crate::fio::{self, FioError, Running};
 use crate::machine;
 use crate::network::Network;
 use crate::placement::{Arrangement, PlacementError};
-use crate::results::{FORMAT, Frozen, NotRun, Results, Testbed as Described};
-use crate::suite::Suite;
+use crate::results::{FORMAT, Frozen, NotRun, Results, Run, Testbed as Described};
+use crate::suite::{Cell, Suite};
 use crate::testbed::{Layout, Testbed};
 use journal::Journal;
-use measure::Stand;
+use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock, Shape, Step};
 
 /// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
 const DRAIN_S: (f64, f64) = (3.0, 600.0);
+
+/// How often what fails is tried: a cluster that broke is replaced once.
+const ATTEMPTS: u32 = 2;
+/// What is between client and OSDs where there is no network.
+const LOOPBACK: &str = "the loopback interface";
 
 /// What is to be done, and for whom.
 #[derive(Debug)]
@@ -71,7 +77,7 @@ pub struct Progress {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The user has interrupted it.
-    #[error("interrupted; the same command goes on where it was")]
+    #[error("interrupted; the same command, without --restart, goes on where it was")]
     Interrupted,
     /// There are results already.
     #[error("{}: it has run already; choose another --out, or --restart", .0.display())]
@@ -80,8 +86,20 @@ pub enum RunError {
     #[error("{}: no run in the making; remove it, or --restart", .0.display())]
     NoJournal(PathBuf),
     /// The file of a run in the making is that of another suite.
-    #[error("{}: a run of another suite, or with other devices; choose another --out, or --restart", .0.display())]
+    #[error(
+        "{}: a run of another suite, or with other devices or programs; choose another --out, or --restart",
+        .0.display()
+    )]
     Other(PathBuf),
+    /// Somebody else is at it.
+    #[error("{}: another run is writing it", .0.display())]
+    UnderWay(PathBuf),
+    /// What was measured so far had a network.
+    #[error("what was measured so far had a network, and now there is none: {0}")]
+    NoNetwork(String),
+    /// Some of it could not be measured.
+    #[error("not all was measured; the same command tries the rest again; the first thing that failed: {0}")]
+    Failed(String),
     /// Nothing of the suite can run here.
     #[error("nothing of it can run here; {0}")]
     Nothing(String),
@@ -118,6 +136,8 @@ struct Runner<'a> {
     begun: Instant,
     /// Why clusters cannot have the network that the suite wants.
     no_network: Option<String>,
+    /// What failed first in this attempt.
+    failed: RefCell<Option<String>>,
 }
 
 /// Measures a suite and returns its results, which are then also in [`Options::out`]. `progress` is told what comes next.
@@ -129,9 +149,21 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
     let (mut journal, resumed) = Journal::open(&options.out, header, options.restart)?;
     let seed = journal.results.seed;
     let suite = options.suite.clone();
-    let mut runner = Runner { suite, options, progress, begun: Instant::now(), no_network: None };
+    let mut runner = Runner {
+        suite,
+        options,
+        progress,
+        begun: Instant::now(),
+        no_network: None,
+        failed: RefCell::new(None),
+    };
     if runner.suite.ground.servers > 0 {
         runner.no_network = Network::available(runner.delay()).err().map(|why| why.to_string());
+    }
+    if let Some(why) = &runner.no_network
+        && journal.results.testbeds.iter().any(|testbed| !testbed.network.starts_with(LOOPBACK))
+    {
+        return Err(RunError::NoNetwork(why.clone()));
     }
     if resumed {
         let done = journal.results.runs.len();
@@ -143,19 +175,24 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         });
     }
     let impossible = runner.probe(&mut journal)?;
-    let known = journal.results.clone();
-    let done = |cell: &crate::suite::Cell, repeat: u32| {
-        let impossible = impossible.contains_key(&cell.placement);
-        impossible || known.runs.iter().any(|run| run.cell == *cell && run.repeat == repeat)
-    };
-    let blocks = schedule::blocks(&runner.suite, seed, &done).map_err(RunError::Suite)?;
-    let nothing = impossible.values().next().cloned().unwrap_or_default();
-    if blocks.is_empty() && journal.results.runs.is_empty() {
-        return Err(RunError::Nothing(nothing));
-    }
     let mut clock = Clock::new(&runner.suite);
-    for (at, block) in blocks.iter().enumerate() {
-        runner.block(block, &blocks[at + 1..], &mut journal, &mut clock)?;
+    for _ in 0..ATTEMPTS {
+        runner.failed.take();
+        let known = journal.results.runs.clone();
+        let done = |cell: &Cell, repeat: u32| {
+            let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
+            impossible.contains_key(&cell.placement) || known.iter().any(made)
+        };
+        let blocks = schedule::blocks(&runner.suite, seed, &done).map_err(RunError::Suite)?;
+        for (at, block) in blocks.iter().enumerate() {
+            runner.block(block, &blocks[at + 1..], &mut journal, &mut clock)?;
+        }
+    }
+    if let Some(failed) = runner.failed.take() {
+        return Err(RunError::Failed(failed));
+    }
+    if journal.results.runs.is_empty() {
+        return Err(RunError::Nothing(impossible.values().next().cloned().unwrap_or_default()));
     }
     let out = runner.options.out.clone();
     journal.finish(&out)
@@ -241,8 +278,7 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
         let probed = Arrangement::parse(placement).map_err(RunError::Suite)?.probe();
         not_run.extend(probed.err().map(|why| NotRun { placement: placement.clone(), why }));
     }
-    let impossible =
-        |cell: &crate::suite::Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
+    let impossible = |cell: &Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
     let blocks = schedule::blocks(suite, options.seed, &impossible).map_err(RunError::Suite)?;
     let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
     let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
@@ -323,24 +359,13 @@ impl Runner<'_> {
         };
         tell(format!("a cluster with {}", block.shape.below), clock, later.len() + 1, left);
         let start = Instant::now();
-        let mut stand = match self.stand(&block.shape, journal) {
-            Ok(stand) => stand,
-            Err(error @ (RunError::Placement(_) | RunError::Fio(_))) => {
-                self.interrupted()?;
-                for step in &block.steps {
-                    journal.not_run(NotRun { placement: step.placement.clone(), why: error.to_string() })?;
-                }
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        };
+        let stand = self.stand(&block.shape, journal);
+        let Some(mut stand) = self.attempt(stand)? else { return Ok(()) };
         clock.testbed(start.elapsed().as_secs_f64());
         for step in &block.steps {
-            if let Err(error) = self.place(&mut stand, step, journal) {
-                self.interrupted()?;
-                journal.not_run(NotRun { placement: step.placement.clone(), why: error.to_string() })?;
-                left -= step.cells.len();
-                continue;
+            let placed = self.place(&mut stand, step, journal);
+            if self.attempt(placed)?.is_none() {
+                return Ok(());
             }
             for cell in &step.cells {
                 self.interrupted()?;
@@ -348,15 +373,33 @@ impl Runner<'_> {
                     format!("{} {} QD{}, repeat {}", cell.placement, cell.workload, cell.depth, step.repeat);
                 tell(what, clock, later.len(), left);
                 let start = Instant::now();
-                let run = self.measure(&mut stand, cell, step.repeat)?;
+                let run = self.measure(&mut stand, cell, step.repeat);
+                let Some(run) = self.attempt(run)? else { return Ok(()) };
                 journal.run(run)?;
                 clock.run(start.elapsed().as_secs_f64());
                 left -= 1;
+                if stand.testbed.is_broken() {
+                    // What is left of the block gets a new cluster.
+                    return Ok(());
+                }
             }
         }
         // An image is given back as it was: with everything in it.
-        stand.testbed.front(None).map_err(RunError::Placement)?;
-        Ok(())
+        let given_back = stand.testbed.front(None).map_err(RunError::Placement);
+        self.attempt(given_back).map(drop)
+    }
+
+    /// What is wrong with one testbed is remembered and ends that, not the suite.
+    fn attempt<T>(&self, outcome: Result<T, RunError>) -> Result<Option<T>, RunError> {
+        match outcome {
+            Ok(value) => Ok(Some(value)),
+            Err(error @ (RunError::Placement(_) | RunError::Fio(_))) => {
+                self.interrupted()?;
+                self.failed.borrow_mut().get_or_insert_with(|| error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Brings a testbed up and fills its images.
@@ -406,8 +449,8 @@ impl Runner<'_> {
         let (endpoint, bytes) = (testbed.direct(image), self.suite.ground.image_bytes);
         let running =
             Running::start(&endpoint, &fio::pass(&endpoint, "write", bytes)).map_err(RunError::Fio)?;
-        let stop = || self.interrupted().err().map(|error| error.to_string());
-        running.finish(&stop).map_err(RunError::Fio)?;
+        let deadline = Instant::now() + PASS_LIMIT;
+        running.finish(&|| self.stop_reason(deadline)).map_err(RunError::Fio)?;
         Ok(bytes)
     }
 
@@ -421,8 +464,8 @@ impl Runner<'_> {
     /// What is between clients and OSDs, in words.
     fn network(&self, testbed: &Testbed) -> String {
         let loopback = || match &self.no_network {
-            None => "the loopback interface".to_string(),
-            Some(why) => format!("the loopback interface, without a delay: {why}"),
+            None => LOOPBACK.to_string(),
+            Some(why) => format!("{LOOPBACK}, without a delay: {why}"),
         };
         testbed.cluster().network().map_or_else(loopback, Network::describe)
     }

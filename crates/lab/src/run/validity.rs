@@ -5,7 +5,7 @@
 const READ_PART_MIN: f64 = 0.5;
 /// Fewer requests than this show nothing.
 const REQUESTS_MIN: u64 = 10;
-/// From this part of its processors on, a client or a machine is what limits a measurement.
+/// From this part on, a client's thread or a machine's processors are what limits a measurement.
 const SATURATED: f64 = 0.95;
 
 /// What is known of a run.
@@ -29,10 +29,8 @@ pub struct Evidence {
     pub device_read_bytes: u64,
     /// Requests of all clients.
     pub requests: u64,
-    /// Processors that the clients kept busy.
-    pub client_cpus: f64,
-    /// Processors that the clients could have kept busy: as many as they have threads, or the machine has.
-    pub client_cpus_max: f64,
+    /// Part of a processor that the busiest thread of all clients used.
+    pub client_thread: f64,
     /// Part of the machine's processors that were busy.
     pub busy: f64,
     /// Why the load generator gave up.
@@ -80,11 +78,9 @@ pub fn faults(evidence: &Evidence) -> Vec<String> {
 
 /// Why a placement might do more than was measured.
 pub fn lower_bound(evidence: &Evidence) -> Option<String> {
-    if evidence.client_cpus >= evidence.client_cpus_max * SATURATED {
-        return Some(format!(
-            "the client's processors were saturated ({:.2} of {:.0} busy)",
-            evidence.client_cpus, evidence.client_cpus_max
-        ));
+    if evidence.client_thread >= SATURATED {
+        let percent = evidence.client_thread * 100.0;
+        return Some(format!("a thread of the client was saturated ({percent:.0} % of a processor)"));
     }
     (evidence.busy >= SATURATED)
         .then(|| format!("the machine's processors were saturated ({:.0} % busy)", evidence.busy * 100.0))
@@ -104,8 +100,7 @@ mod tests {
             read_bytes: 1 << 20,
             device_read_bytes: 1 << 20,
             requests: 1000,
-            client_cpus: 0.3,
-            client_cpus_max: 1.0,
+            client_thread: 0.3,
             busy: 0.6,
             ..Evidence::default()
         }
@@ -131,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_limit_of_the_machine_is_not_one_of_the_placement() {
-        let client = Evidence { client_cpus: 0.97, ..good() };
+        let client = Evidence { client_thread: 0.97, ..good() };
         assert!(lower_bound(&client).expect("a bound").contains("client"));
         let machine = Evidence { busy: 0.99, ..good() };
         assert!(lower_bound(&machine).expect("a bound").contains("machine"));
