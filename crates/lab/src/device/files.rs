@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(files.resize(new, 0), Ok(vec![(2 * MIB, MIB)]));
         files.reserve_only(new, 0, MIB).expect("room");
         assert_eq!((files.bytes(new), files.free_bytes()), (Some(0), 3 * MIB));
-        assert_eq!(files.resize(new, 0), Ok(vec![(2 * MIB, MIB)]));
+        assert_eq!(files.resize(new, 0), Ok(vec![(0, MIB)]));
         assert_eq!(files.free_bytes(), 4 * MIB);
         assert_eq!(files.unlink("nothing"), Err(Refused::Missing));
         assert_eq!(files.unlink("disk"), Err(Refused::Missing), "the device itself stays");

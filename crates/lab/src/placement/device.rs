@@ -1,11 +1,10 @@
 //! Below the OSDs: a cache on the SSD in front of each disk, and its control, the same way without a cache.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::daemon::Daemon;
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, wait};
@@ -17,12 +16,11 @@ use crate::results::Drained;
 pub(super) static OSD_TIDEPOOL: Under = Under { caches: true };
 pub(super) static OSD_PASSTHROUGH: Under = Under { caches: false };
 
-/// Requests in flight to each disk.
-const IN_FLIGHT_MAX: u32 = 128;
 /// Size of a cache that is not used, in bytes: the smallest.
 const UNUSED_CACHE_BYTES: u64 = 64 << 20;
 
-/// Tidepool between OSDs and their disks. It serves the disks over NBD, and libnbd's nbdfuse makes files of them again.
+/// Tidepool between OSDs and their disks. It serves the disks over NBD, and libnbd's nbdfuse makes files of them again, which carries
+/// ten requests of an OSD at a time.
 #[derive(Debug)]
 pub(super) struct Under {
     caches: bool,
@@ -77,29 +75,12 @@ impl Placement for Under {
                 daemon.set_mode(volume, "off")?;
             }
         }
-        let mut below = Below {
-            placement: self.name(),
-            caches: self.caches,
-            mounts: Vec::new(),
-            in_flight: Vec::new(),
-            daemon,
-        };
+        let mut below = Below { placement: self.name(), caches: self.caches, mounts: Vec::new(), daemon };
         for (slot, (volume, _)) in ground.slots.iter_mut().zip(&volumes) {
             slot.data = below.mount(ground.directory.join(format!("{volume}.disk")), volume)?;
         }
         Ok(Box::new(below))
     }
-}
-
-/// Has the kernel send more requests to a FUSE server before it waits for answers than the 12 it would; returns how many it sends.
-/// Only root may change that.
-fn widen(file: &Path) -> Option<u64> {
-    let device = fs::metadata(file).ok()?.dev();
-    let minor = rustix::fs::minor(device);
-    let knob = PathBuf::from(format!("/sys/fs/fuse/connections/{minor}/max_background"));
-    let _ = fs::write(&knob, IN_FLIGHT_MAX.to_string());
-    let _ = fs::write(knob.with_file_name("congestion_threshold"), IN_FLIGHT_MAX.to_string());
-    fs::read_to_string(knob).ok()?.trim().parse().ok()
 }
 
 /// What is between OSDs and disks.
@@ -108,8 +89,6 @@ struct Below {
     placement: &'static str,
     caches: bool,
     mounts: Vec<(PathBuf, Process)>,
-    /// Most requests that the kernel sends to each of them, where that is known.
-    in_flight: Vec<Option<u64>>,
     // After the mounts that need it.
     daemon: Daemon,
 }
@@ -120,14 +99,11 @@ impl Below {
         fs::create_dir(&directory).map_err(failed(format!("cannot make {}", directory.display())))?;
         let file = directory.join("disk");
         let mut command = Command::new("nbdfuse");
-        // Each request in flight has a thread there, and a fast one is not to wait for slow ones.
-        command.args(["-o", &format!("max_threads={IN_FLIGHT_MAX}")]);
         command.arg(&file).arg(format!("nbd+unix:///{volume}?socket={}", self.daemon.socket().display()));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::spawn(command).map_err(failed("cannot run nbdfuse"))?;
         self.mounts.push((directory, process));
         wait(&file, || file.exists())?;
-        self.in_flight.push(widen(&file));
         Ok(file)
     }
 }
@@ -139,9 +115,7 @@ impl Applied for Below {
             let what = format!("its mode is {mode}");
             return Err(PlacementError::NotInPlace { placement: self.placement, what });
         }
-        let mut proof = self.daemon.proof()?;
-        proof["nbdfuse_in_flight_max"] = json!(self.in_flight);
-        Ok(proof)
+        self.daemon.proof()
     }
 
     fn counters(&self) -> Result<Value, PlacementError> {
