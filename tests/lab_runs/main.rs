@@ -99,7 +99,7 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
                 "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"host-tidepool\"]",
             ),
             ("small", "rw = \"randread\"\nset_bytes = 67108864\nplacements = [\"bluestore-colocated\"]"),
-            ("memory", "rw = \"randread\"\nset_bytes = 16777216\nplacements = [\"librbd-cache\"]"),
+            ("memory", "rw = \"randread\"\nset_bytes = 1048576\nplacements = [\"librbd-cache\"]"),
         ],
     );
     let stop = AtomicBool::new(false);

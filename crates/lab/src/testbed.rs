@@ -126,10 +126,6 @@ impl Testbed {
         };
         debug_assert_eq!(options.stores.len(), osds as usize);
         let cluster = Cluster::up(&options)?;
-        // Nothing of Ceph's own begins while something is measured.
-        for flag in ["noscrub", "nodeep-scrub"] {
-            cluster.ceph(&["osd", "set", flag])?;
-        }
         let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
         ground.client_conf = scratch.join("client.conf");
         ground.client = cluster.network().map(|network| network.client().namespace().clone());
@@ -156,6 +152,17 @@ impl Testbed {
     /// The cluster.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// Has Ceph begin nothing by itself while something is measured.
+    ///
+    /// # Errors
+    /// When Ceph refuses.
+    pub fn calm(&self) -> Result<(), PlacementError> {
+        for flag in ["noscrub", "nodeep-scrub"] {
+            self.cluster.ceph(&["osd", "set", flag])?;
+        }
+        Ok(())
     }
 
     /// Whether an OSD does not answer.

@@ -13,6 +13,9 @@ use crate::stats::{self, Estimate, Finding, Metric, Ratio, Setting, paired};
 use crate::suite::{Direction, Expect};
 use crate::words;
 
+/// Seconds of a drain below which nothing is said about its pace.
+const DRAIN_S_MIN: f64 = 1.0;
+
 /// What results say.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
@@ -383,6 +386,8 @@ fn answer(results: &Results, rankings: &[Ranking], unranked: &[NotRun]) -> (Stri
         if !waits.is_empty() {
             answer.push(format!("{}.", waits.join(". ")));
         }
+        let names = [first.placement.as_str(), lead.against.as_str()];
+        answer.extend(names.into_iter().filter_map(|name| absorbed(results, name)));
     }
     answer.push(conditions(results, ranking));
     answer.push(format!("All of these acknowledge a write with {}.", words::durability(ranking.durability)));
@@ -409,6 +414,21 @@ fn latencies(first: &str, lead: &Compared) -> String {
         "Mean latency of {first} is {} that of {}, its 99th percentile {}.",
         lead.mean, lead.against, lead.p99
     )
+}
+
+/// What a placement had still to write back when it was measured, and how fast that goes: a burst is not what lasts.
+fn absorbed(results: &Results, placement: &str) -> Option<String> {
+    let runs = reference_runs(results, placement, &results.suite.deciding);
+    let timed = |run: &&Run| run.drained.is_some_and(|drained| drained.seconds >= DRAIN_S_MIN);
+    let drained = runs.iter().copied().find(timed)?.drained?;
+    let done = drained.dirty_bytes.saturating_sub(drained.hurried_bytes);
+    Some(format!(
+        "{placement} took in more than it wrote back: {} were left after {} s, of which it wrote back {} in {} s. What lasts for good is what the disks take.",
+        words::bytes(drained.dirty_bytes),
+        results.suite.seconds + results.suite.ramp_s,
+        words::bytes(done),
+        words::number(drained.seconds),
+    ))
 }
 
 fn against_baseline(first: &str, over: &Compared) -> String {

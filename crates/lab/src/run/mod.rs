@@ -28,7 +28,7 @@ use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock, Shape, Step};
 
 /// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
-const DRAIN_S: (f64, f64) = (3.0, 600.0);
+const DRAIN_S: (f64, f64) = (10.0, 600.0);
 
 /// How often what fails is tried: a cluster that broke is replaced once.
 const ATTEMPTS: u32 = 2;
@@ -421,6 +421,7 @@ impl Runner<'_> {
         };
         let (parent, program) = (&self.options.parent, &self.options.program);
         let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
+        testbed.calm().map_err(RunError::Placement)?;
         let clients = self.suite.workloads.iter().flat_map(|workload| &workload.clients).max();
         let mut images = Vec::new();
         for number in 0..clients.copied().unwrap_or(1) {
