@@ -91,12 +91,12 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
     let scratch = Scratch::new("lab-runs").expect("a directory");
     let suite = suite(
         scratch.path(),
-        "\"bluestore-colocated\", \"librbd-cache\", \"host-tidepool\", \"host-tidepool-replicated\"",
+        "\"bluestore-colocated\", \"librbd-cache\", \"osd-tidepool\", \"host-tidepool\", \"host-tidepool-replicated\"",
         "replicas = 1\nosd_cache_bytes = 67108864",
         &[
             (
                 "mixed",
-                "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"host-tidepool\"]",
+                "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"osd-tidepool\", \"host-tidepool\"]",
             ),
             ("small", "rw = \"randread\"\nset_bytes = 67108864\nplacements = [\"bluestore-colocated\"]"),
             ("memory", "rw = \"randread\"\nset_bytes = 1048576\nplacements = [\"librbd-cache\"]"),
@@ -123,17 +123,20 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
     // A hit in memory takes no part of the time that a device does.
     let direct = found(&results, "bluestore-colocated", "mixed");
     assert!(memory.figures.p50_us * 2.0 < direct.figures.p50_us, "{:?} {:?}", memory.figures, direct.figures);
-    for placement in ["bluestore-colocated", "host-tidepool"] {
+    for placement in ["bluestore-colocated", "osd-tidepool", "host-tidepool"] {
         let mixed = found(&results, placement, "mixed");
         assert_eq!(faults(mixed), "", "{placement}");
         let (reads, writes) = (mixed.reads.expect("reads").iops, mixed.writes.expect("writes").iops);
         assert!((3.0..5.0).contains(&(reads / writes)), "{placement}: {reads} and {writes}");
         assert!(mixed.samples.len() >= 2 && !mixed.histogram.is_empty(), "{placement}");
     }
-    let cached = &found(&results, "host-tidepool", "mixed").placement["host-tidepool"];
-    assert!(cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(), "it was warm: {cached}");
+    for placement in ["osd-tidepool", "host-tidepool"] {
+        let cached = &found(&results, placement, "mixed").placement[placement];
+        assert!(cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(), "it was warm: {cached}");
+    }
     assert!(results.not_run.iter().any(|not_run| not_run.placement == "host-tidepool-replicated"));
-    assert!(results.testbeds[0].proofs.contains_key("host-tidepool"), "{:?}", results.testbeds);
+    let proven = |name: &str| results.testbeds.iter().any(|testbed| testbed.proofs.contains_key(name));
+    assert!(proven("host-tidepool") && proven("librbd-cache"), "{:?}", results.testbeds);
     // What is there is not thrown away by a second start.
     let again = run(options(scratch.path(), &suite, &stop), &|_| ());
     assert!(matches!(again, Err(RunError::Finished(_))), "{again:?}");

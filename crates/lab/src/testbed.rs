@@ -212,6 +212,14 @@ impl Testbed {
         Ok(proof)
     }
 
+    /// Images are filled: caches below the cluster begin.
+    ///
+    /// # Errors
+    /// When one cannot.
+    pub fn filled(&self) -> Result<(), PlacementError> {
+        self.below.iter().try_for_each(|(_, applied)| applied.filled())
+    }
+
     /// Has what is below the cluster show that it is in place.
     ///
     /// # Errors

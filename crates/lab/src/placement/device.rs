@@ -70,12 +70,14 @@ impl Placement for Under {
         // As a cache that knows nothing of Ceph would: in its own order, and the disk alone is nothing while data is dirty.
         let options: &[&str] = if self.caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
         let daemon = Daemon::start(ground, "osd", cache, cache_bytes, &volumes, options)?;
-        if !self.caches {
-            for (volume, _) in &volumes {
-                daemon.set_mode(volume, "off")?;
-            }
+        // Until the disks are filled nothing that is written stays in the cache.
+        let mode = if self.caches { "write-around" } else { "off" };
+        for (volume, _) in &volumes {
+            daemon.set_mode(volume, mode)?;
         }
-        let mut below = Below { placement: self.name(), caches: self.caches, mounts: Vec::new(), daemon };
+        let names = volumes.iter().map(|(volume, _)| volume.clone()).collect();
+        let mut below =
+            Below { placement: self.name(), caches: self.caches, names, mounts: Vec::new(), daemon };
         for (slot, (volume, _)) in ground.slots.iter_mut().zip(&volumes) {
             slot.data = below.mount(ground.directory.join(format!("{volume}.disk")), volume)?;
         }
@@ -88,6 +90,7 @@ impl Placement for Under {
 struct Below {
     placement: &'static str,
     caches: bool,
+    names: Vec<String>,
     mounts: Vec<(PathBuf, Process)>,
     // After the mounts that need it.
     daemon: Daemon,
@@ -109,6 +112,11 @@ impl Below {
 }
 
 impl Applied for Below {
+    fn filled(&self) -> Result<(), PlacementError> {
+        let mut names = self.names.iter().filter(|_| self.caches);
+        names.try_for_each(|name| self.daemon.set_mode(name, "write-back"))
+    }
+
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
         let wanted = if self.caches { "write-back" } else { "off" };
         if let Some(mode) = self.daemon.modes()?.into_iter().find(|mode| mode != wanted) {

@@ -126,6 +126,13 @@ pub trait Applied: Debug {
     /// # Errors
     /// When it is not.
     fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError>;
+    /// Images are filled and what is measured comes next: a cache begins only now, as one that is new in front of old disks.
+    ///
+    /// # Errors
+    /// When it cannot begin.
+    fn filled(&self) -> Result<(), PlacementError> {
+        Ok(())
+    }
     /// How clients reach an image through it, if it is between them and the cluster.
     fn endpoint(&self, _image: &str) -> Option<Endpoint> {
         None

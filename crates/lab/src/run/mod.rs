@@ -433,6 +433,7 @@ impl Runner<'_> {
         let id = journal.results.testbeds.iter().map(|testbed| testbed.id + 1).max().unwrap_or(1);
         let ceph =
             testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
+        testbed.filled().map_err(RunError::Placement)?;
         let proof = testbed.verify().map_err(RunError::Placement)?;
         journal.testbed(Described {
             id,
@@ -442,7 +443,7 @@ impl Runner<'_> {
             network: self.network(&testbed),
             proofs: BTreeMap::from([(shape.below.clone(), proof)]),
         })?;
-        Ok(Stand { testbed, id, images })
+        Ok(Stand { testbed, id, images, warm: (0, 0) })
     }
 
     /// Writes an image from its begin to its end; returns how much was written.
@@ -489,6 +490,7 @@ impl Runner<'_> {
         let arrangement = Arrangement::parse(&step.placement).map_err(RunError::Suite)?;
         stand.testbed.emulate(false);
         let front = arrangement.front();
+        stand.warm = (0, 0);
         let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
         let known = journal.results.testbeds.iter().find(|testbed| testbed.id == stand.id);
         let Some(mut testbed) = known.cloned().filter(|_| front.is_some()) else { return Ok(()) };

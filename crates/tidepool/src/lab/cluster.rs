@@ -167,6 +167,7 @@ fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let testbed = Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;
+    testbed.filled().map_err(Failure::failed)?;
     testbed.emulate(true);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
