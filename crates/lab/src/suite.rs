@@ -481,6 +481,11 @@ impl Workload {
         })
     }
 
+    /// What the caches hold of a set may be something else afterwards: what is written, or read from elsewhere, takes its place.
+    pub fn changes_caches(&self) -> bool {
+        !matches!(self.pattern(), Some(Pattern::Read | Pattern::RandRead)) || self.caches == Caches::Cold
+    }
+
     /// What one client does at a depth.
     pub fn job(&self, depth: u32) -> Job {
         let pattern = self.pattern().expect("it was checked when it was read");

@@ -192,11 +192,14 @@ impl Runner<'_> {
                 for (image, _) in &stand.images[..cell.clients as usize] {
                     self.warm(&stand.testbed, &stand.testbed.endpoint(image), workload.set_bytes)?;
                 }
-                // Until another set is read or written these blocks stay.
+                // Until something else is read or written these blocks stay.
                 stand.warm = (workload.set_bytes, cell.clients);
                 stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
             }
             Caches::Warm => {}
+        }
+        if workload.changes_caches() {
+            stand.warm = (0, 0);
         }
         self.interrupted()
     }
