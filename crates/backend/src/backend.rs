@@ -88,6 +88,8 @@ pub enum Transfer {
     RedoNote {
         /// Newest acknowledged sequence.
         sequence: u64,
+        /// Newest sequence on the cache's stable media.
+        durable: u64,
         /// Bytes in no committed group.
         bytes: u64,
         /// The most that they may become.

@@ -73,17 +73,17 @@ pub enum BackendError {
         /// What is wrong with it.
         why: String,
     },
-    /// The cache has lost something that the image or its redo got from it.
+    /// The cache has lost something that it once had on stable media.
     #[error(
-        "{what}: this cache's newest record is {cache}, but record {image} is in the image already: the cache has lost data; bring the image to its newest group with tidepool recover URI --accept-loss"
+        "{what}: this cache's newest record is {cache}, but it once had record {known} on stable media: the cache device has lost data; bring the image to its newest group with tidepool recover URI --accept-loss"
     )]
     Behind {
         /// Which image.
         what: String,
         /// Newest sequence in the cache.
         cache: u64,
-        /// Newest sequence in the image's redo.
-        image: u64,
+        /// The newest that it is known to have had.
+        known: u64,
     },
     /// A part of the redo is damaged or missing.
     #[error("{what}: frame {frame} of group {group} of its redo is damaged or missing; nothing was changed")]

@@ -57,6 +57,9 @@ pub(crate) struct Note {
     version: u32,
     pub(crate) generation: u64,
     pub(crate) sequence: u64,
+    /// What of it was on the cache's stable media.
+    #[serde(default)]
+    pub(crate) durable: u64,
     /// Bytes that were in no committed group, and the most that the owner lets them become.
     pub(crate) bytes: u64,
     pub(crate) bytes_max: u64,
@@ -107,19 +110,33 @@ impl Header {
     fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain fields are serialisable")
     }
+}
 
-    /// Refuses a cache that is behind what its own redo holds: it has lost what the image or the redo got from it.
-    pub(crate) fn check_cache(
-        &self,
-        what: &str,
-        cache_uuid: Uuid,
-        sequence: u64,
-    ) -> Result<(), BackendError> {
-        if self.cache_uuid != cache_uuid || self.sequence <= sequence {
-            return Ok(());
-        }
-        Err(BackendError::Behind { what: what.into(), cache: sequence, image: self.sequence })
+impl Note {
+    /// Reads the note of a shelf; `what` names the image in errors.
+    fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Note>, BackendError> {
+        let bytes = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
+        bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose()
     }
+}
+
+/// Refuses a cache whose newest record is `sequence` if it once had more on stable media, as its own redo and note tell: the image
+/// or its redo may have got what the cache has lost, and clients were promised it.
+pub(crate) fn check_cache(
+    what: &str,
+    shelf: &dyn Shelf,
+    cache_uuid: Uuid,
+    sequence: u64,
+) -> Result<(), BackendError> {
+    let Some(header) = Header::read(what, shelf)?.filter(|header| header.cache_uuid == cache_uuid) else {
+        return Ok(());
+    };
+    let note = Note::read(what, shelf)?.filter(|note| note.generation >= header.generation);
+    let known = note.map_or(0, |note| note.durable).max(header.sequence);
+    if known <= sequence {
+        return Ok(());
+    }
+    Err(BackendError::Behind { what: what.into(), cache: sequence, known })
 }
 
 /// Removes a redo: the image is released, or is changed without groups from now on. `generation` is the newest that may
@@ -261,9 +278,10 @@ impl Writer {
                 new.groups.retain(|group| group.group >= first);
                 Job::Header { token, new, old: self.header.clone(), group: None }
             }
-            Transfer::RedoNote { sequence, bytes, bytes_max } => {
+            Transfer::RedoNote { sequence, durable, bytes, bytes_max } => {
                 let (generation, time_unix_ms) = (self.generation, unix_ms());
-                let note = Note { version: VERSION, generation, sequence, bytes, bytes_max, time_unix_ms };
+                let version = VERSION;
+                let note = Note { version, generation, sequence, durable, bytes, bytes_max, time_unix_ms };
                 Job::Note { token, note }
             }
             _ => unreachable!("transfers of the image go to the image"),
@@ -407,9 +425,7 @@ pub(crate) fn find(what: &str, shelf: &dyn Shelf, cache_uuid: Uuid) -> Result<Op
     let Some(header) = Header::read(what, shelf)?.filter(|header| header.cache_uuid == cache_uuid) else {
         return Ok(None);
     };
-    let note = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
-    let note = note.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose()?;
-    let loss = Loss::of(&header, note.as_ref());
+    let loss = Loss::of(&header, Note::read(what, shelf)?.as_ref());
     Ok(Some(Found { header, loss }))
 }
 

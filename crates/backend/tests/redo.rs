@@ -64,7 +64,9 @@ fn g5_a_lost_cache_leaves_the_image_at_its_newest_committed_group() {
     let (old, new) = (pattern(1, 64 << 10), pattern(2, 64 << 10));
     commit(&mut driver, generation, 1, 1, &old);
     commit(&mut driver, generation, 2, 1, &new);
-    driver.other(Transfer::RedoNote { sequence: 25, bytes: 8192, bytes_max: 1 << 20 }).expect("noted");
+    driver
+        .other(Transfer::RedoNote { sequence: 25, durable: 24, bytes: 8192, bytes_max: 1 << 20 })
+        .expect("noted");
     // A third one that is written and not committed counts for nothing.
     let name = FrameName { uuid: OURS, generation, group: 3, frame: 0 };
     let token = driver.start_frame(3, 0, &frame(name, 100, &pattern(3, 8192), None));

@@ -202,6 +202,8 @@ pub enum BackendOp {
     RedoNote {
         /// Newest acknowledged sequence.
         sequence: u64,
+        /// Newest sequence on stable media: a cache whose log ends before it has lost what it promised to keep.
+        durable: u64,
         /// Bytes that are in no committed group, zeroes included.
         bytes: u64,
         /// The most data that they may become.

@@ -82,6 +82,15 @@ pub(crate) struct Closed {
     frozen: Vec<u64>,
 }
 
+/// Why a group ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    /// It is old enough, or somebody waits for it.
+    Now,
+    /// There is too much in it, or too little room beside it.
+    Early,
+}
+
 /// A group that is not committed.
 #[derive(Debug, Clone, Copy)]
 enum Uncommitted {
@@ -474,10 +483,9 @@ impl Volume {
 impl Engine {
     /// Ends the open group at what is published, if it is time to.
     pub(crate) fn cut_group(&mut self, now: Nanos, id: VolumeId, flush: bool) {
-        if !self.cut_is_due(now, id, flush) {
-            return;
-        }
+        let Some(due) = self.cut_is_due(now, id, flush) else { return };
         let volume = self.volume_mut(id);
+        volume.count.groups_early += u64::from(due == Due::Early);
         let sequence = volume.sequence;
         let groups = volume.groups.as_mut().expect("a group is due");
         let delta = std::mem::replace(&mut groups.open, Delta::new());
@@ -485,31 +493,31 @@ impl Engine {
         volume.count.groups += 1;
     }
 
-    fn cut_is_due(&self, now: Nanos, id: VolumeId, flush: bool) -> bool {
+    fn cut_is_due(&self, now: Nanos, id: VolumeId, flush: bool) -> Option<Due> {
         let volume = self.volume(id);
-        let Some(groups) = &volume.groups else { return false };
+        let groups = volume.groups.as_ref()?;
         let reserved = matches!(volume.task, Task::Snapshot { step: Step::Cut, .. });
         if groups.closed.is_some() || groups.open.is_empty() || volume.failed || volume.fenced || reserved {
             // A group without a block that is lost would be no state that the volume ever had.
-            return false;
+            return None;
         }
         let age = now.saturating_sub(groups.open.since);
         let blocks = groups.open.index.blocks().at;
         let kept = groups.kept_blocks();
         let long = kept > 0 && kept + blocks > self.kept_blocks_max(id) || groups.kept.len() >= KEPT_MAX;
         if long && self.drain_has_work(id) {
-            return false;
+            return None;
         }
         let waited_for = volume.mode != Mode::WriteBack
             || !volume.through.is_empty()
             || volume.drain_all_until > groups.sequence
             || matches!(volume.task, Task::Purge { .. } | Task::Remove { .. })
             || self.dead;
-        waited_for
-            || blocks >= GROUP_BLOCKS_MAX
-            || age >= GROUP_NS_MAX
-            || flush && age >= GROUP_NS_MIN
-            || age >= GROUP_NS_URGENT && self.drain_is_urgent(id)
+        if waited_for || age >= GROUP_NS_MAX || flush && age >= GROUP_NS_MIN {
+            return Some(Due::Now);
+        }
+        let early = blocks >= GROUP_BLOCKS_MAX || age >= GROUP_NS_URGENT && self.drain_is_urgent(id);
+        early.then_some(Due::Early)
     }
 
     /// Blocks of redo that may be kept while the image can catch up.
@@ -657,7 +665,7 @@ impl Engine {
     fn note_progress(&mut self, now: Nanos, id: VolumeId) {
         let bytes_max = self.dirty_bytes_max(id);
         let volume = self.volume_mut(id);
-        let sequence = volume.sequence;
+        let (sequence, durable) = (volume.sequence, volume.sequence_durable);
         let Some(groups) = volume.groups.as_mut() else { return };
         if groups.noting || now < groups.noted_at + NOTE_NS || !groups.is_uncommitted() {
             return;
@@ -666,7 +674,7 @@ impl Engine {
         groups.noted_at = now;
         let bytes = groups.uncommitted_blocks() * BLOCK_BYTES as u64;
         let token = self.start_io(Io::RedoNote { volume: id });
-        self.backend(token, id, BackendOp::RedoNote { sequence, bytes, bytes_max });
+        self.backend(token, id, BackendOp::RedoNote { sequence, durable, bytes, bytes_max });
     }
 
     /// A note that could not be made is made the next time.

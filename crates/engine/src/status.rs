@@ -114,6 +114,8 @@ pub struct VolumeCounters {
     pub groups: u64,
     /// Bytes of redo written.
     pub redo_bytes: u64,
+    /// Groups that ended before their time because they were large or room was short.
+    pub groups_early: u64,
     /// Dirty blocks drained.
     pub drained_blocks: u64,
     /// Cached blocks whose checksum did not match.

@@ -149,10 +149,9 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
         owner::continuity(record.as_ref(), cache_uuid, file).of_generation(record.as_ref(), options);
     continuity.check_dirty(what, options)?;
     if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
-        && let Some(header) = Header::read(what, &FileShelf::new(&sidecar))?
         && record.cache_uuid == cache_uuid
     {
-        header.check_cache(what, cache_uuid, sequence)?;
+        group_redo::check_cache(what, &FileShelf::new(&sidecar), cache_uuid, sequence)?;
     }
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");

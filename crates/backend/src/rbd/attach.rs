@@ -411,10 +411,7 @@ fn check_cache(
     let uuid = Uuid::from_bytes(options.cache_uuid);
     let Some(sequence) = options.sequence.filter(|_| record.cache_uuid == uuid) else { return Ok(()) };
     let shelf = super::shelf(place, cluster, &survey.facts.id)?;
-    match Header::read(&place.what, &shelf)? {
-        Some(header) => header.check_cache(&place.what, uuid, sequence),
-        None => Ok(()),
-    }
+    redo::check_cache(&place.what, &shelf, uuid, sequence)
 }
 
 /// Refuses an image that somebody still has open or locked, its owner or another client.

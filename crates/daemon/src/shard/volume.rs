@@ -160,8 +160,8 @@ impl Volume {
                 Transfer::RedoCommit { first, group, frames, sequence, age }
             }
             BackendOp::RedoTrim { first } => Transfer::RedoTrim { first },
-            BackendOp::RedoNote { sequence, bytes, bytes_max } => {
-                Transfer::RedoNote { sequence, bytes, bytes_max }
+            BackendOp::RedoNote { sequence, durable, bytes, bytes_max } => {
+                Transfer::RedoNote { sequence, durable, bytes, bytes_max }
             }
             BackendOp::Resize { size_bytes } => Transfer::Resize { size_bytes },
             BackendOp::Snapshot { control } => {
