@@ -44,8 +44,8 @@ deny: ## licenses, bans and sources of all dependencies (installs cargo-deny)
 deps: ## install what the tests need
 	@scripts/deps.sh test
 
-soak: ## the simulator for HOURS hours
-	$(CARGO) run --release --locked -p tidepool-sim -- --seconds $$(( $(HOURS) * 3600 ))
+soak: ## new seeds of the simulator for HOURS hours on all cores; leaves target/soak.txt
+	$(CARGO) run --release --locked -p tidepool-sim -- --for $$(( $(HOURS) * 3600 )) --seconds 60 --summary target/soak.txt
 
 crash: deps ## a hundred rounds of kill -9 under load; ARGS="--backend rbd" on Ceph
 	$(CARGO) build --release --locked -p tidepool

@@ -4,7 +4,7 @@ nothing failed. Arguments go to cargo: scripts/test.py --package tidepool-engine
 
 The same profile as the program that users run, so that everything is compiled once and what is tested is what is shipped; the tests
 with real parts find the program next to themselves. Most of them wait for clusters and guests most of the time, so two test programs
-run at once.
+run at once, and beside them, with the time that they leave, those that only compute.
 """
 
 import json
@@ -19,6 +19,8 @@ AT_ONCE = 2
 # Longest first, so that none is left over at the end.
 LONG = ["rbd", "guard", "lab_runs", "guest", "device", "lab", "readme", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "network",
         "lost_cache", "daemon_killed"]
+# What only computes, on all cores, and can wait.
+PATIENT = ["seeds"]
 
 
 def programs(arguments):
@@ -58,18 +60,21 @@ def run(command, directory):
 
 def main():
     arguments = sys.argv[1:] or ["--workspace"]
-    waiting = [([path], directory) for _, path, directory in programs(arguments)]
+    found = programs(arguments)
+    waiting = [([path], directory) for name, path, directory in found if name not in PATIENT]
+    patient = [(["nice", "-n", "19", path], directory) for name, path, directory in found if name in PATIENT]
     if not any(argument in ("--test", "--tests", "--lib", "--bin", "--bins") for argument in arguments):
         waiting.append((["cargo", "test", "--release", "--doc", *arguments], os.getcwd()))
     waiting.reverse()
+    patient.reverse()
     lock, totals, failures = threading.Lock(), [0, 0], []
 
-    def work():
+    def work(queue):
         while True:
             with lock:
-                if not waiting:
+                if not queue:
                     return
-                command, directory = waiting.pop()
+                command, directory = queue.pop()
             text, passed, failed = run(command, directory)
             with lock:
                 print(text, flush=True)
@@ -79,7 +84,7 @@ def main():
                     names = re.findall(r"^test (.*) \.\.\. FAILED$", text, re.M)
                     failures.extend(names or [" ".join(command)])
 
-    workers = [threading.Thread(target=work) for _ in range(AT_ONCE)]
+    workers = [threading.Thread(target=work, args=(queue,)) for queue in [waiting] * AT_ONCE + [patient]]
     for worker in workers:
         worker.start()
     for worker in workers:

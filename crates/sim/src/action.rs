@@ -1,7 +1,7 @@
 //! What happens beside the clients' requests: operators, failures, and the end of the run.
 
 use crate::backend::Trouble;
-use crate::disk::DiskFaults;
+use crate::disk::{Delay, DiskFaults};
 use crate::plan::{MS, S, Theme};
 use crate::stop::Stop;
 use crate::volume::{Place, Sent};
@@ -15,6 +15,12 @@ const SETTLE_NS: Nanos = 900 * S;
 const WAIT_NS: Nanos = 120 * S;
 /// Blocks of one read of the final comparison.
 const SCAN_BLOCKS: u64 = 16;
+/// Blocks that the ghost may mistake for others beside its usual share.
+const STRANGERS: u64 = 64;
+/// A device with so few free segments is under pressure.
+const PRESSURE_SEGMENTS: u64 = 5;
+/// Blocks of the largest volume.
+const SIZE_BLOCKS_MAX: u64 = 40_000;
 /// Reads of the final comparison in flight.
 const SCAN_IN_FLIGHT: usize = 16;
 
@@ -73,6 +79,9 @@ impl World {
             65..=69 => self.rest(v),
             70..=80 => self.read_cached(v),
             81..=84 => self.control_volume(v, |w, _| ControlKind::Snapshot { floor: w.tick }),
+            85..=87 if !self.vols[v].plan.read_only => {
+                self.control_volume(v, |w, v| ControlKind::Resize { size_bytes: w.another_size(v) });
+            }
             _ => {}
         }
     }
@@ -110,13 +119,24 @@ impl World {
             return;
         }
         let kind = kind(self, v);
-        let alone =
-            matches!(kind, ControlKind::Mode(_) | ControlKind::Remove { .. } | ControlKind::Snapshot { .. });
+        let alone = matches!(
+            kind,
+            ControlKind::Mode(_)
+                | ControlKind::Remove { .. }
+                | ControlKind::Snapshot { .. }
+                | ControlKind::Resize { .. }
+        );
         let stays = matches!(kind, ControlKind::Remove { .. }) && self.is_parent(v);
         if stays || alone && self.vols[v].controls > 0 {
             return;
         }
         self.send_control(v, kind);
+    }
+
+    /// Half to one and a half times of what a volume has, in whole blocks.
+    fn another_size(&mut self, v: usize) -> u64 {
+        let blocks = (self.vols[v].plan.size_bytes / BLOCK_BYTES as u64).max(1);
+        (blocks.div_ceil(2) + self.rng.below(blocks + 1)).min(SIZE_BLOCKS_MAX) * BLOCK_BYTES as u64
     }
 
     pub(crate) fn send_control(&mut self, v: usize, kind: ControlKind) {
@@ -132,6 +152,8 @@ impl World {
                     let tick = self.tick;
                     self.vols[v].checker.goes_direct(tick);
                 }
+                let backlog = engine.volume_status(now, id).is_some_and(|s| s.dirty_bytes > 0);
+                self.cover.add("mode change with backlog", u64::from(backlog));
                 engine.set_mode(now, id, mode, control);
                 "set mode"
             }
@@ -154,6 +176,16 @@ impl World {
                 engine.snapshot(now, id, control);
                 "snapshot"
             }
+            ControlKind::Resize { size_bytes } => {
+                self.tick += 1;
+                let vol = &mut self.vols[v];
+                vol.resizing = true;
+                if size_bytes < vol.plan.size_bytes {
+                    vol.begin_shrink(size_bytes, self.tick);
+                }
+                engine.resize(now, id, size_bytes, control);
+                "resize"
+            }
             ControlKind::Remove { verify } => {
                 self.vols[v].place = Place::Removing;
                 for sent in self.sent.values_mut().filter(|s| s.volume == v) {
@@ -166,11 +198,15 @@ impl World {
                 unreachable!("sent elsewhere")
             }
         };
+        self.removed |= matches!(kind, ControlKind::Remove { .. });
         self.note(what, v as u64, control, 0);
     }
 
     /// Faults, by the theme of the run.
     fn break_something(&mut self, v: usize) {
+        if self.rng.permille(100) {
+            return self.delay_device();
+        }
         match self.plan.theme {
             Theme::Crashes => {}
             // Nothing gives a volume back that another owner has taken.
@@ -179,8 +215,9 @@ impl World {
                 if self.rng.permille(30) {
                     return self.fence(v);
                 }
-                let trouble = match self.rng.below(7) {
+                let trouble = match self.rng.below(8) {
                     0 | 1 => Trouble::Stopped,
+                    7 => Trouble::Disconnected,
                     2 => Trouble::Errors(self.rng.pick(&[10, 200, 1000])),
                     3 => Trouble::Full,
                     4 | 5 => Trouble::Flushes(self.rng.pick(&[100, 500])),
@@ -193,8 +230,11 @@ impl World {
                 backend.trouble_until = until;
                 self.vols[v].trouble_at = until;
                 self.note("trouble", v as u64, until, 0);
-                if trouble == Trouble::Stopped {
-                    self.cover.hit("backend stopped");
+                match trouble {
+                    Trouble::Stopped => self.cover.hit("backend stopped"),
+                    Trouble::Slow(_) => self.cover.hit("backend slow"),
+                    Trouble::Disconnected => self.disconnect(v),
+                    _ => {}
                 }
             }
             Theme::Corruption => {
@@ -206,6 +246,14 @@ impl World {
                     self.note("damage", block, 0, 0);
                 }
             }
+            Theme::Lies => {
+                self.disk.lies = self.rng.permille(700);
+                self.note("lies", self.disk.lies.into(), 0, 0);
+                let tick = self.next_tick();
+                for vol in self.vols.iter_mut().filter(|_| self.disk.lies) {
+                    vol.checker.unsure_from = vol.checker.unsure_from.min(tick);
+                }
+            }
             Theme::DeviceDeath => {
                 if self.disk.dead && self.rng.permille(500) {
                     // What is dirty leaves a dead device soon: a single block is hardly ever one of those.
@@ -214,12 +262,52 @@ impl World {
                         self.note("damage", block, 0, 0);
                     }
                 } else if self.rng.permille(400) && !self.disk.dead {
-                    self.disk.dead = true;
-                    self.note("device dies", 0, 0, 0);
-                    self.cover.hit("device death");
+                    let some = self.rng.permille(400).then(|| self.rng.range(1..4) as u32);
+                    self.disk.break_down(some);
+                    self.note("device dies", some.unwrap_or(0).into(), 0, 0);
+                    self.cover.hit(if some.is_some() {
+                        "device failed for a moment"
+                    } else {
+                        "device death"
+                    });
                 }
             }
         }
+    }
+
+    /// The cache device stops for a while, or becomes slow.
+    fn delay_device(&mut self) {
+        let long = self.rng.pick(&[10 * MS, 200 * MS, 5 * S]);
+        let until = self.now + self.rng.around(long);
+        let slow = self.rng.permille(500).then(|| self.rng.range(2..50));
+        self.disk.delay = slow.map_or(Delay::Stopped, Delay::Slow);
+        self.disk.delay_until = until;
+        for vol in &mut self.vols {
+            // Whatever waits for the device may wait as long.
+            vol.trouble_at = vol.trouble_at.max(until);
+        }
+        self.note("device delayed", until, slow.unwrap_or(0), 0);
+        self.cover.hit(if slow.is_some() { "device slow" } else { "device stopped" });
+    }
+
+    /// The connection to a backend is gone for a moment, if nothing else is wrong with it.
+    pub(crate) fn cut_off(&mut self, v: usize) {
+        if self.vols[v].backend.trouble_now(self.now) != Trouble::None || self.ending != Ending::Not {
+            return;
+        }
+        let until = self.now + self.rng.around(200 * MS);
+        let vol = &mut self.vols[v];
+        (vol.backend.trouble, vol.backend.trouble_until) = (Trouble::Disconnected, until);
+        vol.trouble_at = until;
+        self.note("cut off", v as u64, until, 0);
+        self.disconnect(v);
+    }
+
+    /// What is in flight to a backend comes back as failed when the connection is there again, done or not.
+    fn disconnect(&mut self, v: usize) {
+        let lost = self.flights.values_mut().filter(|f| f.kind.backend() == Some(v));
+        let lost = lost.map(|f| f.disconnected = true).count() as u64;
+        self.cover.add("request of the backend lost", lost);
     }
 
     /// Another owner takes a volume: from now on its backend refuses everything.
@@ -240,7 +328,8 @@ impl World {
         if vol.place != Place::Serving
             || self.stopping
             || self.disk.dead
-            || vol.backend.trouble_now(self.now) != Trouble::Stopped
+            || !vol.backend.is_away(self.now)
+            || self.disk.delay_now(self.now) != Delay::None
             || self.may_lose_data()
         {
             return;
@@ -268,6 +357,8 @@ impl World {
     pub(crate) fn check_invariants(&mut self) {
         let Some(engine) = &self.engine else { return };
         let device = engine.device_status();
+        let pressed = device.reclaiming && device.segments_free <= PRESSURE_SEGMENTS;
+        self.cover.add("reclaim under pressure", u64::from(pressed));
         let usable = device.segments.saturating_sub(12) * device.segment_bytes;
         let all: Vec<_> =
             engine.volumes().iter().filter_map(|(id, _)| engine.volume_status(self.now, *id)).collect();
@@ -278,6 +369,12 @@ impl World {
         }
         if all.iter().map(|s| s.dirty_bytes_max).sum::<u64>() > usable * 3 / 4 + 4096 * all.len() as u64 {
             return self.fail("the quotas add up to more than the cache holds".into());
+        }
+        let evicted: u64 = all.iter().map(|s| s.count.evicted_blocks).sum();
+        let [new, remembered] = self.filled;
+        // The ghost takes one stranger in four hundred for somebody it knows.
+        if !self.removed && remembered > evicted + new / 50 + STRANGERS {
+            return self.fail(format!("the ghost knows {remembered} blocks of {evicted} that were evicted"));
         }
         for s in &all {
             if s.dirty_bytes > s.cached_bytes {
@@ -307,8 +404,8 @@ impl World {
     pub(crate) fn check_drained(&mut self, v: usize) {
         let Some(engine) = &self.engine else { return };
         let status = self.vols[v].id.and_then(|id| engine.volume_status(self.now, id));
-        if status.is_some_and(|s| s.dirty_bytes > 0 && s.sequence_drained == s.sequence) {
-            self.fail(format!("volume {v}: all of its log is drained, but not all blocks"));
+        if status.as_ref().is_some_and(|s| s.dirty_bytes > 0 && s.sequence_drained == s.sequence) {
+            self.fail(format!("volume {v}: all of its log is drained, but not all blocks: {status:?}"));
         }
     }
 
@@ -359,6 +456,7 @@ impl World {
         match kind {
             ControlKind::Add | ControlKind::Attach => {
                 self.vols[v].keep_attachment(&control.to_le_bytes());
+                self.vols[v].resizing = false;
                 if self.vols[v].must_verify {
                     self.vols[v].place = Place::Verifying;
                     let life = self.life;
@@ -370,6 +468,7 @@ impl World {
             ControlKind::Mode(mode) => self.cover.add("purge", u64::from(mode == Mode::Off)),
             ControlKind::Quota => {}
             ControlKind::Snapshot { .. } => self.cover.hit("snapshot"),
+            ControlKind::Resize { size_bytes } => self.resized(v, size_bytes),
             ControlKind::Attachment(number) => self.vols[v].keep_attachment(&number.to_le_bytes()),
             ControlKind::Drain { changes, quiet } => self.drained(v, changes, quiet),
             ControlKind::Remove { verify } => {
@@ -396,6 +495,17 @@ impl World {
         if self.ending != Ending::Not {
             self.after(1, Happening::End);
         }
+    }
+
+    /// The volume and its image have another size.
+    fn resized(&mut self, v: usize, size_bytes: u64) {
+        let vol = &mut self.vols[v];
+        if vol.backend.size_bytes != size_bytes {
+            return self.fail(format!("volume {v} has another size, but its image has not"));
+        }
+        vol.resizing = false;
+        vol.resized();
+        self.cover.hit("resize in use");
     }
 
     /// A shutdown that was given time has flushed every backend that works.
@@ -433,9 +543,7 @@ impl World {
             ControlError::Device => self.disk.dead,
             ControlError::Backend(_) => self.plan.theme == Theme::Backends,
             ControlError::Lost(_) | ControlError::Failed => self.may_lose_data(),
-            ControlError::Busy => {
-                matches!(kind, ControlKind::Drain { .. } | ControlKind::Quota | ControlKind::Snapshot { .. })
-            }
+            ControlError::Busy => !matches!(kind, ControlKind::Remove { .. } | ControlKind::Mode(_)),
             ControlError::Unordered => matches!(kind, ControlKind::Snapshot { .. }),
             ControlError::Differs(_) => false,
             ControlError::Gone
@@ -451,6 +559,11 @@ impl World {
         }
         match kind {
             ControlKind::Remove { .. } => self.serve(v),
+            ControlKind::Resize { .. } => {
+                // The cache may remember the size that was asked for, until the volume is attached again.
+                self.vols[v].resized();
+                self.cover.hit("resize refused");
+            }
             ControlKind::Attach | ControlKind::Add | ControlKind::Shutdown => self.stop(Stop::Kill),
             _ => {}
         }
@@ -478,6 +591,8 @@ impl World {
         self.requests_left = 0;
         self.armed = None;
         self.disk.faults = DiskFaults::default();
+        self.disk.delay = Delay::None;
+        self.disk.lies = false;
         for vol in &mut self.vols {
             vol.backend.heal();
         }

@@ -20,6 +20,8 @@ pub enum Trouble {
     Full,
     /// Nothing completes.
     Stopped,
+    /// The connection is gone: nothing completes, and what was in flight fails when it is there again.
+    Disconnected,
     /// Everything takes this many times longer.
     Slow(u64),
     /// Another owner has the image.
@@ -49,6 +51,8 @@ pub struct Backend {
     pub disowned: bool,
     /// For a clone: what has ever been written to.
     pub own: OwnObjects,
+    /// What completes now was in flight when the connection went away.
+    pub(crate) disconnected: bool,
 }
 
 impl Backend {
@@ -66,6 +70,7 @@ impl Backend {
             foreign: false,
             disowned: false,
             own: OwnObjects::default(),
+            disconnected: false,
         }
     }
 
@@ -128,6 +133,9 @@ impl Backend {
 
     /// Result of an operation that completes now.
     pub fn outcome(&self, rng: &mut Rng, writes: bool, now: Nanos) -> Result<(), IoError> {
+        if self.disconnected {
+            return Err(crate::disk::EIO);
+        }
         match self.trouble_now(now) {
             Trouble::Errors(n) if rng.permille(n) => Err(crate::disk::EIO),
             Trouble::Full if writes => Err(IoError::Full),
@@ -160,6 +168,11 @@ impl Backend {
             let cut = self.clip(b, &bytes);
             self.store.write(b, cut, true);
         }
+    }
+
+    /// Whether nothing completes now.
+    pub fn is_away(&self, now: Nanos) -> bool {
+        matches!(self.trouble_now(now), Trouble::Stopped | Trouble::Disconnected)
     }
 
     /// What is wrong now.

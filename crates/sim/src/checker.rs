@@ -14,6 +14,8 @@ pub const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 pub const BASE_VALUE: u64 = 1;
 const ALIVE: u64 = u64::MAX;
 const IN_FLIGHT: u64 = u64::MAX;
+/// The value of something that may be whatever was ever there.
+const ANY: u64 = u64::MAX;
 
 /// What one change left, or is about to leave, in a block.
 #[derive(Debug, Clone)]
@@ -30,6 +32,13 @@ struct Version {
     until: [u64; SECTORS],
 }
 
+impl Version {
+    /// It may have left this value.
+    fn matches(&self, value: u64) -> bool {
+        self.value == value || self.value == ANY
+    }
+}
+
 /// What the sectors of a volume may hold.
 pub struct Checker {
     salt: u64,
@@ -40,8 +49,8 @@ pub struct Checker {
     reads: BTreeSet<u64>,
     /// Changes that completed before this tick are on stable media.
     floor: u64,
-    /// Changes that completed from this tick on may be in the newest record of the log. On a device that loses
-    /// blocks of what it acknowledges, that one cannot be told from a torn tail, however often it was synced.
+    /// Changes that completed from this tick on may be taken for a part of a torn tail, however often they were synced: the
+    /// device has lost what would tell otherwise, or lies.
     pub unsure_from: u64,
     /// When the last change was sent that went past the log: those are ordered by flushes only.
     direct: u64,
@@ -136,6 +145,12 @@ impl Checker {
     /// The volume gets another size while nothing is in flight. What was beyond the new end is gone.
     pub fn resize(&mut self, size_bytes: u64) {
         let old = std::mem::replace(&mut self.sectors, size_bytes / SECTOR_BYTES as u64);
+        if let Some(cuts) = &mut self.cuts {
+            cuts.resize(self.sectors);
+        }
+        if self.sectors == old {
+            return;
+        }
         let end = self.sectors.min(old);
         let last = end / SECTORS as u64;
         if (last as usize) < self.blocks.len() {
@@ -149,6 +164,25 @@ impl Checker {
         }
         self.blocks.resize(self.sectors.div_ceil(SECTORS as u64) as usize, None);
         self.base_sectors = self.base_sectors.min(end);
+    }
+
+    /// The volume is about to become smaller, which may fail half-way: what was beyond the new end may be anything
+    /// that was ever there, until it is written again.
+    pub fn begin_shrink(&mut self, size_bytes: u64, now: u64) {
+        let end = size_bytes / SECTOR_BYTES as u64;
+        if let Some(cuts) = &mut self.cuts {
+            cuts.ignore_from(end);
+        }
+        for block in end / SECTORS as u64..self.blocks.len() as u64 {
+            let Some(versions) = &mut self.blocks[block as usize] else { continue };
+            let mut until = [0; SECTORS];
+            let beyond = (end.saturating_sub(block * SECTORS as u64) as usize).min(SECTORS)..SECTORS;
+            until[beyond.clone()].fill(ALIVE);
+            for v in versions.iter_mut().filter(|v| v.end < now) {
+                v.until[beyond.clone()].iter_mut().filter(|u| **u == ALIVE).for_each(|u| *u = now);
+            }
+            versions.push(Version { value: ANY, start: now, end: now, acked: true, durable: true, until });
+        }
     }
 
     /// Forgets everything and takes the image as it is for the truth (the cache was lost).
@@ -305,7 +339,7 @@ impl Checker {
                         &bytes[..16]
                     ));
                 };
-                let fits = |v: &Version| v.until[s] > start && v.value == value;
+                let fits = |v: &Version| v.until[s] > start && v.matches(value);
                 if !versions.iter().any(fits) {
                     let what = self.describe(&versions, sector, value, start);
                     self.blocks[block as usize] = Some(versions);
@@ -320,7 +354,7 @@ impl Checker {
                 }
                 for v in versions.iter_mut() {
                     // Something else was there at some time after `start`: what had ended by then is over.
-                    if v.until[s] == ALIVE && v.value != value && v.end < start {
+                    if v.until[s] == ALIVE && !v.matches(value) && v.end < start {
                         v.until[s] = now;
                     }
                 }
@@ -363,7 +397,10 @@ impl Checker {
     /// What a look after a power loss says about the order in which writes were lost.
     fn note_evidence(&mut self, versions: &[Version], s: usize, value: u64, sector: u64) {
         let there: Vec<&Version> =
-            versions.iter().filter(|v| v.until[s] == ALIVE && v.value == value).collect();
+            versions.iter().filter(|v| v.until[s] == ALIVE && v.matches(value)).collect();
+        if there.iter().any(|v| v.value == ANY) {
+            return;
+        }
         if let [v] = there[..]
             && v.start > self.survivor_start_max.0
         {
@@ -466,7 +503,7 @@ impl Checker {
     pub fn may_be_zero(&self, sectors: std::ops::Range<u64>) -> bool {
         let mut parts = Self::parts(sectors.start, sectors.end - sectors.start);
         parts.all(|(block, mut range)| match &self.blocks[block as usize] {
-            Some(versions) => range.all(|s| versions.iter().any(|v| v.until[s] == ALIVE && v.value == 0)),
+            Some(versions) => range.all(|s| versions.iter().any(|v| v.until[s] == ALIVE && v.matches(0))),
             None => (block * SECTORS as u64 + range.start as u64) >= self.base_sectors,
         })
     }

@@ -226,7 +226,7 @@ impl World {
                 let data = &bytes[skip..skip + sent.sectors as usize * SECTOR_BYTES];
                 let value = u64::from_le_bytes(data[..8].try_into().expect("eight bytes"));
                 let checked = vol.checker.end_read(sent.start, tick, sent.first, data);
-                if vol.backend.trouble_now(self.now) == Trouble::Stopped {
+                if vol.backend.is_away(self.now) {
                     self.cover.hit("served without backend");
                 }
                 self.note("< value", sent.start, sent.first, value);
@@ -319,6 +319,7 @@ impl World {
         if let Err(what) = self.vols[v].checker.end_verify(tick) {
             return self.fail(format!("volume {v}: {what}"));
         }
+        self.distrust(v);
         self.cover.hit("verified after power loss");
         self.vols[v].must_verify = false;
         self.serve(v);

@@ -2,34 +2,62 @@
 
 use std::collections::BTreeMap;
 
-/// Everything that the short run must reach.
-pub const WANTED: [&str; 50] = [
-    "group committed",
-    "cut checked",
-    "redo trimmed",
-    "kill during commit",
+/// Kinds of faults that must take place.
+pub const FAULTS: [&str; 26] = [
     "kill",
-    "power loss",
-    "orderly restart",
     "kill during checkpoint",
     "kill during reclaim",
     "kill during drain",
+    "kill during commit",
     "stop during recovery",
+    "stop during a change of size",
+    "power loss",
+    "power loss after a lie",
+    "device stopped",
+    "device slow",
+    "device death",
+    "device failed for a moment",
+    "cache lost",
+    "lost write",
+    "misdirected write",
+    "unreadable block",
+    "flipped bit",
+    "backend stopped",
+    "backend slow",
+    "backend error",
+    "backend full",
+    "request of the backend lost",
+    "commit without an answer",
+    "unflushed writes lost",
+    "fence",
+];
+
+/// States that must be reached.
+pub const WANTED: [&str; 44] = [
+    "orderly restart",
+    "group committed",
+    "group forced early",
+    "redo trimmed",
+    "redo replayed",
+    "cut checked",
     "checkpoint",
     "replay with tail",
     "torn tail cut",
     "summary rebuilt",
     "reclaim",
+    "reclaim under pressure",
     "dirty move",
     "hot move",
     "fill",
     "fill voided",
     "fill overtaken",
+    "fill remembered by ghost",
     "eviction",
     "quota wait",
     "ack held",
     "arena full",
     "direct write",
+    "mode change with backlog",
     "purge",
     "drain verified",
     "snapshot",
@@ -37,23 +65,19 @@ pub const WANTED: [&str; 50] = [
     "removal verified",
     "foreign write",
     "clean dropped at attach",
-    "backend stopped",
-    "backend error",
-    "backend full",
     "served without backend",
-    "unflushed writes lost",
     "corrupt block found",
     "block lost",
-    "device death",
-    "cache lost",
     "block lost on a dead device",
+    "cache behind its image",
     "stopped without a flush",
-    "fence",
     "resize",
+    "resize in use",
+    "resize refused",
     "inspected",
-    "fill remembered by ghost",
     "verified after power loss",
     "parent block",
+    "clone of a clone",
 ];
 
 /// Counters by name.
@@ -87,17 +111,21 @@ impl Coverage {
         }
     }
 
-    /// What has never happened of what must.
-    pub fn missing(&self) -> Vec<&'static str> {
-        WANTED.into_iter().filter(|w| self.count(w) == 0).collect()
+    /// What has happened less than `n` times of what must.
+    pub fn missing(&self, n: u64) -> Vec<&'static str> {
+        FAULTS.into_iter().chain(WANTED).filter(|w| self.count(w) < n).collect()
     }
 }
 
 impl std::fmt::Display for Coverage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let rest = self.counts.keys().copied().filter(|k| !WANTED.contains(k));
-        for what in WANTED.into_iter().chain(rest) {
-            writeln!(f, "{:>12}  {what}", self.count(what))?;
+        let known = |what: &&str| !FAULTS.contains(what) && !WANTED.contains(what);
+        let beside: Vec<&str> = self.counts.keys().copied().filter(known).collect();
+        for (title, names) in [("faults", &FAULTS[..]), ("reached", &WANTED), ("beside", &beside)] {
+            writeln!(f, "{title}:")?;
+            for what in names {
+                writeln!(f, "{:>14}  {what}", self.count(what))?;
+            }
         }
         Ok(())
     }

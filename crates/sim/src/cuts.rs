@@ -36,12 +36,14 @@ pub struct Cuts {
     base_sectors: u64,
     base: HashMap<u64, Base>,
     changes: BTreeMap<u64, Change>,
+    /// From this sector on, nothing is known.
+    known: u64,
 }
 
 impl Cuts {
     /// The image of a volume whose first sectors hold [`BASE_VALUE`].
     pub fn new(salt: u64, base_sectors: u64) -> Cuts {
-        Cuts { salt, base_sectors, base: HashMap::new(), changes: BTreeMap::new() }
+        Cuts { salt, base_sectors, base: HashMap::new(), changes: BTreeMap::new(), known: u64::MAX }
     }
 
     /// A change is sent.
@@ -64,11 +66,29 @@ impl Cuts {
         }
     }
 
+    /// What is beyond a sector may be anything, until the volume's size changes or the image is adopted.
+    pub fn ignore_from(&mut self, sector: u64) {
+        self.known = self.known.min(sector);
+    }
+
+    /// The volume has another size: what was beyond it is gone.
+    pub fn resize(&mut self, sectors: u64) {
+        if self.known < sectors {
+            return;
+        }
+        self.known = u64::MAX;
+        self.base.retain(|&sector, _| sector < sectors);
+        self.base_sectors = self.base_sectors.min(sectors);
+        self.changes.retain(|_, c| c.first < sectors);
+        self.changes.values_mut().for_each(|c| c.n = c.n.min(sectors - c.first));
+    }
+
     /// The image as it is becomes the cut that everything is compared with.
     pub fn adopt(&mut self, sectors: u64, read: &mut dyn FnMut(u64, &mut [u8])) {
         self.base.clear();
         self.changes.clear();
         self.base_sectors = 0;
+        self.known = u64::MAX;
         let mut bytes = [0; BLOCK_BYTES];
         for block in 0..sectors.div_ceil(SECTORS as u64) {
             read(block, &mut bytes);
@@ -128,7 +148,7 @@ impl Cuts {
                 let here: Vec<(u64, Change)> =
                     starts.iter().map(|s| (*s, self.changes[s])).filter(|(_, c)| covers(c)).collect();
                 let known = whole && self.base.contains_key(&sector);
-                if here.is_empty() && !known || sector >= sectors {
+                if here.is_empty() && !known || sector >= sectors.min(self.known) {
                     continue;
                 }
                 let Some(value) = value_of(part, self.salt, sector) else {

@@ -3,7 +3,7 @@
 use crate::rng::Rng;
 use crate::store::{Content, Cut, Store, content, cut_mask};
 use std::collections::BTreeSet;
-use tidepool_engine::api::{BLOCK_BYTES, IoError};
+use tidepool_engine::api::{BLOCK_BYTES, IoError, Nanos};
 use tidepool_engine::device::{Device, DeviceRead};
 
 /// EIO.
@@ -18,20 +18,77 @@ pub struct DiskFaults {
     pub misdirected_ppm: u64,
 }
 
+/// What delays a disk for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delay {
+    /// Nothing.
+    None,
+    /// Nothing completes.
+    Stopped,
+    /// Everything takes this many times longer.
+    Slow(u64),
+}
+
+/// How writes and syncs of a disk fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failing {
+    /// They do not.
+    No,
+    /// This many do, then all work again.
+    Some(u32),
+    /// All of them, for good.
+    All,
+}
+
 /// A disk with a volatile write cache.
 pub struct Disk {
     store: Store,
     blocks: u64,
     /// Blocks that cannot be read until they are written again.
     unreadable: BTreeSet<u64>,
-    /// Writes and syncs fail from now on.
+    /// Writes or syncs have failed, or are about to.
     pub dead: bool,
+    /// Which of them.
+    pub failing: Failing,
+    /// What delays it.
+    pub delay: Delay,
+    /// Until when.
+    pub delay_until: Nanos,
+    /// It says that a sync is done and does nothing.
+    pub lies: bool,
+    /// It has said so of something that is not stable yet.
+    pub lied: bool,
     /// While a blocking caller works: operations until the machine or process stops.
     pub stop_after: Option<u64>,
     pub(crate) faults: DiskFaults,
     pub(crate) rng: Rng,
-    /// Faults that took place.
+    /// Faults that took place and may have cost something.
     pub faults_done: u64,
+    /// The same by kind, since somebody asked.
+    pub done: FaultsDone,
+    /// Blocks that were read.
+    pub blocks_read: u64,
+}
+
+/// Faults that took place.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FaultsDone {
+    lost: u64,
+    misdirected: u64,
+    unreadable: u64,
+    flipped: u64,
+}
+
+impl FaultsDone {
+    /// With their names in [`crate::coverage::FAULTS`].
+    pub fn named(&self) -> [(&'static str, u64); 4] {
+        [
+            ("lost write", self.lost),
+            ("misdirected write", self.misdirected),
+            ("unreadable block", self.unreadable),
+            ("flipped bit", self.flipped),
+        ]
+    }
 }
 
 impl Disk {
@@ -42,10 +99,17 @@ impl Disk {
             blocks: size_bytes / BLOCK_BYTES as u64,
             unreadable: BTreeSet::new(),
             dead: false,
+            failing: Failing::No,
+            delay: Delay::None,
+            delay_until: 0,
+            lies: false,
+            lied: false,
             stop_after: None,
             faults: DiskFaults::default(),
             rng,
             faults_done: 0,
+            done: FaultsDone::default(),
+            blocks_read: 0,
         }
     }
 
@@ -54,6 +118,7 @@ impl Disk {
         let first = offset / BLOCK_BYTES as u64;
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "device reads are block-aligned");
         let blocks = (out.len() / BLOCK_BYTES) as u64;
+        self.blocks_read += blocks;
         assert!(first + blocks <= self.blocks, "a read at {offset} goes past the device's end");
         if self.unreadable.range(first..first + blocks).next().is_some() {
             // What a failed read leaves in memory is anything.
@@ -71,18 +136,20 @@ impl Disk {
         let first = offset / BLOCK_BYTES as u64;
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "device writes are block-aligned");
         assert!(first + data.len() as u64 <= self.blocks, "a write at {offset} goes past the device's end");
-        if self.dead {
+        if self.fails() {
             self.cut_at(offset, data);
             return Err(EIO);
         }
         let mut spoiled = None;
         if self.faults.lost_ppm > 0 && self.rng.below(1_000_000) < self.faults.lost_ppm {
             spoiled = Some(self.rng.below(data.len() as u64) as usize);
+            self.done.lost += 1;
         }
         if self.faults.misdirected_ppm > 0 && self.rng.below(1_000_000) < self.faults.misdirected_ppm {
             let n = self.rng.below(data.len() as u64) as usize;
             let elsewhere = self.rng.below(self.blocks);
             self.store.write(elsewhere, data[n].clone(), dsync);
+            self.done.misdirected += 1;
             spoiled = Some(n);
         }
         self.faults_done += u64::from(spoiled.is_some());
@@ -92,8 +159,9 @@ impl Disk {
                 continue;
             }
             self.unreadable.remove(&block);
-            self.store.write(block, content.clone(), dsync);
+            self.store.write(block, content.clone(), dsync && !self.lies);
         }
+        self.lied |= dsync && self.lies;
         Ok(())
     }
 
@@ -114,15 +182,48 @@ impl Disk {
 
     /// Completes a sync effect.
     pub fn sync_to(&mut self, point: u64) -> Result<(), IoError> {
-        if self.dead {
+        if self.fails() {
             return Err(EIO);
         }
-        self.store.sync(point);
+        if self.lies {
+            self.lied |= !self.store.is_stable();
+        } else {
+            self.store.sync(point);
+            self.lied &= !self.store.is_stable();
+        }
         Ok(())
+    }
+
+    /// From now on writes and syncs fail, `some` of them or all.
+    pub fn break_down(&mut self, some: Option<u32>) {
+        self.dead = true;
+        self.failing = some.map_or(Failing::All, Failing::Some);
+    }
+
+    fn fails(&mut self) -> bool {
+        match &mut self.failing {
+            Failing::No | Failing::Some(0) => false,
+            Failing::Some(n) => {
+                *n -= 1;
+                true
+            }
+            Failing::All => true,
+        }
+    }
+
+    /// Whether a block can be read and is still what was written.
+    pub fn holds(&self, block: u64, content: &Content) -> bool {
+        !self.unreadable.contains(&block) && self.store.get(block) == *content
+    }
+
+    /// What delays it now.
+    pub fn delay_now(&self, now: Nanos) -> Delay {
+        if now < self.delay_until { self.delay } else { Delay::None }
     }
 
     /// What was not synced is lost, or not.
     pub fn power_loss(&mut self) {
+        self.faults_done += u64::from(std::mem::take(&mut self.lied));
         self.store.power_loss(&mut self.rng);
     }
 
@@ -136,7 +237,9 @@ impl Disk {
         self.faults_done += 1;
         if self.rng.permille(500) {
             self.unreadable.insert(block);
+            self.done.unreadable += 1;
         } else {
+            self.done.flipped += 1;
             let mut bytes = [0; BLOCK_BYTES];
             self.store.read(block, &mut bytes);
             let bit = self.rng.below(BLOCK_BYTES as u64 * 8) as usize;

@@ -1,4 +1,5 @@
-//! Clones and their parent: the last volume of a run may be the snapshot of which others are clones.
+//! Clones and their parents: the last volume of a run may be the snapshot of which others are clones, and one of those a
+//! snapshot that others are clones of.
 //!
 //! Its decisions have a source of randomness of their own.
 
@@ -20,7 +21,7 @@ impl Plan {
             if rng.permille(250) {
                 continue;
             }
-            plan.parent = Some(parent);
+            (plan.parent, plan.content_of) = (Some(parent), Some(parent));
             plan.resize(match rng.below(3) {
                 0 => bytes,
                 1 => bytes / 2 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64,
@@ -31,13 +32,37 @@ impl Plan {
         let plan = &mut self.volumes[parent];
         plan.resize(bytes);
         plan.base_bytes = bytes;
-        plan.read_only = true;
-        plan.drain = DrainOrder::Unordered;
-        plan.reads = 1000;
+        plan.make_snapshot();
+        self.make_chain(rng, parent);
+    }
+
+    /// Sometimes puts a volume between the oldest parent and some of its clones.
+    fn make_chain(&mut self, rng: &mut Rng, oldest: usize) {
+        let Some(middle) = oldest.checked_sub(1).filter(|&middle| middle > 0 && rng.permille(500)) else {
+            return;
+        };
+        let plan = &mut self.volumes[middle];
+        if plan.parent.is_none() {
+            return;
+        }
+        plan.make_snapshot();
+        let bytes = plan.base_bytes;
+        for plan in self.volumes[..middle].iter_mut().filter(|plan| plan.parent.is_some()) {
+            if rng.permille(600) {
+                plan.parent = Some(middle);
+                plan.base_bytes = plan.size_bytes.min(bytes);
+            }
+        }
     }
 }
 
 impl VolumePlan {
+    fn make_snapshot(&mut self) {
+        self.read_only = true;
+        self.drain = DrainOrder::Unordered;
+        self.reads = 1000;
+    }
+
     fn resize(&mut self, bytes: u64) {
         self.size_bytes = bytes;
         self.hot_bytes = self.hot_bytes.min(bytes);
@@ -59,6 +84,8 @@ impl World {
                 return self.fail(format!("volume {v} cannot have its parent: {error}"));
             }
             self.vols[v].linked = true;
+            let chain = self.vols[parent].linked || self.vols[v].plan.read_only && self.is_parent(v);
+            self.cover.add("clone of a clone", chain.into());
             self.note("link", v as u64, parent as u64, 0);
         }
     }

@@ -1,10 +1,13 @@
-//! Runs the simulator by hand: one seed, or a range of them.
+//! Runs the simulator by hand: one seed, a range of them, or new ones for a given time.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
-use tidepool_sim::coverage::Coverage;
+use std::time::{Duration, Instant};
+use tidepool_sim::crowd::{Crowd, Seeds};
 use tidepool_sim::run;
 
-const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO] [--seconds N] [--verbose]";
+const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO | --for WALL_SECONDS] [--seconds SIMULATED] [--jobs N] \
+                     [--summary FILE] [--verbose]";
 
 fn main() -> ExitCode {
     match options() {
@@ -18,12 +21,17 @@ fn main() -> ExitCode {
 
 struct Options {
     seeds: std::ops::Range<u64>,
+    wall: Option<Duration>,
     seconds: u64,
+    jobs: usize,
+    summary: Option<PathBuf>,
     verbose: bool,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { seeds: 1..101, seconds: 600, verbose: false };
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut options =
+        Options { seeds: 1..101, wall: None, seconds: 600, jobs, summary: None, verbose: false };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -31,14 +39,17 @@ fn options() -> Result<Options, String> {
         match arg.as_str() {
             "--seed" => {
                 let seed = number(&value()?)?;
-                options.seeds = seed..seed + 1;
+                options.seeds = seed..seed.checked_add(1).ok_or("that seed is too large")?;
             }
             "--seeds" => {
                 let text = value()?;
                 let (from, to) = text.split_once("..").ok_or(format!("{text:?} is not FROM..TO"))?;
                 options.seeds = number(from)?..number(to)?;
             }
+            "--for" => options.wall = Some(Duration::from_secs(number(&value()?)?)),
             "--seconds" => options.seconds = number(&value()?)?,
+            "--jobs" => options.jobs = number(&value()?)?.clamp(1, 1024) as usize,
+            "--summary" => options.summary = Some(value()?.into()),
             "--verbose" => options.verbose = true,
             _ => return Err(format!("there is no option {arg:?}")),
         }
@@ -47,20 +58,28 @@ fn options() -> Result<Options, String> {
 }
 
 fn simulate(options: &Options) -> ExitCode {
-    let mut cover = Coverage::default();
-    let (mut steps, mut seconds, mut failed) = (0, 0, Vec::new());
-    for seed in options.seeds.clone() {
-        let outcome = run(seed, options.seconds, options.verbose);
-        cover.merge(&outcome.coverage);
-        steps += outcome.steps;
-        seconds += outcome.elapsed_ns / 1_000_000_000;
-        if let Some(what) = outcome.failure {
-            failed.push(seed);
-            println!("{what}  replay: tidepool-sim --seed {seed} --seconds {}", options.seconds);
-        }
+    if options.verbose {
+        let outcome = run(options.seeds.start, options.seconds, true);
+        return match outcome.failure {
+            Some(what) => {
+                println!("{what}");
+                ExitCode::FAILURE
+            }
+            None => ExitCode::SUCCESS,
+        };
     }
-    println!("{cover}");
-    let runs = options.seeds.end.saturating_sub(options.seeds.start);
-    println!("{runs} seeds, {steps} events, {seconds} simulated seconds, failed: {failed:?}");
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let seeds = match options.wall {
+        Some(wall) => Seeds::new_until(Instant::now() + wall),
+        None => Seeds::of(options.seeds.clone()),
+    };
+    let mut crowd = Crowd::new(options.seconds);
+    crowd.run(&seeds, options.jobs, &|failure| println!("{failure}"));
+    println!("{crowd}");
+    if let Some(path) = &options.summary
+        && let Err(error) = std::fs::write(path, crowd.to_string())
+    {
+        eprintln!("tidepool-sim: cannot write the summary to {}: {error}", path.display());
+        return ExitCode::FAILURE;
+    }
+    if crowd.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

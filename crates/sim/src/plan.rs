@@ -20,6 +20,8 @@ pub enum Theme {
     Corruption,
     /// Writes or syncs of the cache device fail.
     DeviceDeath,
+    /// The cache device says that it has synced, and has not.
+    Lies,
 }
 
 /// One volume.
@@ -61,6 +63,8 @@ pub struct VolumePlan {
     pub large: u64,
     /// Number of the volume whose clone it is.
     pub parent: Option<usize>,
+    /// Number of the volume whose content it has at first.
+    pub content_of: Option<usize>,
     /// It is never written.
     pub read_only: bool,
 }
@@ -97,11 +101,12 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed.
     pub fn new(rng: &mut Rng) -> Plan {
-        let theme = match rng.below(10) {
-            0..=4 => Theme::Crashes,
-            5..=6 => Theme::Backends,
-            7..=8 => Theme::Corruption,
-            _ => Theme::DeviceDeath,
+        let theme = match rng.below(20) {
+            0..=8 => Theme::Crashes,
+            9..=12 => Theme::Backends,
+            13..=16 => Theme::Corruption,
+            17..=18 => Theme::DeviceDeath,
+            _ => Theme::Lies,
         };
         let cache_bytes = rng.pick(&[64u64, 64, 64, 72, 96]) << 20;
         let segment_bytes = rng.pick(&[Some(256 << 10), Some(512 << 10), Some(1 << 20), None]);
@@ -124,6 +129,10 @@ impl Plan {
             (v.hot_bytes, v.think_ns) = (rng.pick(&[8u64, 30, 60]) << 20, 100_000);
             v.backend_latency_ns = rng.pick(&[1_000_000, 50_000_000]);
         }
+        if theme == Theme::Lies {
+            // Beside an image that is drained without groups, nothing tells how far the cache once was.
+            volumes.iter_mut().for_each(|v| v.drain = DrainOrder::Grouped);
+        }
         Plan {
             theme,
             cache_bytes,
@@ -136,7 +145,7 @@ impl Plan {
             sync_ns: rng.pick(&[50_000, 1_000_000, 5_000_000]),
             modes,
             stops_max: rng.pick(&[5, 20, 40]),
-            power: rng.pick(&[0, 300, 500, 1000]),
+            power: if theme == Theme::Lies { 700 } else { rng.pick(&[0, 300, 500, 1000]) },
         }
     }
 }
@@ -175,6 +184,7 @@ impl VolumePlan {
             hot_bytes: (rng.pick(&[4u64, 64, 512, 4096]) << 10).min(size_bytes),
             large: rng.pick(&[0, 50, 300, 900]),
             parent: None,
+            content_of: None,
             read_only: false,
         }
     }

@@ -14,6 +14,21 @@ pub struct Header {
     uuid: [u8; 16],
     /// Number of frames of each group that is kept.
     groups: BTreeMap<u64, u32>,
+    /// Sequence of the last record in the newest group.
+    sequence: u64,
+}
+
+/// What a commit says.
+#[derive(Debug, Clone, Copy)]
+pub struct Commit {
+    /// The oldest group that is kept.
+    pub first: u64,
+    /// The new one.
+    pub group: u64,
+    /// How many frames it has.
+    pub frames: u32,
+    /// Sequence of its last record.
+    pub sequence: u64,
 }
 
 /// Frames and header beside one image; durable when they are written.
@@ -23,6 +38,10 @@ pub struct Redo {
     header: Option<Header>,
     /// Newest group of the generation that was ever committed.
     newest: (u64, u64),
+    /// The owner's last note: its generation, and what was on its stable media.
+    pub(crate) noted: (u64, u64),
+    /// The newest one was committed, but whoever did it was told of an error.
+    pub(crate) unsure: bool,
 }
 
 impl Redo {
@@ -43,14 +62,8 @@ impl Redo {
     ///
     /// # Errors
     /// What of the core's promises does not hold.
-    pub fn commit(
-        &mut self,
-        generation: u64,
-        uuid: [u8; 16],
-        first: u64,
-        group: u64,
-        frames: u32,
-    ) -> Result<(), String> {
+    pub fn commit(&mut self, generation: u64, uuid: [u8; 16], commit: Commit) -> Result<(), String> {
+        let Commit { first, group, frames, sequence } = commit;
         let mut groups = match &self.header {
             Some(header) if header.generation == generation => header.groups.clone(),
             Some(header) if header.generation > generation => {
@@ -58,10 +71,12 @@ impl Redo {
             }
             _ => BTreeMap::new(),
         };
-        if self.newest.0 == generation && group <= self.newest.1 {
+        let again = self.newest == (generation, group) && self.unsure;
+        if self.newest.0 == generation && group <= self.newest.1 && !again {
             return Err(format!("group {group} is committed a second time"));
         }
         self.newest = (generation, group);
+        self.unsure = false;
         groups.insert(group, frames);
         groups.retain(|&g, _| g >= first);
         for frame in 0..frames {
@@ -72,8 +87,15 @@ impl Redo {
             }
         }
         self.frames.retain(|&(g, group, _), _| g == generation && group >= first);
-        self.header = Some(Header { generation, uuid, groups });
+        self.header = Some(Header { generation, uuid, groups, sequence });
         Ok(())
+    }
+
+    /// A cache whose log ends at `sequence` has lost what it once had on stable media.
+    pub fn is_ahead(&self, uuid: [u8; 16], sequence: u64) -> bool {
+        let Some(header) = self.header.as_ref().filter(|header| header.uuid == uuid) else { return false };
+        let noted = if self.noted.0 >= header.generation { self.noted.1 } else { 0 };
+        header.sequence.max(noted) > sequence
     }
 
     /// Groups before `first` are not needed any more.

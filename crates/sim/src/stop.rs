@@ -2,11 +2,11 @@
 
 use crate::backend::Trouble;
 use crate::checker::BASE_VALUE;
-use crate::disk::Disk;
-use crate::plan::{MS, S, Theme};
+use crate::disk::{Disk, FaultsDone};
+use crate::plan::{MS, Theme};
 use crate::rng::Rng;
 use crate::volume::{Place, Vol};
-use crate::world::{Control, ControlKind, Ending, FlightKind, Happening, World};
+use crate::world::{Control, ControlKind, FlightKind, Happening, World};
 use tidepool_engine::api::*;
 use tidepool_engine::format::byte;
 use tidepool_engine::status::VolumeState;
@@ -31,9 +31,15 @@ impl World {
             self.vols[v].write_image(0, base / SECTOR_BYTES as u64, BASE_VALUE);
             if self.vols[v].plan.parent.is_some() {
                 self.vols[v].backend.own = OwnObjects::none(base);
+                if self.vols[v].plan.read_only && base > 0 {
+                    // A snapshot in between has something that was written after it was cloned.
+                    let some = self.family_rng.below(base);
+                    self.vols[v].backend.own.insert(some, 1);
+                }
             }
         }
         self.format();
+        self.disk.lies = self.plan.theme == Theme::Lies && self.rng.permille(500);
         self.reopen();
         for v in 0..self.vols.len() {
             for slot in 0..self.vols[v].plan.depth {
@@ -79,14 +85,19 @@ impl World {
                 FlightKind::RedoWrite { volume, name, bytes } if self.delivers(volume) => {
                     self.vols[volume].backend.redo.write_cut(&mut self.rng, name, &bytes);
                 }
-                FlightKind::RedoCommit { volume, generation, first, group, frames }
+                FlightKind::RedoCommit { volume, generation, commit }
                     if self.delivers(volume) && self.rng.permille(500) =>
                 {
-                    self.commit(volume, generation, first, group, frames);
+                    self.commit(volume, generation, commit);
                     self.cover.hit("kill during commit");
                 }
                 FlightKind::RedoTrim { volume, first } if self.delivers(volume) && self.rng.permille(500) => {
                     self.vols[volume].backend.redo.trim(first);
+                }
+                FlightKind::Resize { volume, size_bytes }
+                    if self.delivers(volume) && self.rng.permille(500) =>
+                {
+                    self.vols[volume].backend.resize(size_bytes);
                 }
                 _ => {}
             }
@@ -95,6 +106,8 @@ impl World {
         self.engine = None;
         self.life += 1;
         self.stopping = false;
+        self.device_failed = false;
+        (self.filled, self.removed) = ([0; 2], false);
         self.armed = None;
         self.controls.clear();
         self.seen.clear();
@@ -104,6 +117,9 @@ impl World {
             }
         }
         let corrupt = self.plan.theme == Theme::Corruption;
+        if how == Stop::Kill {
+            self.weigh_evidence();
+        }
         for (vol, unflushed) in self.vols.iter_mut().zip(unflushed) {
             vol.forget_life();
             match how {
@@ -116,11 +132,18 @@ impl World {
                 Stop::Kill => vol.checker.killed(tick),
                 Stop::Orderly => {
                     vol.checker.killed(tick);
-                    if !unflushed {
+                    if !unflushed && !self.disk.lied {
                         vol.checker.settle(tick);
+                    }
+                    if self.disk.lies {
+                        vol.checker.unsure_from = vol.checker.unsure_from.min(tick);
                     }
                 }
             }
+        }
+        for vol in self.vols.iter_mut().filter(|vol| vol.resizing) {
+            self.cover.hit("stop during a change of size");
+            vol.resized();
         }
         for v in 0..self.vols.len() {
             self.check_cut(v, false);
@@ -142,10 +165,25 @@ impl World {
         !matches!(backend.trouble_now(self.now), Trouble::Stopped | Trouble::Fenced)
     }
 
+    /// Which changes may be taken for a part of a torn tail.
+    fn weigh_evidence(&mut self) {
+        if self.plan.theme != Theme::Corruption {
+            return;
+        }
+        for vol in &mut self.vols {
+            let unsure = vol.evidence.unsure_from(&self.disk);
+            vol.checker.unsure_from = vol.checker.unsure_from.min(unsure);
+            vol.evidence.clear();
+        }
+    }
+
     /// What is not on stable media is lost, or not.
     pub(crate) fn lose_power(&mut self) {
         self.note("power loss", 0, 0, 0);
+        let lied = self.disk.lied;
         self.disk.power_loss();
+        self.weigh_evidence();
+        self.cover.add("power loss after a lie", u64::from(lied));
         self.tick += 1;
         for vol in &mut self.vols {
             vol.backend.store.power_loss(&mut self.rng);
@@ -222,6 +260,7 @@ impl World {
         self.disk = Disk::new(self.plan.cache_bytes, Rng::new(self.rng.bits()));
         self.format();
         for v in 0..self.vols.len() {
+            self.cover.add("redo replayed", u64::from(!self.vols[v].backend.redo.is_empty()));
             if let Err(what) = self.vols[v].recover_image() {
                 return self.fail(format!("volume {v}: {what}"));
             }
@@ -242,6 +281,15 @@ impl World {
             vol.id = None;
             let pause = self.rng.around(10 * MS);
             self.after(pause, Happening::Add { volume: v });
+        }
+    }
+
+    /// The cache that was opened cannot be used.
+    fn give_cache_up(&mut self) {
+        self.collect_counters();
+        self.stop(Stop::Kill);
+        if !self.disk.dead {
+            self.replace_cache(Vec::new());
         }
     }
 
@@ -274,6 +322,7 @@ impl World {
         if self.life > 0 && self.rng.permille(100) {
             self.inspect();
         }
+        let before = self.disk.blocks_read;
         let stops = if self.rng.permille(300) && self.life > 0 { self.rng.range(1..4) } else { 0 };
         for _ in 0..stops {
             self.disk.stop_after = Some(self.rng.below(400));
@@ -290,6 +339,7 @@ impl World {
         match Engine::open(&mut self.disk, self.plan.engine.clone(), self.now) {
             Ok((engine, report)) => {
                 self.note("opened", report.checkpoint, report.records_replayed, report.records_cut);
+                self.recovery_blocks_max = self.recovery_blocks_max.max(self.disk.blocks_read - before);
                 self.note("found", report.blocks_lost, report.volumes_failed, report.summaries_rebuilt);
                 self.cover.add("replay with tail", u64::from(report.records_replayed > 0));
                 self.cover.add("torn tail cut", u64::from(report.records_cut > 0));
@@ -323,20 +373,27 @@ impl World {
                 return self.fail("a volume has failed at recovery without a fault".into());
             }
             self.cover.hit("volume failed");
-            self.engine = None;
-            self.replace_cache(Vec::new());
-            return self.after(MS, Happening::Reopen);
+            return self.give_cache_up();
         }
         for v in 0..self.vols.len() {
             let found = known.iter().find(|(_, spec)| spec.name == self.vols[v].name);
             let was = self.vols[v].place;
             match found {
                 Some((id, spec)) => {
+                    if was == Place::Out && self.may_lose_data() {
+                        // Its removal was not stable. The image, which was given back, does not name the cache any more.
+                        return self.give_cache_up();
+                    }
                     if was == Place::Out {
                         return self.fail(format!("volume {v} is in the cache again after its removal"));
                     }
                     if !self.vols[v].attachments.contains(&spec.attachment) && !self.may_lose_data() {
                         return self.fail(format!("volume {v} has an attachment from its past"));
+                    }
+                    let size = self.vols[v].plan.size_bytes;
+                    if !self.vols[v].resizing && spec.size_bytes != size && !self.may_lose_data() {
+                        let found = spec.size_bytes;
+                        return self.fail(format!("volume {v} has {found} bytes again, which was {size}"));
                     }
                     self.vols[v].attachments = vec![spec.attachment.clone()];
                     self.vols[v].id = Some(*id);
@@ -352,6 +409,7 @@ impl World {
                     let pause = self.rng.around(5 * MS);
                     self.after(pause, Happening::Add { volume: v });
                 }
+                None if self.may_lose_data() => return self.give_cache_up(),
                 None => return self.fail(format!("volume {v} is not in the cache any more (was {was:?})")),
             }
         }
@@ -374,9 +432,17 @@ impl World {
         if vol.must_verify && problem.is_none() {
             problem = vol.checker.end_verify(tick).err();
             vol.must_verify = false;
+            self.distrust(v);
         }
         if let Some(what) = problem {
             self.fail(format!("volume {v}: {what}"));
+        }
+    }
+
+    /// What was seen is stable, but nothing that comes now is, as long as the device lies.
+    pub(crate) fn distrust(&mut self, v: usize) {
+        if self.disk.lies {
+            self.vols[v].checker.unsure_from = self.tick;
         }
     }
 
@@ -386,13 +452,21 @@ impl World {
             return;
         }
         let vol = &self.vols[v];
-        if vol.backend.trouble_now(self.now) == Trouble::Stopped {
+        if vol.backend.is_away(self.now) {
             let life = self.life;
             return self.at(vol.backend.trouble_until + MS, Happening::Attach { life, volume: v });
         }
         let id = vol.id.expect("a detached volume has a number");
         let engine = self.engine.as_ref().expect("checked above");
         let status = engine.volume_status(self.now, id).expect("a known volume has a status");
+        if vol.backend.redo.is_ahead(self.uuid, status.sequence) {
+            // As whoever opens an image does: the cache has lost what the image or its redo has got from it.
+            if !self.may_lose_data() {
+                return self.fail(format!("volume {v}: the cache is behind the image"));
+            }
+            self.cover.hit("cache behind its image");
+            return self.give_cache_up();
+        }
         let clean =
             status.dirty_bytes == 0 && status.lost_blocks == 0 && status.sequence_drained == status.sequence;
         let changes = !vol.plan.read_only;
@@ -451,7 +525,7 @@ impl World {
             }
             return;
         }
-        if self.vols[v].backend.trouble_now(self.now) == Trouble::Stopped {
+        if self.vols[v].backend.is_away(self.now) {
             return self.after(100 * MS, Happening::Add { volume: v });
         }
         if self.rng.permille(200) && !self.disk.dead && !self.vols[v].plan.read_only {
@@ -461,6 +535,7 @@ impl World {
         vol.backend.foreign = false;
         vol.backend.disowned = false;
         vol.backend.generation += 1;
+        vol.backend.redo.clear();
         if self.plan.modes {
             vol.mode = self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
         }
@@ -522,12 +597,10 @@ impl World {
         let vol = &mut self.vols[v];
         let old = vol.plan.size_bytes;
         let size = (old / sector / 2 + self.rng.below(old / sector + 1)).max(8) * sector;
-        vol.plan.size_bytes = size;
-        vol.plan.hot_bytes = vol.plan.hot_bytes.min(size);
-        vol.cursor = 0;
         vol.backend.resize(size);
         vol.backend.foreign = true;
-        vol.checker.resize(size);
+        vol.resizing = true;
+        vol.resized();
         vol.release_image();
         self.note("resize", v as u64, old, size);
         self.cover.hit("resize");
@@ -546,6 +619,10 @@ impl World {
     pub(crate) fn collect_counters(&mut self) {
         let Some(engine) = &self.engine else { return };
         let device = engine.device_status();
+        for (what, n) in self.disk.done.named() {
+            self.cover.add(what, n);
+        }
+        self.disk.done = FaultsDone::default();
         self.cover.add("checkpoint", device.checkpoints);
         self.cover.add("reclaim", device.reclaims);
         for vol in &self.vols {
@@ -560,9 +637,9 @@ impl World {
             self.cover.add("drained block", c.drained_blocks);
             self.cover.add("hit block", c.hit_blocks);
             self.cover.add("parent block", c.parent_blocks);
+            self.cover.add("group forced early", c.groups_early);
             self.cover.add("miss block", c.miss_blocks);
         }
-        let _ = (S, Ending::Not);
     }
 }
 

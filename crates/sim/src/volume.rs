@@ -2,6 +2,7 @@
 
 use crate::backend::Backend;
 use crate::checker::{Checker, SECTORS, fill};
+use crate::evidence::Evidence;
 use crate::plan::VolumePlan;
 use crate::store::content;
 use tidepool_engine::OwnObjects;
@@ -102,13 +103,17 @@ pub struct Vol {
     pub own_at_open: OwnObjects,
     /// It reads through its parent.
     pub linked: bool,
+    /// What this life of the core has written of its log.
+    pub evidence: Evidence,
+    /// Its size is being changed: a restart may find the old one in the cache.
+    pub resizing: bool,
 }
 
 impl Vol {
     /// Volume number `index` of a run.
     pub fn new(index: usize, plan: VolumePlan) -> Vol {
         // Clones have the content of their parent.
-        let salt = plan.parent.unwrap_or(index) as u64 + 1;
+        let salt = plan.content_of.unwrap_or(index) as u64 + 1;
         let mut checker = Checker::new(salt, plan.size_bytes, plan.base_bytes);
         if plan.drain == DrainOrder::Grouped {
             checker.watch_cuts();
@@ -137,8 +142,28 @@ impl Vol {
             attachments: Vec::new(),
             own_at_open: OwnObjects::default(),
             linked: false,
+            evidence: Evidence::default(),
+            resizing: false,
             plan,
         }
+    }
+
+    /// It is about to become smaller: from now on nothing is sent beyond the new end.
+    pub fn begin_shrink(&mut self, size_bytes: u64, now: u64) {
+        self.limit(size_bytes);
+        self.checker.begin_shrink(size_bytes, now);
+    }
+
+    /// It has the size of its image.
+    pub fn resized(&mut self) {
+        self.limit(self.backend.size_bytes);
+        self.checker.resize(self.backend.size_bytes);
+    }
+
+    fn limit(&mut self, size_bytes: u64) {
+        self.plan.size_bytes = size_bytes;
+        self.plan.hot_bytes = self.plan.hot_bytes.min(size_bytes);
+        self.cursor = 0;
     }
 
     /// An attachment is confirmed: older ones must not come back.

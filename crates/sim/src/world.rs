@@ -2,9 +2,12 @@
 
 mod images;
 
+use crate::backend::Trouble;
 use crate::coverage::Coverage;
-use crate::disk::Disk;
+use crate::disk::{Delay, Disk};
+use crate::evidence::Evidence;
 use crate::plan::{Plan, S, Theme};
+use crate::redo::Commit;
 use crate::rng::Rng;
 use crate::stop::Stop;
 use crate::store::{Content, content};
@@ -23,6 +26,11 @@ use tidepool_engine::mem::Buf;
 const NOTES_MAX: usize = 400;
 /// Ticks of the core without any progress of time after which it counts as spinning.
 const SPIN_MAX: u32 = 10_000;
+
+/// Commits during which the connection goes away, in parts per thousand.
+const COMMITS_CUT_OFF: u64 = 20;
+/// Client requests for each simulated second that a life may last: a short one is one of few requests, too.
+const REQUESTS_PER_S: u64 = 150;
 
 /// Where a record's entries begin in its header block, and how long one is.
 const ENTRIES_AT: usize = size_of::<RecordHeader>();
@@ -70,6 +78,8 @@ pub(crate) struct Flight {
     pub(crate) buf: Option<Buf>,
     /// Memory is written (by a read).
     pub(crate) fills: bool,
+    /// The connection that it was sent over is gone.
+    pub(crate) disconnected: bool,
 }
 
 pub(crate) enum FlightKind {
@@ -81,10 +91,32 @@ pub(crate) enum FlightKind {
     Flush { volume: usize, point: u64 },
     Disown { volume: usize },
     RedoWrite { volume: usize, name: (u64, u64, u32), bytes: Vec<u8> },
-    RedoCommit { volume: usize, generation: u64, first: u64, group: u64, frames: u32 },
+    RedoCommit { volume: usize, generation: u64, commit: Commit },
     RedoTrim { volume: usize, first: u64 },
-    RedoNote { volume: usize },
+    RedoNote { volume: usize, durable: u64 },
     Snapshot { volume: usize, floor: u64 },
+    Resize { volume: usize, size_bytes: u64 },
+}
+
+impl FlightKind {
+    /// The volume whose backend it is for.
+    pub(crate) fn backend(&self) -> Option<usize> {
+        match *self {
+            FlightKind::DeviceRead { .. }
+            | FlightKind::DeviceWrite { .. }
+            | FlightKind::DeviceSync { .. } => None,
+            FlightKind::Read { volume, .. }
+            | FlightKind::Write { volume, .. }
+            | FlightKind::Flush { volume, .. }
+            | FlightKind::Disown { volume }
+            | FlightKind::RedoWrite { volume, .. }
+            | FlightKind::RedoCommit { volume, .. }
+            | FlightKind::RedoTrim { volume, .. }
+            | FlightKind::RedoNote { volume, .. }
+            | FlightKind::Snapshot { volume, .. }
+            | FlightKind::Resize { volume, .. } => Some(volume),
+        }
+    }
 }
 
 /// A control operation in flight.
@@ -111,6 +143,10 @@ pub(crate) enum ControlKind {
     /// Everything acknowledged before this tick is to be in it.
     Snapshot {
         floor: u64,
+    },
+    /// Another size.
+    Resize {
+        size_bytes: u64,
     },
     Shutdown,
 }
@@ -174,6 +210,12 @@ pub struct World {
     /// The cache's name.
     pub(crate) uuid: [u8; 16],
     pub(crate) arena_baseline: u64,
+    /// Blocks that misses brought into the cache in this life: new ones, and those that the ghost remembers.
+    pub(crate) filled: [u64; 2],
+    /// A volume was removed in this life, and with it its counters.
+    pub(crate) removed: bool,
+    /// The core has been told that a write or sync of the device failed.
+    pub(crate) device_failed: bool,
     pub(crate) seen: BTreeMap<usize, tidepool_engine::status::VolumeCounters>,
     spins: u32,
     hash: u64,
@@ -181,6 +223,7 @@ pub struct World {
     verbose: bool,
     pub(crate) failure: Option<String>,
     pub(crate) cover: Coverage,
+    pub(crate) recovery_blocks_max: u64,
 }
 
 /// What came of a run.
@@ -193,6 +236,8 @@ pub struct Outcome {
     pub elapsed_ns: Nanos,
     /// What it went through.
     pub coverage: Coverage,
+    /// Blocks that its longest recovery read of the device.
+    pub recovery_blocks_max: u64,
     /// What went wrong, with the last events before.
     pub failure: Option<String>,
 }
@@ -217,7 +262,7 @@ impl World {
             step: 0,
             order: 0,
             agenda: BinaryHeap::new(),
-            requests_left: plan.requests,
+            requests_left: plan.requests.min(seconds * REQUESTS_PER_S),
             plan,
             quantum,
             disk,
@@ -240,6 +285,9 @@ impl World {
             formats: 0,
             uuid: [0; 16],
             arena_baseline: 0,
+            filled: [0; 2],
+            removed: false,
+            device_failed: false,
             seen: BTreeMap::new(),
             spins: 0,
             hash: 0xcbf2_9ce4_8422_2325,
@@ -247,6 +295,7 @@ impl World {
             verbose,
             failure: None,
             cover: Coverage::default(),
+            recovery_blocks_max: 0,
         }
     }
 
@@ -259,12 +308,17 @@ impl World {
         while self.failure.is_none() && self.ending != Ending::Over {
             self.advance();
         }
+        self.outcome(self.failure.as_ref().map(|what| self.report(what)))
+    }
+
+    fn outcome(&self, failure: Option<String>) -> Outcome {
         Outcome {
             hash: self.hash,
             steps: self.step,
             elapsed_ns: self.now,
             coverage: self.cover.clone(),
-            failure: self.failure.as_ref().map(|what| self.report(what)),
+            recovery_blocks_max: self.recovery_blocks_max,
+            failure,
         }
     }
 
@@ -289,13 +343,7 @@ impl World {
 
     /// The outcome of a run in which the core panicked.
     pub(crate) fn after_panic(&self, what: &str) -> Outcome {
-        Outcome {
-            hash: self.hash,
-            steps: self.step,
-            elapsed_ns: self.now,
-            coverage: self.cover.clone(),
-            failure: Some(self.report(what)),
-        }
+        self.outcome(Some(self.report(what)))
     }
 
     pub(crate) fn fail(&mut self, what: String) {
@@ -387,6 +435,9 @@ impl World {
     }
 
     fn execute(&mut self, effect: Effect) {
+        if self.device_failed && matches!(effect, Effect::DeviceWrite { .. } | Effect::DeviceSync { .. }) {
+            return self.fail("the core goes on writing to a device that has failed".into());
+        }
         match effect {
             Effect::DeviceRead { token, offset, buf } => {
                 self.note("device read", offset, buf.len.into(), token.0);
@@ -451,7 +502,7 @@ impl World {
                 self.fail(format!("effect {} uses memory of effect {other}: {new:?}", token.0));
             }
         }
-        if self.flights.insert(token.0, Flight { kind, buf, fills }).is_some() {
+        if self.flights.insert(token.0, Flight { kind, buf, fills, disconnected: false }).is_some() {
             self.fail(format!("token {} is used twice", token.0));
         }
         let life = self.life;
@@ -492,8 +543,12 @@ impl World {
                 let bytes = engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES);
                 let data: Vec<Content> =
                     bytes.zip(first..).map(|(bytes, b)| backend.clip(b, bytes)).collect();
-                let applied =
-                    self.rng.permille(300) && backend.trouble_now(self.now) == crate::backend::Trouble::None;
+                if offset + (data.len() as u64 - 1) * block >= backend.size_bytes {
+                    let size = backend.size_bytes;
+                    return self
+                        .fail(format!("volume {v}: a write at {offset} beyond the image's {size} bytes"));
+                }
+                let applied = self.rng.permille(300) && backend.trouble_now(self.now) == Trouble::None;
                 if applied {
                     backend.apply(first, &data);
                 }
@@ -517,13 +572,14 @@ impl World {
                     self.engine.as_ref().expect("effects come from a core").arena().bytes(buf).to_vec();
                 (FlightKind::RedoWrite { volume: v, name, bytes }, Some(buf), false)
             }
-            BackendOp::RedoCommit { first, group, frames, .. } => {
+            BackendOp::RedoCommit { first, group, frames, sequence, .. } => {
                 let generation = backend.generation;
-                (FlightKind::RedoCommit { volume: v, generation, first, group, frames }, None, false)
+                let commit = Commit { first, group, frames, sequence };
+                (FlightKind::RedoCommit { volume: v, generation, commit }, None, false)
             }
             BackendOp::RedoTrim { first } => (FlightKind::RedoTrim { volume: v, first }, None, false),
-            BackendOp::RedoNote { .. } => (FlightKind::RedoNote { volume: v }, None, false),
-            BackendOp::Resize { .. } => unreachable!("no volume is resized here"),
+            BackendOp::RedoNote { durable, .. } => (FlightKind::RedoNote { volume: v, durable }, None, false),
+            BackendOp::Resize { size_bytes } => (FlightKind::Resize { volume: v, size_bytes }, None, false),
             BackendOp::Snapshot { control } => {
                 let Some(Control { kind: ControlKind::Snapshot { floor }, .. }) = self.controls.get(&control)
                 else {
@@ -552,7 +608,11 @@ impl World {
             "redo commit" => self.moment(Moment::Commit),
             _ => {}
         }
+        let commit = matches!(kind, FlightKind::RedoCommit { .. });
         self.fly(token, kind, buf, fills, latency);
+        if commit && self.plan.theme == Theme::Backends && self.rng.permille(COMMITS_CUT_OFF) {
+            self.cut_off(v);
+        }
     }
 
     /// An effect completes: it takes place, and the core is told.
@@ -567,7 +627,17 @@ impl World {
             self.fail(format!("memory of the device write {token} was changed while it was in flight"));
         }
         let flushed = if let FlightKind::Flush { volume, .. } = flight.kind { Some(volume) } else { None };
+        let lost = flight.kind.backend().filter(|_| flight.disconnected);
+        let changes_device =
+            matches!(flight.kind, FlightKind::DeviceWrite { .. } | FlightKind::DeviceSync { .. });
+        if let Some(volume) = lost {
+            self.vols[volume].backend.disconnected = true;
+        }
         let result = self.take_place(flight);
+        if let Some(volume) = lost {
+            self.vols[volume].backend.disconnected = false;
+        }
+        self.device_failed |= changes_device && result.is_err();
         self.note("done", token, u64::from(result.is_err()), 0);
         let now = self.now;
         if let Some(engine) = &mut self.engine {
@@ -578,29 +648,28 @@ impl World {
         }
     }
 
-    /// A backend in trouble lets its operations wait.
+    /// A backend or a device in trouble lets its operations wait.
     fn is_delayed(&mut self, token: u64) -> bool {
         let Some(flight) = self.flights.get(&token) else { return false };
-        let volume = match flight.kind {
-            FlightKind::Read { volume, .. }
-            | FlightKind::Write { volume, .. }
-            | FlightKind::Flush { volume, .. }
-            | FlightKind::Disown { volume }
-            | FlightKind::RedoWrite { volume, .. }
-            | FlightKind::RedoCommit { volume, .. }
-            | FlightKind::RedoTrim { volume, .. }
-            | FlightKind::RedoNote { volume }
-            | FlightKind::Snapshot { volume, .. } => volume,
-            _ => return false,
-        };
-        let backend = &self.vols[volume].backend;
-        let latency = backend.latency_ns;
-        let until = match backend.trouble_now(self.now) {
-            crate::backend::Trouble::Stopped => backend.trouble_until + self.rng.around(latency),
-            crate::backend::Trouble::Slow(times) if self.rng.permille(800) => {
-                self.now + self.rng.around(latency * times)
+        let until = match flight.kind.backend() {
+            Some(volume) => {
+                let backend = &self.vols[volume].backend;
+                let latency = backend.latency_ns;
+                match backend.trouble_now(self.now) {
+                    Trouble::Stopped | Trouble::Disconnected => {
+                        backend.trouble_until + self.rng.around(latency)
+                    }
+                    Trouble::Slow(times) if self.rng.permille(800) => {
+                        self.now + self.rng.around(latency * times)
+                    }
+                    _ => return false,
+                }
             }
-            _ => return false,
+            None => match self.disk.delay_now(self.now) {
+                Delay::Stopped => self.disk.delay_until + self.device_latency(),
+                Delay::Slow(times) if self.rng.permille(800) => self.now + self.device_latency() * times,
+                _ => return false,
+            },
         };
         let life = self.life;
         self.at(until, Happening::Done { life, token });
@@ -622,7 +691,7 @@ impl World {
             }
             FlightKind::DeviceWrite { offset, data, dsync, tick } => {
                 if self.plan.theme == Theme::Corruption {
-                    self.note_newest_records(offset, &data, tick);
+                    self.note_records(offset, &data, tick);
                 }
                 self.disk.write_at(offset, &data, dsync)
             }
@@ -686,11 +755,14 @@ impl World {
                 }
                 self.note_backend(volume, result)
             }
-            FlightKind::RedoCommit { volume, generation, first, group, frames } => {
+            FlightKind::RedoCommit { volume, generation, commit } => {
                 let backend = &mut self.vols[volume].backend;
                 let result = backend.outcome(&mut self.rng, true, now);
-                if result.is_ok() {
-                    self.commit(volume, generation, first, group, frames);
+                let unsure = backend.disconnected && self.rng.permille(500);
+                if result.is_ok() || unsure {
+                    self.commit(volume, generation, commit);
+                    self.vols[volume].backend.redo.unsure = unsure;
+                    self.cover.add("commit without an answer", u64::from(unsure));
                 }
                 self.note_backend(volume, result)
             }
@@ -706,8 +778,20 @@ impl World {
                 }
                 self.note_backend(volume, result)
             }
-            FlightKind::RedoNote { volume } => {
-                let result = self.vols[volume].backend.outcome(&mut self.rng, false, now);
+            FlightKind::RedoNote { volume, durable } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, false, now);
+                if result.is_ok() {
+                    backend.redo.noted = (backend.generation, durable);
+                }
+                self.note_backend(volume, result)
+            }
+            FlightKind::Resize { volume, size_bytes } => {
+                let backend = &mut self.vols[volume].backend;
+                let result = backend.outcome(&mut self.rng, false, now);
+                if result.is_ok() {
+                    backend.resize(size_bytes);
+                }
                 self.note_backend(volume, result)
             }
             FlightKind::Snapshot { volume, floor } => {
@@ -720,16 +804,18 @@ impl World {
         }
     }
 
-    /// Notes the volumes whose newest record is in an append that is complete.
-    fn note_newest_records(&mut self, offset: u64, data: &[Content], tick: u64) {
+    /// Notes the records of an append that is complete.
+    fn note_records(&mut self, offset: u64, data: &[Content], tick: u64) {
         if offset < byte(self.geo.segments_first_block) {
             return;
         }
-        for content in data.iter().flatten().filter(|c| c[..4] == RECORD_MAGIC) {
-            let id = VolumeId(u16::from_le_bytes([content[12], content[13]]));
-            let writes = content[10] == RecordKind::Write as u8;
-            if let Some(vol) = self.vols.iter_mut().find(|v| writes && v.id == Some(id)) {
-                vol.checker.unsure_from = tick;
+        for (content, block) in data.iter().zip(offset / BLOCK_BYTES as u64..) {
+            let Some(header) = Evidence::header(content).filter(|header| header.magic == RECORD_MAGIC) else {
+                continue;
+            };
+            let id = VolumeId(header.volume.get());
+            if let Some(vol) = self.vols.iter_mut().find(|v| v.id == Some(id)) {
+                vol.evidence.note(&header, block, content, tick);
             }
         }
     }
@@ -753,6 +839,7 @@ impl World {
                 Some(RecordKind::Fill) => {
                     self.cover.hit(if main { "fill remembered by ghost" } else { "fill" });
                     let entries = u16::from_le_bytes([content[14], content[15]]) as usize;
+                    self.filled[usize::from(main)] += entries as u64;
                     let is_void =
                         |e: usize| content[ENTRIES_AT + e * ENTRY_BYTES + 7] == EntryKind::Void as u8;
                     self.cover.add("fill voided", u64::from((0..entries).any(is_void)));

@@ -1,6 +1,7 @@
 //! What becomes of the images: redo is committed, cuts and snapshots are looked at, servers lose what is not flushed.
 
 use super::{Flight, FlightKind, World};
+use crate::redo::Commit;
 use tidepool_engine::api::{IoError, Mode};
 
 impl World {
@@ -22,9 +23,9 @@ impl World {
     }
 
     /// A group is committed: from now on the image and its redo are the volume without the cache.
-    pub(crate) fn commit(&mut self, volume: usize, generation: u64, first: u64, group: u64, frames: u32) {
+    pub(crate) fn commit(&mut self, volume: usize, generation: u64, commit: Commit) {
         let uuid = self.uuid;
-        if let Err(what) = self.vols[volume].backend.redo.commit(generation, uuid, first, group, frames) {
+        if let Err(what) = self.vols[volume].backend.redo.commit(generation, uuid, commit) {
             return self.fail(format!("volume {volume}: {what}"));
         }
         self.cover.hit("group committed");
