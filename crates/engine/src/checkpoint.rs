@@ -348,6 +348,7 @@ impl Engine {
         for waiter in run.waiters {
             self.effects.push_back(Effect::ControlDone { control: waiter.control, result: Ok(()) });
         }
+        self.stir();
         self.pump_sync(now);
     }
 

@@ -179,9 +179,11 @@ impl Engine {
     fn start_drain(&mut self, now: Nanos, id: VolumeId, urgent: bool) -> bool {
         let volume = self.volume_mut(id);
         let drainable = volume.sequence_drainable();
-        let index = &volume.index;
+        let (drainable_end, index) = (volume.drain_end(), &volume.index);
         let free = |d: &DirtyObject| {
-            d.drain_from <= drainable && !index.flags(d.object).contains(ObjectFlags::DRAINING)
+            d.drain_from <= drainable
+                && d.object < drainable_end
+                && !index.flags(d.object).contains(ObjectFlags::DRAINING)
         };
         if volume.image_is_held() {
             return false;
@@ -224,7 +226,7 @@ impl Engine {
     fn drain_next(&mut self, id: VolumeId, d: u32) -> bool {
         let drain = &self.drains[d];
         let object = u64::from(drain.entry.object) * OBJECT_BLOCKS as u64;
-        let end = (object + OBJECT_BLOCKS as u64).min(self.volume(id).blocks().max(object));
+        let end = (object + OBJECT_BLOCKS as u64).min(self.volume(id).blocks_held().max(object));
         let mut at = object + u64::from(drain.cursor);
         while at < end {
             let volume = self.volume(id);

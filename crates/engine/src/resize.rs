@@ -4,7 +4,7 @@ use crate::api::{BLOCK_BYTES, BackendOp, ControlError, Effect, IoError, Nanos, V
 use crate::control::VOLUME_BYTES_MAX;
 use crate::engine::{Engine, Io};
 use crate::index::Lookup;
-use crate::volume::{Task, object_of};
+use crate::volume::{Task, Volume, object_of};
 
 /// A change of size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,10 +20,38 @@ pub(crate) struct Resize {
 enum Stage {
     /// Requests beyond the new end.
     Requests,
+    /// What is on its way to the image beyond the new end, or in an object that it cuts.
+    Drains,
     /// The image, and with it the redo, which may hold something beyond the new end.
     Drain { sequence: u64 },
+    /// A durable checkpoint that knows nothing beyond the new end: else a restart could find newer data there than in an image
+    /// that ends before it.
+    Checkpoint { number: u64 },
     /// The backend.
     Backend,
+}
+
+impl Volume {
+    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are while it becomes smaller.
+    pub(crate) fn size_held(&self) -> u64 {
+        match self.task {
+            Task::Resize(Resize { stage: Stage::Requests | Stage::Drains, old_bytes, .. }) => old_bytes,
+            _ => self.spec.size_bytes,
+        }
+    }
+
+    /// The same in blocks.
+    pub(crate) fn blocks_held(&self) -> u64 {
+        self.size_held().div_ceil(BLOCK_BYTES as u64)
+    }
+
+    /// No drain of this object or a later one is to begin.
+    pub(crate) fn drain_end(&self) -> u32 {
+        match self.task {
+            Task::Resize(Resize { stage: Stage::Drains, .. }) => object_of(self.blocks()),
+            _ => u32::MAX,
+        }
+    }
 }
 
 impl Engine {
@@ -74,6 +102,13 @@ impl Engine {
                 if self.ops.iter_mut().any(|(_, op)| beyond(op)) {
                     return;
                 }
+                Stage::Drains
+            }
+            Stage::Drains => {
+                let first = object_of(volume.blocks());
+                if self.volume(id).drains.iter().any(|&d| self.drains[d].entry.object >= first) {
+                    return;
+                }
                 self.truncate(id);
                 let volume = self.volume_mut(id);
                 let sequence = volume.sequence_built;
@@ -81,14 +116,14 @@ impl Engine {
                 Stage::Drain { sequence }
             }
             Stage::Drain { sequence } => {
-                let end = object_of(volume.blocks().saturating_sub(1));
-                let drained = volume.sequence_drained >= sequence;
-                let beyond = |&d: &u32| self.drains[d].entry.object > end;
-                if !drained || self.volume(id).drains.iter().any(beyond) {
+                if volume.sequence_drained < sequence {
                     return;
                 }
-                Stage::Backend
+                self.checkpoint.wanted = true;
+                Stage::Checkpoint { number: self.checkpoint.next_number() }
             }
+            Stage::Checkpoint { number } if self.checkpoint.durable < number => return,
+            Stage::Checkpoint { .. } => Stage::Backend,
         };
         self.volume_mut(id).task = Task::Resize(Resize { stage, ..resize });
         self.stir();

@@ -313,7 +313,7 @@ impl Volume {
     pub(crate) fn to_item(&self, covered_blocks: u64) -> VolumeItem {
         let spec = &self.spec;
         let mut item = VolumeItem::new_zeroed();
-        item.size_bytes.set(spec.size_bytes);
+        item.size_bytes.set(self.size_held());
         item.generation.set(spec.generation);
         item.sequence.set(self.sequence);
         item.chain.set(self.chain_published);
