@@ -566,7 +566,8 @@ impl Engine {
                 volume.drain_cursor = 0;
             }
             if let Some(left_out) = drain.left_out {
-                let committed = drain.committed;
+                // What was left out counts as newer than what is committed, also where its group ends with the same record.
+                let then_first = (drain.committed + 1).min(left_out.some);
                 let entry = DirtyObject { first_sequence, drain_from: left_out.some, ..drain.entry };
                 let entry = match entry.then_first > entry.first_sequence {
                     // What an earlier drain has left out is still on its way, and its promise stands: to wait for what this one has
@@ -575,7 +576,7 @@ impl Engine {
                     earlier => DirtyObject {
                         first_sequence: if earlier { entry.then_first } else { entry.first_sequence },
                         wait_for: left_out.all,
-                        then_first: committed + 1,
+                        then_first,
                         ..entry
                     },
                 };

@@ -355,6 +355,11 @@ impl Groups {
             || self.noting
     }
 
+    /// A group that ends with `sequence` is not committed, even if one was that ended with the same: nothing came into the log since.
+    fn uncommit(&mut self, sequence: u64) {
+        self.sequence = self.sequence.min(sequence.saturating_sub(1));
+    }
+
     /// Blocks that the loss of the cache would cost, at most.
     pub(crate) fn uncommitted_blocks(&self) -> u64 {
         let of = |delta: &Delta| delta.index.blocks().at + delta.index.blocks().zero;
@@ -378,8 +383,12 @@ impl Volume {
     /// it all.
     pub(crate) fn begin_groups(&mut self, space: &Space, now: Nanos, old_redo: bool) {
         let open = self.dirty_delta(space, now);
+        let whole = !open.is_empty();
         let mut groups = Groups::new(open, old_redo);
         groups.sequence = self.sequence_drained;
+        if whole {
+            groups.uncommit(self.sequence);
+        }
         self.groups = Some(Box::new(groups));
     }
 
@@ -390,6 +399,7 @@ impl Volume {
         let groups = self.groups.as_mut().expect("a volume with groups");
         assert!(groups.closed.is_none(), "one group is closed at a time");
         let open = std::mem::replace(&mut groups.open, Delta::new());
+        groups.uncommit(sequence);
         let since = if open.is_empty() { now } else { open.since };
         let delta = Delta { since, ..delta };
         groups.closed = Some(Closed { whole: true, ..Closed::new(delta, group, sequence, now) });
