@@ -1,6 +1,8 @@
 //! Results as a file: read with care, and described by a schema.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -57,6 +59,25 @@ struct Head {
     format: u64,
 }
 
+/// Writes a document whole or not at all: what stood there stays until all of the new one is on disk. What is no file, such as a pipe, is
+/// written to as it is.
+///
+/// # Errors
+/// What the system says; nothing half-done is left.
+pub fn write(out: &Path, text: &str) -> io::Result<()> {
+    if fs::metadata(out).is_ok_and(|there| !there.is_file()) {
+        return fs::write(out, text);
+    }
+    let mut new = out.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    let written = File::create(&new).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.and_then(|()| fs::rename(&new, out)).inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
 /// Reads results.
 ///
 /// # Errors
@@ -105,6 +126,20 @@ pub fn schema() -> String {
 mod tests {
     use super::*;
     use crate::synthetic;
+
+    #[test]
+    fn a_document_that_cannot_be_written_leaves_the_old_one() {
+        let dir = crate::scratch::Scratch::new("document-test").expect("a directory");
+        let out = dir.path().join("report.html");
+        write(&out, "old").expect("written");
+        fs::create_dir(dir.path().join("report.html.new")).expect("something in its way");
+        write(&out, "new").expect_err("there is something in its way");
+        assert_eq!(fs::read_to_string(&out).expect("still there"), "old");
+        fs::remove_dir(dir.path().join("report.html.new")).expect("out of its way");
+        write(&out, "new").expect("written");
+        assert_eq!(fs::read_to_string(&out).expect("there"), "new");
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1);
+    }
 
     #[test]
     fn results_survive_being_written_and_read() {

@@ -17,7 +17,7 @@ use crate::error::BackendError;
 use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership};
 use crate::recover::Remains;
-use crate::redo::{self as group_redo, Header, Shelf, Writer};
+use crate::redo::{self as group_redo, Shelf, Writer};
 pub(crate) use redo::FileShelf;
 use ring::Ring;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};

@@ -11,7 +11,7 @@ use super::survey::{Attachment, FENCE_FOREIGN_S, Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, OwnerState, Ownership};
-use crate::redo::{self, Header};
+use crate::redo;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
+use crate::document;
 use crate::results::{NotRun, Results, Run, Testbed};
 
 /// A line.
@@ -103,15 +104,8 @@ impl Journal {
         // What was not possible at first may have been possible later, when somebody else went on with it.
         let Results { not_run, runs, .. } = &mut self.results;
         not_run.retain(|not_run| !runs.iter().any(|run| run.cell.placement == not_run.placement));
-        let mut new = out.as_os_str().to_owned();
-        new.push(".new");
         let text = serde_json::to_string(&self.results).expect("results are plain data") + "\n";
-        let written = File::create(&new).and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        });
-        written
-            .and_then(|()| fs::rename(&new, out))
+        document::write(out, &text)
             .and_then(|()| fs::remove_file(&self.path))
             .map_err(RunError::io(format!("cannot write {}", out.display())))?;
         Ok(self.results)

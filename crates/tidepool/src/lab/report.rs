@@ -17,7 +17,7 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let results = super::results(path)?;
     let verdict = verdict(&results);
     if let Some(out) = &out {
-        let written = std::fs::write(out, report::html(&results, &verdict));
+        let written = document::write(out, &report::html(&results, &verdict));
         written.map_err(|e| Failure::failed(format!("cannot write {}: {}", out.display(), reason(&e))))?;
     }
     output::print(args.output.format, &verdict, |verdict| text(verdict, out.as_deref()))
