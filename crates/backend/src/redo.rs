@@ -113,10 +113,10 @@ impl Header {
 }
 
 impl Note {
-    /// Reads the note of a shelf; `what` names the image in errors.
+    /// Reads the note of a shelf; `what` names the image in errors. One that a power failure has torn tells nothing.
     fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Note>, BackendError> {
         let bytes = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
-        bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose()
+        Ok(bytes.and_then(|bytes| record::parse(&format!("{what} (redo)"), &bytes).ok()))
     }
 }
 

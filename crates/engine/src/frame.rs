@@ -68,7 +68,7 @@ impl Engine {
     /// Gathers what fits into a frame of what is in none.
     fn fill_frame(&mut self, id: VolumeId, buf: Buf) -> Option<Frame> {
         let volume = self.volume_mut(id);
-        let blocks_end = volume.blocks();
+        let blocks_end = volume.blocks_held();
         let index = &volume.index;
         let closed = volume.groups.as_mut().and_then(|g| g.closed.as_mut()).expect("a group is closed");
         let mut frame = Frame {

@@ -246,7 +246,7 @@ impl Engine {
     fn is_current(&self, c: Candidate) -> bool {
         self.space.marks.is_live(c.position)
             && self.volumes.get(c.volume.0 as usize).and_then(Option::as_ref).is_some_and(|volume| {
-                c.block < volume.blocks() && volume.index.lookup(c.block) == Lookup::At(c.position)
+                c.block < volume.blocks_held() && volume.index.lookup(c.block) == Lookup::At(c.position)
             })
     }
 

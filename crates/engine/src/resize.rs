@@ -148,6 +148,8 @@ impl Engine {
             unreachable!("the volume is being resized")
         };
         volume.task = Task::None;
+        // The drain goes back to what it has left out.
+        volume.drain_cursor = 0;
         volume.spec.size_bytes = if result.is_ok() { size_bytes } else { old_bytes };
         match result {
             Ok(()) => self.persist(control),
