@@ -89,7 +89,8 @@ fn snapshots_under_load(cluster: &Cluster, image: &str, count: u32) {
     );
     // The guard stands again, and everything goes on.
     let refusal = cluster.rbd(&["bench", "--io-type", "write", "--io-total", "4K", image]);
-    assert!(refusal.expect_err("the image is guarded").to_string().contains("Read-only"));
+    let refusal = refusal.expect_err("the image is guarded").to_string();
+    assert!(refusal.contains("Read-only"), "{refusal}");
     rig.admin.drain(VOLUME).expect("drain");
     workload.verify().expect("every sector is right");
 }

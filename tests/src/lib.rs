@@ -4,6 +4,7 @@
 pub mod crash;
 pub mod disk;
 pub mod document;
+pub mod faulty;
 pub mod lost;
 pub mod lost_postgres;
 pub mod postgres;

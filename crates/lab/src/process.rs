@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 /// How often a wait with a deadline looks at the child.
 const POLL: Duration = Duration::from_millis(5);
@@ -97,6 +97,15 @@ impl Process {
         Ok(rustix::process::kill_process(pid, signal)?)
     }
 
+    /// Stops it in its tracks (SIGSTOP), and waits until each of its threads has stopped: a signal alone is only on its way.
+    pub fn stop(&self) -> io::Result<()> {
+        self.signal(Signal::STOP)?;
+        let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        rustix::process::waitid(WaitId::Pid(pid), options)?;
+        Ok(())
+    }
+
     /// Its exit status, if it has ended.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
@@ -147,5 +156,22 @@ mod tests {
         let id = process.id();
         drop(process);
         assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
+    }
+
+    #[test]
+    fn what_is_stopped_has_stopped_and_goes_on_later() {
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        let process = Process::spawn(command).expect("sleep starts");
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).expect("it runs");
+            stat.rsplit(") ").next().and_then(|rest| rest.chars().next())
+        };
+        for _ in 0..3 {
+            process.stop().expect("stopped");
+            assert_eq!(state(), Some('T'));
+            process.signal(Signal::CONT).expect("continued");
+            assert_ne!(state(), Some('T'));
+        }
     }
 }

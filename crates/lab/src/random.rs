@@ -19,10 +19,15 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    /// A number below `bound`, which is at least 1.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
     /// Puts things into a random order (Fisher and Yates).
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for last in (1..things.len()).rev() {
-            things.swap(last, (self.next() % (last as u64 + 1)) as usize);
+            things.swap(last, self.below(last as u64 + 1) as usize);
         }
     }
 }

@@ -28,6 +28,8 @@ const SIZE_BYTES_MAX: u64 = 16 << 40;
 const DEPTH_MAX: u32 = 1_024;
 /// Most clients, and jobs of one.
 const CLIENTS_MAX: u32 = 64;
+/// Most things that a suite measures; each takes its time on a cluster.
+pub const CELLS_MAX: usize = 10_000;
 
 /// Suites that come with the program: name and text.
 const BUILT_IN: [(&str, &str); 4] = [
@@ -279,7 +281,11 @@ impl Suite {
         BUILT_IN.iter().map(parse).collect::<Result<_, _>>().expect("tests read them all")
     }
 
-    fn parse(name: &str, text: &str) -> Result<Suite, SuiteError> {
+    /// The suite that a text says, which stands in `name`.
+    ///
+    /// # Errors
+    /// When it is none, or makes no sense.
+    pub fn parse(name: &str, text: &str) -> Result<Suite, SuiteError> {
         let invalid = |what: String| SuiteError::Invalid { name: name.into(), what };
         let suite: Suite = toml::from_str(text).map_err(|e| {
             let line = e.span().map(|span| text[..span.start].lines().count().max(1));
@@ -332,6 +338,11 @@ impl Suite {
             if let Some(unknown) = found.placements.iter().find(|name| !placement(name)) {
                 return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
             }
+        }
+        let grounds = self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
+        let loads: usize = self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
+        if grounds.saturating_mul(loads) > CELLS_MAX {
+            return Err(format!("it measures more than {CELLS_MAX} things: take fewer numbers"));
         }
         for direction in &self.directions {
             let known = placement(&direction.placement) && placement(&direction.against);

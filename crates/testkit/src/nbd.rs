@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, io};
 
@@ -197,6 +198,11 @@ impl Client {
     pub fn connect(socket: &Path, export: &str) -> Result<Client, Error> {
         let (export, sender, receiver) = connect(socket, export)?;
         Ok(Client { export, sender, receiver, cookie: 0 })
+    }
+
+    /// Gives up waiting for an answer after `limit`, as if the server were gone.
+    pub fn give_up_after(&self, limit: Duration) -> Result<(), Error> {
+        self.sender.stream.set_read_timeout(Some(limit)).map_err(io("cannot limit the time of an answer"))
     }
 
     /// Sends one request and waits; the errno of a refusal is in [`Error::Refused`].

@@ -322,7 +322,7 @@ impl Cluster {
 
     /// Stops OSD `number` in its tracks (SIGSTOP): it answers nothing, and its connections stay open.
     pub fn osd_stop(&self, number: u32) -> Result<(), ClusterError> {
-        self.osd(number)?.signal(Signal::STOP).map_err(io("cannot stop the OSD"))
+        self.osd(number)?.stop().map_err(io("cannot stop the OSD"))
     }
 
     /// Lets a stopped OSD go on (SIGCONT).
@@ -349,7 +349,7 @@ impl Cluster {
 
     /// Stops the monitor in its tracks (SIGSTOP).
     pub fn monitor_stop(&self) -> Result<(), ClusterError> {
-        self.monitor.signal(Signal::STOP).map_err(io("cannot stop the monitor"))
+        self.monitor.stop().map_err(io("cannot stop the monitor"))
     }
 
     /// Lets a stopped monitor go on (SIGCONT).

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, MountOption, ReplyData, ReplyEmpty, ReplyWrite, Session};
 
+use super::faults::{Faults, Ticket};
 use super::files::Files;
 use super::model::{Command, Kind, Model};
 use super::server::Server;
 use super::spec::{Nanos, Spec, WriteCache};
+use super::volatile::Losses;
 use crate::mounts::unmount_below;
 
 /// Reads by which the time of the way through the kernel is measured.
@@ -83,6 +85,7 @@ impl Counts {
 pub(super) struct Shared {
     /// The content, place by place as on the device.
     pub(super) data: File,
+    pub(super) faults: Faults,
     files: Mutex<Files>,
     start: Instant,
     /// Answers go out so much before their time, in nanoseconds.
@@ -108,6 +111,7 @@ struct Pending {
     kind: Kind,
     since: Nanos,
     answer: Answer,
+    ticket: Ticket,
 }
 
 /// An answer that waits for its time.
@@ -122,7 +126,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    fn send(self) {
+    pub(super) fn send(self) {
         match self {
             Answer::Read(reply, data) => reply.data(&data),
             Answer::Write(reply, len) | Answer::Durable(reply, len) => reply.written(len),
@@ -154,6 +158,7 @@ impl Emulated {
         let cache = spec.cache;
         let shared = Arc::new(Shared {
             data,
+            faults: Faults::default(),
             files: files.into(),
             start: Instant::now(),
             lead_ns: AtomicU64::new(0),
@@ -211,7 +216,21 @@ impl Emulated {
             state.model = state.model.anew();
             std::mem::take(&mut state.answers)
         };
-        answers.into_values().for_each(|pending| pending.answer.send());
+        answers.into_values().for_each(|pending| self.shared.faults.complete(pending.answer, pending.ticket));
+    }
+
+    /// What goes wrong with it.
+    pub fn faults(&self) -> &Faults {
+        &self.shared.faults
+    }
+
+    /// The power has failed, while nobody used it: its content is what was on the media, with or without any part of what was
+    /// not stable, as `seed` decides. Everything was stable unless [`Faults::volatile`] says otherwise.
+    ///
+    /// # Errors
+    /// When its file cannot be written.
+    pub fn lose_power(&self, seed: u64) -> io::Result<Losses> {
+        self.shared.faults.lose(&self.shared.data, seed)
     }
 
     /// Turns its write cache off, or on again.
@@ -261,6 +280,7 @@ impl Emulated {
 impl Drop for Emulated {
     fn drop(&mut self) {
         // Also under somebody who has it open still: what is on its way fails, and nobody waits for good.
+        self.shared.faults.disconnect();
         unmount_below(&self.mount);
         {
             let mut state = self.shared.lock();
@@ -287,12 +307,12 @@ impl State {
     }
 
     /// A command is complete: returns its answer, unless there is something left to do for it.
-    fn complete(&mut self, id: u64, now: Nanos) -> Option<Answer> {
-        let Pending { kind, since, answer } = self.answers.remove(&id)?;
+    fn complete(&mut self, id: u64, now: Nanos) -> Option<(Answer, Ticket)> {
+        let Pending { kind, since, answer, ticket } = self.answers.remove(&id)?;
         if let Answer::Durable(reply, len) = answer {
             self.counts.flushes += 1;
             // The time that it takes is still that of the write.
-            let write = Pending { kind, since, answer: Answer::Write(reply, len) };
+            let write = Pending { kind, since, answer: Answer::Write(reply, len), ticket };
             self.submit(now, FLUSH, write);
             return None;
         }
@@ -303,7 +323,7 @@ impl State {
             Kind::Flush => self.counts.flush_us += took_us,
             Kind::Trim => {}
         }
-        Some(answer)
+        Some((answer, ticket))
     }
 }
 
@@ -317,9 +337,9 @@ impl Shared {
     }
 
     /// Gives a command to the model; its answer comes in time.
-    pub(super) fn submit(&self, command: Command, answer: Answer) {
+    pub(super) fn submit(&self, command: Command, answer: Answer, ticket: Ticket) {
         if self.instant.load(Ordering::Acquire) {
-            return answer.send();
+            return self.faults.complete(answer, ticket);
         }
         let mut state = self.lock();
         if state.stop {
@@ -339,7 +359,7 @@ impl Shared {
         }
         let before = state.model.next();
         let now = self.now();
-        state.submit(now, command, Pending { kind: command.kind, since: now, answer });
+        state.submit(now, command, Pending { kind: command.kind, since: now, answer, ticket });
         if state.model.next() != before {
             self.changed.notify_one();
         }
@@ -359,7 +379,7 @@ impl Shared {
             }
             if !ready.is_empty() {
                 drop(state);
-                ready.drain(..).for_each(Answer::send);
+                ready.drain(..).for_each(|(answer, ticket)| self.faults.complete(answer, ticket));
                 state = self.lock();
                 continue;
             }

@@ -72,6 +72,11 @@ impl Files {
         self.nodes.iter().find(|(_, node)| node.name.as_deref() == Some(name)).map(|(&inode, _)| inode)
     }
 
+    /// The name of a file, if it has one.
+    pub(super) fn name(&self, inode: u64) -> Option<&str> {
+        if inode == DISK { Some(NAME) } else { self.nodes.get(&inode)?.name.as_deref() }
+    }
+
     /// Size of a file.
     pub(super) fn bytes(&self, inode: u64) -> Option<u64> {
         if inode == DISK { Some(self.device_bytes) } else { self.nodes.get(&inode).map(|node| node.bytes) }

@@ -15,6 +15,7 @@ use fuser::{
 use rustix::fs::FallocateFlags;
 
 use super::emulated::{Answer, FLUSH, Shared};
+use super::faults::{Fate, Operation, Ticket};
 use super::files::{Extent, Files, Refused};
 use super::model::{Command, Kind};
 
@@ -75,6 +76,7 @@ impl Server {
 
     /// Space that files have given back reads as zeroes when it is given out again.
     fn clear(&self, freed: Vec<(u64, u64)>) -> io::Result<()> {
+        self.0.faults.clear(&self.0.data, &freed)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for (offset, len) in freed {
             rustix::fs::fallocate(&self.0.data, flags, offset, len)?;
@@ -95,6 +97,33 @@ impl Server {
         let offset = extents.iter().find_map(|(place, _)| *place)?;
         let on_device = extents.iter().filter(|(place, _)| place.is_some());
         Some(Command { kind, offset, len: on_device.map(|(_, len)| len).sum() })
+    }
+
+    /// What becomes of an operation; the number of the operation is left to whoever counts.
+    fn begin(
+        &self,
+        kind: Kind,
+        inode: INodeNo,
+        (offset, len): (u64, u64),
+        data: &[u8],
+        durable: bool,
+    ) -> Fate {
+        let faults = &self.0.faults;
+        if !faults.is_active() {
+            return Fate::PASS;
+        }
+        let file = self.0.files().name(inode.0).unwrap_or_default().to_string();
+        faults.begin(Operation { kind, number: 0, file: &file, offset, len, data, durable })
+    }
+
+    /// A flush of one file is one of the whole device.
+    fn flush_device(&self, inode: INodeNo, reply: ReplyEmpty) {
+        let fate = self.begin(Kind::Flush, inode, (0, 0), &[], false);
+        let ticket = self.0.faults.flush(fate);
+        match self.0.faults.passes(fate) {
+            true => self.0.submit(FLUSH, Answer::Empty(reply), ticket),
+            false => reply.error(Errno::EIO),
+        }
     }
 
     fn with_files<T>(
@@ -151,6 +180,9 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        if !self.0.faults.is_up() {
+            return reply.error(Errno::EIO);
+        }
         let resized = size.map_or(Ok(Vec::new()), |size| self.0.files().resize(inode.0, size));
         let cleared = resized.map_err(Errno::from).and_then(|freed| self.clear(freed).map_err(Errno::from));
         match (cleared, self.attributes(inode)) {
@@ -170,6 +202,9 @@ impl Filesystem for Server {
         _flags: i32,
         reply: ReplyCreate,
     ) {
+        if !self.0.faults.is_up() {
+            return reply.error(Errno::EIO);
+        }
         let made = self.with_files(name, |files, name| {
             let inode = files.create(name)?;
             files.opened(inode);
@@ -183,6 +218,9 @@ impl Filesystem for Server {
     }
 
     fn unlink(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        if !self.0.faults.is_up() {
+            return reply.error(Errno::EIO);
+        }
         self.change(self.with_files(name, |files, name| files.unlink(name)), reply);
     }
 
@@ -198,6 +236,9 @@ impl Filesystem for Server {
     ) {
         if !flags.is_empty() {
             return reply.error(Errno::EINVAL);
+        }
+        if !self.0.faults.is_up() {
+            return reply.error(Errno::EIO);
         }
         let to = new_name.to_str().ok_or(Refused::Missing);
         let renamed = to.and_then(|to| self.with_files(name, |files, from| files.rename(from, to)));
@@ -251,6 +292,10 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let fate = self.begin(Kind::Read, inode, (offset, u64::from(size)), &[], false);
+        if !self.0.faults.passes(fate) {
+            return reply.error(Errno::EIO);
+        }
         let extents = self.0.files().extents(inode.0, offset, u64::from(size));
         let mut data = vec![0; extents.iter().map(|(_, len)| *len as usize).sum()];
         let mut rest = &mut data[..];
@@ -262,7 +307,7 @@ impl Filesystem for Server {
             rest = after;
         }
         match Server::command(Kind::Read, &extents) {
-            Some(command) => self.0.submit(command, Answer::Read(reply, data)),
+            Some(command) => self.0.submit(command, Answer::Read(reply, data), Ticket::None),
             // What has no place is zeroes, which no device has to be asked for.
             None => reply.data(&data),
         }
@@ -280,6 +325,9 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        // The kernel adds what a single write asks for to what the file was opened with.
+        let durable = flags.0 & libc::O_DSYNC != 0;
+        let fate = self.begin(Kind::Write, inode, (offset, data.len() as u64), data, durable);
         let extents = {
             let mut files = self.0.files();
             if let Err(refused) = files.reserve(inode.0, offset, data.len() as u64) {
@@ -287,35 +335,32 @@ impl Filesystem for Server {
             }
             files.extents(inode.0, offset, data.len() as u64)
         };
-        let mut rest = data;
-        for &(place, len) in &extents {
-            let (part, after) = rest.split_at(len as usize);
-            let place = place.expect("it was reserved");
-            if let Err(error) = self.0.data.write_all_at(part, place) {
-                return reply.error(error.into());
-            }
-            rest = after;
+        let ticket = match self.0.faults.write(&self.0.data, &extents, data, durable, fate) {
+            Ok(ticket) => ticket,
+            Err(error) => return reply.error(error.into()),
+        };
+        if !self.0.faults.passes(fate) {
+            return reply.error(Errno::EIO);
         }
         let len = data.len() as u32;
         let Some(command) = Server::command(Kind::Write, &extents) else { return reply.written(len) };
-        // The kernel adds what a single write asks for to what the file was opened with.
-        let durable = flags.0 & libc::O_DSYNC != 0;
-        self.0.submit(command, if durable { Answer::Durable(reply, len) } else { Answer::Write(reply, len) });
+        let answer = if durable { Answer::Durable(reply, len) } else { Answer::Write(reply, len) };
+        self.0.submit(command, answer, ticket);
     }
 
-    fn fsync(&self, _request: &Request, _inode: INodeNo, _file: FileHandle, _data: bool, reply: ReplyEmpty) {
-        self.0.submit(FLUSH, Answer::Empty(reply));
+    fn fsync(&self, _request: &Request, inode: INodeNo, _file: FileHandle, _data: bool, reply: ReplyEmpty) {
+        self.flush_device(inode, reply);
     }
 
     fn fsyncdir(
         &self,
         _request: &Request,
-        _inode: INodeNo,
+        inode: INodeNo,
         _file: FileHandle,
         _data: bool,
         reply: ReplyEmpty,
     ) {
-        self.0.submit(FLUSH, Answer::Empty(reply));
+        self.flush_device(inode, reply);
     }
 
     /// A file that is closed; nothing has to be on the media for that.
@@ -347,6 +392,9 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        if !self.0.faults.is_up() {
+            return reply.error(Errno::EIO);
+        }
         let flags = FallocateFlags::from_bits_truncate(mode.cast_unsigned());
         if !flags.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE) {
             let mut files = self.0.files();
@@ -360,7 +408,7 @@ impl Filesystem for Server {
         let extents = self.0.files().extents(inode.0, offset, len);
         let places = extents.iter().filter_map(|&(place, len)| Some((place?, len))).collect();
         match (self.clear(places), Server::command(Kind::Trim, &extents)) {
-            (Ok(()), Some(command)) => self.0.submit(command, Answer::Empty(reply)),
+            (Ok(()), Some(command)) => self.0.submit(command, Answer::Empty(reply), Ticket::None),
             (Ok(()), None) => reply.ok(),
             (Err(error), _) => reply.error(error.into()),
         }

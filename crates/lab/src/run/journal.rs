@@ -129,8 +129,8 @@ fn take_not_run(results: &mut Results, not_run: NotRun) {
     results.not_run.push(not_run);
 }
 
-/// What a journal says, and how many of its bytes are whole lines.
-fn read(bytes: &[u8]) -> Option<(Results, u64)> {
+/// What a journal says, and how many of its bytes are whole lines; `None` if it is none.
+pub fn read(bytes: &[u8]) -> Option<(Results, u64)> {
     let mut results: Option<Results> = None;
     let mut good = 0;
     for line in bytes.split_inclusive(|&byte| byte == b'\n') {

@@ -1,6 +1,6 @@
 //! All that was ever written, to tell whether an image is the volume as it once was.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
@@ -15,12 +15,20 @@ struct Change {
     sent: Clock,
     /// When it was answered, in the workload's time and in milliseconds since 1970.
     acked: Option<(Clock, u64)>,
+    /// Its answer said that it is on stable media.
+    stable: bool,
 }
 
-/// All changes of a workload on a volume that read as zeros at first.
+/// All changes of a workload on a volume since the history began.
 #[derive(Debug, Default)]
 pub struct History {
     changes: BTreeMap<Version, Change>,
+    /// What sectors held when it began; all others read as zeros.
+    base: HashMap<u64, Version>,
+    /// What was acknowledged before this is on stable media, and all of that stands in the volume.
+    stable_before: Clock,
+    /// The client has flushed, so that writes do not wait for stable media any more.
+    flushes: bool,
 }
 
 /// What an image lacks of a workload.
@@ -36,14 +44,71 @@ pub struct Lost {
 
 impl History {
     pub(super) fn sent(&mut self, version: Version, first: u64, count: u64, sent: Clock) {
-        self.changes.insert(version, Change { version, first, count, sent, acked: None });
+        self.changes.insert(version, Change { version, first, count, sent, acked: None, stable: false });
     }
 
     pub(super) fn acked(&mut self, version: Version, now: Clock) {
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64);
         if let Some(change) = self.changes.get_mut(&version) {
             change.acked = Some((now, unix_ms));
+            if !self.flushes {
+                change.stable = true;
+                self.stable_before = self.stable_before.max(change.sent);
+            }
         }
+    }
+
+    /// A flush, or a change that is to be on stable media when it is answered, was sent.
+    pub(super) fn flush_sent(&mut self) {
+        self.flushes = true;
+    }
+
+    /// A flush that was sent at `sent` was answered: what had been acknowledged by then is on stable media.
+    pub(super) fn flushed(&mut self, sent: Clock) {
+        self.stable_before = self.stable_before.max(sent);
+    }
+
+    /// A change was answered that is on stable media then, as is what had been acknowledged when it was sent.
+    pub(super) fn stable(&mut self, version: Version) {
+        if let Some(change) = self.changes.get_mut(&version) {
+            change.stable = true;
+            self.stable_before = self.stable_before.max(change.sent);
+        }
+    }
+
+    /// Begins anew with what an image holds, in which [`History::compare`] found nothing wrong, and on a server that was started again.
+    /// Returns the version of every sector.
+    pub(super) fn adopt(&mut self, origin: Origin, image: &[u8]) -> Vec<Version> {
+        let of = self.by_sector(image.len() / SECTOR_BYTES);
+        let found: Vec<Version> = (0..)
+            .zip(image.chunks_exact(SECTOR_BYTES))
+            .map(|(sector, bytes)| {
+                let is = |version: &Version| Stamp { origin, sector, version: *version }.matches(bytes);
+                of[sector as usize].iter().copied().find(is).unwrap_or_else(|| self.base_of(sector))
+            })
+            .collect();
+        let base = (0..).zip(&found).filter(|(_, version)| **version & ZEROS == 0);
+        *self = History {
+            base: base.map(|(sector, &version)| (sector, version)).collect(),
+            ..Default::default()
+        };
+        found
+    }
+
+    /// What a sector held when the history began.
+    fn base_of(&self, sector: u64) -> Version {
+        self.base.get(&sector).copied().unwrap_or(ZEROS)
+    }
+
+    /// The changes of each sector.
+    fn by_sector(&self, sectors: usize) -> Vec<Vec<Version>> {
+        let mut of: Vec<Vec<Version>> = vec![Vec::new(); sectors];
+        for change in self.changes.values() {
+            for sector in change.first..(change.first + change.count).min(sectors as u64) {
+                of[sector as usize].push(change.version);
+            }
+        }
+        of
     }
 
     /// Compares an image with every state that the volume has had: no change may be missing that was acknowledged
@@ -52,20 +117,43 @@ impl History {
     /// # Errors
     /// What makes it no such state.
     pub fn compare(&self, origin: Origin, image: &[u8]) -> Result<Lost, String> {
-        let sectors = image.len() / SECTOR_BYTES;
-        let mut of: Vec<Vec<Version>> = vec![Vec::new(); sectors];
-        for change in self.changes.values() {
-            for sector in change.first..(change.first + change.count).min(sectors as u64) {
-                of[sector as usize].push(change.version);
-            }
+        self.find_missing(origin, image).map(|(lost, _)| lost)
+    }
+
+    /// As [`History::compare`] for what a volume reads as after a power loss: nothing may be missing either that was said to be on
+    /// stable media.
+    ///
+    /// # Errors
+    /// What makes it no such state, or what is missing.
+    pub fn compare_stable(&self, origin: Origin, image: &[u8]) -> Result<Lost, String> {
+        let (lost, missing) = self.find_missing(origin, image)?;
+        let is_stable = |change: &&Change| {
+            change.stable || change.acked.is_some_and(|(ended, _)| ended < self.stable_before)
+        };
+        match missing.iter().find(is_stable) {
+            None => Ok(lost),
+            Some(change) => Err(format!(
+                "the change {} of {} sectors from {} on is missing in part, which was sent at {} and is on stable media by what was \
+                 answered (everything before {} is)",
+                change.version & !ZEROS,
+                change.count,
+                change.first,
+                change.sent,
+                self.stable_before
+            )),
         }
+    }
+
+    /// Which changes an image lacks.
+    fn find_missing(&self, origin: Origin, image: &[u8]) -> Result<(Lost, Vec<Change>), String> {
+        let of = self.by_sector(image.len() / SECTOR_BYTES);
         let (mut missing, mut bytes) = (BTreeSet::new(), 0);
         let mut newest: Option<(Clock, u64)> = None;
         for (sector, bytes_found) in (0..).zip(image.chunks_exact(SECTOR_BYTES)) {
             let here = of[sector as usize].iter().map(|version| self.changes[version]);
             let is = |version| Stamp { origin, sector, version }.matches(bytes_found);
             let there: Vec<Change> = here.clone().filter(|change| is(change.version)).collect();
-            let untouched = is(ZEROS);
+            let untouched = is(self.base_of(sector));
             if there.is_empty() && !untouched {
                 return Err(format!(
                     "sector {sector} holds {}, which was never there",
@@ -102,7 +190,7 @@ impl History {
         }
         let times = missing.iter().filter_map(|change| change.acked.map(|(_, unix_ms)| unix_ms));
         let acked_unix_ms = times.clone().min().zip(times.max());
-        Ok(Lost { changes: missing.len(), bytes, acked_unix_ms })
+        Ok((Lost { changes: missing.len(), bytes, acked_unix_ms }, missing))
     }
 }
 
@@ -141,5 +229,40 @@ mod tests {
         history.acked(4 | ZEROS, 7);
         let lost = history.compare(ORIGIN, &image([1, 2])).expect("as it once was");
         assert_eq!((lost.changes, lost.bytes), (1, 0));
+    }
+
+    #[test]
+    fn what_was_said_to_be_stable_may_not_be_missing() {
+        let lost = |history: &History, versions| {
+            history.compare_stable(ORIGIN, &image(versions)).map(|lost| lost.changes)
+        };
+        let mut history = History::default();
+        history.sent(1, 0, 1, 1);
+        history.acked(1, 2);
+        assert!(
+            lost(&history, [ZEROS, ZEROS]).is_err(),
+            "before the first flush every write waits for stable media"
+        );
+        history.flush_sent();
+        history.sent(2, 1, 1, 3);
+        history.acked(2, 4);
+        assert_eq!(lost(&history, [1, ZEROS]), Ok(1));
+        history.flushed(4);
+        assert_eq!(lost(&history, [1, ZEROS]), Ok(1), "the flush was sent before the answer");
+        history.flushed(5);
+        assert!(lost(&history, [1, ZEROS]).is_err());
+        history.sent(3, 0, 1, 6);
+        history.acked(3, 8);
+        history.sent(4, 1, 1, 7);
+        history.acked(4, 9);
+        assert_eq!(lost(&history, [1, 2]), Ok(2));
+        history.stable(4);
+        assert!(lost(&history, [1, 2]).is_err());
+        assert_eq!(lost(&history, [1, 4]), Ok(1), "they overlapped in time");
+        // What is found is where it goes on from.
+        assert_eq!(history.adopt(ORIGIN, &image([1, 4])), [1, 4]);
+        assert_eq!(lost(&history, [1, 4]), Ok(0));
+        assert!(lost(&history, [3, 4]).is_err(), "what is gone does not come back");
+        assert!(lost(&history, [ZEROS, 4]).is_err());
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
-use super::history::History;
+use super::history::{History, Lost};
 
 /// Logical time: one tick per request sent or answered.
 pub type Clock = u64;
@@ -155,6 +155,46 @@ impl Model {
             !replaced.is_empty()
         });
         self.replaced_count = self.replaced.values().map(Vec::len).sum();
+    }
+
+    /// A flush, or a write that is to be on stable media when it is answered, is about to be sent.
+    pub fn flush_sent(&mut self) -> Clock {
+        if let Some(history) = &mut self.history {
+            history.flush_sent();
+        }
+        self.tick()
+    }
+
+    /// The flush that was sent at `sent` was answered with success.
+    pub fn flush_completed(&mut self, sent: Clock) {
+        if let Some(history) = &mut self.history {
+            history.flushed(sent);
+        }
+    }
+
+    /// The write of `version` was answered with success, and was to be on stable media then.
+    pub fn write_stable(&mut self, version: Version) {
+        if let Some(history) = &mut self.history {
+            history.stable(version);
+        }
+    }
+
+    /// The power has failed and the server was started again: takes what the volume reads as now for what it holds.
+    ///
+    /// # Errors
+    /// What is missing that must be there, or is there although it must not be.
+    ///
+    /// # Panics
+    /// Without a history, or when something is in flight.
+    pub fn power_lost(&mut self, image: &[u8]) -> Result<Lost, String> {
+        assert!(self.reads.is_empty(), "the server is dead");
+        let history = self.history.as_mut().expect("a history is kept");
+        let lost = history.compare_stable(self.origin, image)?;
+        self.settled = history.adopt(self.origin, image);
+        self.open.clear();
+        self.replaced.clear();
+        self.replaced_count = 0;
+        Ok(lost)
     }
 
     /// The write of `version` will never be answered, and its server is dead: it has taken effect, or it never will.

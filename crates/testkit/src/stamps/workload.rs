@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
 use super::history::{History, Lost};
-use super::model::{Model, Snapshot};
+use super::model::{Clock, Model, Snapshot};
 use super::requests::{Kind, Mix, Request, Requests};
 use crate::error::Error;
 use crate::nbd::{self, Command, Receiver, Sender};
@@ -80,7 +80,7 @@ pub struct Summary {
 enum Pending {
     Read { snapshot: Snapshot, count: u64, request: Request },
     Write { version: Version, request: Request },
-    Flush { request: Request },
+    Flush { sent: Clock, request: Request },
 }
 
 #[derive(Debug)]
@@ -160,6 +160,18 @@ impl Workload {
         let origin = Origin { seed: self.options.seed, volume: self.options.volume };
         let state = self.shared.lock();
         state.model.history.as_ref().expect("a history is kept").compare(origin, image)
+    }
+
+    /// The power has failed, and the server was started again: checks what the volume reads as now, and goes on from there.
+    /// Nothing may be missing that was flushed, and what is missing must be a tail of what was acknowledged.
+    ///
+    /// # Errors
+    /// What is wrong.
+    ///
+    /// # Panics
+    /// Without a history, or before [`Workload::server_died`].
+    pub fn power_lost(&mut self, image: &[u8]) -> Result<Lost, String> {
+        self.shared.lock().model.power_lost(image)
     }
 
     /// Opens the connections to `export` at the unix socket `socket`.
@@ -280,8 +292,11 @@ impl Workload {
             let Request { sector, count, .. } = request;
             let pending = match request.kind {
                 Kind::Read => Pending::Read { snapshot: state.model.read_sent(sector), count, request },
-                Kind::Flush => Pending::Flush { request },
+                Kind::Flush => Pending::Flush { sent: state.model.flush_sent(), request },
                 Kind::Write | Kind::Discard | Kind::Zeroes => {
+                    if request.fua {
+                        state.model.flush_sent();
+                    }
                     state.model.write_sent(self.version, sector, count);
                     Pending::Write { version: self.version, request }
                 }
@@ -433,7 +448,7 @@ fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> 
     }
     let pending = state.pending.remove(&cookie).expect("only this thread removes it");
     if errno != 0 {
-        let (Pending::Read { request, .. } | Pending::Write { request, .. } | Pending::Flush { request }) =
+        let (Pending::Read { request, .. } | Pending::Write { request, .. } | Pending::Flush { request, .. }) =
             pending;
         return Err(Error::Refused { errno, request: format!("{request:?}") });
     }
@@ -453,8 +468,14 @@ fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> 
                 state.summary.written_bytes += request.count * SECTOR_BYTES as u64;
             }
             state.model.write_completed(version, request.sector, request.count);
+            if request.fua {
+                state.model.write_stable(version);
+            }
         }
-        Pending::Flush { .. } => state.summary.flushes += 1,
+        Pending::Flush { sent, .. } => {
+            state.summary.flushes += 1;
+            state.model.flush_completed(sent);
+        }
     }
     Ok(())
 }
