@@ -65,6 +65,18 @@ pub enum BackendError {
         /// What is missing and what to do.
         why: String,
     },
+    /// A newer version has written what belongs to the image.
+    #[error(
+        "{what} has version {version}, and this tidepool knows versions up to {known}: use the tidepool that wrote it, or a newer one (nothing was changed)"
+    )]
+    Newer {
+        /// Which record, or which part of which redo.
+        what: String,
+        /// Its version.
+        version: u32,
+        /// The newest version that is known.
+        known: u32,
+    },
     /// The ownership record makes no sense.
     #[error("{what}: the ownership record {why}")]
     Record {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-/// Version of our JSON documents that this release writes and understands.
+/// Version of our JSON documents that this release writes; it reads all up to it (docs/format.md, Versions).
 pub(crate) const VERSION: u32 = 1;
 
 /// Longest record in bytes; anything longer is not ours.
@@ -162,7 +162,20 @@ impl Ownership {
 
     /// Reads a record; `what` names it in errors.
     pub(crate) fn from_json(what: &str, bytes: &[u8]) -> Result<Ownership, BackendError> {
-        parse(what, bytes)
+        let record: Ownership = parse(what, bytes).map_err(|error| match error {
+            BackendError::Newer { what, version, known } => {
+                BackendError::Newer { what: format!("{what}: the ownership record"), version, known }
+            }
+            other => other,
+        })?;
+        let names = [&record.peer, &record.client, &record.superseded].into_iter().flatten();
+        let is_foreign = |text: &String| text.contains(char::is_control);
+        // They are told to people and taken for names.
+        if names.chain(&record.claims).chain([&record.host, &record.boot_id]).any(is_foreign) {
+            let why = "has control characters in its texts; see who wrote it before removing it".into();
+            return Err(BackendError::Record { what: what.into(), why });
+        }
+        Ok(record)
     }
 
     pub(crate) fn to_json(&self) -> Vec<u8> {
@@ -211,13 +224,16 @@ pub(crate) fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, 
     struct Versioned {
         version: u32,
     }
-    let unreadable =
-        |e: serde_json::Error| bad(format!("cannot be read ({e}); see who wrote it before removing it"));
+    // What is wrong is repeated, and may be anything.
+    let unreadable = |e: serde_json::Error| {
+        bad(format!("cannot be read ({}); see who wrote it before removing it", printable(&e.to_string())))
+    };
     let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
-    if version != VERSION {
-        return Err(bad(format!(
-            "has version {version}, this release knows {VERSION}; use the release that wrote it"
-        )));
+    if version > VERSION {
+        return Err(BackendError::Newer { what: what.into(), version, known: VERSION });
+    }
+    if version == 0 {
+        return Err(bad("has version 0, which there never was; see who wrote it before removing it".into()));
     }
     serde_json::from_slice(bytes).map_err(unreadable)
 }
@@ -303,7 +319,13 @@ impl Continuity {
 
 /// Name of this host.
 pub(crate) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    // A name may be any bytes, and a record with control characters would be refused when it is read again.
+    printable(&rustix::system::uname().nodename().to_string_lossy())
+}
+
+/// Text that stays on one line.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "?")
 }
 
 /// The kernel's id of this boot; empty where there is none.
@@ -330,6 +352,7 @@ fn age(time_unix_s: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::redo::{Header, Note};
     use proptest::prelude::*;
 
     fn record(state: OwnerState) -> Ownership {
@@ -365,8 +388,56 @@ mod tests {
     fn a_record_of_a_later_format_is_refused() {
         let text = String::from_utf8(record(OwnerState::Clean).to_json()).expect("JSON");
         let text = text.replace("\"version\": 1", "\"version\": 2");
-        let line = Ownership::from_json("img", text.as_bytes()).expect_err("version 2").to_string();
-        assert!(line.contains("version 2"), "{line}");
+        let error = Ownership::from_json("img", text.as_bytes()).expect_err("version 2");
+        assert!(matches!(error, BackendError::Newer { version: 2, known: VERSION, .. }), "{error}");
+        assert!(error.to_string().starts_with("img: the ownership record has version 2, "), "{error}");
+        let text = text.replace("\"version\": 2", "\"version\": 0");
+        assert!(Ownership::from_json("img", text.as_bytes()).is_err(), "there is no version 0");
+    }
+
+    /// A document of an earlier version, read and written again: everything in it must still be there.
+    fn read_again<T: DeserializeOwned + Serialize>(name: &str, bytes: &[u8]) {
+        let document: T = parse(name, bytes).unwrap_or_else(|e| panic!("{e}"));
+        let again = serde_json::to_value(document).expect("plain fields");
+        let golden: serde_json::Value = serde_json::from_slice(bytes).expect("JSON");
+        for (field, value) in golden.as_object().expect("an object").iter().filter(|(f, _)| *f != "version") {
+            assert_eq!(again.get(field), Some(value), "{name}: {field}");
+        }
+    }
+
+    #[test]
+    fn documents_of_every_version_are_read() {
+        for version in 1..=VERSION {
+            let directory = format!("{}/tests/golden/v{version}", env!("CARGO_MANIFEST_DIR"));
+            let entries = std::fs::read_dir(&directory).expect("golden documents of every version");
+            let mut kinds = [0; 3];
+            for path in entries.map(|entry| entry.expect("an entry").path()) {
+                let bytes = std::fs::read(&path).expect("a document");
+                let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+                match name.split('-').next() {
+                    Some("record") => read_again::<Ownership>(&name, &bytes),
+                    Some("redo") => read_again::<Header>(&name, &bytes),
+                    Some("note") => read_again::<Note>(&name, &bytes),
+                    _ => panic!("nobody knows what {name} is"),
+                }
+                let kind = ["record", "redo", "note"].iter().position(|kind| name.starts_with(kind));
+                kinds[kind.expect("matched above")] += 1;
+            }
+            assert!(kinds.iter().all(|&n| n > 0), "golden documents of version {version}: {kinds:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_record_says_is_one_line() {
+        let text = String::from_utf8(record(OwnerState::Dirty).to_json()).expect("JSON");
+        let host = format!("\"host\": \"{}\"", host_name());
+        assert!(text.contains(&host), "{text}");
+        let owner = Uuid::from_bytes([3; 16]).to_string();
+        for foreign in [text.replace(&host, "\"host\": \"a\\nb\""), text.replace(&owner, "\\n\\u001b")] {
+            let line = Ownership::from_json("img", foreign.as_bytes()).expect_err("not ours").to_string();
+            assert!(!line.contains(char::is_control), "{line:?}");
+        }
+        assert_eq!(printable("a\nb\u{1b}ä"), "a?b?ä");
     }
 
     proptest! {

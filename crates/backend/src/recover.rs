@@ -53,6 +53,9 @@ pub fn recover(
     };
     let find = || Ok(redo::find(&what, &*shelf, record.cache_uuid)?.filter(|_| record.superseded.is_none()));
     let mut found = find()?;
+    if let Some(found) = found.as_ref().filter(|_| !look_only) {
+        check_frames(&what, &*shelf, found)?;
+    }
     recovered.exact = found.is_some() || record.superseded.is_some();
     let mut backend = None;
     if found.is_some() && !look_only {
@@ -106,6 +109,15 @@ fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Remains, BackendEr
         BackendUri::File { path, .. } => file::look(path, state_dir),
         BackendUri::Nbd(uri) => nbd::look(uri, state_dir),
         BackendUri::Rbd { .. } => rbd::look(uri),
+    }
+}
+
+/// Refuses a redo with frames of a newer version, while the image and its record are as they were. Whether they are whole is
+/// decided when the owner is fenced: one that is not dead trims them.
+fn check_frames(what: &str, shelf: &dyn Shelf, found: &Found) -> Result<(), BackendError> {
+    match redo::replay(what, shelf, &found.header, &mut |_| Ok(())) {
+        Err(newer @ BackendError::Newer { .. }) => Err(newer),
+        _ => Ok(()),
     }
 }
 

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidepool_engine::api::IoError;
-use tidepool_engine::redo::{Change, FRAME_BYTES_MAX, FrameName, decode};
+use tidepool_engine::format::FORMAT_VERSION;
+use tidepool_engine::redo::{Change, FRAME_BYTES_MAX, FrameName, decode, newer_version};
 use uuid::Uuid;
 
 /// Longest header or note in bytes; anything longer is not ours.
@@ -113,10 +114,15 @@ impl Header {
 }
 
 impl Note {
-    /// Reads the note of a shelf; `what` names the image in errors. One that a power failure has torn tells nothing.
+    /// Reads the note of a shelf; `what` names the image in errors. One that a power failure has torn tells nothing; one of a
+    /// newer version is refused.
     fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Note>, BackendError> {
         let bytes = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
-        Ok(bytes.and_then(|bytes| record::parse(&format!("{what} (redo)"), &bytes).ok()))
+        match bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose() {
+            Err(newer @ BackendError::Newer { .. }) => Err(newer),
+            Err(_torn) => Ok(None),
+            known => known,
+        }
     }
 }
 
@@ -139,6 +145,14 @@ pub(crate) fn check_cache(
     Err(BackendError::Behind { what: what.into(), cache: sequence, known })
 }
 
+/// Refuses an image whose redo a newer version has left. For whoever is about to change something of the image: afterwards it
+/// would be too late to say that nothing was changed.
+pub(crate) fn check_version(what: &str, shelf: &dyn Shelf) -> Result<(), BackendError> {
+    Header::read(what, shelf)?;
+    Note::read(what, shelf)?;
+    Ok(())
+}
+
 /// Removes a redo: the image is released, or is changed without groups from now on. `generation` is the newest that may
 /// have begun a group.
 pub(crate) fn clear(what: &str, shelf: &dyn Shelf, generation: u64) -> Result<(), BackendError> {
@@ -159,7 +173,8 @@ fn remove_groups(shelf: &dyn Shelf, header: &Header, keep: u64, generation: u64)
     {
         result = result.and(shelf.remove_group(header.generation, group, frames));
     }
-    let later = header.generation + 1..=generation.min(header.generation.saturating_add(GENERATIONS_MAX));
+    let later = header.generation.saturating_add(1)
+        ..=generation.min(header.generation.saturating_add(GENERATIONS_MAX));
     for generation in later.filter(|_| keep == 0) {
         result = result.and(shelf.remove_group(generation, 1, None));
     }
@@ -447,8 +462,15 @@ pub(crate) fn replay(
             let bytes = shelf.frame(name.generation, name.group, frame);
             let bytes = bytes.map_err(|e| BackendError::io(what, "read its redo", e))?;
             let changes = bytes.as_deref().and_then(|bytes| decode(bytes, name));
-            let damaged = || BackendError::Redo { what: what.into(), group: group.group, frame };
-            take(&changes.ok_or_else(damaged)?)?;
+            let unknown = || match bytes.as_deref().and_then(newer_version) {
+                Some(version) => BackendError::Newer {
+                    what: format!("{what} (frame {frame} of group {} of its redo)", group.group),
+                    version: version.into(),
+                    known: FORMAT_VERSION.into(),
+                },
+                None => BackendError::Redo { what: what.into(), group: group.group, frame },
+            };
+            take(&changes.ok_or_else(unknown)?)?;
         }
     }
     Ok(())

@@ -11,7 +11,6 @@ use tidepool_daemon::units::Size;
 use tidepool_daemon::volume::Mode;
 use tidepool_driver::CacheFile;
 use tidepool_engine::api::BLOCK_BYTES;
-use tidepool_engine::format::FORMAT_VERSION;
 use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tidepool_engine::{OpenError, RecoveryReport};
 use uuid::Uuid;
@@ -121,7 +120,7 @@ fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
     let contents = Contents {
         path: path.display().to_string(),
         uuid: Uuid::from_bytes(found.geometry.uuid).to_string(),
-        format_version: FORMAT_VERSION,
+        format_version: found.format_version,
         size_bytes: found.device.size_bytes,
         segment_bytes: found.device.segment_bytes,
         segments: found.device.segments,

@@ -194,7 +194,6 @@ fn a_cluster_stays_until_it_is_told_to_go_and_a_killed_one_leaves_nothing() {
         processes(parent.path()).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
     let pid = rustix::process::Pid::from_raw(holder.0).expect("a process");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
-    wait_for_the_end(parent.path());
     nothing_is_left(parent.path());
 
     up("c");
@@ -237,6 +236,8 @@ fn wait_for_the_end(parent: &Path) {
 }
 
 fn nothing_is_left(parent: &Path) {
+    // Who took the cluster down has had its answer; the process that gave it may be about to end.
+    wait_for_the_end(parent);
     assert_eq!(processes(parent), vec![]);
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!mounts.contains(parent.to_str().expect("a path")), "{mounts}");

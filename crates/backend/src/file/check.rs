@@ -1,9 +1,10 @@
 //! The dry run of a file or device.
 
-use super::{Caching, Image, Sidecar, owner};
+use super::{Caching, FileShelf, Image, Sidecar, owner};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::record::{OwnerState, Ownership};
+use crate::redo::check_version;
 use std::path::Path;
 use uuid::Uuid;
 
@@ -27,6 +28,7 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
             record.check_owner(&image.what, cache_uuid)?;
         }
         if !options.read_only {
+            check_version(&image.what, &FileShelf::new(&sidecar))?;
             sidecar.check_writable()?;
         }
         Ok((sidecar, record))

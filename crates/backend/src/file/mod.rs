@@ -145,6 +145,9 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     if let Some(record) = &record {
         record.check_owner(what, cache_uuid)?;
     }
+    if !options.read_only {
+        group_redo::check_version(what, &FileShelf::new(&sidecar))?;
+    }
     let continuity =
         owner::continuity(record.as_ref(), cache_uuid, file).of_generation(record.as_ref(), options);
     continuity.check_dirty(what, options)?;

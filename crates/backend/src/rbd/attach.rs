@@ -49,6 +49,7 @@ pub(super) fn attach(
     survey.check_owner(place, cache_uuid)?;
     let holder = survey.holder(options);
     survey.check_lock(place, &holder, options)?;
+    redo::check_version(&place.what, &super::shelf(place, cluster, &survey.facts.id)?)?;
     if let Some(record) = &survey.record {
         if options.recover {
             refuse_live(place, &survey, record)?;
@@ -454,6 +455,8 @@ pub(super) fn abandon(
     survey.check_lock(place, &holder, &OpenOptions::default())?;
     let clients = || before.client.iter().chain(&before.claims);
     refuse_live(place, &survey, &before)?;
+    let shelf = super::shelf(place, cluster, &survey.facts.id)?;
+    redo::check_version(&place.what, &shelf)?;
     // The owner is not proven dead: its fence stands as long as that of any other client.
     for client in clients() {
         cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;
@@ -462,7 +465,6 @@ pub(super) fn abandon(
     fence(place, cluster, pool, &survey, &holder, &owner_done, FENCE_FOREIGN_S)?;
     // The record first: an owner that comes back in between must not find its guard gone. A kill in between
     // leaves a record that lets the next attempt lift the guard.
-    let shelf = super::shelf(place, cluster, &survey.facts.id)?;
     survey.owner.swap(pool, &before.abandoned())?;
     redo::clear(&place.what, &shelf, before.generation)?;
     reached(Point::Abandoned)?;

@@ -8,6 +8,7 @@ use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::file;
 use crate::record::OwnerState;
+use crate::redo::check_version;
 use crate::uri::BackendUri;
 use uuid::Uuid;
 
@@ -60,7 +61,9 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     let owner = if options.read_only {
         survey.check_reader(&place, cache_uuid)
     } else {
-        survey.check_owner(&place, cache_uuid)
+        survey
+            .check_owner(&place, cache_uuid)
+            .and_then(|()| check_version(&place.what, &super::shelf(&place, &cluster, &survey.facts.id)?))
     };
     report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));
     if options.read_only {

@@ -106,7 +106,8 @@ pub async fn serve_metrics(listener: TcpListener, context: Arc<Context>) -> std:
     axum::serve(Bounded::new(listener, CONNECTIONS_MAX), router).await
 }
 
-fn admin_router(context: Arc<Context>) -> Router {
+/// The routes of the admin API, which [`serve_admin`] serves on a socket.
+pub fn admin_router(context: Arc<Context>) -> Router {
     let volume = get(volume).patch(set).delete(remove);
     Router::new()
         .route("/v1/status", get(status))

@@ -31,7 +31,12 @@ pub fn tidepool() -> Command {
 
 /// Runs it to its end.
 pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ended {
-    let output = tidepool().args(args).output().expect("the command runs");
+    run_in(Path::new("."), args)
+}
+
+/// Runs it to its end in a directory.
+pub fn run_in<S: AsRef<OsStr>>(directory: &Path, args: impl IntoIterator<Item = S>) -> Ended {
+    let output = tidepool().current_dir(directory).args(args).output().expect("the command runs");
     Ended {
         status: output.status.code(),
         stdout: String::from_utf8(output.stdout).expect("text"),
@@ -93,6 +98,11 @@ impl Place {
         args
     }
 
+    /// Runs the command in the place's directory.
+    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Ended {
+        run_in(self.directory.path(), args)
+    }
+
     /// Every file with its content: what must be the same after a refusal.
     pub fn snapshot(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let entries = fs::read_dir(self.directory.path()).expect("a directory");
@@ -104,7 +114,7 @@ impl Place {
     #[track_caller]
     pub fn refused<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, status: i32, part: &str) {
         let before = self.snapshot();
-        run(args).refused(status, part);
+        self.run(args).refused(status, part);
         let after = self.snapshot();
         let names = |files: &BTreeMap<PathBuf, Option<Vec<u8>>>| files.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&before), names(&after), "files were made or removed");
@@ -119,12 +129,13 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it and waits for its line `ready`.
+    /// Starts it in the directory of its log and waits for its line `ready`.
     #[track_caller]
     pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, log: &Path) -> Daemon {
         let stderr = fs::File::options().create(true).append(true).open(log).expect("a log");
-        let mut child =
-            tidepool().args(args).stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
+        let mut command = tidepool();
+        command.current_dir(log.parent().expect("a directory")).args(args);
+        let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut daemon = Daemon { child, stdout };
         let line = daemon.line();
