@@ -12,10 +12,6 @@
 //! peer can do wrong is answered with the error that the protocol asks for. Every length is bounded before it
 //! is believed.
 
-// An instrumented build links the engine into every test binary.
-#[cfg(test)]
-use bolero as _;
-
 pub mod client;
 mod context;
 mod errno;

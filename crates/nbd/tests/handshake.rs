@@ -1,7 +1,5 @@
 //! The server's handshake, byte by byte: what it answers, what it forgives, and what it does not.
 
-// An instrumented build links the engine into every test binary.
-use bolero as _;
 use proptest::prelude::*;
 use tidepool_nbd::{
     Contexts, Export, Handshake, LISTED_EXPORTS_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX,

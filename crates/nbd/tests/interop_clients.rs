@@ -2,8 +2,6 @@
 
 mod support;
 
-// An instrumented build links the engine into every test binary.
-use bolero as _;
 use support::{Server, Volume, run, run_well};
 
 const MIB: usize = 1 << 20;

@@ -2,8 +2,6 @@
 
 mod support;
 
-// An instrumented build links the engine into every test binary.
-use bolero as _;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};

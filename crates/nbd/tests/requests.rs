@@ -1,7 +1,5 @@
 //! Which requests a server executes, and the errors of all others.
 
-// An instrumented build links the engine into every test binary.
-use bolero as _;
 use proptest::prelude::*;
 use tidepool_nbd::{
     BlockSizes, Command, Contexts, Errno, Export, Incoming, ProtocolError, Refusal, Request, Session,

@@ -1,7 +1,5 @@
 //! Client codec and server codec against each other, with the bytes cut anywhere and the replies in any order.
 
-// An instrumented build links the engine into every test binary.
-use bolero as _;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;

@@ -1,0 +1,64 @@
+//! The lab's documents: inventories, suites, results, journals.
+
+use tidepool_lab::plan::{Inventory, plan};
+use tidepool_lab::run::journal;
+use tidepool_lab::suite::{CELLS_MAX, Suite};
+use tidepool_lab::{compare, document, report, verdict};
+
+/// An inventory is refused or makes a plan, which can be told as JSON.
+pub(crate) fn inventory(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match Inventory::parse(text) {
+        Ok(inventory) => {
+            let plan = plan(&inventory);
+            serde_json::to_vec(&plan).expect("a plan is plain data");
+        }
+        Err(error) => assert!(error.at.is_none_or(|at| at <= text.len()), "byte {:?}", error.at),
+    }
+}
+
+/// A suite is refused on one line, or has something to be measured, in both forms, and is itself again when it is written and read.
+pub(crate) fn suite(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let suite = match Suite::parse("s.toml", text) {
+        Ok(suite) => suite,
+        Err(error) => {
+            let line = error.to_string();
+            return assert!(!line.contains('\n'), "not one line: {line:?}");
+        }
+    };
+    assert!(suite.cells().len() <= CELLS_MAX);
+    for cell in suite.cells() {
+        let workload = suite.workload(&cell.workload).expect("a workload of the suite");
+        workload.job(cell.depth);
+    }
+    let json = serde_json::to_vec(&suite).expect("a suite is plain data");
+    assert_eq!(serde_json::from_slice::<Suite>(&json).expect("as it was written"), suite);
+    let quick = suite.clone().quick();
+    assert!(quick.cells().len() <= suite.cells().len());
+}
+
+/// Results are refused on one line, or have a verdict, a report and a comparison.
+pub(crate) fn results(bytes: &[u8]) {
+    match document::parse("r.json", bytes) {
+        Ok(results) => {
+            let verdict = verdict::verdict(&results);
+            let page = report::html(&results, &verdict);
+            assert!(page.starts_with("<!DOCTYPE html>"));
+            compare::compare(&results, &results);
+        }
+        Err(error) => {
+            let line = error.to_string();
+            assert!(!line.contains('\n'), "not one line: {line:?}");
+        }
+    }
+}
+
+/// A journal is refused, or what is whole of it says the same alone, and whatever a kill has left behind that changes nothing.
+pub(crate) fn journal(bytes: &[u8]) {
+    let Some((results, good)) = journal::read(bytes) else { return };
+    let whole = &bytes[..usize::try_from(good).expect("a part of the bytes")];
+    assert_eq!(whole.last(), Some(&b'\n'));
+    assert_eq!(journal::read(whole), Some((results.clone(), good)));
+    assert_eq!(journal::read(&[whole, b"{\"run\":"].concat()), Some((results, good)));
+}
