@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost fuzz guard guard18
+.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost fuzz guard guard18 mutations mutants
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -18,10 +18,10 @@ demo: ## direct against cached, on emulated pools
 test: deps ## all tests, with real parts; ends with `N passed, N failed`
 	@scripts/test.py
 
-long: deps ## tests that wait for half a minute and more, such as a cluster that is away for that long
+long: deps ## tests that wait for half a minute and more, such as a cluster that is away for that long, or that take every case
 	$(CARGO) test --release --locked -p tidepool-backend --test rbd -- --ignored
 	$(CARGO) build --release --locked -p tidepool
-	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones -- --ignored --nocapture
+	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones --test faulty_disk -- --ignored --nocapture
 
 bench: deps ## raw device, empty NBD server, Tidepool, librbd; ARGS=--quick for a look
 	$(CARGO) build --release --locked -p tidepool
@@ -33,6 +33,9 @@ calibrate: deps ## the lab's emulated devices against the figures of their class
 lint: ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked -p tidepool-sim --features mutations --all-targets -- -D warnings
+	$(CARGO) fmt --manifest-path mutants/Cargo.toml -- --check
+	$(CARGO) clippy --locked --manifest-path mutants/Cargo.toml --target-dir target/mutants/target -- -D warnings
 
 fmt: ## format everything
 	$(CARGO) fmt --all
@@ -47,6 +50,13 @@ deps: ## install what the tests need
 soak: ## new seeds of the simulator for HOURS hours on all cores; leaves target/soak.txt
 	$(CARGO) run --release --locked -p tidepool-sim -- --for $$(( $(HOURS) * 3600 )) --seconds 60 --summary target/soak.txt
 
+mutations: ## whether the simulator notices each of the core's deliberate bugs; renews the table in docs/mutations.md
+	@scripts/mutations.sh
+
+mutants: ## every mutant of the core that cargo-mutants knows, against its tests and the simulator; goes on where it was interrupted
+	command -v cargo-mutants >/dev/null || $(CARGO) install --locked cargo-mutants
+	@scripts/mutants.py $(ARGS)
+
 crash: deps ## a hundred rounds of kill -9 under load; ARGS="--backend rbd" on Ceph
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin crash -- $(ARGS)
@@ -55,8 +65,8 @@ lost: deps ## thirty rounds in which the cache is destroyed under load; ARGS=--f
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin lost -- $(ARGS)
 
-fuzz: ## the NBD codec against arbitrary bytes, for a long time
-	BOLERO_RANDOM_TEST_TIME_MS=$$(( $(HOURS) * 3600000 )) $(CARGO) test --release --locked -p tidepool-nbd fuzz
+fuzz: ## what takes bytes from elsewhere, guided by coverage, for HOURS hours; ARGS=cache_image for one target
+	@scripts/fuzz.py --hours $(HOURS) $(ARGS)
 
 guard: deps ## the stale-image guard against every kind of client, guests with the kernel's included
 	$(CARGO) test --release --locked -p tidepool-tests --test guard -- --include-ignored

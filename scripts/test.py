@@ -17,10 +17,12 @@ import time
 
 AT_ONCE = 2
 # Longest first, so that none is left over at the end.
-LONG = ["rbd", "guard", "lab_runs", "guest", "device", "lab", "readme", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "network",
+LONG = ["rbd", "guard", "lab_runs", "guest", "device", "lab", "readme", "faulty_disk", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "network",
         "lost_cache", "daemon_killed"]
 # What only computes, on all cores, and can wait.
-PATIENT = ["seeds"]
+PATIENT = ["seeds", "mutations"]
+# What is compiled differently: the core with its deliberate bugs.
+MUTATIONS = ["--package", "tidepool-sim", "--features", "mutations", "--test", "mutations"]
 
 
 def programs(arguments):
@@ -61,8 +63,11 @@ def run(command, directory):
 def main():
     arguments = sys.argv[1:] or ["--workspace"]
     found = programs(arguments)
+    if not sys.argv[1:]:
+        found += programs(MUTATIONS)
     waiting = [([path], directory) for name, path, directory in found if name not in PATIENT]
-    patient = [(["nice", "-n", "19", path], directory) for name, path, directory in found if name in PATIENT]
+    # What they have been through is said also when nothing is wrong: which seeds, and what was reached.
+    patient = [(["nice", "-n", "19", path, "--show-output"], directory) for name, path, directory in found if name in PATIENT]
     if not any(argument in ("--test", "--tests", "--lib", "--bin", "--bins") for argument in arguments):
         waiting.append((["cargo", "test", "--release", "--doc", *arguments], os.getcwd()))
     waiting.reverse()

@@ -6,6 +6,7 @@
 use crate::api::{BLOCK_BYTES, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::Stream;
+use crate::mutation::mutated;
 use crate::volume::{OpId, Stage};
 
 /// Longest that one acknowledgement is held back.
@@ -43,7 +44,7 @@ impl Engine {
         self.cut_group(now, vid, true);
         let volume = self.volume_mut(vid);
         volume.flushes = true;
-        if volume.sequence_durable == volume.sequence_built {
+        if volume.sequence_durable == volume.sequence_built || mutated!(FlushWithoutSync) {
             self.flush_stable(id);
         } else if self.dead {
             self.ack_when_drained(id);
@@ -81,7 +82,7 @@ impl Engine {
     /// Releases who need not wait any longer, and issues the next sync when somebody must.
     pub(crate) fn pump_sync(&mut self, now: Nanos) {
         let log = &self.log.streams[Stream::Log as usize];
-        let (stable, published) = (log.stable, log.published);
+        let (stable, published, issued) = (log.stable, log.published, log.issued);
         let mut wanted = std::mem::take(&mut self.sync.wanted) && stable < published;
         let mut i = 0;
         while let Some(&(append, deferred)) = self.sync.drains.get(i) {
@@ -111,7 +112,7 @@ impl Engine {
             self.sync.wanted = true;
         }
         if wanted && self.sync.in_flight.is_none() && !self.dead {
-            self.sync.in_flight = Some(published);
+            self.sync.in_flight = Some(if mutated!(SyncCoversIssued) { issued } else { published });
             for volume in self.volumes.iter_mut().flatten() {
                 volume.sequence_syncing = volume.sequence;
             }
@@ -123,7 +124,7 @@ impl Engine {
 
     pub(crate) fn sync_done(&mut self, now: Nanos, result: Result<(), IoError>) {
         let covered = self.sync.in_flight.take().expect("a sync was in flight");
-        if result.is_err() {
+        if result.is_err() && !mutated!(FailedSyncCounts) {
             return self.device_failed();
         }
         let log = self.log.stream(Stream::Log);

@@ -12,6 +12,7 @@ use crate::format::{EntryKind, RecordKind, Stream};
 use crate::index::Lookup;
 use crate::log::{Builder, RecordFields, copy_block};
 use crate::mem::Buf;
+use crate::mutation::mutated;
 use crate::volume::{ClientOp, Edge, Lock, OpId, Stage};
 
 /// Pause before a backend that failed is tried again.
@@ -85,7 +86,7 @@ impl Engine {
         }
         let direct = dead || matches!(volume.mode, Mode::WriteAround | Mode::Off);
         let edges = edges_of(&op);
-        let until_flush = !volume.flushes;
+        let until_flush = !volume.flushes && !mutated!(UnsafeUntilFlush);
         let aligned = edges.iter().all(Option::is_none);
         if !direct && aligned {
             volume.pending.push_back(id);
@@ -249,7 +250,7 @@ impl Engine {
             self.enter_log(id);
             return true;
         }
-        if self.has_dirty(vid, first, end) || self.volume(vid).has_redo() {
+        if self.has_dirty(vid, first, end) || !mutated!(DirectBesideRedo) && self.volume(vid).has_redo() {
             // A redo that is kept would take the image back behind this change if it were needed.
             self.hurry_drain(vid, first, end);
             return false;
@@ -408,7 +409,8 @@ impl Engine {
             self.next_volume = (first + 1) % volumes;
             let log = &self.log.streams[Stream::Log as usize];
             let durable = builder.append.ops.iter().any(|&op| self.ops[op].durable || self.ops[op].direct);
-            let dsync = durable && in_flight == 0 && log.stable == log.published;
+            let alone = in_flight == 0 && log.stable == log.published;
+            let dsync = durable && (alone || mutated!(FuaCoversWhatIsBefore));
             self.issue_append(builder, dsync);
         }
     }

@@ -8,11 +8,12 @@ use crate::api::{BLOCK_BYTES, ControlError, Effect, IoError, Nanos, VolumeId};
 use crate::device::Device;
 use crate::engine::{Engine, Io};
 use crate::format::{
-    self, CHECKPOINT_MAGIC, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind, PAGE_MAGIC,
-    PageHeader, SLOT_COPIES, SLOTS, SegmentItem, VolumeItem, byte, crc32c,
+    self, CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind,
+    PAGE_MAGIC, PageHeader, SLOT_COPIES, SLOTS, SegmentItem, VolumeItem, byte, crc32c,
 };
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
 use crate::mem::{AlignedBuf, Buf};
+use crate::mutation::mutated;
 use crate::space::{RESERVE_READ_CACHE, SegmentState, Space};
 use crate::volume::Volume;
 use zerocopy::IntoBytes;
@@ -235,6 +236,7 @@ impl Engine {
             pages_crc: U32::new(combined_crc(&self.checkpoint.page_crcs[slot])),
             open_segment: open.map(|s| U32::new(s.segment)),
             open_block: open.map(|s| U32::new(s.published_block)),
+            version: U16::new(CHECKPOINT_VERSION),
         };
         header.write_to_prefix(&mut pages.header).expect("a header is smaller than a block");
         format::seal::<CheckpointHeader>(&mut pages.header);
@@ -253,6 +255,10 @@ impl Engine {
                     }
                 }
                 let run = self.checkpoint.run.as_mut().expect("a run advances");
+                if run.writes == 0 && mutated!(HeaderBeforePages) {
+                    run.phase = Phase::Synced;
+                    return self.advance_checkpoint();
+                }
                 if run.writes == 0 {
                     run.phase = Phase::Sync;
                     self.device.syncs += 1;
@@ -342,6 +348,7 @@ impl Engine {
         log.stable = log.stable.max(run.appended);
         for (volume, sequence) in self.volumes.iter_mut().zip(run.sequences) {
             if let Some(volume) = volume {
+                let sequence = if mutated!(CheckpointCoversLater) { volume.sequence } else { sequence };
                 volume.sequence_durable = volume.sequence_durable.max(sequence);
             }
         }

@@ -6,7 +6,7 @@ use crate::engine::{Engine, EngineConfig};
 use crate::format::{Geometry, byte, crc32c};
 use crate::index::{Lookup, Position};
 use crate::mem::AlignedBuf;
-use crate::recover::{OpenError, RecoveryReport, load_checkpoint, read, read_superblock};
+use crate::recover::{OpenError, Rebuilt, RecoveryReport, load_checkpoint, read, read_superblock};
 use crate::status::{DeviceStatus, VolumeStatus};
 use crate::volume::Volume;
 
@@ -17,6 +17,7 @@ const READ_BLOCKS: usize = 64;
 pub struct Contents {
     engine: Engine,
     recovery: RecoveryReport,
+    format_version: u16,
 }
 
 /// A stretch of a volume of which the device knows something.
@@ -60,9 +61,20 @@ impl Contents {
     pub fn open(device: &mut dyn Device) -> Result<Contents, OpenError> {
         let geo = read_superblock(device)?;
         let loaded = load_checkpoint(device, &geo)?;
-        let (mut engine, recovery, _) = Engine::rebuild(device, geo, &loaded, EngineConfig::small(), 0)?;
+        let Rebuilt { mut engine, report: mut recovery, unreadable, .. } =
+            Engine::rebuild(device, geo, &loaded, EngineConfig::small(), 0)?;
+        if unreadable {
+            // What can be read is shown all the same, for a rescue: it may not be all.
+            engine.volumes.iter_mut().flatten().for_each(|volume| volume.failed = true);
+            recovery.volumes_failed = engine.volumes.iter().flatten().count() as u64;
+        }
         engine.space.rebuild_queues();
-        Ok(Contents { engine, recovery })
+        Ok(Contents { engine, recovery, format_version: loaded.header.format_version() })
+    }
+
+    /// The version that the device is of: that of its newest checkpoint.
+    pub fn format_version(&self) -> u16 {
+        self.format_version
     }
 
     /// Identity and layout of the device.

@@ -6,6 +6,7 @@ use crate::engine::{Engine, Io};
 use crate::format::{Stream, crc32c};
 use crate::index::{Lookup, ObjectFlags};
 use crate::mem::Buf;
+use crate::mutation::mutated;
 use crate::parent::OwnObjects;
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
 use crate::volume::{DrainWaiter, Task, Volume};
@@ -170,13 +171,13 @@ impl Engine {
         volume.backend_written += 1;
         volume.backend_flush_wanted = true;
         self.count_quotas();
-        if !attach.keep_clean {
+        if !attach.keep_clean && !mutated!(CleanKeptWithoutProof) {
             self.drop_clean(id);
         }
         let (volume, space) = self.volume_and_space(id);
         let grouped = volume.spec.drain == DrainOrder::Grouped;
-        if grouped && (volume.mode == Mode::WriteBack || volume.is_dirty()) {
-            let dirty = volume.is_dirty();
+        let dirty = volume.is_dirty();
+        if grouped && (volume.mode == Mode::WriteBack || dirty && !mutated!(AttachedWithoutGroups)) {
             volume.begin_groups(space, now, dirty);
             volume.backlog_sequence = volume.sequence;
         }
@@ -733,7 +734,8 @@ impl Engine {
     }
 }
 
-fn check_spec(spec: &VolumeSpec) -> Result<(), AddError> {
+/// A volume can be served under this name, with this size.
+pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), AddError> {
     let good = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
     if spec.name.is_empty() || spec.name.len() > 64 || !spec.name.chars().all(good) {
         return Err(AddError::Name(spec.name.clone()));

@@ -12,6 +12,7 @@ use crate::engine::{Engine, Io};
 use crate::format::{Stream, byte, crc32c};
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
 use crate::mem::Buf;
+use crate::mutation::mutated;
 use crate::space::Space;
 use crate::util::runs;
 use crate::volume::{DirtyObject, Task, Volume, object_of};
@@ -243,7 +244,10 @@ impl Engine {
                 self.drains[d].left_out = LeftOut::with(self.drains[d].left_out, until);
             }
             match found {
-                Lookup::Zero if self.drains[d].zeroes || uncommitted.is_some() => {
+                Lookup::Zero
+                    if (self.drains[d].zeroes || uncommitted.is_some())
+                        && !mutated!(ZeroesStayInTheCache) =>
+                {
                     if self.drains[d].in_flight >= ZEROES_IN_FLIGHT {
                         return false;
                     }
@@ -369,7 +373,8 @@ impl Engine {
         let id = self.drains[piece.drain].volume;
         for i in usize::from(start)..usize::from(end) {
             let bytes = self.arena.bytes(piece.buf.slice(i * BLOCK_BYTES, BLOCK_BYTES));
-            if result.is_ok() && crc32c(bytes) == self.space.marks.crc(piece.positions[i]) {
+            let crc = self.space.marks.crc(piece.positions[i]);
+            if result.is_ok() && (mutated!(SkipDrainCrc) || crc32c(bytes) == crc) {
                 continue;
             }
             self.pieces[index].bad = true;
@@ -459,8 +464,8 @@ impl Engine {
         }
         let (id, failed) = (drain.volume, drain.failed);
         self.close_drain(id, d);
-        if failed {
-            self.finish_drain(d, false);
+        if failed || mutated!(CleanBeforeFlush) {
+            self.finish_drain(d, !failed);
             self.update_drained(id);
         } else {
             self.volume_mut(id).unflushed.push(d);
@@ -581,7 +586,7 @@ impl Engine {
                     },
                 };
                 volume.requeue_dirty(entry);
-            } else if drain.zeroes && !queued {
+            } else if drain.zeroes && (mutated!(NewZeroesTakenForDrained) || !queued) {
                 volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);
                 volume.index.forget_zeroes(object);
                 volume.forgotten_until = checkpoint;
@@ -604,7 +609,8 @@ impl Engine {
         let busy = volume.drains.iter().map(|&d| self.drains[d].entry.first_sequence).min();
         let oldest = queued.into_iter().chain(busy).min();
         let volume = self.volume_mut(id);
-        let drained = oldest.map_or(volume.sequence, |s| s.saturating_sub(1));
+        let before = if mutated!(DrainedOneTooFar) { 0 } else { 1 };
+        let drained = oldest.map_or(volume.sequence, |s| s.saturating_sub(before));
         volume.sequence_drained = volume.sequence_drained.max(drained);
         if volume.sequence_safe() >= volume.backlog_sequence {
             volume.credit_bytes = 0;

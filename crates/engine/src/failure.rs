@@ -3,6 +3,7 @@
 use crate::api::*;
 use crate::engine::{Engine, Io};
 use crate::format::Stream;
+use crate::mutation::mutated;
 use crate::volume::{OpId, Stage};
 
 impl Engine {
@@ -88,7 +89,7 @@ impl Engine {
     pub(crate) fn disown(&mut self, now: Nanos, id: VolumeId) {
         let volume = self.volume_mut(id);
         if volume.disowning
-            || volume.is_dirty()
+            || volume.is_dirty() && !mutated!(DisownedWhileDirty)
             || volume.has_redo()
             || volume.failed
             || volume.retry_at > now

@@ -7,8 +7,10 @@ use crate::api::BLOCK_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of the format; a cache device with a higher one is refused.
+/// Version of the format; a cache device with anything of a higher one is refused.
 pub const FORMAT_VERSION: u16 = 1;
+/// The version in a checkpoint's header. Version 1 had no such field: zero stands for it.
+pub const CHECKPOINT_VERSION: u16 = if FORMAT_VERSION == 1 { 0 } else { FORMAT_VERSION };
 /// Smallest cache device in bytes.
 pub const CACHE_BYTES_MIN: u64 = 64 << 20;
 /// Largest cache device in bytes: positions are 32-bit block numbers, and two are reserved.
@@ -17,6 +19,10 @@ pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 pub const RECORD_ENTRIES_MAX: usize = 240;
 /// Most blocks of a summary: a segment is closed early when ranges without data would make it longer.
 pub const SUMMARY_BLOCKS_MAX: u32 = 32;
+
+/// Nothing that the core counts (checkpoints, epochs, sequences) comes anywhere near this. What stands on a device and is
+/// larger was not written by it.
+pub const COUNTER_MAX: u64 = 1 << 62;
 
 /// First block of the superblock's copies.
 pub const SUPERBLOCKS: [u32; 2] = [0, 256];
@@ -314,6 +320,16 @@ pub struct CheckpointHeader {
     pub open_segment: [U32; 3],
     /// First block of each open segment that is not covered by the checkpoint.
     pub open_block: [U32; 3],
+    /// [`CHECKPOINT_VERSION`]: whoever opens a cache of an older version takes a checkpoint before it writes anything
+    /// else, and from then on the older version refuses the cache.
+    pub version: U16,
+}
+
+impl CheckpointHeader {
+    /// The format's version of this checkpoint.
+    pub fn format_version(&self) -> u16 {
+        self.version.get().max(1)
+    }
 }
 
 /// "No segment" in [`CheckpointHeader::open_segment`].
@@ -461,8 +477,14 @@ pub fn open<T: Checked + Copy>(block: &[u8]) -> Option<T> {
 const _: () = assert!(size_of::<RecordHeader>() == 104 && size_of::<Entry>() == 12);
 const _: () = assert!(size_of::<RecordHeader>() + RECORD_ENTRIES_MAX * 16 <= BLOCK_BYTES);
 const _: () = assert!(size_of::<SummaryHeader>() == 48 && size_of::<SummaryRecord>() == 20);
+const _: () = assert!(std::mem::offset_of!(CheckpointHeader, version) == 76);
 const _: () = assert!(size_of::<PageHeader>() + size_of::<VolumeItem>() <= BLOCK_BYTES);
 const _: () = assert!(size_of::<SegmentItem>() == 16 && size_of::<ExtentItem>() == 16);
+
+/// The version that a verified structure carries, if it is newer than what this program knows.
+pub fn newer(version: U16) -> Option<u16> {
+    Some(version.get()).filter(|&version| version > FORMAT_VERSION)
+}
 
 /// Where things stand on the device; follows from the superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use crate::format::{Entry, EntryKind, byte, crc32c};
 use crate::group::Closed;
 use crate::index::{Lookup, ObjectFlags, Position};
 use crate::mem::Buf;
+use crate::mutation::mutated;
 use crate::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
 use crate::util::runs;
 
@@ -82,6 +83,10 @@ impl Engine {
             second: false,
         };
         closed.gather_blocks(FRAME_BLOCKS_MAX, &mut |block, position| {
+            let position = match index.lookup(block) {
+                Lookup::At(newest) if mutated!(CoalesceAcrossCut) => newest,
+                _ => position,
+            };
             frame.blocks.push(FrameBlock { block, position, crc: 0 });
         });
         if frame.blocks.len() < FRAME_BLOCKS_MAX {
@@ -139,7 +144,8 @@ impl Engine {
             let FrameBlock { block, position, .. } = frame.blocks[i];
             let crc = crc32c(self.arena.bytes(frame.buf.slice(frame_bytes(i), BLOCK_BYTES)));
             frame.blocks[i].crc = crc;
-            if result.is_err() || crc != self.space.marks.crc(position) {
+            let verifies = crc == self.space.marks.crc(position);
+            if result.is_err() || !verifies && !mutated!(SkipDrainCrc) {
                 frame.bad = true;
                 if frame.second {
                     lost.push((block, position));
@@ -228,7 +234,9 @@ impl Engine {
     /// The frame is to be made again.
     fn give_back_frame(&mut self, index: u32) {
         let frame = self.frames.remove(index);
-        self.pools.drain.give(frame.buf);
+        if !mutated!(FailedFrameKeepsBuffer) {
+            self.pools.drain.give(frame.buf);
+        }
         let id = frame.volume;
         self.volume_mut(id).drain_in_flight -= 1;
         let closed = self.closed_mut(id);

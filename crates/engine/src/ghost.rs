@@ -5,6 +5,7 @@
 //! (0.25 %) when the memory is full; such a mistake costs a place in the cache, never data.
 
 use crate::api::VolumeId;
+use crate::mutation::mutated;
 
 /// Bits of a fingerprint. Zero stands for an empty place.
 const FINGERPRINT_BITS: u32 = 12;
@@ -43,6 +44,9 @@ impl Ghost {
 
     /// Tells whether a block is remembered, and forgets it.
     pub fn take(&mut self, volume: VolumeId, block: u64) -> bool {
+        if mutated!(GhostKnowsEverything) {
+            return true;
+        }
         let (bucket, fingerprint) = self.place(volume, block);
         let bucket = &mut self.buckets[bucket];
         for place in 0..PLACES {

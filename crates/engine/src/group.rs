@@ -14,6 +14,7 @@ use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::frame::Frame;
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
+use crate::mutation::mutated;
 use crate::snapshot::Step;
 use crate::space::Space;
 use crate::volume::{Task, Volume};
@@ -599,7 +600,7 @@ impl Engine {
         }
         closed.committing = true;
         let (group, frames, sequence, cut_at) = (closed.group, closed.frames, closed.sequence, closed.cut_at);
-        if frames == 0 && !old_redo {
+        if frames == 0 && !old_redo || mutated!(RedoWithoutHeader) {
             // All of it is lost.
             return self.group_committed(now, id, Ok(()));
         }
@@ -647,7 +648,11 @@ impl Engine {
         let drained = volume.sequence_drained;
         let Some(groups) = volume.groups.as_mut() else { return };
         let committing = groups.closed.as_ref().is_some_and(|closed| closed.committing);
-        let done = groups.kept.iter().take_while(|kept| kept.sequence <= drained).count();
+        let done = groups
+            .kept
+            .iter()
+            .take_while(|kept| kept.sequence <= drained || mutated!(TrimBeforeApplied))
+            .count();
         let old = groups.old_redo && !groups.is_uncommitted();
         if done == 0 && !old || groups.trimming.is_some() || committing {
             return;

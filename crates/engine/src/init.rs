@@ -74,6 +74,8 @@ pub fn format_device(
 pub struct Inspection {
     /// Identity and layout.
     pub geometry: Geometry,
+    /// The format's version that the device is of.
+    pub format_version: u16,
     /// State as of now, tail included.
     pub device: DeviceStatus,
     /// The volumes.
@@ -90,6 +92,7 @@ pub fn inspect(device: &mut dyn Device) -> Result<Inspection, OpenError> {
     let contents = Contents::open(device)?;
     Ok(Inspection {
         geometry: *contents.geometry(),
+        format_version: contents.format_version(),
         device: contents.device(),
         volumes: contents.volumes(),
         recovery: contents.recovery(),

@@ -28,6 +28,10 @@ mod init;
 mod log;
 pub mod marks;
 pub mod mem;
+#[cfg(feature = "mutations")]
+pub mod mutation;
+#[cfg(not(feature = "mutations"))]
+mod mutation;
 mod parent;
 mod publish;
 mod read;

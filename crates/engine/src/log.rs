@@ -13,6 +13,7 @@ use crate::format::{
 };
 use crate::index::Position;
 use crate::mem::{Arena, Buf};
+use crate::mutation::mutated;
 use crate::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState, Space};
 use crate::volume::OpId;
 use std::collections::VecDeque;
@@ -534,6 +535,13 @@ impl Engine {
             self.log.stream(stream).in_flight.pop_front();
             let append = self.appends.remove(front);
             self.publish(now, &append);
+            if mutated!(AckBeforeWritten)
+                && let Some(&next) = self.log.streams[stream as usize].in_flight.front()
+            {
+                for op in std::mem::take(&mut self.appends[next].ops) {
+                    self.op_published(now, op, append.number);
+                }
+            }
             self.pools.append.give(append.buf);
             self.log.spare.push(append);
         }
@@ -559,7 +567,7 @@ impl Engine {
         if state.segment == append.segment {
             state.published_block = append.end_block;
         }
-        if append.dsync && all_stable_before {
+        if append.dsync && (all_stable_before || mutated!(FuaCoversWhatIsBefore)) {
             state.stable = append.number;
             if append.stream == Stream::Log {
                 for volume in self.volumes.iter_mut().flatten() {

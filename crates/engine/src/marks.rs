@@ -344,6 +344,12 @@ mod tests {
         assert_eq!(Marks::new(1 << 20).memory_bytes(), (1 << 20) * 9 / 2);
     }
 
+    #[test]
+    #[should_panic(expected = "of 700")]
+    fn a_stretch_behind_the_last_block_is_noticed() {
+        Bits::new(BLOCKS).count(BLOCKS - 1..BLOCKS + 1);
+    }
+
     proptest! {
         #[test]
         fn bits_behave_like_a_list_of_booleans(steps in prop::collection::vec((0u8..6, range(), any::<u64>()), 1..60)) {

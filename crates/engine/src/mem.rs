@@ -87,6 +87,8 @@ const NONE: u32 = u32::MAX;
 pub struct Arena {
     memory: *mut u8,
     len: usize,
+    /// What the allocator gave; `memory` is the first aligned byte in it.
+    allocated: (*mut u8, Layout),
     /// Per size class, the first free chunk (in blocks), linked through `next` and `prev`.
     heads: [u32; ORDERS],
     next: Vec<u32>,
@@ -108,16 +110,21 @@ impl Arena {
         let chunk = 1usize << ORDER_MAX;
         let len = len.div_ceil(chunk).max(1) * chunk;
         assert!(len <= u32::MAX as usize, "an arena is smaller than 4 GiB");
-        let layout = Layout::from_size_align(len, chunk).expect("an arena size within isize");
+        // With a larger alignment the allocator would write the zeroes itself; so the kernel has them, where they are used.
+        let layout = Layout::from_size_align(len + chunk, 1).expect("an arena size within isize");
         // SAFETY: the layout has a non-zero size.
-        let memory = unsafe { alloc_zeroed(layout) };
-        if memory.is_null() {
+        let allocated = unsafe { alloc_zeroed(layout) };
+        if allocated.is_null() {
             handle_alloc_error(layout);
         }
+        let before = (allocated as usize).next_multiple_of(chunk) - allocated as usize;
+        // SAFETY: `before` is less than `chunk`, and `len` bytes are left behind it.
+        let memory = unsafe { allocated.add(before) };
         let blocks = len >> ORDER_MIN;
         let mut arena = Arena {
             memory,
             len,
+            allocated: (allocated, layout),
             heads: [NONE; ORDERS],
             next: vec![NONE; blocks],
             prev: vec![NONE; blocks],
@@ -262,9 +269,9 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        let layout = Layout::from_size_align(self.len, 1 << ORDER_MAX).expect("checked at allocation");
-        // SAFETY: allocated in `new` with the same layout and freed only here.
-        unsafe { dealloc(self.memory, layout) }
+        let (allocated, layout) = self.allocated;
+        // SAFETY: allocated in `new` with this layout and freed only here.
+        unsafe { dealloc(allocated, layout) }
     }
 }
 
@@ -296,6 +303,23 @@ mod tests {
         let buf = arena.alloc(4096).expect("room");
         arena.free(buf);
         arena.free(buf);
+    }
+
+    #[test]
+    #[should_panic(expected = "is outside of the arena")]
+    fn a_buffer_of_another_arena_is_noticed() {
+        let (large, small) = (Arena::new(8 << 20), Arena::new(2 << 20));
+        let mut large = large;
+        let buf = std::iter::from_fn(|| large.alloc(4096)).find(|buf| buf.offset >= 2 << 20).expect("room");
+        small.bytes(buf);
+    }
+
+    #[test]
+    fn no_buffer_is_empty_or_larger_than_the_largest_chunk() {
+        let mut arena = Arena::new(4 << 20);
+        assert_eq!(arena.alloc(0), None);
+        assert_eq!(arena.alloc((2 << 20) + 1), None);
+        assert_eq!(arena.alloc(2 << 20).map(|buf| buf.len), Some(2 << 20));
     }
 
     proptest! {

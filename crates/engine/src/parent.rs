@@ -8,6 +8,7 @@
 use crate::api::{BLOCK_BYTES, ControlError, Mode, VolumeId};
 use crate::engine::Engine;
 use crate::index::{Lookup, OBJECT_BLOCKS};
+use crate::mutation::mutated;
 use crate::volume::{Volume, object_of};
 
 /// Bytes of the image for which one bit of an [`OwnObjects`] stands.
@@ -47,7 +48,8 @@ impl OwnObjects {
 
     fn union(&mut self, other: &OwnObjects) {
         for (i, word) in self.words.iter_mut().enumerate() {
-            *word |= other.words.get(i).copied().unwrap_or(u64::MAX);
+            let theirs = other.words.get(i).copied().unwrap_or(u64::MAX);
+            *word = if mutated!(LinkForgetsWritten) { theirs } else { *word | theirs };
         }
     }
 }

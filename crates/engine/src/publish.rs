@@ -6,6 +6,7 @@ use crate::format::EntryKind;
 use crate::group::supersede;
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::log::{Built, BuiltEntry};
+use crate::mutation::mutated;
 use crate::space::Space;
 use crate::volume::{Volume, object_of};
 use std::ops::Range;
@@ -19,12 +20,15 @@ impl Engine {
             match entry.kind() {
                 Some(EntryKind::Data) => {
                     let n = run_length(&entries[i..]);
-                    self.cancel_fills(vid, entry.block(), n as u64);
+                    if !mutated!(WriteKeepsFills) {
+                        self.cancel_fills(vid, entry.block(), n as u64);
+                    }
                     self.unpublished_blocks -= n as u64;
                     let (volume, space) = self.volume_and_space(vid);
                     volume.unpublished_blocks -= n as u64;
                     apply_data(volume, space, &entries[i..i + n], now);
-                    for object in object_of(entry.block())..=object_of(entry.block() + n as u64 - 1) {
+                    let last = entry.block() + if mutated!(CrossingRunQueuedOnce) { 0 } else { n as u64 - 1 };
+                    for object in object_of(entry.block())..=object_of(last) {
                         volume.note_dirty(object, record.sequence, now);
                     }
                     i += n;
@@ -32,7 +36,9 @@ impl Engine {
                 }
                 Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
                     let blocks = u64::from(entry.value());
-                    self.cancel_fills(vid, entry.block(), blocks);
+                    if !mutated!(DiscardKeepsFills) {
+                        self.cancel_fills(vid, entry.block(), blocks);
+                    }
                     let (volume, space) = self.volume_and_space(vid);
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     apply_zeroes(

@@ -14,6 +14,7 @@ use crate::format::{RecordKind, Stream, byte, crc32c};
 use crate::group::Groups;
 use crate::index::{Lookup, ObjectFlags, Position};
 use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
+use crate::mutation::mutated;
 use crate::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
 use crate::util::runs;
 use crate::volume::{DirtyObject, object_of};
@@ -451,10 +452,11 @@ impl Engine {
                 continue;
             }
             volume.index.insert(block, 1, built.position, &mut |_, _, _| ());
-            let dirty = space.kill(built.old);
+            let dirty = space.kill(built.old) && !mutated!(MovedBlockIsClean);
             space.place(built.position, built.entry.value(), dirty);
             let object = object_of(block);
-            if dirty && !volume.index.flags(object).contains(ObjectFlags::QUEUED) {
+            let queued = volume.index.flags(object).contains(ObjectFlags::QUEUED);
+            if dirty && !queued && !mutated!(MovedWhileDrained) {
                 // A drain under way knows the old position only: it will not make this copy clean.
                 let first_sequence = volume.sequence_drained + 1;
                 volume.requeue_dirty(DirtyObject {
@@ -486,6 +488,9 @@ impl Engine {
             return;
         }
         self.space.set_state(job.segment, SegmentState::Released);
+        if mutated!(SegmentReusedEarly) {
+            self.space.free_released(job.segment);
+        }
         self.device.reclaims += 1;
     }
 }

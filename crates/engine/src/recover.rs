@@ -11,6 +11,7 @@ use crate::format::*;
 use crate::index::{Lookup, ObjectFlags};
 use crate::log::{decode_summary, encode_summary};
 use crate::mem::AlignedBuf;
+use crate::mutation::mutated;
 use crate::publish::queue_dirty_objects;
 use crate::replay::{SegmentRecords, replay};
 use crate::space::{NONE, Segment, SegmentState};
@@ -28,9 +29,9 @@ pub enum OpenError {
     /// No superblock of ours.
     #[error("it is not a Tidepool cache")]
     NotACache,
-    /// A newer format.
+    /// A newer version has written it, or something on it.
     #[error(
-        "it has format version {0}, and this program knows versions up to {FORMAT_VERSION}: use a newer tidepool"
+        "format version {0} is on it, and this tidepool knows versions up to {FORMAT_VERSION}: use the tidepool that wrote it, or a newer one (nothing was changed)"
     )]
     Version(u16),
     /// Both superblocks are damaged, or make no sense.
@@ -47,6 +48,12 @@ pub enum OpenError {
     /// No checkpoint is valid, or the newest one is known to be lost.
     #[error("its newest checkpoint is damaged in both copies: what it holds cannot be known")]
     Checkpoint,
+    /// The device cannot read where the log would go on. Another time it may, and what was written from here on would make an end of it.
+    #[error(
+        "it cannot be read where its log ends, so that what was written last is not known; nothing was changed: \
+         try again, or save what is there with `tidepool cache export`"
+    )]
+    LogEnd,
     /// The device failed.
     #[error("the device failed while it was {0} ({1:?})")]
     Device(&'static str, IoError),
@@ -79,17 +86,19 @@ pub(crate) struct Loaded {
     pub(crate) pages: Vec<u8>,
 }
 
-/// Reads and verifies the superblock.
+/// Reads and verifies both copies of the superblock: one of a newer version counts even beside an older one.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub fn read_superblock(device: &mut dyn Device) -> Result<Geometry, OpenError> {
     let mut buf = AlignedBuf::zeroed(BLOCK_BYTES);
-    let mut ours = false;
+    let (mut ours, mut unreadable, mut found) = (false, None, None);
     for block in SUPERBLOCKS {
-        if byte(block) + BLOCK_BYTES as u64 > device.size_bytes()
-            || read(device, byte(block), &mut buf).is_err()
-        {
+        if byte(block) + BLOCK_BYTES as u64 > device.size_bytes() {
+            continue;
+        }
+        if let Err(error) = read(device, byte(block), &mut buf) {
+            unreadable = Some(error);
             continue;
         }
         ours |= buf[..8] == SUPERBLOCK_MAGIC;
@@ -97,17 +106,23 @@ pub fn read_superblock(device: &mut dyn Device) -> Result<Geometry, OpenError> {
         if sb.magic != SUPERBLOCK_MAGIC {
             continue;
         }
-        if sb.version.get() > FORMAT_VERSION {
-            return Err(OpenError::Version(sb.version.get()));
+        if let Some(version) = newer(sb.version) {
+            return Err(OpenError::Version(version));
         }
-        let Some(geometry) = Geometry::from_superblock(&sb) else { continue };
-        let expected = geometry.device_blocks * BLOCK_BYTES as u64;
-        if device.size_bytes() < expected {
-            return Err(OpenError::Truncated { expected, found: device.size_bytes() });
-        }
-        return Ok(geometry);
+        found = found.or_else(|| Geometry::from_superblock(&sb));
     }
-    Err(if ours { OpenError::Superblock } else { OpenError::NotACache })
+    let none = match unreadable {
+        // Whoever is told that it is no cache may make one of it.
+        Some(error) => OpenError::Device("read (superblock)", error),
+        None if ours => OpenError::Superblock,
+        None => OpenError::NotACache,
+    };
+    let geometry = found.ok_or(none)?;
+    let expected = geometry.device_blocks * BLOCK_BYTES as u64;
+    if device.size_bytes() < expected {
+        return Err(OpenError::Truncated { expected, found: device.size_bytes() });
+    }
+    Ok(geometry)
 }
 
 pub(crate) fn read(device: &mut dyn Device, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
@@ -116,28 +131,42 @@ pub(crate) fn read(device: &mut dyn Device, offset: u64, buf: &mut [u8]) -> Resu
     batch[0].result
 }
 
-/// Finds the newest valid checkpoint.
+/// Finds the newest valid checkpoint. One of a newer version is never passed over for an older one beside it.
 pub(crate) fn load_checkpoint(device: &mut dyn Device, geo: &Geometry) -> Result<Loaded, OpenError> {
     let mut best: Option<(CheckpointHeader, usize)> = None;
+    let mut unreadable = None;
     let mut buf = AlignedBuf::zeroed(BLOCK_BYTES);
     for slot in 0..SLOTS {
         for copy in 0..SLOT_COPIES {
-            if read(device, byte(geo.slot_block(slot, copy)), &mut buf).is_err() {
+            if let Err(error) = read(device, byte(geo.slot_block(slot, copy)), &mut buf) {
+                unreadable = Some(error);
                 continue;
             }
             let Some(header) = open::<CheckpointHeader>(&buf) else { continue };
-            let valid = header.magic == CHECKPOINT_MAGIC
-                && header.uuid == geo.uuid
-                && header.checkpoint.get() % SLOTS as u64 == slot as u64;
-            let newer = best.is_none_or(|(b, _)| header.checkpoint.get() > b.checkpoint.get());
-            if valid && newer {
+            if header.magic != CHECKPOINT_MAGIC || header.uuid != geo.uuid {
+                continue;
+            }
+            if let Some(version) = newer(header.version) {
+                return Err(OpenError::Version(version));
+            }
+            let counters = [header.checkpoint, header.epoch, header.next_segment_sequence];
+            let valid = header.checkpoint.get() % SLOTS as u64 == slot as u64
+                && counters.iter().all(|counter| counter.get() <= COUNTER_MAX)
+                && open_blocks(&header).iter().all(|&(_, block)| block <= geo.segment_blocks);
+            let later = best.is_none_or(|(b, _)| header.checkpoint.get() > b.checkpoint.get());
+            if valid && later {
                 best = Some((header, slot));
             }
         }
     }
-    let (header, slot) = best.ok_or(OpenError::Checkpoint)?;
+    let (header, slot) = best.ok_or_else(|| lost_checkpoint(unreadable))?;
     let pages = load_pages(device, geo, &header, slot)?;
     Ok(Loaded { header, pages })
+}
+
+/// Why there is no checkpoint: it is damaged, or the device could not read it.
+fn lost_checkpoint(unreadable: Option<IoError>) -> OpenError {
+    unreadable.map_or(OpenError::Checkpoint, |error| OpenError::Device("read (checkpoint)", error))
 }
 
 /// Reads the pages of a slot, each from whichever copy is good.
@@ -151,6 +180,7 @@ fn load_pages(
     let count = geo.pages() as usize;
     let mut pages = vec![0; count * BLOCK_BYTES];
     let mut crcs: Vec<Option<u32>> = vec![None; count];
+    let mut unreadable = None;
     let mut buf = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
     for copy in 0..SLOT_COPIES {
         let mut at = 0;
@@ -158,7 +188,9 @@ fn load_pages(
             let n = BATCH.min(count - at);
             let missing = crcs[at..at + n].iter().any(Option::is_none);
             let offset = byte(geo.slot_block(slot, copy) + 1 + at as u32);
-            if missing && read(device, offset, &mut buf[..n * BLOCK_BYTES]).is_ok() {
+            let found = if missing { read(device, offset, &mut buf[..n * BLOCK_BYTES]) } else { Ok(()) };
+            unreadable = unreadable.or(found.err());
+            if missing && found.is_ok() {
                 for i in 0..n {
                     let bytes = &buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES];
                     let good = open::<PageHeader>(bytes).is_some_and(|p| {
@@ -180,7 +212,7 @@ fn load_pages(
             crcs.fill(None);
         }
     }
-    Err(OpenError::Checkpoint)
+    Err(lost_checkpoint(unreadable))
 }
 
 /// A segment that the checkpoint names, with its marks.
@@ -189,6 +221,15 @@ struct Named {
     item: SegmentItem,
     live: Vec<u8>,
     dirty: Vec<u8>,
+}
+
+/// What was found on a device, before anything is changed.
+pub(crate) struct Rebuilt {
+    pub(crate) engine: Engine,
+    pub(crate) report: RecoveryReport,
+    tail: Vec<SegmentRecords>,
+    /// The log may go on with records that the device could not read.
+    pub(crate) unreadable: bool,
 }
 
 fn bit(bits: &[u8], n: u32) -> bool {
@@ -208,7 +249,11 @@ impl Engine {
     ) -> Result<(Engine, RecoveryReport), OpenError> {
         let geo = read_superblock(device)?;
         let loaded = load_checkpoint(device, &geo)?;
-        let (mut engine, report, tail) = Engine::rebuild(device, geo, &loaded, config, now)?;
+        let Rebuilt { mut engine, report, tail, unreadable } =
+            Engine::rebuild(device, geo, &loaded, config, now)?;
+        if unreadable {
+            return Err(OpenError::LogEnd);
+        }
         let failed = |what| move |error| OpenError::Device(what, error);
         let open = engine.reopen_log(&tail);
         for segment in tail.iter().filter(|t| Some(t.segment) != open) {
@@ -226,7 +271,7 @@ impl Engine {
         loaded: &Loaded,
         config: EngineConfig,
         now: Nanos,
-    ) -> Result<(Engine, RecoveryReport, Vec<SegmentRecords>), OpenError> {
+    ) -> Result<Rebuilt, OpenError> {
         let header = &loaded.header;
         let number = header.checkpoint.get();
         let mut engine = Engine::new(geo, config, number, header.epoch.get() + 1, now);
@@ -242,11 +287,11 @@ impl Engine {
         let open_blocks = open_blocks(header);
         let (open, sealed): (Vec<_>, Vec<_>) =
             named.into_iter().partition(|n| open_blocks.iter().any(|&(s, _)| s == n.segment));
-        engine.load_summaries(device, &sealed, &mut report);
+        engine.load_summaries(device, &sealed, &mut report)?;
         let mut tail = Vec::new();
         for n in &open {
             let sequence = n.item.segment_sequence.get();
-            let mut records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream);
+            let mut records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream)?;
             records.tail_from = open_blocks.iter().find(|o| o.0 == n.segment).map_or(0, |o| o.1);
             records.keep_epoch(header.epoch.get());
             engine.place_records(n, &records);
@@ -254,18 +299,21 @@ impl Engine {
         }
         engine.check_blocks(&expected);
         let used = engine.space.segments.iter().map(|s| s.state != SegmentState::Free).collect::<Vec<_>>();
-        for (segment, sequence, stream) in find_new_segments(device, &geo, &used, header) {
-            let mut records = SegmentRecords::read(device, &geo, segment, sequence, stream);
+        let (new, mut unreadable) = find_new_segments(device, &geo, &used, header);
+        for (segment, sequence, stream) in new {
+            let mut records = SegmentRecords::read(device, &geo, segment, sequence, stream)?;
             records.keep_epoch(header.epoch.get());
             engine.space.next_sequence = engine.space.next_sequence.max(sequence + 1);
             engine.space.segments[segment as usize] = used_segment(sequence, records.stream, 0);
             tail.push(records);
         }
-        if tail.iter().any(|t| t.newest_checkpoint > number) {
+        // Nothing is appended before the checkpoint that begins an epoch is durable.
+        let later = |t: &SegmentRecords| t.newest_checkpoint > number || t.newest_epoch > header.epoch.get();
+        if tail.iter().any(later) {
             return Err(OpenError::Checkpoint);
         }
         tail.sort_by_key(|t| (t.stream as u8, t.segment_sequence));
-        replay(&mut engine, &tail, &mut report, now);
+        unreadable |= replay(&mut engine, &tail, &mut report, now);
         for volume in engine.volumes.iter_mut().flatten() {
             queue_dirty_objects(volume, &engine.space, now);
             report.blocks_lost += volume.index.blocks().lost;
@@ -274,7 +322,7 @@ impl Engine {
                 volume.sequence_drained = volume.sequence;
             }
         }
-        Ok((engine, report, tail))
+        Ok(Rebuilt { engine, report, tail, unreadable })
     }
 
     /// Puts the checkpoint's volumes in place; returns how many dirty blocks each must have, and how
@@ -292,7 +340,11 @@ impl Engine {
             }
             let (item, _) = VolumeItem::read_from_prefix(rest).map_err(|_| OpenError::Checkpoint)?;
             *expected = (item.dirty_blocks.get(), item.covered_blocks.get());
-            self.volumes[v] = Some(Box::new(Volume::from_item(&item).ok_or(OpenError::Checkpoint)?));
+            let volume = Volume::from_item(&item).ok_or(OpenError::Checkpoint)?;
+            if self.volumes.iter().flatten().any(|other| other.spec.name == volume.spec.name) {
+                return Err(OpenError::Checkpoint);
+            }
+            self.volumes[v] = Some(Box::new(volume));
         }
         while self.volumes.last().is_some_and(Option::is_none) {
             self.volumes.pop();
@@ -312,7 +364,7 @@ impl Engine {
                     continue;
                 };
                 let (block, n) = (item.block.get(), u64::from(item.len.get()));
-                if n == 0 || block + n > volume.blocks() {
+                if n == 0 || block.checked_add(n).is_none_or(|end| end > volume.blocks()) {
                     continue;
                 }
                 if item.kind == ExtentKind::Lost as u8 {
@@ -342,6 +394,11 @@ impl Engine {
                     continue;
                 }
                 let stream = Stream::from_number(item.stream).ok_or(OpenError::Checkpoint)?;
+                if u32::from(item.summary_blocks.get()) > SUMMARY_BLOCKS_MAX
+                    || item.segment_sequence.get() > COUNTER_MAX
+                {
+                    return Err(OpenError::Checkpoint);
+                }
                 self.space.segments[segment as usize] =
                     used_segment(item.segment_sequence.get(), stream, item.summary_blocks.get());
                 let (live, dirty) = (bits[..bitmap].to_vec(), bits[bitmap..2 * bitmap].to_vec());
@@ -352,7 +409,12 @@ impl Engine {
     }
 
     /// Reads the summaries of full segments and puts their live blocks into the index.
-    fn load_summaries(&mut self, device: &mut dyn Device, sealed: &[Named], report: &mut RecoveryReport) {
+    fn load_summaries(
+        &mut self,
+        device: &mut dyn Device,
+        sealed: &[Named],
+        report: &mut RecoveryReport,
+    ) -> Result<(), OpenError> {
         for chunk in sealed.chunks(SUMMARY_BATCH) {
             let mut bufs: Vec<AlignedBuf> = chunk
                 .iter()
@@ -377,12 +439,13 @@ impl Engine {
                     Some((records, entries)) => self.place_summary(n, &records, &entries),
                     None => {
                         report.summaries_rebuilt += 1;
-                        let records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream);
+                        let records = SegmentRecords::read(device, &geo, n.segment, sequence, n.item.stream)?;
                         self.place_records(n, &records);
                     }
                 }
             }
         }
+        Ok(())
     }
 
     fn place_summary(&mut self, n: &Named, records: &[SummaryRecord], entries: &[Entry]) {
@@ -470,11 +533,14 @@ impl Engine {
             records.push(r.summary());
             entries.extend(&r.entries);
         }
+        let needed = Geometry::summary_blocks(records.len(), entries.len());
         let blocks = match tail.summary_blocks {
             // It was sealed after the checkpoint: what it has is at least as good.
             Some(blocks) => blocks,
+            // No core lets it come to that. Without a summary its records are read.
+            None if needed > SUMMARY_BLOCKS_MAX => 0,
             None => {
-                let blocks = Geometry::summary_blocks(records.len(), entries.len());
+                let blocks = needed;
                 let mut buf = AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES);
                 encode_summary(&self.geo, tail.segment, tail.segment_sequence, &records, &entries, &mut buf);
                 let first = self.geo.segment_block(tail.segment) + self.geo.segment_blocks - blocks;
@@ -501,15 +567,16 @@ fn open_blocks(header: &CheckpointHeader) -> Vec<(u32, u32)> {
     all.map(|(s, b)| (s.get(), b.get())).filter(|&(s, _)| s != NONE).collect()
 }
 
-/// Segments that were free at the checkpoint and have been opened since: (segment, sequence, stream).
+/// Segments that were free at the checkpoint and have been opened since: (segment, sequence, stream). And whether there
+/// may be more that could not be read.
 fn find_new_segments(
     device: &mut dyn Device,
     geo: &Geometry,
     used: &[bool],
     header: &CheckpointHeader,
-) -> Vec<(u32, u64, u8)> {
+) -> (Vec<(u32, u64, u8)>, bool) {
     const PROBE: usize = 2 * BLOCK_BYTES;
-    let mut found = Vec::new();
+    let (mut found, mut unreadable) = (Vec::new(), false);
     let free: Vec<u32> = (0..geo.segments).filter(|&s| !used[s as usize]).collect();
     let mut buf = AlignedBuf::zeroed(HEADER_BATCH * PROBE);
     for chunk in free.chunks(HEADER_BATCH) {
@@ -522,20 +589,25 @@ fn find_new_segments(
         let bad: Vec<bool> = batch.iter().map(|r| r.result.is_err()).collect();
         drop(batch);
         for ((&segment, probe), bad) in chunk.iter().zip(buf.chunks_exact_mut(PROBE)).zip(bad) {
+            let mut lost = 0;
             for (i, block) in probe.chunks_mut(BLOCK_BYTES).enumerate() {
                 // A bad sector spoils its own block only.
                 if bad && read(device, byte(geo.segment_block(segment) + i as u32), block).is_err() {
                     block.fill(0);
+                    lost += 1;
                 }
             }
+            // One of the two is enough to know a segment that holds anything whole.
+            unreadable |= lost == 2;
             if let Some((sequence, stream)) = segment_life(geo, segment, probe)
-                && sequence >= header.next_segment_sequence.get()
+                && sequence
+                    >= header.next_segment_sequence.get() + u64::from(mutated!(FirstNewSegmentForgotten))
             {
                 found.push((segment, sequence, stream));
             }
         }
     }
-    found
+    (found, unreadable)
 }
 
 /// Sequence and stream of a segment, by its header or its first record, whichever is newer: a damaged header must
@@ -544,12 +616,15 @@ fn segment_life(geo: &Geometry, segment: u32, bytes: &[u8]) -> Option<(u64, u8)>
     let (first, second) = bytes.split_at(BLOCK_BYTES);
     let header = open::<SegmentHeader>(first)
         .filter(|h| h.magic == SEGMENT_MAGIC && h.uuid == geo.uuid && h.segment.get() == segment)
-        .map(|h| (h.segment_sequence.get(), h.stream));
-    let record =
-        open::<RecordHeader>(second).filter(|r| r.magic == RECORD_MAGIC && r.uuid == geo.uuid).map(|r| {
+        .map(|h| (h.segment_sequence.get(), h.stream))
+        .filter(|life| life.0 <= COUNTER_MAX);
+    let record = open::<RecordHeader>(second)
+        .filter(|r| r.magic == RECORD_MAGIC && r.uuid == geo.uuid)
+        .map(|r| {
             let stream = if r.kind == RecordKind::Fill as u8 { Stream::Fill } else { Stream::Log };
             (r.segment_sequence.get(), stream as u8)
-        });
+        })
+        .filter(|life| life.0 <= COUNTER_MAX);
     match (header, record) {
         (Some(header), Some(record)) if record.0 > header.0 => Some(record),
         (header, record) => header.or(record),

@@ -145,6 +145,12 @@ pub fn decode(bytes: &[u8], name: FrameName) -> Option<Vec<Change<'_>>> {
     Some(changes)
 }
 
+/// The version of a frame that a newer program has written: [`decode`] does not know it, but it is not damaged.
+pub fn newer_version(bytes: &[u8]) -> Option<u16> {
+    let header: FrameHeader = format::open(bytes.get(..BLOCK_BYTES)?)?;
+    format::newer(header.version).filter(|_| header.magic == FRAME_MAGIC)
+}
+
 /// Bytes of a frame with so many data blocks.
 pub fn frame_bytes(blocks: usize) -> usize {
     (1 + blocks) * BLOCK_BYTES
@@ -184,6 +190,37 @@ mod tests {
                 Change::Zeroes(50, 1024, false),
             ]
         );
+    }
+
+    #[test]
+    fn a_header_counts_its_entries_and_the_blocks_behind_it() {
+        let header: FrameHeader = format::open(&frame()[..BLOCK_BYTES]).expect("sealed");
+        assert_eq!((header.entries.get(), header.blocks.get()), (4, 2));
+    }
+
+    #[test]
+    fn a_frame_holds_as_many_entries_as_its_header_has_room_for() {
+        let mut bytes = vec![0; frame_bytes(0)];
+        let entries = |n: usize| (0..n).map(|n| Entry::new(EntryKind::Discard, n as u64 * 8, 8));
+        encode_header(&mut bytes, NAME, entries(FRAME_ENTRIES_MAX));
+        assert_eq!(decode(&bytes, NAME).map(|changes| changes.len()), Some(FRAME_ENTRIES_MAX));
+        let mut header: FrameHeader = format::open(&bytes).expect("sealed");
+        header.entries.set(FRAME_ENTRIES_MAX as u16 + 1);
+        header.write_to_prefix(&mut bytes).expect("room");
+        format::seal::<FrameHeader>(&mut bytes);
+        assert_eq!(decode(&bytes, NAME), None);
+    }
+
+    #[test]
+    fn a_frame_of_a_newer_version_is_told_from_a_damaged_one() {
+        let mut bytes = frame();
+        assert_eq!(newer_version(&bytes), None);
+        bytes[std::mem::offset_of!(FrameHeader, version)] += 1;
+        assert_eq!(newer_version(&bytes), None, "its checksum is wrong");
+        format::seal::<FrameHeader>(&mut bytes[..BLOCK_BYTES]);
+        assert!(decode(&bytes, NAME).is_none());
+        assert_eq!(newer_version(&bytes), Some(FORMAT_VERSION + 1));
+        assert_eq!(newer_version(&bytes[..BLOCK_BYTES - 1]), None);
     }
 
     #[test]

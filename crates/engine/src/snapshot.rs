@@ -8,6 +8,7 @@ use crate::api::{BackendOp, ControlError, Effect, IoError, Mode, Nanos, VolumeId
 use crate::engine::{Engine, Io};
 use crate::group::GROUP_BLOCKS_MAX;
 use crate::index::{Lookup, ObjectFlags, Position};
+use crate::mutation::mutated;
 use crate::volume::{DirtyObject, Task, Volume};
 
 /// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
@@ -30,7 +31,7 @@ impl Volume {
     /// The image is as the snapshot is to find it.
     pub(crate) fn image_is_held(&self) -> bool {
         match self.task {
-            Task::Snapshot { step: Step::Taking, .. } => true,
+            Task::Snapshot { step: Step::Taking, .. } => !mutated!(SnapshotUnderWrites),
             Task::Snapshot { step: Step::Image, .. } => self.groups.is_none(),
             _ => false,
         }

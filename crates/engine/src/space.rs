@@ -3,6 +3,7 @@
 use crate::format::{Geometry, NO_SEGMENT, Stream};
 use crate::index::Position;
 use crate::marks::Marks;
+use crate::mutation::mutated;
 use std::collections::VecDeque;
 
 /// What a segment is being used for.
@@ -220,7 +221,9 @@ impl Space {
             let segment = self.geo.segment_of(position);
             self.segments[segment as usize].dirty -= 1;
             self.dirty_blocks -= 1;
-            self.note_change(segment);
+            if !mutated!(CleaningNotNoted) {
+                self.note_change(segment);
+            }
         }
         was_dirty
     }

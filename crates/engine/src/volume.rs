@@ -3,10 +3,12 @@
 use crate::api::{
     BLOCK_BYTES, ControlError, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeId, VolumeSpec,
 };
-use crate::format::VolumeItem;
+use crate::control::check_spec;
+use crate::format::{COUNTER_MAX, VolumeItem};
 use crate::group::Groups;
 use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
+use crate::mutation::mutated;
 use crate::parent::OwnObjects;
 use crate::resize::Resize;
 use crate::snapshot::Step;
@@ -338,7 +340,7 @@ impl Volume {
     pub(crate) fn from_item(item: &VolumeItem) -> Option<Volume> {
         let text =
             |bytes: &[u8], len: u16| Some(std::str::from_utf8(bytes.get(..len as usize)?).ok()?.to_owned());
-        let mut volume = Volume::new(VolumeSpec {
+        let spec = VolumeSpec {
             name: text(&item.name, item.name_len.get())?,
             backend: text(&item.backend, item.backend_len.get())?,
             size_bytes: item.size_bytes.get(),
@@ -348,7 +350,12 @@ impl Volume {
             read_only: item.read_only == 1,
             generation: item.generation.get(),
             attachment: item.attachment.get(..usize::from(item.attachment_len.get()))?.to_vec(),
-        });
+        };
+        check_spec(&spec).ok()?;
+        if item.sequence.get().max(item.sequence_drained.get()) > COUNTER_MAX {
+            return None;
+        }
+        let mut volume = Volume::new(spec);
         volume.failed = item.failed == 1;
         volume.set_sequence(item.sequence.get(), item.chain.get());
         volume.sequence_drained = item.sequence_drained.get();
@@ -457,7 +464,8 @@ impl Volume {
                 () => (entry.wait_for.max(queued.wait_for), entry.then_first.min(queued.then_first)),
             };
             (entry.wait_for, entry.then_first) = (wait_for, then_first);
-            entry.first_sequence = entry.first_sequence.min(queued.first_sequence);
+            let older = entry.first_sequence.min(queued.first_sequence);
+            entry.first_sequence = if mutated!(RequeuedAsNewer) { queued.first_sequence } else { older };
             entry.since = entry.since.min(queued.since);
             entry.drain_from = entry.drain_from.min(queued.drain_from);
         }

@@ -429,7 +429,7 @@ fn zeroes_that_keep_their_space_are_drained_as_such_also_after_a_restart() {
     w.run();
     w.drain(0);
     w.backend_zeroes.sort_unstable();
-    assert_eq!(w.backend_zeroes, [(0, MIB), (12 * MIB, 4 * MIB)]);
+    assert_eq!(w.backend_zeroes, [(VolumeId(0), 0, MIB), (VolumeId(0), 12 * MIB, 4 * MIB)]);
     assert!(w.images[0][..MIB as usize].iter().all(|&b| b == 0));
     assert!(w.images[0][4 * MIB as usize..16 * MIB as usize].iter().all(|&b| b == 0));
     w.backend_zeroes.clear();

@@ -3,6 +3,7 @@
 mod common;
 use common::*;
 use tidepool_engine::api::*;
+use tidepool_engine::status::VolumeState;
 
 const MS: Nanos = 1_000_000;
 /// Dirty quota.
@@ -70,4 +71,69 @@ fn what_is_held_back_comes_at_the_drains_pace() {
     w.pass(200 * MS);
     let then = held.iter().filter(|id| w.replies.contains_key(id)).count();
     assert!(first < then && then < held.len(), "{first}, then {then} of {}", held.len());
+}
+
+#[test]
+fn the_fuller_the_quota_the_longer_an_acknowledgement_is_held_up_to_the_drains_speed() {
+    let mut w = world();
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    let data = pattern(4, PIECE as usize);
+    let mut held_ms = Vec::new();
+    for at in (0..QUOTA).step_by(PIECE as usize) {
+        let id = w.request(0, Op::Write { fua: false }, at, PIECE, Some(&data)).0;
+        let began = w.now;
+        while !w.replies.contains_key(&id) {
+            w.pass(MS);
+        }
+        held_ms.push((w.now - began) / MS);
+    }
+    let half = held_ms.len() / 2;
+    assert!(
+        held_ms[..half].iter().all(|&ms| ms == 0),
+        "nothing is held below half of the quota: {held_ms:?}"
+    );
+    let (longest, steps) = (held_ms[held_ms.len() - 1], half as u64);
+    assert!((55..=75).contains(&longest), "what the drain was seen to take for as much: {held_ms:?}");
+    for (i, &ms) in held_ms[half..].iter().enumerate() {
+        assert!(ms.abs_diff(longest * (i as u64 + 1) / steps) <= 1, "in proportion: {held_ms:?}");
+    }
+}
+
+/// Lets the image have what is not held, and as much time as that takes.
+fn image_takes(w: &mut World, holds: fn(&BackendOp) -> bool) {
+    w.holds = holds;
+    w.pass(3000 * MS);
+}
+
+#[test]
+fn write_through_with_a_backlog_acknowledges_half_of_what_is_drained_of_it_and_no_more() {
+    let mut w = World::new(64 * MIB, &[spec("a", 64 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    for object in 0..3 {
+        w.write(0, object * 4 * MIB, &pattern(object, PIECE as usize));
+    }
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("the mode");
+    assert_eq!(w.status(0).state, VolumeState::Draining);
+    let data = pattern(9, PIECE as usize / 4);
+    let ids: Vec<_> = (0..5)
+        .map(|i| w.request(0, Op::Write { fua: false }, (32 + i) * MIB, PIECE / 4, Some(&data)).0)
+        .collect();
+    let answered = |w: &World| ids.iter().filter(|id| w.replies.contains_key(id)).count();
+    w.pass(1000 * MS);
+    assert_eq!(answered(&w), 0, "nothing of the backlog is drained");
+    image_takes(&mut w, |op| matches!(op, BackendOp::Write { offset, .. } if *offset >= 4 * MIB));
+    assert_eq!(answered(&w), 2);
+    image_takes(&mut w, |op| matches!(op, BackendOp::Write { offset, .. } if *offset >= 8 * MIB));
+    assert_eq!(answered(&w), 4);
+    assert_eq!(w.status(0).state, VolumeState::Draining);
+    image_takes(&mut w, |op| matches!(op, BackendOp::Write { offset, .. } if *offset >= 12 * MIB));
+    assert_eq!(answered(&w), 4, "with the backlog ends what may be answered ahead of the image");
+    assert_eq!(w.status(0).state, VolumeState::Serving);
+    let late = w.request(0, Op::Write { fua: false }, 40 * MIB, 4096, Some(&pattern(8, 4096))).0;
+    w.pass(1000 * MS);
+    assert!(!w.replies.contains_key(&late));
+    image_takes(&mut w, |_| false);
+    assert_eq!(answered(&w), 5);
+    assert!(w.replies.contains_key(&late));
 }

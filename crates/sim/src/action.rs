@@ -17,8 +17,6 @@ const WAIT_NS: Nanos = 120 * S;
 const SCAN_BLOCKS: u64 = 16;
 /// Blocks that the ghost may mistake for others beside its usual share.
 const STRANGERS: u64 = 64;
-/// A device with so few free segments is under pressure.
-const PRESSURE_SEGMENTS: u64 = 5;
 /// Blocks of the largest volume.
 const SIZE_BLOCKS_MAX: u64 = 40_000;
 /// Reads of the final comparison in flight.
@@ -44,30 +42,19 @@ impl World {
             return;
         }
         let v = self.rng.below(self.vols.len() as u64) as usize;
-        let may_stop = self.life < self.plan.stops_max;
+        let may_stop = self.may_stop();
         match self.rng.below(100) {
             0..=16 if !may_stop => {}
             0..=13 => {
-                let how = if self.rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill };
+                let how = self.any_stop();
                 if self.rng.permille(600) {
-                    let moments = [
-                        Moment::CheckpointWrite,
-                        Moment::ReclaimRead,
-                        Moment::DrainWrite,
-                        Moment::DeviceSync,
-                        Moment::SummaryWrite,
-                        Moment::Commit,
-                    ];
-                    self.armed = Some((self.rng.pick(&moments), how));
+                    self.armed = Some((self.any_moment(), how));
                 } else {
                     self.stop(how);
                 }
             }
             14..=16 => self.shut_down(),
-            17..=26 => self.control_volume(v, |w, v| ControlKind::Drain {
-                changes: w.vols[v].changes,
-                quiet: w.vols[v].changing == 0,
-            }),
+            17..=26 => self.drain(v),
             27..=34 if self.plan.modes => self.control_volume(v, |w, _| {
                 let all = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off];
                 ControlKind::Mode(w.rng.pick(&all))
@@ -84,6 +71,27 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// The core has not been stopped often enough yet.
+    pub(crate) fn may_stop(&self) -> bool {
+        self.ending == Ending::Not && self.life < self.plan.stops_max
+    }
+
+    pub(crate) fn any_stop(&mut self) -> Stop {
+        if self.rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill }
+    }
+
+    /// What a stop is to wait for.
+    fn any_moment(&mut self) -> Moment {
+        self.rng.pick(&[
+            Moment::CheckpointWrite,
+            Moment::Reclaim,
+            Moment::DrainWrite,
+            Moment::DeviceSync,
+            Moment::SummaryWrite,
+            Moment::Commit,
+        ])
     }
 
     /// The clients of a volume pause for some seconds, so that timers get their turn.
@@ -111,6 +119,13 @@ impl World {
         self.note("shutdown", control, 0, 0);
         let now = self.now;
         self.engine.as_mut().expect("a running core").shutdown(now, control);
+    }
+
+    fn drain(&mut self, v: usize) {
+        self.control_volume(v, |w, v| ControlKind::Drain {
+            changes: w.vols[v].changes,
+            quiet: w.vols[v].changing == 0,
+        });
     }
 
     fn control_volume(&mut self, v: usize, kind: impl Fn(&mut World, usize) -> ControlKind) {
@@ -148,7 +163,7 @@ impl World {
         let what = match kind {
             ControlKind::Mode(mode) => {
                 self.vols[v].mode = mode;
-                if mode == Mode::WriteAround || mode == Mode::Off {
+                if self.vols[v].goes_direct() {
                     let tick = self.tick;
                     self.vols[v].checker.goes_direct(tick);
                 }
@@ -242,29 +257,37 @@ impl World {
                     let ppm = self.rng.pick(&[0, 0, 2_000, 20_000]);
                     self.disk.faults = DiskFaults { lost_ppm: ppm, misdirected_ppm: ppm / 2 };
                 } else if self.rng.permille(500) {
-                    let block = self.disk.damage().unwrap_or(0);
-                    self.note("damage", block, 0, 0);
+                    self.damage(1);
                 }
             }
             Theme::Lies => {
                 self.disk.lies = self.rng.permille(700);
                 self.note("lies", self.disk.lies.into(), 0, 0);
                 let tick = self.next_tick();
-                for vol in self.vols.iter_mut().filter(|_| self.disk.lies) {
+                if !self.disk.lies {
+                    return;
+                }
+                for vol in &mut self.vols {
                     vol.checker.unsure_from = vol.checker.unsure_from.min(tick);
+                }
+                if self.may_stop() && self.rng.permille(600) {
+                    // The image is to get what the cache then loses.
+                    self.drain(v);
+                    self.armed = Some((Moment::Commit, Stop::Power));
                 }
             }
             Theme::DeviceDeath => {
+                // What is dirty leaves a dead device soon: a single block is hardly ever one of those.
+                let many = self.rng.range(1..1000);
                 if self.disk.dead && self.rng.permille(500) {
-                    // What is dirty leaves a dead device soon: a single block is hardly ever one of those.
-                    for _ in 0..self.rng.range(1..200) {
-                        let block = self.disk.damage().unwrap_or(0);
-                        self.note("damage", block, 0, 0);
-                    }
-                } else if self.rng.permille(400) && !self.disk.dead {
+                    self.damage(many);
+                } else if self.rng.permille(700) && !self.disk.dead {
                     let some = self.rng.permille(400).then(|| self.rng.range(1..4) as u32);
                     self.disk.break_down(some);
                     self.note("device dies", some.unwrap_or(0).into(), 0, 0);
+                    if self.rng.permille(500) {
+                        self.damage(many);
+                    }
                     self.cover.hit(if some.is_some() {
                         "device failed for a moment"
                     } else {
@@ -272,6 +295,12 @@ impl World {
                     });
                 }
             }
+        }
+    }
+
+    fn damage(&mut self, blocks: u64) {
+        for block in self.disk.damage(blocks) {
+            self.note("damage", block, 0, 0);
         }
     }
 
@@ -357,8 +386,6 @@ impl World {
     pub(crate) fn check_invariants(&mut self) {
         let Some(engine) = &self.engine else { return };
         let device = engine.device_status();
-        let pressed = device.reclaiming && device.segments_free <= PRESSURE_SEGMENTS;
-        self.cover.add("reclaim under pressure", u64::from(pressed));
         let usable = device.segments.saturating_sub(12) * device.segment_bytes;
         let all: Vec<_> =
             engine.volumes().iter().filter_map(|(id, _)| engine.volume_status(self.now, *id)).collect();

@@ -6,12 +6,13 @@ use crate::plan::{MS, S};
 use crate::volume::{Place, Sent};
 use crate::world::{Ending, Happening, World};
 use tidepool_engine::api::*;
-use tidepool_engine::status::VolumeState;
 
 /// Pause after the arena had no room for a request.
 const RETRY_NS: Nanos = MS;
 /// Looks in flight after a power loss.
 const LOOKS: u32 = 32;
+/// In place of the next block to be looked at: none for a while.
+const PAUSED: u64 = u64::MAX;
 /// Blocks of one look.
 const LOOK_BLOCKS: u64 = 16;
 
@@ -131,9 +132,7 @@ impl World {
             Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => {
                 let writes = matches!(op, Op::Write { .. });
                 let value = if writes { start } else { 0 };
-                let direct = matches!(vol.mode, Mode::WriteAround | Mode::Off)
-                    || vol.backend.disowned
-                    || self.disk.dead;
+                let direct = vol.goes_direct() || vol.backend.disowned || self.disk.dead;
                 vol.checker.start_change(start, first, sectors, value, direct);
                 vol.changes += 1;
                 vol.changing += 1;
@@ -211,9 +210,8 @@ impl World {
     }
 
     fn succeeded(&mut self, sent: &Sent, tick: u64) {
-        let engine = self.engine.as_ref().expect("replies come from a core");
-        let status = self.vols[sent.volume].id.and_then(|id| engine.volume_status(self.now, id));
-        if status.is_some_and(|s| s.state == VolumeState::Failed) {
+        // What was decided in the moment of the failure may still come.
+        if self.vols[sent.volume].failed_at.is_some_and(|at| at < self.now) {
             return self.fail(format!("{:?} of a failed volume succeeds", sent.op));
         }
         let vol = &mut self.vols[sent.volume];
@@ -285,7 +283,7 @@ impl World {
 
     /// Looks at what a power loss has left of a volume, before clients use it.
     pub(crate) fn verify(&mut self, v: usize) {
-        if self.vols[v].place != Place::Verifying || self.stopping {
+        if self.vols[v].place != Place::Verifying || self.stopping || self.vols[v].verify_from == PAUSED {
             return;
         }
         while self.vols[v].verifying < LOOKS {
@@ -311,9 +309,9 @@ impl World {
         }
         if self.vols[v].checker.to_verify(0).is_some() {
             // Some looks failed because of the backend.
-            self.vols[v].verify_from = 0;
+            self.vols[v].verify_from = PAUSED;
             let life = self.life;
-            return self.after(S, Happening::Verify { life, volume: v });
+            return self.after(S, Happening::VerifyAgain { life, volume: v });
         }
         let tick = self.next_tick();
         if let Err(what) = self.vols[v].checker.end_verify(tick) {
@@ -323,6 +321,12 @@ impl World {
         self.cover.hit("verified after power loss");
         self.vols[v].must_verify = false;
         self.serve(v);
+    }
+
+    /// Looks again at what could not be looked at.
+    pub(crate) fn verify_again(&mut self, v: usize) {
+        self.vols[v].verify_from = 0;
+        self.verify(v);
     }
 
     /// Lets the clients of a volume go on.

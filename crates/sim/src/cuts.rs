@@ -124,11 +124,11 @@ impl Cuts {
         floor: u64,
         read: &mut dyn FnMut(u64, &mut [u8]),
     ) -> Result<(), String> {
-        let mut blocks: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-        for (&start, change) in &self.changes {
+        let mut blocks: BTreeMap<u64, Vec<(u64, Change)>> = BTreeMap::new();
+        for (&start, &change) in &self.changes {
             let last = (change.first + change.n - 1) / SECTORS as u64;
             for block in change.first / SECTORS as u64..=last {
-                blocks.entry(block).or_default().push(start);
+                blocks.entry(block).or_default().push((start, change));
             }
         }
         if whole {
@@ -140,38 +140,41 @@ impl Cuts {
         let mut missing = std::collections::BTreeSet::new();
         let mut found = Vec::new();
         let mut bytes = [0; BLOCK_BYTES];
-        for (block, starts) in blocks {
+        let mut here: Vec<(u64, Change)> = Vec::new();
+        for (block, changes) in blocks {
             read(block, &mut bytes);
             for (s, part) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
                 let sector = block * SECTORS as u64 + s as u64;
+                if sector >= sectors.min(self.known) {
+                    continue;
+                }
                 let covers = |c: &Change| c.first <= sector && sector < c.first + c.n;
-                let here: Vec<(u64, Change)> =
-                    starts.iter().map(|s| (*s, self.changes[s])).filter(|(_, c)| covers(c)).collect();
-                let known = whole && self.base.contains_key(&sector);
-                if here.is_empty() && !known || sector >= sectors.min(self.known) {
+                here.clear();
+                here.extend(changes.iter().filter(|(_, c)| covers(c)));
+                if here.is_empty() && !(whole && self.base.contains_key(&sector)) {
                     continue;
                 }
                 let Some(value) = value_of(part, self.salt, sector) else {
                     return Err(format!("sector {sector} of a cut holds no content of this place"));
                 };
-                let there: Vec<&(u64, Change)> = here.iter().filter(|(_, c)| c.value == value).collect();
+                let there = || here.iter().filter(|(_, c)| c.value == value);
                 let base = self.base(sector);
                 let is_base = base.value == value;
-                if there.is_empty() && !is_base {
+                let candidates = there().count() + usize::from(is_base);
+                if candidates == 0 {
                     return Err(format!(
                         "sector {sector} of a cut holds {value:x}, known are {base:x?} and {here:x?}"
                     ));
                 }
                 let left = is_base.then_some((base.start, base.end));
-                let all = there.iter().map(|(start, c)| (*start, c.end)).chain(left);
+                let all = there().map(|(start, c)| (*start, c.end)).chain(left);
                 // Several changes may have left a zero: nothing is concluded from which it was.
                 let (start, end) = all.fold((u64::MAX, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
                 let now = Base { value, start, end };
-                if let ([(start, _)], false) = (&there[..], is_base) {
-                    survived = survived.max((*start, sector));
-                }
-                if there.len() + usize::from(is_base) > 1 {
-                    missing.extend(there.iter().map(|(start, _)| *start));
+                if candidates > 1 {
+                    missing.extend(there().map(|(start, _)| *start));
+                } else if !is_base {
+                    survived = survived.max((start, sector));
                 }
                 for (start, c) in here.iter().filter(|(_, c)| c.value != value) {
                     if c.end > now.start {

@@ -216,6 +216,11 @@ impl Disk {
         !self.unreadable.contains(&block) && self.store.get(block) == *content
     }
 
+    /// What a reader of a block gets, `None` also where it gets an error.
+    pub fn content(&self, block: u64) -> Content {
+        if self.unreadable.contains(&block) { None } else { self.store.get(block) }
+    }
+
     /// What delays it now.
     pub fn delay_now(&self, now: Nanos) -> Delay {
         if now < self.delay_until { self.delay } else { Delay::None }
@@ -227,13 +232,18 @@ impl Disk {
         self.store.power_loss(&mut self.rng);
     }
 
-    /// Damages a random block that is in use: it becomes unreadable, or a bit of it flips.
-    pub fn damage(&mut self) -> Option<u64> {
+    /// Damages random blocks that are in use: they become unreadable, or a bit of each flips.
+    pub fn damage(&mut self, blocks: u64) -> Vec<u64> {
         let used = self.store.used();
         if used.is_empty() {
-            return None;
+            return used;
         }
-        let block = self.rng.pick(&used);
+        let chosen: Vec<u64> = (0..blocks).map(|_| self.rng.pick(&used)).collect();
+        chosen.iter().for_each(|&block| self.damage_block(block));
+        chosen
+    }
+
+    fn damage_block(&mut self, block: u64) {
         self.faults_done += 1;
         if self.rng.permille(500) {
             self.unreadable.insert(block);
@@ -246,7 +256,6 @@ impl Disk {
             bytes[bit / 8] ^= 1 << (bit % 8);
             self.store.damage(block, content(&bytes));
         }
-        Some(block)
     }
 
     fn step(&mut self) -> Result<(), IoError> {

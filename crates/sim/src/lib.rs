@@ -14,6 +14,8 @@ pub mod cuts;
 pub mod disk;
 pub mod evidence;
 mod family;
+#[cfg(feature = "mutations")]
+pub mod mutants;
 pub mod plan;
 pub mod redo;
 pub mod rng;

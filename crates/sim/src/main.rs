@@ -7,7 +7,7 @@ use tidepool_sim::crowd::{Crowd, Seeds};
 use tidepool_sim::run;
 
 const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO | --for WALL_SECONDS] [--seconds SIMULATED] [--jobs N] \
-                     [--summary FILE] [--verbose]";
+                     [--summary FILE] [--verbose] [--mutations all|NAME]";
 
 fn main() -> ExitCode {
     match options() {
@@ -26,12 +26,20 @@ struct Options {
     jobs: usize,
     summary: Option<PathBuf>,
     verbose: bool,
+    mutations: Option<String>,
 }
 
 fn options() -> Result<Options, String> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut options =
-        Options { seeds: 1..101, wall: None, seconds: 600, jobs, summary: None, verbose: false };
+    let mut options = Options {
+        seeds: 1..101,
+        wall: None,
+        seconds: 600,
+        jobs,
+        summary: None,
+        verbose: false,
+        mutations: None,
+    };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -51,13 +59,45 @@ fn options() -> Result<Options, String> {
             "--jobs" => options.jobs = number(&value()?)?.clamp(1, 1024) as usize,
             "--summary" => options.summary = Some(value()?.into()),
             "--verbose" => options.verbose = true,
+            "--mutations" => options.mutations = Some(value()?),
             _ => return Err(format!("there is no option {arg:?}")),
         }
     }
     Ok(options)
 }
 
+/// Prints the table of the core's deliberate bugs, or of one of them.
+#[cfg(feature = "mutations")]
+fn hunt(name: &str, jobs: usize) -> ExitCode {
+    use tidepool_engine::mutation::Mutation;
+    use tidepool_sim::mutants::{hunt_all, table};
+    let all = Mutation::ALL.iter().copied();
+    let hunted = all.filter(|m| name == "all" || format!("{m:?}") == name).map(|m| (m, None));
+    let hunted: Vec<_> = hunted.collect();
+    if hunted.is_empty() {
+        eprintln!("tidepool-sim: there is no deliberate bug {name:?}");
+        return ExitCode::from(2);
+    }
+    let found = hunt_all(&hunted, jobs, &|mutation, caught| {
+        eprintln!(
+            "{mutation:?}: {}",
+            caught.map_or("NOT NOTICED".into(), |c| format!("{} seeds: {}", c.seeds, c.what))
+        );
+    });
+    print!("{}", table(&found));
+    if found.iter().any(|(_, caught)| caught.is_none()) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+#[cfg(not(feature = "mutations"))]
+fn hunt(_name: &str, _jobs: usize) -> ExitCode {
+    eprintln!("tidepool-sim: the deliberate bugs are there only with --features mutations");
+    ExitCode::from(2)
+}
+
 fn simulate(options: &Options) -> ExitCode {
+    if let Some(name) = &options.mutations {
+        return hunt(name, options.jobs);
+    }
     if options.verbose {
         let outcome = run(options.seeds.start, options.seconds, true);
         return match outcome.failure {

@@ -102,10 +102,10 @@ impl Plan {
     /// The plan of a seed.
     pub fn new(rng: &mut Rng) -> Plan {
         let theme = match rng.below(20) {
-            0..=8 => Theme::Crashes,
-            9..=12 => Theme::Backends,
-            13..=16 => Theme::Corruption,
-            17..=18 => Theme::DeviceDeath,
+            0..=7 => Theme::Crashes,
+            8..=11 => Theme::Backends,
+            12..=15 => Theme::Corruption,
+            16..=17 => Theme::DeviceDeath,
             _ => Theme::Lies,
         };
         let cache_bytes = rng.pick(&[64u64, 64, 64, 72, 96]) << 20;
@@ -117,7 +117,8 @@ impl Plan {
             drain_buffers: rng.pick(&[4, 8, 16]),
             stop_flush_ns_max: rng.pick(&[0, 100 * MS, 5 * S]),
         };
-        let modes = rng.permille(500);
+        // What a change past the log has made void in the cache may be back if the device lies: nothing beside the image tells.
+        let modes = rng.permille(500) && theme != Theme::Lies;
         let mut volumes: Vec<VolumePlan> =
             (0..rng.range(1..5)).map(|_| VolumePlan::new(rng, modes)).collect();
         let pressure = rng.permille(300);
@@ -131,7 +132,11 @@ impl Plan {
         }
         if theme == Theme::Lies {
             // Beside an image that is drained without groups, nothing tells how far the cache once was.
-            volumes.iter_mut().for_each(|v| v.drain = DrainOrder::Grouped);
+            for v in &mut volumes {
+                v.drain = DrainOrder::Grouped;
+                // Much is committed, so that the cache falls behind its image.
+                v.dirty_bytes_max = rng.pick(&[0, 64 << 10, 1 << 20]);
+            }
         }
         Plan {
             theme,

@@ -40,6 +40,7 @@ impl World {
         }
         self.format();
         self.disk.lies = self.plan.theme == Theme::Lies && self.rng.permille(500);
+        (0..self.vols.len()).for_each(|v| self.distrust(v));
         self.reopen();
         for v in 0..self.vols.len() {
             for slot in 0..self.vols[v].plan.depth {
@@ -646,6 +647,7 @@ impl World {
 impl Vol {
     /// Nothing of the core's life is left.
     fn forget_life(&mut self) {
+        self.failed_at = None;
         self.flushed = false;
         self.linked = false;
         self.changing = 0;

@@ -61,7 +61,7 @@ pub struct Store {
 /// `None` for zeroes.
 pub fn content(bytes: &[u8]) -> Content {
     let bytes: &[u8; BLOCK_BYTES] = bytes.try_into().expect("a block");
-    bytes.iter().any(|&b| b != 0).then(|| Rc::new(*bytes))
+    (*bytes != [0; BLOCK_BYTES]).then(|| Rc::new(*bytes))
 }
 
 fn put(blocks: &mut Blocks, block: u64, content: &Content) {

@@ -105,11 +105,18 @@ pub struct Vol {
     pub linked: bool,
     /// What this life of the core has written of its log.
     pub evidence: Evidence,
+    /// When it was seen to have failed.
+    pub failed_at: Option<Nanos>,
     /// Its size is being changed: a restart may find the old one in the cache.
     pub resizing: bool,
 }
 
 impl Vol {
+    /// Clients' changes go past the cache.
+    pub fn goes_direct(&self) -> bool {
+        matches!(self.mode, Mode::WriteAround | Mode::Off)
+    }
+
     /// Volume number `index` of a run.
     pub fn new(index: usize, plan: VolumePlan) -> Vol {
         // Clones have the content of their parent.
@@ -143,6 +150,7 @@ impl Vol {
             own_at_open: OwnObjects::default(),
             linked: false,
             evidence: Evidence::default(),
+            failed_at: None,
             resizing: false,
             plan,
         }
@@ -215,9 +223,10 @@ impl Vol {
         backend.redo.recover(&mut backend.store, &mut backend.own, clip)
     }
 
-    /// The image is given to others as it is.
+    /// The image is given to others as it is, who flush it.
     pub fn release_image(&mut self) {
         self.backend.redo.clear();
+        self.backend.store.sync(self.backend.store.sync_point());
         let backend = &self.backend;
         self.checker.adopt_cut(&mut |block, out| backend.store.read(block, out));
     }

@@ -1,11 +1,12 @@
 //! The world of a run: simulated time, the core, and the execution of its effects.
 
+mod completions;
 mod images;
+mod records;
 
 use crate::backend::Trouble;
 use crate::coverage::Coverage;
-use crate::disk::{Delay, Disk};
-use crate::evidence::Evidence;
+use crate::disk::Disk;
 use crate::plan::{Plan, S, Theme};
 use crate::redo::Commit;
 use crate::rng::Rng;
@@ -16,10 +17,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use tidepool_engine::Engine;
 use tidepool_engine::api::*;
-use tidepool_engine::format::{
-    Entry, EntryKind, Geometry, RECORD_MAGIC, RecordHeader, RecordKind, SEGMENT_MAGIC, SUMMARY_MAGIC, Stream,
-    byte,
-};
+use tidepool_engine::format::{Geometry, SUMMARY_MAGIC, byte};
 use tidepool_engine::mem::Buf;
 
 /// Events that a failure shows.
@@ -28,35 +26,54 @@ const NOTES_MAX: usize = 400;
 const SPIN_MAX: u32 = 10_000;
 
 /// Commits during which the connection goes away, in parts per thousand.
-const COMMITS_CUT_OFF: u64 = 20;
+const COMMITS_CUT_OFF: u64 = 300;
 /// Client requests for each simulated second that a life may last: a short one is one of few requests, too.
 const REQUESTS_PER_S: u64 = 150;
-
-/// Where a record's entries begin in its header block, and how long one is.
-const ENTRIES_AT: usize = size_of::<RecordHeader>();
-const ENTRY_BYTES: usize = size_of::<Entry>();
 
 /// What happens at a point of simulated time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Happening {
     /// An effect of a life of the core completes.
-    Done { life: u64, token: u64 },
+    Done {
+        life: u64,
+        token: u64,
+    },
     /// A slot of a client may send its next request.
-    Client { volume: usize, slot: usize },
+    Client {
+        volume: usize,
+        slot: usize,
+    },
     /// Something that is no client request.
     Action,
     /// The process or the machine stops.
-    Stop { life: u64, how: Stop },
+    Stop {
+        life: u64,
+        how: Stop,
+    },
     /// The process is started again.
     Reopen,
     /// A volume's backend is opened.
-    Attach { life: u64, volume: usize },
+    Attach {
+        life: u64,
+        volume: usize,
+    },
     /// A volume that is not in the cache is added.
-    Add { volume: usize },
+    Add {
+        volume: usize,
+    },
     /// Looking at what a power loss has left goes on.
-    Verify { life: u64, volume: usize },
+    Verify {
+        life: u64,
+        volume: usize,
+    },
+    VerifyAgain {
+        life: u64,
+        volume: usize,
+    },
     /// A read of cached blocks must be answered by now.
-    MustBeAnswered { request: RequestId },
+    MustBeAnswered {
+        request: RequestId,
+    },
     /// The next step towards the end.
     End,
 }
@@ -65,7 +82,7 @@ pub(crate) enum Happening {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moment {
     CheckpointWrite,
-    ReclaimRead,
+    Reclaim,
     DrainWrite,
     DeviceSync,
     SummaryWrite,
@@ -406,6 +423,9 @@ impl World {
             }
         }
         self.take_effects();
+        if self.disk.dead {
+            self.note_failures();
+        }
     }
 
     fn happen(&mut self, what: Happening) {
@@ -418,6 +438,7 @@ impl World {
             Happening::Attach { life, volume } if life == self.life => self.attach(volume),
             Happening::Add { volume } => self.add(volume),
             Happening::Verify { life, volume } if life == self.life => self.verify(volume),
+            Happening::VerifyAgain { life, volume } if life == self.life => self.verify_again(volume),
             Happening::MustBeAnswered { request } if self.sent.contains_key(&request) => {
                 self.fail(format!("request {request} for cached blocks waits for a stopped backend"));
             }
@@ -441,6 +462,7 @@ impl World {
         match effect {
             Effect::DeviceRead { token, offset, buf } => {
                 self.note("device read", offset, buf.len.into(), token.0);
+                self.look_at_reclaim();
                 let latency = self.device_latency();
                 self.fly(token, FlightKind::DeviceRead { offset }, Some(buf), true, latency);
             }
@@ -474,9 +496,14 @@ impl World {
     /// Something is under way that a stop may have been waiting for.
     fn moment(&mut self, moment: Moment) {
         if let Some((_, how)) = self.armed.take_if(|(armed, _)| *armed == moment) {
-            let (life, pause) = (self.life, self.rng.around(self.plan.device_ns / 2));
-            self.after(pause, Happening::Stop { life, how });
+            self.stop_soon(how);
         }
+    }
+
+    /// Stops while what was sent last is likely to be under way.
+    fn stop_soon(&mut self, how: Stop) {
+        let (life, pause) = (self.life, self.rng.around(self.plan.device_ns / 2));
+        self.after(pause, Happening::Stop { life, how });
     }
 
     fn device_latency(&mut self) -> Nanos {
@@ -534,7 +561,7 @@ impl World {
                 (FlightKind::Read { volume: v, offset, early }, Some(buf), true)
             }
             BackendOp::Write { offset, buf } => {
-                if matches!(self.vols[v].mode, Mode::WriteAround | Mode::Off) {
+                if self.vols[v].goes_direct() {
                     self.cover.hit("direct write");
                 }
                 let backend = &mut self.vols[v].backend;
@@ -609,244 +636,11 @@ impl World {
             _ => {}
         }
         let commit = matches!(kind, FlightKind::RedoCommit { .. });
-        self.fly(token, kind, buf, fills, latency);
+        // What depends on a redo being there or not should have time to go wrong.
+        let slow = matches!(kind, FlightKind::RedoTrim { .. }) && self.rng.permille(300);
+        self.fly(token, kind, buf, fills, if slow { 20 * latency } else { latency });
         if commit && self.plan.theme == Theme::Backends && self.rng.permille(COMMITS_CUT_OFF) {
             self.cut_off(v);
-        }
-    }
-
-    /// An effect completes: it takes place, and the core is told.
-    fn complete(&mut self, token: u64) {
-        if self.is_delayed(token) {
-            return;
-        }
-        let Some(flight) = self.flights.remove(&token) else { return };
-        if let (Some(buf), FlightKind::DeviceWrite { data, .. }) = (flight.buf, &flight.kind)
-            && self.contents(buf) != *data
-        {
-            self.fail(format!("memory of the device write {token} was changed while it was in flight"));
-        }
-        let flushed = if let FlightKind::Flush { volume, .. } = flight.kind { Some(volume) } else { None };
-        let lost = flight.kind.backend().filter(|_| flight.disconnected);
-        let changes_device =
-            matches!(flight.kind, FlightKind::DeviceWrite { .. } | FlightKind::DeviceSync { .. });
-        if let Some(volume) = lost {
-            self.vols[volume].backend.disconnected = true;
-        }
-        let result = self.take_place(flight);
-        if let Some(volume) = lost {
-            self.vols[volume].backend.disconnected = false;
-        }
-        self.device_failed |= changes_device && result.is_err();
-        self.note("done", token, u64::from(result.is_err()), 0);
-        let now = self.now;
-        if let Some(engine) = &mut self.engine {
-            engine.handle(now, Event::Done { token: Token(token), result });
-        }
-        if let Some(v) = flushed {
-            self.check_drained(v);
-        }
-    }
-
-    /// A backend or a device in trouble lets its operations wait.
-    fn is_delayed(&mut self, token: u64) -> bool {
-        let Some(flight) = self.flights.get(&token) else { return false };
-        let until = match flight.kind.backend() {
-            Some(volume) => {
-                let backend = &self.vols[volume].backend;
-                let latency = backend.latency_ns;
-                match backend.trouble_now(self.now) {
-                    Trouble::Stopped | Trouble::Disconnected => {
-                        backend.trouble_until + self.rng.around(latency)
-                    }
-                    Trouble::Slow(times) if self.rng.permille(800) => {
-                        self.now + self.rng.around(latency * times)
-                    }
-                    _ => return false,
-                }
-            }
-            None => match self.disk.delay_now(self.now) {
-                Delay::Stopped => self.disk.delay_until + self.device_latency(),
-                Delay::Slow(times) if self.rng.permille(800) => self.now + self.device_latency() * times,
-                _ => return false,
-            },
-        };
-        let life = self.life;
-        self.at(until, Happening::Done { life, token });
-        true
-    }
-
-    fn take_place(&mut self, flight: Flight) -> Result<(), IoError> {
-        let now = self.now;
-        match flight.kind {
-            FlightKind::DeviceRead { offset } => {
-                let buf = flight.buf.expect("a read has a buffer");
-                let engine = self.engine.as_mut().expect("effects come from a core");
-                let bytes = engine.arena_mut().bytes_mut(buf);
-                let result = self.disk.read_at(offset, bytes);
-                if bytes.len() <= 128 << 10 && bytes[..4] == SUMMARY_MAGIC && result.is_ok() {
-                    self.moment(Moment::ReclaimRead);
-                }
-                result
-            }
-            FlightKind::DeviceWrite { offset, data, dsync, tick } => {
-                if self.plan.theme == Theme::Corruption {
-                    self.note_records(offset, &data, tick);
-                }
-                self.disk.write_at(offset, &data, dsync)
-            }
-            FlightKind::DeviceSync { point } => self.disk.sync_to(point),
-            FlightKind::Read { volume, offset, early } => {
-                let buf = flight.buf.expect("a read has a buffer");
-                let backend = &self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, false, now);
-                let engine = self.engine.as_mut().expect("effects come from a core");
-                let bytes = engine.arena_mut().bytes_mut(buf);
-                match (&result, early) {
-                    (Err(_), _) => bytes.fill(0xbe),
-                    (Ok(()), None) => backend.read_at(offset, bytes),
-                    (Ok(()), Some(early)) => {
-                        for (bytes, content) in bytes.chunks_exact_mut(BLOCK_BYTES).zip(early) {
-                            match content {
-                                Some(content) => bytes.copy_from_slice(&content[..]),
-                                None => bytes.fill(0),
-                            }
-                        }
-                    }
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::Write { volume, first, data, applied } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, true, now);
-                match result {
-                    _ if applied => {}
-                    Ok(()) => backend.apply(first, &data),
-                    Err(IoError::Fenced) => {}
-                    Err(_) => backend.apply_cut(&mut self.rng, first, &data),
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::Flush { volume, point } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.flush_outcome(&mut self.rng, now);
-                match result {
-                    Ok(()) => backend.store.sync(point),
-                    Err(error) => {
-                        self.vols[volume].flush_failed = true;
-                        self.lose_unflushed(volume, error);
-                    }
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::Disown { volume } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, false, now);
-                backend.disowned |= result.is_ok();
-                self.note_backend(volume, result)
-            }
-            FlightKind::RedoWrite { volume, name, bytes } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, true, now);
-                match result {
-                    Ok(()) => backend.redo.write(name, &bytes),
-                    Err(IoError::Fenced) => {}
-                    Err(_) => backend.redo.write_cut(&mut self.rng, name, &bytes),
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::RedoCommit { volume, generation, commit } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, true, now);
-                let unsure = backend.disconnected && self.rng.permille(500);
-                if result.is_ok() || unsure {
-                    self.commit(volume, generation, commit);
-                    self.vols[volume].backend.redo.unsure = unsure;
-                    self.cover.add("commit without an answer", u64::from(unsure));
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::RedoTrim { volume, first } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, false, now);
-                if result.is_ok() {
-                    backend.redo.trim(first);
-                    self.cover.hit("redo trimmed");
-                    if self.rng.permille(200) {
-                        self.check_cut(volume, false);
-                    }
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::RedoNote { volume, durable } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, false, now);
-                if result.is_ok() {
-                    backend.redo.noted = (backend.generation, durable);
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::Resize { volume, size_bytes } => {
-                let backend = &mut self.vols[volume].backend;
-                let result = backend.outcome(&mut self.rng, false, now);
-                if result.is_ok() {
-                    backend.resize(size_bytes);
-                }
-                self.note_backend(volume, result)
-            }
-            FlightKind::Snapshot { volume, floor } => {
-                let result = self.vols[volume].backend.outcome(&mut self.rng, false, now);
-                if result.is_ok() {
-                    self.check_snapshot(volume, floor);
-                }
-                self.note_backend(volume, result)
-            }
-        }
-    }
-
-    /// Notes the records of an append that is complete.
-    fn note_records(&mut self, offset: u64, data: &[Content], tick: u64) {
-        if offset < byte(self.geo.segments_first_block) {
-            return;
-        }
-        for (content, block) in data.iter().zip(offset / BLOCK_BYTES as u64..) {
-            let Some(header) = Evidence::header(content).filter(|header| header.magic == RECORD_MAGIC) else {
-                continue;
-            };
-            let id = VolumeId(header.volume.get());
-            if let Some(vol) = self.vols.iter_mut().find(|v| v.id == Some(id)) {
-                vol.evidence.note(&header, block, content, tick);
-            }
-        }
-    }
-
-    /// Counts what kinds of records are written.
-    fn look_at_records(&mut self, offset: u64, data: &[Content]) {
-        let first = (offset / BLOCK_BYTES as u64) as u32;
-        if first < self.geo.segments_first_block {
-            return;
-        }
-        let segment = self.geo.segment_of(first);
-        for content in data.iter().flatten() {
-            if content[..4] == SEGMENT_MAGIC {
-                self.streams.insert(segment, content[10]);
-            }
-            if content[..4] != RECORD_MAGIC {
-                continue;
-            }
-            let main = self.streams.get(&segment) == Some(&(Stream::Main as u8));
-            match RecordKind::from_number(content[10]) {
-                Some(RecordKind::Fill) => {
-                    self.cover.hit(if main { "fill remembered by ghost" } else { "fill" });
-                    let entries = u16::from_le_bytes([content[14], content[15]]) as usize;
-                    self.filled[usize::from(main)] += entries as u64;
-                    let is_void =
-                        |e: usize| content[ENTRIES_AT + e * ENTRY_BYTES + 7] == EntryKind::Void as u8;
-                    self.cover.add("fill voided", u64::from((0..entries).any(is_void)));
-                }
-                Some(RecordKind::Move) => self.cover.hit(if main { "hot move" } else { "dirty move" }),
-                _ => {}
-            }
         }
     }
 }

@@ -11,6 +11,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use crate::mutation::mutated;
 use slab::{FLAT, Slab};
 use table::{ABSENT, LOST, RUN_BLOCKS_MAX, Run, Splice, Table, ZERO};
 
@@ -257,7 +258,8 @@ impl VolumeIndex {
         self.remove(blocks, end - blocks, replaced);
         self.leaves.truncate(blocks.div_ceil(LEAF) as usize);
         let first = blocks.div_ceil(OBJECT) as usize;
-        for object in first..self.leaves.len() * LEAF_OBJECTS {
+        let last = if mutated!(TruncateKeepsFlags) { first } else { self.leaves.len() * LEAF_OBJECTS };
+        for object in first..last {
             self.clear_flags(object as u32, ObjectFlags(!GAP_ZERO));
         }
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use tidepool_engine::api::*;
 use tidepool_engine::device::{Device, DeviceRead};
 use tidepool_engine::redo::{Change, FrameName, decode};
-use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
+use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, OpenError, format_device};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -49,6 +49,9 @@ pub struct World {
     /// Volumes whose backend alone does the same.
     pub stopped: Vec<VolumeId>,
     pub device_reads: u64,
+    pub device_writes: u64,
+    /// Syncs of the device, and writes that are stable by themselves.
+    pub device_syncs: u64,
     /// Images as snapshots have found them, by control operation.
     pub snapshots: HashMap<u64, Vec<u8>>,
     pub snapshot_result: Result<(), IoError>,
@@ -59,7 +62,7 @@ pub struct World {
     /// The record beside the image cannot be changed for now.
     pub disown_stopped: bool,
     /// Ranges that backends were told to write as zeroes, keeping the space.
-    pub backend_zeroes: Vec<(u64, u64)>,
+    pub backend_zeroes: Vec<(VolumeId, u64, u64)>,
     /// What writes and syncs of the cache device, and all operations of backends, report.
     pub device_result: Result<(), IoError>,
     pub backend_result: Result<(), IoError>,
@@ -98,11 +101,24 @@ impl World {
         let options =
             FormatOptions { uuid: [9; 16], size_bytes: cache_bytes, segment_bytes: Some(segment_bytes) };
         format_device(&mut device, &options, &mut |_, _| ()).expect("format");
-        let (engine, _) = Engine::open(&mut device, EngineConfig::small(), 0).expect("open");
-        let mut world = World {
+        let mut world = World::on(device, Vec::new()).expect("open");
+        for v in volumes {
+            let control = world.fresh();
+            world.images.push(vec![0; v.size_bytes as usize]);
+            world.engine.add_volume(world.now, v.clone(), control).expect("add");
+            world.run();
+            assert_eq!(world.controls.remove(&control), Some(Ok(())));
+        }
+        world
+    }
+
+    /// A core on a device that is a cache already, with the images of its volumes by number; none is attached.
+    pub fn on(mut device: MemoryDevice, images: Vec<Vec<u8>>) -> Result<World, OpenError> {
+        let (engine, _) = Engine::open(&mut device, EngineConfig::small(), 0)?;
+        Ok(World {
             engine,
             device,
-            images: Vec::new(),
+            images,
             now: 0,
             next_id: 1,
             replies: HashMap::new(),
@@ -111,6 +127,8 @@ impl World {
             holds: |_| false,
             stopped: Vec::new(),
             device_reads: 0,
+            device_writes: 0,
+            device_syncs: 0,
             snapshots: HashMap::new(),
             snapshot_result: Ok(()),
             resize_result: Ok(()),
@@ -126,15 +144,7 @@ impl World {
             stable: None,
             flushes_to_fail: 0,
             waiting: Vec::new(),
-        };
-        for v in volumes {
-            let control = world.fresh();
-            world.images.push(vec![0; v.size_bytes as usize]);
-            world.engine.add_volume(world.now, v.clone(), control).expect("add");
-            world.run();
-            assert_eq!(world.controls.remove(&control), Some(Ok(())));
-        }
-        world
+        })
     }
 
     pub fn fresh(&mut self) -> u64 {
@@ -168,14 +178,20 @@ impl World {
                 self.done(token, Ok(()));
             }
             Effect::DeviceWrite { token, .. } if self.device_result.is_err() => {
+                self.device_writes += 1;
                 self.done(token, self.device_result);
             }
-            Effect::DeviceWrite { token, offset, buf, .. } => {
+            Effect::DeviceWrite { token, offset, buf, dsync } => {
+                self.device_writes += 1;
+                self.device_syncs += u64::from(dsync);
                 let at = offset as usize;
                 self.device.0[at..at + buf.len as usize].copy_from_slice(self.engine.arena().bytes(buf));
                 self.done(token, Ok(()));
             }
-            Effect::DeviceSync { token } => self.done(token, self.device_result),
+            Effect::DeviceSync { token } => {
+                self.device_syncs += 1;
+                self.done(token, self.device_result);
+            }
             Effect::Backend { token, volume, op } => {
                 if self.backend_stopped || self.stopped.contains(&volume) || (self.holds)(&op) {
                     self.waiting.push((token, volume, op));
@@ -218,7 +234,7 @@ impl World {
             }
             BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
                 if matches!(op, BackendOp::WriteZeroes { .. }) {
-                    self.backend_zeroes.push((offset, len));
+                    self.backend_zeroes.push((volume, offset, len));
                 }
                 let to = (offset + len).min(size as u64) as usize;
                 image[offset as usize..to].fill(0);
@@ -436,6 +452,11 @@ impl World {
     /// The daemon dies and is started again.
     pub fn restart(&mut self, keep_clean: bool) {
         self.reopen();
+        self.attach(keep_clean);
+    }
+
+    /// All volumes get their backends.
+    pub fn attach(&mut self, keep_clean: bool) {
         for (id, spec) in self.engine.volumes() {
             let attach = Attach {
                 generation: spec.generation + 1,

@@ -2,12 +2,12 @@
 
 use super::{Flight, FlightKind, World};
 use crate::redo::Commit;
-use tidepool_engine::api::{IoError, Mode};
+use tidepool_engine::api::IoError;
 
 impl World {
     /// A snapshot is the volume as it was at one moment after it was asked for, without any redo.
     pub(super) fn check_snapshot(&mut self, volume: usize, floor: u64) {
-        let direct = matches!(self.vols[volume].mode, Mode::WriteAround | Mode::Off);
+        let direct = self.vols[volume].goes_direct();
         let writes = |f: &Flight| matches!(f.kind, FlightKind::Write { volume: v, .. } if v == volume);
         if !direct && self.flights.values().any(writes) {
             return self

@@ -1,0 +1,140 @@
+//! Making room: what is dropped, what stays, and that nothing is lost on the way.
+
+mod common;
+use common::*;
+use tidepool_engine::api::*;
+use tidepool_engine::format::SUMMARY_MAGIC;
+
+const PIECE: u64 = 64 << 10;
+const SECOND: Nanos = 1_000_000_000;
+
+fn world(drain: DrainOrder) -> World {
+    let mut w = World::new(64 * MIB, &[VolumeSpec { drain, ..spec("a", 256 * MIB, Mode::WriteBack) }]);
+    w.flush(0);
+    w
+}
+
+/// Reads a stretch that nobody wants again.
+fn read_once(w: &mut World, from: u64, len: u64) {
+    for at in (from..from + len).step_by(2 * PIECE as usize) {
+        w.read(0, at, 2 * PIECE);
+    }
+}
+
+/// Blocks of a stretch that are in the cache.
+fn cached(w: &World, offset: u64, len: u64) -> u64 {
+    let mut extents = Vec::new();
+    w.engine.block_status(VolumeId(0), offset, len, 100_000, &mut extents);
+    extents.iter().filter(|e| e.cached).map(|e| e.len).sum::<u64>() / BLOCK_BYTES as u64
+}
+
+/// Damages all summaries of segments.
+fn damage_summaries(w: &mut World) -> usize {
+    let blocks = w.device.0.chunks_exact_mut(BLOCK_BYTES);
+    blocks.filter(|block| block.starts_with(&SUMMARY_MAGIC)).map(|block| block[9] ^= 1).count()
+}
+
+/// Dirty blocks in segments of which half is superseded, while the drain stands still; returns what each piece holds.
+fn half_dead_segments(w: &mut World) -> Vec<Vec<u8>> {
+    w.holds = |op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. });
+    let mut content: Vec<Vec<u8>> = (0..160).map(|i| pattern(i, PIECE as usize)).collect();
+    for (i, data) in content.iter().enumerate() {
+        w.write(0, i as u64 * PIECE, data);
+    }
+    for i in (0..160).step_by(2) {
+        content[i] = pattern(1000 + i as u64, PIECE as usize);
+        w.write(0, i as u64 * PIECE, &content[i]);
+    }
+    content
+}
+
+fn everything_is_there(w: &mut World, content: &[Vec<u8>]) {
+    for (i, data) in content.iter().enumerate() {
+        assert!(w.read(0, i as u64 * PIECE, PIECE) == *data, "piece {i} is read back");
+    }
+    w.holds = |_| false;
+    w.drain(0);
+    let cut = w.cut(0);
+    for (i, data) in content.iter().enumerate() {
+        assert!(w.images[0][i * PIECE as usize..][..PIECE as usize] == data[..], "piece {i} in the image");
+        assert!(cut[i * PIECE as usize..][..PIECE as usize] == data[..], "piece {i} with the redo");
+    }
+}
+
+fn dirty_blocks_move(drain: DrainOrder) {
+    let mut w = world(drain);
+    let content = half_dead_segments(&mut w);
+    read_once(&mut w, 64 * MIB, 96 * MIB);
+    let device = w.engine.device_status();
+    assert!(device.reclaims > 100, "{device:?}");
+    everything_is_there(&mut w, &content);
+    w.restart(true);
+    for (i, data) in content.iter().enumerate() {
+        assert!(w.read(0, i as u64 * PIECE, PIECE) == *data, "piece {i} after a restart");
+    }
+}
+
+fn summaries_are_damaged(drain: DrainOrder) {
+    let mut w = world(drain);
+    let content = half_dead_segments(&mut w);
+    read_once(&mut w, 64 * MIB, 32 * MIB);
+    assert!(damage_summaries(&mut w) > 20);
+    let before = w.status(0).count.evicted_blocks;
+    read_once(&mut w, 96 * MIB, 64 * MIB);
+    assert!(w.status(0).count.evicted_blocks > before + 4000);
+    let device = w.engine.device_status();
+    assert_eq!(device.cached_blocks * BLOCK_BYTES as u64, w.status(0).cached_bytes);
+    assert_eq!(cached(&w, 0, 256 * MIB), device.cached_blocks);
+    everything_is_there(&mut w, &content);
+}
+
+#[test]
+fn g8_dirty_blocks_move_out_of_the_way_while_the_drain_stands_still() {
+    dirty_blocks_move(DrainOrder::Unordered);
+}
+
+#[test]
+fn g5_what_moves_out_of_the_way_is_in_its_group_all_the_same() {
+    dirty_blocks_move(DrainOrder::Grouped);
+}
+
+#[test]
+fn g7_segments_whose_summaries_are_damaged_are_reclaimed_by_what_the_index_knows() {
+    summaries_are_damaged(DrainOrder::Unordered);
+}
+
+#[test]
+fn g7_what_only_a_group_needs_is_found_without_summaries_too() {
+    summaries_are_damaged(DrainOrder::Grouped);
+}
+
+#[test]
+fn what_is_wanted_again_stays_and_what_is_read_once_goes() {
+    let mut w = world(DrainOrder::Unordered);
+    for round in 0..24 {
+        read_once(&mut w, 0, 2 * MIB);
+        read_once(&mut w, (8 + round * 4) * MIB, 4 * MIB);
+    }
+    w.pass(SECOND);
+    assert_eq!(cached(&w, 0, 2 * MIB), 512, "everything that was read in every round");
+    assert_eq!(cached(&w, 8 * MIB, 16 * MIB), 0, "nothing of the oldest that was read once");
+    let before = w.backend_reads;
+    read_once(&mut w, 0, 2 * MIB);
+    assert_eq!(w.backend_reads, before);
+}
+
+#[test]
+fn what_comes_back_soon_after_it_was_dropped_is_kept_for_longer_than_a_stranger() {
+    let mut w = world(DrainOrder::Unordered);
+    read_once(&mut w, 0, 4 * MIB);
+    read_once(&mut w, 8 * MIB, 62 * MIB);
+    w.pass(SECOND);
+    assert_eq!(cached(&w, 0, 4 * MIB), 0);
+    // Most of the one is remembered, the other is not.
+    read_once(&mut w, 0, 4 * MIB);
+    read_once(&mut w, 100 * MIB, 4 * MIB);
+    read_once(&mut w, 128 * MIB, 96 * MIB);
+    w.pass(SECOND);
+    assert!(cached(&w, 0, 4 * MIB) > 400, "{} of what came back", cached(&w, 0, 4 * MIB));
+    assert!(cached(&w, 100 * MIB, 4 * MIB) < 100, "{} of the stranger", cached(&w, 100 * MIB, 4 * MIB));
+}

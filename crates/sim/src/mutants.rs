@@ -1,0 +1,82 @@
+//! Whether the checker notices the core's deliberate bugs.
+
+use crate::run;
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tidepool_engine::mutation::{Mutation, set};
+
+/// Seeds that are tried on one bug, from 1 on.
+pub const SEEDS_MAX: u64 = 400;
+/// Most simulated seconds of one life.
+pub const SECONDS: u64 = 30;
+
+/// How a bug was noticed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caught {
+    /// Seeds that it took.
+    pub seeds: u64,
+    /// What the checker, or the core itself, said.
+    pub what: String,
+}
+
+/// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then all from 1 on.
+pub fn hunt(mutation: Mutation, known: Option<u64>) -> Option<Caught> {
+    set(Some(mutation));
+    let failure = |seed| run(seed, SECONDS, false).failure.map(|text| (seed, text));
+    let found = known.into_iter().chain(1..=SEEDS_MAX).find_map(failure);
+    set(None);
+    let (seeds, text) = found?;
+    // The line behind the events that led to it.
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("seed {seeds}: ")));
+    Some(Caught { seeds, what: line.unwrap_or("?").to_owned() })
+}
+
+/// Hunts bugs, each with a known seed or without, `jobs` at once, and tells of each when it is over. In the order of `hunted`.
+pub fn hunt_all(
+    hunted: &[(Mutation, Option<u64>)],
+    jobs: usize,
+    tell: &(dyn Fn(Mutation, Option<&Caught>) + Sync),
+) -> Vec<(Mutation, Option<Caught>)> {
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(hunted.iter().map(|&(mutation, _)| (mutation, None)).collect::<Vec<_>>());
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(mutation, known)) = hunted.get(i) else { return };
+            let caught = hunt(mutation, known);
+            tell(mutation, caught.as_ref());
+            found.lock().expect("no hunter panics")[i].1 = caught;
+        }
+    };
+    std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
+    found.into_inner().expect("no hunter panics")
+}
+
+/// A table of bugs and what came of the hunt.
+pub fn table(found: &[(Mutation, Option<Caught>)]) -> String {
+    let mut text =
+        String::from("| bug | what is wrong | seeds until caught | what noticed it |\n|---|---|---|---|\n");
+    for (mutation, caught) in found {
+        let (seeds, what) = match caught {
+            Some(caught) => (caught.seeds.to_string(), plain(&caught.what)),
+            None => (format!("not in {SEEDS_MAX}"), String::new()),
+        };
+        let _ = writeln!(text, "| {mutation:?} | {} | {seeds} | {what} |", mutation.what());
+    }
+    text
+}
+
+/// The beginning of a message, without its numbers.
+fn plain(what: &str) -> String {
+    let mut text = String::new();
+    for c in what.chars().take(120) {
+        match c {
+            '0'..='9' if text.ends_with('N') => {}
+            '0'..='9' => text.push('N'),
+            '|' => text.push('/'),
+            c => text.push(c),
+        }
+    }
+    text
+}
