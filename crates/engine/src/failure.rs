@@ -47,6 +47,10 @@ impl Engine {
             volume.unpublished_blocks = 0;
             volume.sequence_built = volume.sequence;
             volume.backlog_sequence = volume.sequence;
+            for waiter in &mut volume.drain_waiters {
+                // What the log did not take never will be drained from it.
+                waiter.sequence = waiter.sequence.min(volume.sequence);
+            }
             volume.drain_all_until = u64::MAX;
             volume.mode = Mode::WriteAround;
             volume.recheck = true;

@@ -88,6 +88,25 @@ fn g8_a_failed_cache_device_leaves_no_request_without_an_answer() {
 }
 
 #[test]
+fn g8_a_drain_that_waits_for_what_a_failing_cache_device_was_writing_is_answered() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    let (write, buf) = w.submit(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(1, 4096)));
+    let Some(Effect::DeviceWrite { token, .. }) = w.engine.next_effect(w.now) else {
+        panic!("a write goes to the log first");
+    };
+    let drain = w.fresh();
+    w.engine.drain(w.now, VolumeId(0), drain);
+    w.device_result = Err(IoError::Errno(5));
+    w.engine.handle(w.now, Event::Done { token, result: w.device_result });
+    w.pass(3_000_000_000);
+    assert_eq!(w.replies.remove(&write), Some(Ok(())));
+    assert_eq!(w.controls.remove(&drain), Some(Ok(())));
+    assert!(w.images[0][..4096] == pattern(1, 4096), "it went past the cache");
+    w.engine.arena_mut().free(buf.expect("it has a buffer"));
+}
+
+#[test]
 fn g6_a_fenced_volume_answers_everything_with_an_error_and_the_others_go_on() {
     let mut a = spec("a", 16 * MIB, Mode::WriteBack);
     a.dirty_bytes_max = 64 << 10;
