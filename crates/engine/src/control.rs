@@ -199,7 +199,7 @@ impl Engine {
             return;
         }
         let (volume, space) = self.volume_and_space(id);
-        volume.mode = mode;
+        let before = std::mem::replace(&mut volume.mode, mode);
         volume.spec.mode = mode;
         volume.recheck = true;
         let grouped = volume.spec.drain == DrainOrder::Grouped;
@@ -207,9 +207,12 @@ impl Engine {
             volume.begin_groups(space, now, false);
         }
         if mode != Mode::WriteBack {
+            volume.drain_all_until = volume.sequence_built;
+        }
+        if mode != Mode::WriteBack && before == Mode::WriteBack {
+            // Only what is acknowledged is a backlog: in the other modes nobody was promised what is not in the image.
             volume.backlog_sequence = volume.sequence_built;
             volume.credit_bytes = 0;
-            volume.drain_all_until = volume.sequence_built;
         }
         if mode == Mode::Off {
             volume.task = Task::Purge { control, attaching: false };

@@ -168,6 +168,30 @@ fn g8_with_the_backend_stopped_writes_are_absorbed_up_to_the_quota_then_wait_the
 }
 
 #[test]
+fn g5_write_through_that_is_asked_for_again_acknowledges_nothing_ahead_of_the_image() {
+    const APART: u64 = 4 * MIB;
+    let mut w = World::new(64 * MIB, &[spec("a", 32 * MIB, Mode::WriteThrough)]);
+    w.flush(0);
+    w.backend_stopped = true;
+    let write = Op::Write { fua: false };
+    for i in 0..4 {
+        w.request(0, write, i * APART, 64 << 10, Some(&pattern(i, 64 << 10)));
+    }
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("it is recorded");
+    let (last, _) = w.request(0, write, 4 * APART, 4096, Some(&pattern(4, 4096)));
+    // Of the five, the image gets the first three.
+    w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset >= 3 * APART);
+    w.backend_stopped = false;
+    w.pass(100_000_000);
+    assert!(w.images[0][..64 << 10] == pattern(0, 64 << 10), "the image goes on");
+    assert_eq!(w.replies.get(&last), None, "it is not in the image");
+    w.holds = |_| false;
+    w.pass(100_000_000);
+    assert_eq!(w.replies.remove(&last), Some(Ok(())));
+    assert!(w.images[0][4 * APART as usize..][..4096] == pattern(4, 4096));
+}
+
+#[test]
 fn modes_write_through_around_and_off_keep_the_image_up_to_date() {
     for mode in [Mode::WriteThrough, Mode::WriteAround, Mode::Off] {
         let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, mode)]);
