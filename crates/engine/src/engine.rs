@@ -24,6 +24,8 @@ pub(crate) const BUFFERS_FOR_MOVES: usize = 1;
 const BUFFERS_FOR_FILLS: usize = 8;
 /// Buffers for summaries that are being written.
 const SUMMARY_BUFFERS: usize = 2;
+/// What comes of an operation that is not sent to the device any more.
+const EIO: i32 = 5;
 /// Largest summary in bytes.
 const SUMMARY_BYTES: usize = SUMMARY_BLOCKS_MAX as usize * BLOCK_BYTES;
 /// Buffers for edge blocks of unaligned changes that only volumes may take that hold none: a stopped
@@ -299,15 +301,25 @@ impl Engine {
     /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle all
     /// events at hand first: what arrives together is committed together.
     pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
-        while self.effects.is_empty() && self.stirred {
-            self.stirred = false;
-            self.pump(now);
+        loop {
+            while self.effects.is_empty() && self.stirred {
+                self.stirred = false;
+                self.pump(now);
+            }
+            let effect = self.effects.pop_front();
+            match effect {
+                // It was decided before the news that the device has failed.
+                Some(Effect::DeviceWrite { token, .. } | Effect::DeviceSync { token }) if self.dead => {
+                    self.handle(now, Event::Done { token, result: Err(IoError::Errno(EIO)) });
+                    continue;
+                }
+                Some(Effect::ControlDone { control, .. }) => {
+                    self.leaving.retain(|&(removal, _)| removal != control);
+                }
+                _ => {}
+            }
+            return effect;
         }
-        let effect = self.effects.pop_front();
-        if let Some(Effect::ControlDone { control, .. }) = effect {
-            self.leaving.retain(|&(removal, _)| removal != control);
-        }
-        effect
     }
 
     /// When [`Event::Tick`] is due if nothing else happens before.

@@ -88,6 +88,29 @@ fn g8_a_failed_cache_device_leaves_no_request_without_an_answer() {
 }
 
 #[test]
+fn what_was_decided_before_a_cache_device_failed_is_not_sent_to_it_any_more() {
+    const PIECE: u64 = 128 << 10;
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    let write = Op::Write { fua: false };
+    let sent: Vec<_> =
+        (0..16).map(|i| w.submit(0, write, i * PIECE, PIECE, Some(&pattern(i, PIECE as usize)))).collect();
+    let Some(Effect::DeviceWrite { token, .. }) = w.engine.next_effect(w.now) else {
+        panic!("writes go to the log first");
+    };
+    w.device_result = Err(IoError::Errno(5));
+    w.engine.handle(w.now, Event::Done { token, result: w.device_result });
+    let writes = w.device_writes;
+    w.pass(3_000_000_000);
+    assert_eq!(w.device_writes, writes);
+    for (i, (id, buf)) in (0..).zip(sent) {
+        assert_eq!(w.replies.remove(&id), Some(Ok(())));
+        assert!(w.images[0][(i * PIECE) as usize..][..PIECE as usize] == pattern(i, PIECE as usize));
+        w.engine.arena_mut().free(buf.expect("it has a buffer"));
+    }
+}
+
+#[test]
 fn g8_a_drain_that_waits_for_what_a_failing_cache_device_was_writing_is_answered() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.flush(0);
