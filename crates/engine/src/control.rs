@@ -75,6 +75,22 @@ pub struct Attach {
     pub keep_clean: bool,
 }
 
+impl Attach {
+    /// The volume as it was, in the generation that follows.
+    pub fn again(spec: &VolumeSpec, keep_clean: bool) -> Attach {
+        Attach {
+            generation: spec.generation.saturating_add(1),
+            size_bytes: spec.size_bytes,
+            mode: spec.mode,
+            drain: spec.drain,
+            dirty_bytes_max: spec.dirty_bytes_max,
+            read_only: spec.read_only,
+            attachment: spec.attachment.clone(),
+            keep_clean,
+        }
+    }
+}
+
 /// Progress of comparing an image with the cache.
 #[derive(Debug, Default)]
 pub(crate) struct Verify {

@@ -24,8 +24,6 @@ pub(crate) const BUFFERS_FOR_MOVES: usize = 1;
 const BUFFERS_FOR_FILLS: usize = 8;
 /// Buffers for summaries that are being written.
 const SUMMARY_BUFFERS: usize = 2;
-/// What comes of an operation that is not sent to the device any more.
-const EIO: i32 = 5;
 /// Largest summary in bytes.
 const SUMMARY_BYTES: usize = SUMMARY_BLOCKS_MAX as usize * BLOCK_BYTES;
 /// Buffers for edge blocks of unaligned changes that only volumes may take that hold none: a stopped
@@ -35,6 +33,9 @@ pub(crate) const EDGE_BUFFERS_RESERVED: usize = 2 * VOLUMES_MAX;
 const EDGE_BUFFERS: usize = EDGE_BUFFERS_RESERVED + 128;
 /// Buffers for checkpoint pages.
 const CHECKPOINT_BUFFERS: usize = 2;
+
+/// What comes of an operation that is not sent to the device any more.
+const EIO: i32 = 5;
 
 /// See [`EngineConfig::stop_flush_ns_max`]: well below the time after which service managers kill.
 const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;
@@ -585,10 +586,5 @@ impl Engine {
         if !self.checkpoint.is_idle() && self.pools.checkpoint.available() > 0 {
             self.advance_checkpoint();
         }
-    }
-
-    /// Everything that the core does by itself has come to rest: nothing of it is in flight.
-    pub fn is_idle(&self) -> bool {
-        self.ios.len() == 0 && self.effects.is_empty()
     }
 }

@@ -223,7 +223,7 @@ impl Engine {
             return self.give_back_frame(index);
         }
         let frame = self.frames.remove(index);
-        let bytes = frame.blocks.len() * BLOCK_BYTES;
+        let bytes = frame_bytes(frame.blocks.len());
         self.pools.drain.give(frame.buf);
         let volume = self.volume_mut(id);
         volume.drain_in_flight -= 1;

@@ -65,11 +65,6 @@ impl Ghost {
         self.buckets.fill(0);
     }
 
-    /// Most blocks that are remembered.
-    pub fn capacity(&self) -> usize {
-        self.buckets.len() * PLACES as usize
-    }
-
     /// Bytes of memory.
     pub fn memory_bytes(&self) -> usize {
         self.buckets.len() * size_of::<u128>()

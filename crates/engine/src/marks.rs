@@ -37,11 +37,6 @@ impl Marks {
         }
     }
 
-    /// Blocks of the device.
-    pub fn blocks(&self) -> u32 {
-        self.crcs.len() as u32
-    }
-
     /// The CRC-32C that the block's content must have.
     pub fn crc(&self, position: Position) -> u32 {
         self.crcs[position as usize]
@@ -55,11 +50,6 @@ impl Marks {
     /// The expected CRC-32Cs of a stretch of blocks.
     pub fn crcs(&self, range: Range<Position>) -> &[u32] {
         &self.crcs[range.start as usize..range.end as usize]
-    }
-
-    /// The expected CRC-32Cs of a stretch of blocks, to set.
-    pub fn crcs_mut(&mut self, range: Range<Position>) -> &mut [u32] {
-        &mut self.crcs[range.start as usize..range.end as usize]
     }
 
     /// Which blocks the index points to.

@@ -142,7 +142,8 @@ pub fn decode(bytes: &[u8], name: FrameName) -> Option<Vec<Change<'_>>> {
             EntryKind::Invalidate | EntryKind::Void => return None,
         });
     }
-    Some(changes)
+    let blocks = changes.iter().filter(|change| matches!(change, Change::Data(..))).count();
+    (blocks == usize::from(header.blocks.get())).then_some(changes)
 }
 
 /// The version of a frame that a newer program has written: [`decode`] does not know it, but it is not damaged.
@@ -196,6 +197,17 @@ mod tests {
     fn a_header_counts_its_entries_and_the_blocks_behind_it() {
         let header: FrameHeader = format::open(&frame()[..BLOCK_BYTES]).expect("sealed");
         assert_eq!((header.entries.get(), header.blocks.get()), (4, 2));
+    }
+
+    #[test]
+    fn a_header_that_counts_other_blocks_than_it_names_is_none() {
+        for wrong in [1, 3] {
+            let mut bytes = frame();
+            let at = std::mem::offset_of!(FrameHeader, blocks);
+            bytes[at..at + 2].copy_from_slice(&u16::to_le_bytes(wrong));
+            format::seal::<FrameHeader>(&mut bytes[..BLOCK_BYTES]);
+            assert_eq!(decode(&bytes, NAME), None, "{wrong} blocks");
+        }
     }
 
     #[test]

@@ -37,10 +37,6 @@ impl<T> Slab<T> {
         item
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.items.len() - self.free.len()
-    }
-
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         self.items.iter_mut().enumerate().filter_map(|(i, item)| Some((i as u32, item.as_mut()?)))
     }

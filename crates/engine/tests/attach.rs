@@ -6,19 +6,6 @@ use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{AddError, Attach};
 
-fn as_it_is(spec: &VolumeSpec) -> Attach {
-    Attach {
-        generation: spec.generation + 1,
-        size_bytes: spec.size_bytes,
-        mode: spec.mode,
-        drain: spec.drain,
-        dirty_bytes_max: spec.dirty_bytes_max,
-        read_only: spec.read_only,
-        attachment: spec.attachment.clone(),
-        keep_clean: true,
-    }
-}
-
 fn attach(w: &mut World, attach: &Attach) {
     w.control(|e, now, c| e.attach(now, VolumeId(0), attach.clone(), c).expect("attach")).expect("attached");
 }
@@ -46,13 +33,13 @@ fn an_attachment_replaces_all_that_it_names_and_keeps_the_rest_also_over_a_resta
         ..old
     };
     w.images[0].resize(17 << 20, 0);
-    attach(&mut w, &Attach { generation: 7, ..as_it_is(&new) });
+    attach(&mut w, &Attach { generation: 7, ..Attach::again(&new, true) });
     let status = w.status(0);
     assert_eq!((&status.spec, status.mode, status.state), (&new, Mode::WriteThrough, VolumeState::Serving));
     assert_eq!(status.dirty_bytes_max, 0, "who only reads dirties nothing");
     w.reopen();
     assert_eq!(w.engine.volumes(), [(VolumeId(0), new.clone())]);
-    attach(&mut w, &Attach { read_only: false, ..as_it_is(&new) });
+    attach(&mut w, &Attach { read_only: false, ..Attach::again(&new, true) });
     assert_eq!(w.status(0).dirty_bytes_max, 3 * MIB);
 }
 
@@ -63,7 +50,7 @@ fn an_image_that_has_shrunk_is_attached_unless_something_newer_lay_behind_its_ne
     w.backend_stopped = true;
     w.write(0, 8 * MIB, &pattern(1, 4096));
     w.reopen();
-    let smaller = |size_bytes| Attach { size_bytes, ..as_it_is(&old) };
+    let smaller = |size_bytes| Attach { size_bytes, ..Attach::again(&old, true) };
     for size in [4 * MIB, 8 * MIB] {
         let refused = w.engine.attach(w.now, VolumeId(0), smaller(size), 1);
         assert_eq!(refused, Err(AddError::Shrunk(size)));
@@ -88,11 +75,11 @@ fn clean_blocks_behind_the_new_end_of_an_image_are_not_there_when_it_grows_again
     w.drain(0);
     stop(&mut w);
     w.images[0].truncate(4 << 20);
-    attach(&mut w, &Attach { size_bytes: 4 * MIB, ..as_it_is(&old) });
+    attach(&mut w, &Attach { size_bytes: 4 * MIB, ..Attach::again(&old, true) });
     assert_eq!(w.status(0).cached_bytes, 4096);
     w.reopen();
     w.images[0].resize(16 << 20, 0);
-    attach(&mut w, &Attach { generation: 3, ..as_it_is(&old) });
+    attach(&mut w, &Attach { generation: 3, ..Attach::again(&old, true) });
     assert!(w.read(0, 4 * MIB - 4096, 4096) == pattern(4 * MIB - 4096, 4096));
     assert!(w.read(0, 4 * MIB, 4096) == vec![0; 4096]);
     assert!(w.read(0, 12 * MIB, 4096) == vec![0; 4096]);
@@ -103,11 +90,11 @@ fn only_a_recovered_volume_can_be_attached_and_only_once() {
     let old = spec("a", 16 * MIB, Mode::WriteBack);
     let mut w = World::new(64 << 20, std::slice::from_ref(&old));
     let refused = Err(AddError::NotDetached);
-    assert_eq!(w.engine.attach(w.now, VolumeId(0), as_it_is(&old), 1), refused);
-    assert_eq!(w.engine.attach(w.now, VolumeId(1), as_it_is(&old), 1), refused);
+    assert_eq!(w.engine.attach(w.now, VolumeId(0), Attach::again(&old, true), 1), refused);
+    assert_eq!(w.engine.attach(w.now, VolumeId(1), Attach::again(&old, true), 1), refused);
     w.reopen();
-    attach(&mut w, &as_it_is(&old));
-    assert_eq!(w.engine.attach(w.now, VolumeId(0), as_it_is(&old), 1), refused);
+    attach(&mut w, &Attach::again(&old, true));
+    assert_eq!(w.engine.attach(w.now, VolumeId(0), Attach::again(&old, true), 1), refused);
 }
 
 #[test]

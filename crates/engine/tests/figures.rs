@@ -148,7 +148,7 @@ fn what_a_group_has_committed_is_dirty_and_not_exposed() {
     let status = w.status(0);
     assert_eq!((status.dirty_bytes, status.exposed_bytes, status.exposed_age_ns), (3 * BLOCK, 0, 0));
     assert_eq!(status.dirty_age_ns, 10 * SECOND + SECOND / 100);
-    assert_eq!((status.count.groups, status.count.redo_bytes), (1, 3 * BLOCK));
+    assert_eq!((status.count.groups, status.count.redo_bytes), (1, 4 * BLOCK));
     w.write(0, 0, &pattern(2, 4096));
     let status = w.status(0);
     assert_eq!((status.dirty_bytes, status.exposed_bytes), (3 * BLOCK, BLOCK));

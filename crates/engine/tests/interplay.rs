@@ -649,16 +649,7 @@ fn recovered(attach_mode: Mode) -> (World, Attach) {
     }
     w.flush(0);
     w.reopen();
-    let attach = Attach {
-        generation: 2,
-        size_bytes: 16 * MIB,
-        mode: attach_mode,
-        drain: DrainOrder::Unordered,
-        dirty_bytes_max: 0,
-        read_only: false,
-        attachment: vec![4],
-        keep_clean: true,
-    };
+    let attach = Attach { mode: attach_mode, ..Attach::again(&w.engine.volumes()[0].1, true) };
     (w, attach)
 }
 

@@ -2,7 +2,7 @@
 
 mod completions;
 mod images;
-mod records;
+mod watch;
 
 use crate::backend::Trouble;
 use crate::coverage::Coverage;

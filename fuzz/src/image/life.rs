@@ -53,16 +53,7 @@ pub(super) fn live(engine: Engine, device: &mut Patched<'_>) {
 
 impl Life<'_, '_> {
     fn attach(&mut self, id: VolumeId, spec: &VolumeSpec) {
-        let attach = Attach {
-            generation: spec.generation.saturating_add(1),
-            size_bytes: spec.size_bytes,
-            mode: spec.mode,
-            drain: spec.drain,
-            dirty_bytes_max: spec.dirty_bytes_max,
-            read_only: spec.read_only,
-            attachment: spec.attachment.clone(),
-            keep_clean: true,
-        };
+        let attach = Attach::again(spec, true);
         let mut attached: Result<(), AddError> = Ok(());
         let done = self.control(|engine, now, control| {
             attached = engine.attach(now, id, attach, control);

@@ -458,16 +458,7 @@ impl World {
     /// All volumes get their backends.
     pub fn attach(&mut self, keep_clean: bool) {
         for (id, spec) in self.engine.volumes() {
-            let attach = Attach {
-                generation: spec.generation + 1,
-                size_bytes: spec.size_bytes,
-                mode: spec.mode,
-                drain: spec.drain,
-                dirty_bytes_max: spec.dirty_bytes_max,
-                read_only: spec.read_only,
-                attachment: spec.attachment,
-                keep_clean,
-            };
+            let attach = Attach::again(&spec, keep_clean);
             self.control(|e, now, c| e.attach(now, id, attach, c).expect("attach")).expect("attached");
         }
     }

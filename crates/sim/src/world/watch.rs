@@ -1,4 +1,4 @@
-//! What the core writes to its device, looked at: which records there are, and what they prove.
+//! The core, watched from outside: which records it writes and what they prove, when it reclaims, what fails.
 
 use super::{Moment, World};
 use crate::evidence::Evidence;
