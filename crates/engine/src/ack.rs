@@ -162,7 +162,18 @@ impl Engine {
                 return;
             }
         }
-        self.complete(id, Ok(()));
+        self.answer(id);
+    }
+
+    /// Answers a change that is as safe as the mode wants it. FUA covers what was completed before it, and that may have
+    /// gone past the cache.
+    fn answer(&mut self, id: OpId) {
+        let request = &self.ops[id].request;
+        if request.op.is_fua() && self.volume(request.volume).backend_is_dirty() {
+            self.flush_backend_for(id);
+        } else {
+            self.complete(id, Ok(()));
+        }
     }
 
     /// How long the acknowledgement of `len` bytes is to be spread: nothing below half of the quota,
@@ -207,7 +218,7 @@ impl Engine {
                 let op = volume.held.pop_front().expect("the one that is due");
                 volume.released_at = due;
                 volume.count.held_ns += now.saturating_sub(self.ops[op].held_since);
-                self.complete(op, Ok(()));
+                self.answer(op);
             }
             if self.dead && self.volumes[i].as_ref().is_some_and(|v| !v.disowned && !v.through.is_empty()) {
                 self.disown(now, id);
@@ -238,7 +249,7 @@ impl Engine {
             if self.ops[front].request.op == Op::Flush {
                 self.flush_stable(front);
             } else {
-                self.complete(front, Ok(()));
+                self.answer(front);
             }
         }
     }

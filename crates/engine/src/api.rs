@@ -60,6 +60,16 @@ pub enum Op {
     Prefetch,
 }
 
+impl Op {
+    /// A change that is stable, with everything completed before it, when the reply comes.
+    pub fn is_fua(self) -> bool {
+        matches!(
+            self,
+            Op::Write { fua: true } | Op::Discard { fua: true } | Op::WriteZeroes { fua: true, .. }
+        )
+    }
+}
+
 /// One request of a client. Offsets and lengths are multiples of [`SECTOR_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {

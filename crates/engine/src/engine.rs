@@ -463,10 +463,7 @@ impl Engine {
         let block = BLOCK_BYTES as u64;
         let first_block = request.offset / block;
         let blocks = (request.offset + request.len).div_ceil(block) - first_block;
-        let fua = matches!(
-            request.op,
-            Op::Write { fua: true } | Op::Discard { fua: true } | Op::WriteZeroes { fua: true, .. }
-        );
+        let fua = request.op.is_fua();
         let volume = self.volume_mut(request.volume);
         volume.requests += 1;
         volume.flushes |= fua;

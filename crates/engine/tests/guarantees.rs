@@ -334,3 +334,21 @@ fn g3_a_client_is_told_when_writes_past_the_cache_are_lost_behind_its_back() {
     assert_eq!(w.op(0, Op::Flush, 0, 0), Err(RequestError::Io));
     w.flush(0);
 }
+
+#[test]
+fn g3_a_fua_write_covers_what_went_past_the_cache_before_it() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 4096));
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");
+    assert!(w.status(0).backend_unflushed);
+    w.holds = |op| *op == BackendOp::Flush;
+    let (write, _) = w.submit(0, Op::Write { fua: true }, MIB, 4096, Some(&pattern(2, 4096)));
+    w.run();
+    assert!(!w.replies.contains_key(&write), "the first write is not on stable media");
+    w.write(0, 2 * MIB, &pattern(3, 4096));
+    w.holds = |_| false;
+    w.run();
+    assert_eq!(w.replies.remove(&write), Some(Ok(())));
+    assert!(!w.status(0).backend_unflushed);
+}
