@@ -5,7 +5,7 @@
 //! blocks: unaligned changes first read the old content of their edge blocks, and direct changes
 //! (write-around, off) go to the backend instead, after cached copies were made void.
 
-use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Nanos, Op, RequestError, VolumeId};
 use crate::control::LAST_CHECKPOINT;
 use crate::engine::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED, Engine, Io};
 use crate::format::{EntryKind, RecordKind, Stream};
@@ -84,7 +84,7 @@ impl Engine {
             volume.blocked.push_back(id);
             return;
         }
-        let direct = dead || matches!(volume.mode, Mode::WriteAround | Mode::Off);
+        let direct = dead || volume.goes_direct();
         let edges = edges_of(&op);
         let until_flush = !volume.flushes && !mutated!(UnsafeUntilFlush);
         let aligned = edges.iter().all(Option::is_none);
@@ -237,7 +237,7 @@ impl Engine {
         let op = self.ops[id];
         let vid = op.request.volume;
         let (first, end) = (op.first_block, op.first_block + op.blocks);
-        if !self.dead && !matches!(self.volume(vid).mode, Mode::WriteAround | Mode::Off) {
+        if !self.dead && !self.volume(vid).goes_direct() {
             // The mode has changed while it waited: in front of a log that goes on it might wait for ever.
             self.ops[id].direct = false;
             self.enter_log(id);

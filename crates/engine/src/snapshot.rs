@@ -81,9 +81,10 @@ impl Volume {
         }
     }
 
-    /// Nothing is on its way to the image.
+    /// Nothing is on its way to the image: of what clients send past the cache, nothing from before the mode was changed.
     fn image_is_quiet(&self) -> bool {
         self.drains.is_empty()
+            && (self.goes_direct() || self.direct_in_flight == 0)
             && self.unflushed.is_empty()
             && self.flushing.is_empty()
             && !self.flush_in_flight

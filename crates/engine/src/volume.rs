@@ -399,6 +399,11 @@ impl Volume {
         self.dirty_blocks + self.frozen_blocks
     }
 
+    /// Changes go past the cache.
+    pub(crate) fn goes_direct(&self) -> bool {
+        matches!(self.mode, Mode::WriteAround | Mode::Off)
+    }
+
     /// Direct writes are not known to be on the backend's stable media.
     pub(crate) fn backend_is_dirty(&self) -> bool {
         self.backend_flushed < self.backend_written

@@ -165,3 +165,26 @@ fn a_snapshot_of_an_unordered_drain_is_refused_and_of_write_through_has_everythi
         assert_eq!(image[..64 * KIB], pattern(mode as u64 + 5, 64 * KIB), "{mode:?}");
     }
 }
+
+#[test]
+fn g5_a_snapshot_waits_for_what_was_on_its_way_past_the_cache_before_the_mode_changed() {
+    let a = VolumeSpec { mode: Mode::WriteAround, ..grouped("a", 4 * MIB) };
+    let mut w = World::new(64 << 20, &[a]);
+    w.flush(0);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    let (write, _) = w.submit(0, Op::Write { fua: false }, 0, 8192, Some(&pattern(1, 8192)));
+    w.run();
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");
+    let control = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    w.run();
+    assert!(
+        !w.snapshots.contains_key(&control),
+        "the write may reach the image in the middle of the snapshot"
+    );
+    w.holds = |_| false;
+    w.pass(3_000_000_000);
+    assert_eq!(w.replies.remove(&write), Some(Ok(())));
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    assert_eq!(w.snapshots[&control][..8192], pattern(1, 8192));
+}
