@@ -16,6 +16,8 @@ import threading
 import time
 
 AT_ONCE = 2
+# Most that is said again of a program that failed.
+FAILURE_CHARACTERS = 6000
 # Longest first, so that none is left over at the end.
 LONG = ["rbd", "guard", "lab_runs", "guest", "device", "lab", "readme", "faulty_disk", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "network",
         "lost_cache", "daemon_killed"]
@@ -60,6 +62,12 @@ def run(command, directory):
     return header + text, passed, failed
 
 
+def what_failed(text):
+    """What the tests of a program said that failed, for the end of the output, where whoever looks finds it."""
+    start = text.rfind("\nfailures:\n\n----")
+    return text[start:][-FAILURE_CHARACTERS:] if start >= 0 else text[-FAILURE_CHARACTERS:]
+
+
 def main():
     arguments = sys.argv[1:] or ["--workspace"]
     found = programs(arguments)
@@ -87,15 +95,15 @@ def main():
                 totals[1] += failed
                 if failed:
                     names = re.findall(r"^test (.*) \.\.\. FAILED$", text, re.M)
-                    failures.extend(names or [" ".join(command)])
+                    failures.append((names or [" ".join(command)], what_failed(text)))
 
     workers = [threading.Thread(target=work, args=(queue,)) for queue in [waiting] * AT_ONCE + [patient]]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    if failures:
-        print("\nfailed:\n" + "\n".join(f"    {name}" for name in sorted(failures)))
+    for names, said in failures:
+        print(f"\nfailed: {', '.join(names)}\n{said}")
     print(f"{totals[0]} passed, {totals[1]} failed")
     return 1 if totals[1] else 0
 

@@ -165,6 +165,7 @@ impl Checker {
             self.blocks[last as usize] = Some(versions);
         }
         self.blocks.resize(self.sectors.div_ceil(SECTORS as u64) as usize, None);
+        self.verify.split_off(&(self.blocks.len() as u64));
         self.base_sectors = self.base_sectors.min(end);
     }
 
@@ -609,6 +610,16 @@ mod tests {
         assert!(after_power_loss([0, 0], Some(12)).is_err(), "the first was flushed");
         assert!(after_power_loss([100, 0], Some(12)).is_ok());
         assert!(after_power_loss([100, 0], Some(15)).is_err(), "both were flushed");
+    }
+
+    #[test]
+    fn what_is_beyond_a_new_end_is_not_looked_at_after_a_power_loss() {
+        let mut c = Checker::new(7, 2 * BLOCK_BYTES as u64, 0);
+        written(&mut c, 10, 11, 0, 100);
+        written(&mut c, 12, 13, SECTORS as u64, 200);
+        c.power_lost(20);
+        c.resize(BLOCK_BYTES as u64);
+        assert_eq!((c.to_verify(0), c.to_verify(1)), (Some(0), None));
     }
 
     #[test]

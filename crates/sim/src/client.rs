@@ -122,11 +122,7 @@ impl World {
         let start = self.tick;
         let (first, sectors) = (offset / SECTOR_BYTES as u64, len / SECTOR_BYTES as u64);
         let vol = &mut self.vols[v];
-        let fua = match op {
-            Op::Write { fua } | Op::Discard { fua } | Op::WriteZeroes { fua, .. } => fua,
-            _ => op == Op::Flush,
-        };
-        vol.flushed |= fua;
+        vol.flushed |= op.is_fua() || op == Op::Flush;
         match op {
             Op::Read => vol.checker.start_read(start),
             Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => {

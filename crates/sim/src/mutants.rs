@@ -10,13 +10,15 @@ use tidepool_engine::mutation::{Mutation, set};
 pub const SEEDS_MAX: u64 = 400;
 /// Most simulated seconds of one life.
 pub const SECONDS: u64 = 30;
+/// What is kept of a message: some tell all that the core knows.
+const WHAT_CHARACTERS: usize = 120;
 
 /// How a bug was noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caught {
     /// Seeds that it took.
     pub seeds: u64,
-    /// What the checker, or the core itself, said.
+    /// The beginning of what the checker, or the core itself, said.
     pub what: String,
 }
 
@@ -29,7 +31,7 @@ pub fn hunt(mutation: Mutation, known: Option<u64>) -> Option<Caught> {
     let (seeds, text) = found?;
     // The line behind the events that led to it.
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("seed {seeds}: ")));
-    Some(Caught { seeds, what: line.unwrap_or("?").to_owned() })
+    Some(Caught { seeds, what: line.unwrap_or("?").chars().take(WHAT_CHARACTERS).collect() })
 }
 
 /// Hunts bugs, each with a known seed or without, `jobs` at once, and tells of each when it is over. In the order of `hunted`.
@@ -67,10 +69,10 @@ pub fn table(found: &[(Mutation, Option<Caught>)]) -> String {
     text
 }
 
-/// The beginning of a message, without its numbers.
+/// A message without its numbers.
 fn plain(what: &str) -> String {
     let mut text = String::new();
-    for c in what.chars().take(120) {
+    for c in what.chars() {
         match c {
             '0'..='9' if text.ends_with('N') => {}
             '0'..='9' => text.push('N'),
