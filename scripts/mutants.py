@@ -4,7 +4,8 @@
 All of them are put into one build (the crate in mutants/), in which the environment's MUTANT says which one is in force. First every
 test of the core and a number of the simulator's seeds are run with MUTANT=record, which tells what a mutant would change anything in.
 Then each mutant is run against these only, until something fails. What comes of it is a line of JSON in WORK/results.jsonl (WORK is
-target/mutants); a run that was interrupted goes on from there. --again tries the survivors with the tests that are new since.
+target/mutants); a run that was interrupted goes on from there. --again tries the open survivors with the tests that are new since.
+Where WORK is gone, --known goes by mutants/survivors.tsv: what is not in it, wherever its line is by now, was noticed.
 """
 
 import argparse
@@ -292,40 +293,62 @@ def summary(names, left, results):
     return [("listed", len(names)), *((words.get(state, state), count) for state, count in sorted(states.items()))]
 
 
+def rows_of(name):
+    """The rows of a table in mutants/."""
+    path = ROOT / "mutants" / name
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(line.split("\t")) for line in lines if not line.startswith("#")]
+
+
+def place(mutant):
+    """What tells a mutant from others, whatever is above it in its file: file, function, line and change."""
+    file = mutant["file"].removeprefix(f"{ENGINE}/src/")
+    function = ((mutant["function"] or {}).get("function_name") or "constants").replace("Engine::", "")
+    line = (ROOT / mutant["file"]).read_text().splitlines()[mutant["span"]["start"]["line"] - 1]
+    return file, function, line.strip(), mutant["name"].split(": ", 1)[1]
+
+
 def survivors(listed, results):
-    """The table of the survivors, by file and function, with the reason why they may."""
-    reasons, rows = [], collections.OrderedDict()
-    for line in (ROOT / "mutants/justified.tsv").read_text().splitlines():
-        if not line.startswith("#"):
-            reasons.append(line.split("\t"))
+    """The survivors, with their numbers, by file, function and reason why they may."""
+    reasons, rows = rows_of("justified.tsv"), collections.OrderedDict()
     for number, mutant in enumerate(listed, 1):
         if results.get(number, {}).get("state") not in ("survived", "not reached"):
             continue
-        file = mutant["file"].removeprefix(f"{ENGINE}/src/")
-        function = ((mutant["function"] or {}).get("function_name") or "constants").replace("Engine::", "")
-        line = (ROOT / mutant["file"]).read_text().splitlines()[mutant["span"]["start"]["line"] - 1]
+        file, function, line, _ = place(mutant)
         fitting = (why for f, of, text, why in reasons if (f, of) == (file, function) and (text == "*" or text in line))
         reason = next(fitting, "open")
         if reason == "open" and " | with ^ " in mutant["name"] and results[number]["state"] == "not reached":
             reason = "equal: the bits are never set in both"
         if reason == "open" and " % with + " in mutant["name"] and ("<<" in line or ">>" in line):
             reason = "equal: a shift takes its count modulo the word"
-        rows.setdefault((file, function, reason), []).append(mutant["span"]["start"]["line"])
+        rows.setdefault((file, function, reason), []).append((number, mutant))
+    return rows
+
+
+def open_ones(rows):
+    return {number for (_, _, reason), found in rows.items() if reason == "open" for number, _ in found}
+
+
+def table(rows):
     yield "| file | function | survivors | lines | why |"
     yield "|---|---|---|---|---|"
-    for (file, function, reason), lines in rows.items():
-        places = ", ".join(str(line) for line in sorted(set(lines)))
-        yield f"| `{file}` | `{function}` | {len(lines)} | {places} | {reason} |"
+    for (file, function, reason), found in rows.items():
+        lines = ", ".join(map(str, sorted({mutant["span"]["start"]["line"] for _, mutant in found})))
+        yield f"| `{file}` | `{function}` | {len(found)} | {lines} | {reason} |"
 
 
 def renew(names, listed, left, results):
-    """The figures and the table in docs/mutants.md."""
+    """The figures and the table in docs/mutants.md, and all survivors in mutants/survivors.tsv."""
+    rows = survivors(listed, results)
+    head = "# Survivors, open or not: file, function, line and change. Tabs between them. Written by scripts/mutants.py --renew.\n"
+    places = ["\t".join(place(mutant)) for found in rows.values() for _, mutant in found]
+    (ROOT / "mutants/survivors.tsv").write_text(head + "".join(f"{place}\n" for place in places))
     document = ROOT / "docs/mutants.md"
     text = document.read_text()
     text = text[: text.index("## Figures")]
     figures = "\n".join(f"| {what} | {count} |" for what, count in summary(names, left, results))
-    table = "\n".join(survivors(listed, results))
-    document.write_text(f"{text}## Figures\n\n| | mutants |\n|---|---|\n{figures}\n\n## Survivors\n\n{table}\n")
+    lines = "\n".join(table(rows))
+    document.write_text(f"{text}## Figures\n\n| | mutants |\n|---|---|\n{figures}\n\n## Survivors\n\n{lines}\n")
 
 
 def main():
@@ -335,6 +358,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=25, help="of those that a mutant changes something in, so many are tried")
     parser.add_argument("--budget", type=float, default=60, help="seconds of a processor's time without the mutant that are spent on it")
     parser.add_argument("--again", action="store_true", help="survivors, with the tests that they were not tried with")
+    parser.add_argument("--known", action="store_true", help="mutants without a result count by mutants/survivors.tsv")
     parser.add_argument("--only", default="", help="mutants with this text in their names")
     parser.add_argument("--constants", action="store_true", help="those that the compiler evaluates, each in a build of its own")
     parser.add_argument("--pause", help="nothing new begins while there is a file of this name")
@@ -354,7 +378,17 @@ def main():
     listed = json.loads((work / "list.json").read_text())
     names = [mutant["name"] for mutant in listed]
     left = {line["mutant"]: line for line in map(json.loads, (work / "left.jsonl").read_text().splitlines())}
-    results = latest(path)
+
+    def outcome():
+        found = latest(path)
+        if options.known:
+            survived = set(rows_of("survivors.tsv"))
+            for mutant in set(range(1, len(listed) + 1)) - set(left) - set(found):
+                state = "survived" if place(listed[mutant - 1]) in survived else "noticed before"
+                found[mutant] = {"mutant": mutant, "state": state}
+        return found
+
+    results = outcome()
 
     if options.constants:
         with open(path, "a") as file:
@@ -362,24 +396,25 @@ def main():
                 if line["state"] == "constant" and mutant not in results and options.only in line["name"]:
                     file.write(json.dumps(constant(work, mutant, listed[mutant - 1])) + "\n")
                     file.flush()
-        results = latest(path)
+        results = outcome()
     elif not options.summary:
         with open(path, "a") as file, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             run = Run(checks, listed, file, options)
             run.learn(results.values())
+            still_open = open_ones(survivors(listed, results))
             for mutant, name in enumerate(names, 1):
                 if mutant in left or options.only not in name:
                     continue
                 if mutant not in results:
                     pool.submit(run.one, mutant)
-                elif options.again and results[mutant]["state"] in ("survived", "not reached"):
+                elif options.again and mutant in still_open:
                     pool.submit(run.one, mutant, results[mutant].get("tried", ()))
             try:
                 pool.shutdown(wait=True)
             except KeyboardInterrupt:
                 run.ended.set()
                 pool.shutdown(wait=True, cancel_futures=True)
-        results = latest(path)
+        results = outcome()
     for what, count in summary(names, left, results):
         print(f"{what}: {count}")
     if options.renew:
