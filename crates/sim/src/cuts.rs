@@ -5,7 +5,8 @@
 //! there was sent.
 
 use crate::checker::{BASE_VALUE, SECTORS, value_of};
-use std::collections::{BTreeMap, HashMap};
+use crate::store::BlockMap;
+use std::collections::BTreeMap;
 use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
 
 const IN_FLIGHT: u64 = u64::MAX;
@@ -34,7 +35,8 @@ struct Base {
 pub struct Cuts {
     salt: u64,
     base_sectors: u64,
-    base: HashMap<u64, Base>,
+    /// Of blocks that were changed: what their sectors held, as far as it is another content than at first.
+    base: BlockMap<[Option<Base>; SECTORS]>,
     changes: BTreeMap<u64, Change>,
     /// From this sector on, nothing is known.
     known: u64,
@@ -43,7 +45,7 @@ pub struct Cuts {
 impl Cuts {
     /// The image of a volume whose first sectors hold [`BASE_VALUE`].
     pub fn new(salt: u64, base_sectors: u64) -> Cuts {
-        Cuts { salt, base_sectors, base: HashMap::new(), changes: BTreeMap::new(), known: u64::MAX }
+        Cuts { salt, base_sectors, base: BlockMap::default(), changes: BTreeMap::new(), known: u64::MAX }
     }
 
     /// A change is sent.
@@ -77,7 +79,12 @@ impl Cuts {
             return;
         }
         self.known = u64::MAX;
-        self.base.retain(|&sector, _| sector < sectors);
+        self.base.retain(|&block, bases| {
+            let first = block * SECTORS as u64;
+            let kept = (sectors.saturating_sub(first) as usize).min(SECTORS);
+            bases[kept..].fill(None);
+            kept > 0
+        });
         self.base_sectors = self.base_sectors.min(sectors);
         self.changes.retain(|_, c| c.first < sectors);
         self.changes.values_mut().for_each(|c| c.n = c.n.min(sectors - c.first));
@@ -99,15 +106,25 @@ impl Cuts {
                 let sector = block * SECTORS as u64 + s as u64;
                 let value = value_of(part, self.salt, sector).unwrap_or(0);
                 if value != 0 && sector < sectors {
-                    self.base.insert(sector, Base { value, ..Base::default() });
+                    self.base.entry(block).or_default()[s] = Some(Base { value, ..Base::default() });
                 }
             }
         }
     }
 
-    fn base(&self, sector: u64) -> Base {
-        let first = if sector < self.base_sectors { BASE_VALUE } else { 0 };
-        self.base.get(&sector).copied().unwrap_or(Base { value: first, ..Base::default() })
+    /// The changes, each with when it was sent, block by block; with `whole` also blocks that have only something at first.
+    fn by_block(&self, whole: bool) -> Vec<(u64, Option<(u64, Change)>)> {
+        let mut all = Vec::new();
+        for (&start, &change) in &self.changes {
+            let last = (change.first + change.n - 1) / SECTORS as u64;
+            all.extend((change.first / SECTORS as u64..=last).map(|block| (block, Some((start, change)))));
+        }
+        if whole {
+            all.extend(self.base.keys().map(|&block| (block, None)));
+        }
+        // Those of a block stay in the order in which they were sent.
+        all.sort_by_key(|&(block, _)| block);
+        all
     }
 
     /// Compares an image, its redo applied, with what a cut may be; if the image is `stable`, cuts only go forward from then
@@ -124,24 +141,14 @@ impl Cuts {
         floor: u64,
         read: &mut dyn FnMut(u64, &mut [u8]),
     ) -> Result<(), String> {
-        let mut blocks: BTreeMap<u64, Vec<(u64, Change)>> = BTreeMap::new();
-        for (&start, &change) in &self.changes {
-            let last = (change.first + change.n - 1) / SECTORS as u64;
-            for block in change.first / SECTORS as u64..=last {
-                blocks.entry(block).or_default().push((start, change));
-            }
-        }
-        if whole {
-            for sector in self.base.keys() {
-                blocks.entry(sector / SECTORS as u64).or_default();
-            }
-        }
         let (mut lost, mut survived) = ((u64::MAX, 0), (0, 0));
         let mut missing = std::collections::BTreeSet::new();
         let mut found = Vec::new();
         let mut bytes = [0; BLOCK_BYTES];
         let mut here: Vec<(u64, Change)> = Vec::new();
-        for (block, changes) in blocks {
+        for changes in self.by_block(whole).chunk_by(|a, b| a.0 == b.0) {
+            let block = changes[0].0;
+            let bases = self.base.get(&block).copied().unwrap_or_default();
             read(block, &mut bytes);
             for (s, part) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
                 let sector = block * SECTORS as u64 + s as u64;
@@ -150,15 +157,16 @@ impl Cuts {
                 }
                 let covers = |c: &Change| c.first <= sector && sector < c.first + c.n;
                 here.clear();
-                here.extend(changes.iter().filter(|(_, c)| covers(c)));
-                if here.is_empty() && !(whole && self.base.contains_key(&sector)) {
+                here.extend(changes.iter().filter_map(|&(_, change)| change).filter(|(_, c)| covers(c)));
+                if here.is_empty() && !(whole && bases[s].is_some()) {
                     continue;
                 }
                 let Some(value) = value_of(part, self.salt, sector) else {
                     return Err(format!("sector {sector} of a cut holds no content of this place"));
                 };
                 let there = || here.iter().filter(|(_, c)| c.value == value);
-                let base = self.base(sector);
+                let first = if sector < self.base_sectors { BASE_VALUE } else { 0 };
+                let base = bases[s].unwrap_or(Base { value: first, ..Base::default() });
                 let is_base = base.value == value;
                 let candidates = there().count() + usize::from(is_base);
                 if candidates == 0 {
@@ -185,7 +193,7 @@ impl Cuts {
                         lost = lost.min((c.end, sector));
                     }
                 }
-                found.push((sector, now));
+                found.push((block, s, now));
             }
         }
         if lost.0 < floor {
@@ -204,7 +212,9 @@ impl Cuts {
             return Ok(());
         }
         self.changes.retain(|start, c| missing.contains(start) || c.end == IN_FLIGHT);
-        self.base.extend(found);
+        for (block, s, now) in found {
+            self.base.entry(block).or_default()[s] = Some(now);
+        }
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ pub type Content = Option<Rc<[u8; BLOCK_BYTES]>>;
 
 /// Block numbers need no more than this; the order of a map never matters here.
 #[derive(Default, Clone, Copy)]
-struct BlockHasher(u64);
+pub struct BlockHasher(u64);
 
 impl Hasher for BlockHasher {
     fn finish(&self) -> u64 {
@@ -26,7 +26,10 @@ impl Hasher for BlockHasher {
     }
 }
 
-type Blocks = HashMap<u64, Rc<[u8; BLOCK_BYTES]>, BuildHasherDefault<BlockHasher>>;
+/// Something for each of some blocks.
+pub type BlockMap<T> = HashMap<u64, T, BuildHasherDefault<BlockHasher>>;
+
+type Blocks = BlockMap<Rc<[u8; BLOCK_BYTES]>>;
 
 /// How much of a write survives when it is cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
