@@ -388,6 +388,12 @@ impl World {
                     if was == Place::Out {
                         return self.fail(format!("volume {v} is in the cache again after its removal"));
                     }
+                    if self.plan.theme == Theme::Lies && spec.generation < self.vols[v].confirmed_generation {
+                        // The device has lost that the volume was attached. The image cannot tell that from an attachment
+                        // that was cut short: a known limit (docs/guarantees.md).
+                        self.cover.hit("attachment lost by a lie");
+                        return self.give_cache_up();
+                    }
                     if !self.vols[v].attachments.contains(&spec.attachment) && !self.may_lose_data() {
                         return self.fail(format!("volume {v} has an attachment from its past"));
                     }
