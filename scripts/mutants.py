@@ -167,16 +167,15 @@ def record(work, checks, jobs):
 
     def one(index):
         check = checks[index]
-        if known.get(check.name, {}).get("of") == stamps[check.command[0]]:
-            bad = None
-        else:
+        if known.get(check.name, {}).get("of") != stamps[check.command[0]]:
             reached = work / f"reached.{index}"
             bad, seconds = check.run("record", reached)
+            if bad:
+                return f"{check.name} has {bad} without a mutant"
             reaches = list(map(int, reached.read_text().split()))
             reached.unlink()
             known[check.name] = {"of": stamps[check.command[0]], "seconds": seconds, "reaches": reaches}
         check.seconds, check.reaches = known[check.name]["seconds"], frozenset(known[check.name]["reaches"])
-        return f"{check.name} has {bad} without a mutant" if bad else None
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         bad = [what for what in pool.map(one, range(len(checks))) if what]

@@ -398,31 +398,42 @@ fn g1_a_block_that_was_lost_before_the_cache_device_died_closes_its_volume_too()
     assert!(w.disowned.is_empty());
 }
 
-#[test]
-fn g7_a_write_past_the_cache_that_fails_uncovers_nothing_older_under_a_lost_block() {
+/// The write begins so many bytes before the block that is lost.
+fn uncovers_nothing_older(before: u64) {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.images[0].fill(0x44);
     w.backend_stopped = true;
-    (0..2).for_each(|i| w.write(0, i * MIB, &pattern(i, 4096)));
-    (0..2).for_each(|i| drop(w.corrupt(&pattern(i, 4096))));
-    (0..2).for_each(|i| assert_eq!(w.try_read(0, i * MIB, 4096), Err(RequestError::Io)));
+    let lost = [before, MIB];
+    (0..2).for_each(|i| w.write(0, lost[i], &pattern(i as u64, 4096)));
+    (0..2).for_each(|i| drop(w.corrupt(&pattern(i as u64, 4096))));
+    lost.into_iter().for_each(|at| assert_eq!(w.try_read(0, at, 4096), Err(RequestError::Io)));
     w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c)).expect("mode");
     w.backend_result = Err(IoError::Errno(5));
     w.backend_stopped = false;
-    let (write, _) = w.request(0, Op::Write { fua: false }, 0, 4096, Some(&pattern(8, 4096)));
+    let len = before + 4096;
+    let data = |seed| pattern(seed, len as usize);
+    let (write, _) = w.request(0, Op::Write { fua: false }, 0, len, Some(&data(8)));
     w.pass(2_000_000_000);
-    assert_ne!(w.try_read(0, 0, 4096), Ok(vec![0x44; 4096]), "while it is tried");
+    assert_ne!(w.try_read(0, before, 4096), Ok(vec![0x44; 4096]), "while it is tried");
     w.restart(true);
-    assert_ne!(w.try_read(0, 0, 4096), Ok(vec![0x44; 4096]), "after a restart");
+    assert_ne!(w.try_read(0, before, 4096), Ok(vec![0x44; 4096]), "after a restart");
     assert!(!w.replies.contains_key(&write), "a backend that fails makes the write wait");
     w.backend_result = Ok(());
     w.pass(2_000_000_000);
-    w.write(0, 0, &pattern(9, 4096));
-    assert_eq!(w.read(0, 0, 4096), pattern(9, 4096));
-    assert_eq!(w.images[0][..4096], pattern(9, 4096));
+    w.write(0, 0, &data(9));
+    assert_eq!(w.read(0, 0, len), data(9));
+    assert_eq!(w.images[0][..len as usize], data(9));
+    let direct = w.status(0).count.bypass_mode_blocks;
+    w.write(0, 8 * MIB, &pattern(10, 4096));
+    assert_eq!(w.status(0).count.bypass_mode_blocks, direct + 1, "what is not lost goes past the cache");
     assert_eq!(w.try_read(0, MIB, 4096), Err(RequestError::Io), "the other one stays lost");
     w.restart(true);
     assert_eq!(w.try_read(0, MIB, 4096), Err(RequestError::Io), "over restarts, too");
+}
+
+#[test]
+fn g7_a_write_past_the_cache_that_fails_uncovers_nothing_older_under_a_lost_block() {
+    [0, 4096, 1 << 16].into_iter().for_each(uncovers_nothing_older);
 }
 
 #[test]

@@ -156,3 +156,33 @@ fn requests_that_make_no_sense_are_refused_and_the_largest_that_do_are_not() {
     assert_eq!(send(2, discard, 0, RANGE_BYTES_MAX + 512), Some(Err(RequestError::Invalid)));
     assert_eq!(send(2, discard, 0, RANGE_BYTES_MAX), Some(Ok(())));
 }
+
+#[test]
+fn g8_changes_that_a_fence_ends_before_they_got_buffers_give_none_back() {
+    let mut w =
+        World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.flush(1);
+    w.stopped = vec![VolumeId(0), VolumeId(1)];
+    let unaligned = |w: &mut World, volume, n: u64| -> Vec<RequestId> {
+        let data = pattern(volume, 512);
+        let write = |i| w.submit(volume as u16, Op::Write { fua: false }, i * 8192 + 512, 512, Some(&data)).0;
+        (0..n).map(write).collect()
+    };
+    // More than there are buffers for the blocks' old content: most of them wait.
+    let fenced = unaligned(&mut w, 0, 400);
+    w.run();
+    w.backend_result = Err(IoError::Fenced);
+    w.stopped = vec![VolumeId(1)];
+    w.run();
+    assert!(fenced.iter().all(|id| w.replies.remove(id) == Some(Err(RequestError::Io))));
+    let served = unaligned(&mut w, 1, 400);
+    w.run();
+    w.backend_result = Ok(());
+    w.stopped = Vec::new();
+    w.run();
+    assert!(served.iter().all(|id| w.replies.remove(id) == Some(Ok(()))));
+    for i in 0..400 {
+        assert_eq!(w.read(1, i * 8192 + 512, 512), pattern(1, 512));
+    }
+}

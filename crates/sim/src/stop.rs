@@ -10,7 +10,7 @@ use crate::world::{Control, ControlKind, FlightKind, Happening, World};
 use tidepool_engine::api::*;
 use tidepool_engine::format::byte;
 use tidepool_engine::status::VolumeState;
-use tidepool_engine::{Attach, Engine, FormatOptions, OpenError, OwnObjects, format_device};
+use tidepool_engine::{AddError, Attach, Engine, FormatOptions, OpenError, OwnObjects, format_device};
 
 /// How a life of the core ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -522,6 +522,12 @@ impl World {
         let attached = engine.attach(now, id, attach, control);
         if let Err(error) = attached {
             self.controls.remove(&control);
+            if self.plan.theme == Theme::Lies && self.may_lose_data() && matches!(error, AddError::Shrunk(_))
+            {
+                // The device has lost the checkpoint without which the image would not have become smaller.
+                self.cover.hit("cache behind its image");
+                return self.give_cache_up();
+            }
             if !self.disk.dead {
                 self.fail(format!("volume {v} cannot be attached: {error}"));
             }
