@@ -7,7 +7,8 @@ use tidepool_engine::api::IoError;
 impl World {
     /// A snapshot is the volume as it was at one moment after it was asked for, without any redo.
     pub(super) fn check_snapshot(&mut self, volume: usize, floor: u64) {
-        let direct = self.vols[volume].goes_direct();
+        // After the death of the device everything goes past it, also while a snapshot is being taken.
+        let direct = self.vols[volume].goes_direct() || self.disk.dead;
         let writes = |f: &Flight| matches!(f.kind, FlightKind::Write { volume: v, .. } if v == volume);
         if !direct && self.flights.values().any(writes) {
             return self
