@@ -11,6 +11,7 @@ Where WORK is gone, --known goes by mutants/survivors.tsv: what is not in it, wh
 import argparse
 import collections
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
@@ -299,11 +300,16 @@ def rows_of(name):
     return [tuple(line.split("\t")) for line in lines if not line.startswith("#")]
 
 
+@functools.cache
+def source_lines(file):
+    return (ROOT / file).read_text().splitlines()
+
+
 def place(mutant):
     """What tells a mutant from others, whatever is above it in its file: file, function, line and change."""
     file = mutant["file"].removeprefix(f"{ENGINE}/src/")
     function = ((mutant["function"] or {}).get("function_name") or "constants").replace("Engine::", "")
-    line = (ROOT / mutant["file"]).read_text().splitlines()[mutant["span"]["start"]["line"] - 1]
+    line = source_lines(mutant["file"])[mutant["span"]["start"]["line"] - 1]
     return file, function, line.strip(), mutant["name"].split(": ", 1)[1]
 
 
