@@ -120,3 +120,38 @@ fn g3_what_was_not_flushed_is_lost_only_as_a_tail_of_the_acknowledged_order() {
         rig.daemon.kill().expect("kill");
     }
 }
+
+#[test]
+fn g1_an_old_copy_of_the_cache_is_refused() {
+    let _turn = one_at_a_time();
+    let mut rig = Rig::with_file(64 * MIB, 128 * MIB).expect("the daemon starts");
+    // Nothing is drained, so that nothing but the ownership record tells.
+    rig.close_gate();
+    let blocks: Vec<u64> = (0..WRITES).collect();
+    write_all(&rig, 1, &blocks, 1);
+    rig.daemon.kill().expect("kill");
+    let old = std::fs::read(&rig.cache).expect("the cache file");
+    for _ in 0..2 {
+        rig.daemon.start().expect("its cache takes the image back");
+        write_all(&rig, 1, &blocks, 2);
+        rig.daemon.kill().expect("kill");
+    }
+    let new = std::fs::read(&rig.cache).expect("the cache file");
+    std::fs::write(&rig.cache, &old).expect("the copy comes back");
+    let (image, record) = (rig.image(), rig.image().with_extension("tidepool"));
+    let before = [&image, &record].map(|path| std::fs::read(path).expect("a file"));
+    rig.daemon.start().expect_err("the copy is refused");
+    let log = rig.daemon.log();
+    assert!(log.contains("the cache device has lost data") && log.contains("tidepool recover"), "{log}");
+    assert!(
+        [&image, &record].map(|path| std::fs::read(path).expect("a file")) == before,
+        "nothing is touched"
+    );
+    std::fs::write(&rig.cache, &new).expect("the newest comes back");
+    rig.daemon.start().expect("it is the one that the image knows");
+    let mut client = rig.client().expect("connect");
+    for &number in &blocks {
+        let data = client.read(number * BLOCK_BYTES as u64, BLOCK_BYTES).expect("a block");
+        assert!(data == block(1, number, 2), "block {number}");
+    }
+}

@@ -87,15 +87,13 @@ pub enum BackendError {
     },
     /// The cache has lost something that it once had on stable media.
     #[error(
-        "{what}: this cache's newest record is {cache}, but it once had record {known} on stable media: the cache device has lost data; bring the image to its newest group with tidepool recover URI --accept-loss"
+        "{what}: the cache device has lost data: {why}; bring the image to its newest group with tidepool recover URI --accept-loss"
     )]
     Behind {
         /// Which image.
         what: String,
-        /// Newest sequence in the cache.
-        cache: u64,
-        /// The newest that it is known to have had.
-        known: u64,
+        /// What the cache has, and what it is known to have had.
+        why: String,
     },
     /// A part of the redo is damaged or missing.
     #[error("{what}: frame {frame} of group {group} of its redo is damaged or missing; nothing was changed")]

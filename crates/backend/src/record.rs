@@ -70,6 +70,10 @@ pub struct Ownership {
     pub version: u32,
     /// Goes up by one with every open.
     pub generation: u64,
+    /// Generation that the cache knew of the image when it opened it for this one, 0 for a cache that held nothing of
+    /// it: the only other one that the cache may know later, namely after an open that was cut short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
     /// Cache device that owns the image.
     pub cache_uuid: Uuid,
     /// What the owner left behind.
@@ -113,6 +117,7 @@ impl Ownership {
         Ownership {
             version: VERSION,
             generation,
+            base: None,
             cache_uuid,
             state,
             host: host_name(),
@@ -126,6 +131,14 @@ impl Ownership {
             stamp: None,
             superseded: None,
         }
+    }
+
+    /// The record that makes an image the cache's, with what stood there before.
+    pub(crate) fn taken(before: Option<&Ownership>, options: &OpenOptions) -> Ownership {
+        let generation = before.map_or(1, |before| before.generation.saturating_add(1));
+        let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+        let base = Some(options.generation.unwrap_or(0));
+        Ownership { base, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
     }
 
     /// The record of an image whose owner's data is given up. The generation goes up, so that the owner
@@ -200,6 +213,22 @@ impl Ownership {
             return Ok(());
         }
         Err(BackendError::Owned { what: what.into(), owner: self.refusal() })
+    }
+
+    /// Refuses a cache of the owner's that knows less of the image than it has known: its device has lost that the
+    /// volume was attached, or removed and added again, and with that whatever came after.
+    pub(crate) fn check_known(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
+        let (Some(base), Some(known)) = (self.base, options.generation) else { return Ok(()) };
+        // A volume that is only read has no generation.
+        if !is_owner || self.superseded.is_some() || known == 0 || known == base || known >= self.generation {
+            return Ok(());
+        }
+        let why = format!(
+            "it knows the image as of generation {known}, and has had it as generation {} since",
+            if base == 0 { self.generation } else { base }
+        );
+        Err(BackendError::Behind { what: what.into(), why })
     }
 
     /// Where the data is, in one line.
@@ -380,6 +409,38 @@ mod tests {
         let line = record(OwnerState::Dirty).check_owner("img", other).expect_err("not ours").to_string();
         assert!(
             line.contains(&own.to_string()) && line.contains(&host_name()) && !line.contains('\n'),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_cache_that_has_forgotten_the_image_is_refused() {
+        let uuid = [3; 16];
+        let knows = |generation| OpenOptions { cache_uuid: uuid, generation, ..OpenOptions::default() };
+        let added = Ownership::taken(Some(&record(OwnerState::Clean)), &knows(None));
+        assert_eq!((added.generation, added.base), (8, Some(0)));
+        let again = Ownership::taken(Some(&added), &knows(Some(8)));
+        assert_eq!((again.generation, again.base), (9, Some(8)));
+        let cut = Ownership::taken(Some(&again), &knows(Some(8)));
+        assert_eq!((cut.generation, cut.base), (10, Some(8)));
+        let refused = |record: &Ownership, known| record.check_known("img", &knows(known)).is_err();
+        // What it knew before, what it was given, a volume that is only read, and one that is not there.
+        for (record, known) in [(&added, 8), (&added, 0), (&again, 8), (&again, 9), (&cut, 8), (&cut, 10)] {
+            assert!(!refused(record, Some(known)) && !refused(record, None), "{known}: {record:?}");
+        }
+        // It was removed before it was added, or had got further.
+        for (record, known) in [(&added, 5), (&added, 7), (&again, 7), (&cut, 9), (&cut, 1)] {
+            assert!(refused(record, Some(known)), "{known}: {record:?}");
+            let released = Ownership { state: OwnerState::Clean, ..record.clone() };
+            assert!(!refused(&released, Some(known)), "the image holds everything");
+            let earlier = Ownership { base: None, ..record.clone() };
+            assert!(!refused(&earlier, Some(known)), "a record of an earlier version does not tell");
+            let other = Ownership { cache_uuid: Uuid::nil(), ..record.clone() };
+            assert!(!refused(&other, Some(known)), "another cache's record says nothing about this one");
+        }
+        let line = again.check_known("img", &knows(Some(7))).expect_err("forgotten").to_string();
+        assert!(
+            line.contains("generation 7") && line.contains("generation 8") && !line.contains('\n'),
             "{line}"
         );
     }

@@ -142,7 +142,8 @@ pub(crate) fn check_cache(
     if known <= sequence {
         return Ok(());
     }
-    Err(BackendError::Behind { what: what.into(), cache: sequence, known })
+    let why = format!("its newest record is {sequence}, and it once had record {known} on stable media");
+    Err(BackendError::Behind { what: what.into(), why })
 }
 
 /// Refuses an image whose redo a newer version has left. For whoever is about to change something of the image: afterwards it

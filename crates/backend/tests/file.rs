@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Driver, OTHER, OURS, check, failed, open, options, pattern, refused};
+use common::{
+    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
+};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -377,6 +379,12 @@ fn an_open_that_was_cut_short_proves_nothing() {
     drop(opened);
     let opened = open(&uri(&path), knows(generation)).expect("opened");
     assert!(opened.keep_clean, "the cache has acted on it, then it was killed: {}", opened.reason);
+}
+
+#[test]
+fn g1_a_cache_that_has_forgotten_an_attachment_is_refused() {
+    let scratch = Scratch::new(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    a_forgetful_cache_is_refused(&uri(&scratch.image(MIB as u64)), &options(OURS));
 }
 
 #[test]

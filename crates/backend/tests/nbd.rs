@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Driver, OTHER, OURS, check, failed, open, options, pattern, refused};
+use common::{
+    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
+};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -610,6 +612,13 @@ fn one_cache_of_the_host_owns_an_export() {
     assert!(line.contains("must not be written over it"), "{line}");
     let other = open(&scratch.uri(), scratch.options(OTHER)).expect("opened");
     assert_eq!((other.generation, other.keep_clean), (4, false), "{}", other.reason);
+}
+
+#[test]
+fn g1_a_cache_that_has_forgotten_an_attachment_is_refused() {
+    let scratch = Scratch::new();
+    let _server = scratch.filtered(&[], &[]);
+    a_forgetful_cache_is_refused(&scratch.uri(), &scratch.options(OURS));
 }
 
 #[test]

@@ -5,7 +5,9 @@
 
 mod common;
 
-use common::{Driver, OTHER, OURS, check, failed, open, options, pattern, refused};
+use common::{
+    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
+};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
@@ -595,6 +597,12 @@ fn after_a_kill_the_record_alone_suffices_to_take_the_image_back() {
         assert_eq!(opened.generation, if opened.keep_clean { 2 } else { 3 }, "{}", opened.reason);
         Driver::new(opened.backend);
     }
+}
+
+#[test]
+fn g1_a_cache_that_has_forgotten_an_attachment_is_refused() {
+    let Some(cluster) = Shared::get() else { return };
+    a_forgetful_cache_is_refused(&cluster.image("forgotten", 8), &options(OURS));
 }
 
 #[test]

@@ -483,7 +483,6 @@ impl World {
         match kind {
             ControlKind::Add | ControlKind::Attach => {
                 self.vols[v].keep_attachment(&control.to_le_bytes());
-                self.vols[v].confirmed_generation = self.vols[v].backend.generation;
                 self.vols[v].resizing = false;
                 if self.vols[v].must_verify {
                     self.vols[v].place = Place::Verifying;

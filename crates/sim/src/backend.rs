@@ -45,6 +45,8 @@ pub struct Backend {
     pub trouble_until: Nanos,
     /// The ownership record: generation of the last opening.
     pub generation: u64,
+    /// The ownership record: what the cache knew then, 0 for nothing.
+    pub base: u64,
     /// Somebody else has written the image since then.
     pub foreign: bool,
     /// The record no longer names the cache.
@@ -67,11 +69,23 @@ impl Backend {
             trouble: Trouble::None,
             trouble_until: 0,
             generation: 0,
+            base: 0,
             foreign: false,
             disowned: false,
             own: OwnObjects::default(),
             disconnected: false,
         }
+    }
+
+    /// The cache takes the image, of which it knows `known`.
+    pub fn own_as(&mut self, known: u64) {
+        self.generation += 1;
+        self.base = known;
+    }
+
+    /// A cache that knows `known` of the image has known more.
+    pub fn is_forgotten(&self, known: u64) -> bool {
+        known < self.generation && known != self.base
     }
 
     /// Reads blocks; what is beyond the end reads as zero.

@@ -388,12 +388,6 @@ impl World {
                     if was == Place::Out {
                         return self.fail(format!("volume {v} is in the cache again after its removal"));
                     }
-                    if self.plan.theme == Theme::Lies && spec.generation < self.vols[v].confirmed_generation {
-                        // The device has lost that the volume was attached. The image cannot tell that from an attachment
-                        // that was cut short: a known limit (docs/guarantees.md).
-                        self.cover.hit("attachment lost by a lie");
-                        return self.give_cache_up();
-                    }
                     if !self.vols[v].attachments.contains(&spec.attachment) && !self.may_lose_data() {
                         return self.fail(format!("volume {v} has an attachment from its past"));
                     }
@@ -470,8 +464,10 @@ impl World {
         let id = vol.id.expect("a detached volume has a number");
         let engine = self.engine.as_ref().expect("checked above");
         let status = engine.volume_status(self.now, id).expect("a known volume has a status");
-        if vol.backend.redo.is_ahead(self.uuid, status.sequence) {
-            // As whoever opens an image does: the cache has lost what the image or its redo has got from it.
+        let forgotten = vol.backend.is_forgotten(vol.recovered_generation);
+        if forgotten || vol.backend.redo.is_ahead(self.uuid, status.sequence) {
+            // As whoever opens an image does: the cache has lost that it was given the image, or what the image or its
+            // redo has got from it.
             if !self.may_lose_data() {
                 return self.fail(format!("volume {v}: the cache is behind the image"));
             }
@@ -492,7 +488,7 @@ impl World {
         let proof = !vol.backend.foreign && vol.backend.generation == vol.recovered_generation;
         let keep_clean = proof && !self.rng.permille(50);
         vol.backend.foreign = false;
-        vol.backend.generation += 1;
+        vol.backend.own_as(vol.recovered_generation);
         if !status.dirty {
             // As whoever opens an image does with what an earlier owner has left: the image is the first cut.
             vol.backend.redo.clear();
@@ -551,7 +547,7 @@ impl World {
         let vol = &mut self.vols[v];
         vol.backend.foreign = false;
         vol.backend.disowned = false;
-        vol.backend.generation += 1;
+        vol.backend.own_as(0);
         vol.backend.redo.clear();
         if self.plan.modes {
             vol.mode = self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);

@@ -95,8 +95,6 @@ pub struct Vol {
     pub idle_slots: Vec<usize>,
     /// Generation that the cache knew when it was opened.
     pub recovered_generation: u64,
-    /// The newest with which an attachment is complete: the cache said that it knows it.
-    pub confirmed_generation: u64,
     /// Place of a sequential stream.
     pub cursor: u64,
     /// Attachments that a restart may find: the newest one that was confirmed, and those asked for since.
@@ -147,7 +145,6 @@ impl Vol {
             verifying: 0,
             idle_slots: Vec::new(),
             recovered_generation: 0,
-            confirmed_generation: 0,
             cursor: 0,
             attachments: Vec::new(),
             own_at_open: OwnObjects::default(),

@@ -144,6 +144,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let record = sidecar.read()?;
     if let Some(record) = &record {
         record.check_owner(what, cache_uuid)?;
+        record.check_known(what, options)?;
     }
     if !options.read_only {
         group_redo::check_version(what, &FileShelf::new(&sidecar))?;
@@ -160,10 +161,9 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
         return Ok(Taken { ownership: None, generation: 0, continuity });
     }
-    let generation = record.map_or(1, |r| r.generation.saturating_add(1));
-    let record = Ownership::new(generation, cache_uuid, OwnerState::Open);
+    let record = Ownership::taken(record.as_ref(), options);
     sidecar.write(&record)?;
-    Ok(Taken { ownership: Some((sidecar, record)), generation, continuity })
+    Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity })
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].

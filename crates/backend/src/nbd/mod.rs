@@ -106,6 +106,7 @@ impl NbdBackend {
         let record = home.sidecar.read()?;
         if let Some(record) = &record {
             record.check_owner(what, cache_uuid)?;
+            record.check_known(what, options)?;
         }
         let continuity =
             owner::continuity(record.as_ref(), cache_uuid).of_generation(record.as_ref(), options);
@@ -113,8 +114,8 @@ impl NbdBackend {
         if self.read_only {
             return Ok((0, Continuity::unproven("the export is opened read-only, without ownership")));
         }
-        let generation = record.map_or(1, |r| r.generation.saturating_add(1));
-        let record = Ownership::new(generation, cache_uuid, OwnerState::Open);
+        let record = Ownership::taken(record.as_ref(), options);
+        let generation = record.generation;
         home.sidecar.write(&record)?;
         *self.shared.held() = Some(Held { home, record });
         Ok((generation, continuity))

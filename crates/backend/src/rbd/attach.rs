@@ -54,6 +54,7 @@ pub(super) fn attach(
         if options.recover {
             refuse_live(place, &survey, record)?;
         }
+        record.check_known(&place.what, options)?;
         check_cache(place, cluster, &survey, record, options)?;
     }
     let continuity = survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
@@ -343,8 +344,7 @@ impl Spot<'_> {
             }
             return Err(e);
         }
-        let cache_uuid = Uuid::from_bytes(options.cache_uuid);
-        let mut record = Ownership::new(before.generation.saturating_add(1), cache_uuid, OwnerState::Open);
+        let mut record = Ownership::taken(Some(before), options);
         record.client = Some(self.client.to_owned());
         survey.owner.swap(self.pool, &record)?;
         Ok((record, continuity))

@@ -51,6 +51,27 @@ pub fn refused(uri: &str, options: OpenOptions) -> String {
     line
 }
 
+/// A cache that comes back with less of an image than it has known is refused, and nothing is changed.
+pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
+    let knows = |generation| OpenOptions { generation, dirty: generation.is_some(), ..options.clone() };
+    let own = |generation| open(uri, knows(generation)).expect("opened");
+    let removed = own(None);
+    let first = removed.generation;
+    removed.backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+    // Each is killed: added again; attached; attached, but the cache has not come to know it.
+    assert_eq!(own(None).generation, first + 1);
+    let line = refused(uri, knows(Some(first)));
+    let told = |known: u64| line.contains(&format!("generation {known}"));
+    assert!(told(first) && told(first + 1) && line.contains("recover"), "{line}");
+    assert_eq!(own(Some(first + 1)).generation, first + 2);
+    assert_eq!(own(Some(first + 1)).generation, first + 3, "an open that was cut short");
+    for forgotten in [first, first + 2] {
+        let line = refused(uri, knows(Some(forgotten)));
+        assert!(line.contains("the cache device has lost data"), "{line}");
+    }
+    own(Some(first + 3)).backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+}
+
 /// A backend with its transfers and their memory.
 pub struct Driver {
     backend: Option<Box<dyn Backend>>,
