@@ -54,6 +54,9 @@ pub struct Checker {
     /// Changes that completed from this tick on may be taken for a part of a torn tail, however often they were synced: the
     /// device has lost what would tell otherwise, or lies.
     pub unsure_from: u64,
+    /// On a device that damages what it holds: changes that completed from this tick on may turn out to be unsure, and
+    /// so what they have replaced is remembered.
+    pub damaged_from: u64,
     /// When the last change was sent that went past the log: those are ordered by flushes only.
     direct: u64,
     /// After a power loss: blocks whose content is to be looked at before the volume is used.
@@ -99,6 +102,7 @@ impl Checker {
             reads: BTreeSet::new(),
             floor: 0,
             unsure_from: u64::MAX,
+            damaged_from: u64::MAX,
             direct: 0,
             verify: BTreeSet::new(),
             ordered: true,
@@ -290,7 +294,7 @@ impl Checker {
     /// Drops versions that neither a read nor a power loss may bring back.
     fn prune(&self, versions: &mut Vec<Version>, reads_from: u64) {
         for s in 0..SECTORS {
-            let durable = self.newest_durable(versions, s);
+            let durable = self.newest_durable(versions, s, self.unsure_from.min(self.damaged_from));
             for v in versions.iter_mut() {
                 if v.until[s] < reads_from && v.end < durable {
                     v.until[s] = 0;
@@ -300,9 +304,9 @@ impl Checker {
         versions.retain(|v| v.until.iter().any(|&u| u != 0));
     }
 
-    /// The latest start of a change of the sector that no power loss undoes.
-    fn newest_durable(&self, versions: &[Version], s: usize) -> u64 {
-        let sure = |v: &&Version| v.end < self.unsure_from && (v.durable || v.end < self.floor);
+    /// The latest start of a change of the sector that no power loss undoes, of those that are sure before `unsure_from`.
+    fn newest_durable(&self, versions: &[Version], s: usize, unsure_from: u64) -> u64 {
+        let sure = |v: &&Version| v.end < unsure_from && (v.durable || v.end < self.floor);
         let durable = versions.iter().filter(|v| v.until[s] != 0 && v.acked).filter(sure);
         durable.map(|v| v.start).max().unwrap_or(0)
     }
@@ -445,7 +449,7 @@ impl Checker {
         for block in 0..self.blocks.len() as u64 {
             let Some(mut versions) = self.blocks[block as usize].take() else { continue };
             for s in 0..SECTORS {
-                let durable = self.newest_durable(&versions, s);
+                let durable = self.newest_durable(&versions, s, self.unsure_from);
                 for v in versions.iter_mut() {
                     let allowed = v.until[s] != 0 && v.end >= durable;
                     v.until[s] = if allowed { ALIVE } else { 0 };
@@ -491,6 +495,9 @@ impl Checker {
     pub fn settle(&mut self, now: u64) {
         self.floor = now;
         self.unsure_from = u64::MAX;
+        if self.damaged_from != u64::MAX {
+            self.damaged_from = now;
+        }
     }
 
     /// Compares a block of the image with what it may hold now.
@@ -631,5 +638,25 @@ mod tests {
         c.flushed(15);
         c.power_lost(20);
         assert!(c.end_read(21, 22, 0, &data(0, &[100])).is_ok());
+    }
+
+    #[test]
+    fn a_record_that_was_damaged_after_its_flush_may_go_with_the_tail() {
+        for (damaged_from, unsure_from, allowed) in
+            [(0, 14, true), (0, u64::MAX, false), (14, 14, true), (u64::MAX, 14, false)]
+        {
+            let mut c = Checker::new(7, 1 << 20, 0);
+            c.damaged_from = damaged_from;
+            written(&mut c, 10, 11, 0, 100);
+            written(&mut c, 14, 15, 0, 200);
+            c.flushed(16);
+            let later = (0..VERSIONS_KEPT as u64).map(|n| 17 + 2 * n);
+            later.for_each(|tick| written(&mut c, tick, tick + 1, 0, 300));
+            // What the device still proves is known only now.
+            c.unsure_from = unsure_from;
+            c.power_lost(100);
+            let read = c.end_read(101, 102, 0, &data(0, &[100]));
+            assert_eq!(read.is_ok(), allowed, "{damaged_from} {unsure_from}: {read:?}");
+        }
     }
 }

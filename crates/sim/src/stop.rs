@@ -39,6 +39,9 @@ impl World {
             }
         }
         self.format();
+        if self.plan.theme == Theme::Corruption {
+            self.vols.iter_mut().for_each(|vol| vol.checker.damaged_from = 0);
+        }
         self.disk.lies = self.plan.theme == Theme::Lies && self.rng.permille(500);
         (0..self.vols.len()).for_each(|v| self.distrust(v));
         self.reopen();
