@@ -319,6 +319,23 @@ mod tests {
     }
 
     #[test]
+    fn each_block_of_a_larger_device_has_marks_of_its_own() {
+        let mut marks = Marks::new(9000);
+        for position in 0..9000 {
+            marks.set_live(position);
+            (0..position % 4).for_each(|_| marks.touch(position));
+        }
+        assert!((0..9000).all(|position| u32::from(marks.refs(position)) == position % 4));
+        marks.clear(6000..7001);
+        for position in 0..9000 {
+            let inside = (6000..7001).contains(&position);
+            assert_eq!(marks.is_live(position), !inside);
+            assert_eq!(u32::from(marks.refs(position)), if inside { 0 } else { position % 4 });
+        }
+        assert_eq!((marks.live().count(5990..6010), marks.live().iter(0..9000).count()), (10, 7999));
+    }
+
+    #[test]
     fn changes_are_told_once() {
         let mut marks = Marks::new(65);
         assert!(marks.set_live(64) && !marks.set_live(64) && marks.is_live(64));

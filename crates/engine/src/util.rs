@@ -98,3 +98,17 @@ pub(crate) fn runs(n: usize, position: impl Fn(usize) -> Position) -> impl Itera
         Some((first, start))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_where_a_position_does_not_follow_the_one_before() {
+        let of = |positions: &[Position]| runs(positions.len(), |i| positions[i]).collect::<Vec<_>>();
+        assert_eq!(of(&[5, 6, 7, 9, 10, 4]), [(0, 3), (3, 5), (5, 6)]);
+        assert_eq!(of(&[3, 2, 1]), [(0, 1), (1, 2), (2, 3)]);
+        assert_eq!(of(&[8, 8, 9]), [(0, 1), (1, 3)]);
+        assert_eq!(of(&[]), []);
+    }
+}

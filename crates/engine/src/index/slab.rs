@@ -239,6 +239,7 @@ mod tests {
             }
         }
         assert!(SIZE_TABLE[SIZES - 2].words <= SIZE_TABLE[SIZES - 1].words);
+        assert_eq!(Slab::capacity(FLAT), super::super::OBJECT_BLOCKS);
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn compare(index: &VolumeIndex, model: &Model, blocks: u64) {
     }
 }
 
-/// The invariants of one table: sorted, disjoint, and nothing apart that fits into one run.
+/// The invariants of one table: sorted, disjoint, and a run that the next one continues is full.
 fn check_table(index: &VolumeIndex, object: usize) {
     let entry = index.entry(object);
     if entry.size == FLAT {
@@ -99,9 +99,8 @@ fn check_table(index: &VolumeIndex, object: usize) {
             assert!(run.end() <= next.start, "object {object}: runs {i} and {} overlap", i + 1);
             let continued = run.end() == next.start && table::advance(run.value, run.blocks) == next.value;
             assert!(
-                !continued || run.blocks + next.blocks > RUN_BLOCKS_MAX,
-                "object {object}: runs {i} and {} fit into one",
-                i + 1
+                !continued || run.blocks == RUN_BLOCKS_MAX,
+                "object {object}: run {i} is continued and not full"
             );
         }
     }
@@ -448,4 +447,145 @@ fn memory_follows_what_is_cached_down_again() {
     assert!(bytes < full / 5, "{bytes} bytes of {full} are left for a tenth of the blocks");
     cached.iter().for_each(|&block| index.remove(block, 1, &mut |_, _, _| ()));
     assert!(index.memory_bytes() < 64 << 10, "{} bytes for nothing", index.memory_bytes());
+}
+
+#[test]
+fn a_stretch_ends_with_its_part_of_the_directory() {
+    let mut index = VolumeIndex::new();
+    index.set_zero(0, LEAF, &mut |_, _, _| ());
+    index.insert(LEAF, 1, 7, &mut |_, _, _| ());
+    assert_eq!(index.lookup_run(LEAF - 10, 100), (Lookup::Zero, 10));
+    assert_eq!(index.lookup_run(LEAF - 3 * OBJECT, 10_000), (Lookup::Zero, 3 * OBJECT as u32));
+}
+
+#[test]
+fn a_discard_ends_where_it_was_asked_to() {
+    let mut index = VolumeIndex::new();
+    index.set_zero(LEAF, OBJECT, &mut |_, _, _| ());
+    assert_eq!((index.lookup(LEAF), index.lookup(LEAF + OBJECT)), (Lookup::Zero, Lookup::Absent));
+    assert_eq!(index.blocks().zero, OBJECT);
+}
+
+#[test]
+fn what_a_part_of_the_directory_held_is_told_with_its_place() {
+    let (mut index, mut replaced) = (VolumeIndex::new(), Vec::new());
+    index.set_zero(LEAF, 2 * LEAF, &mut |_, _, _| panic!("nothing was there"));
+    index.remove(0, 3 * LEAF, &mut |block, n, what| replaced.push((block, n, what)));
+    let part = LEAF as u32;
+    assert_eq!(replaced, [(LEAF, part, Lookup::Zero), (2 * LEAF, part, Lookup::Zero)]);
+}
+
+#[test]
+fn a_volume_that_shrinks_forgets_all_behind_its_new_end() {
+    let (mut index, objects) = (VolumeIndex::new(), LEAF_OBJECTS as u32);
+    index.set_zero(0, 3 * LEAF, &mut |_, _, _| ());
+    index.insert(3 * LEAF - 1, 1, 9, &mut |_, _, _| ());
+    for object in 0..3 * objects {
+        index.set_flags(object, ObjectFlags::ZERO_DIRTY);
+    }
+    let end = LEAF + 2 * OBJECT + 1;
+    index.truncate(end, &mut |_, _, _| ());
+    assert_eq!(index.blocks(), IndexBlocks { zero: end, ..IndexBlocks::default() });
+    for object in 0..3 * objects {
+        let kept = object <= objects + 2;
+        assert_eq!(index.flags(object).contains(ObjectFlags::ZERO_DIRTY), kept, "object {object}");
+    }
+}
+
+#[test]
+fn the_largest_volume_can_shrink() {
+    let mut index = VolumeIndex::new();
+    index.set_zero(0, BLOCKS_MAX, &mut |_, _, _| ());
+    index.truncate(BLOCKS_MAX / 2, &mut |_, _, _| ());
+    assert_eq!(index.blocks().zero, BLOCKS_MAX / 2);
+}
+
+#[test]
+fn objects_are_listed_from_any_one_on() {
+    let (mut index, objects) = (VolumeIndex::new(), LEAF_OBJECTS as u32);
+    let mut expected = vec![3, objects + 3, objects + 8, 4 * objects - 1];
+    for (i, &object) in expected.iter().enumerate() {
+        index.insert(u64::from(object) * OBJECT + 5, 1, i as u32, &mut |_, _, _| ());
+    }
+    // All objects of this part are zero and have no entries of their own.
+    index.set_zero(2 * LEAF, LEAF, &mut |_, _, _| ());
+    expected.extend(2 * objects..3 * objects);
+    expected.sort();
+    for from in 0..=5 * objects {
+        let listed: Vec<u32> = index.objects(from).collect();
+        let first = expected.partition_point(|&object| object < from);
+        assert_eq!(listed, expected[first..], "from {from}");
+    }
+}
+
+/// An object of which each block is somewhere else, so that its table is flat.
+fn scattered() -> (VolumeIndex, Model) {
+    let (mut index, mut model) = (VolumeIndex::new(), Model::default());
+    for block in 0..OBJECT {
+        change(&mut index, &mut model, block, 1, Lookup::At(5000 - block as u32));
+    }
+    assert_eq!(index.entry(0).size, FLAT);
+    (index, model)
+}
+
+#[test]
+fn an_object_of_scattered_blocks_costs_less_again_when_few_are_left() {
+    let (mut index, mut model) = scattered();
+    for block in 100..OBJECT {
+        change(&mut index, &mut model, block, 1, Lookup::Absent);
+    }
+    compare(&index, &model, OBJECT);
+    assert_eq!(index.runs_len(0), 100);
+}
+
+#[test]
+fn an_object_of_scattered_blocks_costs_less_again_when_it_is_written_in_sequence() {
+    let (mut index, mut model) = scattered();
+    change(&mut index, &mut model, 1, 1020, Lookup::At(10_000));
+    compare(&index, &model, OBJECT);
+    assert_eq!(index.runs_len(0), 1 + 16 + 3);
+}
+
+#[test]
+fn an_object_of_scattered_blocks_costs_nothing_when_none_is_left() {
+    for (what, objects) in [(Lookup::Absent, 0), (Lookup::Zero, 1)] {
+        let (mut index, mut model) = scattered();
+        change(&mut index, &mut model, 0, 1, what);
+        change(&mut index, &mut model, 1, OBJECT - 1, what);
+        compare(&index, &model, OBJECT);
+        assert_eq!((index.runs_len(0), index.objects(0).count()), (0, objects));
+    }
+}
+
+#[test]
+fn zeroes_that_are_forgotten_in_pieces_leave_nothing() {
+    let mut index = VolumeIndex::new();
+    index.set_zero(0, OBJECT, &mut |_, _, _| ());
+    for block in 0..OBJECT {
+        index.remove(block, 1, &mut |_, _, _| ());
+    }
+    assert_eq!((index.runs_len(0), index.objects(0).count()), (0, 0));
+}
+
+#[test]
+fn a_table_that_becomes_short_at_once_or_by_and_by_takes_little_room() {
+    const OBJECTS: u64 = 600;
+    let mut index = VolumeIndex::new();
+    for first in (0..OBJECTS).map(|object| object * OBJECT) {
+        for i in 0..300 {
+            index.insert(first + 3 * i, 1, i as u32, &mut |_, _, _| ());
+        }
+    }
+    let full = index.memory_bytes();
+    for object in 0..OBJECTS {
+        let first = object * OBJECT;
+        if object % 2 == 0 {
+            index.remove(first + 6, OBJECT - 6, &mut |_, _, _| ());
+        } else {
+            (2..300).for_each(|i| index.remove(first + 3 * i, 1, &mut |_, _, _| ()));
+        }
+    }
+    assert_eq!(index.blocks().at, 2 * OBJECTS);
+    let bytes = index.memory_bytes();
+    assert!(bytes < full / 15, "{bytes} bytes of {full} are left for two blocks of 300");
 }
