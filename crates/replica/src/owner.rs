@@ -1,0 +1,284 @@
+//! The owner's side: when a write may be acknowledged and drained, and what becomes of the ownership record when the
+//! peer comes and goes.
+
+use crate::record::{Copies, Party, Record};
+
+/// Where the second copy stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// There is none, and the record says so. Only here one may begin.
+    Solo,
+    /// A peer gets every record from `base` on; it is whole when the image has everything before.
+    Filling {
+        /// Who.
+        peer: Party,
+        /// Newest sequence that it does not get.
+        base: u64,
+        /// It has thrown away what it had, and promised to take nothing of an earlier owner.
+        begun: bool,
+    },
+    /// It is whole; the record is being changed. It may say either.
+    Joining {
+        /// Who.
+        peer: Party,
+        /// The connection is gone.
+        down: bool,
+    },
+    /// The record says that whatever is acknowledged is in both.
+    Sync {
+        /// Who.
+        peer: Party,
+    },
+    /// The peer is gone, and the record does not say so yet.
+    Leaving {
+        /// Who.
+        peer: Party,
+        /// Our log is stable, and the record is being changed.
+        writing: bool,
+    },
+    /// Another owner has the volume.
+    Lost,
+}
+
+/// What happens to an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// Our log goes up to here.
+    Logged(u64),
+    /// It is on stable media up to here.
+    Stable(u64),
+    /// Something of up to here was sent to the backend.
+    Sent(u64),
+    /// The image has everything up to here.
+    Drained(u64),
+    /// A peer is connected.
+    PeerUp(Party),
+    /// The connection is gone, or silent for too long.
+    PeerDown,
+    /// The peer has begun its copy.
+    Begun,
+    /// How far the peer's copy goes.
+    Have {
+        /// In its log.
+        logged: u64,
+        /// On its stable media.
+        stable: u64,
+    },
+    /// The record was changed as asked for.
+    Written,
+    /// It may have been changed or not: this is what stands there now.
+    Found(Record),
+}
+
+/// What an owner wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Tell the peer to begin: records after `base` follow.
+    Begin {
+        /// Of this owner.
+        generation: u64,
+        /// Newest sequence that does not come.
+        base: u64,
+    },
+    /// Bring the log to stable media.
+    Stabilise,
+    /// Change the record, if it still is `before`. Nothing else is asked for until the outcome is known.
+    Write {
+        /// What stands there.
+        before: Record,
+        /// What shall.
+        after: Record,
+    },
+    /// Stop serving: the volume is another's.
+    Close,
+}
+
+/// An owner that serves a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Owner {
+    record: Record,
+    phase: Phase,
+    logged: u64,
+    stable: u64,
+    sent: u64,
+    drained: u64,
+    peer_logged: u64,
+    peer_stable: u64,
+    acknowledged: u64,
+}
+
+impl Owner {
+    /// An owner whose record stands and says that it is alone. Its log goes up to `logged` and is stable.
+    ///
+    /// # Panics
+    /// If the record says otherwise.
+    pub fn new(record: Record, logged: u64, drained: u64) -> Owner {
+        assert_eq!(record.copies, Copies::Solo, "an owner begins alone");
+        Owner {
+            record,
+            phase: Phase::Solo,
+            logged,
+            stable: logged,
+            sent: logged,
+            drained,
+            peer_logged: 0,
+            peer_stable: 0,
+            acknowledged: logged,
+        }
+    }
+
+    /// Where the second copy stands.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The record as it was last known.
+    pub fn record(&self) -> Record {
+        self.record
+    }
+
+    /// Newest sequence that may be acknowledged.
+    pub fn may_acknowledge(&self) -> u64 {
+        let limit = match self.phase {
+            Phase::Solo | Phase::Filling { .. } => self.logged,
+            Phase::Joining { .. } | Phase::Sync { .. } => self.logged.min(self.peer_logged),
+            Phase::Leaving { .. } | Phase::Lost => 0,
+        };
+        limit.max(self.acknowledged)
+    }
+
+    /// Newest sequence of which a flush may say that it is stable; `None` if nothing may be said.
+    pub fn may_flush(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Solo | Phase::Filling { .. } => Some(self.stable),
+            Phase::Joining { .. } | Phase::Sync { .. } => Some(self.stable.min(self.peer_stable)),
+            Phase::Leaving { .. } | Phase::Lost => None,
+        }
+    }
+
+    /// Newest sequence that may go to the backend: never what the copy that may take over does not have.
+    pub fn may_drain(&self) -> u64 {
+        match self.phase {
+            Phase::Solo | Phase::Filling { .. } => self.stable,
+            Phase::Joining { .. } | Phase::Sync { .. } | Phase::Leaving { .. } => {
+                self.stable.min(self.peer_stable)
+            }
+            Phase::Lost => 0,
+        }
+    }
+
+    /// Everything up to `sequence` was acknowledged.
+    ///
+    /// # Panics
+    /// If it may not.
+    pub fn acknowledged(&mut self, sequence: u64) {
+        assert!(sequence <= self.may_acknowledge(), "{sequence} may not be acknowledged: {self:?}");
+        self.acknowledged = self.acknowledged.max(sequence);
+    }
+
+    /// Takes an event in; what is to be done goes to `effects`.
+    pub fn take(&mut self, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::Logged(sequence) => self.logged = self.logged.max(sequence),
+            Event::Stable(sequence) => self.stable = self.stable.max(sequence),
+            Event::Sent(sequence) => self.sent = self.sent.max(sequence),
+            Event::Drained(sequence) => self.drained = self.drained.max(sequence),
+            Event::PeerUp(peer) => self.peer_up(peer, effects),
+            Event::PeerDown => self.peer_down(effects),
+            Event::Begun => {
+                if let Phase::Filling { begun, .. } = &mut self.phase {
+                    *begun = true;
+                }
+            }
+            // Before it has begun it may speak of a copy from an earlier time.
+            Event::Have { .. } if matches!(self.phase, Phase::Solo | Phase::Filling { begun: false, .. }) => {
+            }
+            Event::Have { logged, stable } => {
+                self.peer_logged = self.peer_logged.max(logged);
+                self.peer_stable = self.peer_stable.max(stable);
+            }
+            Event::Written => self.written(effects),
+            Event::Found(record) => self.found(record, effects),
+        }
+        self.advance(effects);
+    }
+
+    fn peer_up(&mut self, peer: Party, effects: &mut Vec<Effect>) {
+        if self.phase == Phase::Solo {
+            let base = self.logged;
+            (self.peer_logged, self.peer_stable) = (base, base);
+            self.phase = Phase::Filling { peer, base, begun: false };
+            effects.push(Effect::Begin { generation: self.record.generation, base });
+        }
+    }
+
+    fn peer_down(&mut self, effects: &mut Vec<Effect>) {
+        match self.phase {
+            Phase::Filling { .. } => self.phase = Phase::Solo,
+            Phase::Joining { peer, .. } => self.phase = Phase::Joining { peer, down: true },
+            Phase::Sync { peer } => self.leave(peer, effects),
+            Phase::Solo | Phase::Leaving { .. } | Phase::Lost => {}
+        }
+    }
+
+    fn leave(&mut self, peer: Party, effects: &mut Vec<Effect>) {
+        self.phase = Phase::Leaving { peer, writing: false };
+        effects.push(Effect::Stabilise);
+    }
+
+    /// What the change that is under way makes of the record.
+    fn after(&self) -> Option<Record> {
+        match self.phase {
+            Phase::Joining { peer, .. } => Some(self.record.with(Copies::Sync(peer))),
+            Phase::Leaving { writing: true, .. } => Some(self.record.with(Copies::Solo)),
+            _ => None,
+        }
+    }
+
+    fn written(&mut self, effects: &mut Vec<Effect>) {
+        let Some(after) = self.after() else { return };
+        self.record = after;
+        match self.phase {
+            Phase::Joining { peer, down: true } => self.leave(peer, effects),
+            Phase::Joining { peer, down: false } => self.phase = Phase::Sync { peer },
+            _ => self.phase = Phase::Solo,
+        }
+    }
+
+    fn found(&mut self, record: Record, effects: &mut Vec<Effect>) {
+        let Some(after) = self.after() else { return };
+        if record == after {
+            return self.written(effects);
+        }
+        if record != self.record {
+            self.phase = Phase::Lost;
+            effects.push(Effect::Close);
+            return;
+        }
+        if matches!(self.phase, Phase::Joining { down: true, .. }) {
+            // The peer that was to join is gone, and nobody has been told of it.
+            self.phase = Phase::Solo;
+            return;
+        }
+        effects.push(Effect::Write { before: record, after });
+    }
+
+    /// Takes the steps for which nothing is missing any more.
+    fn advance(&mut self, effects: &mut Vec<Effect>) {
+        match self.phase {
+            // A copy that may take over lacks nothing that was promised, and nothing that the image may have.
+            Phase::Filling { peer, base, begun: true }
+                if self.drained >= base && self.peer_stable >= self.acknowledged.max(self.sent) =>
+            {
+                self.phase = Phase::Joining { peer, down: false };
+            }
+            // What was promised as long as two logs had it is in one from now on.
+            Phase::Leaving { peer, writing: false } if self.stable >= self.acknowledged => {
+                self.phase = Phase::Leaving { peer, writing: true };
+            }
+            _ => return,
+        }
+        let after = self.after().expect("a change begins");
+        effects.push(Effect::Write { before: self.record, after });
+    }
+}
