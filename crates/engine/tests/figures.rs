@@ -155,6 +155,51 @@ fn what_a_group_has_committed_is_dirty_and_not_exposed() {
 }
 
 #[test]
+fn what_is_exposed_is_what_no_group_that_is_committed_has_with_its_zeroes() {
+    let grouped = VolumeSpec { drain: DrainOrder::Grouped, ..spec("a", 16 * MIB, Mode::WriteBack) };
+    let mut w = World::new(64 << 20, &[grouped]);
+    w.flush(0);
+    w.holds = |op| matches!(op, BackendOp::RedoWrite { .. });
+    let exposed = |w: &World| (w.status(0).exposed_bytes, w.status(0).count.groups);
+    w.write(0, 0, &pattern(1, 3 * 4096));
+    w.op(0, Op::Discard { fua: false }, 4 * MIB, MIB).expect("discard");
+    assert_eq!(exposed(&w), (3 * BLOCK + MIB, 0));
+    w.pass(3 * SECOND);
+    assert_eq!(exposed(&w), (3 * BLOCK + MIB, 1));
+    w.write(0, 0, &pattern(2, 4096));
+    w.op(0, Op::Discard { fua: false }, 8 * MIB, MIB).expect("discard");
+    assert_eq!(exposed(&w), (4 * BLOCK + 2 * MIB, 1));
+    w.holds = |_| false;
+    w.pass(5 * SECOND);
+    assert_eq!(exposed(&w), (0, 2));
+}
+
+#[test]
+fn what_the_cut_of_a_snapshot_has_is_exposed_since_it_was_written() {
+    let grouped = VolumeSpec { drain: DrainOrder::Grouped, ..spec("a", 16 * MIB, Mode::WriteBack) };
+    let mut w = World::new(64 << 20, &[grouped]);
+    w.flush(0);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    w.write(0, 0, &pattern(1, 4096));
+    let snapshot = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), snapshot);
+    w.run();
+    w.write(0, 8 * MIB, &pattern(2, 4096));
+    w.pass(SECOND / 10);
+    assert_eq!((w.status(0).count.groups, w.status(0).exposed_age_ns), (1, SECOND / 10));
+    // The image has what was there before: the cut is made.
+    w.holds = |op| matches!(op, BackendOp::RedoWrite { .. });
+    w.run();
+    let status = w.status(0);
+    assert_eq!((status.count.groups, status.count.groups_early), (2, 0));
+    assert_eq!((status.exposed_bytes, status.exposed_age_ns), (BLOCK, SECOND / 10));
+    w.holds = |_| false;
+    w.run();
+    assert_eq!(w.controls.remove(&snapshot), Some(Ok(())));
+    assert_eq!(w.status(0).exposed_age_ns, 0);
+}
+
+#[test]
 fn the_device_tells_its_size_and_what_is_in_use() {
     let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     let before = w.engine.device_status();

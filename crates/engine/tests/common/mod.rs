@@ -70,6 +70,8 @@ pub struct World {
     frames: HashMap<(u16, u64, u64, u32), Vec<u8>>,
     /// Of each volume: generation, and the groups that count with their number of frames.
     pub committed: HashMap<u16, (u64, Vec<(u64, u32)>)>,
+    /// What owners have recorded beside the images of how far they are.
+    pub notes: Vec<BackendOp>,
     /// Backends lose what is not flushed: the images as the last flush left them.
     pub stable: Option<Vec<Vec<u8>>>,
     /// So many flushes fail from now on, and what was written before each of them is lost.
@@ -141,6 +143,7 @@ impl World {
             backend_result: Ok(()),
             frames: HashMap::new(),
             committed: HashMap::new(),
+            notes: Vec::new(),
             stable: None,
             flushes_to_fail: 0,
             waiting: Vec::new(),
@@ -282,6 +285,7 @@ impl World {
                 kept.1.retain(|&(group, _)| group >= first);
             }
             BackendOp::RedoTrim { first } => kept.1.retain(|&(group, _)| group >= first),
+            BackendOp::RedoNote { .. } => self.notes.push(op),
             _ => {}
         }
     }
