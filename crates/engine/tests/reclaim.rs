@@ -98,60 +98,70 @@ fn g5_what_moves_out_of_the_way_is_in_its_group_all_the_same() {
     dirty_blocks_move(DrainOrder::Grouped);
 }
 
-/// Whether image and redo together have each piece.
-fn is_cut(w: &World, content: &[Vec<u8>]) -> bool {
+/// Writes pieces, each with something beside it in its segment that is superseded soon.
+fn write_scattered(w: &mut World, pieces: std::ops::Range<u64>, seed: u64) {
+    for i in pieces {
+        w.write(0, i * PIECE, &pattern(seed + i, PIECE as usize));
+        w.write(0, 60 * MIB, &pattern(100_000 + i, PIECE as usize));
+    }
+}
+
+/// A group of eight MiB, of which four have changed since, is packed into other segments.
+fn group_is_packed(holds: fn(&BackendOp) -> bool, summaries_are_damaged: bool) {
+    let volume = VolumeSpec {
+        drain: DrainOrder::Grouped,
+        dirty_bytes_max: 40 * MIB,
+        ..spec("a", 64 * MIB, Mode::WriteBack)
+    };
+    let mut w = World::new(64 * MIB, &[volume]);
+    w.flush(0);
+    w.holds = holds;
+    write_scattered(&mut w, 0..128, 0);
+    w.pass(2 * SECOND);
+    assert_eq!(w.status(0).count.groups, 1);
+    let redo_bytes = w.status(0).count.redo_bytes;
+    for i in 64..128 {
+        w.write(0, i * PIECE, &pattern(1000 + i, PIECE as usize));
+    }
+    write_scattered(&mut w, 128..400, 0);
+    if summaries_are_damaged {
+        assert!(damage_summaries(&mut w) > 100);
+    }
+    for i in 0..400 {
+        w.write(0, 60 * MIB, &pattern(200_000 + i, PIECE as usize));
+    }
+    let moved = w.engine.device_status().moved_blocks;
+    assert!(moved > 2000, "{moved} blocks have been moved");
+    assert_eq!((w.status(0).count.groups, w.status(0).count.redo_bytes), (1, redo_bytes));
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    w.run();
+    let piece = |seed: u64| pattern(seed, PIECE as usize);
     let cut = w.cut(0);
-    content.iter().zip(cut.chunks(PIECE as usize)).all(|(data, piece)| data == piece)
+    for i in 0..128 {
+        assert!(cut[(i * PIECE) as usize..][..PIECE as usize] == piece(i), "piece {i} of the group");
+    }
+    w.holds = |_| false;
+    w.drain(0);
+    for i in 0..400 {
+        let newest = piece(if (64..128).contains(&i) { 1000 + i } else { i });
+        assert!(w.images[0][(i * PIECE) as usize..][..PIECE as usize] == newest, "piece {i} in the image");
+    }
+    assert_eq!((w.status(0).lost_blocks, w.status(0).count.corrupt_blocks), (0, 0));
 }
 
 #[test]
-fn g5_what_moves_while_its_redo_is_being_written_is_in_it() {
-    let mut w = world(DrainOrder::Grouped);
-    let content = half_dead_segments(&mut w);
-    // More than the drain has buffers for: some of it is read behind its back.
-    w.pass(3 * SECOND);
-    read_once(&mut w, 64 * MIB, 96 * MIB);
-    assert!(w.engine.device_status().reclaims > 100);
-    w.holds = |op| matches!(op, BackendOp::Write { .. });
-    w.run();
-    assert!(is_cut(&w, &content));
-    everything_is_there(&mut w, &content);
-}
-
-#[test]
-fn g5_what_moves_when_its_redo_is_written_is_not_written_again() {
-    let mut w = world(DrainOrder::Grouped);
-    let content = half_dead_segments(&mut w);
-    w.holds = |op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoCommit { .. });
-    w.pass(3 * SECOND);
-    let before = w.status(0).count.redo_bytes;
-    assert!(before > 160 * PIECE);
-    read_once(&mut w, 64 * MIB, 96 * MIB);
-    assert!(w.engine.device_status().reclaims > 100);
-    assert_eq!(w.status(0).count.redo_bytes, before);
-    w.holds = |op| matches!(op, BackendOp::Write { .. });
-    w.run();
-    assert!(is_cut(&w, &content));
-    everything_is_there(&mut w, &content);
+fn g5_what_moves_before_it_is_in_its_groups_redo_gets_there_all_the_same() {
+    group_is_packed(|op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. }), false);
 }
 
 #[test]
 fn g7_older_copies_that_a_group_needs_are_found_without_summaries_too() {
-    let mut w = world(DrainOrder::Grouped);
-    let mut content = half_dead_segments(&mut w);
-    w.pass(3 * SECOND);
-    let old = content.clone();
-    for i in (0..80).step_by(2) {
-        content[i] = pattern(2000 + i as u64, PIECE as usize);
-        w.write(0, i as u64 * PIECE, &content[i]);
-    }
-    read_once(&mut w, 64 * MIB, 32 * MIB);
-    assert!(damage_summaries(&mut w) > 20);
-    read_once(&mut w, 96 * MIB, 64 * MIB);
-    w.holds = |op| matches!(op, BackendOp::Write { .. });
-    w.run();
-    assert!(is_cut(&w, &old));
-    everything_is_there(&mut w, &content);
+    group_is_packed(|op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. }), true);
+}
+
+#[test]
+fn what_moves_when_it_is_in_its_groups_redo_is_not_written_there_again() {
+    group_is_packed(|op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoCommit { .. }), false);
 }
 
 #[test]

@@ -267,7 +267,9 @@ fn who_waits_for_a_group_does_not_wait_until_it_is_old() {
 fn the_redo_becomes_no_longer_than_it_may_while_the_image_can_catch_up() {
     let mut w = world();
     w.holds = |op| matches!(op, BackendOp::Flush);
-    let mut data = pattern(1, 4 << 20);
+    w.write(0, 0, &pattern(1, BLOCK));
+    w.pass(SECOND * 21 / 10);
+    let mut data = pattern(2, 4 << 20);
     for round in 0..40 {
         data[0] = round;
         for (i, part) in data.chunks(256 * KIB).enumerate() {
@@ -276,12 +278,43 @@ fn the_redo_becomes_no_longer_than_it_may_while_the_image_can_catch_up() {
         w.pass(SECOND * 21 / 10);
     }
     // 128 MiB: the quota is less than that.
-    assert_eq!(named(&w).len(), 32);
+    assert_eq!(named(&w).len(), 1 + 31);
+    // The image gets what it can, but all that is left has a newer content that is in no group yet.
+    w.write(0, 8 * MIB, &pattern(3, BLOCK));
     w.holds = |_| false;
     w.drain(0);
     assert!(w.images[0][..4 << 20] == data);
     w.pass(SECOND);
     assert_eq!(named(&w).len(), 0);
+}
+
+#[test]
+fn g5_what_the_cut_of_a_snapshot_has_is_not_drained_before_it_is_committed() {
+    let mut w = world();
+    w.write(0, 0, &pattern(1, BLOCK));
+    w.pass(3 * SECOND);
+    let snapshot = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), snapshot);
+    w.write(0, 8 * MIB, &pattern(2, BLOCK));
+    w.pass(SECOND / 2);
+    assert_eq!(named(&w), [1, 2]);
+    // The cut is of the same moment as the second group, which is on its way to the image.
+    w.holds = |op| match op {
+        BackendOp::Write { offset, .. } => *offset >= 8 * MIB,
+        op => matches!(op, BackendOp::RedoWrite { .. }),
+    };
+    w.run();
+    assert_eq!(w.status(0).count.groups, 3);
+    let before = w.backend_flushes;
+    w.holds = |op| matches!(op, BackendOp::RedoWrite { .. });
+    w.run();
+    w.pass(SECOND);
+    assert!(w.backend_flushes <= before + 1, "{} flushes", w.backend_flushes - before);
+    assert!(w.status(0).dirty && !w.snapshots.contains_key(&snapshot));
+    w.holds = |_| false;
+    w.run();
+    assert_eq!(w.controls.remove(&snapshot), Some(Ok(())));
+    assert!(w.snapshots[&snapshot][8 << 20..][..BLOCK] == pattern(2, BLOCK));
 }
 
 #[test]
