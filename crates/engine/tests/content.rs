@@ -4,7 +4,9 @@ mod common;
 use common::*;
 use std::convert::Infallible;
 use tidepool_engine::api::*;
-use tidepool_engine::{Content, Contents};
+use tidepool_engine::device::{Device, DeviceRead};
+use tidepool_engine::format::FORMAT_VERSION;
+use tidepool_engine::{Content, Contents, Engine, EngineConfig, check, inspect};
 
 /// A stretch without its bytes: offset, length, dirty, and whether it has bytes, is zero, damaged or lost.
 type Seen = (u64, u64, bool, char);
@@ -86,4 +88,85 @@ fn g7_what_does_not_verify_is_shown_as_damaged_and_costs_nothing_around_it() {
     assert!(seen.contains(&(40960, 4096, true, 'x')), "{seen:?}");
     assert!(rescued[..40960] == data[..40960] && rescued[45056..256 << 10] == data[45056..]);
     assert!(rescued[40960..45056] == w.images[0][40960..45056], "no byte of it is handed out");
+}
+
+/// A device with bytes that cannot be read.
+struct Unreadable<'a>(&'a mut MemoryDevice, std::ops::Range<u64>);
+
+impl Device for Unreadable<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+    fn read(&mut self, batch: &mut [DeviceRead<'_>]) {
+        self.0.read(batch);
+        for read in batch {
+            let end = read.offset + read.buf.len() as u64;
+            if read.offset < self.1.end && self.1.start < end {
+                read.buf.fill(0xbd);
+                read.result = Err(IoError::Errno(5));
+            }
+        }
+    }
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        self.0.write(offset, data)
+    }
+    fn sync(&mut self) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_long_run_is_shown_whole_and_no_further_and_a_bad_block_spoils_itself_only() {
+    let mut w = World::with_segments(64 * MIB, 1 << 20, &[spec("a", 8 * MIB, Mode::WriteBack)]);
+    // Appends as large as in the service: runs are longer than what is read at once.
+    let config = EngineConfig { append_bytes: 512 << 10, ..EngineConfig::small() };
+    w.engine = Engine::open(&mut w.device, config, 0).expect("open").0;
+    w.attach(true);
+    w.flush(0);
+    w.backend_stopped = true;
+    let data = pattern(1, 400 << 10);
+    let write = Op::Write { fua: false };
+    w.submit(0, write, MIB, 200 << 10, Some(&data[..200 << 10]));
+    w.submit(0, write, MIB + (200 << 10), 200 << 10, Some(&data[200 << 10..]));
+    w.run();
+    let shown = |w: &mut World, bad: std::ops::Range<u64>| {
+        let contents = Contents::open(&mut w.device).expect("a cache");
+        let (mut shown, mut seen) = (Vec::new(), Vec::new());
+        let Ok(()) = contents.read(&mut Unreadable(&mut w.device, bad), VolumeId(0), &mut |stretch| {
+            match stretch.content {
+                Content::Data(bytes) => shown.extend_from_slice(bytes),
+                _ => seen.push((stretch.offset, stretch.len)),
+            }
+            Ok::<(), Infallible>(())
+        });
+        (shown, seen)
+    };
+    assert!(shown(&mut w, 0..0) == (data.clone(), vec![]));
+    for block in [0, 40, 63, 64, 99] {
+        let at = block * BLOCK_BYTES;
+        let on_device = w.device.0.chunks(BLOCK_BYTES).position(|b| *b == data[at..at + BLOCK_BYTES]);
+        let first = (on_device.expect("it is there") * BLOCK_BYTES) as u64;
+        let rest = [&data[..at], &data[at + BLOCK_BYTES..]].concat();
+        let expected = (rest, vec![(MIB + at as u64, BLOCK_BYTES as u64)]);
+        assert!(shown(&mut w, first..first + 1) == expected, "block {block}");
+    }
+}
+
+#[test]
+fn a_look_and_a_check_tell_what_is_on_the_device() {
+    let mut w = World::new(64 * MIB, &[spec("a", 8 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    let data = pattern(1, 256 << 10);
+    w.write(0, 0, &data);
+    w.write(0, MIB, &data);
+    w.restart(true);
+    let looked = inspect(&mut w.device).expect("a cache");
+    assert_eq!((looked.device.cached_blocks, looked.device.size_bytes), (128, 64 * MIB));
+    assert_eq!(looked.format_version, FORMAT_VERSION);
+    assert_eq!((looked.volumes.len(), looked.volumes[0].dirty_bytes), (1, 512 << 10));
+    let mut progress = Vec::new();
+    let report = check(&mut w.device, &mut |done, all| progress.push((done, all))).expect("a cache");
+    assert_eq!((report.blocks, report.damaged.len()), (128, 0));
+    assert_eq!(progress.last(), Some(&(128, 128)));
+    assert!(progress.iter().all(|&(_, all)| all == 128));
 }

@@ -339,6 +339,37 @@ fn g5_the_redo_is_trimmed_group_by_group() {
 }
 
 #[test]
+fn g5_the_redo_of_an_earlier_owner_stays_until_another_is_committed() {
+    let mut w = world();
+    let data = pattern(1, 64 * KIB);
+    w.write(0, 0, &data);
+    w.pass(3 * SECOND);
+    w.holds = redo;
+    w.restart(true);
+    w.pass(3 * SECOND);
+    assert_eq!(w.committed[&0].0, 1);
+    assert!(w.cut(0)[..data.len()] == data);
+    w.holds = image;
+    w.pass(SECOND);
+    assert_eq!(w.committed[&0].0, 2);
+    assert!(w.cut(0)[..data.len()] == data);
+}
+
+#[test]
+fn the_redo_of_an_earlier_owner_goes_when_nothing_is_left_that_would_replace_it() {
+    let mut w = world();
+    let data = pattern(1, BLOCK);
+    w.write(0, 0, &data);
+    w.pass(3 * SECOND);
+    w.restart(true);
+    assert_eq!(named(&w), [1]);
+    w.corrupt(&data);
+    assert_eq!(w.try_read(0, 0, 4096), Err(RequestError::Io));
+    w.pass(SECOND);
+    assert_eq!(w.committed[&0], (2, vec![]));
+}
+
+#[test]
 fn a_commit_that_has_failed_is_tried_again_after_half_a_second() {
     let mut w = world();
     w.holds = commits;

@@ -284,7 +284,12 @@ impl World {
                 kept.1.push((group, frames));
                 kept.1.retain(|&(group, _)| group >= first);
             }
-            BackendOp::RedoTrim { first } => kept.1.retain(|&(group, _)| group >= first),
+            BackendOp::RedoTrim { first } => {
+                if kept.0 != generation {
+                    *kept = (generation, Vec::new());
+                }
+                kept.1.retain(|&(group, _)| group >= first);
+            }
             BackendOp::RedoNote { .. } => self.notes.push(op),
             _ => {}
         }
