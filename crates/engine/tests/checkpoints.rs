@@ -116,9 +116,6 @@ fn ranges_that_come_at_once_wait_as_well_when_a_checkpoint_would_have_no_room() 
     let recorded = record(&mut w, 0);
     w.run();
     assert_eq!((answered(&w, &ids), w.controls.remove(&recorded)), (1500, Some(Ok(()))));
-    let recorded = record(&mut w, 0);
-    w.run();
-    assert_eq!(w.controls.remove(&recorded), Some(Ok(())));
     ids.extend(discard(&mut w, 1500, 4000));
     w.run();
     w.pass(SECOND);

@@ -352,3 +352,85 @@ fn g3_a_fua_write_covers_what_went_past_the_cache_before_it() {
     assert_eq!(w.replies.remove(&write), Some(Ok(())));
     assert!(!w.status(0).backend_unflushed);
 }
+
+#[test]
+fn g1_zeroes_up_to_the_end_of_a_volume_reach_the_image() {
+    let mut w = World::new(64 * MIB, &[spec("a", 8 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x11);
+    w.op(0, Op::Discard { fua: false }, 2 * MIB, 6 * MIB).expect("discard");
+    w.drain(0);
+    assert!(w.images[0][2 << 20..].iter().all(|&byte| byte == 0));
+    assert!(!w.status(0).dirty);
+}
+
+#[test]
+fn zeroes_keep_their_space_beside_others_and_give_it_back_with_their_whole_object() {
+    let keeping = Op::WriteZeroes { fua: false, no_hole: true };
+    // The object, what else of it is discarded, and whether what was to keep its space still does.
+    for (object, from, len, keeps) in [
+        (0, 0, MIB, true),
+        (0, 3 * MIB, MIB, true),
+        (1, 0, MIB, true),
+        (1, 2 * MIB, 2 * MIB, true),
+        (1, 0, 4 * MIB, false),
+        (2, 0, 4 * MIB, false),
+    ] {
+        let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+        w.images[0].fill(0x11);
+        w.backend_stopped = true;
+        w.op(0, keeping, object * 4 * MIB + MIB, MIB).expect("zeroes");
+        w.op(0, Op::Discard { fua: false }, object * 4 * MIB + from, len).expect("discard");
+        w.backend_stopped = false;
+        w.drain(0);
+        let kept = w.backend_zeroes.iter().any(|&(_, offset, _)| offset <= object * 4 * MIB + MIB);
+        assert_eq!(kept, keeps, "object {object}: {len} bytes from {from}");
+    }
+}
+
+#[test]
+fn a_drain_after_a_restart_waits_for_what_was_dirty_before() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    w.write(0, 0, &pattern(1, 4096));
+    w.restart(true);
+    let control = w.fresh();
+    w.engine.drain(w.now, VolumeId(0), control);
+    w.run();
+    w.pass(3_000_000_000);
+    assert_eq!((w.controls.get(&control), w.status(0).sequence_drained), (None, 0));
+    w.backend_stopped = false;
+    w.run();
+    w.pass(1_000_000_000);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    assert!(w.images[0][..4096] == pattern(1, 4096));
+}
+
+#[test]
+fn what_only_takes_something_out_of_the_cache_leaves_nothing_to_drain() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.read(0, 0, 4096);
+    w.pass(1_000_000_000);
+    w.write(0, 0, &pattern(1, 4096));
+    let status = w.status(0);
+    assert!(status.sequence > 0 && status.sequence_drained == status.sequence && !status.dirty);
+    w.drain(0);
+}
+
+#[test]
+fn blocks_that_are_logged_together_are_found_each_at_its_place() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    let mut model = w.images[0].clone();
+    // Backwards, forwards, over the end of an object, and with gaps.
+    for (block, n) in [(9, 1), (8, 1), (7, 1), (20, 3), (23, 2), (2046, 5), (1020, 1), (1021, 8), (500, 1)] {
+        let data = pattern(block, n * 4096);
+        w.submit(0, Op::Write { fua: false }, block * 4096, data.len() as u64, Some(&data));
+        model[block as usize * 4096..][..data.len()].copy_from_slice(&data);
+    }
+    w.run();
+    for at in (0..16 * MIB).step_by(256 << 10) {
+        assert!(w.read(0, at, 256 << 10) == model[at as usize..][..256 << 10], "{at}");
+    }
+    w.drain(0);
+    assert!(w.images[0] == model);
+}
