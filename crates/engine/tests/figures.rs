@@ -35,6 +35,22 @@ fn the_quota_is_never_exceeded_however_many_writes_come_at_once() {
 }
 
 #[test]
+fn what_is_overwritten_takes_no_more_of_the_quota() {
+    let quota = 256 << 10;
+    let mut w = World::new(
+        64 << 20,
+        &[VolumeSpec { dirty_bytes_max: quota, ..spec("a", 16 * MIB, Mode::WriteBack) }],
+    );
+    w.flush(0);
+    w.backend_stopped = true;
+    // More than the device holds.
+    for i in 0..16_000 {
+        w.write(0, i % 4 * BLOCK, &[i as u8; BLOCK_BYTES]);
+    }
+    assert_eq!((w.status(0).dirty_bytes, w.status(0).count.quota_waits), (4 * BLOCK, 0));
+}
+
+#[test]
 fn requests_and_their_bytes_are_counted() {
     let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.write(0, 0, &pattern(1, 8192));

@@ -106,8 +106,8 @@ fn write_scattered(w: &mut World, pieces: std::ops::Range<u64>, seed: u64) {
     }
 }
 
-/// A group of eight MiB, of which four have changed since, is packed into other segments.
-fn group_is_packed(holds: fn(&BackendOp) -> bool, summaries_are_damaged: bool) {
+/// A volume of which a group has just been cut, with the first `pieces` in it, and what is held is not done.
+fn cut_group(pieces: u64, holds: fn(&BackendOp) -> bool) -> World {
     let volume = VolumeSpec {
         drain: DrainOrder::Grouped,
         dirty_bytes_max: 40 * MIB,
@@ -116,52 +116,76 @@ fn group_is_packed(holds: fn(&BackendOp) -> bool, summaries_are_damaged: bool) {
     let mut w = World::new(64 * MIB, &[volume]);
     w.flush(0);
     w.holds = holds;
-    write_scattered(&mut w, 0..128, 0);
+    write_scattered(&mut w, 0..pieces, 0);
     w.pass(2 * SECOND);
     assert_eq!(w.status(0).count.groups, 1);
-    let redo_bytes = w.status(0).count.redo_bytes;
-    for i in 64..128 {
-        w.write(0, i * PIECE, &pattern(1000 + i, PIECE as usize));
-    }
-    write_scattered(&mut w, 128..400, 0);
-    if summaries_are_damaged {
-        assert!(damage_summaries(&mut w) > 100);
-    }
-    for i in 0..400 {
-        w.write(0, 60 * MIB, &pattern(200_000 + i, PIECE as usize));
-    }
-    let moved = w.engine.device_status().moved_blocks;
-    assert!(moved > 2000, "{moved} blocks have been moved");
-    assert_eq!((w.status(0).count.groups, w.status(0).count.redo_bytes), (1, redo_bytes));
+    w
+}
+
+/// The group is what it was when it was cut, and the newest content reaches the image.
+fn group_is_whole(w: &mut World, pieces: u64, changed: std::ops::Range<u64>, end: u64) {
     w.holds = |op| matches!(op, BackendOp::Write { .. });
     w.run();
-    let piece = |seed: u64| pattern(seed, PIECE as usize);
+    assert_eq!(w.status(0).count.groups, 1);
     let cut = w.cut(0);
-    for i in 0..128 {
-        assert!(cut[(i * PIECE) as usize..][..PIECE as usize] == piece(i), "piece {i} of the group");
+    let is = |image: &[u8], i: u64, seed: u64| {
+        image[(i * PIECE) as usize..][..PIECE as usize] == pattern(seed, PIECE as usize)
+    };
+    for i in 0..pieces {
+        assert!(is(&cut, i, i), "piece {i} of the group");
     }
     w.holds = |_| false;
     w.drain(0);
-    for i in 0..400 {
-        let newest = piece(if (64..128).contains(&i) { 1000 + i } else { i });
-        assert!(w.images[0][(i * PIECE) as usize..][..PIECE as usize] == newest, "piece {i} in the image");
+    for i in 0..end {
+        assert!(
+            is(&w.images[0], i, if changed.contains(&i) { 1000 + i } else { i }),
+            "piece {i} in the image"
+        );
     }
     assert_eq!((w.status(0).lost_blocks, w.status(0).count.corrupt_blocks), (0, 0));
 }
 
-#[test]
-fn g5_what_moves_before_it_is_in_its_groups_redo_gets_there_all_the_same() {
-    group_is_packed(|op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. }), false);
+/// A group of eight MiB, of which four have changed since, is packed into other segments.
+fn group_is_packed(holds: fn(&BackendOp) -> bool) {
+    let mut w = cut_group(128, holds);
+    let redo_bytes = w.status(0).count.redo_bytes;
+    write_scattered(&mut w, 64..128, 1000);
+    write_scattered(&mut w, 128..400, 0);
+    for i in 0..400 {
+        w.write(0, 60 * MIB, &pattern(200_000 + i, PIECE as usize));
+    }
+    let moved = w.engine.device_status().moved_blocks;
+    assert!(moved > 1500, "{moved} blocks have been moved");
+    assert_eq!(w.status(0).count.redo_bytes, redo_bytes);
+    group_is_whole(&mut w, 128, 64..128, 400);
+}
+
+fn nothing_is_in_the_redo(op: &BackendOp) -> bool {
+    matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. })
 }
 
 #[test]
-fn g7_older_copies_that_a_group_needs_are_found_without_summaries_too() {
-    group_is_packed(|op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoWrite { .. }), true);
+fn g5_what_moves_before_it_is_in_its_groups_redo_gets_there_all_the_same() {
+    group_is_packed(nothing_is_in_the_redo);
 }
 
 #[test]
 fn what_moves_when_it_is_in_its_groups_redo_is_not_written_there_again() {
-    group_is_packed(|op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoCommit { .. }), false);
+    group_is_packed(|op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoCommit { .. }));
+}
+
+#[test]
+fn g8_older_copies_that_a_group_needs_make_room_without_summaries_too() {
+    let mut w = cut_group(300, nothing_is_in_the_redo);
+    assert!(damage_summaries(&mut w) > 100);
+    // There is no room for as much again beside what is superseded.
+    for i in 0..300 {
+        w.write(0, i * PIECE, &pattern(1000 + i, PIECE as usize));
+        w.write(0, 60 * MIB, &pattern(200_000 + i, PIECE as usize));
+    }
+    let moved = w.engine.device_status().moved_blocks;
+    assert!(moved > 1500, "{moved} blocks have been moved");
+    group_is_whole(&mut w, 300, 0..300, 300);
 }
 
 #[test]
