@@ -385,6 +385,14 @@ fn zeroes_keep_their_space_beside_others_and_give_it_back_with_their_whole_objec
         let kept = w.backend_zeroes.iter().any(|&(_, offset, _)| offset <= object * 4 * MIB + MIB);
         assert_eq!(kept, keeps, "object {object}: {len} bytes from {from}");
     }
+    // Up to the end of an object, it is none of the next one's business.
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    w.op(0, Op::Discard { fua: false }, 4 * MIB, 2 * MIB).expect("discard");
+    w.op(0, keeping, 3 * MIB, MIB).expect("zeroes");
+    w.backend_stopped = false;
+    w.drain(0);
+    assert_eq!(w.backend_zeroes, [(VolumeId(0), 3 * MIB, MIB)]);
 }
 
 #[test]
@@ -421,8 +429,20 @@ fn blocks_that_are_logged_together_are_found_each_at_its_place() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.flush(0);
     let mut model = w.images[0].clone();
-    // Backwards, forwards, over the end of an object, and with gaps.
-    for (block, n) in [(9, 1), (8, 1), (7, 1), (20, 3), (23, 2), (2046, 5), (1020, 1), (1021, 8), (500, 1)] {
+    // Backwards, forwards, over the end of an object, up to the end of the volume, and with gaps.
+    for (block, n) in [
+        (9, 1),
+        (8, 1),
+        (7, 1),
+        (20, 3),
+        (23, 2),
+        (2046, 5),
+        (1020, 1),
+        (1021, 8),
+        (500, 1),
+        (3000, 1),
+        (4094, 2),
+    ] {
         let data = pattern(block, n * 4096);
         w.submit(0, Op::Write { fua: false }, block * 4096, data.len() as u64, Some(&data));
         model[block as usize * 4096..][..data.len()].copy_from_slice(&data);
