@@ -120,6 +120,10 @@ fn ranges_that_come_at_once_wait_as_well_when_a_checkpoint_would_have_no_room() 
     w.run();
     w.pass(SECOND);
     assert!((room()..room() + RECORD_ENTRIES_MAX).contains(&answered(&w, &ids)));
+    // A checkpoint alone makes no room.
+    w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![2], c)).expect("recorded");
+    w.pass(SECOND);
+    assert!((room()..room() + RECORD_ENTRIES_MAX).contains(&answered(&w, &ids)));
 }
 
 #[test]

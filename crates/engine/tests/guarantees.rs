@@ -453,4 +453,11 @@ fn blocks_that_are_logged_together_are_found_each_at_its_place() {
     }
     w.drain(0);
     assert!(w.images[0] == model);
+    for (block, n) in [(3000, 1), (2046, 5), (4094, 2)] {
+        let data = pattern(10_000 + block, n * 4096);
+        w.write(0, block * 4096, &data);
+        model[block as usize * 4096..][..data.len()].copy_from_slice(&data);
+        w.drain(0);
+        assert!(w.images[0] == model, "block {block} alone");
+    }
 }

@@ -289,6 +289,28 @@ fn the_redo_becomes_no_longer_than_it_may_while_the_image_can_catch_up() {
 }
 
 #[test]
+fn the_redo_becomes_no_longer_than_it_may_while_the_image_refuses_what_it_is_sent() {
+    let mut w = world();
+    // As long as the image does not have this, all that comes after it is kept.
+    w.write(0, 8 * MIB, &pattern(2, BLOCK));
+    let data = pattern(1, 4 << 20);
+    for _ in 0..40 {
+        for (i, part) in data.chunks(256 * KIB).enumerate() {
+            w.write(0, (i * 256 * KIB) as u64, part);
+        }
+        for _ in 0..4 {
+            w.pass(SECOND * 6 / 10);
+            w.lose_image_writes();
+            w.run();
+        }
+    }
+    assert_eq!(named(&w).len(), 31);
+    w.holds = |_| false;
+    w.drain(0);
+    assert!(w.images[0][..4 << 20] == data);
+}
+
+#[test]
 fn g5_what_the_cut_of_a_snapshot_has_is_not_drained_before_it_is_committed() {
     let mut w = world();
     w.write(0, 0, &pattern(1, BLOCK));
