@@ -63,6 +63,11 @@ fn a_device_that_is_no_cache_is_told_from_one_that_is_damaged_or_cut() {
     }
     let cut = open(&good[..good.len() - BLOCK]).map(|_| ()).expect_err("it is not opened");
     assert!(matches!(cut, OpenError::Truncated { expected, found } if expected == found + BLOCK as u64));
+    for (end, superblock) in [(1, 0), (256, 0), (257, 256)] {
+        let mut cut = vec![0; end * BLOCK];
+        cut[superblock * BLOCK..][..BLOCK].copy_from_slice(&good[..BLOCK]);
+        assert!(matches!(open(&cut).err(), Some(OpenError::Truncated { .. })), "cut behind {end} blocks");
+    }
     let longer = [&good[..], &[0; BLOCK]].concat();
     assert!(open(&longer).is_ok(), "a device may be larger than what is used of it");
 }
