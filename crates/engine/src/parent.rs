@@ -137,7 +137,10 @@ mod tests {
         assert!(own.contains(0) && own.contains(OBJECT_BYTES) && !own.contains(2 * OBJECT_BYTES));
         own.union(&OwnObjects::none(65 * OBJECT_BYTES));
         assert!(!own.contains(64 * OBJECT_BYTES) && own.contains(65 * OBJECT_BYTES));
+        assert!(own.contains(70 * OBJECT_BYTES) && own.contains(0), "what both have is own as well");
         own.insert(60 * OBJECT_BYTES, u64::MAX);
         assert!(!own.contains(59 * OBJECT_BYTES) && own.contains(61 * OBJECT_BYTES));
+        let even = OwnObjects::none(64 * OBJECT_BYTES);
+        assert!(!even.contains(0) && !even.contains(63 * OBJECT_BYTES) && even.contains(64 * OBJECT_BYTES));
     }
 }

@@ -578,4 +578,84 @@ mod tests {
         assert!(rate.bytes_per_s > 0.0 && !rate.is_stale(now));
         assert!(rate.is_stale(now + STALE_NS));
     }
+
+    fn volume() -> Volume {
+        let spec = VolumeSpec {
+            name: "a".into(),
+            backend: "b".into(),
+            size_bytes: 1 << 30,
+            mode: Mode::WriteBack,
+            drain: DrainOrder::Grouped,
+            dirty_bytes_max: 0,
+            read_only: false,
+            generation: 1,
+            attachment: Vec::new(),
+        };
+        Volume::new(spec)
+    }
+
+    #[test]
+    fn a_sequence_that_no_volume_can_have_is_refused() {
+        let with = |change: fn(&mut VolumeItem)| {
+            let mut item = volume().to_item(0);
+            change(&mut item);
+            Volume::from_item(&item).map(|volume| (volume.sequence, volume.sequence_drained))
+        };
+        assert_eq!(with(|item| item.sequence.set(COUNTER_MAX)), Some((COUNTER_MAX, 0)));
+        assert_eq!(with(|item| item.sequence_drained.set(COUNTER_MAX)), Some((0, COUNTER_MAX)));
+        assert_eq!(with(|item| item.sequence.set(COUNTER_MAX + 1)), None);
+        assert_eq!(with(|item| item.sequence_drained.set(COUNTER_MAX + 1)), None);
+    }
+
+    fn dirty(object: u32, first_sequence: u64, wait_for: u64, then_first: u64) -> DirtyObject {
+        DirtyObject { object, first_sequence, since: 0, drain_from: 0, wait_for, then_first }
+    }
+
+    /// Since which record an object that is alone in the queue is dirty when everything up to `sequence` is committed.
+    fn first_at(queued: &[DirtyObject], sequence: u64) -> u64 {
+        let mut volume = volume();
+        queued.iter().for_each(|&entry| volume.requeue_dirty(entry));
+        volume.commit_objects(sequence);
+        assert_eq!(volume.dirty_objects.len(), 1);
+        volume.dirty_objects[0].first_sequence
+    }
+
+    #[test]
+    fn an_object_that_comes_back_from_the_drain_waits_for_what_either_needs_and_for_no_more() {
+        let mut entries = Vec::new();
+        for (first, wait_for) in [(1, 3), (1, 5), (2, 3), (2, 5), (3, 4), (4, 5)] {
+            entries.extend((first..6).map(|then_first| dirty(5, first, wait_for, then_first)));
+        }
+        for &came_back in &entries {
+            for &queued in &entries {
+                let apart = |sequence| first_at(&[came_back], sequence).min(first_at(&[queued], sequence));
+                let touched = queued.first_sequence < came_back.then_first
+                    && came_back.first_sequence < queued.then_first;
+                for sequence in 2..7 {
+                    let first = first_at(&[queued, came_back], sequence);
+                    let exact = !touched || sequence == 2 || sequence == 6;
+                    assert!(first <= apart(sequence), "{came_back:?} with {queued:?} at {sequence}");
+                    assert!(
+                        !exact || first == apart(sequence),
+                        "{came_back:?} with {queued:?} at {sequence}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_object_that_is_dirty_for_longest_stands_first() {
+        let mut volume = volume();
+        for (object, first) in [(0, 5), (1, 9), (2, 2), (3, 7), (4, 1), (5, 12), (6, 7)] {
+            volume.requeue_dirty(dirty(object, first, 20, 30 - first));
+            assert!(volume.dirty_objects.iter().is_sorted_by_key(|entry| entry.first_sequence));
+        }
+        volume.commit_objects(19);
+        assert_eq!(volume.dirty_objects[0].first_sequence, 1);
+        volume.commit_objects(20);
+        assert!(volume.dirty_objects.iter().is_sorted_by_key(|entry| entry.first_sequence));
+        assert_eq!(volume.dirty_objects[0].first_sequence, 18);
+        assert_eq!(volume.dirty_objects.len(), 7);
+    }
 }

@@ -2,11 +2,14 @@
 
 mod common;
 use common::*;
+use std::collections::HashSet;
 use std::convert::Infallible;
 use tidepool_engine::api::*;
 use tidepool_engine::device::{Device, DeviceRead};
 use tidepool_engine::format::FORMAT_VERSION;
-use tidepool_engine::{Content, Contents, Engine, EngineConfig, check, inspect};
+use tidepool_engine::{
+    Content, Contents, Engine, EngineConfig, FormatOptions, RecoveryReport, check, format_device, inspect,
+};
 
 /// A stretch without its bytes: offset, length, dirty, and whether it has bytes, is zero, damaged or lost.
 type Seen = (u64, u64, bool, char);
@@ -169,4 +172,53 @@ fn a_look_and_a_check_tell_what_is_on_the_device() {
     assert_eq!((report.blocks, report.damaged.len()), (128, 0));
     assert_eq!(progress.last(), Some(&(128, 128)));
     assert!(progress.iter().all(|&(_, all)| all == 128));
+}
+
+#[test]
+fn g7_a_check_verifies_every_block_and_names_the_first_thousand_that_are_damaged() {
+    let mut w = World::new(64 * MIB, &["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack)));
+    w.write(0, 0, &pattern(1, 256 << 10));
+    w.drain(0);
+    w.backend_stopped = true;
+    let pieces: Vec<Vec<u8>> = (0..16).map(|i| pattern(100 + i, 256 << 10)).collect();
+    for (i, piece) in pieces.iter().enumerate() {
+        w.write(1, i as u64 * (256 << 10), piece);
+    }
+    w.op(1, Op::Discard { fua: false }, 8 * MIB, MIB).expect("discard");
+    w.restart(true);
+    let (total, block) = (16 * 64 + 64, BLOCK_BYTES as u64);
+    let mut seen = Vec::new();
+    let report = check(&mut w.device, &mut |done, all| seen.push((done, all))).expect("a cache");
+    assert_eq!((report.blocks, report.damaged), (total, vec![]));
+    assert_eq!(report.recovery, inspect(&mut w.device).expect("a cache").recovery);
+    assert_ne!(report.recovery, RecoveryReport::default());
+    assert_eq!(seen.last(), Some(&(total, total)));
+    // One, then more than are named.
+    let damage = |w: &mut World, content: &[u8]| assert_eq!(w.corrupt(content).len(), 1);
+    damage(&mut w, &pieces[3][5 * 4096..6 * 4096]);
+    let report = check(&mut w.device, &mut |_, _| ()).expect("a cache");
+    assert_eq!((report.blocks, report.damaged.len()), (total, 1));
+    let (spec, at, dirty) = &report.damaged[0];
+    assert_eq!((&spec.name[..], *at, *dirty), ("b", (3 * 64 + 5) * block, true));
+    let first: HashSet<[u8; 16]> =
+        pieces.iter().flat_map(|p| p.chunks(4096)).map(|b| b[..16].try_into().expect("16 bytes")).collect();
+    let blocks = w.device.0.chunks_exact_mut(4096);
+    blocks.filter(|b| first.contains(&b[..16])).for_each(|b| b[9] ^= 1);
+    let report = check(&mut w.device, &mut |_, _| ()).expect("a cache");
+    assert_eq!((report.blocks, report.damaged.len()), (total, 1000));
+}
+
+#[test]
+fn the_whole_device_is_written_when_it_is_laid_out_and_nothing_of_what_was_there_stays() {
+    let size = 64 * MIB + 4096 * 37;
+    let mut device = MemoryDevice(vec![0x77; size as usize + (1 << 20)]);
+    let options = FormatOptions { uuid: [9; 16], size_bytes: size, segment_bytes: None };
+    let mut seen = Vec::new();
+    format_device(&mut device, &options, &mut |done, all| seen.push((done, all))).expect("format");
+    let total = Contents::open(&mut device).expect("a cache").device().size_bytes;
+    assert_eq!(total, size);
+    assert!(!device.0[..size as usize].chunks(4096).any(|block| block.iter().all(|&b| b == 0x77)));
+    assert!(device.0[size as usize..].iter().all(|&b| b == 0x77), "what is not used is left alone");
+    assert_eq!(seen.len(), 65, "in steps of a MiB");
+    assert!(seen.iter().zip(1..).all(|(&step, n)| step == ((n * MIB).min(total), total)), "{seen:?}");
 }

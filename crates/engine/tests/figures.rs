@@ -347,3 +347,36 @@ fn each_control_operation_that_is_recorded_takes_a_checkpoint() {
         assert_eq!(w.engine.device_status().checkpoints, before + n);
     }
 }
+
+#[test]
+fn what_is_written_to_the_device_is_counted() {
+    let mut w = World::new(64 << 20, &["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack)));
+    w.flush(0);
+    w.flush(1);
+    w.backend_stopped = true;
+    w.write(0, 0, &pattern(1, 4096));
+    let before = w.engine.device_status();
+    w.submit(0, Op::Write { fua: false }, 0, 2 * BLOCK, Some(&pattern(2, 8192)));
+    w.submit(1, Op::Write { fua: false }, 0, BLOCK, Some(&pattern(3, 4096)));
+    w.run();
+    w.write(1, MIB, &pattern(4, 4096));
+    let after = w.engine.device_status();
+    // Two volumes in the first append; every record has a header.
+    assert_eq!((after.appends - before.appends, after.records - before.records), (2, 3));
+    assert_eq!(after.appended_bytes - before.appended_bytes, (3 + 4) * BLOCK);
+}
+
+#[test]
+fn a_checkpoint_is_taken_some_time_after_something_was_logged_and_none_where_nothing_was() {
+    let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    let before = w.engine.device_status().checkpoints;
+    let taken = |w: &World| w.engine.device_status().checkpoints - before;
+    w.write(0, 0, &pattern(1, 4096));
+    w.pass(9 * SECOND);
+    assert_eq!(taken(&w), 0);
+    w.pass(2 * SECOND);
+    assert_eq!(taken(&w), 1);
+    w.pass(30 * SECOND);
+    assert_eq!(taken(&w), 1);
+}

@@ -461,3 +461,53 @@ fn blocks_that_are_logged_together_are_found_each_at_its_place() {
         assert!(w.images[0] == model, "block {block} alone");
     }
 }
+
+fn g3_a_client_is_told_what_was_lost_past_the_cache_in_any_mode_and_nothing_that_the_log_has() {
+    // Whether the volume has been attached just now, or written past the cache, and whether it is in write-back when the flush fails.
+    let cases = [(true, true), (true, false), (false, true), (false, false)];
+    for case in cases {
+        let (attached, back) = case;
+        let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+        let set = |w: &mut World, mode| {
+            w.control(|e, now, c| e.set_mode(now, VolumeId(0), mode, c)).expect("the mode");
+        };
+        if attached {
+            set(&mut w, if back { Mode::WriteBack } else { Mode::WriteAround });
+            w.reopen();
+            w.holds = |op| *op == BackendOp::Flush;
+            w.attach(true);
+        } else {
+            w.flush(0);
+            w.write(0, 0, &pattern(1, 4096));
+            w.write(0, 8192, &pattern(1, 4096));
+        }
+        if back {
+            set(&mut w, Mode::WriteBack);
+            // What is in the log is not lost with a flush of the backend, which its drain asks for.
+            w.write(0, MIB, &pattern(2, 4096));
+        }
+        w.flushes_to_fail = 1;
+        w.holds = |_| false;
+        // One that misses makes the core flush where nothing else does.
+        w.read(0, 2 * MIB, 4096);
+        w.pass(5_000_000_000);
+        assert_eq!((w.flushes_to_fail, w.status(0).backend_unflushed), (0, false), "{case:?}");
+        let told = if !attached || !back { Err(RequestError::Io) } else { Ok(()) };
+        assert_eq!(w.op(0, Op::Flush, 0, 0), told, "{case:?}");
+        w.flush(0);
+    }
+}
+
+#[test]
+fn a_write_that_the_log_has_is_not_taken_for_lost_when_a_flush_of_the_backend_fails() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.write(0, 0, &pattern(1, 4096));
+    w.flush(0);
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("the mode");
+    // Nothing has gone past the cache since the last flush of the backend.
+    w.flushes_to_fail = 1;
+    w.write(0, MIB, &pattern(2, 4096));
+    w.drain(0);
+    assert_eq!(w.flushes_to_fail, 0);
+    w.flush(0);
+}

@@ -193,3 +193,68 @@ fn reads_that_wait_for_others_go_on_when_the_cache_device_dies() {
         assert_eq!(w.engine.arena().bytes(buf.expect("a buffer")), expected(0, 64 * 1024));
     }
 }
+
+#[test]
+fn g1_a_read_over_the_end_of_an_object_takes_each_side_from_where_it_is() {
+    let mut w = world(Mode::WriteBack);
+    // Every other object is the clone's own.
+    let mut own = OwnObjects::none(SIZE);
+    for object in [1, 3] {
+        w.images[1][(object * OBJECT) as usize..][..MIB as usize].copy_from_slice(&pattern(object, 1 << 20));
+        own.insert(object * OBJECT, OBJECT);
+    }
+    // What it does not have itself is never asked of its image.
+    w.images[1][..OBJECT as usize].fill(9);
+    w.images[1][2 * OBJECT as usize..3 * OBJECT as usize].fill(9);
+    w.restart(false);
+    for clone in [1, 2] {
+        w.engine.set_parent(VolumeId(clone), VolumeId(0), &own).expect("a parent");
+    }
+    let near = 64 * KIB;
+    let mut content = w.images[1].clone();
+    content[..OBJECT as usize].copy_from_slice(&expected(0, OBJECT));
+    content[2 * OBJECT as usize..3 * OBJECT as usize].copy_from_slice(&expected(2 * OBJECT, OBJECT));
+    for _ in 0..2 {
+        for end in [OBJECT, 2 * OBJECT, 3 * OBJECT] {
+            let at = end as usize - near;
+            assert!(w.read(1, at as u64, 2 * near as u64) == content[at..at + 2 * near], "{end}");
+            w.pass(30_000_000);
+        }
+    }
+}
+
+#[test]
+fn what_is_read_from_a_parents_image_is_counted_as_the_parents() {
+    let mut w = world(Mode::WriteBack);
+    w.read(1, 0, 12 * 1024);
+    w.read(1, OBJECT, 8 * 1024);
+    w.write(1, 2 * OBJECT, &pattern(1, 4 * KIB));
+    w.drain(1);
+    w.read(1, 2 * OBJECT + MIB, 4 * 1024);
+    let count = w.status(1).count;
+    assert_eq!((count.miss_blocks, count.parent_blocks), (6, 5));
+    assert_eq!(w.status(0).count.parent_blocks, 0);
+    w.pass(30_000_000);
+    w.read(1, 0, 12 * 1024);
+    let count = w.status(1).count;
+    assert_eq!((count.hit_blocks, count.parent_blocks), (3, 8));
+}
+
+#[test]
+fn a_volume_without_a_backend_or_on_its_way_out_is_no_ones_parent_and_has_none() {
+    let mut w = world(Mode::WriteBack);
+    let own = OwnObjects::none(SIZE);
+    let set = |w: &mut World, id, parent| w.engine.set_parent(VolumeId(id), VolumeId(parent), &own);
+    w.backend_stopped = true;
+    w.write(1, 0, &pattern(1, 4 * KIB));
+    w.engine.remove(w.now, VolumeId(1), false, 77);
+    assert_eq!(set(&mut w, 1, 0), Err(ControlError::Detached), "it is being removed");
+    assert_eq!(set(&mut w, 2, 0), Ok(()));
+    w.backend_stopped = false;
+    w.reopen();
+    assert_eq!(set(&mut w, 2, 0), Err(ControlError::Detached));
+    let spec = w.status(2).spec;
+    let attach = tidepool_engine::Attach::again(&spec, true);
+    w.control(|e, now, c| e.attach(now, VolumeId(2), attach, c).expect("attach")).expect("attached");
+    assert_eq!(set(&mut w, 2, 0), Err(ControlError::Detached), "the parent has no backend");
+}
