@@ -285,6 +285,74 @@ fn the_status_of_blocks_names_every_stretch_as_it_is() {
 }
 
 #[test]
+fn the_status_of_blocks_has_no_empty_stretch_wherever_it_begins_and_ends() {
+    let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.images.push(Vec::new());
+    let large = spec("b", 8 << 30, Mode::WriteBack);
+    w.control(|e, now, c| drop(e.add_volume(now, large, c))).expect("add");
+    w.backend_stopped = true;
+    w.op(0, Op::Discard { fua: false }, 0, 8 * MIB).expect("discard");
+    let status = |volume, offset, end| {
+        let mut out = Vec::new();
+        w.engine.block_status(VolumeId(volume), offset, end - offset, 16, &mut out);
+        out.iter().map(|e| (e.len, e.zero)).collect::<Vec<_>>()
+    };
+    for (offset, end) in [(0, 4096), (512, 2 * MIB), (1024, 4096), (1024, 8 * MIB), (2048, 8 * MIB)] {
+        assert_eq!(status(0, offset, end), [(end - offset, true)], "{offset}..{end}");
+    }
+    assert_eq!(status(1, 512, 8 << 30), [((8 << 30) - 512, false)]);
+}
+
+#[test]
+fn zeroes_alone_make_a_volume_dirty_and_none_are_in_flight_when_they_are_drained() {
+    let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.backend_stopped = true;
+    w.op(0, Op::Discard { fua: false }, 0, MIB).expect("discard");
+    w.op(0, Op::Discard { fua: false }, 2 * MIB, MIB).expect("discard");
+    w.flush(0);
+    w.pass(2 * SECOND);
+    let status = w.status(0);
+    assert_eq!((status.dirty, status.dirty_bytes, status.drain_writes_in_flight), (true, 0, 2));
+    w.backend_stopped = false;
+    w.drain(0);
+    let status = w.status(0);
+    assert_eq!((status.dirty, status.drain_writes_in_flight), (false, 0));
+}
+
+#[test]
+fn what_the_drain_finds_damaged_is_counted() {
+    let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.write(0, 0, &pattern(1, 4096));
+    w.write(0, 8192, &pattern(2, 4096));
+    w.corrupt(&pattern(1, 4096));
+    w.corrupt(&pattern(2, 4096));
+    assert_eq!(w.control(|e, now, c| e.drain(now, VolumeId(0), c)), Err(ControlError::Lost(2)));
+    assert_eq!(w.status(0).count.corrupt_blocks, 2);
+}
+
+#[test]
+fn the_device_tells_what_is_taken_of_the_arena_and_when_reclaim_is_at_work() {
+    let mut w = World::new(64 << 20, &[spec("a", 128 * MIB, Mode::WriteBack)]);
+    let before = w.engine.device_status();
+    // 16,384 blocks, for each of which the marks and the ghost have a few bytes.
+    assert!((64 << 10..4 * MIB).contains(&before.index_bytes), "{} bytes", before.index_bytes);
+    let buf = w.engine.arena_mut().alloc(64 << 10).expect("room");
+    assert_eq!(w.engine.device_status().arena_used_bytes - before.arena_used_bytes, 64 << 10);
+    w.engine.arena_mut().free(buf);
+    let mut seen = false;
+    for at in (0..96 * MIB).step_by(256 << 10) {
+        let (_, buf) = w.submit(0, Op::Read, at, 256 << 10, None);
+        while w.step() {
+            seen |= w.engine.device_status().reclaiming;
+        }
+        w.engine.arena_mut().free(buf.expect("a read has a buffer"));
+    }
+    let after = w.engine.device_status();
+    assert!(seen && after.reclaims > 0 && !after.reclaiming);
+    assert_eq!(after.arena_used_bytes, before.arena_used_bytes);
+}
+
+#[test]
 fn what_fails_is_counted_and_told_until_something_succeeds() {
     let mut w = World::new(64 << 20, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.backend_result = Err(IoError::Errno(5));

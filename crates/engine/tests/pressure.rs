@@ -63,6 +63,51 @@ fn nobody_is_held_back_for_longer_than_a_second_however_many_there_are() {
 }
 
 #[test]
+fn nothing_is_held_back_below_half_of_the_quota_and_what_is_on_its_way_counts() {
+    let mut w = world();
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    let data = pattern(3, PIECE as usize);
+    let ids: Vec<_> = (0..QUOTA)
+        .step_by(PIECE as usize)
+        .map(|at| w.submit(0, Op::Write { fua: false }, at, PIECE, Some(&data)).0)
+        .collect();
+    w.run();
+    let answered = ids.iter().take_while(|id| w.replies.contains_key(id)).count() as u64;
+    assert!(ids[answered as usize..].iter().all(|id| !w.replies.contains_key(id)), "in their order");
+    assert!((QUOTA / 2 - 4 * PIECE..=QUOTA / 2).contains(&(answered * PIECE)), "{answered}");
+}
+
+#[test]
+fn zeroes_are_not_held_back_nor_is_anything_once_there_is_another_reason_to_answer() {
+    let mode: fn(&mut tidepool_engine::Engine, Nanos, u64) =
+        |e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteAround, c);
+    for operation in [mode, |e, now, c| e.remove(now, VolumeId(0), false, c)] {
+        let mut w = world();
+        let held = burst(&mut w);
+        let (id, _) = w.request(0, Op::Discard { fua: false }, 16 * MIB, MIB, None);
+        assert_eq!(w.replies.get(&id), Some(&Ok(())));
+        assert!(held.len() >= 4 && held.iter().all(|id| !w.replies.contains_key(id)));
+        let control = w.fresh();
+        operation(&mut w.engine, w.now, control);
+        w.run();
+        assert!(held.iter().all(|id| w.replies.contains_key(id)));
+    }
+}
+
+#[test]
+fn the_time_for_which_answers_are_held_back_is_counted() {
+    let mut w = world();
+    let held = burst(&mut w);
+    let mut expected = 0;
+    while held.iter().any(|id| !w.replies.contains_key(id)) {
+        expected += held.iter().filter(|id| !w.replies.contains_key(id)).count() as u64 * MS;
+        w.pass(MS);
+    }
+    let counted = w.status(0).count.held_ns;
+    assert!((expected - held.len() as u64 * MS..=expected).contains(&counted), "{counted} of {expected}");
+}
+
+#[test]
 fn what_is_held_back_comes_at_the_drains_pace() {
     let mut w = world();
     let held = burst(&mut w);

@@ -86,6 +86,55 @@ fn a_dead_cache_device_records_nothing_but_lets_go_of_its_volumes() {
 }
 
 #[test]
+fn what_a_dead_cache_device_cannot_record_is_not_done() {
+    let mut w = World::new(64 * MIB, &[grouped()]);
+    w.device_result = Err(IoError::Errno(5));
+    w.submit(0, Op::Write { fua: true }, 0, BLOCK, Some(&pattern(1, 4096)));
+    w.run();
+    let before = w.status(0);
+    let larger: Operation = |e, now, c| e.resize(now, VolumeId(0), 32 * MIB, c);
+    for operation in [OPERATIONS[0].1, OPERATIONS[1].1, OPERATIONS[5].1, larger] {
+        assert_eq!(at_once(&mut w, operation), Some(Err(ControlError::Device)));
+    }
+    let after = w.status(0);
+    assert_eq!((after.spec, after.mode, after.state), (before.spec, before.mode, before.state));
+    assert_eq!(w.images[0].len() as u64, 16 * MIB);
+}
+
+#[test]
+fn requests_for_nothing_are_answered_and_do_nothing() {
+    let mut w = World::new(64 * MIB, &[grouped()]);
+    let before = w.engine.device_status().records;
+    let ops = [
+        Op::Read,
+        Op::Prefetch,
+        Op::Write { fua: false },
+        Op::Discard { fua: false },
+        Op::WriteZeroes { fua: false, no_hole: true },
+    ];
+    for op in ops {
+        for offset in [0, 512, 16 * MIB] {
+            let id = w.fresh();
+            let request = Request { id, volume: VolumeId(0), op, offset, len: 0, buf: None };
+            w.engine.handle(w.now, Event::Request(request));
+            w.run();
+            assert_eq!(w.replies.remove(&id), Some(Ok(())), "{op:?} at {offset}");
+        }
+    }
+    let status = w.status(0);
+    assert_eq!((w.engine.device_status().records, status.dirty, w.backend_reads), (before, false, 0));
+}
+
+#[test]
+#[should_panic(expected = "a buffer covers its blocks")]
+fn a_request_whose_buffer_is_too_small_goes_no_further() {
+    let mut w = World::new(64 * MIB, &[grouped()]);
+    let buf = w.engine.arena_mut().alloc(4096);
+    let request = Request { id: 1, volume: VolumeId(0), op: Op::Read, offset: 512, len: 4096, buf };
+    w.engine.handle(w.now, Event::Request(request));
+}
+
+#[test]
 fn a_fenced_volume_says_who_refuses() {
     let mut w = World::new(64 * MIB, &[grouped()]);
     w.write(0, 0, &pattern(1, 4096));
@@ -96,6 +145,7 @@ fn a_fenced_volume_says_who_refuses() {
             assert_eq!(at_once(&mut w, operation), Some(Err(FENCED)), "{name}");
         }
     }
+    assert_eq!(w.status(0).state, tidepool_engine::status::VolumeState::Fenced);
     assert_eq!(w.try_read(0, 0, BLOCK), Err(RequestError::Io));
     assert_eq!(w.op(0, Op::Flush, 0, 0), Err(RequestError::Io));
 }

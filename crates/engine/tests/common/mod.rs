@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use tidepool_engine::api::*;
 use tidepool_engine::device::{Device, DeviceRead};
+use tidepool_engine::mem::Buf;
 use tidepool_engine::redo::{Change, FrameName, decode};
 use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, OpenError, format_device};
 
@@ -77,6 +78,11 @@ pub struct World {
     /// So many flushes fail from now on, and what was written before each of them is lost.
     pub flushes_to_fail: u32,
     waiting: Vec<(Token, VolumeId, BackendOp)>,
+    /// What backends refuse, and how.
+    pub refuses: fn(&BackendOp) -> Option<IoError>,
+    /// Writes of the cache device that begin while this is set stay in flight until they are released.
+    pub hold_device_writes: bool,
+    device_waiting: Vec<(Token, u64, Buf)>,
 }
 
 pub fn spec(name: &str, size_bytes: u64, mode: Mode) -> VolumeSpec {
@@ -147,6 +153,9 @@ impl World {
             stable: None,
             flushes_to_fail: 0,
             waiting: Vec::new(),
+            refuses: |_| None,
+            hold_device_writes: false,
+            device_waiting: Vec::new(),
         })
     }
 
@@ -180,6 +189,9 @@ impl World {
                 self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
                 self.done(token, Ok(()));
             }
+            Effect::DeviceWrite { token, offset, buf, .. } if self.hold_device_writes => {
+                self.device_waiting.push((token, offset, buf));
+            }
             Effect::DeviceWrite { token, .. } if self.device_result.is_err() => {
                 self.device_writes += 1;
                 self.done(token, self.device_result);
@@ -187,8 +199,7 @@ impl World {
             Effect::DeviceWrite { token, offset, buf, dsync } => {
                 self.device_writes += 1;
                 self.device_syncs += u64::from(dsync);
-                let at = offset as usize;
-                self.device.0[at..at + buf.len as usize].copy_from_slice(self.engine.arena().bytes(buf));
+                self.device_write(offset, buf);
                 self.done(token, Ok(()));
             }
             Effect::DeviceSync { token } => {
@@ -212,7 +223,48 @@ impl World {
         self.engine.handle(self.now, Event::Done { token, result });
     }
 
+    /// Writes of the cache device that were held complete; later ones are not held any more.
+    pub fn release_device_writes(&mut self) {
+        self.hold_device_writes = false;
+        for (token, offset, buf) in std::mem::take(&mut self.device_waiting) {
+            if self.device_result.is_ok() {
+                self.device_write(offset, buf);
+            }
+            self.done(token, self.device_result);
+        }
+        self.run();
+    }
+
+    /// Writes of the cache device that are held reach it, but the daemon dies before it learns that.
+    pub fn die_with_device_writes(&mut self) {
+        self.hold_device_writes = false;
+        for (_, offset, buf) in std::mem::take(&mut self.device_waiting) {
+            self.device_write(offset, buf);
+        }
+        self.reopen();
+    }
+
+    fn device_write(&mut self, offset: u64, buf: Buf) {
+        let at = offset as usize;
+        self.device.0[at..at + buf.len as usize].copy_from_slice(self.engine.arena().bytes(buf));
+    }
+
+    /// Lets time pass as far as `ns` with no other ticks than those that the core has asked for.
+    pub fn follow_deadlines(&mut self, ns: Nanos) {
+        let end = self.now + ns;
+        while let Some(next) = self.engine.next_deadline(self.now).filter(|&next| next <= end) {
+            assert!(next > self.now, "what is due at once needs no tick");
+            self.now = next;
+            self.engine.handle(self.now, Event::Tick);
+            self.run();
+        }
+        self.now = end;
+    }
+
     fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
+        if let Some(error) = (self.refuses)(&op) {
+            return self.done(token, Err(error));
+        }
         if self.backend_result.is_err() {
             return self.done(token, self.backend_result);
         }
@@ -356,7 +408,7 @@ impl World {
         offset: u64,
         len: u64,
         data: Option<&[u8]>,
-    ) -> (RequestId, Option<tidepool_engine::mem::Buf>) {
+    ) -> (RequestId, Option<Buf>) {
         let sent = self.submit(volume, op, offset, len, data);
         self.run();
         sent
@@ -370,7 +422,7 @@ impl World {
         offset: u64,
         len: u64,
         data: Option<&[u8]>,
-    ) -> (RequestId, Option<tidepool_engine::mem::Buf>) {
+    ) -> (RequestId, Option<Buf>) {
         let id = self.fresh();
         let buf = matches!(op, Op::Read | Op::Write { .. } | Op::Prefetch).then(|| {
             let buf = self.engine.arena_mut().alloc(buffer_bytes(offset, len)).expect("room");
@@ -454,6 +506,7 @@ impl World {
     /// The daemon dies and is started again; the volumes have no backends yet.
     pub fn reopen(&mut self) {
         self.waiting.clear();
+        self.device_waiting.clear();
         let (engine, _) = Engine::open(&mut self.device, EngineConfig::small(), self.now).expect("open");
         self.engine = engine;
     }
