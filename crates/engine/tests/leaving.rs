@@ -181,16 +181,18 @@ fn every_block_of_a_long_stretch_is_compared() {
     let config = EngineConfig { append_bytes: 512 << 10, ..EngineConfig::small() };
     w.engine = Engine::open(&mut w.device, config, w.now).expect("open").0;
     w.attach(true);
-    let blocks = 256;
-    for i in 0..4 {
-        w.submit(0, WRITE, i * (256 << 10), 256 << 10, Some(&pattern(i, 256 << 10)));
+    // Stretches that are longer than what is read at once, on the device and in the volume.
+    let stretches = [0u64, 200];
+    for first in stretches {
+        w.submit(0, WRITE, first * 4096, 256 << 10, Some(&pattern(first, 256 << 10)));
+        w.submit(0, WRITE, (first + 64) * 4096, 36 * 4096, Some(&pattern(first + 1, 36 * 4096)));
     }
     w.run();
     w.drain(0);
-    for block in 0..blocks {
-        w.images[0][block * 4096] ^= 1;
+    for block in stretches.into_iter().flat_map(|first| first..first + 100) {
+        w.images[0][block as usize * 4096] ^= 1;
         let control = remove(&mut w, 0, true);
-        assert_eq!(w.controls.remove(&control), Some(Err(ControlError::Differs(block as u64 * 4096))));
-        w.images[0][block * 4096] ^= 1;
+        assert_eq!(w.controls.remove(&control), Some(Err(ControlError::Differs(block * 4096))));
+        w.images[0][block as usize * 4096] ^= 1;
     }
 }
