@@ -118,6 +118,17 @@ fn an_object_that_a_clone_has_written_comes_from_its_own_image() {
 }
 
 #[test]
+fn g1_what_a_clone_has_written_past_the_cache_does_not_come_from_its_parent() {
+    let mut w = world(Mode::WriteAround);
+    w.read(2, 0, 64 * 1024);
+    w.pass(30_000_000);
+    w.write(1, 8192, &pattern(1, 4 * KIB));
+    assert!(w.read(1, 8192, 4096) == pattern(1, 4 * KIB));
+    assert!(w.read(1, 0, 8192) == expected(0, 8192));
+    assert!(w.read(2, 8192, 4096) == expected(8192, 4096));
+}
+
+#[test]
 fn what_is_cut_off_a_clone_does_not_come_back_from_its_parent() {
     let mut w = world(Mode::WriteBack);
     let resize = |w: &mut World, bytes| {

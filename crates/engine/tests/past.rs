@@ -143,6 +143,7 @@ fn what_is_being_read_when_the_cache_is_switched_off_is_not_kept() {
     let (read, _) = w.request(0, Op::Read, MIB, 4096, None);
     set_mode(&mut w, Mode::Off);
     w.backend_stopped = false;
+    w.run();
     w.pass(SECOND);
     assert_eq!((w.replies.get(&read), w.status(0).cached_bytes), (Some(&Ok(())), 0));
 }
