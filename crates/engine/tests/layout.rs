@@ -1,6 +1,7 @@
 //! Where things stand on the device, in numbers: the same code writes and reads them, so that other tests see a change of both.
 
-use tidepool_engine::format::{EXTENTS_PER_PAGE, Geometry, Superblock, byte, open};
+use tidepool_engine::format::{CheckpointHeader, EXTENTS_PER_PAGE, Geometry, Superblock, byte, open};
+use zerocopy::FromZeros;
 
 const MIB: u64 = 1 << 20;
 
@@ -74,4 +75,12 @@ fn a_superblock_that_does_not_follow_from_its_size_is_refused() {
         change(&mut sb);
         assert_eq!(Geometry::from_superblock(&sb), None, "change {n}");
     }
+}
+
+#[test]
+fn a_checkpoint_without_a_version_is_of_the_first_and_any_other_tells_its_own() {
+    let mut header = CheckpointHeader::new_zeroed();
+    assert_eq!(header.format_version(), 1);
+    header.version.set(7);
+    assert_eq!(header.format_version(), 7);
 }
