@@ -141,11 +141,12 @@ fn g8_a_comparison_with_a_stopped_backend_does_not_keep_the_others_from_making_r
 #[test]
 fn g8_a_volume_leaves_while_another_keeps_reclaim_busy() {
     let mut w = cached();
+    let data = pattern(1, 256 << 10);
     let mut n = 0;
     let mut load = |w: &mut World| {
         let at = n % 384 * (256 << 10);
         n += 1;
-        let (id, buf) = w.submit(0, WRITE, at, 256 << 10, Some(&pattern(at, 256 << 10)));
+        let (id, buf) = w.submit(0, WRITE, at, 256 << 10, Some(&data));
         (id, buf.expect("a buffer"))
     };
     let mut sent = Vec::new();

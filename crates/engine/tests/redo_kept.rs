@@ -5,8 +5,6 @@ use common::*;
 use tidepool_engine::api::*;
 
 const SECOND: Nanos = 1_000_000_000;
-/// After this time a group ends.
-const GROUP: Nanos = SECOND * 11 / 5;
 
 fn grouped() -> VolumeSpec {
     VolumeSpec { drain: DrainOrder::Grouped, ..spec("a", 48 * MIB, Mode::WriteBack) }
@@ -49,46 +47,4 @@ fn g5_redo_is_kept_while_only_it_has_the_last_committed_content_of_a_block() {
     w.pass(5 * SECOND);
     check(&w, "all are committed");
     assert!(w.committed[&0].1.is_empty() && w.images[0][8192..12288] == pattern(12, 4096));
-}
-
-#[test]
-fn g5_an_object_whose_groups_are_committed_while_it_is_being_drained_does_not_keep_the_redo() {
-    let mut w = World::new(64 * MIB, &[grouped()]);
-    w.flush(0);
-    let all: fn(&BackendOp) -> bool =
-        |op| matches!(op, BackendOp::RedoCommit { .. } | BackendOp::Write { .. });
-    let image: fn(&BackendOp) -> bool = |op| matches!(op, BackendOp::Write { .. });
-    w.holds = all;
-    w.write(0, 0, &pattern(1, 4096));
-    w.pass(GROUP);
-    w.write(0, 8192, &pattern(2, 4096));
-    w.holds = image;
-    w.run();
-    w.holds = all;
-    w.pass(GROUP);
-    let mut kept_max = 0;
-    for i in 0..30 {
-        // One block is on its way to the image, the other one in a group that is about to be committed.
-        let sent = i % 2 * 8192;
-        w.write(0, sent, &pattern(i + 3, 4096));
-        w.holds = image;
-        w.run();
-        w.holds = if sent == 0 {
-            |op| match op {
-                BackendOp::Write { offset, .. } => *offset == 8192,
-                op => matches!(op, BackendOp::RedoCommit { .. }),
-            }
-        } else {
-            |op| match op {
-                BackendOp::Write { offset, .. } => *offset == 0,
-                op => matches!(op, BackendOp::RedoCommit { .. }),
-            }
-        };
-        w.run();
-        w.holds = all;
-        w.pass(GROUP);
-        kept_max = kept_max.max(w.committed.get(&0).map_or(0, |(_, groups)| groups.len()));
-    }
-    assert!(w.status(0).count.groups >= 30, "{} groups", w.status(0).count.groups);
-    assert!(kept_max <= 4, "{kept_max} groups were kept");
 }
