@@ -100,11 +100,194 @@ fn a_size_that_cannot_be_had_changes_nothing() {
         assert_eq!(resize(&mut w, size), Err(ControlError::Size(size)));
     }
     w.resize_result = Err(IoError::Full);
-    for size in [24 * MIB, 8 * MIB] {
+    for size in [24 * MIB, 8 * MIB, 1 << 50] {
         assert_eq!(resize(&mut w, size), Err(ControlError::Backend(IoError::Full)));
         assert_eq!(w.status(0).spec.size_bytes, 16 * MIB);
     }
     assert_eq!(w.read(0, 0, 64 * 1024), pattern(1, 64 * KIB));
     w.write(0, 15 * MIB, &pattern(2, 64 * KIB));
     w.drain(0);
+}
+
+/// Begins a change of size that cannot be complete at once.
+fn begin(w: &mut World, size_bytes: u64) -> u64 {
+    let control = w.fresh();
+    w.engine.resize(w.now, VolumeId(0), size_bytes, control);
+    w.pass(SECOND);
+    control
+}
+
+#[test]
+fn a_volume_becomes_smaller_when_the_requests_beyond_its_new_end_are_answered_and_no_others() {
+    let other = spec("b", 16 * MIB, Mode::WriteBack);
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack), other]);
+    w.holds = |op| matches!(op, BackendOp::Read { .. });
+    let across = w.request(0, Op::Read, 8 * MIB - 4096, 8192, None);
+    let below = w.request(0, Op::Read, 8 * MIB - 32768, 16384, None);
+    let up_to = w.request(0, Op::Read, 8 * MIB - 16384, 12288, None);
+    let elsewhere = w.request(1, Op::Read, 12 * MIB, 4096, None);
+    let control = begin(&mut w, 8 * MIB);
+    assert_eq!(w.images[0].len() as u64, 16 * MIB, "a read is on its way there");
+    w.holds = |op| matches!(op, BackendOp::Read { offset, .. } if *offset != 8 * MIB - 4096);
+    w.pass(SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    w.holds = |_| false;
+    w.pass(SECOND);
+    for (id, buf) in [across, below, up_to, elsewhere] {
+        assert_eq!(w.replies.remove(&id), Some(Ok(())));
+        w.engine.arena_mut().free(buf.expect("it has a buffer"));
+    }
+    // As above, up to the very last block.
+    w.holds = |op| matches!(op, BackendOp::Read { .. });
+    let (last, buf) = w.request(0, Op::Read, 4 * MIB - 8192, 8192, None);
+    let control = begin(&mut w, 4 * MIB);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    w.holds = |_| false;
+    w.pass(SECOND);
+    assert_eq!(w.replies.remove(&last), Some(Ok(())));
+    w.engine.arena_mut().free(buf.expect("it has a buffer"));
+}
+
+#[test]
+fn g2_until_everything_that_goes_beyond_the_new_end_is_at_rest_a_restart_finds_the_old_size() {
+    let other = spec("b", 16 * MIB, Mode::WriteBack);
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack), other]);
+    w.write(0, 12 * MIB, &pattern(1, 64 * KIB));
+    w.write(0, 2 * MIB, &pattern(2, 64 * KIB));
+    w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset == 12 * MIB);
+    w.pass(3 * SECOND);
+    let control = begin(&mut w, 4 * MIB);
+    // A checkpoint in the middle of it.
+    w.control(|e, now, c| e.set_attachment(now, VolumeId(1), vec![7], c)).expect("recorded");
+    assert!(!w.controls.contains_key(&control));
+    w.holds = |_| false;
+    w.restart(true);
+    assert_eq!(w.status(0).spec.size_bytes, 16 * MIB);
+    assert!(w.read(0, 12 * MIB, 65536) == pattern(1, 64 * KIB));
+    w.drain(0);
+    assert!(w.images[0][(12 * MIB) as usize..][..64 * KIB] == pattern(1, 64 * KIB));
+}
+
+#[test]
+fn the_object_that_the_new_end_cuts_may_be_written_all_the_time() {
+    fn first_half(op: &BackendOp) -> bool {
+        matches!(op, BackendOp::Write { offset, .. } if *offset < 5 * MIB)
+    }
+    fn second_half(op: &BackendOp) -> bool {
+        matches!(op, BackendOp::Write { offset, .. } if *offset >= 5 * MIB)
+    }
+    let mut w = world(DrainOrder::Unordered);
+    w.flush(0);
+    w.holds = first_half;
+    w.write(0, 4 * MIB, &pattern(0, 4096));
+    w.pass(3 * SECOND);
+    let control = begin(&mut w, 6 * MIB);
+    for i in 1.. {
+        // It is dirty again before a drain of it ends.
+        let at = if i % 2 == 1 { 5 * MIB } else { 4 * MIB };
+        w.write(0, at, &pattern(i, 4096));
+        w.holds = if i % 2 == 1 { second_half } else { first_half };
+        w.run();
+        if w.images[0].len() as u64 == 6 * MIB {
+            break;
+        }
+        assert!(i < 20, "drain follows drain");
+    }
+    w.holds = |_| false;
+    w.pass(3 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    w.drain(0);
+}
+
+#[test]
+fn an_image_becomes_smaller_when_its_redo_has_nothing_beyond_the_new_end() {
+    let mut w = world(DrainOrder::Grouped);
+    w.flush(0);
+    w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset < 4 * MIB);
+    w.write(0, MIB, &pattern(1, 64 * KIB));
+    w.write(0, 12 * MIB, &pattern(2, 64 * KIB));
+    w.pass(5 * SECOND);
+    assert!(w.images[0][(12 * MIB) as usize..][..64 * KIB] == pattern(2, 64 * KIB));
+    let control = begin(&mut w, 8 * MIB);
+    assert_eq!(w.images[0].len() as u64, 16 * MIB, "the redo cannot be trimmed yet");
+    w.holds = |_| false;
+    w.pass(SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+}
+
+#[test]
+fn a_restart_would_find_nothing_beyond_the_new_end_when_the_image_becomes_smaller() {
+    let mut w = world(DrainOrder::Unordered);
+    w.write(0, 12 * MIB, &pattern(1, 64 * KIB));
+    w.drain(0);
+    w.pass(20 * SECOND);
+    let control = w.fresh();
+    w.engine.resize(w.now, VolumeId(0), 8 * MIB, control);
+    let before = w.engine.device_status().checkpoints;
+    while w.images[0].len() as u64 > 8 * MIB {
+        assert!(w.step() && !w.controls.contains_key(&control));
+    }
+    assert_eq!(w.engine.device_status().checkpoints, before + 1);
+    w.run();
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+}
+
+#[test]
+fn a_change_of_size_that_waits_for_a_drain_is_given_up_when_the_drain_has_an_end() {
+    for fenced in [true, false] {
+        let mut w = world(DrainOrder::Grouped);
+        w.flush(0);
+        w.write(0, 0, &pattern(1, 64 * KIB));
+        w.backend_stopped = true;
+        let control = begin(&mut w, 8 * MIB);
+        assert!(!w.controls.contains_key(&control));
+        let error = if fenced {
+            w.backend_result = Err(IoError::Fenced);
+            w.backend_stopped = false;
+            ControlError::Backend(IoError::Fenced)
+        } else {
+            w.device_result = Err(IoError::Errno(5));
+            w.submit(0, Op::Write { fua: true }, MIB, 4096, Some(&pattern(2, 4096)));
+            ControlError::Device
+        };
+        w.pass(3 * SECOND);
+        assert_eq!(w.controls.remove(&control), Some(Err(error)));
+        assert_eq!(w.status(0).spec.size_bytes, 16 * MIB);
+    }
+}
+
+#[test]
+fn g1_what_was_being_cached_beyond_the_new_end_does_not_come_back() {
+    let mut w = world(DrainOrder::Unordered);
+    w.images[0].fill(0x11);
+    let reads: Vec<_> = (0..3).map(|i| w.submit(0, Op::Read, (9 + i) * MIB, 16 * 1024, None)).collect();
+    while w.replies.len() < reads.len() {
+        assert!(w.step());
+    }
+    resize(&mut w, 8 * MIB).expect("it shrinks");
+    resize(&mut w, 16 * MIB).expect("it grows");
+    for (i, (_, buf)) in (0..).zip(reads) {
+        w.engine.arena_mut().free(buf.expect("it has a buffer"));
+        assert!(is_zero(&w.read(0, (9 + i) * MIB, 16 * 1024)));
+    }
+}
+
+#[test]
+fn what_a_group_has_beyond_the_new_end_is_not_missed_after_a_restart() {
+    let mut w = world(DrainOrder::Grouped);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    w.write(0, 12 * MIB, &pattern(2, 128 * KIB));
+    w.backend_stopped = true;
+    w.pass(3 * SECOND);
+    let control = begin(&mut w, 4 * MIB);
+    assert_eq!(w.status(0).dirty_bytes, 64 * 1024);
+    w.backend_stopped = false;
+    w.pass(5 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    w.restart(true);
+    assert!(w.read(0, 0, 65536) == pattern(1, 64 * KIB));
+    w.write(0, MIB, &pattern(3, 64 * KIB));
+    w.drain(0);
+    assert_eq!(w.status(0).dirty_bytes, 0);
 }

@@ -188,3 +188,160 @@ fn g5_a_snapshot_waits_for_what_was_on_its_way_past_the_cache_before_the_mode_ch
     assert_eq!(w.controls.remove(&control), Some(Ok(())));
     assert_eq!(w.snapshots[&control][..8192], pattern(1, 8192));
 }
+
+#[test]
+fn g5_writes_that_go_on_neither_hold_a_snapshot_of_write_through_up_nor_reach_the_image_meanwhile() {
+    const OBJECT: u64 = 4 * MIB;
+    fn even(op: &BackendOp) -> bool {
+        matches!(op, BackendOp::Write { offset, .. } if offset / OBJECT % 2 == 0)
+    }
+    fn odd(op: &BackendOp) -> bool {
+        matches!(op, BackendOp::Write { offset, .. } if offset / OBJECT % 2 == 1)
+    }
+    fn even_or_snapshot(op: &BackendOp) -> bool {
+        even(op) || matches!(op, BackendOp::Snapshot { .. })
+    }
+    let mut w = World::new(64 * MIB, &[VolumeSpec { mode: Mode::WriteThrough, ..grouped("a", 16 * MIB) }]);
+    w.flush(0);
+    let mut sent = Vec::new();
+    let mut write = |w: &mut World, i: u64| {
+        sent.push(w.request(0, Op::Write { fua: false }, i % 4 * OBJECT, 4096, Some(&pattern(i, 4096))));
+    };
+    w.holds = even;
+    write(&mut w, 0);
+    let control = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    // Before one is in the image the next one is on its way there.
+    let mut i = 0;
+    while !w.snapshots.contains_key(&control) {
+        i += 1;
+        assert!(i < 50, "each write that comes is waited for");
+        let image = w.images[0].clone();
+        w.holds = if i % 2 == 1 { odd } else { even };
+        write(&mut w, i);
+        let taken = w.snapshots.get(&control);
+        assert!(taken.is_none_or(|taken| *taken == w.images[0] && *taken != image), "a write was on its way");
+    }
+    assert!(w.snapshots[&control][..4096] == pattern(0, 4096), "what was there before is in it");
+    w.holds = |_| false;
+    w.pass(3 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+
+    w.holds = even_or_snapshot;
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    w.run();
+    let image = w.images[0].clone();
+    write(&mut w, 101);
+    w.pass(3 * SECOND);
+    assert!(w.images[0] == image, "the backend is at it");
+    w.holds = |_| false;
+    w.pass(3 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    assert!(w.snapshots[&control] == image && w.images[0] != image);
+    for (id, buf) in sent {
+        assert_eq!(w.replies.remove(&id), Some(Ok(())));
+        buf.iter().for_each(|buf| w.engine.arena_mut().free(*buf));
+    }
+}
+
+#[test]
+fn a_snapshot_of_write_through_has_what_write_back_has_left_behind() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.backend_result = Err(IoError::Errno(5));
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    w.pass(2 * SECOND);
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteThrough, c)).expect("write-through");
+    // The drain pauses after an error.
+    w.backend_result = Ok(());
+    w.control(|e, now, c| e.snapshot(now, VolumeId(0), c)).expect("a snapshot");
+    let image = w.snapshots.values().next().expect("it is taken");
+    assert!(image[..64 * KIB] == pattern(1, 64 * KIB));
+}
+
+#[test]
+fn g5_a_snapshot_waits_until_a_group_that_is_being_committed_is() {
+    let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB)]);
+    w.flush(0);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    w.pass(3 * SECOND);
+    let control = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    w.holds = |op| matches!(op, BackendOp::Write { .. } | BackendOp::RedoCommit { .. });
+    w.write(0, 8 * MIB, &pattern(2, 64 * KIB));
+    w.pass(3 * SECOND);
+    w.holds = |op| matches!(op, BackendOp::RedoCommit { .. });
+    w.pass(3 * SECOND);
+    assert!(w.images[0][..64 * KIB] == pattern(1, 64 * KIB), "the backlog is drained");
+    assert!(!w.snapshots.contains_key(&control));
+    w.holds = |_| false;
+    w.pass(3 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    assert!(w.snapshots[&control][(8 * MIB) as usize..][..64 * KIB] == pattern(2, 64 * KIB));
+}
+
+#[test]
+fn g5_a_drain_that_fails_after_the_cut_is_not_taken_for_the_end_of_it() {
+    let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB)]);
+    w.flush(0);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    w.pass(3 * SECOND);
+    let control = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    w.write(0, 8 * MIB, &pattern(2, 64 * KIB));
+    // The backlog is drained, and the cut has what came after it.
+    w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset > 0);
+    w.run();
+    w.lose_image_writes();
+    w.run();
+    assert!(!w.snapshots.contains_key(&control));
+    w.holds = |_| false;
+    w.pass(5 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    assert!(w.snapshots[&control][(8 * MIB) as usize..][..64 * KIB] == pattern(2, 64 * KIB));
+}
+
+#[test]
+fn a_snapshot_that_waits_for_a_drain_is_given_up_when_the_drain_has_an_end() {
+    for fenced in [true, false] {
+        let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB)]);
+        w.flush(0);
+        w.write(0, 0, &pattern(1, 64 * KIB));
+        w.backend_stopped = true;
+        let control = w.fresh();
+        w.engine.snapshot(w.now, VolumeId(0), control);
+        w.pass(3 * SECOND);
+        assert!(!w.controls.contains_key(&control));
+        let error = if fenced {
+            w.backend_result = Err(IoError::Fenced);
+            w.backend_stopped = false;
+            ControlError::Backend(IoError::Fenced)
+        } else {
+            w.device_result = Err(IoError::Errno(5));
+            w.submit(0, Op::Write { fua: true }, MIB, 4096, Some(&pattern(2, 4096)));
+            ControlError::Device
+        };
+        w.pass(3 * SECOND);
+        assert_eq!(w.controls.remove(&control), Some(Err(error)));
+    }
+}
+
+#[test]
+fn a_snapshot_that_the_backend_is_taking_when_the_cache_device_dies_is_answered_by_the_backend() {
+    let mut w = World::new(64 * MIB, &[grouped("a", 16 * MIB)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 64 * KIB));
+    w.holds = |op| matches!(op, BackendOp::Snapshot { .. });
+    let control = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    w.pass(3 * SECOND);
+    w.device_result = Err(IoError::Errno(5));
+    w.submit(0, Op::Write { fua: true }, MIB, 4096, Some(&pattern(2, 4096)));
+    w.pass(3 * SECOND);
+    assert!(w.engine.device_status().failed && !w.controls.contains_key(&control));
+    w.holds = |_| false;
+    w.pass(3 * SECOND);
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    assert!(w.snapshots[&control][..64 * KIB] == pattern(1, 64 * KIB));
+}
