@@ -80,8 +80,12 @@ fn summaries_are_damaged(drain: DrainOrder) {
     read_once(&mut w, 64 * MIB, 32 * MIB);
     assert!(damage_summaries(&mut w) > 20);
     let before = w.status(0).count.evicted_blocks;
-    read_once(&mut w, 96 * MIB, 64 * MIB);
+    read_once(&mut w, 96 * MIB, 4 * MIB);
+    let evicted = w.status(0).count.evicted_blocks - before;
+    assert!(evicted < 2048, "{evicted} blocks make room for 1024");
+    read_once(&mut w, 100 * MIB, 60 * MIB);
     assert!(w.status(0).count.evicted_blocks > before + 4000);
+    assert_eq!(cached(&w, 64 * MIB, 24 * MIB), 0, "nothing is left of what their segments held");
     let device = w.engine.device_status();
     assert_eq!(device.cached_blocks * BLOCK_BYTES as u64, w.status(0).cached_bytes);
     assert_eq!(cached(&w, 0, 256 * MIB), device.cached_blocks);
@@ -227,4 +231,106 @@ fn what_comes_back_soon_after_it_was_dropped_is_kept_for_longer_than_a_stranger(
     w.pass(SECOND);
     assert!(cached(&w, 0, 4 * MIB) > 400, "{} of what came back", cached(&w, 0, 4 * MIB));
     assert!(cached(&w, 100 * MIB, 4 * MIB) < 100, "{} of the stranger", cached(&w, 100 * MIB, 4 * MIB));
+}
+
+#[test]
+fn what_was_written_and_what_is_wanted_again_outlive_a_stretch_that_is_read_once() {
+    let mut w = world(DrainOrder::Unordered);
+    let data = pattern(1, PIECE as usize);
+    for i in 0..256 {
+        w.write(0, i * PIECE, &data);
+    }
+    w.drain(0);
+    read_once(&mut w, 64 * MIB, 128 * MIB);
+    assert_eq!(cached(&w, 0, 16 * MIB), 4096, "newcomers leave first");
+}
+
+#[test]
+fn what_is_wanted_again_outlives_what_is_written_once() {
+    let mut w = world(DrainOrder::Unordered);
+    for round in 0..16 {
+        read_once(&mut w, 0, 8 * MIB);
+        read_once(&mut w, (16 + round * 8) * MIB, 8 * MIB);
+    }
+    let wanted = cached(&w, 0, 8 * MIB);
+    assert!(wanted > 1900, "{wanted} blocks");
+    let data = pattern(1, PIECE as usize);
+    for i in 0..1536 {
+        w.write(0, 128 * MIB + i * PIECE, &data);
+        if i % 64 == 63 {
+            w.drain(0);
+        }
+    }
+    assert!(cached(&w, 0, 8 * MIB) > wanted * 9 / 10, "{} of them", cached(&w, 0, 8 * MIB));
+    assert!(cached(&w, 128 * MIB, 32 * MIB) < 100, "what was written first is gone");
+}
+
+#[test]
+fn the_cache_follows_when_something_else_is_wanted_all_the_time() {
+    let mut w = world(DrainOrder::Unordered);
+    for round in 0..4 {
+        read_once(&mut w, 0, 48 * MIB);
+        read_once(&mut w, (64 + round * 12) * MIB, 12 * MIB);
+    }
+    for _ in 0..8 {
+        read_once(&mut w, 128 * MIB, 16 * MIB);
+    }
+    w.pass(SECOND);
+    let now = cached(&w, 128 * MIB, 16 * MIB);
+    assert_eq!(now, 4096, "all of it");
+}
+
+#[test]
+fn g8_a_cache_full_of_dirty_blocks_takes_whatever_does_not_make_them_more() {
+    let spec = VolumeSpec { dirty_bytes_max: 64 * MIB, ..spec("a", 128 * MIB, Mode::WriteBack) };
+    let mut w = World::new(64 * MIB, &[spec]);
+    w.flush(0);
+    read_once(&mut w, 64 * MIB, 64 * MIB);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    // What is on its way counts as well.
+    let pieces = w.status(0).dirty_bytes_max / PIECE - 2;
+    let mut content: Vec<u64> = (0..pieces).collect();
+    let begun = w.now;
+    for i in 0..pieces {
+        w.write(0, i * PIECE, &pattern(i, PIECE as usize));
+    }
+    let mut random = 88172645463325252u64;
+    for n in 0..1500 {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let i = random % pieces;
+        content[i as usize] = 1000 + n;
+        w.write(0, i * PIECE, &pattern(1000 + n, PIECE as usize));
+    }
+    assert!(w.now - begun < SECOND, "nobody waits");
+    let device = w.engine.device_status();
+    assert!(device.moved_blocks > 1000, "{device:?}");
+    for (i, &seed) in (0..).zip(&content) {
+        assert!(w.read(0, i * PIECE, PIECE) == pattern(seed, PIECE as usize), "piece {i}");
+    }
+    w.holds = |_| false;
+    w.drain(0);
+    for (i, &seed) in content.iter().enumerate() {
+        let at = i * PIECE as usize;
+        assert!(w.images[0][at..][..PIECE as usize] == pattern(seed, PIECE as usize), "piece {i}");
+    }
+}
+
+#[test]
+fn g8_a_cache_device_that_dies_while_room_is_made_lets_go_of_its_volumes() {
+    let mut w = world(DrainOrder::Unordered);
+    read_once(&mut w, 0, 60 * MIB);
+    let mut reads = Vec::new();
+    while !w.engine.device_status().reclaiming {
+        if !w.step() {
+            let at = 64 * MIB + reads.len() as u64 * PIECE;
+            reads.push(w.submit(0, Op::Read, at, PIECE, None));
+        }
+    }
+    w.device_result = Err(IoError::Errno(5));
+    w.submit(0, Op::Write { fua: true }, 0, 4096, Some(&pattern(1, 4096)));
+    w.pass(SECOND);
+    assert!(w.engine.device_status().failed);
+    w.control(|e, now, c| e.remove(now, VolumeId(0), false, c)).expect("it is removed");
 }

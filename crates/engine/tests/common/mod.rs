@@ -181,6 +181,10 @@ impl World {
     /// Executes one effect; false if there is none.
     pub fn step(&mut self) -> bool {
         let Some(effect) = self.engine.next_effect(self.now) else { return false };
+        if let Effect::DeviceRead { offset, buf, .. } | Effect::DeviceWrite { offset, buf, .. } = &effect {
+            let block = BLOCK_BYTES as u64;
+            assert!(offset.is_multiple_of(block) && u64::from(buf.len).is_multiple_of(block) && buf.len > 0);
+        }
         match effect {
             Effect::DeviceRead { token, offset, buf } => {
                 self.device_reads += 1;
