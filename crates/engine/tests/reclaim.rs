@@ -280,28 +280,37 @@ fn the_cache_follows_when_something_else_is_wanted_all_the_time() {
     assert_eq!(now, 4096, "all of it");
 }
 
-#[test]
-fn g8_a_cache_full_of_dirty_blocks_takes_whatever_does_not_make_them_more() {
+/// Writes come `at_once`.
+fn a_full_cache_goes_on(segment_bytes: u32, at_once: u64) {
     let spec = VolumeSpec { dirty_bytes_max: 64 * MIB, ..spec("a", 128 * MIB, Mode::WriteBack) };
-    let mut w = World::new(64 * MIB, &[spec]);
+    let mut w = World::with_segments(64 * MIB, segment_bytes, &[spec]);
     w.flush(0);
     read_once(&mut w, 64 * MIB, 64 * MIB);
     w.holds = |op| matches!(op, BackendOp::Write { .. });
     // What is on its way counts as well.
-    let pieces = w.status(0).dirty_bytes_max / PIECE - 2;
+    let pieces = w.status(0).dirty_bytes_max / PIECE - 2 * at_once;
     let mut content: Vec<u64> = (0..pieces).collect();
     let begun = w.now;
     for i in 0..pieces {
         w.write(0, i * PIECE, &pattern(i, PIECE as usize));
     }
     let mut random = 88172645463325252u64;
-    for n in 0..1500 {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let i = random % pieces;
-        content[i as usize] = 1000 + n;
-        w.write(0, i * PIECE, &pattern(1000 + n, PIECE as usize));
+    for n in 0..1500 / at_once {
+        let mut sent = Vec::new();
+        for k in 0..at_once {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let (i, seed) = (random % pieces, 1000 + n * at_once + k);
+            content[i as usize] = seed;
+            let data = pattern(seed, PIECE as usize);
+            sent.push(w.submit(0, Op::Write { fua: false }, i * PIECE, PIECE, Some(&data)));
+        }
+        w.run();
+        for (id, buf) in sent {
+            assert_eq!(w.replies.remove(&id), Some(Ok(())), "round {n}");
+            w.engine.arena_mut().free(buf.expect("it has a buffer"));
+        }
     }
     assert!(w.now - begun < SECOND, "nobody waits");
     let device = w.engine.device_status();
@@ -315,6 +324,16 @@ fn g8_a_cache_full_of_dirty_blocks_takes_whatever_does_not_make_them_more() {
         let at = i * PIECE as usize;
         assert!(w.images[0][at..][..PIECE as usize] == pattern(seed, PIECE as usize), "piece {i}");
     }
+}
+
+#[test]
+fn g8_a_cache_full_of_dirty_blocks_takes_whatever_does_not_make_them_more() {
+    a_full_cache_goes_on(256 << 10, 1);
+}
+
+#[test]
+fn g8_large_segments_are_emptied_in_parts_while_writes_go_on() {
+    a_full_cache_goes_on(1 << 20, 4);
 }
 
 #[test]
@@ -333,4 +352,52 @@ fn g8_a_cache_device_that_dies_while_room_is_made_lets_go_of_its_volumes() {
     w.pass(SECOND);
     assert!(w.engine.device_status().failed);
     w.control(|e, now, c| e.remove(now, VolumeId(0), false, c)).expect("it is removed");
+}
+
+#[test]
+fn g2_a_restart_finds_what_stands_in_every_page_of_the_segment_table() {
+    let mut w = world(DrainOrder::Unordered);
+    for i in 0..640 {
+        w.write(0, i * PIECE, &pattern(i, PIECE as usize));
+    }
+    w.drain(0);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    // Each checkpoint has something new in the last page alone.
+    for round in 0..4 {
+        for i in 640 + round * 16..656 + round * 16 {
+            w.write(0, i * PIECE, &pattern(i, PIECE as usize));
+        }
+        w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![1], c)).expect("recorded");
+    }
+    w.restart(true);
+    let before = w.backend_reads;
+    for i in 0..704 {
+        assert!(w.read(0, i * PIECE, PIECE) == pattern(i, PIECE as usize), "piece {i}");
+    }
+    assert_eq!(w.backend_reads, before, "all of it is cached");
+    w.holds = |_| false;
+    w.drain(0);
+    for i in 640..704 {
+        assert!(w.images[0][(i * PIECE) as usize..][..PIECE as usize] == pattern(i, PIECE as usize));
+    }
+}
+
+#[test]
+fn g8_copies_that_groups_have_kept_for_a_while_take_no_room_for_ever() {
+    let mut w = world(DrainOrder::Grouped);
+    let data: Vec<_> = (0..2).map(|i| pattern(i, PIECE as usize)).collect();
+    for round in 0..40 {
+        for data in &data {
+            for i in 0..24 {
+                w.write(0, i * PIECE, data);
+            }
+            // The second time the first copies are those of a group that is being written.
+            w.holds = |op| matches!(op, BackendOp::RedoCommit { .. });
+            w.pass(3 * SECOND);
+        }
+        w.holds = |_| false;
+        w.drain(0);
+        let device = w.engine.device_status();
+        assert!(device.segments_free > 4 && device.cached_blocks == 384, "round {round}: {device:?}");
+    }
 }
