@@ -317,6 +317,7 @@ fn a_full_cache_goes_on(segment_bytes: u32, at_once: u64) {
     assert!(w.now - begun < SECOND, "nobody waits");
     let device = w.engine.device_status();
     assert!(device.moved_blocks > 1000, "{device:?}");
+    w.restart(true);
     for (i, &seed) in (0..).zip(&content) {
         assert!(w.read(0, i * PIECE, PIECE) == pattern(seed, PIECE as usize), "piece {i}");
     }
