@@ -292,6 +292,8 @@ impl Engine {
         let log = &self.log.streams[Stream::Log as usize];
         if log.published > log.stable && !self.dead {
             self.sync.drains.push((log.published, deferred));
+            // Whoever issues syncs may have had its turn already.
+            self.stir();
         } else {
             self.drain_stable(deferred);
         }

@@ -168,3 +168,16 @@ fn a_dead_cache_device_asks_for_no_ticks() {
     assert!(w.images[0][..4096] == pattern(1, 4096));
     assert_eq!(w.engine.next_deadline(w.now), None);
 }
+
+#[test]
+fn zeroes_whose_log_is_not_stable_are_drained_without_another_event() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.images[0].fill(0x11);
+    w.flush(0);
+    w.op(0, Op::Discard { fua: false }, 0, MIB).expect("discard");
+    let control = w.fresh();
+    w.engine.drain(w.now, VolumeId(0), control);
+    w.run();
+    w.follow_deadlines(9 * SECOND);
+    assert_eq!(w.controls.get(&control), Some(&Ok(())));
+}
