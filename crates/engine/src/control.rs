@@ -9,7 +9,7 @@ use crate::mem::Buf;
 use crate::mutation::mutated;
 use crate::parent::OwnObjects;
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
-use crate::volume::{DrainWaiter, Task, Volume};
+use crate::volume::{DrainWaiter, Task, Volume, object_of};
 
 /// Transfers of a verification in flight.
 const VERIFY_IN_FLIGHT: u32 = 8;
@@ -96,9 +96,8 @@ impl Attach {
 pub(crate) struct Verify {
     /// Whose image; the removals of others wait.
     volume: Option<VolumeId>,
-    object: u32,
-    /// Blocks of the current object that have been issued.
-    cursor: u32,
+    /// Everything cached before this block has been issued.
+    next: u64,
     in_flight: u32,
     finished: bool,
     result: Option<ControlError>,
@@ -184,7 +183,7 @@ impl Engine {
         volume.spec = spec;
         volume.attached = true;
         // Writes that went past the cache before the restart may still stand in the backend's write cache.
-        volume.backend_written += 1;
+        volume.backend_flushed = 0;
         volume.backend_flush_wanted = true;
         self.count_quotas();
         if !attach.keep_clean && !mutated!(CleanKeptWithoutProof) {
@@ -550,7 +549,7 @@ impl Engine {
                 return;
             };
             let Some(buf) = self.pools.drain.take() else { return };
-            self.verify.cursor += blocks;
+            self.verify.next = block + u64::from(blocks);
             self.verify.in_flight += 1;
             let token = self.start_io(Io::Verify { volume: id, block, blocks, buf });
             let part = buf.slice(0, blocks as usize * BLOCK_BYTES);
@@ -559,27 +558,18 @@ impl Engine {
         }
     }
 
-    /// The next stretch of cached blocks, by the verification's cursor (counted over cached blocks of an object).
-    fn next_to_verify(&mut self, id: VolumeId) -> Option<(u64, u32)> {
-        loop {
-            let verify = &self.verify;
-            let index = &self.volumes[id.0 as usize].as_ref()?.index;
-            let object = index.objects(verify.object).next()?;
-            let skip = if object == verify.object { verify.cursor } else { 0 };
-            let mut seen = 0;
-            for (block, n, found) in index.runs(object) {
-                let Lookup::At(_) = found else { continue };
-                if seen + n > skip {
-                    let at = skip.saturating_sub(seen);
-                    self.verify.object = object;
-                    self.verify.cursor = skip;
-                    return Some((block + u64::from(at), (n - at).min(crate::drain::PIECE_BLOCKS as u32)));
-                }
-                seen += n;
-            }
-            self.verify.object = object + 1;
-            self.verify.cursor = 0;
-        }
+    /// The next stretch of cached blocks that is to be verified.
+    fn next_to_verify(&self, id: VolumeId) -> Option<(u64, u32)> {
+        let next = self.verify.next;
+        let index = &self.volumes[id.0 as usize].as_ref()?.index;
+        let mut runs = index.objects(object_of(next)).flat_map(|object| index.runs(object));
+        let is_left = |&(block, n, found): &(u64, u32, Lookup)| {
+            matches!(found, Lookup::At(_)) && block + u64::from(n) > next
+        };
+        let (block, n, _) = runs.find(is_left)?;
+        let first = block.max(next);
+        let left = n - (first - block) as u32;
+        Some((first, left.min(crate::drain::PIECE_BLOCKS as u32)))
     }
 
     pub(crate) fn verify_done(

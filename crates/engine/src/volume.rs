@@ -206,7 +206,8 @@ pub(crate) struct Volume {
     pub(crate) retry_at: Nanos,
     pub(crate) drain_waiters: Vec<DrainWaiter>,
     pub(crate) drain_all_until: u64,
-    /// Direct writes that have completed, and how many of them a completed backend flush covers.
+    /// Direct writes that have completed, and how many of them a completed backend flush covers. The first stands for
+    /// those before an attachment.
     pub(crate) backend_written: u64,
     pub(crate) backend_flushed: u64,
     /// A backend flush has failed behind the clients' back: direct writes may be lost, and the next flush of a
@@ -288,8 +289,8 @@ impl Volume {
             retry_at: 0,
             drain_waiters: Vec::new(),
             drain_all_until: 0,
-            backend_written: 0,
-            backend_flushed: 0,
+            backend_written: 1,
+            backend_flushed: 1,
             direct_lost: false,
             backend_flush_wanted: false,
             direct_in_flight: 0,
@@ -409,8 +410,7 @@ impl Volume {
         self.backend_flushed < self.backend_written
     }
 
-    /// A backend flush has failed. The first of an attachment covers what was written before it, which a volume in
-    /// write-back has in its log.
+    /// A backend flush has failed. What was written before an attachment is in the log of a volume in write-back.
     pub(crate) fn note_direct_lost(&mut self) {
         let direct = self.backend_written > 1 || self.mode != Mode::WriteBack;
         self.direct_lost |= direct && self.backend_is_dirty();

@@ -462,6 +462,7 @@ fn blocks_that_are_logged_together_are_found_each_at_its_place() {
     }
 }
 
+#[test]
 fn g3_a_client_is_told_what_was_lost_past_the_cache_in_any_mode_and_nothing_that_the_log_has() {
     // Whether the volume has been attached just now, or written past the cache, and whether it is in write-back when the flush fails.
     let cases = [(true, true), (true, false), (false, true), (false, false)];
@@ -510,4 +511,22 @@ fn a_write_that_the_log_has_is_not_taken_for_lost_when_a_flush_of_the_backend_fa
     w.drain(0);
     assert_eq!(w.flushes_to_fail, 0);
     w.flush(0);
+}
+
+#[test]
+fn g3_a_client_is_told_when_the_first_write_of_a_new_volume_past_the_cache_is_lost_and_the_mode_has_changed()
+{
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.flush(0);
+    // The only one that goes past the cache: the volume was added, and not attached, so that it counts as the first of an attachment.
+    w.write(0, 0, &pattern(1, 4096));
+    w.stable = Some(vec![vec![0; 16 << 20]]);
+    w.control(|e, now, c| e.set_mode(now, VolumeId(0), Mode::WriteBack, c)).expect("write-back");
+    w.flushes_to_fail = 1;
+    // One that misses makes the core flush.
+    w.read(0, 2 * MIB, 4096);
+    w.pass(5_000_000_000);
+    assert_eq!((w.flushes_to_fail, w.status(0).backend_unflushed), (0, false));
+    assert_eq!(w.images[0][..4096], vec![0; 4096], "it is lost");
+    assert_eq!(w.op(0, Op::Flush, 0, 0), Err(RequestError::Io), "and the client is told");
 }

@@ -5,6 +5,7 @@ use common::*;
 use tidepool_engine::api::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+const SECOND: Nanos = 1_000_000_000;
 
 /// Where something is cached: several objects, stretches longer than what is read at once, the end in the middle of a block.
 const STRETCHES: [(u64, u64); 5] =
@@ -65,4 +66,38 @@ fn a_comparison_that_cannot_be_made_leaves_the_volume_as_it_was() {
     w.write(0, 0, &pattern(5, 4096));
     assert_eq!(remove(&mut w), Ok(()));
     assert!(w.images[0][..4096] == pattern(5, 4096));
+}
+
+#[test]
+fn a_comparison_misses_no_cached_block_when_reclaim_makes_room_meanwhile() {
+    let mut w =
+        World::new(64 * MIB, &[spec("a", 192 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)]);
+    // One object, in newcomers' segments, read in this order.
+    for at in (0..4 * MIB).step_by(64 << 10) {
+        w.read(1, at, 64 << 10);
+        w.pass(SECOND / 20);
+    }
+    let cached = w.status(1).cached_bytes;
+    w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![1], c)).expect("set");
+    // The first reads are on their way; meanwhile others need room, and the oldest are evicted.
+    w.stopped.push(VolumeId(1));
+    let control = w.fresh();
+    w.engine.remove(w.now, VolumeId(1), true, control);
+    w.run();
+    let mut at = 0;
+    while w.status(1).cached_bytes > cached / 2 {
+        w.read(0, at, 128 << 10);
+        at += 128 << 10;
+    }
+    let left = w.status(1).cached_bytes;
+    let mut out = Vec::new();
+    w.engine.block_status(VolumeId(1), 0, 4 * MIB, 64, &mut out);
+    // A block differs that is still cached, not far behind what was evicted.
+    assert!(left > cached / 4 && !out[0].cached && out[1].cached);
+    w.images[1][out[0].len as usize + 65536] ^= 1;
+    w.stopped.clear();
+    w.run();
+    w.pass(SECOND);
+    let result = w.controls.remove(&control);
+    assert!(matches!(result, Some(Err(ControlError::Differs(_)))), "{result:?}");
 }
