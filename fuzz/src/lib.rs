@@ -14,6 +14,7 @@ mod memory;
 mod nbd;
 mod recover;
 mod redo;
+mod replica;
 mod uri;
 
 use std::sync::Once;
@@ -33,13 +34,14 @@ const fn target(name: &'static str, bytes_max: usize, run: fn(&[u8])) -> Target 
 }
 
 /// All targets.
-pub static TARGETS: [Target; 14] = [
+pub static TARGETS: [Target; 15] = [
     target("nbd_server", 4096, nbd::server),
     target("nbd_client", 4096, nbd::client),
     target("nbd_replies", 16384, nbd::replies),
     target("nbd_door", 4096, door::door),
     target("cache_image", 1024, image::cache_image),
     target("redo_frame", 1024, redo::frame),
+    target("replica_wire", 4096, replica::wire),
     target("recover", 4096, recover::recover),
     target("config", 2048, config::config),
     target("admin", 2048, admin::admin),

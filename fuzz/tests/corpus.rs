@@ -97,6 +97,7 @@ targets! {
     nbd_door 500
     cache_image 300
     redo_frame 2000
+    replica_wire 2000
     recover 300
     config 2000
     admin 1000

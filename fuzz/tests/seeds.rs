@@ -4,8 +4,12 @@
 use std::fs;
 use std::path::Path;
 use tidepool_backend::{BackendUri, OpenOptions, open};
+use tidepool_engine::api::BLOCK_BYTES;
+use tidepool_engine::format::{FORMAT_VERSION, RECORD_MAGIC, RecordHeader, RecordKind, seal};
 use tidepool_lab::Scratch;
 use tidepool_nbd::{Errno, reply};
+use tidepool_replica::wire::{Greeting, Holds, Message, Record};
+use zerocopy::{FromZeros, IntoBytes};
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
@@ -19,10 +23,49 @@ fn seeds() {
     replies();
     images();
     frames();
+    replicas();
     documents();
     texts();
     requests();
     journals();
+}
+
+/// What an owner says from beginning to end, and what a peer answers.
+fn replicas() {
+    let mut header = RecordHeader::new_zeroed();
+    (header.magic, header.kind) = (RECORD_MAGIC, RecordKind::Write as u8);
+    header.version.set(FORMAT_VERSION);
+    header.entries.set(1);
+    let mut block = [0; BLOCK_BYTES];
+    header.write_to_prefix(&mut block).expect("it fits");
+    // A discard of eight blocks.
+    block[size_of::<RecordHeader>() + 7..][..5].copy_from_slice(&[1, 8, 0, 0, 0]);
+    seal::<RecordHeader>(&mut block);
+    let holds = Some(Holds { generation: 3, base: 10, logged: 15, stable: 12, newest_crc: 7 });
+    let owner = [
+        Message::Hello { cache: 1, boot: 2, generation: 3, name: "vm-1", image: "rbd:pool/vm-1" },
+        Message::Begin { generation: 3, base: 10 },
+        Message::Record(Record::of_block(&block).expect("a record")),
+        Message::Flush { sequence: 11 },
+        Message::Drained { floor: 11 },
+        Message::Fetch { after: 11, through: 15 },
+        Message::Block { block: 9, crc: 8, data_bytes: 0 },
+        Message::Beat { time_ns: 1, answer: false },
+    ];
+    let peer = [
+        Message::Welcome { cache: 4, boot: 5, holds: None },
+        Message::Welcome { cache: 4, boot: 5, holds },
+        Message::Begun { generation: 3, base: 10 },
+        Message::Have { logged: 11, stable: 10 },
+        Message::Beat { time_ns: 1, answer: true },
+        Message::Refused("it has promised to listen to generation 4 only"),
+    ];
+    for (name, messages) in [("owner", &owner[..]), ("peer", &peer[..])] {
+        let mut bytes = vec![1];
+        bytes.extend(Greeting::OURS.encode());
+        messages.iter().for_each(|message| message.encode(&mut bytes));
+        write("replica_wire", name, &bytes);
+    }
 }
 
 /// To the requests of the target: reads, a block status, a flush, a write and a trim, with cookies from 0.

@@ -193,7 +193,7 @@ fn g5_a_snapshot_waits_for_what_was_on_its_way_past_the_cache_before_the_mode_ch
 fn g5_writes_that_go_on_neither_hold_a_snapshot_of_write_through_up_nor_reach_the_image_meanwhile() {
     const OBJECT: u64 = 4 * MIB;
     fn even(op: &BackendOp) -> bool {
-        matches!(op, BackendOp::Write { offset, .. } if offset / OBJECT % 2 == 0)
+        matches!(op, BackendOp::Write { offset, .. } if (offset / OBJECT).is_multiple_of(2))
     }
     fn odd(op: &BackendOp) -> bool {
         matches!(op, BackendOp::Write { offset, .. } if offset / OBJECT % 2 == 1)

@@ -1,4 +1,5 @@
-//! Who may do what while a volume has a second copy: the rules of RFC 9 as state machines without I/O.
+//! A second copy of a volume, without I/O (RFC 9): who may do what as state machines, and what the two hosts say to each
+//! other as bytes ([`wire`]).
 //!
 //! Events go in, effects come out, and what stands in the ownership record changes by compare-and-set only. The
 //! rules are tried against crashes, restarts, lost messages and lost answers by a model (`tests/model.rs`), which
@@ -7,6 +8,7 @@
 mod owner;
 mod peer;
 mod record;
+pub mod wire;
 
 pub use owner::{Effect, Event, Owner, Phase};
 pub use peer::{Copy, Peer, Rejected};

@@ -1,0 +1,507 @@
+//! What owner and peer say to each other, as bytes (RFC 9). All numbers are little-endian.
+//!
+//! A connection begins with a [`Greeting`] in each direction, whose layout never changes. Then come frames: a
+//! [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied here: a prefix says how long
+//! it is, and whoever reads puts it where it belongs.
+
+use tidepool_engine::api::BLOCK_BYTES;
+use tidepool_engine::format::{
+    Entry, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, crc32c, open,
+};
+use zerocopy::FromBytes;
+
+/// The version of the protocol that this release speaks.
+pub const VERSION: u16 = 1;
+/// Bytes of a greeting.
+pub const GREETING_BYTES: usize = 16;
+/// Bytes of a frame's prefix.
+pub const PREFIX_BYTES: usize = 16;
+/// Longest head in bytes: that of a record with as many entries as it can have.
+pub const HEAD_BYTES_MAX: usize = RECORD_HEAD_BYTES + RECORD_ENTRIES_MAX * ENTRY_BYTES;
+/// Longest data in bytes.
+pub const DATA_BYTES_MAX: usize = RECORD_ENTRIES_MAX * BLOCK_BYTES;
+/// Longest text in bytes.
+pub const TEXT_BYTES_MAX: usize = 1024;
+
+const MAGIC: [u8; 8] = *b"TPREPLIC";
+const RECORD_HEAD_BYTES: usize = size_of::<RecordHeader>();
+const ENTRY_BYTES: usize = size_of::<Entry>();
+const BLOCK: u32 = BLOCK_BYTES as u32;
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The other side speaks something else.
+    #[error("the other side does not speak the protocol of replicas")]
+    Magic,
+    /// There is no version that both sides know.
+    #[error(
+        "the other side speaks versions {oldest} to {newest} of the protocol of replicas, this one {VERSION}: update the older one"
+    )]
+    Version {
+        /// Oldest that it speaks.
+        oldest: u16,
+        /// Newest that it speaks.
+        newest: u16,
+    },
+    /// No message is like that.
+    #[error("a message of kind {0} that cannot be")]
+    Shape(u8),
+    /// The checksum is wrong.
+    #[error("a damaged message")]
+    Crc,
+}
+
+/// First bytes in each direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Greeting {
+    /// Oldest version that is spoken.
+    pub oldest: u16,
+    /// Newest version that is spoken.
+    pub newest: u16,
+}
+
+impl Greeting {
+    /// What this release says.
+    pub const OURS: Greeting = Greeting { oldest: VERSION, newest: VERSION };
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&self.oldest.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.newest.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the other side's greeting and says which version is spoken: the newest that both know.
+    ///
+    /// # Errors
+    /// It is no greeting, or there is no such version.
+    pub fn agree(bytes: &[u8; GREETING_BYTES]) -> Result<u16, Malformed> {
+        if bytes[..8] != MAGIC {
+            return Err(Malformed::Magic);
+        }
+        let oldest = u16::from_le_bytes([bytes[8], bytes[9]]);
+        let newest = u16::from_le_bytes([bytes[10], bytes[11]]);
+        if oldest > newest || !(oldest..=newest).contains(&VERSION) {
+            return Err(Malformed::Version { oldest, newest });
+        }
+        Ok(VERSION)
+    }
+}
+
+/// What a peer holds of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holds {
+    /// The owner's generation.
+    pub generation: u64,
+    /// Newest sequence that it does not hold.
+    pub base: u64,
+    /// Newest sequence in its log.
+    pub logged: u64,
+    /// Newest sequence on its stable media.
+    pub stable: u64,
+    /// CRC of the owner's header of the newest record.
+    pub newest_crc: u32,
+}
+
+/// A write record on its way: what stood in the owner's log, without the padding of its header block. The data follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// The header and its entries.
+    head: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// The record whose header block is `block`.
+    ///
+    /// # Errors
+    /// It is none: the checksum is wrong, or it says that it has more than fits.
+    pub fn of_block(block: &'a [u8; BLOCK_BYTES]) -> Result<Record<'a>, Malformed> {
+        let header = open::<RecordHeader>(block).ok_or(Malformed::Crc)?;
+        let entries = usize::from(header.entries.get());
+        if entries > RECORD_ENTRIES_MAX {
+            return Err(Malformed::Shape(Kind::Record as u8));
+        }
+        Record::checked(&block[..RECORD_HEAD_BYTES + entries * ENTRY_BYTES])
+    }
+
+    fn checked(head: &'a [u8]) -> Result<Record<'a>, Malformed> {
+        let record = Record { head };
+        // The header's own checksum is over its block.
+        let mut block = [0; BLOCK_BYTES];
+        block[..head.len()].copy_from_slice(head);
+        let header = open::<RecordHeader>(&block).ok_or(Malformed::Crc)?;
+        let is_of_a_log = header.magic == RECORD_MAGIC
+            && header.kind == RecordKind::Write as u8
+            && header.version.get() <= FORMAT_VERSION;
+        let length = RECORD_HEAD_BYTES + usize::from(header.entries.get()) * ENTRY_BYTES;
+        let blocks = || (0..record.entries()).filter(|&at| record.entry(at).has_data()).count();
+        let fits = is_of_a_log && length == head.len() && blocks() == usize::from(header.blocks.get());
+        fits.then_some(record).ok_or(Malformed::Shape(Kind::Record as u8))
+    }
+
+    /// The header as the owner wrote it.
+    pub fn header(&self) -> RecordHeader {
+        RecordHeader::read_from_prefix(self.head).expect("a head begins with a header").0
+    }
+
+    /// How many entries there are.
+    pub fn entries(&self) -> usize {
+        (self.head.len() - RECORD_HEAD_BYTES) / ENTRY_BYTES
+    }
+
+    /// One of the entries.
+    ///
+    /// # Panics
+    /// If there is no such entry.
+    pub fn entry(&self, at: usize) -> Entry {
+        let from = RECORD_HEAD_BYTES + at * ENTRY_BYTES;
+        Entry::read_from_bytes(&self.head[from..from + ENTRY_BYTES]).expect("an entry is as long as it is")
+    }
+
+    /// Bytes of the data blocks that follow.
+    pub fn data_bytes(&self) -> usize {
+        usize::from(self.header().blocks.get()) * BLOCK_BYTES
+    }
+}
+
+/// A message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// First message of an owner: which volume it is about.
+    Hello {
+        /// Uuid of its cache.
+        cache: u128,
+        /// Its host's boot.
+        boot: u128,
+        /// Generation of its ownership.
+        generation: u64,
+        /// The volume's name.
+        name: &'a str,
+        /// Which image it is: the same text on every host.
+        image: &'a str,
+    },
+    /// First message of a peer.
+    Welcome {
+        /// Uuid of its cache.
+        cache: u128,
+        /// Its host's boot.
+        boot: u128,
+        /// What it holds of that volume.
+        holds: Option<Holds>,
+    },
+    /// A peer that does not do as it is asked, and why; it hangs up.
+    Refused(&'a str),
+    /// Throw away what is there, promise to listen to nobody earlier; records after `base` follow.
+    Begin {
+        /// The owner's generation.
+        generation: u64,
+        /// Newest sequence that does not come.
+        base: u64,
+    },
+    /// The promise is on stable media.
+    Begun {
+        /// The owner's generation.
+        generation: u64,
+        /// As it was asked for.
+        base: u64,
+    },
+    /// A record of the log.
+    Record(Record<'a>),
+    /// How far the peer's log goes.
+    Have {
+        /// Newest sequence in the log.
+        logged: u64,
+        /// Newest sequence on stable media.
+        stable: u64,
+    },
+    /// Bring everything up to this sequence to stable media.
+    Flush {
+        /// The sequence.
+        sequence: u64,
+    },
+    /// The image has everything up to this sequence.
+    Drained {
+        /// The sequence.
+        floor: u64,
+    },
+    /// Send the records from one past `after` on.
+    Fetch {
+        /// Newest that is there.
+        after: u64,
+        /// Newest that is wanted.
+        through: u64,
+    },
+    /// Send a good copy of this block; or that it is here (`data_bytes` is a block), or that there is none (zero).
+    Block {
+        /// Block of the volume.
+        block: u64,
+        /// CRC-32C that the data has to have.
+        crc: u32,
+        /// Bytes of data that follow.
+        data_bytes: u32,
+    },
+    /// Still here. The answer has the same time.
+    Beat {
+        /// Of the clock of whoever asks.
+        time_ns: u64,
+        /// It is an answer.
+        answer: bool,
+    },
+}
+
+/// Kinds of messages as bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Hello = 1,
+    Welcome = 2,
+    Refused = 3,
+    Begin = 4,
+    Begun = 5,
+    Record = 6,
+    Have = 7,
+    Flush = 8,
+    Drained = 9,
+    Fetch = 10,
+    Block = 11,
+    Beat = 12,
+}
+
+/// What begins every frame: kind 1, zero 1, bytes of the head 2, bytes of the data 4, CRC-32C over prefix (itself zero)
+/// and head 4, zero 4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    kind: Kind,
+    head_bytes: u16,
+    data_bytes: u32,
+    crc: u32,
+}
+
+impl Prefix {
+    /// Reads a prefix.
+    ///
+    /// # Errors
+    /// No message is like that.
+    pub fn decode(bytes: &[u8; PREFIX_BYTES]) -> Result<Prefix, Malformed> {
+        let field = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let bad = Malformed::Shape(bytes[0]);
+        let kind = Kind::of(bytes[0]).ok_or(bad)?;
+        let head_bytes = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let prefix = Prefix { kind, head_bytes, data_bytes: field(4), crc: field(8) };
+        let data = match kind {
+            Kind::Record => {
+                prefix.data_bytes.is_multiple_of(BLOCK) && prefix.data_bytes <= DATA_BYTES_MAX as u32
+            }
+            Kind::Block => prefix.data_bytes == BLOCK || prefix.data_bytes == 0,
+            _ => prefix.data_bytes == 0,
+        };
+        let zero = bytes[1] == 0 && field(12) == 0;
+        (data && zero && usize::from(head_bytes) <= HEAD_BYTES_MAX).then_some(prefix).ok_or(bad)
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; PREFIX_BYTES] {
+        let mut bytes = [0; PREFIX_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[2..4].copy_from_slice(&self.head_bytes.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.data_bytes.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.crc.to_le_bytes());
+        bytes
+    }
+
+    /// The same prefix with the checksum over it and its head.
+    pub fn sealed(self, head: &[u8]) -> Prefix {
+        let crcs = [crc32c(&Prefix { crc: 0, ..self }.encode()), crc32c(head)];
+        Prefix { crc: crc32c(&crcs.map(u32::to_le_bytes).concat()), ..self }
+    }
+
+    /// Bytes of the head that follows.
+    pub fn head_bytes(&self) -> usize {
+        self.head_bytes.into()
+    }
+
+    /// Bytes of the data that follows the head.
+    pub fn data_bytes(&self) -> usize {
+        self.data_bytes as usize
+    }
+
+    /// The message with this head.
+    ///
+    /// # Errors
+    /// It is damaged, or no message is like that.
+    ///
+    /// # Panics
+    /// If the head has not [`Prefix::head_bytes`].
+    pub fn message<'a>(&self, head: &'a [u8]) -> Result<Message<'a>, Malformed> {
+        assert_eq!(head.len(), self.head_bytes(), "the head that belongs to the prefix");
+        if self.sealed(head).crc != self.crc {
+            return Err(Malformed::Crc);
+        }
+        let bad = Malformed::Shape(self.kind as u8);
+        if self.kind == Kind::Record {
+            let record = Record::checked(head.get(..).filter(|h| h.len() >= RECORD_HEAD_BYTES).ok_or(bad)?)?;
+            return (record.data_bytes() == self.data_bytes()).then_some(Message::Record(record)).ok_or(bad);
+        }
+        let mut fields = Fields(head);
+        let message = self.fixed(&mut fields).ok_or(bad)?;
+        fields.0.is_empty().then_some(message).ok_or(bad)
+    }
+
+    /// Every message but a record.
+    fn fixed<'a>(&self, f: &mut Fields<'a>) -> Option<Message<'a>> {
+        Some(match self.kind {
+            Kind::Record => return None,
+            Kind::Hello => Message::Hello {
+                cache: f.u128()?,
+                boot: f.u128()?,
+                generation: f.u64()?,
+                name: f.text()?,
+                image: f.text()?,
+            },
+            Kind::Welcome => {
+                let (cache, boot, holds) = (f.u128()?, f.u128()?, f.flag()?);
+                Message::Welcome { cache, boot, holds: if holds { Some(f.holds()?) } else { None } }
+            }
+            Kind::Refused => Message::Refused(f.text()?),
+            Kind::Begin => Message::Begin { generation: f.u64()?, base: f.u64()? },
+            Kind::Begun => Message::Begun { generation: f.u64()?, base: f.u64()? },
+            Kind::Have => Message::Have { logged: f.u64()?, stable: f.u64()? },
+            Kind::Flush => Message::Flush { sequence: f.u64()? },
+            Kind::Drained => Message::Drained { floor: f.u64()? },
+            Kind::Fetch => Message::Fetch { after: f.u64()?, through: f.u64()? },
+            Kind::Block => Message::Block { block: f.u64()?, crc: f.u32()?, data_bytes: self.data_bytes },
+            Kind::Beat => Message::Beat { time_ns: f.u64()?, answer: f.flag()? },
+        })
+    }
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Kind> {
+        use Kind::*;
+        let all = [Hello, Welcome, Refused, Begin, Begun, Record, Have, Flush, Drained, Fetch, Block, Beat];
+        all.into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// What is left of a head.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.bytes(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.bytes(8)?.try_into().ok()?))
+    }
+
+    fn u128(&mut self) -> Option<u128> {
+        Some(u128::from_le_bytes(self.bytes(16)?.try_into().ok()?))
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.bytes(1)? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    /// A text goes into messages for people: one line.
+    fn text(&mut self) -> Option<&'a str> {
+        let len = self.bytes(2)?;
+        let len = usize::from(u16::from_le_bytes([len[0], len[1]]));
+        let text = std::str::from_utf8(self.bytes(len)?).ok()?;
+        (len <= TEXT_BYTES_MAX && !text.contains(char::is_control)).then_some(text)
+    }
+
+    fn holds(&mut self) -> Option<Holds> {
+        Some(Holds {
+            generation: self.u64()?,
+            base: self.u64()?,
+            logged: self.u64()?,
+            stable: self.u64()?,
+            newest_crc: self.u32()?,
+        })
+    }
+}
+
+impl Message<'_> {
+    /// Appends prefix and head to `out`. The data of a record or block is sent behind it.
+    ///
+    /// # Panics
+    /// If a text is longer than [`TEXT_BYTES_MAX`] or has control characters.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&[0; PREFIX_BYTES]);
+        let (kind, data_bytes) = self.encode_head(out);
+        let (prefix, head) = out[start..].split_at_mut(PREFIX_BYTES);
+        let head_bytes = head.len() as u16;
+        prefix.copy_from_slice(&Prefix { kind, head_bytes, data_bytes, crc: 0 }.sealed(head).encode());
+    }
+
+    fn encode_head(&self, out: &mut Vec<u8>) -> (Kind, u32) {
+        let mut kind_of = |kind, numbers: &[u64]| {
+            numbers.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+            (kind, 0)
+        };
+        match *self {
+            Message::Begin { generation, base } => kind_of(Kind::Begin, &[generation, base]),
+            Message::Begun { generation, base } => kind_of(Kind::Begun, &[generation, base]),
+            Message::Have { logged, stable } => kind_of(Kind::Have, &[logged, stable]),
+            Message::Flush { sequence } => kind_of(Kind::Flush, &[sequence]),
+            Message::Drained { floor } => kind_of(Kind::Drained, &[floor]),
+            Message::Fetch { after, through } => kind_of(Kind::Fetch, &[after, through]),
+            Message::Record(record) => {
+                out.extend_from_slice(record.head);
+                (Kind::Record, record.data_bytes() as u32)
+            }
+            Message::Block { block, crc, data_bytes } => {
+                out.extend_from_slice(&block.to_le_bytes());
+                out.extend_from_slice(&crc.to_le_bytes());
+                (Kind::Block, data_bytes)
+            }
+            Message::Beat { time_ns, answer } => {
+                out.extend_from_slice(&time_ns.to_le_bytes());
+                out.push(answer.into());
+                (Kind::Beat, 0)
+            }
+            Message::Refused(text) => {
+                put_text(out, text);
+                (Kind::Refused, 0)
+            }
+            Message::Hello { cache, boot, generation, name, image } => {
+                [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+                out.extend_from_slice(&generation.to_le_bytes());
+                [name, image].iter().for_each(|text| put_text(out, text));
+                (Kind::Hello, 0)
+            }
+            Message::Welcome { cache, boot, holds } => {
+                [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+                out.push(holds.is_some().into());
+                if let Some(Holds { generation, base, logged, stable, newest_crc }) = holds {
+                    [generation, base, logged, stable]
+                        .iter()
+                        .for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                    out.extend_from_slice(&newest_crc.to_le_bytes());
+                }
+                (Kind::Welcome, 0)
+            }
+        }
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    assert!(text.len() <= TEXT_BYTES_MAX && !text.contains(char::is_control), "one short line: {text:?}");
+    out.extend_from_slice(&(text.len() as u16).to_le_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
