@@ -203,7 +203,7 @@ def constant(work, mutant, what):
         check = ["cargo", "check", "--quiet", "--release", "-p", PACKAGE]
         if subprocess.run(check, cwd=tree, env=environment, stderr=subprocess.DEVNULL).returncode != 0:
             return dict(result, state="unviable")
-        for checks in (seeds_of, tests_of):
+        for checks in (tests_of, seeds_of):
             for check in checks(target, tree):
                 # Without a mutant of its own to compare with, a test has as long as the slowest needs.
                 check.seconds = CONSTANT_SLOWEST_S

@@ -579,6 +579,36 @@ fn g8_quotas_that_add_up_to_more_than_the_cache_are_reduced_in_proportion() {
 }
 
 #[test]
+fn g8_a_quota_that_others_have_filled_already_gives_no_room_that_is_not_there() {
+    let mut w = World::new(64 * MIB, &["a", "b"].map(|name| spec(name, 64 * MIB, Mode::WriteBack)));
+    let all = w.status(0).dirty_bytes_max + w.status(1).dirty_bytes_max;
+    let quota = |w: &mut World, v, bytes| {
+        w.control(|e, now, c| e.set_dirty_bytes_max(now, VolumeId(v), bytes, c)).expect("quota");
+    };
+    (quota(&mut w, 1, 8192), quota(&mut w, 0, 1 << 40));
+    (0..2).for_each(|v| w.flush(v));
+    w.backend_stopped = true;
+    let fitting = w.status(0).dirty_bytes_max / 131_072;
+    (0..fitting).for_each(|i| w.write(0, i * 131_072, &pattern(i, 131_072)));
+    quota(&mut w, 1, 1 << 40);
+    assert!(w.status(1).dirty_bytes_max > all / 3, "it has a share");
+    // Until one has to wait.
+    let last = (0..fitting).find_map(|i| {
+        let write = Op::Write { fua: false };
+        let (id, _) = w.submit(1, write, i * 131_072, 131_072, Some(&pattern(i, 131_072)));
+        w.pass(1_000_000);
+        (!w.replies.contains_key(&id)).then_some(id)
+    });
+    let last = last.expect("not all of it fits");
+    let dirty = w.status(0).dirty_bytes + w.status(1).dirty_bytes;
+    assert!(dirty <= all, "{dirty} of {all}");
+    w.backend_stopped = false;
+    w.run();
+    (0..40).for_each(|_| w.pass(1_000_000_000));
+    assert_eq!(w.replies.get(&last), Some(&Ok(())), "in the end");
+}
+
+#[test]
 fn g2_what_was_drained_is_not_dirty_again_after_a_kill() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.flush(0);

@@ -72,3 +72,32 @@ fn g3_a_flush_covers_what_is_on_its_way_to_the_device_when_others_wait_as_well()
         assert_eq!(w.replies.get(&id), Some(&Ok(())));
     }
 }
+
+#[test]
+fn a_summary_is_not_written_while_records_of_its_segment_are_on_their_way() {
+    const SEGMENT: u64 = 256 << 10;
+    let mut w = World::with_segments(64 * MIB, SEGMENT as u32, &[spec("a", 32 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    let (mut both, mut first) = (0, None);
+    for i in 0..60 {
+        w.hold_device_writes = true;
+        for part in 0..2 {
+            let at = (2 * i + part) * 49_152;
+            w.submit(0, Op::Write { fua: false }, at, 49_152, Some(&pattern(at, 49_152)));
+            w.run();
+        }
+        let held = w.held_device_writes();
+        let begins = |magic: &'static [u8; 4]| held.iter().filter(move |(_, bytes)| bytes.starts_with(magic));
+        first = first.or(begins(b"TPSG").map(|(offset, _)| offset % SEGMENT).next());
+        let segment =
+            |offset: u64| (offset - first.expect("a segment begins with the first write")) / SEGMENT;
+        let records = || begins(b"TPSG").chain(begins(b"TPRC")).map(|(offset, _)| segment(*offset));
+        for (summary, _) in begins(b"TPSU") {
+            assert!(records().all(|s| s != segment(*summary)), "{i}: it names what may never be there");
+        }
+        // The end of one segment and the beginning of the next.
+        both += usize::from(records().min() != records().max());
+        w.release_device_writes();
+    }
+    assert!(both > 0, "segments came to their end with something in flight");
+}

@@ -227,6 +227,12 @@ impl World {
         self.engine.handle(self.now, Event::Done { token, result });
     }
 
+    /// Writes of the cache device that are held, in the order in which they were sent.
+    pub fn held_device_writes(&self) -> Vec<(u64, Vec<u8>)> {
+        let held = self.device_waiting.iter();
+        held.map(|&(_, offset, buf)| (offset, self.engine.arena().bytes(buf).to_vec())).collect()
+    }
+
     /// Writes of the cache device that were held complete; later ones are not held any more.
     pub fn release_device_writes(&mut self) {
         self.hold_device_writes = false;
