@@ -585,7 +585,8 @@ fn g8_a_quota_that_others_have_filled_already_gives_no_room_that_is_not_there() 
     let quota = |w: &mut World, v, bytes| {
         w.control(|e, now, c| e.set_dirty_bytes_max(now, VolumeId(v), bytes, c)).expect("quota");
     };
-    (quota(&mut w, 1, 8192), quota(&mut w, 0, 1 << 40));
+    quota(&mut w, 1, 8192);
+    quota(&mut w, 0, 1 << 40);
     (0..2).for_each(|v| w.flush(v));
     w.backend_stopped = true;
     let fitting = w.status(0).dirty_bytes_max / 131_072;
