@@ -63,6 +63,23 @@ pub(crate) struct Append {
     pub(crate) ops: Vec<OpId>,
 }
 
+impl Append {
+    fn new(stream: Stream, buf: Buf) -> Append {
+        Append {
+            stream,
+            segment: 0,
+            end_block: 0,
+            buf,
+            number: 0,
+            done: false,
+            dsync: false,
+            records: Vec::with_capacity(16),
+            entries: Vec::with_capacity(RECORD_ENTRIES_MAX),
+            ops: Vec::with_capacity(RECORD_ENTRIES_MAX),
+        }
+    }
+}
+
 /// A full segment whose summary is not yet written.
 struct Sealing {
     stream: Stream,
@@ -362,18 +379,7 @@ impl Engine {
 
     fn builder(&mut self, stream: Stream, buf: Buf) -> Builder {
         let state = &self.log.streams[stream as usize];
-        let mut append = self.log.spare.pop().unwrap_or_else(|| Append {
-            stream,
-            segment: 0,
-            end_block: 0,
-            buf,
-            number: 0,
-            done: false,
-            dsync: false,
-            records: Vec::with_capacity(16),
-            entries: Vec::with_capacity(RECORD_ENTRIES_MAX),
-            ops: Vec::with_capacity(RECORD_ENTRIES_MAX),
-        });
+        let mut append = self.log.spare.pop().unwrap_or_else(|| Append::new(stream, buf));
         append.stream = stream;
         append.segment = state.segment;
         append.buf = buf;
@@ -711,18 +717,7 @@ mod tests {
 
     fn builder(first_block: u32) -> Builder {
         let buf = Buf { offset: 0, len: BUF_BLOCKS * BLOCK_BYTES as u32 };
-        let append = Append {
-            stream: Stream::Log,
-            segment: 0,
-            end_block: 0,
-            buf,
-            number: 0,
-            done: false,
-            dsync: false,
-            records: Vec::new(),
-            entries: Vec::new(),
-            ops: Vec::new(),
-        };
+        let append = Append::new(Stream::Log, buf);
         Builder {
             stream: Stream::Log,
             segment: 0,

@@ -103,15 +103,6 @@ fn what_is_held_back_is_released_and_what_waited_for_its_blocks_goes_on() {
     assert!(w.read(0, 512, 1024) == [pattern(3, 512), pattern(4, 512)].concat());
 }
 
-/// A volume of which something that went past the cache is not on the backend's stable media.
-fn unflushed() -> World {
-    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
-    w.flush(0);
-    w.write(0, 0, &pattern(1, 4096));
-    w.stable = Some(vec![vec![0; 16 << 20]]);
-    w
-}
-
 #[test]
 fn g3_a_shutdown_needs_no_tick_to_flush_a_backend() {
     let mut w = unflushed();

@@ -15,15 +15,6 @@ fn remove(w: &mut World, volume: u16, verify: bool) -> u64 {
     control
 }
 
-/// A volume of which something that went past the cache is not on the backend's stable media.
-fn unflushed() -> World {
-    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
-    w.flush(0);
-    w.write(0, 0, &pattern(1, 4096));
-    w.stable = Some(vec![vec![0; 16 << 20]]);
-    w
-}
-
 #[test]
 fn g3_a_volume_leaves_when_all_that_was_written_is_on_its_backends_stable_media() {
     let mut w = unflushed();

@@ -241,15 +241,7 @@ fn a_change_of_size_that_waits_for_a_drain_is_given_up_when_the_drain_has_an_end
         w.backend_stopped = true;
         let control = begin(&mut w, 8 * MIB);
         assert!(!w.controls.contains_key(&control));
-        let error = if fenced {
-            w.backend_result = Err(IoError::Fenced);
-            w.backend_stopped = false;
-            ControlError::Backend(IoError::Fenced)
-        } else {
-            w.device_result = Err(IoError::Errno(5));
-            w.submit(0, Op::Write { fua: true }, MIB, 4096, Some(&pattern(2, 4096)));
-            ControlError::Device
-        };
+        let error = end_of_drain(&mut w, fenced);
         w.pass(3 * SECOND);
         assert_eq!(w.controls.remove(&control), Some(Err(error)));
         assert_eq!(w.status(0).spec.size_bytes, 16 * MIB);

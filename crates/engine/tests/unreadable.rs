@@ -2,10 +2,9 @@
 
 mod common;
 use common::*;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use tidepool_engine::api::*;
-use tidepool_engine::device::{Device, DeviceRead};
+use tidepool_engine::device::Device;
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{Content, Contents, Engine, EngineConfig, OpenError};
 
@@ -14,59 +13,6 @@ const EIO: IoError = IoError::Errno(5);
 const WRITES: u64 = 20;
 const WRITE_BYTES: usize = 16 << 10;
 const STRIDE: u64 = 64 << 10;
-
-/// A device whose reads fail, from one of them on or in one block. It keeps for itself what is written to it.
-struct Unreadable<'a> {
-    content: &'a [u8],
-    written: HashMap<u64, Vec<u8>>,
-    reads_left: u64,
-    block: Option<u64>,
-}
-
-impl Unreadable<'_> {
-    fn new(content: &[u8]) -> Unreadable<'_> {
-        Unreadable { content, written: HashMap::new(), reads_left: u64::MAX, block: None }
-    }
-
-    /// All is well again.
-    fn heal(&mut self) {
-        (self.reads_left, self.block) = (u64::MAX, None);
-    }
-}
-
-impl Device for Unreadable<'_> {
-    fn size_bytes(&self) -> u64 {
-        self.content.len() as u64
-    }
-
-    fn read(&mut self, batch: &mut [DeviceRead<'_>]) {
-        for read in batch {
-            let blocks = read.offset..read.offset + read.buf.len() as u64;
-            let bad = self.block.is_some_and(|block| blocks.contains(&(block * BLOCK_BYTES as u64)));
-            if bad || self.reads_left == 0 {
-                read.buf.fill(0xbd);
-                read.result = Err(EIO);
-                continue;
-            }
-            self.reads_left -= 1;
-            for (offset, buf) in blocks.step_by(BLOCK_BYTES).zip(read.buf.chunks_mut(BLOCK_BYTES)) {
-                let as_it_was = || &self.content[offset as usize..][..BLOCK_BYTES];
-                buf.copy_from_slice(self.written.get(&offset).map_or_else(as_it_was, Vec::as_slice));
-            }
-        }
-    }
-
-    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
-        for (offset, block) in (offset..).step_by(BLOCK_BYTES).zip(data.chunks(BLOCK_BYTES)) {
-            self.written.insert(offset, block.to_vec());
-        }
-        Ok(())
-    }
-
-    fn sync(&mut self) -> Result<(), IoError> {
-        Ok(())
-    }
-}
 
 /// A cache with writes that are on stable media, of which no checkpoint knows: each before the next one was sent, or all of them by
 /// one flush.
@@ -103,7 +49,7 @@ fn missing(device: &mut dyn Device) -> Option<u64> {
 
 /// Opens the cache on a device, which must be unchanged when that fails; then finds everything, or is told that it is not there. Returns why
 /// it was not opened.
-fn open(device: &mut Unreadable<'_>, what: &str) -> Option<OpenError> {
+fn open(device: &mut Overlay<'_>, what: &str) -> Option<OpenError> {
     let refused = Engine::open(device, EngineConfig::small(), 0).err();
     if refused.is_some() {
         assert!(device.written.is_empty(), "{what}: something was written");
@@ -117,12 +63,12 @@ fn open(device: &mut Unreadable<'_>, what: &str) -> Option<OpenError> {
 #[test]
 fn g3_reads_that_fail_from_one_on_while_the_cache_is_opened_hide_nothing_that_was_flushed() {
     let w = flushed(false);
-    let mut whole = Unreadable::new(&w.device.0);
+    let mut whole = Overlay::on(&w.device.0);
     Engine::open(&mut whole, EngineConfig::small(), 0).expect("it can be read");
     let reads = u64::MAX - whole.reads_left;
     assert!(reads > 5);
     for reads_left in 0..reads {
-        let mut device = Unreadable { reads_left, ..Unreadable::new(&w.device.0) };
+        let mut device = Overlay { reads_left, ..Overlay::on(&w.device.0) };
         match open(&mut device, &format!("after {reads_left} reads")) {
             None | Some(OpenError::Device(_, EIO) | OpenError::LogEnd) => {}
             Some(error) => panic!("after {reads_left} reads it says that {error}"),
@@ -139,7 +85,7 @@ fn without_each_block(mut w: World) -> (u64, u64) {
         if w.device.0[block as usize * BLOCK_BYTES..][..BLOCK_BYTES].iter().all(|&byte| byte == 0) {
             continue;
         }
-        let mut device = Unreadable { block: Some(block), ..Unreadable::new(&w.device.0) };
+        let mut device = Overlay { unreadable: vec![block], ..Overlay::on(&w.device.0) };
         match open(&mut device, &format!("block {block} is unreadable")) {
             None => opened += 1,
             Some(OpenError::LogEnd) => {

@@ -4,10 +4,9 @@
 
 use crate::common::*;
 use std::collections::BTreeMap;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use tidepool_engine::api::*;
-use tidepool_engine::device::{Device, DeviceRead};
+use tidepool_engine::device::Device;
 use tidepool_engine::format::*;
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{Content, Contents, RecoveryReport};
@@ -95,42 +94,6 @@ impl Found {
             dirty_blocks: volumes.iter().map(|v| v.dirty_bytes / BLOCK as u64).collect(),
             blocks,
         })
-    }
-}
-
-/// A device that keeps for itself what is written to it, with blocks that cannot be read.
-pub struct Overlay<'a> {
-    content: &'a [u8],
-    written: HashMap<u64, Vec<u8>>,
-    unreadable: Vec<u32>,
-}
-
-impl Device for Overlay<'_> {
-    fn size_bytes(&self) -> u64 {
-        self.content.len() as u64
-    }
-    fn read(&mut self, batch: &mut [DeviceRead<'_>]) {
-        for read in batch {
-            let blocks = read.offset..read.offset + read.buf.len() as u64;
-            if self.unreadable.iter().any(|&block| blocks.contains(&byte(block))) {
-                read.buf.fill(0xbd);
-                read.result = Err(IoError::Errno(5));
-                continue;
-            }
-            for (offset, buf) in blocks.step_by(BLOCK).zip(read.buf.chunks_mut(BLOCK)) {
-                let as_it_was = || &self.content[offset as usize..][..BLOCK];
-                buf.copy_from_slice(self.written.get(&offset).map_or_else(as_it_was, Vec::as_slice));
-            }
-        }
-    }
-    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
-        for (offset, block) in (offset..).step_by(BLOCK).zip(data.chunks(BLOCK)) {
-            self.written.insert(offset, block.to_vec());
-        }
-        Ok(())
-    }
-    fn sync(&mut self) -> Result<(), IoError> {
-        Ok(())
     }
 }
 
@@ -316,7 +279,7 @@ impl Crafted {
 
     /// What is found. Whoever opens the cache and is killed finds the same again.
     pub fn found(&self) -> Found {
-        let mut device = Overlay { content: &self.device.0, written: HashMap::new(), unreadable: Vec::new() };
+        let mut device = Overlay::on(&self.device.0);
         let found = Found::on(&mut device).expect("a cache");
         Engine::open(&mut device, EngineConfig::small(), 0).expect("open");
         let again = Found::on(&mut device).expect("a cache");
@@ -328,20 +291,20 @@ impl Crafted {
 
     /// What is found after it has been opened once.
     pub fn opened(&self) -> Found {
-        let mut device = Overlay { content: &self.device.0, written: HashMap::new(), unreadable: Vec::new() };
+        let mut device = Overlay::on(&self.device.0);
         Engine::open(&mut device, EngineConfig::small(), 0).expect("open");
         Found::on(&mut device).expect("a cache")
     }
 
     /// What is found without changing anything.
     pub fn seen(&self) -> Result<Found, OpenError> {
-        Found::on(&mut Overlay { content: &self.device.0, written: HashMap::new(), unreadable: Vec::new() })
+        Found::on(&mut Overlay::on(&self.device.0))
     }
 
     /// Opens it where some blocks of the device cannot be read.
     pub fn open_without(&self, unreadable: &[u32]) -> Result<RecoveryReport, OpenError> {
-        let unreadable = unreadable.to_vec();
-        let mut device = Overlay { content: &self.device.0, written: HashMap::new(), unreadable };
+        let unreadable = unreadable.iter().copied().map(u64::from).collect();
+        let mut device = Overlay { unreadable, ..Overlay::on(&self.device.0) };
         Engine::open(&mut device, EngineConfig::small(), 0).map(|(_, report)| report)
     }
 }

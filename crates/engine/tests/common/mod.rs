@@ -85,6 +85,57 @@ pub struct World {
     device_waiting: Vec<(Token, u64, Buf)>,
 }
 
+/// A device that keeps for itself what is written to it, and whose reads fail: from one of them on, or in some blocks.
+pub struct Overlay<'a> {
+    pub content: &'a [u8],
+    pub written: HashMap<u64, Vec<u8>>,
+    pub reads_left: u64,
+    pub unreadable: Vec<u64>,
+}
+
+impl Overlay<'_> {
+    /// One on which nothing fails.
+    pub fn on(content: &[u8]) -> Overlay<'_> {
+        Overlay { content, written: HashMap::new(), reads_left: u64::MAX, unreadable: Vec::new() }
+    }
+
+    /// All is well again.
+    pub fn heal(&mut self) {
+        (self.reads_left, self.unreadable) = (u64::MAX, Vec::new());
+    }
+}
+
+impl Device for Overlay<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.content.len() as u64
+    }
+    fn read(&mut self, batch: &mut [DeviceRead<'_>]) {
+        for read in batch {
+            let blocks = read.offset..read.offset + read.buf.len() as u64;
+            let bad = self.unreadable.iter().any(|block| blocks.contains(&(block * BLOCK_BYTES as u64)));
+            if bad || self.reads_left == 0 {
+                read.buf.fill(0xbd);
+                read.result = Err(IoError::Errno(5));
+                continue;
+            }
+            self.reads_left -= 1;
+            for (offset, buf) in blocks.step_by(BLOCK_BYTES).zip(read.buf.chunks_mut(BLOCK_BYTES)) {
+                let as_it_was = || &self.content[offset as usize..][..BLOCK_BYTES];
+                buf.copy_from_slice(self.written.get(&offset).map_or_else(as_it_was, Vec::as_slice));
+            }
+        }
+    }
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        for (offset, block) in (offset..).step_by(BLOCK_BYTES).zip(data.chunks(BLOCK_BYTES)) {
+            self.written.insert(offset, block.to_vec());
+        }
+        Ok(())
+    }
+    fn sync(&mut self) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
 pub fn spec(name: &str, size_bytes: u64, mode: Mode) -> VolumeSpec {
     VolumeSpec {
         name: name.into(),
@@ -553,6 +604,28 @@ impl World {
     pub fn status(&self, volume: u16) -> tidepool_engine::status::VolumeStatus {
         self.engine.volume_status(self.now, VolumeId(volume)).expect("the volume")
     }
+}
+
+/// A volume of which something that went past the cache is not on the backend's stable media.
+pub fn unflushed() -> World {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteAround)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 4096));
+    w.stable = Some(vec![vec![0; 16 << 20]]);
+    w
+}
+
+/// A drain that a stopped backend holds up comes to its end: the volume is fenced, or the cache device fails. Returns what is told to
+/// whoever waited for it.
+pub fn end_of_drain(w: &mut World, fenced: bool) -> ControlError {
+    if fenced {
+        w.backend_result = Err(IoError::Fenced);
+        w.backend_stopped = false;
+        return ControlError::Backend(IoError::Fenced);
+    }
+    w.device_result = Err(IoError::Errno(5));
+    w.submit(0, Op::Write { fua: true }, MIB, 4096, Some(&pattern(2, 4096)));
+    ControlError::Device
 }
 
 /// `blocks` blocks with recognisable content.
