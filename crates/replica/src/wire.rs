@@ -120,26 +120,39 @@ impl<'a> Record<'a> {
     /// It is none: the checksum is wrong, or it says that it has more than fits.
     pub fn of_block(block: &'a [u8; BLOCK_BYTES]) -> Result<Record<'a>, Malformed> {
         let header = open::<RecordHeader>(block).ok_or(Malformed::Crc)?;
-        let entries = usize::from(header.entries.get());
-        if entries > RECORD_ENTRIES_MAX {
-            return Err(Malformed::Shape(Kind::Record as u8));
+        let length = RECORD_HEAD_BYTES + usize::from(header.entries.get()) * ENTRY_BYTES;
+        let bad = Malformed::Shape(Kind::Record as u8);
+        let (head, padding) = block.split_at_checked(length).ok_or(bad)?;
+        // The other side puts zeroes where the padding was.
+        if padding.iter().any(|&byte| byte != 0) {
+            return Err(bad);
         }
-        Record::checked(&block[..RECORD_HEAD_BYTES + entries * ENTRY_BYTES])
+        Record { head }.checked(&header)
     }
 
-    fn checked(head: &'a [u8]) -> Result<Record<'a>, Malformed> {
-        let record = Record { head };
-        // The header's own checksum is over its block.
+    /// The record with this head, which came without the padding that its checksum covers.
+    fn of_head(head: &'a [u8]) -> Result<Record<'a>, Malformed> {
+        if head.len() < RECORD_HEAD_BYTES {
+            return Err(Malformed::Shape(Kind::Record as u8));
+        }
         let mut block = [0; BLOCK_BYTES];
         block[..head.len()].copy_from_slice(head);
         let header = open::<RecordHeader>(&block).ok_or(Malformed::Crc)?;
+        Record { head }.checked(&header)
+    }
+
+    fn checked(self, header: &RecordHeader) -> Result<Record<'a>, Malformed> {
         let is_of_a_log = header.magic == RECORD_MAGIC
             && header.kind == RecordKind::Write as u8
             && header.version.get() <= FORMAT_VERSION;
-        let length = RECORD_HEAD_BYTES + usize::from(header.entries.get()) * ENTRY_BYTES;
-        let blocks = || (0..record.entries()).filter(|&at| record.entry(at).has_data()).count();
-        let fits = is_of_a_log && length == head.len() && blocks() == usize::from(header.blocks.get());
-        fits.then_some(record).ok_or(Malformed::Shape(Kind::Record as u8))
+        let entries = usize::from(header.entries.get());
+        let length = RECORD_HEAD_BYTES + entries * ENTRY_BYTES;
+        let blocks = || (0..entries).filter(|&at| self.entry(at).has_data()).count();
+        let fits = is_of_a_log
+            && entries <= RECORD_ENTRIES_MAX
+            && length == self.head.len()
+            && blocks() == usize::from(header.blocks.get());
+        fits.then_some(self).ok_or(Malformed::Shape(Kind::Record as u8))
     }
 
     /// The header as the owner wrote it.
@@ -342,7 +355,7 @@ impl Prefix {
         }
         let bad = Malformed::Shape(self.kind as u8);
         if self.kind == Kind::Record {
-            let record = Record::checked(head.get(..).filter(|h| h.len() >= RECORD_HEAD_BYTES).ok_or(bad)?)?;
+            let record = Record::of_head(head)?;
             return (record.data_bytes() == self.data_bytes()).then_some(Message::Record(record)).ok_or(bad);
         }
         let mut fields = Fields(head);
@@ -450,17 +463,17 @@ impl Message<'_> {
     }
 
     fn encode_head(&self, out: &mut Vec<u8>) -> (Kind, u32) {
-        let mut kind_of = |kind, numbers: &[u64]| {
+        let mut numbers = |kind, numbers: &[u64]| {
             numbers.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
             (kind, 0)
         };
         match *self {
-            Message::Begin { generation, base } => kind_of(Kind::Begin, &[generation, base]),
-            Message::Begun { generation, base } => kind_of(Kind::Begun, &[generation, base]),
-            Message::Have { logged, stable } => kind_of(Kind::Have, &[logged, stable]),
-            Message::Flush { sequence } => kind_of(Kind::Flush, &[sequence]),
-            Message::Drained { floor } => kind_of(Kind::Drained, &[floor]),
-            Message::Fetch { after, through } => kind_of(Kind::Fetch, &[after, through]),
+            Message::Begin { generation, base } => numbers(Kind::Begin, &[generation, base]),
+            Message::Begun { generation, base } => numbers(Kind::Begun, &[generation, base]),
+            Message::Have { logged, stable } => numbers(Kind::Have, &[logged, stable]),
+            Message::Flush { sequence } => numbers(Kind::Flush, &[sequence]),
+            Message::Drained { floor } => numbers(Kind::Drained, &[floor]),
+            Message::Fetch { after, through } => numbers(Kind::Fetch, &[after, through]),
             Message::Record(record) => {
                 out.extend_from_slice(record.head);
                 (Kind::Record, record.data_bytes() as u32)

@@ -265,6 +265,12 @@ impl World {
         self.acknowledged = log;
     }
 
+    /// Whether a host has these writes, in the image or in its log: whoever has the volume now must have what an earlier owner does.
+    fn has(&self, at: usize, writes: &[u8]) -> bool {
+        let log = &self.hosts[at].log;
+        self.image[..log.base].iter().chain(&log.writes).take(writes.len()).eq(writes)
+    }
+
     fn acknowledge(&mut self, at: usize) {
         let Run::Owner(owner) = &mut self.hosts[at].run else { return };
         // While the peer joins the record may still say solo: then nothing is promised yet that two logs have to keep.
@@ -280,10 +286,7 @@ impl World {
         let generation = owner.record().generation;
         let writes = &self.hosts[at].log.writes[..through];
         if generation < self.witness.generation {
-            // Whoever has the volume now must have it, too.
-            let other = &self.hosts[1 - at].log;
-            let known = self.image[..other.base].iter().chain(&other.writes).take(through);
-            if !known.eq(writes) {
+            if !self.has(1 - at, writes) {
                 self.bad = Some("acknowledged by somebody who is not the owner any more");
             }
         } else {
@@ -301,12 +304,8 @@ impl World {
             _ => owner.may_drain() as usize,
         };
         let writes = &self.hosts[at].log.writes[..through];
-        if owner.record().generation < self.witness.generation {
-            let other = &self.hosts[1 - at].log;
-            let known = self.image[..other.base].iter().chain(&other.writes).take(through);
-            if !known.eq(writes) {
-                self.bad = Some("an image is ahead of its owner");
-            }
+        if owner.record().generation < self.witness.generation && !self.has(1 - at, writes) {
+            self.bad = Some("an image is ahead of its owner");
         }
         self.image = writes.to_vec();
         self.tell(at, Event::Sent(through as u64));
@@ -388,9 +387,8 @@ impl World {
             Run::Peer(_) if asks => Some(Tail { generation: other.log.generation, logged: other.log.end() }),
             _ => None,
         };
-        let tail = tail.filter(|_| self.bug != Bug::TailIgnored || record.owner.boot == me.boot);
         let resumed = match resume(me, &record, self.hosts[at].log.writes.len() as u64, tail) {
-            Resume::Unreachable if self.bug == Bug::TailIgnored => Resume::Serve,
+            Resume::Unreachable | Resume::Fetch { .. } if self.bug == Bug::TailIgnored => Resume::Serve,
             resumed => resumed,
         };
         match resumed {

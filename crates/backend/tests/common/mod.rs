@@ -57,7 +57,7 @@ pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
     let own = |generation| open(uri, knows(generation)).expect("opened");
     let removed = own(None);
     let first = removed.generation;
-    removed.backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+    Driver::new(removed.backend).close(true).expect("closed");
     // Each is killed: added again; attached; attached, but the cache has not come to know it.
     assert_eq!(own(None).generation, first + 1);
     let line = refused(uri, knows(Some(first)));
@@ -69,7 +69,7 @@ pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
         let line = refused(uri, knows(Some(forgotten)));
         assert!(line.contains("the cache device has lost data"), "{line}");
     }
-    own(Some(first + 3)).backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+    Driver::new(own(Some(first + 3)).backend).close(true).expect("closed");
 }
 
 /// A backend with its transfers and their memory.
