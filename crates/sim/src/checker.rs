@@ -19,6 +19,15 @@ const IN_FLIGHT: u64 = u64::MAX;
 /// The value of something that may be whatever was ever there.
 const ANY: u64 = u64::MAX;
 
+/// Sectors that a change is about to alter.
+#[derive(Debug)]
+struct Change {
+    first: u64,
+    n: u64,
+    /// It goes past the log.
+    direct: bool,
+}
+
 /// What one change left, or is about to leave, in a block.
 #[derive(Debug, Clone)]
 struct Version {
@@ -47,7 +56,7 @@ pub struct Checker {
     sectors: u64,
     base_sectors: u64,
     blocks: Vec<Option<Vec<Version>>>,
-    changes: BTreeMap<u64, (u64, u64)>,
+    changes: BTreeMap<u64, Change>,
     reads: BTreeSet<u64>,
     /// Changes that completed before this tick are on stable media.
     floor: u64,
@@ -57,7 +66,7 @@ pub struct Checker {
     /// On a device that damages what it holds: changes that completed from this tick on may turn out to be unsure, and
     /// so what they have replaced is remembered.
     pub damaged_from: u64,
-    /// When the last change was sent that went past the log: those are ordered by flushes only.
+    /// Until when changes went past the log: those are ordered only by flushes that were sent after their completion.
     direct: u64,
     /// After a power loss: blocks whose content is to be looked at before the volume is used.
     verify: BTreeSet<u64>,
@@ -251,7 +260,7 @@ impl Checker {
 
     /// A change of sectors is sent; `start` is its name.
     pub fn start_change(&mut self, start: u64, first: u64, n: u64, value: u64, direct: bool) {
-        self.changes.insert(start, (first, n));
+        self.changes.insert(start, Change { first, n, direct });
         if let Some(cuts) = &mut self.cuts {
             cuts.start(start, first, n, value);
         }
@@ -269,7 +278,10 @@ impl Checker {
 
     /// A change is answered. After an error it may or may not have happened.
     pub fn end_change(&mut self, start: u64, now: u64, acked: bool, durable: bool) {
-        let (first, n) = self.changes.remove(&start).expect("a change ends once");
+        let Change { first, n, direct } = self.changes.remove(&start).expect("a change ends once");
+        if direct && acked {
+            self.direct = now;
+        }
         if let Some(cuts) = &mut self.cuts {
             cuts.end(start, now, acked, durable);
         }
@@ -617,6 +629,24 @@ mod tests {
         assert!(after_power_loss([0, 0], Some(12)).is_err(), "the first was flushed");
         assert!(after_power_loss([100, 0], Some(12)).is_ok());
         assert!(after_power_loss([100, 0], Some(15)).is_err(), "both were flushed");
+    }
+
+    #[test]
+    fn a_change_past_the_log_goes_with_the_tail_until_a_flush_that_was_sent_after_it() {
+        for (flush_at, ordered) in [(12, false), (15, true)] {
+            let mut c = Checker::new(7, 1 << 20, 0);
+            c.start_change(10, 0, 1, 100, true);
+            c.end_change(10, 14, true, false);
+            c.flushed(flush_at);
+            written(&mut c, 16, 17, 8, 200);
+            written(&mut c, 18, 19, 16, 300);
+            c.power_lost(20);
+            for (block, value) in [(0, if ordered { 100 } else { 0 }), (1, 0), (2, 300)] {
+                let read = c.end_read(21, 22, block * 8, &data(block * 8, &[value]));
+                assert!(read.is_ok(), "{flush_at}: {read:?}");
+            }
+            assert_eq!(c.end_verify(23).is_err(), ordered, "{flush_at}");
+        }
     }
 
     #[test]
