@@ -46,6 +46,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
     let status = &volume.status;
     let state = known.state.unwrap_or(match status.state {
         VolumeState::Detached => State::Opening,
+        VolumeState::Replica => State::Replica,
         VolumeState::Serving => State::Serving,
         VolumeState::Draining => State::Draining,
         VolumeState::Full => State::Full,

@@ -20,9 +20,18 @@ pub(crate) struct Sync {
     /// Operations and the log append that must be stable for them.
     pub(crate) waiters: Vec<(u64, OpId)>,
     /// Parts of the drain and the log append that must be stable before they go to the backend.
-    pub(crate) drains: Vec<(u64, Deferred)>,
+    pub(crate) drains: Vec<(u64, Waiting)>,
     /// Somebody waits for everything published to be stable.
     pub(crate) wanted: bool,
+}
+
+/// A part of the drain that waits for stable media.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiting {
+    pub(crate) volume: VolumeId,
+    /// It has nothing of a later record of the volume.
+    pub(crate) sequence: u64,
+    pub(crate) part: Deferred,
 }
 
 /// What the drain sends to the backend as soon as the log is stable.
@@ -37,6 +46,24 @@ pub(crate) enum Deferred {
 }
 
 impl Engine {
+    /// The log has what an operation needs: the copy at the peer has to have it too, then it goes on.
+    pub(crate) fn go_on(&mut self, now: Nanos, id: OpId) {
+        if !self.has_copy(id) {
+            return;
+        }
+        let op = &mut self.ops[id];
+        if op.request.op == Op::Flush {
+            self.flush_stable(id);
+        } else if op.direct && op.stage == Stage::InLog {
+            op.invalidated = true;
+            op.stage = Stage::Whole;
+            let vid = op.request.volume;
+            self.park(vid, id);
+        } else {
+            self.ack(now, id);
+        }
+    }
+
     /// Begins a flush: everything completed before it becomes stable.
     pub(crate) fn start_flush(&mut self, now: Nanos, id: OpId) {
         let vid = self.ops[id].request.volume;
@@ -44,8 +71,10 @@ impl Engine {
         self.cut_group(now, vid, true);
         let volume = self.volume_mut(vid);
         volume.flushes = true;
-        if volume.sequence_durable == volume.sequence_built || mutated!(FlushWithoutSync) {
-            self.flush_stable(id);
+        let (built, durable) = (volume.sequence_built, volume.sequence_durable);
+        self.ops[id].sequence = built;
+        if durable == built || mutated!(FlushWithoutSync) {
+            self.go_on(now, id);
         } else if self.dead {
             self.ack_when_drained(id);
         } else {
@@ -85,10 +114,10 @@ impl Engine {
         let (stable, published, issued) = (log.stable, log.published, log.issued);
         let mut wanted = std::mem::take(&mut self.sync.wanted) && stable < published;
         let mut i = 0;
-        while let Some(&(append, deferred)) = self.sync.drains.get(i) {
+        while let Some(&(append, waiting)) = self.sync.drains.get(i) {
             if append <= stable || self.dead {
                 self.sync.drains.swap_remove(i);
-                self.drain_stable(deferred);
+                self.drain_stable(waiting);
             } else {
                 wanted |= append <= published;
                 i += 1;
@@ -98,11 +127,7 @@ impl Engine {
         while let Some(&(append, op)) = self.sync.waiters.get(i) {
             if append <= stable {
                 self.sync.waiters.remove(i);
-                if self.ops[op].request.op == Op::Flush {
-                    self.flush_stable(op);
-                } else {
-                    self.op_stable(now, op);
-                }
+                self.go_on(now, op);
             } else {
                 wanted |= append <= published;
                 i += 1;
@@ -140,6 +165,9 @@ impl Engine {
     pub(crate) fn ack(&mut self, now: Nanos, id: OpId) {
         self.ops[id].stage = Stage::Acking;
         let op = self.ops[id];
+        if op.incoming.is_some() {
+            return self.complete(id, Ok(()));
+        }
         let volume = self.volumes[op.request.volume.0 as usize].as_mut().expect("it has an operation");
         if volume.is_refusing() {
             return self.complete(id, Err(RequestError::Io));

@@ -58,6 +58,13 @@ pub enum Op {
     },
     /// Bring the range into the cache; no data is returned.
     Prefetch,
+    /// A record of the owner's log, for a replica of the volume (RFC 9). The request's buffer holds it as it stands in
+    /// the owner's log, header block and data blocks; offset and length are zero. The reply says that it is in the log, or
+    /// that it is not the next record of this copy ([`RequestError::Invalid`]).
+    Record {
+        /// Reply only when it is on stable media, and everything before it.
+        durable: bool,
+    },
 }
 
 impl Op {
@@ -65,7 +72,10 @@ impl Op {
     pub fn is_fua(self) -> bool {
         matches!(
             self,
-            Op::Write { fua: true } | Op::Discard { fua: true } | Op::WriteZeroes { fua: true, .. }
+            Op::Write { fua: true }
+                | Op::Discard { fua: true }
+                | Op::WriteZeroes { fua: true, .. }
+                | Op::Record { durable: true }
         )
     }
 }
@@ -224,6 +234,54 @@ pub enum BackendOp {
     Disown,
 }
 
+/// What the peer that holds the second copy of a volume is to be sent (RFC 9), in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerOp {
+    /// The next record.
+    Record {
+        /// Its number in the volume's log.
+        sequence: u64,
+        /// Header block and data blocks. They stay as they are until the next effect is taken from the core.
+        buf: Buf,
+        /// Somebody waits until it is on the peer's stable media.
+        durable: bool,
+    },
+    /// Somebody waits until everything up to this record is on the peer's stable media.
+    Stabilise {
+        /// Its number in the volume's log.
+        sequence: u64,
+    },
+}
+
+/// What the second copy of a volume counts for (RFC 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairing {
+    /// There is none.
+    Alone,
+    /// Records are sent, and nothing waits for the peer.
+    Filling,
+    /// Changes are acknowledged when the peer has them, flushes when it has them on stable media, and only what it has on stable
+    /// media goes to the backend.
+    Paired,
+    /// As paired, but the peer is gone: nothing is sent any more.
+    Parting,
+}
+
+/// How far an owner's log, image and acknowledgements are, in numbers of its records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogStatus {
+    /// The newest record.
+    pub logged: u64,
+    /// The newest one on stable media.
+    pub stable: u64,
+    /// Something of everything up to here may have been sent to the backend.
+    pub sent: u64,
+    /// Everything up to here is in the backend.
+    pub drained: u64,
+    /// Everything up to here may have been acknowledged.
+    pub acknowledged: u64,
+}
+
 /// What the driver does for the core. Device offsets are bytes, block-aligned.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Effect {
@@ -260,6 +318,13 @@ pub enum Effect {
         volume: VolumeId,
         /// What to do.
         op: BackendOp,
+    },
+    /// Send something to the volume's peer.
+    Peer {
+        /// Whose.
+        volume: VolumeId,
+        /// What.
+        op: PeerOp,
     },
     /// A client's request is complete; its buffer belongs to the front door again.
     Reply {
@@ -322,6 +387,9 @@ pub enum ControlError {
     /// No size that a volume can be given.
     #[error("a size of {0} bytes cannot be had: it must be a multiple of {BLOCK_BYTES} up to 1 PiB")]
     Size(u64),
+    /// It serves, or has served, clients of its own.
+    #[error("it is not the copy of another host's volume")]
+    NotReplica,
     /// The attachment has more than [`ATTACHMENT_BYTES_MAX`] bytes.
     #[error("an attachment has at most {ATTACHMENT_BYTES_MAX} bytes")]
     TooLong,

@@ -27,7 +27,26 @@ enum Part {
     Range(EntryKind, u64, u32),
 }
 
+/// What the log is to be given next.
+struct Pending {
+    volume: usize,
+    /// Its first operation waits for stable media.
+    durable: bool,
+    /// Data blocks and entries that an append must have room for.
+    least: (u32, usize),
+}
+
 impl ClientOp {
+    /// What it leaves in the log has to be on stable media before it goes on.
+    pub(crate) fn needs_stable(&self) -> bool {
+        self.durable || self.direct || self.request.op == Op::Flush
+    }
+
+    /// The newest record that its reply acknowledges; none for a flush, which follows the replies that it is about.
+    fn acknowledges(&self) -> u64 {
+        if self.request.op == Op::Flush { 0 } else { self.sequence }
+    }
+
     /// Part number `n` of what the log gets for this change; `None` past the last.
     fn part(&self, n: u32) -> Option<Part> {
         if self.direct {
@@ -388,7 +407,7 @@ impl Engine {
         }
         let in_flight_max = self.config.appends_in_flight;
         while self.log.streams[Stream::Log as usize].in_flight.len() < in_flight_max {
-            let Some((first, durable)) = self.volume_with_pending() else { return };
+            let Some(Pending { volume: first, durable, least }) = self.volume_with_pending() else { return };
             let in_flight = self.log.streams[Stream::Log as usize].in_flight.len();
             if durable && in_flight > 0 {
                 // One append that is stable by itself is cheaper than several and a sync.
@@ -398,7 +417,7 @@ impl Engine {
                 return;
             }
             let Some(buf) = self.pools.append.take() else { return };
-            let mut builder = match self.begin_append(Stream::Log, buf, 1, false) {
+            let mut builder = match self.begin_append(Stream::Log, buf, least, false) {
                 Ok(builder) => builder,
                 Err(buf) => return self.pools.append.give(buf),
             };
@@ -415,26 +434,28 @@ impl Engine {
         }
     }
 
-    /// The next volume (in turn) that has something to log, and whether its first operation wants stable media.
-    fn volume_with_pending(&mut self) -> Option<(usize, bool)> {
+    /// The next volume (in turn) that has something to log.
+    fn volume_with_pending(&mut self) -> Option<Pending> {
         let volumes = self.volumes.len();
         for i in 0..volumes {
             let at = (self.next_volume + i) % volumes;
             let Some(volume) = &self.volumes[at] else { continue };
-            if volume.groups_end() {
+            if volume.groups_end() || !volume.peer_keeps_up() {
                 continue;
             }
             let Some(&front) = volume.pending.front() else { continue };
             let op = &self.ops[front];
-            let stable = op.durable || op.direct;
+            let durable = op.durable || op.direct;
             let sequence = volume.sequence_built;
-            let wait = match op.part(op.logged) {
-                Some(Part::Data(..)) => self.quota_left(VolumeId(at as u16)) == 0,
-                Some(Part::Range(EntryKind::Invalidate, ..)) | None => false,
-                Some(Part::Range(..)) => self.extents_are_full(),
+            let (data, zeroes, least) = match (op.incoming, op.part(op.logged)) {
+                (Some(r), _) => (r.blocks > 0, r.zeroes, (u32::from(r.blocks), usize::from(r.entries))),
+                (_, Some(Part::Data(..))) => (true, false, (1, 1)),
+                (_, Some(Part::Range(kind, ..))) => (false, kind != EntryKind::Invalidate, (1, 1)),
+                (_, None) => (false, false, (1, 1)),
             };
-            if !wait {
-                return Some((at, stable));
+            let full = data && self.quota_left(VolumeId(at as u16)) == 0;
+            if !full && !(zeroes && self.extents_are_full()) {
+                return Some(Pending { volume: at, durable, least });
             }
             let volume = self.volumes[at].as_mut().expect("looked at just now");
             if volume.quota_wait_noted != sequence {
@@ -460,9 +481,20 @@ impl Engine {
             return;
         }
         let mut quota = self.quota_left(id);
-        while builder.has_room_for_record() {
+        loop {
             let volume = self.volumes[id.0 as usize].as_ref().expect("checked above");
             let Some(&front) = volume.pending.front() else { return };
+            if let Some(incoming) = self.ops[front].incoming {
+                let full = incoming.blocks > 0 && quota == 0 || incoming.zeroes && self.extents_are_full();
+                if full || !self.take_record(builder, front, incoming) {
+                    return;
+                }
+                quota = quota.saturating_sub(u64::from(incoming.blocks));
+                continue;
+            }
+            if !builder.has_room_for_record() || !volume.peer_keeps_up() {
+                return;
+            }
             let first = self.ops[front].part(self.ops[front].logged);
             match first {
                 Some(Part::Data(..)) if quota == 0 => return,
@@ -491,11 +523,13 @@ impl Engine {
     fn fill_record(&mut self, builder: &mut Builder, id: VolumeId, quota: &mut u64) {
         let volume = self.volumes[id.0 as usize].as_mut().expect("checked by the caller");
         let sequence = volume.sequence_built + 1;
+        let mut room = volume.record_blocks_max();
         while let Some(&front) = volume.pending.front() {
             let op = &mut self.ops[front];
             let before = op.logged;
             while let Some(part) = op.part(op.logged) {
-                if !builder.has_room_for_entry() || matches!(part, Part::Data(..)) && *quota == 0 {
+                let full = *quota == 0 || room == 0;
+                if !builder.has_room_for_entry() || matches!(part, Part::Data(..)) && full {
                     break;
                 }
                 match part {
@@ -505,6 +539,7 @@ impl Engine {
                         let crc = copy_block(&mut self.arena, from, to);
                         builder.set_last_crc(crc);
                         *quota -= 1;
+                        room -= 1;
                         volume.unpublished_blocks += 1;
                         self.unpublished_blocks += 1;
                     }
@@ -543,25 +578,12 @@ impl Engine {
         let vid = op.request.volume;
         self.volume_mut(vid).published += 1;
         let op = &self.ops[id];
-        if op.durable || op.direct {
+        if op.needs_stable() {
             self.sync.waiters.push((append, id));
         } else {
-            self.ack(now, id);
+            self.go_on(now, id);
         }
         self.volume_mut(vid).recheck = true;
-    }
-
-    /// The operation's records are stable.
-    pub(crate) fn op_stable(&mut self, now: Nanos, id: OpId) {
-        let op = &mut self.ops[id];
-        if op.direct && op.stage == Stage::InLog {
-            op.invalidated = true;
-            op.stage = Stage::Whole;
-            let vid = op.request.volume;
-            self.park(vid, id);
-        } else {
-            self.ack(now, id);
-        }
     }
 
     /// Whether any of the blocks is dirty.
@@ -623,6 +645,9 @@ impl Engine {
         self.effects.push_back(Effect::Reply { id: op.request.id, result });
         let volume = self.volume_mut(vid);
         volume.requests -= 1;
+        if result.is_ok() {
+            volume.sequence_acknowledged = volume.sequence_acknowledged.max(op.acknowledges());
+        }
         let count = &mut volume.count;
         match (result, op.request.op) {
             (Err(_), _) => count.errors += 1,
@@ -636,7 +661,7 @@ impl Engine {
             }
             (_, Op::Flush) => count.flushes += 1,
             (_, Op::Discard { .. } | Op::WriteZeroes { .. }) => count.discards += 1,
-            (_, Op::Prefetch) => {}
+            (_, Op::Prefetch | Op::Record { .. }) => {}
         }
         if op.locked {
             volume.locks.retain(|l| l.op != id);

@@ -118,11 +118,21 @@ impl Engine {
     /// See [`AddError`]; nothing has changed then.
     pub fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError> {
         check_spec(&spec)?;
+        let mut volume = Volume::new(spec);
+        volume.attached = true;
+        if volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack {
+            volume.begin_groups(&self.space, now, false);
+        }
+        self.insert_volume(volume, control)
+    }
+
+    /// Gives a volume a number; `control` is complete when a restart finds it.
+    pub(crate) fn insert_volume(&mut self, volume: Volume, control: u64) -> Result<VolumeId, AddError> {
         if self.dead {
             return Err(AddError::Device);
         }
-        if self.volumes.iter().flatten().any(|v| v.spec.name == spec.name) {
-            return Err(AddError::Exists(spec.name));
+        if self.volumes.iter().flatten().any(|v| v.spec.name == volume.spec.name) {
+            return Err(AddError::Exists(volume.spec.name));
         }
         let is_free = |&i: &usize| {
             self.volumes[i].is_none() && self.leaving.iter().all(|&(_, id)| usize::from(id.0) != i)
@@ -133,11 +143,6 @@ impl Engine {
         }
         if at == self.volumes.len() {
             self.volumes.push(None);
-        }
-        let mut volume = Volume::new(spec);
-        volume.attached = true;
-        if volume.spec.drain == DrainOrder::Grouped && volume.mode == Mode::WriteBack {
-            volume.begin_groups(&self.space, now, false);
         }
         self.volumes[at] = Some(Box::new(volume));
         self.count_quotas();
@@ -156,7 +161,8 @@ impl Engine {
     /// See [`AddError`]; nothing has changed then.
     pub fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError> {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let volume = volume.filter(|v| !v.attached).ok_or(AddError::NotDetached)?;
+        let volume = volume.filter(|v| !v.attached && v.published == v.entered && v.task == Task::None);
+        let volume = volume.ok_or(AddError::NotDetached)?;
         let spec = VolumeSpec {
             size_bytes: attach.size_bytes,
             mode: attach.mode,
@@ -182,6 +188,7 @@ impl Engine {
         volume.own = OwnObjects::none(spec.size_bytes);
         volume.spec = spec;
         volume.attached = true;
+        volume.replica = None;
         // Writes that went past the cache before the restart may still stand in the backend's write cache.
         volume.backend_flushed = 0;
         volume.backend_flush_wanted = true;
@@ -293,7 +300,7 @@ impl Engine {
         self.stir();
         let Some(volume) = self.controllable(id, control, true) else { return };
         let needs_backend = verify || volume.failed || volume.is_dirty() || volume.index.blocks().lost > 0;
-        if !volume.attached && needs_backend {
+        if !volume.attached && needs_backend && volume.replica.is_none() {
             let result = Err(ControlError::Detached);
             return self.effects.push_back(Effect::ControlDone { control, result });
         }
@@ -366,6 +373,9 @@ impl Engine {
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
                 Some(Task::Snapshot { control, step }) => self.pump_snapshot(now, id, control, step),
                 Some(Task::Resize(resize)) => self.pump_resize(id, resize),
+                Some(Task::Begin { control, generation, size_bytes, base }) => {
+                    self.pump_begin(id, control, (generation, size_bytes, base));
+                }
                 Some(Task::None) | None => {}
             }
         }
@@ -469,6 +479,9 @@ impl Engine {
         if self.is_stuck(id) {
             let error = self.volume(id).loss().unwrap_or(ControlError::Failed);
             return self.end_remove(id, control, Err(error));
+        }
+        if self.volume(id).replica.is_some() && !self.empty_replica(id) {
+            return;
         }
         if self.volume(id).requests > 0 || !self.is_quiet(now, id) {
             return;
@@ -634,6 +647,7 @@ impl Engine {
         let state = match () {
             _ if volume.fenced => VolumeState::Fenced,
             _ if volume.failed => VolumeState::Failed,
+            _ if volume.replica.is_some() => VolumeState::Replica,
             _ if !volume.attached => VolumeState::Detached,
             _ if volume.task != Task::None || backlog || !volume.drain_waiters.is_empty() => {
                 VolumeState::Draining

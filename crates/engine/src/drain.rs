@@ -6,7 +6,7 @@
 //! block becomes clean only when the backend's flush has covered it and the index still has the very copy
 //! that was written; an object that changes meanwhile is queued again.
 
-use crate::ack::Deferred;
+use crate::ack::{Deferred, Waiting};
 use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{Stream, byte, crc32c};
@@ -253,7 +253,7 @@ impl Engine {
                     }
                     self.drains[d].cursor = (at + u64::from(n) - object) as u32;
                     self.drain_issued(id, d);
-                    self.when_stable(Deferred::Zeroes(d, at, n));
+                    self.when_stable(id, Deferred::Zeroes(d, at, n));
                     return true;
                 }
                 Lookup::At(position) => {
@@ -288,18 +288,27 @@ impl Engine {
 
     /// Only what a power loss would leave in the log may reach the backend: else the image could hold
     /// a write whose predecessors are lost.
-    pub(crate) fn when_stable(&mut self, deferred: Deferred) {
+    pub(crate) fn when_stable(&mut self, volume: VolumeId, part: Deferred) {
         let log = &self.log.streams[Stream::Log as usize];
-        if log.published > log.stable && !self.dead {
-            self.sync.drains.push((log.published, deferred));
+        let (published, stable) = (log.published, log.stable);
+        let waiting = Waiting { volume, sequence: self.volume(volume).sequence, part };
+        if published > stable && !self.dead {
+            self.sync.drains.push((published, waiting));
             // Whoever issues syncs may have had its turn already.
             self.stir();
         } else {
-            self.drain_stable(deferred);
+            self.drain_stable(waiting);
         }
     }
 
-    pub(crate) fn drain_stable(&mut self, deferred: Deferred) {
+    /// Our log has it on stable media; so must a copy that could take over.
+    pub(crate) fn drain_stable(&mut self, waiting: Waiting) {
+        if self.has_drained_copy(waiting) {
+            self.send_to_backend(waiting.part);
+        }
+    }
+
+    pub(crate) fn send_to_backend(&mut self, deferred: Deferred) {
         let block = BLOCK_BYTES as u64;
         let (drain, io, op) = match deferred {
             Deferred::Frame(index) => return self.send_frame(index),
@@ -391,7 +400,7 @@ impl Engine {
             return;
         }
         if !piece.bad {
-            self.when_stable(Deferred::Piece(index));
+            self.when_stable(id, Deferred::Piece(index));
         } else if !piece.again && self.is_still_there(&piece) {
             self.pieces[index].again = true;
             self.pieces[index].bad = false;

@@ -453,7 +453,11 @@ impl Engine {
     }
 
     fn client_request(&mut self, now: Nanos, request: Request) {
-        if let Err(error) = self.admit_request(&request) {
+        let incoming = match request.op {
+            Op::Record { .. } => self.admit_record(&request).map(Some),
+            _ => self.admit_request(&request).map(|()| None),
+        };
+        if let Err(error) = incoming {
             if let Some(Some(volume)) = self.volumes.get_mut(request.volume.0 as usize) {
                 volume.count.errors += 1;
             }
@@ -484,8 +488,10 @@ impl Engine {
             barrier: 0,
             durable: fua,
             held_since: now,
+            incoming: incoming.unwrap_or_default(),
         });
         match request.op {
+            Op::Record { .. } => self.start_record(id, incoming.expect("checked").expect("a record")),
             Op::Flush => self.start_flush(now, id),
             _ if request.len == 0 => self.complete(id, Ok(())),
             Op::Read | Op::Prefetch => self.start_read(id),
@@ -495,7 +501,8 @@ impl Engine {
 
     fn admit_request(&self, request: &Request) -> Result<(), RequestError> {
         let volume = self.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
-        let volume = volume.filter(|v| v.attached && !v.closing && self.stopping.is_none());
+        let takes = |v: &Volume| v.attached || request.op == Op::Flush && v.replica.is_some();
+        let volume = volume.filter(|v| takes(v) && !v.closing && self.stopping.is_none());
         let volume = volume.ok_or(RequestError::Shutdown)?;
         let sector = SECTOR_BYTES as u64;
         let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
@@ -512,7 +519,7 @@ impl Engine {
         if changes && volume.spec.read_only {
             return Err(RequestError::ReadOnly);
         }
-        if volume.is_refusing() {
+        if volume.is_refusing() || self.dead && volume.replica.is_some() {
             return Err(RequestError::Io);
         }
         if matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. }) && request.len > 0 {

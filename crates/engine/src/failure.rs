@@ -27,8 +27,12 @@ impl Engine {
         self.fills.abandon();
         self.unpublished_blocks = 0;
         // Published changes whose stability cannot be known any more are acknowledged by the backend.
-        for (_, id) in std::mem::take(&mut self.sync.waiters) {
-            if self.ops[id].direct {
+        let waiting = std::mem::take(&mut self.sync.waiters).into_iter().map(|(_, id)| id);
+        let waiting: Vec<OpId> = waiting.chain(self.all_waiting_for_peers()).collect();
+        for id in waiting {
+            if self.volume(self.ops[id].request.volume).replica.is_some() {
+                self.complete(id, Err(RequestError::Io));
+            } else if self.ops[id].direct {
                 self.redirect(id);
             } else {
                 self.ack_when_drained(id);
@@ -78,6 +82,9 @@ impl Engine {
     /// now on a lock has to.
     fn redirect(&mut self, id: OpId) {
         let op = &mut self.ops[id];
+        if op.incoming.is_some() {
+            return self.complete(id, Err(RequestError::Io));
+        }
         (op.logged, op.unpublished, op.barrier) = (0, 0, 0);
         if !op.locked {
             return self.start_change(id);
@@ -142,6 +149,7 @@ impl Engine {
         // Parked operations see it themselves, and those in flight when they come back.
         let mut waiting: Vec<OpId> =
             volume.through.drain(..).chain(volume.held.drain(..)).chain(volume.blocked.drain(..)).collect();
+        waiting.extend(volume.peer.as_mut().map(|peer| peer.take_waiting()).unwrap_or_default());
         let pending = std::mem::take(&mut volume.pending);
         for op in pending {
             if self.ops[op].unpublished > 0 {
@@ -163,5 +171,5 @@ impl Engine {
 }
 
 fn changes(op: Op) -> bool {
-    matches!(op, Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. })
+    matches!(op, Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } | Op::Record { .. })
 }

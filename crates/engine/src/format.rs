@@ -402,14 +402,18 @@ pub struct VolumeItem {
     pub backend_len: U16,
     /// Length of the attachment.
     pub attachment_len: U16,
+    /// 1 when it is the copy of another host's volume.
+    pub replica: u8,
     /// Zero.
-    pub reserved: U16,
+    pub reserved: u8,
     /// The name.
     pub name: [u8; 64],
     /// The backend's URI.
     pub backend: [u8; 1024],
     /// The attachment.
     pub attachment: [u8; 1024],
+    /// Of a replica: nothing of an owner before this generation is taken.
+    pub promised: U64,
 }
 
 /// A range in a checkpoint's extent page.

@@ -191,7 +191,8 @@ impl Engine {
     /// All blocks are in the buffer: the header goes in front of them, and the frame to the backend.
     fn seal_frame(&mut self, index: u32) {
         let frame = &self.frames[index];
-        let volume = self.volume(frame.volume);
+        let id = frame.volume;
+        let volume = self.volume(id);
         let group = volume.groups.as_ref().and_then(|g| g.closed.as_ref()).expect("a group is closed").group;
         let name =
             FrameName { uuid: self.geo.uuid, generation: volume.spec.generation, group, frame: frame.number };
@@ -201,7 +202,7 @@ impl Engine {
         });
         let header = frame.buf.slice(0, BLOCK_BYTES);
         encode_header(self.arena.bytes_mut(header), name, data.chain(zeroes));
-        self.when_stable(Deferred::Frame(index));
+        self.when_stable(id, Deferred::Frame(index));
     }
 
     /// A frame whose content the log holds on stable media goes to the backend.

@@ -33,12 +33,14 @@ pub mod mutation;
 #[cfg(not(feature = "mutations"))]
 mod mutation;
 mod parent;
+mod peer;
 mod publish;
 mod read;
 mod reclaim;
 mod recover;
 pub mod redo;
 mod replay;
+mod replica;
 mod resize;
 mod snapshot;
 mod space;

@@ -150,8 +150,7 @@ impl Builder {
 
     /// Room for a new record with at least one data block.
     pub(crate) fn has_room_for_record(&self) -> bool {
-        debug_assert!(self.record.is_none());
-        self.fits(2, 1, 1)
+        self.has_room_for(1, 1)
     }
 
     /// Room for one more entry, with data, in the open record.
@@ -160,12 +159,18 @@ impl Builder {
         (self.append.entries.len() - record.first as usize) < RECORD_ENTRIES_MAX && self.fits(1, 0, 1)
     }
 
+    /// Room for a new record with so many data blocks and entries.
+    pub(crate) fn has_room_for(&self, blocks: u32, entries: usize) -> bool {
+        debug_assert!(self.record.is_none());
+        self.fits(1 + blocks, 1, entries)
+    }
+
     fn slot(&self, block: u32) -> Buf {
         self.buf.slice((block - self.first_block) as usize * BLOCK_BYTES, BLOCK_BYTES)
     }
 
     pub(crate) fn begin_record(&mut self, volume: VolumeId, kind: RecordKind) {
-        debug_assert!(self.has_room_for_record());
+        debug_assert!(self.has_room_for(0, 0));
         let first = self.append.entries.len() as u32;
         self.record = Some(OpenRecord { volume, kind, header_block: self.block, first });
         self.block += 1;
@@ -204,6 +209,18 @@ impl Builder {
         let entry = Entry::new(kind, volume_block, blocks);
         self.append.entries.push(BuiltEntry { entry, position: 0, old: 0 });
         self.entries += 1;
+    }
+
+    /// The records that are built, each with its part of the buffer: header block and data blocks.
+    pub(crate) fn records(&self) -> impl Iterator<Item = (&Built, Buf)> {
+        let mut block = self.first_block + u32::from(self.first_block == 0);
+        self.append.records.iter().map(move |record| {
+            let entries = &self.append.entries[record.first as usize..record.end as usize];
+            let blocks = 1 + entries.iter().filter(|built| built.entry.has_data()).count();
+            let at = (block - self.first_block) as usize * BLOCK_BYTES;
+            block += blocks as u32;
+            (record, self.buf.slice(at, blocks * BLOCK_BYTES))
+        })
     }
 
     /// Writes the header of the open record; returns its CRC.
@@ -326,13 +343,13 @@ impl Log {
 }
 
 impl Engine {
-    /// Starts an append of at least one record with `blocks_min` data blocks, or tells that there is no
+    /// Starts an append of at least one record with so many data blocks and entries, or tells that there is no
     /// segment for it now. `moving`: for reclaim, which may use the last segments.
     pub(crate) fn begin_append(
         &mut self,
         stream: Stream,
         buf: Buf,
-        blocks_min: u32,
+        (blocks, entries): (u32, usize),
         moving: bool,
     ) -> Result<Builder, Buf> {
         if self.dead {
@@ -349,7 +366,7 @@ impl Engine {
         let state = &self.log.streams[stream as usize];
         if state.segment != NONE {
             let builder = self.builder(stream, buf);
-            if builder.fits(1 + blocks_min, 1, blocks_min as usize) {
+            if builder.fits(1 + blocks, 1, entries) {
                 return Ok(builder);
             }
             self.return_builder(builder);
@@ -430,6 +447,8 @@ impl Engine {
     pub(crate) fn issue_append(&mut self, builder: Builder, dsync: bool) {
         debug_assert!(builder.record.is_none() && !builder.append.records.is_empty());
         let stream = builder.stream;
+        // The peer before the device: the way is longer, and until the device's turn comes nobody changes the buffer.
+        self.send_records(&builder);
         let first = self.geo.segment_block(builder.segment) + builder.first_block;
         let bytes = (builder.block - builder.first_block) as usize * BLOCK_BYTES;
         let mut append = builder.append;
@@ -566,6 +585,7 @@ impl Engine {
         if append.records[0].kind == RecordKind::Move {
             self.reclaim_published();
         }
+        self.note_places(append);
         let state = self.log.stream(append.stream);
         assert_eq!(append.number, state.published + 1, "appends are published in order");
         let all_stable_before = state.stable == state.published;

@@ -468,7 +468,7 @@ impl Engine {
                 return None;
             }
             let buf = self.pools.append.take()?;
-            match self.begin_append(stream, buf, 1, false) {
+            match self.begin_append(stream, buf, (1, 1), false) {
                 Ok(builder) => self.fills.open[s] = Some(builder),
                 Err(buf) => {
                     self.pools.append.give(buf);

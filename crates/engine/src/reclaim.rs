@@ -393,7 +393,7 @@ impl Engine {
         }
         while job.good != 0 {
             let Some(buf) = self.pools.append.take() else { return false };
-            let mut builder = match self.begin_append(job.stream, buf, 1, true) {
+            let mut builder = match self.begin_append(job.stream, buf, (1, 1), true) {
                 Ok(builder) => builder,
                 Err(buf) => {
                     self.pools.append.give(buf);

@@ -54,6 +54,8 @@ pub struct VolumeStatus {
 pub enum VolumeState {
     /// Recovered from the cache device; no backend attached yet.
     Detached,
+    /// The copy of another host's volume; nothing is served.
+    Replica,
     /// Serving.
     Serving,
     /// Draining on request (mode change, removal).

@@ -10,6 +10,8 @@ use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
 use crate::mutation::mutated;
 use crate::parent::OwnObjects;
+use crate::peer::Peer;
+use crate::replica::{Incoming, Replica};
 use crate::resize::Resize;
 use crate::snapshot::Step;
 use crate::status::VolumeCounters;
@@ -78,6 +80,8 @@ pub(crate) struct ClientOp {
     pub(crate) durable: bool,
     /// When it was last held back, for the counters.
     pub(crate) held_since: Nanos,
+    /// For a replica: the record that it brings.
+    pub(crate) incoming: Option<Incoming>,
 }
 
 /// Blocks that only one operation may change for now.
@@ -123,6 +127,8 @@ pub(crate) enum Task {
     Snapshot { control: u64, step: Step },
     /// Taking another size.
     Resize(Resize),
+    /// Throwing away what a replica holds, to begin with the record after `base`.
+    Begin { control: u64, generation: u64, size_bytes: u64, base: u64 },
 }
 
 /// A volume.
@@ -145,6 +151,10 @@ pub(crate) struct Volume {
     /// What `sequence_durable` becomes when the sync in flight completes.
     pub(crate) sequence_syncing: u64,
     pub(crate) sequence_drained: u64,
+    /// Something of everything up to here may have been sent to the backend.
+    pub(crate) sequence_sent: u64,
+    /// Newest record of an acknowledged change.
+    pub(crate) sequence_acknowledged: u64,
     /// Header CRC of the newest built and of the newest published record.
     pub(crate) chain: u32,
     pub(crate) chain_published: u32,
@@ -235,6 +245,10 @@ pub(crate) struct Volume {
     /// Objects of the image that have been written to, or are known to be there.
     pub(crate) own: OwnObjects,
     pub(crate) count: VolumeCounters,
+    /// Its second copy, at another host.
+    pub(crate) peer: Option<Box<Peer>>,
+    /// It is itself the second copy of another host's volume.
+    pub(crate) replica: Option<Box<Replica>>,
 }
 
 impl Volume {
@@ -255,6 +269,8 @@ impl Volume {
             sequence_durable: 0,
             sequence_syncing: 0,
             sequence_drained: 0,
+            sequence_sent: 0,
+            sequence_acknowledged: 0,
             chain: 0,
             chain_published: 0,
             flushes: false,
@@ -304,6 +320,8 @@ impl Volume {
             parent: None,
             own,
             count: VolumeCounters::default(),
+            peer: None,
+            replica: None,
         }
     }
 
@@ -331,6 +349,8 @@ impl Volume {
         item.name_len.set(spec.name.len() as u16);
         item.backend_len.set(spec.backend.len() as u16);
         item.attachment_len.set(spec.attachment.len() as u16);
+        item.replica = u8::from(self.replica.is_some());
+        item.promised.set(self.replica.as_ref().map_or(0, |replica| replica.promised));
         item.name[..spec.name.len()].copy_from_slice(spec.name.as_bytes());
         item.backend[..spec.backend.len()].copy_from_slice(spec.backend.as_bytes());
         item.attachment[..spec.attachment.len()].copy_from_slice(&spec.attachment);
@@ -358,6 +378,10 @@ impl Volume {
         }
         let mut volume = Volume::new(spec);
         volume.failed = item.failed == 1;
+        if item.replica == 1 {
+            let promised = item.promised.get();
+            volume.replica = Some(Box::new(Replica::new(promised)));
+        }
         volume.set_sequence(item.sequence.get(), item.chain.get());
         volume.sequence_drained = item.sequence_drained.get();
         Some(volume)
@@ -369,6 +393,11 @@ impl Volume {
         self.sequence_built = sequence;
         self.sequence_durable = sequence;
         self.sequence_syncing = sequence;
+        self.sequence_sent = sequence;
+        self.sequence_acknowledged = sequence;
+        if let Some(replica) = &mut self.replica {
+            replica.taken = sequence;
+        }
         self.chain = chain;
         self.chain_published = chain;
     }

@@ -579,7 +579,8 @@ impl World {
             | ControlError::ReadOnly
             | ControlError::NotParent
             | ControlError::IsParent
-            | ControlError::Size(_) => false,
+            | ControlError::Size(_)
+            | ControlError::NotReplica => false,
         };
         if !explained {
             return self.fail(format!("{kind:?} of volume {v} failed: {error}"));

@@ -143,7 +143,7 @@ impl World {
                     }
                 }
             }
-            Op::Flush | Op::Prefetch => {}
+            Op::Flush | Op::Prefetch | Op::Record { .. } => {}
         }
         let id = self.next_request;
         self.next_request += 1;
@@ -158,6 +158,7 @@ impl World {
             Op::Discard { .. } => "> discard",
             Op::WriteZeroes { .. } => "> zeroes",
             Op::Prefetch => "> prefetch",
+            Op::Record { .. } => "> record",
         };
         self.note(what, v as u64, first, sectors | start << 32);
         let request = Request { id, volume, op, offset, len, buf };
@@ -229,7 +230,7 @@ impl World {
                 }
             }
             Op::Flush => vol.checker.flushed(sent.start),
-            Op::Prefetch => {}
+            Op::Prefetch | Op::Record { .. } => {}
             Op::Write { fua } | Op::Discard { fua } | Op::WriteZeroes { fua, .. } => {
                 vol.changing -= 1;
                 vol.checker.end_change(sent.start, tick, true, fua || !vol.flushed);
@@ -245,7 +246,7 @@ impl World {
         let vol = &mut self.vols[sent.volume];
         match sent.op {
             Op::Read => vol.checker.forget_read(sent.start),
-            Op::Flush | Op::Prefetch => {}
+            Op::Flush | Op::Prefetch | Op::Record { .. } => {}
             _ => {
                 vol.changing -= 1;
                 vol.checker.end_change(sent.start, tick, false, false);

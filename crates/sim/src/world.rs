@@ -488,6 +488,7 @@ impl World {
                 self.fly(token, FlightKind::DeviceSync { point }, None, false, latency);
             }
             Effect::Backend { token, volume, op } => self.backend(token, volume, op),
+            Effect::Peer { .. } => unreachable!("no volume has a peer"),
             Effect::Reply { id, result } => self.reply(id, result),
             Effect::ControlDone { control, result } => self.control_done(control, result),
         }

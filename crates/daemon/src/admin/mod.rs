@@ -69,6 +69,8 @@ pub enum State {
     Opening,
     /// Its backend could not be opened; it is tried again.
     Unavailable,
+    /// The copy of another host's volume; nothing is served.
+    Replica,
     /// Serving.
     Serving,
     /// Draining on request.
@@ -85,9 +87,10 @@ pub enum State {
 
 impl State {
     /// All states.
-    pub const ALL: [State; 8] = [
+    pub const ALL: [State; 9] = [
         State::Opening,
         State::Unavailable,
+        State::Replica,
         State::Serving,
         State::Draining,
         State::Full,
@@ -101,6 +104,7 @@ impl State {
         match self {
             State::Opening => "opening",
             State::Unavailable => "unavailable",
+            State::Replica => "replica",
             State::Serving => "serving",
             State::Draining => "draining",
             State::Full => "full",

@@ -342,6 +342,7 @@ impl<C: Core> Reactor<C> {
                             .handle(*now, Event::Done { token, result: Err(IoError::Errno(libc::ENODEV)) }),
                     }
                 }
+                Effect::Peer { .. } => unreachable!("no volume has a peer"),
                 Effect::Reply { id, result } => self.reply(id, result),
                 Effect::ControlDone { control, result } => self.control_done(control, result),
             }

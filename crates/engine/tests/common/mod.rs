@@ -83,6 +83,10 @@ pub struct World {
     /// Writes of the cache device that begin while this is set stay in flight until they are released.
     pub hold_device_writes: bool,
     device_waiting: Vec<(Token, u64, Buf)>,
+    /// What peers were to be sent, with the bytes of records.
+    pub to_peer: Vec<(PeerOp, Vec<u8>)>,
+    /// Buffers of records that are not answered.
+    records: HashMap<RequestId, Buf>,
 }
 
 /// A device that keeps for itself what is written to it, and whose reads fail: from one of them on, or in some blocks.
@@ -207,6 +211,8 @@ impl World {
             refuses: |_| None,
             hold_device_writes: false,
             device_waiting: Vec::new(),
+            to_peer: Vec::new(),
+            records: HashMap::new(),
         })
     }
 
@@ -268,7 +274,17 @@ impl World {
                     self.backend(token, volume, op);
                 }
             }
-            Effect::Reply { id, result } => drop(self.replies.insert(id, result)),
+            Effect::Peer { op, .. } => {
+                let bytes = match op {
+                    PeerOp::Record { buf, .. } => self.engine.arena().bytes(buf).to_vec(),
+                    PeerOp::Stabilise { .. } => Vec::new(),
+                };
+                self.to_peer.push((op, bytes));
+            }
+            Effect::Reply { id, result } => {
+                self.records.remove(&id).into_iter().for_each(|buf| self.engine.arena_mut().free(buf));
+                self.replies.insert(id, result);
+            }
             Effect::ControlDone { control, result } => drop(self.controls.insert(control, result)),
         }
         true
@@ -459,6 +475,24 @@ impl World {
             self.engine.handle(self.now, Event::Tick);
             self.run();
         }
+    }
+
+    /// Sends a record of an owner's log to a replica.
+    pub fn send_record(&mut self, volume: u16, bytes: &[u8], durable: bool) -> RequestId {
+        let id = self.fresh();
+        let buf = self.engine.arena_mut().alloc(bytes.len()).expect("room");
+        self.engine.arena_mut().bytes_mut(buf).copy_from_slice(bytes);
+        let op = Op::Record { durable };
+        self.records.insert(id, buf);
+        let request = Request { id, volume: VolumeId(volume), op, offset: 0, len: 0, buf: Some(buf) };
+        self.engine.handle(self.now, Event::Request(request));
+        self.run();
+        id
+    }
+
+    /// How far the log of volume 0 is.
+    pub fn log(&self) -> LogStatus {
+        self.engine.log_status(VolumeId(0)).expect("there is a volume")
     }
 
     /// Sends a request; the answer, if it comes at once.

@@ -1,0 +1,343 @@
+//! A replica: the copy of another host's volume in this cache (RFC 9).
+//!
+//! It logs what the owner has logged, record for record, and has neither clients nor a backend until it is attached. What
+//! it holds dirty becomes clean when the owner says how far its image goes. Which record a block came with is not kept: the
+//! log is in the order of the records, so that its place there tells.
+
+use crate::api::{BLOCK_BYTES, ControlError, Effect, Request, RequestError, VolumeId, VolumeSpec};
+use crate::control::{AddError, check_spec};
+use crate::engine::Engine;
+use crate::format::{EntryKind, RecordKind, crc32c};
+use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
+use crate::log::{Append, Builder, BuiltEntry, RecordFields};
+use crate::mem::Buf;
+use crate::peer::RECORD_BLOCKS_MAX;
+use crate::replay::decode_record;
+use crate::space::Space;
+use crate::volume::{DirtyObject, OpId, Stage, Task, Volume, object_of};
+use std::collections::{BTreeMap, VecDeque};
+
+/// A place in the log stream: life of the segment, and block in it.
+type Place = (u64, u32);
+
+/// Behind everything that is published.
+const EVERYTHING: Place = (u64::MAX, 0);
+
+/// What is special about a volume that is a replica.
+pub(crate) struct Replica {
+    /// Nothing of an owner before this generation is taken.
+    pub(crate) promised: u64,
+    /// Newest record that was taken, perhaps not logged yet.
+    pub(crate) taken: u64,
+    /// Records and the places behind them, oldest first: what the volume has before such a place is of that record or
+    /// of an earlier one.
+    places: VecDeque<(u64, Place)>,
+    /// Of objects with zeroes that are not in the image: the newest record that zeroed something in them.
+    zeroed: BTreeMap<u32, u64>,
+}
+
+/// A record of the owner's log on its way into this one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Incoming {
+    pub(crate) sequence: u64,
+    pub(crate) entries: u16,
+    pub(crate) blocks: u16,
+    /// Some of the entries are zeroes, which a checkpoint must have room for.
+    pub(crate) zeroes: bool,
+}
+
+impl Engine {
+    /// Adds an empty replica of another host's volume. The first record that it takes is the one after `base`, of the
+    /// generation in `spec`. [`Effect::ControlDone`] tells when it is recorded, and with it the promise to take nothing of
+    /// an earlier owner.
+    ///
+    /// # Errors
+    /// See [`AddError`]; nothing has changed then.
+    pub fn add_replica(&mut self, spec: VolumeSpec, base: u64, control: u64) -> Result<VolumeId, AddError> {
+        check_spec(&spec)?;
+        let mut volume = Volume::new(spec);
+        let promised = volume.spec.generation;
+        volume.replica = Some(Box::new(Replica::new(promised)));
+        volume.set_sequence(base, 0);
+        volume.sequence_drained = base;
+        self.insert_volume(volume, control)
+    }
+
+    /// Throws away what a replica holds: it begins anew with the record after `base` of the owner of this generation and
+    /// size. [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail.
+    pub fn begin_replica(&mut self, id: VolumeId, generation: u64, size_bytes: u64, base: u64, control: u64) {
+        if self.controllable_replica(id, control) {
+            self.volume_mut(id).task = Task::Begin { control, generation, size_bytes, base };
+            self.refuse_pending(id);
+        }
+    }
+
+    /// Promises that nothing of an owner before `generation` is taken any more; [`Effect::ControlDone`] tells when the
+    /// promise is recorded.
+    pub fn promise(&mut self, id: VolumeId, generation: u64, control: u64) {
+        if self.controllable_replica(id, control) {
+            let replica = self.volume_mut(id).replica.as_mut().expect("checked just now");
+            replica.promised = replica.promised.max(generation);
+            self.refuse_pending(id);
+            self.persist(control);
+        }
+    }
+
+    fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
+        self.stir();
+        let Some(volume) = self.controllable(id, control, false) else { return false };
+        let is_replica = volume.replica.is_some();
+        if !is_replica {
+            self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::NotReplica) });
+        }
+        is_replica
+    }
+
+    /// The owner's image durably has everything up to the record `sequence`: what the replica holds of that is clean.
+    pub fn replica_drained(&mut self, id: VolumeId, sequence: u64) {
+        self.stir();
+        let next = self.checkpoint.next_number();
+        let (volume, space) = self.volume_and_space(id);
+        let Some(mut replica) = volume.replica.take() else { return };
+        let mut place = (0, 0);
+        while let Some(&(_, behind)) = replica.places.front().filter(|&&(newest, _)| newest <= sequence) {
+            place = behind;
+            replica.places.pop_front();
+        }
+        if sequence >= volume.sequence {
+            place = EVERYTHING;
+        }
+        let until = volume.dirty_objects.partition_point(|dirty| dirty.first_sequence <= sequence);
+        let (mut left, mut forgotten) = (Vec::new(), false);
+        for dirty in volume.dirty_objects.drain(..until) {
+            let object = dirty.object;
+            let newest = replica.zeroed.get(&object).copied();
+            let zeroes_done = place == EVERYTHING || newest.is_some_and(|newest| newest <= sequence);
+            if volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY) && zeroes_done {
+                volume.index.clear_flags(object, ObjectFlags::ZERO_DIRTY | ObjectFlags::ZERO_KEEP);
+                volume.index.forget_zeroes(object);
+                replica.zeroed.remove(&object);
+                forgotten = true;
+            }
+            let (cleaned, dirty_left) = clean_before(&volume.index, space, object, place);
+            volume.dirty_blocks -= cleaned;
+            volume.count.drained_blocks += cleaned;
+            if dirty_left || volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
+                left.push(DirtyObject { first_sequence: sequence + 1, ..dirty });
+            } else {
+                volume.index.clear_flags(object, ObjectFlags::QUEUED);
+            }
+        }
+        left.into_iter().rev().for_each(|dirty| volume.dirty_objects.push_front(dirty));
+        volume.drain_cursor = 0;
+        volume.replica = Some(replica);
+        if forgotten {
+            volume.forgotten_until = next;
+            self.extents_changed = true;
+        }
+        self.update_drained(id);
+    }
+
+    /// What the request brings, if it is the next record of the copy.
+    pub(crate) fn admit_record(&self, request: &Request) -> Result<Incoming, RequestError> {
+        let volume = self.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
+        let volume = volume.filter(|v| !v.closing && v.task == Task::None && self.stopping.is_none());
+        let volume = volume.ok_or(RequestError::Shutdown)?;
+        let replica = volume.replica.as_ref().ok_or(RequestError::Invalid)?;
+        if self.dead || volume.is_refusing() {
+            return Err(RequestError::Io);
+        }
+        let buf = request.buf.expect("a record has a buffer");
+        let (block, data) = self.arena.bytes(buf).split_at(BLOCK_BYTES);
+        let record = decode_record(block).ok_or(RequestError::Invalid)?;
+        let header = &record.header;
+        let generation = header.generation.get();
+        let incoming = Incoming {
+            sequence: header.sequence.get(),
+            entries: header.entries.get(),
+            blocks: header.blocks.get(),
+            zeroes: record.entries.iter().any(|entry| is_zeroes(entry.kind())),
+        };
+        let expected = header.kind == RecordKind::Write as u8
+            && generation == volume.spec.generation
+            && generation >= replica.promised
+            && incoming.sequence == replica.taken + 1
+            && usize::from(incoming.blocks) <= RECORD_BLOCKS_MAX
+            && usize::from(incoming.blocks) * BLOCK_BYTES == data.len();
+        let inside = record.entries.iter().all(|entry| {
+            let len = if entry.has_data() { 1 } else { u64::from(entry.value()) };
+            let known = !matches!(entry.kind(), None | Some(EntryKind::Void));
+            known && len > 0 && entry.block() + len <= volume.blocks()
+        });
+        let mut blocks = data.chunks(BLOCK_BYTES);
+        let mut with_data = record.entries.iter().filter(|entry| entry.has_data());
+        let whole = with_data.all(|entry| blocks.next().is_some_and(|bytes| crc32c(bytes) == entry.value()));
+        if expected && inside && whole { Ok(incoming) } else { Err(RequestError::Invalid) }
+    }
+
+    /// Begins to log a record of the owner's.
+    pub(crate) fn start_record(&mut self, id: OpId, incoming: Incoming) {
+        let op = &mut self.ops[id];
+        op.stage = Stage::InLog;
+        op.sequence = incoming.sequence;
+        let vid = op.request.volume;
+        let volume = self.volume_mut(vid);
+        volume.replica.as_mut().expect("a replica takes records").taken = incoming.sequence;
+        volume.pending.push_back(id);
+        volume.entered += 1;
+    }
+
+    /// Puts a record of the owner's into an append as it is; false when there is no room for the whole of it.
+    pub(crate) fn take_record(&mut self, builder: &mut Builder, id: OpId, incoming: Incoming) -> bool {
+        let Incoming { sequence, entries, blocks, .. } = incoming;
+        let (vid, buf) = (self.ops[id].request.volume, self.ops[id].request.buf);
+        let buf = buf.expect("a record has a buffer");
+        if !builder.has_room_for(u32::from(blocks), usize::from(entries)) {
+            return false;
+        }
+        let record = decode_record(self.arena.bytes(header_of(buf))).expect("it was read when it came");
+        builder.begin_record(vid, RecordKind::Write);
+        let mut from = BLOCK_BYTES;
+        for entry in record.entries {
+            if entry.has_data() {
+                let to = builder.push_data(&self.space, entry.block(), entry.value(), 0);
+                self.arena.copy(buf.slice(from, BLOCK_BYTES), to);
+                from += BLOCK_BYTES;
+                continue;
+            }
+            let kind = entry.kind().expect("it was looked at when it came");
+            builder.push_range(kind, entry.block(), entry.value());
+            self.extents_pending += usize::from(is_zeroes(Some(kind)));
+        }
+        self.unpublished_blocks += u64::from(blocks);
+        let volume = self.volumes[vid.0 as usize].as_mut().expect("its record is at hand");
+        volume.unpublished_blocks += u64::from(blocks);
+        volume.sequence_built = sequence;
+        let fields = RecordFields {
+            generation: volume.spec.generation,
+            sequence,
+            durable_sequence: volume.sequence_durable,
+            chain: volume.chain,
+        };
+        volume.chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+        volume.pending.pop_front();
+        builder.append.ops.push(id);
+        self.ops[id].unpublished += 1;
+        true
+    }
+
+    /// Remembers what of an append's records the owner's word about its image will be measured by.
+    pub(crate) fn note_places(&mut self, append: &Append) {
+        let place = (self.space.segments[append.segment as usize].sequence, append.end_block);
+        for record in &append.records {
+            let Some(Some(volume)) = self.volumes.get_mut(record.volume.0 as usize) else { continue };
+            let Some(replica) = volume.replica.as_mut().filter(|_| record.kind == RecordKind::Write) else {
+                continue;
+            };
+            replica.note_zeroes(record.sequence, &append.entries[record.first as usize..record.end as usize]);
+            match replica.places.back_mut() {
+                Some(last) if last.1 == place => last.0 = record.sequence,
+                _ => replica.places.push_back((record.sequence, place)),
+            }
+        }
+    }
+
+    /// Fails the records that are not in the log yet.
+    fn refuse_pending(&mut self, id: VolumeId) {
+        for op in std::mem::take(&mut self.volume_mut(id).pending) {
+            self.volume_mut(id).published += 1;
+            self.complete(op, Err(RequestError::Shutdown));
+        }
+    }
+
+    /// Empties a replica and lets it begin anew, as soon as nothing of it is on its way to the log.
+    pub(crate) fn pump_begin(
+        &mut self,
+        id: VolumeId,
+        control: u64,
+        (generation, size_bytes, base): (u64, u64, u64),
+    ) {
+        if self.empty_replica(id) {
+            let volume = self.volume_mut(id);
+            volume.spec.generation = generation;
+            volume.spec.size_bytes = size_bytes;
+            let replica = volume.replica.as_mut().expect("a replica begins");
+            replica.promised = replica.promised.max(generation);
+            volume.set_sequence(base, 0);
+            volume.sequence_drained = base;
+            volume.task = Task::None;
+            self.persist(control);
+        }
+    }
+
+    /// Drops all that a replica holds; false while something of it is on its way to the log.
+    pub(crate) fn empty_replica(&mut self, id: VolumeId) -> bool {
+        self.refuse_pending(id);
+        let volume = self.volume(id);
+        if volume.published < volume.entered {
+            return false;
+        }
+        let blocks = volume.blocks_held();
+        self.forget_blocks(id, 0, blocks);
+        self.extents_changed = true;
+        let volume = self.volume_mut(id);
+        debug_assert_eq!(volume.dirty_blocks, 0);
+        volume.index = VolumeIndex::new();
+        volume.dirty_objects.clear();
+        volume.drain_cursor = 0;
+        volume.failed = false;
+        let replica = volume.replica.as_mut().expect("it is a replica");
+        replica.places.clear();
+        replica.zeroed.clear();
+        true
+    }
+}
+
+impl Replica {
+    pub(crate) fn new(promised: u64) -> Replica {
+        Replica { promised, taken: 0, places: VecDeque::new(), zeroed: BTreeMap::new() }
+    }
+
+    fn note_zeroes(&mut self, sequence: u64, entries: &[BuiltEntry]) {
+        for entry in entries.iter().map(|built| built.entry).filter(|entry| is_zeroes(entry.kind())) {
+            let last = entry.block() + u64::from(entry.value()) - 1;
+            for object in object_of(entry.block())..=object_of(last) {
+                self.zeroed.insert(object, sequence);
+            }
+        }
+    }
+}
+
+fn is_zeroes(kind: Option<EntryKind>) -> bool {
+    matches!(kind, Some(EntryKind::Discard | EntryKind::WriteZeroes))
+}
+
+/// The header block of a record in a buffer.
+fn header_of(buf: Buf) -> Buf {
+    buf.slice(0, BLOCK_BYTES)
+}
+
+/// Cleans what an object has in the log before `place`; returns how many blocks that were, and whether others are dirty.
+fn clean_before(index: &VolumeIndex, space: &mut Space, object: u32, place: Place) -> (u64, bool) {
+    let (mut cleaned, mut left) = (0, false);
+    for (_, n, found) in index.runs(object) {
+        let Lookup::At(position) = found else { continue };
+        for position in position..position + n {
+            if !space.marks.is_dirty(position) {
+                continue;
+            }
+            if place_of(space, position) < place {
+                space.clean(position);
+                cleaned += 1;
+            } else {
+                left = true;
+            }
+        }
+    }
+    (cleaned, left)
+}
+
+fn place_of(space: &Space, position: Position) -> Place {
+    let segment = space.geo.segment_of(position);
+    (space.segments[segment as usize].sequence, position - space.geo.segment_block(segment))
+}
