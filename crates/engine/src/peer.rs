@@ -65,7 +65,8 @@ impl Volume {
 
 impl Engine {
     /// Says what the volume's second copy counts for from now on. Where none was, and one begins, it gets every record
-    /// after [`LogStatus::logged`] as it is now. With [`Pairing::Parting`] the log is brought to stable media.
+    /// after [`LogStatus::logged`] as it is now. With [`Pairing::Paired`] the peer is asked
+    /// to bring what it has to stable media, with [`Pairing::Parting`] our own log is.
     ///
     /// # Panics
     /// If there is no such volume.
@@ -86,6 +87,9 @@ impl Engine {
         }
         if pairing == Pairing::Parting {
             self.sync.wanted = true;
+        }
+        if pairing == Pairing::Paired {
+            self.stabilise_peer(id, base);
         }
         self.pump_peer(now, id);
         if pairing == Pairing::Alone {

@@ -63,10 +63,17 @@ impl Engine {
         self.insert_volume(volume, control)
     }
 
-    /// Throws away what a replica holds: it begins anew with the record after `base` of the owner of this generation and
+    /// Throws away what a replica holds, or a volume that is not attached since another host owns it now: it begins anew with the record after `base` of the owner of this generation and
     /// size. [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail.
     pub fn begin_replica(&mut self, id: VolumeId, generation: u64, size_bytes: u64, base: u64, control: u64) {
-        if self.controllable_replica(id, control) {
+        self.stir();
+        let Some(volume) = self.controllable(id, control, false) else { return };
+        if volume.attached {
+            let result = Err(ControlError::NotReplica);
+            self.effects.push_back(Effect::ControlDone { control, result });
+        } else {
+            let promised = volume.spec.generation;
+            volume.replica.get_or_insert_with(|| Box::new(Replica::new(promised)));
             self.volume_mut(id).task = Task::Begin { control, generation, size_bytes, base };
             self.refuse_pending(id);
         }

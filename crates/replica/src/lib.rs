@@ -8,8 +8,10 @@
 mod owner;
 mod peer;
 mod record;
+mod session;
 pub mod wire;
 
 pub use owner::{Effect, Event, Owner, Phase};
 pub use peer::{Copy, Peer, Rejected};
 pub use record::{Copies, Party, Record, Resume, Tail, resume};
+pub use session::{OwnerSession, PeerEffect, PeerSession};

@@ -2,6 +2,7 @@
 //! peer comes and goes.
 
 use crate::record::{Copies, Party, Record};
+use tidepool_engine::api::Pairing;
 
 /// Where the second copy stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,6 +17,14 @@ pub enum Phase {
         base: u64,
         /// It has thrown away what it had, and promised to take nothing of an earlier owner.
         begun: bool,
+    },
+    /// It counts already, and is whole as soon as it has on stable media what was acknowledged or sent to the backend
+    /// before it did. The record says that there is none.
+    Catching {
+        /// Who.
+        peer: Party,
+        /// Newest sequence of that.
+        through: u64,
     },
     /// It is whole; the record is being changed. It may say either.
     Joining {
@@ -137,33 +146,35 @@ impl Owner {
         self.record
     }
 
-    /// Newest sequence that may be acknowledged.
+    /// What the copy counts for, as the core is to be told.
+    pub fn pairing(&self) -> Pairing {
+        match self.phase {
+            Phase::Solo => Pairing::Alone,
+            Phase::Filling { .. } => Pairing::Filling,
+            Phase::Catching { .. } | Phase::Joining { down: false, .. } | Phase::Sync { .. } => {
+                Pairing::Paired
+            }
+            Phase::Joining { down: true, .. } | Phase::Leaving { .. } | Phase::Lost => Pairing::Parting,
+        }
+    }
+
+    /// Newest sequence that may be acknowledged. That the peer is gone takes nothing from what it has confirmed.
     pub fn may_acknowledge(&self) -> u64 {
-        let limit = match self.phase {
-            Phase::Solo | Phase::Filling { .. } => self.logged,
-            Phase::Joining { .. } | Phase::Sync { .. } => self.logged.min(self.peer_logged),
-            Phase::Leaving { .. } | Phase::Lost => 0,
+        let limit = match self.pairing() {
+            Pairing::Alone | Pairing::Filling => self.logged,
+            _ if self.phase == Phase::Lost => 0,
+            Pairing::Paired | Pairing::Parting => self.logged.min(self.peer_logged),
         };
         limit.max(self.acknowledged)
     }
 
-    /// Newest sequence of which a flush may say that it is stable; `None` if nothing may be said.
-    pub fn may_flush(&self) -> Option<u64> {
-        match self.phase {
-            Phase::Solo | Phase::Filling { .. } => Some(self.stable),
-            Phase::Joining { .. } | Phase::Sync { .. } => Some(self.stable.min(self.peer_stable)),
-            Phase::Leaving { .. } | Phase::Lost => None,
-        }
-    }
-
-    /// Newest sequence that may go to the backend: never what the copy that may take over does not have.
+    /// Newest sequence of which a flush may say that it is stable, and that may go to the backend: never what the copy
+    /// that may take over does not have.
     pub fn may_drain(&self) -> u64 {
-        match self.phase {
-            Phase::Solo | Phase::Filling { .. } => self.stable,
-            Phase::Joining { .. } | Phase::Sync { .. } | Phase::Leaving { .. } => {
-                self.stable.min(self.peer_stable)
-            }
-            Phase::Lost => 0,
+        match self.pairing() {
+            Pairing::Alone | Pairing::Filling => self.stable,
+            _ if self.phase == Phase::Lost => 0,
+            Pairing::Paired | Pairing::Parting => self.stable.min(self.peer_stable),
         }
     }
 
@@ -176,13 +187,21 @@ impl Owner {
         self.acknowledged = self.acknowledged.max(sequence);
     }
 
-    /// Takes an event in; what is to be done goes to `effects`.
-    pub fn take(&mut self, event: Event, effects: &mut Vec<Effect>) {
+    /// Takes in how far its log is, without taking the steps that this makes possible: others are to be told first.
+    pub(crate) fn note(&mut self, event: Event) {
         match event {
             Event::Logged(sequence) => self.logged = self.logged.max(sequence),
             Event::Stable(sequence) => self.stable = self.stable.max(sequence),
             Event::Sent(sequence) => self.sent = self.sent.max(sequence),
             Event::Drained(sequence) => self.drained = self.drained.max(sequence),
+            _ => {}
+        }
+    }
+
+    /// Takes an event in; what is to be done goes to `effects`.
+    pub fn take(&mut self, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::Logged(_) | Event::Stable(_) | Event::Sent(_) | Event::Drained(_) => self.note(event),
             Event::PeerUp(peer) => self.peer_up(peer, effects),
             Event::PeerDown => self.peer_down(effects),
             Event::Begun => {
@@ -214,7 +233,7 @@ impl Owner {
 
     fn peer_down(&mut self, effects: &mut Vec<Effect>) {
         match self.phase {
-            Phase::Filling { .. } => self.phase = Phase::Solo,
+            Phase::Filling { .. } | Phase::Catching { .. } => self.phase = Phase::Solo,
             Phase::Joining { peer, .. } => self.phase = Phase::Joining { peer, down: true },
             Phase::Sync { peer } => self.leave(peer, effects),
             Phase::Solo | Phase::Leaving { .. } | Phase::Lost => {}
@@ -266,10 +285,13 @@ impl Owner {
     /// Takes the steps for which nothing is missing any more.
     fn advance(&mut self, effects: &mut Vec<Effect>) {
         match self.phase {
+            // From here on nothing is acknowledged or sent that it does not have: what is missing gets no more.
+            Phase::Filling { peer, base, begun: true } if self.drained >= base => {
+                self.phase = Phase::Catching { peer, through: self.acknowledged.max(self.sent) };
+                return self.advance(effects);
+            }
             // A copy that may take over lacks nothing that was promised, and nothing that the image may have.
-            Phase::Filling { peer, base, begun: true }
-                if self.drained >= base && self.peer_stable >= self.acknowledged.max(self.sent) =>
-            {
+            Phase::Catching { peer, through } if self.peer_stable >= through => {
                 self.phase = Phase::Joining { peer, down: false };
             }
             // What was promised as long as two logs had it is in one from now on.

@@ -5,6 +5,7 @@
 //! what is not stable). Writes are numbers, so that a log is compared with what was promised write by write.
 
 use stateright::{Checker, Model, Property};
+use tidepool_engine::api::Pairing;
 use tidepool_replica::{
     Copies, Copy, Effect, Event, Owner, Party, Peer, Phase, Record, Resume, Tail, resume,
 };
@@ -483,7 +484,7 @@ impl Model for Rules {
                 if end > world.acknowledged.len() || early {
                     actions.push(Action::Acknowledge(at));
                 }
-                if owner.may_flush().is_some_and(|end| end as usize > world.flushed) {
+                if owner.may_drain() as usize > world.flushed {
                     actions.push(Action::Flush(at));
                 }
                 let stable = if world.bug == Bug::EarlyDrain { host.log.stable } else { 0 };
@@ -535,12 +536,8 @@ impl Model for Rules {
                 let host = &mut w.hosts[at];
                 host.log.writes.push(write);
                 let (generation, sequence) = (host.log.generation, host.log.end());
-                let phase = w.owner(at).expect("it writes").phase();
-                let streams = matches!(
-                    phase,
-                    Phase::Filling { .. } | Phase::Joining { down: false, .. } | Phase::Sync { .. }
-                );
-                if streams && w.linked {
+                let pairing = w.owner(at).expect("it writes").pairing();
+                if matches!(pairing, Pairing::Filling | Pairing::Paired) && w.linked {
                     w.mail[1 - at].push(Message::Record { generation, sequence, write });
                 }
                 w.tell(at, Event::Logged(sequence));
@@ -548,7 +545,7 @@ impl Model for Rules {
             Action::Stabilise(at) => w.stabilise(at),
             Action::Acknowledge(at) => w.acknowledge(at),
             Action::Flush(at) => {
-                let end = world.owner(at).and_then(Owner::may_flush).expect("offered") as usize;
+                let end = world.owner(at).map(Owner::may_drain).expect("offered") as usize;
                 if w.owner(at).is_some_and(|owner| owner.record().generation == w.witness.generation) {
                     w.flushed = end.min(w.acknowledged.len());
                 }
