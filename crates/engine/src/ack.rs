@@ -196,6 +196,10 @@ impl Engine {
     /// Answers a change that is as safe as the mode wants it. FUA covers what was completed before it, and that may have
     /// gone past the cache.
     fn answer(&mut self, id: OpId) {
+        // It may have waited for something else since before the copy counted.
+        if !self.has_copy(id) {
+            return;
+        }
         let request = &self.ops[id].request;
         if request.op.is_fua() && self.volume(request.volume).backend_is_dirty() {
             self.flush_backend_for(id);

@@ -121,7 +121,10 @@ impl Engine {
     }
 
     /// Another owner has the volume: nothing of it is served or written any more.
-    pub(crate) fn fence(&mut self, id: VolumeId) {
+    ///
+    /// # Panics
+    /// If there is no such volume.
+    pub fn fence(&mut self, id: VolumeId) {
         let volume = self.volume_mut(id);
         if volume.fenced {
             return;

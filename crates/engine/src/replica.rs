@@ -90,6 +90,11 @@ impl Engine {
         }
     }
 
+    /// The lowest generation that a replica listens to; `None` if the volume is none.
+    pub fn promised(&self, id: VolumeId) -> Option<u64> {
+        Some(self.volumes.get(id.0 as usize)?.as_ref()?.replica.as_ref()?.promised)
+    }
+
     fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
         self.stir();
         let Some(volume) = self.controllable(id, control, false) else { return false };

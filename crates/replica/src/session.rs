@@ -30,6 +30,11 @@ impl OwnerSession {
         &self.owner
     }
 
+    /// A connection to a peer would be of use now.
+    pub fn wants_peer(&self) -> bool {
+        self.owner.phase() == Phase::Solo
+    }
+
     /// The image has everything up to here, as the peer may be told.
     pub fn drained(&self, engine: &Engine) -> u64 {
         engine.log_status(self.volume).map_or(0, |log| log.drained)

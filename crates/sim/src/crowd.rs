@@ -1,7 +1,7 @@
 //! Many seeds at once, on all cores, and what came of them all.
 
 use crate::coverage::Coverage;
-use crate::run;
+use crate::Outcome;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -45,8 +45,10 @@ impl Seeds {
 }
 
 /// What came of many runs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Crowd {
+    run: fn(u64, u64, bool) -> Outcome,
+    replay: &'static str,
     /// Most simulated seconds of one run.
     pub seconds: u64,
     /// Seeds that were run.
@@ -66,16 +68,36 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Of runs of at most `seconds` of simulated time.
+    /// Of runs of at most `seconds` of simulated time, of one host.
     pub fn new(seconds: u64) -> Crowd {
-        Crowd { seconds, ..Crowd::default() }
+        Crowd::of(crate::run, "tidepool-sim", seconds)
+    }
+
+    /// Of runs of two hosts with a copy each.
+    pub fn of_pairs(seconds: u64) -> Crowd {
+        Crowd::of(crate::pair::run, "tidepool-sim --pair", seconds)
+    }
+
+    fn of(run: fn(u64, u64, bool) -> Outcome, replay: &'static str, seconds: u64) -> Crowd {
+        Crowd {
+            run,
+            replay,
+            seconds,
+            runs: 0,
+            first: 0,
+            steps: 0,
+            elapsed_ns: 0,
+            coverage: Coverage::default(),
+            recovery_blocks_max: 0,
+            failed: Vec::new(),
+        }
     }
 
     /// Runs seeds, `jobs` at once; `tell` gets what went wrong, as soon as it did.
     pub fn run(&mut self, seeds: &Seeds, jobs: usize, tell: &(dyn Fn(&str) + Sync)) {
         self.first = seeds.range.start;
         let next = AtomicU64::new(seeds.range.start);
-        let seconds = self.seconds;
+        let (seconds, run, replay) = (self.seconds, self.run, self.replay);
         let all = Mutex::new(&mut *self);
         let work = || {
             loop {
@@ -93,7 +115,7 @@ impl Crowd {
                 all.recovery_blocks_max = all.recovery_blocks_max.max(outcome.recovery_blocks_max);
                 if let Some(what) = outcome.failure {
                     all.failed.push(seed);
-                    tell(&format!("{what}replay: tidepool-sim --seed {seed} --seconds {seconds}"));
+                    tell(&format!("{what}replay: {replay} --seed {seed} --seconds {seconds}"));
                 }
             }
         };

@@ -16,6 +16,7 @@ pub mod evidence;
 mod family;
 #[cfg(feature = "mutations")]
 pub mod mutants;
+pub mod pair;
 pub mod plan;
 pub mod redo;
 pub mod rng;

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tidepool_sim::crowd::{Crowd, Seeds};
-use tidepool_sim::run;
 
 const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO | --for WALL_SECONDS] [--seconds SIMULATED] [--jobs N] \
-                     [--summary FILE] [--verbose] [--mutations all|NAME]";
+                     [--pair] [--summary FILE] [--verbose] [--mutations all|NAME]";
 
 fn main() -> ExitCode {
     match options() {
@@ -26,6 +25,7 @@ struct Options {
     jobs: usize,
     summary: Option<PathBuf>,
     verbose: bool,
+    pair: bool,
     mutations: Option<String>,
 }
 
@@ -38,6 +38,7 @@ fn options() -> Result<Options, String> {
         jobs,
         summary: None,
         verbose: false,
+        pair: false,
         mutations: None,
     };
     let mut args = std::env::args().skip(1);
@@ -59,6 +60,7 @@ fn options() -> Result<Options, String> {
             "--jobs" => options.jobs = number(&value()?)?.clamp(1, 1024) as usize,
             "--summary" => options.summary = Some(value()?.into()),
             "--verbose" => options.verbose = true,
+            "--pair" => options.pair = true,
             "--mutations" => options.mutations = Some(value()?),
             _ => return Err(format!("there is no option {arg:?}")),
         }
@@ -99,6 +101,7 @@ fn simulate(options: &Options) -> ExitCode {
         return hunt(name, options.jobs);
     }
     if options.verbose {
+        let run = if options.pair { tidepool_sim::pair::run } else { tidepool_sim::run };
         let outcome = run(options.seeds.start, options.seconds, true);
         return match outcome.failure {
             Some(what) => {
@@ -112,7 +115,8 @@ fn simulate(options: &Options) -> ExitCode {
         Some(wall) => Seeds::new_until(Instant::now() + wall),
         None => Seeds::of(options.seeds.clone()),
     };
-    let mut crowd = Crowd::new(options.seconds);
+    let seconds = options.seconds;
+    let mut crowd = if options.pair { Crowd::of_pairs(seconds) } else { Crowd::new(seconds) };
     crowd.run(&seeds, options.jobs, &|failure| println!("{failure}"));
     println!("{crowd}");
     if let Some(path) = &options.summary

@@ -1,0 +1,618 @@
+//! One host: its disk, its core, and what it is to the volume.
+
+use super::{Message, What, World};
+use crate::disk::Disk;
+use crate::rng::Rng;
+use crate::store::{Content, content};
+use std::collections::{HashMap, VecDeque};
+use tidepool_engine::api::*;
+use tidepool_engine::format::{RecordHeader, open};
+use tidepool_engine::mem::Buf;
+use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
+use tidepool_replica::{
+    Copies, Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession,
+    Record, Resume, resume,
+};
+
+/// The volume's number in every cache that has it.
+pub(super) const VOLUME: VolumeId = VolumeId(0);
+/// A connection without a word for this long is given up.
+pub(super) const SILENCE_NS: Nanos = 300_000_000;
+/// Requests of the host itself are numbered from here on.
+const OWN_REQUESTS: RequestId = 1 << 60;
+
+/// What a host is to the volume.
+pub(super) enum Run {
+    /// The process does not run.
+    Down,
+    /// It runs and waits for its time to come.
+    Waiting,
+    /// It is the owner.
+    Owner(OwnerSession),
+    /// It holds a copy, or may be asked to.
+    Peer(PeerSession),
+    /// It makes its copy stable, to take over.
+    Stabilising { session: PeerSession, before: Record, after: Record, flush: RequestId },
+    /// It writes down that it listens to the old owner no more.
+    Promising { before: Record, after: Record, control: u64 },
+    /// It has asked the witness for the volume.
+    Asking { before: Record, after: Record },
+    /// The record is its own; whoever was the owner is being kept from the image.
+    Fencing { record: Record },
+    /// The core gets the image.
+    Attaching { record: Record, control: u64 },
+}
+
+impl Run {
+    /// For a report.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Run::Down => "down".into(),
+            Run::Waiting => "waiting".into(),
+            Run::Owner(session) => format!("owner, {:?}", session.owner().phase()),
+            Run::Peer(session) => format!("peer, {:?}", session.peer()),
+            Run::Stabilising { .. } => "stabilising".into(),
+            Run::Promising { .. } => "promising".into(),
+            Run::Asking { before, after } => format!("asking {before:?} {after:?}"),
+            Run::Fencing { .. } => "fencing".into(),
+            Run::Attaching { .. } => "attaching".into(),
+        }
+    }
+}
+
+/// A host.
+pub(super) struct Host {
+    pub(super) at: usize,
+    pub(super) disk: Disk,
+    pub(super) engine: Option<Engine>,
+    pub(super) run: Run,
+    /// Counts starts of the machine, and of the process.
+    pub(super) boot: u64,
+    pub(super) life: u64,
+    pub(super) paused_until: Nanos,
+    /// The connection that it believes to have, and when it last heard something.
+    pub(super) connection: Option<u64>,
+    pub(super) heard: Nanos,
+    next_id: u64,
+    /// Records on their way into the log, and those that wait for the copy to begin.
+    records: HashMap<RequestId, (u64, Buf)>,
+    queue: VecDeque<(Vec<u8>, bool)>,
+    /// The copy begins: control operation, generation.
+    beginning: Option<(u64, u64)>,
+    flush: Option<RequestId>,
+    /// Generation of its client of the image.
+    generation: u64,
+    told_drained: u64,
+    /// When it is ticked next.
+    pub(super) armed: Nanos,
+}
+
+/// What an effect in flight does when it arrives.
+pub(super) enum Transfer {
+    Read { offset: u64, buf: Buf },
+    Write { offset: u64, data: Vec<Content>, dsync: bool },
+    Sync { point: u64 },
+    ImageRead { offset: u64, buf: Buf },
+    ImageWrite { first: u64, data: Vec<Content> },
+    ImageZeroes { first: u64, blocks: u64 },
+    ImageOther,
+}
+
+impl Host {
+    /// A host with a formatted cache; the first one has the volume.
+    pub(super) fn new(at: usize, size_bytes: u64, segment_bytes: u32, mut rng: Rng) -> Host {
+        let mut disk = Disk::new(size_bytes, Rng::new(rng.bits()));
+        let options =
+            FormatOptions { uuid: [at as u8 + 1; 16], size_bytes, segment_bytes: Some(segment_bytes) };
+        format_device(&mut disk, &options, &mut |_, _| ()).expect("a new disk can be formatted");
+        Host {
+            at,
+            disk,
+            engine: None,
+            run: Run::Down,
+            boot: 0,
+            life: 0,
+            paused_until: 0,
+            connection: None,
+            heard: 0,
+            next_id: OWN_REQUESTS,
+            records: HashMap::new(),
+            queue: VecDeque::new(),
+            beginning: None,
+            flush: None,
+            generation: 0,
+            told_drained: 0,
+            armed: 0,
+        }
+    }
+
+    /// What it is called.
+    pub(super) fn party(&self) -> Party {
+        Party { cache: self.at as u128, boot: self.boot.into() }
+    }
+
+    fn fresh(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn engine(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("the process runs")
+    }
+
+    fn has_volume(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| !engine.volumes().is_empty())
+    }
+
+    /// The process is gone.
+    pub(super) fn stop(&mut self) {
+        self.life += 1;
+        self.engine = None;
+        self.run = Run::Down;
+        self.connection = None;
+        self.records.clear();
+        self.queue.clear();
+        (self.beginning, self.flush) = (None, None);
+        self.armed = 0;
+    }
+}
+
+fn config() -> EngineConfig {
+    EngineConfig { arena_bytes: 16 << 20, ..EngineConfig::small() }
+}
+
+impl World {
+    /// The process starts: it opens its cache and looks what it is to the volume.
+    pub(super) fn start(&mut self, at: usize) {
+        let now = self.now;
+        let host = &mut self.hosts[at];
+        if !matches!(host.run, Run::Down) {
+            return;
+        }
+        match Engine::open(&mut host.disk, config(), now) {
+            Ok((engine, _)) => host.engine = Some(engine),
+            Err(error) => return self.fail(format!("host {at} cannot open its cache: {error}")),
+        }
+        self.note("start", at as u64, 0, 0);
+        self.hosts[at].run = Run::Waiting;
+        self.decide(at);
+        self.drive(at);
+    }
+
+    /// What a host that is nothing yet becomes.
+    pub(super) fn decide(&mut self, at: usize) {
+        if !matches!(self.hosts[at].run, Run::Waiting) || !self.witness_reachable(at) {
+            return;
+        }
+        let record = self.witness;
+        let tail = match &self.hosts[1 - at].run {
+            Run::Peer(session) if self.link_works() && !self.is_paused(1 - at) => session.peer().tail(),
+            _ => None,
+        };
+        let host = &mut self.hosts[at];
+        let own = host.engine().log_status(VOLUME).map_or(0, |log| log.logged);
+        match resume(host.party(), &record, own, tail) {
+            Resume::Serve => {
+                if matches!(record.copies, Copies::Sync(_)) {
+                    self.cover.hit("owner back in sync");
+                }
+                let after = record.taken_by(self.hosts[at].party());
+                self.ask(at, record, after);
+            }
+            Resume::Taken => self.become_peer(at),
+            // The peer has more: it is for it to take over.
+            Resume::Fetch { .. } => self.cover.hit("owner back with less than its peer"),
+            Resume::Unreachable => self.cover.hit("owner back and unsure"),
+        }
+    }
+
+    pub(super) fn become_peer(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        let me = host.party();
+        let volume = host.engine().volumes().into_iter().next();
+        let status = volume.as_ref().and_then(|_| host.engine.as_ref()?.volume_status(0, VOLUME));
+        let is_replica = status.is_some_and(|s| s.state == tidepool_engine::status::VolumeState::Replica);
+        let generation = volume.filter(|_| is_replica).map_or(0, |(_, spec)| spec.generation);
+        let promise = host.engine().promised(VOLUME).unwrap_or(0);
+        let session = PeerSession::new(host.engine(), VOLUME, me, promise, generation);
+        host.run = Run::Peer(session);
+    }
+
+    /// Asks the witness for a change of the record, as an owner to be.
+    fn ask(&mut self, at: usize, before: Record, after: Record) {
+        self.hosts[at].run = Run::Asking { before, after };
+        self.send_change(at, before, after);
+    }
+
+    /// The peer takes the volume over.
+    pub(super) fn take_over(&mut self, at: usize) {
+        let record = self.witness;
+        if !self.witness_reachable(at) || self.is_paused(at) {
+            return;
+        }
+        let host = &mut self.hosts[at];
+        if host.beginning.is_some() {
+            return;
+        }
+        let Run::Peer(session) = &mut host.run else { return };
+        let Ok(after) = session.peer_mut().take_over(&record) else { return };
+        self.note("take over", at as u64, after.generation, 0);
+        self.hang_up(at);
+        let host = &mut self.hosts[at];
+        let flush = host.fresh();
+        let request = Request { id: flush, volume: VOLUME, op: Op::Flush, offset: 0, len: 0, buf: None };
+        let Run::Peer(session) = std::mem::replace(&mut host.run, Run::Waiting) else { unreachable!() };
+        host.run = Run::Stabilising { session, before: record, after, flush };
+        let now = self.now;
+        self.hosts[at].engine().handle(now, Event::Request(request));
+        self.drive(at);
+    }
+
+    /// The witness has answered, or is asked what stands there.
+    pub(super) fn answer(&mut self, at: usize, written: Option<bool>) {
+        let record = self.witness;
+        match self.hosts[at].run {
+            Run::Asking { before, after } => {
+                if record == after {
+                    self.hosts[at].run = Run::Fencing { record };
+                    self.send_fence(at, record.generation);
+                } else if record == before {
+                    self.send_change(at, before, after);
+                } else {
+                    self.hosts[at].run = Run::Waiting;
+                    self.decide(at);
+                }
+            }
+            Run::Owner(_) => {
+                let event = match written {
+                    Some(true) => OwnerEvent::Written,
+                    _ => OwnerEvent::Found(record),
+                };
+                self.tell(at, event);
+            }
+            _ => {}
+        }
+        self.drive(at);
+    }
+
+    /// Nobody of an earlier generation reaches the image any more.
+    pub(super) fn fenced(&mut self, at: usize) {
+        if let Run::Fencing { record } = self.hosts[at].run {
+            self.attach(at, record);
+            self.drive(at);
+        }
+    }
+
+    fn attach(&mut self, at: usize, record: Record) {
+        let now = self.now;
+        let host = &mut self.hosts[at];
+        let control = host.fresh();
+        host.generation = record.generation;
+        let spec = match host.engine().volumes().into_iter().next() {
+            Some((_, spec)) => spec,
+            None => return self.fail(format!("host {at} owns the volume and has nothing of it")),
+        };
+        let attach = Attach { generation: record.generation, ..Attach::again(&spec, true) };
+        let attached = host.engine().attach(now, VOLUME, attach, control);
+        host.run = match attached {
+            Ok(()) => Run::Attaching { record, control },
+            // Something is still on its way to the log.
+            Err(_) => Run::Fencing { record },
+        };
+        if attached.is_err() {
+            self.send_fence(at, record.generation);
+        }
+    }
+
+    /// The owner's machine takes an event in.
+    pub(super) fn tell(&mut self, at: usize, event: OwnerEvent) {
+        let now = self.now;
+        let host = &mut self.hosts[at];
+        let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
+        let mut effects = Vec::new();
+        session.take(engine, now, event, &mut effects);
+        self.owner_effects(at, effects);
+    }
+
+    fn owner_effects(&mut self, at: usize, effects: Vec<OwnerEffect>) {
+        for effect in effects {
+            match effect {
+                OwnerEffect::Begin { generation, base } => {
+                    self.cover.hit("copy begun");
+                    self.send(at, Message::Begin { generation, base });
+                }
+                OwnerEffect::Stabilise => self.cover.hit("peer left"),
+                OwnerEffect::Write { before, after } => self.send_change(at, before, after),
+                OwnerEffect::Close => {
+                    self.cover.hit("owner closed");
+                    self.hosts[at].engine().fence(VOLUME);
+                    let life = self.hosts[at].life;
+                    self.after(0, What::Closed { at, life });
+                }
+            }
+        }
+    }
+
+    /// Lets a host do all that it can.
+    pub(super) fn drive(&mut self, at: usize) {
+        loop {
+            let now = self.now;
+            while let Some(effect) = self.hosts[at].engine.as_mut().and_then(|engine| engine.next_effect(now))
+            {
+                self.effect(at, effect);
+                if self.failure.is_some() {
+                    return;
+                }
+            }
+            if !self.look(at) {
+                return;
+            }
+        }
+    }
+
+    /// Lets the machines look at the core; whether the core has to be driven again.
+    fn look(&mut self, at: usize) -> bool {
+        let now = self.now;
+        let host = &mut self.hosts[at];
+        let Some(engine) = &mut host.engine else { return false };
+        match &mut host.run {
+            Run::Owner(session) => {
+                let before = session.owner().pairing();
+                let mut effects = Vec::new();
+                session.look(engine, now, &mut effects);
+                let changed = before != session.owner().pairing();
+                self.owner_effects(at, effects);
+                changed
+            }
+            Run::Peer(session) if host.connection.is_some() && host.beginning.is_none() => {
+                let mut effects = Vec::new();
+                session.look(engine, &mut effects);
+                for effect in &effects {
+                    match *effect {
+                        PeerEffect::Have { logged, stable } => self.send(at, Message::Have { logged, stable }),
+                        PeerEffect::Flush => {
+                            let host = &mut self.hosts[at];
+                            let id = host.fresh();
+                            host.flush = Some(id);
+                            let op = Op::Flush;
+                            let request = Request { id, volume: VOLUME, op, offset: 0, len: 0, buf: None };
+                            host.engine().handle(now, Event::Request(request));
+                        }
+                    }
+                }
+                self.feed(at) || effects.contains(&PeerEffect::Flush)
+            }
+            _ => false,
+        }
+    }
+
+    /// Gives the core the records that have arrived; whether there was one.
+    fn feed(&mut self, at: usize) -> bool {
+        let now = self.now;
+        let mut fed = false;
+        loop {
+            let host = &mut self.hosts[at];
+            let Run::Peer(session) = &mut host.run else { return fed };
+            let Some((bytes, durable)) = host.queue.front() else { return fed };
+            let engine = host.engine.as_mut().expect("the process runs");
+            let Some(buf) = engine.arena_mut().alloc(bytes.len()) else { return fed };
+            engine.arena_mut().bytes_mut(buf).copy_from_slice(bytes);
+            let header = open::<RecordHeader>(&bytes[..BLOCK_BYTES]).expect("nothing is damaged on the way");
+            let sequence = header.sequence.get();
+            let op = Op::Record { durable: *durable };
+            if session.peer_mut().record(header.generation.get(), sequence).is_err() {
+                engine.arena_mut().free(buf);
+                self.hang_up(at);
+                return fed;
+            }
+            host.queue.pop_front();
+            let id = host.fresh();
+            host.records.insert(id, (sequence, buf));
+            let request = Request { id, volume: VOLUME, op, offset: 0, len: 0, buf: Some(buf) };
+            host.engine().handle(now, Event::Request(request));
+            fed = true;
+        }
+    }
+
+    fn effect(&mut self, at: usize, effect: Effect) {
+        let block = BLOCK_BYTES as u64;
+        let host = &mut self.hosts[at];
+        let engine = host.engine.as_ref().expect("it has an effect");
+        let contents = |buf: Buf| engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES).map(content).collect();
+        let (token, transfer) = match effect {
+            Effect::DeviceRead { token, offset, buf } => (token, Transfer::Read { offset, buf }),
+            Effect::DeviceWrite { token, offset, buf, dsync } => {
+                (token, Transfer::Write { offset, data: contents(buf), dsync })
+            }
+            Effect::DeviceSync { token } => (token, Transfer::Sync { point: host.disk.sync_point() }),
+            Effect::Backend { token, op, .. } => (
+                token,
+                match op {
+                    BackendOp::Read { offset, buf } => Transfer::ImageRead { offset, buf },
+                    BackendOp::Write { offset, buf } => {
+                        Transfer::ImageWrite { first: offset / block, data: contents(buf) }
+                    }
+                    BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
+                        Transfer::ImageZeroes { first: offset / block, blocks: len / block }
+                    }
+                    _ => Transfer::ImageOther,
+                },
+            ),
+            Effect::Peer { op, .. } => {
+                let message = match op {
+                    PeerOp::Record { buf, durable, .. } => {
+                        Message::Record { bytes: engine.arena().bytes(buf).to_vec(), durable }
+                    }
+                    PeerOp::Stabilise { sequence } => Message::Stabilise { sequence },
+                };
+                return self.send(at, message);
+            }
+            Effect::Reply { id, result } => return self.reply(at, id, result),
+            Effect::ControlDone { control, result } => return self.control_done(at, control, result),
+        };
+        let generation = host.generation;
+        self.send_transfer(at, token, generation, transfer);
+    }
+
+    fn reply(&mut self, at: usize, id: RequestId, result: Result<(), RequestError>) {
+        if id < OWN_REQUESTS {
+            return self.client_reply(at, id, result);
+        }
+        let host = &mut self.hosts[at];
+        if let Some((sequence, buf)) = host.records.remove(&id) {
+            host.engine().arena_mut().free(buf);
+            return match (&mut host.run, result) {
+                (Run::Peer(session), Ok(())) => session.logged(sequence),
+                (Run::Peer(_), Err(_)) => self.hang_up(at),
+                _ => {}
+            };
+        }
+        if host.flush == Some(id) {
+            host.flush = None;
+            if let Run::Peer(session) = &mut host.run {
+                session.flushed();
+            }
+            return;
+        }
+        match &host.run {
+            Run::Stabilising { session, before, after, flush } if *flush == id => {
+                let (promise, before, after) = (session.peer().promise(), *before, *after);
+                let host = &mut self.hosts[at];
+                let control = host.fresh();
+                host.run = Run::Promising { before, after, control };
+                host.engine().promise(VOLUME, promise, control);
+            }
+            _ => {}
+        }
+    }
+
+    fn control_done(&mut self, at: usize, control: u64, result: Result<(), ControlError>) {
+        if self.drained_control == Some((at, control)) {
+            self.drained_control = None;
+            self.drain_done = true;
+            return;
+        }
+        let host = &mut self.hosts[at];
+        if host.beginning.is_some_and(|(begins, _)| begins == control) {
+            let (_, generation) = host.beginning.take().expect("looked at just now");
+            if let Err(error) = result {
+                return self.fail(format!("host {at} cannot begin a copy: {error}"));
+            }
+            return self.send(at, Message::Begun { generation });
+        }
+        match host.run {
+            Run::Promising { before, after, control: promises } if promises == control => {
+                self.ask(at, before, after);
+            }
+            Run::Attaching { record, control: attaches } if attaches == control => {
+                let session = OwnerSession::new(host.engine(), VOLUME, record);
+                host.run = Run::Owner(session);
+                host.told_drained = 0;
+                self.serve(at);
+            }
+            _ => {}
+        }
+    }
+
+    /// A message arrives.
+    pub(super) fn receive(&mut self, at: usize, message: Message) {
+        let now = self.now;
+        self.hosts[at].heard = now;
+        match message {
+            Message::Begin { generation, base } => self.begin(at, generation, base),
+            Message::Begun { generation } => {
+                let is_own = matches!(&self.hosts[at].run, Run::Owner(session)
+                    if session.owner().record().generation == generation);
+                if is_own {
+                    self.tell(at, OwnerEvent::Begun);
+                }
+            }
+            Message::Record { bytes, durable } => self.hosts[at].queue.push_back((bytes, durable)),
+            Message::Stabilise { sequence } => {
+                if let Run::Peer(session) = &mut self.hosts[at].run {
+                    session.stabilise(sequence);
+                }
+            }
+            Message::Have { logged, stable } => self.tell(at, OwnerEvent::Have { logged, stable }),
+            Message::Drained { sequence } => {
+                let host = &mut self.hosts[at];
+                if matches!(host.run, Run::Peer(_)) && host.beginning.is_none() && host.has_volume() {
+                    host.engine().replica_drained(VOLUME, sequence);
+                }
+            }
+            Message::Beat => {
+                if matches!(self.hosts[at].run, Run::Peer(_)) {
+                    self.send(at, Message::Beat);
+                }
+            }
+        }
+        self.drive(at);
+    }
+
+    fn begin(&mut self, at: usize, generation: u64, base: u64) {
+        let (size_bytes, spec) = (self.plan.size_bytes, self.plan.spec(generation));
+        let host = &mut self.hosts[at];
+        let Run::Peer(session) = &mut host.run else { return };
+        if session.begin(generation, base).is_err() {
+            return self.hang_up(at);
+        }
+        let control = host.fresh();
+        host.beginning = Some((control, generation));
+        if host.has_volume() {
+            host.engine().begin_replica(VOLUME, generation, size_bytes, base, control);
+        } else {
+            host.engine().add_replica(spec, base, control).expect("there is room for one volume");
+        }
+    }
+
+    /// Beats, looks for silence, and ticks.
+    pub(super) fn beat(&mut self, at: usize) {
+        let now = self.now;
+        if self.hosts[at].engine.is_none() {
+            return;
+        }
+        if self.hosts[at].connection.is_some() && now > self.hosts[at].heard + SILENCE_NS {
+            self.hang_up(at);
+        }
+        let host = &mut self.hosts[at];
+        if let (Run::Owner(session), Some(engine)) = (&host.run, &host.engine) {
+            let drained = session.drained(engine);
+            if host.connection.is_some() {
+                self.send(at, Message::Beat);
+                if drained > self.hosts[at].told_drained {
+                    self.hosts[at].told_drained = drained;
+                    self.send(at, Message::Drained { sequence: drained });
+                }
+            }
+        }
+        if matches!(self.hosts[at].run, Run::Waiting) {
+            self.decide(at);
+        }
+        self.drive(at);
+    }
+
+    /// A host gives its connection up.
+    pub(super) fn hang_up(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        if host.connection.take().is_none() {
+            return;
+        }
+        host.queue.clear();
+        self.note("hang up", at as u64, 0, 0);
+        self.tell(at, OwnerEvent::PeerDown);
+    }
+
+    /// The two are connected; the owner hears who the other one is.
+    pub(super) fn connected(&mut self, at: usize, connection: u64) {
+        let now = self.now;
+        for host in &mut self.hosts {
+            host.connection = Some(connection);
+            host.heard = now;
+            host.queue.clear();
+            host.told_drained = 0;
+        }
+        let peer = self.hosts[1 - at].party();
+        self.tell(at, OwnerEvent::PeerUp(peer));
+        self.drive(at);
+    }
+}

@@ -1,0 +1,626 @@
+//! Two hosts with a copy of one volume each (RFC 9): the real core and the real machines on both, a link, a witness, and an
+//! image that both can reach. Hosts die, pause and lose their power, the link and the way to the witness break, answers
+//! are lost, and a peer takes over whenever the record lets it.
+
+mod client;
+mod host;
+
+use crate::checker::Checker;
+use crate::coverage::Coverage;
+use crate::rng::Rng;
+use crate::store::Store;
+use crate::world::Outcome;
+use client::Client;
+use host::{Host, Run, Transfer};
+use std::collections::{BTreeMap, VecDeque};
+use tidepool_engine::api::*;
+use tidepool_engine::mem::Buf;
+use tidepool_replica::{Copies, Record};
+
+const MS: Nanos = 1_000_000;
+const S: Nanos = 1_000_000_000;
+/// How often a host says that it is there.
+const BEAT_NS: Nanos = 50 * MS;
+/// After the last fault everything must have come to its end within this time.
+const LIVENESS_NS: Nanos = 120 * S;
+const NOTES_MAX: usize = 300;
+
+/// What the hosts say to each other.
+enum Message {
+    Begin { generation: u64, base: u64 },
+    Begun { generation: u64 },
+    Record { bytes: Vec<u8>, durable: bool },
+    Stabilise { sequence: u64 },
+    Have { logged: u64, stable: u64 },
+    Drained { sequence: u64 },
+    Beat,
+}
+
+/// What a run is like.
+#[derive(Debug, Clone)]
+struct Plan {
+    size_bytes: u64,
+    cache_bytes: [u64; 2],
+    segment_bytes: [u32; 2],
+    drain: DrainOrder,
+    slots: usize,
+    think_ns: Nanos,
+    reads: u64,
+    flushes: u64,
+    fua: u64,
+    zeroes: u64,
+    device_ns: Nanos,
+    link_ns: Nanos,
+    image_ns: Nanos,
+    /// Mean time from one fault to the next.
+    fault_ns: Nanos,
+    lost_answers: u64,
+}
+
+impl Plan {
+    fn new(rng: &mut Rng) -> Plan {
+        Plan {
+            size_bytes: rng.pick(&[1 << 20, 8 << 20, 24 << 20]),
+            cache_bytes: [rng.pick(&[64 << 20, 128 << 20]), rng.pick(&[64 << 20, 128 << 20])],
+            segment_bytes: [rng.pick(&[256 << 10, 512 << 10]), rng.pick(&[256 << 10, 512 << 10])],
+            drain: rng.pick(&[DrainOrder::Grouped, DrainOrder::Unordered]),
+            slots: rng.pick(&[1, 4, 16, 40]),
+            think_ns: rng.pick(&[50_000, MS, 10 * MS]),
+            reads: rng.pick(&[100, 400]),
+            flushes: rng.pick(&[0, 20, 150]),
+            fua: rng.pick(&[0, 50]),
+            zeroes: rng.pick(&[0, 40]),
+            device_ns: rng.pick(&[20_000, 200_000, 2 * MS]),
+            link_ns: rng.pick(&[20_000, 200_000, 3 * MS]),
+            image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
+            fault_ns: rng.pick(&[150 * MS, 600 * MS, 2 * S]),
+            lost_answers: rng.pick(&[0, 100, 400]),
+        }
+    }
+
+    /// The volume as an owner of this generation adds it.
+    fn spec(&self, generation: u64) -> VolumeSpec {
+        VolumeSpec {
+            name: "volume".into(),
+            backend: "file:/image".into(),
+            size_bytes: self.size_bytes,
+            mode: Mode::WriteBack,
+            drain: self.drain,
+            dirty_bytes_max: 0,
+            read_only: false,
+            generation,
+            attachment: Vec::new(),
+        }
+    }
+}
+
+/// What happens at a time.
+enum What {
+    Fault,
+    Beat(usize),
+    Tick { at: usize, life: u64 },
+    Start(usize),
+    /// The process has nothing to serve any more, and is started again.
+    Closed { at: usize, life: u64 },
+    /// A transfer arrives at its disk, or at the image.
+    Arrive { at: usize, life: u64, boot: u64, token: Token, generation: u64, transfer: Transfer },
+    /// The host is told.
+    Done { at: usize, life: u64, token: Token, result: Result<(), IoError>, into: Option<(Buf, Vec<u8>)> },
+    Deliver { to: usize, connection: u64, message: Message },
+    Connected { owner: usize, connection: u64 },
+    Change { at: usize, life: u64, before: Record, after: Record },
+    Answer { at: usize, life: u64, written: Option<bool> },
+    Fence { at: usize, life: u64, generation: u64 },
+    Fenced { at: usize, life: u64 },
+    Think(usize),
+}
+
+impl What {
+    /// The host whose process has to run for it.
+    fn host(&self) -> Option<usize> {
+        match *self {
+            What::Beat(at)
+            | What::Tick { at, .. }
+            | What::Done { at, .. }
+            | What::Deliver { to: at, .. }
+            | What::Answer { at, .. }
+            | What::Fenced { at, .. }
+            | What::Connected { owner: at, .. } => Some(at),
+            _ => None,
+        }
+    }
+}
+
+struct Note {
+    now: Nanos,
+    what: &'static str,
+    numbers: [u64; 3],
+}
+
+/// The world of a seed.
+struct World {
+    seed: u64,
+    rng: Rng,
+    plan: Plan,
+    now: Nanos,
+    end: Nanos,
+    queue: BTreeMap<(Nanos, u64), What>,
+    queued: u64,
+    step: u64,
+    tick: u64,
+    hash: u64,
+    hosts: [Host; 2],
+    witness: Record,
+    /// Until when a host does not reach the witness, and until when what it sends to the other one gets lost.
+    away_until: [Nanos; 2],
+    hole_until: [Nanos; 2],
+    connections: u64,
+    /// A connection of which something was lost: nothing more comes over it.
+    broken: u64,
+    last_delivery: [Nanos; 2],
+    image: Store,
+    /// Nobody of an earlier generation changes the image.
+    fence: u64,
+    checker: Checker,
+    client: Client,
+    /// Both copies of what was acknowledged and not flushed are gone.
+    lost: bool,
+    healing: bool,
+    drained_control: Option<(usize, u64)>,
+    drain_done: bool,
+    cover: Coverage,
+    notes: VecDeque<Note>,
+    verbose: bool,
+    failure: Option<String>,
+}
+
+/// Runs a seed for at most `seconds` of simulated time, and then until everything is quiet.
+pub fn run(seed: u64, seconds: u64, verbose: bool) -> Outcome {
+    let mut world = World::new(seed, seconds, verbose);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
+    if let Err(panic) = result {
+        let what = panic.downcast_ref::<String>().map(String::as_str);
+        let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
+        world.fail(format!("panic: {what}"));
+    }
+    Outcome {
+        hash: world.hash,
+        steps: world.step,
+        elapsed_ns: world.now,
+        recovery_blocks_max: 0,
+        failure: world.failure.as_ref().map(|what| world.report(what)),
+        coverage: world.cover,
+    }
+}
+
+impl World {
+    fn new(seed: u64, seconds: u64, verbose: bool) -> World {
+        let mut rng = Rng::new(seed);
+        let plan = Plan::new(&mut rng);
+        let mut host =
+            |at: usize| Host::new(at, plan.cache_bytes[at], plan.segment_bytes[at], Rng::new(rng.bits()));
+        let hosts = [host(0), host(1)];
+        let first = hosts[0].party();
+        let base_bytes = plan.size_bytes / 2;
+        let checker = Checker::new(7, plan.size_bytes, base_bytes);
+        let mut image = Store::default();
+        client::fill_base(&mut image, 7, base_bytes);
+        World {
+            seed,
+            client: Client::new(plan.slots),
+            rng,
+            now: 0,
+            end: seconds * S,
+            queue: BTreeMap::new(),
+            queued: 0,
+            step: 0,
+            tick: 1,
+            hash: 0xcbf2_9ce4_8422_2325,
+            hosts,
+            witness: Record { generation: 1, owner: first, copies: Copies::Solo },
+            away_until: [0; 2],
+            hole_until: [0; 2],
+            connections: 0,
+            broken: 0,
+            last_delivery: [0; 2],
+            image,
+            fence: 0,
+            checker,
+            lost: false,
+            healing: false,
+            drained_control: None,
+            drain_done: false,
+            cover: Coverage::default(),
+            notes: VecDeque::new(),
+            verbose,
+            failure: None,
+            plan,
+        }
+    }
+
+    fn report(&self, what: &str) -> String {
+        use std::fmt::Write;
+        let mut text = String::new();
+        for n in &self.notes {
+            let [a, b, c] = n.numbers;
+            let _ = writeln!(text, "{:>14.6} ms  {} {a} {b} {c}", n.now as f64 / 1e6, n.what);
+        }
+        let _ = writeln!(text, "pair seed {}: {what}\n  at step {}, {:.6} ms", self.seed, self.step, self.now as f64 / 1e6);
+        text
+    }
+
+    fn fail(&mut self, what: String) {
+        self.failure.get_or_insert(what);
+    }
+
+    fn note(&mut self, what: &'static str, a: u64, b: u64, c: u64) {
+        for n in [self.now, what.len() as u64, a, b, c] {
+            self.hash = (self.hash ^ n).wrapping_mul(0x100_0000_01b3).rotate_left(23);
+        }
+        if self.notes.len() == NOTES_MAX {
+            self.notes.pop_front();
+        }
+        self.notes.push_back(Note { now: self.now, what, numbers: [a, b, c] });
+        if self.verbose {
+            eprintln!("{:>14.6} ms {:>8}  {what} {a} {b} {c}", self.now as f64 / 1e6, self.tick);
+        }
+    }
+
+    fn next_tick(&mut self) -> u64 {
+        self.tick += 1;
+        self.tick
+    }
+
+    fn at(&mut self, time: Nanos, what: What) {
+        self.queued += 1;
+        self.queue.insert((time.max(self.now), self.queued), what);
+    }
+
+    fn after(&mut self, ns: Nanos, what: What) {
+        self.at(self.now + ns, what);
+    }
+
+    fn is_paused(&self, at: usize) -> bool {
+        self.hosts[at].paused_until > self.now
+    }
+
+    fn witness_reachable(&self, at: usize) -> bool {
+        self.away_until[at] <= self.now
+    }
+
+    fn link_works(&self) -> bool {
+        self.hole_until.iter().all(|&until| until <= self.now)
+    }
+
+    fn run(&mut self) {
+        let now = self.now;
+        let host = &mut self.hosts[0];
+        // The first owner: the volume is new in its cache.
+        let (mut engine, _) = tidepool_engine::Engine::open(&mut host.disk, tidepool_engine::EngineConfig::small(), now)
+            .expect("a new cache opens");
+        engine.add_volume(now, self.plan.spec(1), 1).expect("a volume fits");
+        // It is on its disk when the first start finds it.
+        while let Some(effect) = engine.next_effect(now) {
+            let (token, result) = match effect {
+                Effect::DeviceWrite { token, offset, buf, .. } => {
+                    let data: Vec<_> =
+                        engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES).map(crate::store::content).collect();
+                    (token, host.disk.write_at(offset, &data, true))
+                }
+                Effect::DeviceSync { token } => {
+                    let point = host.disk.sync_point();
+                    (token, host.disk.sync_to(point))
+                }
+                Effect::Backend { token, .. } => (token, Ok(())),
+                _ => continue,
+            };
+            engine.handle(now, Event::Done { token, result });
+        }
+        for at in 0..2 {
+            self.start(at);
+            self.after(BEAT_NS, What::Beat(at));
+        }
+        let first = self.rng.around(self.plan.fault_ns);
+        self.after(first, What::Fault);
+        while self.failure.is_none() {
+            let Some(((time, number), what)) = self.queue.pop_first() else { return };
+            if let Some(until) = what.host().map(|at| self.hosts[at].paused_until).filter(|&until| until > time) {
+                self.queue.insert((until, number), what);
+                continue;
+            }
+            self.now = time.max(self.now);
+            self.step += 1;
+            self.happen(what);
+            if self.now >= self.end && !self.healing {
+                self.heal();
+            }
+            if self.healing && self.is_over() {
+                return;
+            }
+            if self.now > self.end + LIVENESS_NS {
+                let runs: Vec<String> = self.hosts.iter().map(|host| host.run.name()).collect();
+                self.fail(format!("nothing more happens: {runs:?}, {:?}, {}", self.witness, self.client.state()));
+            }
+        }
+    }
+
+    fn happen(&mut self, what: What) {
+        match what {
+            What::Fault => self.fault(),
+            What::Beat(at) => {
+                self.beat(at);
+                self.connect();
+                if self.healing && self.client.is_unserved() && matches!(self.hosts[at].run, Run::Peer(_)) {
+                    self.take_over(at);
+                }
+                self.after(BEAT_NS, What::Beat(at));
+            }
+            What::Tick { at, life } if self.hosts[at].life == life => {
+                let now = self.now;
+                if let Some(engine) = &mut self.hosts[at].engine {
+                    engine.handle(now, Event::Tick);
+                }
+                self.drive(at);
+            }
+            What::Start(at) => self.start(at),
+            What::Closed { at, life } if self.hosts[at].life == life => self.kill(at, false),
+            What::Arrive { at, life, boot, token, generation, transfer } => {
+                self.arrive(at, (life, boot), token, generation, transfer);
+            }
+            What::Done { at, life, token, result, into } if self.hosts[at].life == life => {
+                let now = self.now;
+                let engine = self.hosts[at].engine.as_mut().expect("this life runs");
+                if let Some((buf, bytes)) = into {
+                    engine.arena_mut().bytes_mut(buf).copy_from_slice(&bytes);
+                }
+                engine.handle(now, Event::Done { token, result });
+                self.drive(at);
+            }
+            What::Deliver { to, connection, message } if self.hosts[to].connection == Some(connection) => {
+                self.receive(to, message);
+            }
+            What::Connected { owner, connection } => self.connected_now(owner, connection),
+            What::Change { at, life, before, after } => self.change(at, life, before, after),
+            What::Answer { at, life, written } if self.hosts[at].life == life => {
+                if self.witness_reachable(at) {
+                    self.answer(at, written);
+                } else {
+                    let until = self.away_until[at];
+                    self.at(until, What::Answer { at, life, written: None });
+                }
+            }
+            What::Fence { at, life, generation } => {
+                self.note("fence", generation, 0, 0);
+                self.fence = self.fence.max(generation);
+                let ns = self.rng.around(MS);
+                self.after(ns, What::Fenced { at, life });
+            }
+            What::Fenced { at, life } if self.hosts[at].life == life => self.fenced(at),
+            What::Think(slot) => self.think(slot),
+            _ => {}
+        }
+        for at in 0..2 {
+            self.arm(at);
+        }
+    }
+
+    /// Makes sure that a core is ticked when it asked to be.
+    fn arm(&mut self, at: usize) {
+        let (now, host) = (self.now, &self.hosts[at]);
+        let due = host.engine.as_ref().and_then(|engine| engine.next_deadline(now));
+        if let Some(due) = due.map(|due| due.max(now + 1)).filter(|&due| due < host.armed || host.armed <= now) {
+            let life = host.life;
+            self.hosts[at].armed = due;
+            self.at(due, What::Tick { at, life });
+        }
+    }
+
+    /// Something goes on its way to a disk or to the image.
+    fn send_transfer(&mut self, at: usize, token: Token, generation: u64, transfer: Transfer) {
+        let mean = match transfer {
+            Transfer::Read { .. } | Transfer::Write { .. } | Transfer::Sync { .. } => self.plan.device_ns,
+            _ => self.plan.image_ns,
+        };
+        let ns = self.rng.around(mean);
+        let (life, boot) = (self.hosts[at].life, self.hosts[at].boot);
+        self.after(ns, What::Arrive { at, life, boot, token, generation, transfer });
+    }
+
+    fn arrive(&mut self, at: usize, (life, boot): (u64, u64), token: Token, generation: u64, transfer: Transfer) {
+        let host = &mut self.hosts[at];
+        let alive = host.life == life;
+        let mut into = None;
+        let result = match transfer {
+            Transfer::Read { offset, buf } => {
+                let mut bytes = vec![0; buf.len as usize];
+                let read = host.disk.read_at(offset, &mut bytes);
+                into = Some((buf, bytes));
+                read
+            }
+            // Without power nothing arrives; of what a killed process had sent, some or all.
+            Transfer::Write { .. } if host.boot != boot => return,
+            Transfer::Write { offset, data, .. } if !alive => return host.disk.cut_at(offset, &data),
+            Transfer::Write { offset, data, dsync } => host.disk.write_at(offset, &data, dsync),
+            Transfer::Sync { .. } if !alive => return,
+            Transfer::Sync { point } => host.disk.sync_to(point),
+            _ if generation < self.fence => {
+                self.cover.hit("fenced transfer");
+                Err(IoError::Fenced)
+            }
+            Transfer::ImageRead { offset, buf } => {
+                let mut bytes = vec![0; buf.len as usize];
+                let first = offset / BLOCK_BYTES as u64;
+                for (block, out) in (first..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
+                    self.image.read(block, out);
+                }
+                into = Some((buf, bytes));
+                Ok(())
+            }
+            Transfer::ImageWrite { first, data } => {
+                (first..).zip(data).for_each(|(block, content)| self.image.write(block, content, true));
+                Ok(())
+            }
+            Transfer::ImageZeroes { first, blocks } => {
+                (first..first + blocks).for_each(|block| self.image.write(block, None, true));
+                Ok(())
+            }
+            Transfer::ImageOther => Ok(()),
+        };
+        if alive {
+            self.at(self.now, What::Done { at, life, token, result, into });
+        }
+    }
+
+    /// Something goes over the link.
+    fn send(&mut self, from: usize, message: Message) {
+        let Some(connection) = self.hosts[from].connection else { return };
+        if self.hole_until[from] > self.now || self.broken == connection {
+            self.broken = connection;
+            return;
+        }
+        let ns = self.rng.around(self.plan.link_ns);
+        // One behind the other, as over a socket.
+        let time = (self.now + ns).max(self.last_delivery[from] + 1);
+        self.last_delivery[from] = time;
+        self.at(time, What::Deliver { to: 1 - from, connection, message });
+    }
+
+    /// An owner and a peer that can hear each other get connected.
+    fn connect(&mut self) {
+        let free = self.hosts.iter().all(|host| host.connection.is_none());
+        let wants = |host: &Host| matches!(&host.run, Run::Owner(session) if session.wants_peer());
+        let owner = self.hosts.iter().position(wants);
+        let Some(owner) = owner.filter(|_| free && self.link_works()) else { return };
+        if matches!(self.hosts[1 - owner].run, Run::Peer(_)) {
+            self.connections += 1;
+            let connection = self.connections;
+            let ns = self.rng.around(self.plan.link_ns);
+            self.after(ns, What::Connected { owner, connection });
+        }
+    }
+
+    fn connected_now(&mut self, owner: usize, connection: u64) {
+        let roles = match (&self.hosts[owner].run, &self.hosts[1 - owner].run) {
+            (Run::Owner(session), Run::Peer(_)) => session.wants_peer(),
+            _ => false,
+        };
+        let free = self.hosts.iter().all(|host| host.connection.is_none());
+        if roles && free && self.link_works() && !self.is_paused(1 - owner) {
+            self.connected(owner, connection);
+        }
+    }
+
+    /// A change of the record goes to the witness.
+    fn send_change(&mut self, at: usize, before: Record, after: Record) {
+        let ns = self.rng.around(self.plan.image_ns) + self.away_until[at].saturating_sub(self.now);
+        let life = self.hosts[at].life;
+        self.after(ns, What::Change { at, life, before, after });
+    }
+
+    fn change(&mut self, at: usize, life: u64, before: Record, after: Record) {
+        let written = self.witness == before;
+        if written {
+            self.note("record", after.generation, after.owner.cache as u64, u64::from(after.copies != Copies::Solo));
+            self.cover.hit(match (after.copies, after.generation > before.generation) {
+                (Copies::Sync(_), _) => "record in sync",
+                (Copies::Solo, false) => "record solo again",
+                (Copies::Solo, true) if before.owner.cache != after.owner.cache => "record taken over",
+                (Copies::Solo, true) => "record taken back",
+            });
+            self.witness = after;
+        }
+        let lost = !self.healing && self.rng.permille(self.plan.lost_answers);
+        if lost {
+            self.cover.hit("lost answer");
+        }
+        let ns = self.rng.around(self.plan.image_ns) + if lost { S } else { 0 };
+        self.after(ns, What::Answer { at, life, written: (!lost).then_some(written) });
+    }
+
+    fn send_fence(&mut self, at: usize, generation: u64) {
+        let ns = self.rng.around(self.plan.image_ns);
+        let life = self.hosts[at].life;
+        self.after(ns, What::Fence { at, life, generation });
+    }
+
+    /// The next thing goes wrong.
+    fn fault(&mut self) {
+        if self.healing {
+            return;
+        }
+        let at = self.rng.below(2) as usize;
+        let until = self.now + self.rng.around(S);
+        match self.rng.below(9) {
+            0 => self.kill(at, false),
+            1 => self.kill(at, true),
+            2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
+            2 => (0..2).for_each(|at| self.kill(at, false)),
+            3 => {
+                self.note("pause", at as u64, until, 0);
+                self.cover.hit("host paused");
+                self.hosts[at].paused_until = until;
+            }
+            4 => {
+                self.cover.hit("link cut one way");
+                self.hole_until[at] = until;
+            }
+            5 => {
+                self.cover.hit("link cut");
+                self.hole_until = [until; 2];
+            }
+            6 => {
+                self.cover.hit("witness away");
+                self.away_until[at] = until;
+            }
+            _ => {
+                let peer = self.hosts.iter().position(|host| matches!(host.run, Run::Peer(_)));
+                peer.into_iter().for_each(|at| self.take_over(at));
+            }
+        }
+        let ns = self.rng.around(self.plan.fault_ns);
+        self.after(ns, What::Fault);
+    }
+
+    fn kill(&mut self, at: usize, power: bool) {
+        self.note(if power { "power loss" } else { "kill" }, at as u64, 0, 0);
+        self.cover.hit(if power { "host power loss" } else { "host kill" });
+        self.hosts[at].stop();
+        self.hosts[at].paused_until = 0;
+        self.client.left(at);
+        if power {
+            let members = self.members();
+            let was = members.iter().any(|party| *party == self.hosts[at].party());
+            self.hosts[at].boot += 1;
+            self.hosts[at].disk.power_loss();
+            let left = members.iter().any(|party| self.hosts[party.cache as usize].party() == *party);
+            if was && !left {
+                self.cover.hit("last copy lost its power");
+                self.lost = true;
+            }
+        }
+        let ns = self.rng.around(300 * MS);
+        self.after(ns, What::Start(at));
+    }
+
+    /// Who has everything that is acknowledged.
+    fn members(&self) -> Vec<tidepool_replica::Party> {
+        match self.witness.copies {
+            Copies::Solo => vec![self.witness.owner],
+            Copies::Sync(peer) => vec![self.witness.owner, peer],
+        }
+    }
+
+    /// No more faults: from here on everything must come to its end.
+    fn heal(&mut self) {
+        self.healing = true;
+        self.note("heal", 0, 0, 0);
+        self.away_until = [0; 2];
+        self.hole_until = [0; 2];
+        for at in 0..2 {
+            let now = self.now;
+            self.hosts[at].paused_until = self.hosts[at].paused_until.min(now);
+            self.after(MS, What::Start(at));
+        }
+        self.client.stop_after = Some(self.now + S);
+    }
+}
