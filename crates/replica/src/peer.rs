@@ -50,7 +50,7 @@ impl Peer {
 
     /// What it tells an owner that comes back.
     pub fn tail(&self) -> Option<Tail> {
-        self.copy.map(|Copy { generation, logged, .. }| Tail { generation, logged })
+        self.copy.map(|Copy { generation, logged, .. }| Tail { generation, logged, holder: self.me })
     }
 
     /// An owner begins: what was there is thrown away. The promise and the empty copy have to be on stable media

@@ -48,6 +48,8 @@ pub struct Tail {
     pub generation: u64,
     /// Sequence of its newest record.
     pub logged: u64,
+    /// Who has it, on which boot.
+    pub holder: Party,
 }
 
 /// What an owner that comes back has to do before it may serve.
@@ -74,14 +76,17 @@ pub fn resume(me: Party, record: &Record, own: u64, peer: Option<Tail>) -> Resum
     if record.owner.cache != me.cache {
         return Resume::Taken;
     }
-    if record.copies == Copies::Solo {
+    let Copies::Sync(holder) = record.copies else { return Resume::Serve };
+    // A process that was killed has lost nothing that its log's device had taken.
+    if record.owner.boot == me.boot {
         return Resume::Serve;
     }
     match peer.filter(|peer| peer.generation == record.generation) {
-        Some(peer) if peer.logged > own => Resume::Fetch { after: own, through: peer.logged },
+        Some(peer) if peer.holder == holder && peer.logged > own => {
+            Resume::Fetch { after: own, through: peer.logged }
+        }
+        // It has no more than we have, or has lost its power as well: what was flushed is in either.
         Some(_) => Resume::Serve,
-        // A process that was killed has lost nothing that its log's device had taken.
-        None if record.owner.boot == me.boot => Resume::Serve,
         None => Resume::Unreachable,
     }
 }

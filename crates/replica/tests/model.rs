@@ -385,7 +385,11 @@ impl World {
         let (me, record) = (self.hosts[at].party(at), self.witness);
         let other = &self.hosts[1 - at];
         let tail = match &other.run {
-            Run::Peer(_) if asks => Some(Tail { generation: other.log.generation, logged: other.log.end() }),
+            Run::Peer(_) if asks => Some(Tail {
+                generation: other.log.generation,
+                logged: other.log.end(),
+                holder: other.party(1 - at),
+            }),
             _ => None,
         };
         let resumed = match resume(me, &record, self.hosts[at].log.writes.len() as u64, tail) {

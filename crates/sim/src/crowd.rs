@@ -1,7 +1,7 @@
 //! Many seeds at once, on all cores, and what came of them all.
 
-use crate::coverage::Coverage;
 use crate::Outcome;
+use crate::coverage::Coverage;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! The volume's client: it follows the volume from owner to owner, and checks what it reads.
 
 use super::host::{Run, VOLUME};
-use super::{MS, World, What};
+use super::{MS, What, World};
 use crate::checker::{BASE_VALUE, fill};
 use crate::store::{Store, content};
 use tidepool_engine::api::*;
@@ -76,12 +76,13 @@ impl World {
         let tick = self.next_tick();
         self.note("serve", at as u64, self.witness.generation, u64::from(self.lost));
         self.cover.hit("volume served");
-        if std::mem::take(&mut self.lost) || self.client.verifying {
-            self.checker.power_lost(tick);
-            self.client.verifying = true;
-        } else {
-            self.checker.killed(tick);
+        self.checker.killed(tick);
+        if !std::mem::take(&mut self.lost) && !self.client.verifying {
+            // Everything acknowledged is there. What was only read before it was in both copies may be gone.
+            self.checker.settle(tick);
         }
+        self.checker.power_lost(tick);
+        self.client.verifying = true;
         self.client.slots.iter_mut().for_each(|slot| *slot = None);
         self.client.serving = Some(at);
         self.client.flushed = false;

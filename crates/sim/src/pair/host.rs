@@ -10,8 +10,8 @@ use tidepool_engine::format::{RecordHeader, open};
 use tidepool_engine::mem::Buf;
 use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
 use tidepool_replica::{
-    Copies, Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession,
-    Record, Resume, resume,
+    Copies, Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession, Record,
+    Resume, resume,
 };
 
 /// The volume's number in every cache that has it.
@@ -57,6 +57,17 @@ impl Run {
             Run::Fencing { .. } => "fencing".into(),
             Run::Attaching { .. } => "attaching".into(),
         }
+    }
+}
+
+impl Host {
+    /// For a report.
+    pub(super) fn state(&self) -> String {
+        let status = self.engine.as_ref().and_then(|engine| engine.volume_status(0, VOLUME));
+        let figures =
+            status.map(|s| (s.state, s.dirty_bytes, s.dirty_bytes_max, s.sequence, s.sequence_drained));
+        let log = self.engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
+        format!("{}: {figures:?} {log:?}", self.run.name())
     }
 }
 
@@ -369,7 +380,9 @@ impl World {
                 session.look(engine, &mut effects);
                 for effect in &effects {
                     match *effect {
-                        PeerEffect::Have { logged, stable } => self.send(at, Message::Have { logged, stable }),
+                        PeerEffect::Have { logged, stable } => {
+                            self.send(at, Message::Have { logged, stable })
+                        }
                         PeerEffect::Flush => {
                             let host = &mut self.hosts[at];
                             let id = host.fresh();

@@ -23,6 +23,8 @@ const S: Nanos = 1_000_000_000;
 const BEAT_NS: Nanos = 50 * MS;
 /// After the last fault everything must have come to its end within this time.
 const LIVENESS_NS: Nanos = 120 * S;
+/// After so many events nothing goes wrong any more.
+const STEPS_MAX: u64 = 30_000;
 const NOTES_MAX: usize = 300;
 
 /// What the hosts say to each other.
@@ -98,20 +100,62 @@ impl Plan {
 enum What {
     Fault,
     Beat(usize),
-    Tick { at: usize, life: u64 },
+    Tick {
+        at: usize,
+        life: u64,
+    },
     Start(usize),
     /// The process has nothing to serve any more, and is started again.
-    Closed { at: usize, life: u64 },
+    Closed {
+        at: usize,
+        life: u64,
+    },
     /// A transfer arrives at its disk, or at the image.
-    Arrive { at: usize, life: u64, boot: u64, token: Token, generation: u64, transfer: Transfer },
+    Arrive {
+        at: usize,
+        life: u64,
+        boot: u64,
+        token: Token,
+        generation: u64,
+        transfer: Transfer,
+    },
     /// The host is told.
-    Done { at: usize, life: u64, token: Token, result: Result<(), IoError>, into: Option<(Buf, Vec<u8>)> },
-    Deliver { to: usize, connection: u64, message: Message },
-    Connected { owner: usize, connection: u64 },
-    Change { at: usize, life: u64, before: Record, after: Record },
-    Answer { at: usize, life: u64, written: Option<bool> },
-    Fence { at: usize, life: u64, generation: u64 },
-    Fenced { at: usize, life: u64 },
+    Done {
+        at: usize,
+        life: u64,
+        token: Token,
+        result: Result<(), IoError>,
+        into: Option<(Buf, Vec<u8>)>,
+    },
+    Deliver {
+        to: usize,
+        connection: u64,
+        message: Message,
+    },
+    Connected {
+        owner: usize,
+        connection: u64,
+    },
+    Change {
+        at: usize,
+        life: u64,
+        before: Record,
+        after: Record,
+    },
+    Answer {
+        at: usize,
+        life: u64,
+        written: Option<bool>,
+    },
+    Fence {
+        at: usize,
+        life: u64,
+        generation: u64,
+    },
+    Fenced {
+        at: usize,
+        life: u64,
+    },
     Think(usize),
 }
 
@@ -245,7 +289,13 @@ impl World {
             let [a, b, c] = n.numbers;
             let _ = writeln!(text, "{:>14.6} ms  {} {a} {b} {c}", n.now as f64 / 1e6, n.what);
         }
-        let _ = writeln!(text, "pair seed {}: {what}\n  at step {}, {:.6} ms", self.seed, self.step, self.now as f64 / 1e6);
+        let _ = writeln!(
+            text,
+            "pair seed {}: {what}\n  at step {}, {:.6} ms",
+            self.seed,
+            self.step,
+            self.now as f64 / 1e6
+        );
         text
     }
 
@@ -296,15 +346,20 @@ impl World {
         let now = self.now;
         let host = &mut self.hosts[0];
         // The first owner: the volume is new in its cache.
-        let (mut engine, _) = tidepool_engine::Engine::open(&mut host.disk, tidepool_engine::EngineConfig::small(), now)
-            .expect("a new cache opens");
+        let (mut engine, _) =
+            tidepool_engine::Engine::open(&mut host.disk, tidepool_engine::EngineConfig::small(), now)
+                .expect("a new cache opens");
         engine.add_volume(now, self.plan.spec(1), 1).expect("a volume fits");
         // It is on its disk when the first start finds it.
         while let Some(effect) = engine.next_effect(now) {
             let (token, result) = match effect {
                 Effect::DeviceWrite { token, offset, buf, .. } => {
-                    let data: Vec<_> =
-                        engine.arena().bytes(buf).chunks_exact(BLOCK_BYTES).map(crate::store::content).collect();
+                    let data: Vec<_> = engine
+                        .arena()
+                        .bytes(buf)
+                        .chunks_exact(BLOCK_BYTES)
+                        .map(crate::store::content)
+                        .collect();
                     (token, host.disk.write_at(offset, &data, true))
                 }
                 Effect::DeviceSync { token } => {
@@ -324,22 +379,29 @@ impl World {
         self.after(first, What::Fault);
         while self.failure.is_none() {
             let Some(((time, number), what)) = self.queue.pop_first() else { return };
-            if let Some(until) = what.host().map(|at| self.hosts[at].paused_until).filter(|&until| until > time) {
+            if let Some(until) =
+                what.host().map(|at| self.hosts[at].paused_until).filter(|&until| until > time)
+            {
                 self.queue.insert((until, number), what);
                 continue;
             }
             self.now = time.max(self.now);
             self.step += 1;
             self.happen(what);
-            if self.now >= self.end && !self.healing {
+            if (self.now >= self.end || self.step >= STEPS_MAX) && !self.healing {
+                self.end = self.now;
                 self.heal();
             }
             if self.healing && self.is_over() {
                 return;
             }
             if self.now > self.end + LIVENESS_NS {
-                let runs: Vec<String> = self.hosts.iter().map(|host| host.run.name()).collect();
-                self.fail(format!("nothing more happens: {runs:?}, {:?}, {}", self.witness, self.client.state()));
+                let runs: Vec<String> = self.hosts.iter().map(Host::state).collect();
+                self.fail(format!(
+                    "nothing more happens: {runs:?}, {:?}, {}",
+                    self.witness,
+                    self.client.state()
+                ));
             }
         }
     }
@@ -408,7 +470,9 @@ impl World {
     fn arm(&mut self, at: usize) {
         let (now, host) = (self.now, &self.hosts[at]);
         let due = host.engine.as_ref().and_then(|engine| engine.next_deadline(now));
-        if let Some(due) = due.map(|due| due.max(now + 1)).filter(|&due| due < host.armed || host.armed <= now) {
+        if let Some(due) =
+            due.map(|due| due.max(now + 1)).filter(|&due| due < host.armed || host.armed <= now)
+        {
             let life = host.life;
             self.hosts[at].armed = due;
             self.at(due, What::Tick { at, life });
@@ -426,7 +490,14 @@ impl World {
         self.after(ns, What::Arrive { at, life, boot, token, generation, transfer });
     }
 
-    fn arrive(&mut self, at: usize, (life, boot): (u64, u64), token: Token, generation: u64, transfer: Transfer) {
+    fn arrive(
+        &mut self,
+        at: usize,
+        (life, boot): (u64, u64),
+        token: Token,
+        generation: u64,
+        transfer: Transfer,
+    ) {
         let host = &mut self.hosts[at];
         let alive = host.life == life;
         let mut into = None;
@@ -520,7 +591,12 @@ impl World {
     fn change(&mut self, at: usize, life: u64, before: Record, after: Record) {
         let written = self.witness == before;
         if written {
-            self.note("record", after.generation, after.owner.cache as u64, u64::from(after.copies != Copies::Solo));
+            self.note(
+                "record",
+                after.generation,
+                after.owner.cache as u64,
+                u64::from(after.copies != Copies::Solo),
+            );
             self.cover.hit(match (after.copies, after.generation > before.generation) {
                 (Copies::Sync(_), _) => "record in sync",
                 (Copies::Solo, false) => "record solo again",
@@ -621,6 +697,6 @@ impl World {
             self.hosts[at].paused_until = self.hosts[at].paused_until.min(now);
             self.after(MS, What::Start(at));
         }
-        self.client.stop_after = Some(self.now + S);
+        self.client.stop_after = Some(self.now + S / 5);
     }
 }
