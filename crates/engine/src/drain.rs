@@ -172,6 +172,7 @@ impl Engine {
             || volume.drain_all_until > volume.sequence_drained
             || volume.held_blocks() * BLOCK_BYTES as u64 > self.dirty_bytes_max(id) / 2
             || self.redo_is_long(id)
+            || volume.peer_is_short()
             || self.space.dirty_blocks() > self.space.dirty_blocks_max() / 2
             || self.extents_pending > self.geo.extents_max() / 4
             || self.dead

@@ -33,6 +33,8 @@ pub(crate) struct Peer {
     /// Sequence and bytes of records on their way, and their sum.
     in_flight: VecDeque<(u64, u64)>,
     in_flight_bytes: u64,
+    /// Bytes that it has room for behind what it has confirmed.
+    room_bytes: u64,
     /// Changes and flushes that wait for it.
     waiting: Vec<OpId>,
     /// Parts of the drain that wait for its stable media.
@@ -52,9 +54,15 @@ impl Peer {
 }
 
 impl Volume {
-    /// Its log may grow: the peer keeps up.
+    /// Its log may grow: the peer keeps up, and has room for what is sent. Without that rule it might be full of what gets
+    /// clean only by what it has no room for.
     pub(crate) fn peer_keeps_up(&self) -> bool {
-        self.peer.as_ref().is_none_or(|peer| peer.in_flight_bytes < WINDOW_BYTES)
+        self.peer.as_ref().is_none_or(|peer| peer.in_flight_bytes < peer.room_bytes.min(WINDOW_BYTES))
+    }
+
+    /// The peer will soon have no room any more.
+    pub(crate) fn peer_is_short(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.sends && peer.room_bytes < WINDOW_BYTES)
     }
 
     /// Data blocks that its next record may have.
@@ -80,6 +88,7 @@ impl Engine {
         peer.counts = matches!(pairing, Pairing::Paired | Pairing::Parting);
         if peer.sends && begins {
             (peer.logged, peer.stable, peer.asked, peer.wanted) = (base, base, base, base);
+            peer.room_bytes = WINDOW_BYTES;
         }
         if !peer.sends {
             peer.in_flight.clear();
@@ -97,15 +106,17 @@ impl Engine {
         }
     }
 
-    /// The peer's copy goes up to `logged`, and on stable media up to `stable`.
+    /// The peer's copy goes up to `logged`, and on stable media up to `stable`; behind `logged` it has room for so many
+    /// bytes of records (see [`Engine::replica_room`]).
     ///
     /// # Panics
     /// If there is no such volume.
-    pub fn peer_has(&mut self, now: Nanos, id: VolumeId, logged: u64, stable: u64) {
+    pub fn peer_has(&mut self, now: Nanos, id: VolumeId, (logged, stable): (u64, u64), room_bytes: u64) {
         self.stir();
         let Some(peer) = &mut self.volume_mut(id).peer else { return };
         peer.logged = peer.logged.max(logged);
         peer.stable = peer.stable.max(stable);
+        peer.room_bytes = room_bytes;
         while let Some(&(_, bytes)) = peer.in_flight.front().filter(|&&(sequence, _)| sequence <= logged) {
             peer.in_flight.pop_front();
             peer.in_flight_bytes -= bytes;

@@ -95,6 +95,15 @@ impl Engine {
         Some(self.volumes.get(id.0 as usize)?.as_ref()?.replica.as_ref()?.promised)
     }
 
+    /// Bytes of further records that a replica has room for at least, beside those that were taken and not answered.
+    pub fn replica_room(&self, id: VolumeId) -> u64 {
+        let Some(Some(volume)) = self.volumes.get(id.0 as usize) else { return 0 };
+        let pending: u64 =
+            volume.pending.iter().filter_map(|&op| self.ops[op].incoming).map(|r| u64::from(r.blocks)).sum();
+        let full = self.extents_pending >= self.geo.extents_max() / 2;
+        if full { 0 } else { self.quota_left(id).saturating_sub(pending) * BLOCK_BYTES as u64 }
+    }
+
     fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
         self.stir();
         let Some(volume) = self.controllable(id, control, false) else { return false };

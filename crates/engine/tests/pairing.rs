@@ -111,11 +111,11 @@ fn g5_nothing_goes_to_the_image_that_the_peer_does_not_have_on_stable_media() {
         let (record, bytes) = pair.owner.to_peer.remove(0);
         let PeerOp::Record { sequence, .. } = record else { panic!("{record:?}") };
         pair.peer.send_record(0, &bytes, false);
-        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), sequence, sequence - 1);
+        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), (sequence, sequence - 1), 64 * MIB);
         pair.owner.pass(10_000_000_000);
         assert_eq!(pair.owner.cut(0)[0], 0, "{drain:?}: a power loss could take it from the peer");
         assert!(pair.owner.log().sent < sequence);
-        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), sequence, sequence);
+        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), (sequence, sequence), 64 * MIB);
         pair.owner.pass(10_000_000_000);
         assert_eq!(pair.owner.images[0][0], 9, "{drain:?}");
         assert_eq!((pair.owner.log().sent, pair.owner.log().drained), (sequence, sequence), "{drain:?}");
@@ -198,7 +198,7 @@ fn a_replica_logs_what_the_owner_has_logged_and_nothing_else() {
     assert_eq!(refused(&mut pair, &good), Some(Ok(())));
     assert_eq!(refused(&mut pair, &good), Some(Err(RequestError::Invalid)), "once is enough");
     assert_eq!(pair.peer.log().logged, before.logged + 1);
-    pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), before.logged + 1, 0);
+    pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), (before.logged + 1, 0), 64 * MIB);
     pair.owner.run();
     assert_eq!(pair.owner.replies.remove(&id), Some(Ok(())));
     // One that leaves a gap.

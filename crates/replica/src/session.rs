@@ -6,6 +6,11 @@ use crate::record::{Party, Record};
 use tidepool_engine::Engine;
 use tidepool_engine::api::{Nanos, Pairing, VolumeId};
 
+/// More room than this need not be told.
+const ROOM_BYTES_MAX: u64 = 16 << 20;
+/// Room is told in steps of so many bytes.
+const ROOM_STEP: u64 = 256 << 10;
+
 /// An owner's machine with the core that serves the volume.
 #[derive(Debug)]
 pub struct OwnerSession {
@@ -43,13 +48,19 @@ impl OwnerSession {
     /// Takes an event in.
     pub fn take(&mut self, engine: &mut Engine, now: Nanos, event: Event, effects: &mut Vec<Effect>) {
         self.look(engine, now, effects);
-        if let Event::Have { logged, stable } = event
-            && !matches!(self.owner.phase(), Phase::Solo | Phase::Filling { begun: false, .. })
-        {
-            engine.peer_has(now, self.volume, logged, stable);
-        }
         self.owner.take(event, effects);
         self.apply(engine, now);
+    }
+
+    /// The peer has said how far its copy goes, and how much it has room for.
+    pub fn has(&mut self, engine: &mut Engine, now: Nanos, have: Have, effects: &mut Vec<Effect>) {
+        let Have { logged, stable, room_bytes } = have;
+        let counts = !matches!(self.owner.phase(), Phase::Solo | Phase::Filling { begun: false, .. });
+        // The machine before the core: what the core acknowledges on it, the machine must allow.
+        self.take(engine, now, Event::Have { logged, stable }, effects);
+        if counts {
+            engine.peer_has(now, self.volume, (logged, stable), room_bytes);
+        }
     }
 
     /// Looks how far the core is. To be called whenever it has done something, before anything else happens.
@@ -73,16 +84,22 @@ impl OwnerSession {
     }
 }
 
+/// How far a copy goes, and how much more it has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Have {
+    /// Newest record in the log.
+    pub logged: u64,
+    /// Newest record on stable media.
+    pub stable: u64,
+    /// Bytes of records behind `logged` that there is room for.
+    pub room_bytes: u64,
+}
+
 /// What is to be done for a peer's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerEffect {
     /// Tell the owner how far the copy goes.
-    Have {
-        /// Newest record in the log.
-        logged: u64,
-        /// Newest record on stable media.
-        stable: u64,
-    },
+    Have(Have),
     /// Give the core a flush of the replica; [`PeerSession::flushed`] gets its end.
     Flush,
 }
@@ -93,7 +110,7 @@ pub struct PeerSession {
     volume: VolumeId,
     peer: Peer,
     logged: u64,
-    told: (u64, u64),
+    told: Have,
     /// What the owner wants on stable media, and whether a flush is under way.
     wanted: u64,
     flushing: bool,
@@ -105,7 +122,7 @@ impl PeerSession {
         let logged = engine.log_status(volume).map_or(0, |log| log.logged);
         let copy = Copy { generation, base: 0, logged };
         let peer = Peer::new(me, promise, Some(copy));
-        PeerSession { volume, peer, logged, told: (0, 0), wanted: 0, flushing: false }
+        PeerSession { volume, peer, logged, told: Have::default(), wanted: 0, flushing: false }
     }
 
     /// The machine.
@@ -124,7 +141,7 @@ impl PeerSession {
     /// See [`Peer::begin`].
     pub fn begin(&mut self, generation: u64, base: u64) -> Result<(), crate::Rejected> {
         self.peer.begin(generation, base)?;
-        (self.logged, self.told, self.wanted, self.flushing) = (base, (0, 0), 0, false);
+        (self.logged, self.told, self.wanted, self.flushing) = (base, Have::default(), 0, false);
         Ok(())
     }
 
@@ -146,13 +163,15 @@ impl PeerSession {
     /// What is to be done now; to be asked whenever the core has done something.
     pub fn look(&mut self, engine: &Engine, effects: &mut Vec<PeerEffect>) {
         let Some(log) = engine.log_status(self.volume) else { return };
-        let have = (self.logged, log.stable.min(self.logged));
+        // In steps: the owner need not hear of every block.
+        let room_bytes = engine.replica_room(self.volume).min(ROOM_BYTES_MAX) / ROOM_STEP * ROOM_STEP;
+        let have = Have { logged: self.logged, stable: log.stable.min(self.logged), room_bytes };
         if have != self.told {
             self.told = have;
-            effects.push(PeerEffect::Have { logged: have.0, stable: have.1 });
+            effects.push(PeerEffect::Have(have));
         }
         // A flush covers what was answered before it.
-        if self.wanted > have.1 && self.wanted <= have.0 && !self.flushing {
+        if self.wanted > have.stable && self.wanted <= have.logged && !self.flushing {
             self.flushing = true;
             effects.push(PeerEffect::Flush);
         }

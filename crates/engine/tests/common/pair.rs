@@ -61,7 +61,7 @@ impl Pair {
         });
         self.flushes.retain(|id| peer.replies.remove(id).is_none());
         let stable = self.peer.log().stable.min(self.logged);
-        self.owner.engine.peer_has(self.owner.now, VolumeId(0), self.logged, stable);
+        self.owner.engine.peer_has(self.owner.now, VolumeId(0), (self.logged, stable), 64 * MIB);
         self.owner.run();
     }
 

@@ -10,8 +10,8 @@ use tidepool_engine::format::{RecordHeader, open};
 use tidepool_engine::mem::Buf;
 use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
 use tidepool_replica::{
-    Copies, Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession, Record,
-    Resume, resume,
+    Copies, Effect as OwnerEffect, Event as OwnerEvent, Have, OwnerSession, Party, PeerEffect, PeerSession,
+    Record, Resume, resume,
 };
 
 /// The volume's number in every cache that has it.
@@ -325,6 +325,16 @@ impl World {
         self.owner_effects(at, effects);
     }
 
+    /// The owner hears how far the copy goes.
+    fn peer_has(&mut self, at: usize, have: Have) {
+        let now = self.now;
+        let host = &mut self.hosts[at];
+        let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
+        let mut effects = Vec::new();
+        session.has(engine, now, have, &mut effects);
+        self.owner_effects(at, effects);
+    }
+
     fn owner_effects(&mut self, at: usize, effects: Vec<OwnerEffect>) {
         for effect in effects {
             match effect {
@@ -380,9 +390,7 @@ impl World {
                 session.look(engine, &mut effects);
                 for effect in &effects {
                     match *effect {
-                        PeerEffect::Have { logged, stable } => {
-                            self.send(at, Message::Have { logged, stable })
-                        }
+                        PeerEffect::Have(have) => self.send(at, Message::Have(have)),
                         PeerEffect::Flush => {
                             let host = &mut self.hosts[at];
                             let id = host.fresh();
@@ -546,7 +554,7 @@ impl World {
                     session.stabilise(sequence);
                 }
             }
-            Message::Have { logged, stable } => self.tell(at, OwnerEvent::Have { logged, stable }),
+            Message::Have(have) => self.peer_has(at, have),
             Message::Drained { sequence } => {
                 let host = &mut self.hosts[at];
                 if matches!(host.run, Run::Peer(_)) && host.beginning.is_none() && host.has_volume() {

@@ -15,7 +15,7 @@ use host::{Host, Run, Transfer};
 use std::collections::{BTreeMap, VecDeque};
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
-use tidepool_replica::{Copies, Record};
+use tidepool_replica::{Copies, Have, Record};
 
 const MS: Nanos = 1_000_000;
 const S: Nanos = 1_000_000_000;
@@ -33,7 +33,7 @@ enum Message {
     Begun { generation: u64 },
     Record { bytes: Vec<u8>, durable: bool },
     Stabilise { sequence: u64 },
-    Have { logged: u64, stable: u64 },
+    Have(Have),
     Drained { sequence: u64 },
     Beat,
 }
