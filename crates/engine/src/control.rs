@@ -188,7 +188,9 @@ impl Engine {
         volume.own = OwnObjects::none(spec.size_bytes);
         volume.spec = spec;
         volume.attached = true;
+        // A flush of the owner's to its copy says nothing about clients that are still to come.
         volume.replica = None;
+        volume.flushes = false;
         // Writes that went past the cache before the restart may still stand in the backend's write cache.
         volume.backend_flushed = 0;
         volume.backend_flush_wanted = true;

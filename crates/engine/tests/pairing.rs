@@ -294,6 +294,21 @@ fn g2_a_replica_is_still_one_after_a_restart_with_all_that_it_had() {
 }
 
 #[test]
+fn g3_until_its_own_first_flush_a_client_of_a_replica_that_took_over_waits_for_stable_media() {
+    let mut pair = paired();
+    pair.write(0, &fill(1, 1));
+    pair.op(Op::Flush, 0, 0, None).expect("flush");
+    let mut world = take_over(pair, vec![0; SIZE as usize]);
+    world.device_syncs = 0;
+    world.write(0, 0, &fill(2, 1));
+    assert_eq!(world.device_syncs, 1);
+    world.flush(0);
+    world.device_syncs = 0;
+    world.write(0, 0, &fill(3, 1));
+    assert_eq!(world.device_syncs, 0);
+}
+
+#[test]
 fn what_the_owners_image_has_is_clean_in_the_replica_and_stays_for_reads() {
     let mut pair = paired();
     for n in 0..100 {
