@@ -586,7 +586,8 @@ impl Engine {
         self.volume_mut(vid).recheck = true;
     }
 
-    /// Whether any of the blocks is dirty.
+    /// Whether any of the blocks is dirty. What is on its way to the image stays so until it is flushed there, and zeroes are
+    /// forgotten then.
     pub(crate) fn has_dirty(&self, id: VolumeId, first: u64, end: u64) -> bool {
         let volume = self.volume(id);
         if volume.dirty_blocks == 0 && !volume.is_dirty() {
@@ -597,10 +598,10 @@ impl Engine {
             let (found, n) = volume.index.lookup_run(at, (end - at).min(1 << 20) as u32);
             let dirty = match found {
                 Lookup::At(position) => (position..position + n).any(|p| self.space.marks.is_dirty(p)),
-                Lookup::Zero => volume.zero_is_dirty(at, n),
+                Lookup::Zero => true,
                 Lookup::Absent | Lookup::Lost => false,
             };
-            if dirty || volume.is_draining(at, n) {
+            if dirty {
                 return true;
             }
             at += u64::from(n);

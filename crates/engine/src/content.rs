@@ -124,7 +124,7 @@ impl Contents {
                         continue;
                     }
                     Lookup::Absent => continue,
-                    Lookup::Zero => (volume.zero_is_dirty(block, blocks), Content::Zero),
+                    Lookup::Zero => (true, Content::Zero),
                     Lookup::Lost => (true, Content::Lost),
                 };
                 see(stretch(volume, block, u64::from(blocks), dirty, content))?;

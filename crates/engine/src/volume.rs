@@ -454,21 +454,6 @@ impl Volume {
         self.locks.iter().any(|l| l.op != op && l.first < end && first < l.end)
     }
 
-    /// Whether the zeroes at a stretch are not yet in the backend.
-    pub(crate) fn zero_is_dirty(&self, first: u64, n: u32) -> bool {
-        let objects = object_of(first)..=object_of(first + u64::from(n) - 1);
-        objects.into_iter().any(|o| self.index.flags(o).contains(ObjectFlags::ZERO_DIRTY))
-    }
-
-    /// Whether the drain is busy with a stretch.
-    pub(crate) fn is_draining(&self, first: u64, n: u32) -> bool {
-        if self.drains.is_empty() && self.unflushed.is_empty() && self.flushing.is_empty() {
-            return false;
-        }
-        let objects = object_of(first)..=object_of(first + u64::from(n) - 1);
-        objects.into_iter().any(|o| self.index.flags(o).contains(ObjectFlags::DRAINING))
-    }
-
     /// Notes that `object` has something to drain since the record `sequence`.
     pub(crate) fn note_dirty(&mut self, object: u32, sequence: u64, now: Nanos) {
         if !self.index.flags(object).contains(ObjectFlags::QUEUED) {
