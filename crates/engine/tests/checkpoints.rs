@@ -243,3 +243,32 @@ fn checkpoints_and_their_syncs_are_counted() {
         assert_eq!((after.checkpoints - before.checkpoints, after.syncs - before.syncs), (n, n));
     }
 }
+
+#[test]
+fn g2_what_was_drained_is_clean_for_a_checkpoint_where_nothing_else_has_changed() {
+    let volume = VolumeSpec { dirty_bytes_max: 40 * MIB, ..spec("a", 64 * MIB, Mode::WriteBack) };
+    let mut w = World::new(64 * MIB, &[volume]);
+    w.flush(0);
+    w.backend_stopped = true;
+    for at in (0..32 * MIB).step_by(256 << 10) {
+        w.write(0, at, &pattern(at + 1, 256 << 10));
+    }
+    // Both slots have all of it as dirty. The segments of the first page get nothing more.
+    for _ in 0..2 {
+        w.control(|e, now, c| e.set_attachment(now, VolumeId(0), vec![1], c)).expect("recorded");
+    }
+    let checkpoints = w.engine.device_status().checkpoints;
+    w.backend_stopped = false;
+    w.drain(0);
+    w.pass(5 * SECOND);
+    assert_eq!(w.engine.device_status().checkpoints, checkpoints + 1);
+    w.reopen();
+    let status = w.status(0);
+    assert_eq!((status.dirty_bytes, status.state), (0, VolumeState::Detached));
+    w.attach(true);
+    let reads = w.backend_reads;
+    for at in (0..32 * MIB).step_by(256 << 10) {
+        assert!(w.read(0, at, 256 << 10) == pattern(at + 1, 256 << 10), "{at}");
+    }
+    assert_eq!(w.backend_reads, reads);
+}
