@@ -369,3 +369,60 @@ fn a_snapshot_that_is_refused_says_nothing_of_the_backend_unless_another_owner_h
     assert_eq!(w.status(0).state, tidepool_engine::status::VolumeState::Fenced);
     assert_eq!(w.try_read(0, 0, 4096), Err(RequestError::Io));
 }
+
+#[test]
+fn g1_zeroes_of_one_object_do_not_overwrite_what_was_drained_of_the_next() {
+    const OBJECTS: u64 = 512;
+    let mut w = World::new(64 * MIB, &[spec("a", OBJECTS * OBJECT, Mode::WriteBack)]);
+    w.flush(0);
+    // All of them are being drained when the second one begins, and are the same to the index.
+    w.op(0, DISCARD, 0, OBJECT).expect("discard");
+    w.op(0, DISCARD, 2 * OBJECT, (OBJECTS - 2) * OBJECT).expect("discard");
+    w.op(0, DISCARD, OBJECT, OBJECT).expect("discard");
+    w.holds = |op| matches!(op, BackendOp::Flush) || matches!(op, BackendOp::Discard { offset: OBJECT, .. });
+    w.pass(2 * SECOND);
+    w.holds = |op| matches!(op, BackendOp::Discard { offset: OBJECT, .. });
+    w.pass(2 * SECOND);
+    w.write(0, 2 * OBJECT, &pattern(1, 4096));
+    w.pass(2 * SECOND);
+    let at = 2 * OBJECT as usize;
+    assert!(w.images[0][at..][..4096] == pattern(1, 4096));
+    w.holds = |_| false;
+    w.drain(0);
+    assert!(w.images[0][at..][..4096] == pattern(1, 4096));
+}
+
+#[test]
+fn g1_a_piece_is_not_read_again_where_its_blocks_are_not_any_more() {
+    let volume = VolumeSpec { dirty_bytes_max: 8 * MIB, ..spec("a", 128 * MIB, Mode::WriteBack) };
+    let mut w = World::new(64 * MIB, &[volume]);
+    w.images[0][MIB as usize..].fill(0x11);
+    w.flush(0);
+    // Two blocks of one piece, in different segments.
+    w.write(0, 0, &pattern(1, 4096));
+    w.write(0, OBJECT, &pattern(9, 256 << 10));
+    w.write(0, 4096, &pattern(2, 4096));
+    let place = |w: &World, seed| {
+        let found = w.device.0.chunks_exact(BLOCK_BYTES).position(|block| block == pattern(seed, 4096));
+        found.expect("it is on the device") as u64 * BLOCK_BYTES as u64
+    };
+    let (first, second) = (place(&w, 1), place(&w, 2));
+    w.hold_device_reads = second..second + 1;
+    w.pass(2 * SECOND);
+    assert!(w.images[0][OBJECT as usize..][..256 << 10] == pattern(9, 256 << 10));
+    // The first block has been read. It is written again, like all else in its segment, which gets something else.
+    w.write(0, 0, &pattern(3, 4096));
+    w.write(0, OBJECT, &pattern(9, 256 << 10));
+    for at in (8 * MIB..120 * MIB).step_by(128 << 10) {
+        w.read(0, at, 128 << 10);
+    }
+    assert!(w.device.0[first as usize..][..4096] == [0x11; 4096]);
+    assert_eq!(w.fail_device_reads(), 1);
+    while w.step() {
+        let image = &w.images[0][..4096];
+        assert!([pattern(1, 4096), pattern(3, 4096), vec![0; 4096]].iter().any(|known| known == image));
+    }
+    w.drain(0);
+    assert!(w.images[0][..8192] == [pattern(3, 4096), pattern(2, 4096)].concat());
+    assert_eq!((w.status(0).lost_blocks, w.status(0).count.corrupt_blocks), (0, 0));
+}

@@ -87,6 +87,9 @@ pub struct World {
     pub to_peer: Vec<(PeerOp, Vec<u8>)>,
     /// Buffers of records that are not answered.
     records: HashMap<RequestId, Buf>,
+    /// Reads of the cache device that begin in here stay in flight until they are released.
+    pub hold_device_reads: std::ops::Range<u64>,
+    device_reads_waiting: Vec<(Token, u64, Buf)>,
 }
 
 /// A device that keeps for itself what is written to it, and whose reads fail: from one of them on, or in some blocks.
@@ -213,6 +216,8 @@ impl World {
             device_waiting: Vec::new(),
             to_peer: Vec::new(),
             records: HashMap::new(),
+            hold_device_reads: 0..0,
+            device_reads_waiting: Vec::new(),
         })
     }
 
@@ -243,13 +248,10 @@ impl World {
             assert!(offset.is_multiple_of(block) && u64::from(buf.len).is_multiple_of(block) && buf.len > 0);
         }
         match effect {
-            Effect::DeviceRead { token, offset, buf } => {
-                self.device_reads += 1;
-                let at = offset as usize;
-                let from = &self.device.0[at..at + buf.len as usize];
-                self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
-                self.done(token, Ok(()));
+            Effect::DeviceRead { token, offset, buf } if self.hold_device_reads.contains(&offset) => {
+                self.device_reads_waiting.push((token, offset, buf));
             }
+            Effect::DeviceRead { token, offset, buf } => self.device_read(token, offset, buf),
             Effect::DeviceWrite { token, offset, buf, .. } if self.hold_device_writes => {
                 self.device_waiting.push((token, offset, buf));
             }
@@ -298,6 +300,42 @@ impl World {
     pub fn held_device_writes(&self) -> Vec<(u64, Vec<u8>)> {
         let held = self.device_waiting.iter();
         held.map(|&(_, offset, buf)| (offset, self.engine.arena().bytes(buf).to_vec())).collect()
+    }
+
+    fn device_read(&mut self, token: Token, offset: u64, buf: Buf) {
+        self.device_reads += 1;
+        let at = offset as usize;
+        let from = &self.device.0[at..at + buf.len as usize];
+        self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
+        self.done(token, Ok(()));
+    }
+
+    /// Reads of the cache device that were held complete; later ones are not held any more. Tells how many there were.
+    pub fn release_device_reads(&mut self) -> usize {
+        self.hold_device_reads = 0..0;
+        let held = std::mem::take(&mut self.device_reads_waiting);
+        let n = held.len();
+        held.into_iter().for_each(|(token, offset, buf)| self.device_read(token, offset, buf));
+        n
+    }
+
+    /// Those that were held fail.
+    pub fn fail_device_reads(&mut self) -> usize {
+        self.hold_device_reads = 0..0;
+        let held = std::mem::take(&mut self.device_reads_waiting);
+        let n = held.len();
+        held.into_iter().for_each(|(token, ..)| self.done(token, Err(IoError::Errno(5))));
+        n
+    }
+
+    /// The oldest write of the cache device that is held completes; tells whether there is one.
+    pub fn release_a_device_write(&mut self) -> bool {
+        let Some(&(token, offset, buf)) = self.device_waiting.first() else { return false };
+        self.device_waiting.remove(0);
+        self.device_write(offset, buf);
+        self.done(token, Ok(()));
+        self.run();
+        true
     }
 
     /// Writes of the cache device that were held complete; later ones are not held any more.
@@ -369,7 +407,11 @@ impl World {
                     self.backend_zeroes.push((volume, offset, len));
                 }
                 let to = (offset + len).min(size as u64) as usize;
-                image[offset as usize..to].fill(0);
+                let range = &mut image[offset as usize..to];
+                // What was never written takes no memory.
+                if range.iter().any(|&byte| byte != 0) {
+                    range.fill(0);
+                }
             }
             BackendOp::Flush => {
                 self.backend_flushes += 1;
@@ -418,6 +460,7 @@ impl World {
                     *kept = (generation, Vec::new());
                 }
                 kept.1.retain(|&(group, _)| group >= first);
+                self.frames.retain(|&(of, _, group, _), _| of != volume.0 || group >= first);
             }
             BackendOp::RedoNote { .. } => self.notes.push(op),
             _ => {}
@@ -602,6 +645,7 @@ impl World {
     pub fn reopen(&mut self) {
         self.waiting.clear();
         self.device_waiting.clear();
+        self.device_reads_waiting.clear();
         let (engine, _) = Engine::open(&mut self.device, EngineConfig::small(), self.now).expect("open");
         self.engine = engine;
     }
