@@ -286,10 +286,14 @@ fn the_cache_follows_when_something_else_is_wanted_all_the_time() {
 
 /// A cache full of dirty blocks, of which many were written again, and the seeds of what its pieces hold. Writes come `at_once`.
 fn full_cache(segment_bytes: u32, at_once: u64) -> (World, Vec<u64>) {
-    let spec = VolumeSpec { dirty_bytes_max: 64 * MIB, ..spec("a", 128 * MIB, Mode::WriteBack) };
-    let mut w = World::with_segments(64 * MIB, segment_bytes, &[spec]);
+    full_cache_of(64 * MIB, segment_bytes, at_once)
+}
+
+fn full_cache_of(bytes: u64, segment_bytes: u32, at_once: u64) -> (World, Vec<u64>) {
+    let spec = VolumeSpec { dirty_bytes_max: bytes, ..spec("a", 2 * bytes, Mode::WriteBack) };
+    let mut w = World::with_segments(bytes, segment_bytes, &[spec]);
     w.flush(0);
-    read_once(&mut w, 64 * MIB, 64 * MIB);
+    read_once(&mut w, bytes, bytes);
     w.holds = |op| matches!(op, BackendOp::Write { .. });
     // What is on its way counts as well.
     let pieces = w.status(0).dirty_bytes_max / PIECE - 2 * at_once;
@@ -455,4 +459,76 @@ fn g8_what_is_discarded_while_its_segment_is_emptied_is_let_go() {
     assert_eq!((status.dirty_bytes, device.segments_dirty), (0, 0));
     assert_eq!((status.count.corrupt_blocks, status.lost_blocks), (0, 0));
     assert!(w.images[0][..all as usize].iter().all(|&b| b == 0));
+}
+
+/// Writes come between any two reads of what is moved, as many as there is memory for, and none makes more dirty.
+fn writes_beside_moves(full: (World, Vec<u64>)) {
+    let (mut w, mut content) = full;
+    let mut random = 88172645463325252u64;
+    let mut sent: Vec<(RequestId, Option<tidepool_engine::mem::Buf>)> = Vec::new();
+    let (mut emptied, mut n) = (0, 0u64);
+    while n < 2800 || !sent.is_empty() {
+        n += 1;
+        assert!(n < 4000, "{} writes wait for ever: {:?}", sent.len(), w.engine.device_status());
+        while n < 2800 && sent.len() < 48 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let (i, seed) = (random % content.len() as u64, random % 1_000_000);
+            content[i as usize] = seed;
+            let data = pattern(seed, PIECE as usize);
+            sent.push(w.submit(0, Op::Write { fua: false }, i * PIECE, PIECE, Some(&data)));
+        }
+        w.hold_device_reads = 0..u64::MAX;
+        w.run();
+        emptied += w.release_device_reads();
+        sent.retain(|(id, buf)| {
+            let waits = w.replies.remove(id).is_none();
+            buf.iter().filter(|_| !waits).for_each(|buf| w.engine.arena_mut().free(*buf));
+            waits
+        });
+    }
+    assert!(emptied > 1000, "{emptied} reads");
+    w.release_device_reads();
+    w.run();
+    for (i, &seed) in (0..).zip(&content) {
+        assert!(w.read(0, i * PIECE, PIECE) == pattern(seed, PIECE as usize), "piece {i}");
+    }
+}
+
+#[test]
+fn g8_writes_do_not_take_the_room_that_a_segment_needs_to_be_emptied() {
+    writes_beside_moves(full_cache(1 << 20, 32));
+    writes_beside_moves(full_cache_of(128 * MIB, 512 << 10, 8));
+}
+
+#[test]
+fn g8_no_write_waits_for_a_segment_that_is_being_emptied_while_others_are_free() {
+    let (mut w, content) = full_cache(1 << 20, 32);
+    let (mut at_once, mut later) = (0, 0);
+    let mut random = 88172645463325252u64;
+    for n in 0..3000 {
+        w.hold_device_reads = 0..u64::MAX;
+        let before = w.engine.device_status();
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let at = random % content.len() as u64 * PIECE;
+        let (id, buf) = w.request(0, Op::Write { fua: false }, at, PIECE, Some(&pattern(n, PIECE as usize)));
+        if before.reclaiming && before.segments_free > 2 {
+            *(if w.replies.contains_key(&id) { &mut at_once } else { &mut later }) += 1;
+        }
+        // What is moved is read from time to time, and when a write waits for that.
+        let mut rounds = 0;
+        while !w.replies.contains_key(&id) || rounds < n % 2 {
+            rounds += 1;
+            assert!(rounds < 1000, "write {n} waits for ever");
+            w.release_device_reads();
+            w.hold_device_reads = 0..u64::MAX;
+            w.run();
+        }
+        assert_eq!(w.replies.remove(&id), Some(Ok(())));
+        w.engine.arena_mut().free(buf.expect("it has a buffer"));
+    }
+    assert!(at_once > 1000 && later == 0, "{at_once} at once, {later} later");
 }
