@@ -272,3 +272,33 @@ fn g2_what_was_drained_is_clean_for_a_checkpoint_where_nothing_else_has_changed(
     }
     assert_eq!(w.backend_reads, reads);
 }
+
+#[test]
+fn g8_a_checkpoint_waits_for_segments_that_are_being_closed_and_not_for_the_next_ones() {
+    let mut w = World::new(64 * MIB, &[spec("a", 64 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.hold_device_writes = true;
+    // Writes without end, and a device that is never done with all of them.
+    let data = pattern(1, 128 << 10);
+    let (mut sent, mut n, mut control) = (Vec::new(), 0, None);
+    for step in 0..160 {
+        while sent.len() < 12 {
+            n += 1;
+            sent.push(w.submit(0, Op::Write { fua: false }, n % 512 * (128 << 10), 128 << 10, Some(&data)));
+        }
+        w.run();
+        if step == 40 {
+            control = Some(record(&mut w, 0));
+        }
+        w.release_a_device_write();
+        sent.retain(|(id, buf)| {
+            let done = w.replies.remove(id).is_some();
+            buf.iter().filter(|_| done).for_each(|buf| w.engine.arena_mut().free(*buf));
+            !done
+        });
+        if control.is_some_and(|control| w.controls.contains_key(&control)) {
+            return;
+        }
+    }
+    panic!("the checkpoint does not come while {n} writes do");
+}
