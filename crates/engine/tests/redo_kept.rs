@@ -48,3 +48,29 @@ fn g5_redo_is_kept_while_only_it_has_the_last_committed_content_of_a_block() {
     check(&w, "all are committed");
     assert!(w.committed[&0].1.is_empty() && w.images[0][8192..12288] == pattern(12, 4096));
 }
+
+#[test]
+fn g5_an_object_that_is_written_all_the_time_does_not_keep_the_redo_for_ever() {
+    // Pieces in turn, from the end of the object on.
+    let offset = |round: u64| (63 - round) * 8192;
+    let mut w = World::new(64 * MIB, &[grouped()]);
+    w.flush(0);
+    // Whenever a group is committed, what was committed before it is on its way to the image.
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    for round in 0..24 {
+        w.write(0, offset(round), &pattern(round, 4096));
+        match round % 2 {
+            _ if round < 2 => {}
+            0 => w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if offset / 8192 % 2 == 0),
+            _ => w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if offset / 8192 % 2 == 1),
+        }
+        w.pass(3 * SECOND);
+        let kept = &w.committed[&0].1;
+        assert!(kept.len() <= 4, "round {round}: {kept:?}");
+        let cut = w.cut(0);
+        for n in 0..=round {
+            assert!(cut[offset(n) as usize..][..4096] == pattern(n, 4096), "{n} of {round}");
+        }
+    }
+    assert_eq!(w.status(0).count.groups, 24);
+}

@@ -337,3 +337,35 @@ fn a_snapshot_that_the_backend_is_taking_when_the_cache_device_dies_is_answered_
     assert_eq!(w.controls.remove(&control), Some(Ok(())));
     assert!(w.snapshots[&control][..64 * KIB] == pattern(1, 64 * KIB));
 }
+
+#[test]
+fn g8_a_snapshot_of_a_volume_that_is_written_all_the_time_does_not_wait_for_a_backlog_without_end() {
+    const HALF: u64 = 68 * MIB;
+    let volume = VolumeSpec { dirty_bytes_max: 150 * MIB, ..grouped("a", 2 * HALF) };
+    let mut w = World::with_segments(256 * MIB, MIB as u32, &[volume]);
+    w.flush(0);
+    let data = pattern(1, 256 << 10);
+    let write = |w: &mut World, half: u64| {
+        (half * HALF..(half + 1) * HALF).step_by(data.len()).for_each(|at| w.write(0, at, &data));
+    };
+    w.backend_stopped = true;
+    write(&mut w, 0);
+    let control = w.fresh();
+    w.engine.snapshot(w.now, VolumeId(0), control);
+    w.run();
+    // Whenever the image has what was dirty, as much is dirty elsewhere.
+    let mut rounds = 0;
+    while !w.controls.contains_key(&control) {
+        rounds += 1;
+        assert!(rounds < 12, "the backlog does not end");
+        write(&mut w, rounds % 2);
+        w.holds = match rounds % 2 {
+            0 => |op| matches!(op, BackendOp::Write { offset, .. } if *offset < HALF),
+            _ => |op| matches!(op, BackendOp::Write { offset, .. } if *offset >= HALF),
+        };
+        w.backend_stopped = false;
+        w.pass(4 * SECOND);
+    }
+    assert_eq!(w.controls.remove(&control), Some(Ok(())));
+    assert_eq!(rounds, 5, "the backlog is drained four times, and then what the snapshot holds");
+}
