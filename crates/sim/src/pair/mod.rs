@@ -23,8 +23,8 @@ const S: Nanos = 1_000_000_000;
 const BEAT_NS: Nanos = 50 * MS;
 /// After the last fault everything must have come to its end within this time.
 const LIVENESS_NS: Nanos = 120 * S;
-/// After so many events nothing goes wrong any more.
-const STEPS_MAX: u64 = 30_000;
+/// Events from the first fault to the last.
+const STEPS_MAX: u64 = 8_000;
 const NOTES_MAX: usize = 300;
 
 /// What the hosts say to each other.
@@ -57,6 +57,8 @@ struct Plan {
     /// Mean time from one fault to the next.
     fault_ns: Nanos,
     lost_answers: u64,
+    /// Nothing goes wrong before the two are in sync.
+    sync_first: bool,
 }
 
 impl Plan {
@@ -77,6 +79,7 @@ impl Plan {
             image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
             fault_ns: rng.pick(&[150 * MS, 600 * MS, 2 * S]),
             lost_answers: rng.pick(&[0, 100, 400]),
+            sync_first: rng.permille(700),
         }
     }
 
@@ -209,6 +212,10 @@ struct World {
     client: Client,
     /// Both copies of what was acknowledged and not flushed are gone.
     lost: bool,
+    /// Nothing has gone wrong yet.
+    calm: bool,
+    /// After so many events nothing goes wrong any more.
+    steps_max: u64,
     healing: bool,
     drained_control: Option<(usize, u64)>,
     drain_done: bool,
@@ -271,6 +278,8 @@ impl World {
             fence: 0,
             checker,
             lost: false,
+            calm: true,
+            steps_max: u64::MAX,
             healing: false,
             drained_control: None,
             drain_done: false,
@@ -388,14 +397,14 @@ impl World {
             self.now = time.max(self.now);
             self.step += 1;
             self.happen(what);
-            if (self.now >= self.end || self.step >= STEPS_MAX) && !self.healing {
+            if !self.calm && (self.now >= self.end || self.step >= self.steps_max) && !self.healing {
                 self.end = self.now;
                 self.heal();
             }
             if self.healing && self.is_over() {
                 return;
             }
-            if self.now > self.end + LIVENESS_NS {
+            if self.now > self.end.max(LIVENESS_NS) + LIVENESS_NS {
                 let runs: Vec<String> = self.hosts.iter().map(Host::state).collect();
                 self.fail(format!(
                     "nothing more happens: {runs:?}, {:?}, {}",
@@ -624,9 +633,17 @@ impl World {
         if self.healing {
             return;
         }
+        if self.calm {
+            let in_sync = self.witness.copies != Copies::Solo;
+            if self.plan.sync_first && !in_sync && self.step < 2 * STEPS_MAX {
+                return self.after(BEAT_NS, What::Fault);
+            }
+            self.calm = false;
+            (self.end, self.steps_max) = (self.now + self.end, self.step + STEPS_MAX);
+        }
         let at = self.rng.below(2) as usize;
         let until = self.now + self.rng.around(S);
-        match self.rng.below(9) {
+        match self.rng.below(14) {
             0 => self.kill(at, false),
             1 => self.kill(at, true),
             2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
@@ -697,6 +714,6 @@ impl World {
             self.hosts[at].paused_until = self.hosts[at].paused_until.min(now);
             self.after(MS, What::Start(at));
         }
-        self.client.stop_after = Some(self.now + S / 5);
+        self.client.stop_after = Some(self.now + 20 * MS);
     }
 }
