@@ -257,28 +257,28 @@ impl Engine {
         let mut job = self.reclaim.job.take().expect("a job is being sorted");
         let probation = self.space.segments[job.segment as usize].stream != Stream::Main;
         while let Some(&c) = job.candidates.get(job.cursor) {
-            if !self.is_needed(c) {
-                job.cursor += 1;
-                continue;
-            }
-            let Some(stream) = self.survives(c, job.survivors_left) else {
-                self.evict(c);
-                if probation {
-                    self.ghost.insert(c.volume, c.block);
+            if self.is_needed(c) {
+                match self.survives(c, job.survivors_left) {
+                    Some(stream) => {
+                        let full = job.batch.len() == MOVE_BLOCKS;
+                        if full || !job.batch.is_empty() && stream != job.stream {
+                            break;
+                        }
+                        job.stream = stream;
+                        job.batch.push(c);
+                        if stream == Stream::Main {
+                            job.survivors_left = job.survivors_left.saturating_sub(1);
+                        }
+                    }
+                    None => {
+                        self.evict(c);
+                        if probation {
+                            self.ghost.insert(c.volume, c.block);
+                        }
+                    }
                 }
-                job.cursor += 1;
-                continue;
-            };
-            let full = job.batch.len() == MOVE_BLOCKS;
-            if full || !job.batch.is_empty() && stream != job.stream {
-                break;
             }
-            job.stream = stream;
-            job.batch.push(c);
             job.cursor += 1;
-            if stream == Stream::Main {
-                job.survivors_left = job.survivors_left.saturating_sub(1);
-            }
         }
         if job.batch.is_empty() {
             job.phase = Phase::Publishing;
