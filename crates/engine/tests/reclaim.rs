@@ -4,6 +4,7 @@ mod common;
 use common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::format::SUMMARY_MAGIC;
+use tidepool_engine::mem::Buf;
 
 const PIECE: u64 = 64 << 10;
 const SECOND: Nanos = 1_000_000_000;
@@ -54,6 +55,7 @@ fn everything_is_there(w: &mut World, content: &[Vec<u8>]) {
     }
     w.holds = |_| false;
     w.drain(0);
+    assert_eq!(w.status(0).dirty_bytes, 0, "no copy is left behind");
     let cut = w.cut(0);
     for (i, data) in content.iter().enumerate() {
         assert!(w.images[0][i * PIECE as usize..][..PIECE as usize] == data[..], "piece {i} in the image");
@@ -62,11 +64,22 @@ fn everything_is_there(w: &mut World, content: &[Vec<u8>]) {
 }
 
 fn dirty_blocks_move(drain: DrainOrder) {
-    let mut w = world(drain);
-    let content = half_dead_segments(&mut w);
-    read_once(&mut w, 64 * MIB, 96 * MIB);
+    let volume = VolumeSpec { drain, dirty_bytes_max: 40 * MIB, ..spec("a", 64 * MIB, Mode::WriteBack) };
+    let mut w = World::new(64 * MIB, &[volume]);
+    w.flush(0);
+    w.holds = nothing_is_in_the_redo;
+    write_scattered(&mut w, 0..300, 0);
+    w.pass(2 * SECOND);
+    let mut pieces = 300;
+    while w.engine.device_status().segments_free > 4 {
+        write_scattered(&mut w, pieces..pieces + 1, 0);
+        pieces += 1;
+    }
+    assert_eq!(w.engine.device_status().moved_blocks, 0, "as long as there is room beside them they stay");
+    write_scattered(&mut w, pieces..480, 0);
     let device = w.engine.device_status();
-    assert!(device.reclaims > 100, "{device:?}");
+    assert!(device.moved_blocks > 1000, "{device:?}");
+    let content: Vec<Vec<u8>> = (0..480).map(|i| pattern(i, PIECE as usize)).collect();
     everything_is_there(&mut w, &content);
     w.restart(true);
     for (i, data) in content.iter().enumerate() {
@@ -104,6 +117,41 @@ fn g8_dirty_blocks_move_out_of_the_way_while_the_drain_stands_still() {
 #[test]
 fn g5_what_moves_out_of_the_way_is_in_its_group_all_the_same() {
     dirty_blocks_move(DrainOrder::Grouped);
+}
+
+#[test]
+fn g2_what_moves_while_it_is_being_drained_is_drained_again() {
+    let volume = |name, max| VolumeSpec { dirty_bytes_max: max, ..spec(name, 64 * MIB, Mode::WriteBack) };
+    let mut w = World::new(64 * MIB, &[volume("a", 2 * MIB), volume("b", 40 * MIB)]);
+    w.flush(0);
+    w.flush(1);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    w.write(0, 0, &pattern(1, 4096));
+    w.pass(2 * SECOND);
+    assert_eq!(w.status(0).drain_writes_in_flight, 1);
+    // Its segment is the first one that is worth the trouble.
+    w.write(1, 0, &pattern(1, 2 * PIECE as usize));
+    for i in 0.. {
+        w.write(1, 0, &pattern(1000 + i, 2 * PIECE as usize));
+        w.write(1, MIB + i * PIECE, &pattern(i, PIECE as usize));
+        if w.engine.device_status().moved_blocks > 0 {
+            break;
+        }
+    }
+    w.stopped = vec![VolumeId(1)];
+    w.holds = |_| false;
+    w.run();
+    let status = w.status(0);
+    assert!(status.sequence_drained <= status.sequence, "{status:?}");
+    w.drain(0);
+    assert_eq!(w.status(0).dirty_bytes, 0);
+    assert!(w.images[0][..4096] == pattern(1, 4096));
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    w.write(0, MIB, &pattern(2, 4096));
+    let control = w.fresh();
+    w.engine.drain(w.now, VolumeId(0), control);
+    w.pass(SECOND);
+    assert!(!w.controls.contains_key(&control), "what has come since is not in the image");
 }
 
 /// Writes pieces, each with something beside it in its segment that is superseded soon.
@@ -144,6 +192,7 @@ fn group_is_whole(w: &mut World, pieces: u64, changed: std::ops::Range<u64>, end
     }
     w.holds = |_| false;
     w.drain(0);
+    assert_eq!(w.status(0).dirty_bytes, 0, "no copy is left behind");
     for i in 0..end {
         assert!(
             is(&w.images[0], i, if changed.contains(&i) { 1000 + i } else { i }),
@@ -209,6 +258,7 @@ fn g7_what_only_a_group_needs_is_found_without_summaries_too() {
 #[test]
 fn what_is_wanted_again_stays_and_what_is_read_once_goes() {
     let mut w = world(DrainOrder::Unordered);
+    let flushes = w.backend_flushes;
     for round in 0..24 {
         read_once(&mut w, 0, 2 * MIB);
         read_once(&mut w, (8 + round * 4) * MIB, 4 * MIB);
@@ -219,6 +269,12 @@ fn what_is_wanted_again_stays_and_what_is_read_once_goes() {
     let before = w.backend_reads;
     read_once(&mut w, 0, 2 * MIB);
     assert_eq!(w.backend_reads, before);
+    assert!(w.engine.device_status().moved_blocks > 0);
+    assert_eq!(
+        (w.backend_flushes, w.status(0).dirty),
+        (flushes, false),
+        "what moves is no dirtier than before"
+    );
 }
 
 #[test]
@@ -531,4 +587,150 @@ fn g8_no_write_waits_for_a_segment_that_is_being_emptied_while_others_are_free()
         w.engine.arena_mut().free(buf.expect("it has a buffer"));
     }
     assert!(at_once > 1000 && later == 0, "{at_once} at once, {later} later");
+}
+
+#[test]
+fn g7_a_dirty_block_that_does_not_verify_when_it_is_moved_is_counted_and_lost() {
+    let volume = VolumeSpec {
+        drain: DrainOrder::Grouped,
+        dirty_bytes_max: 40 * MIB,
+        ..spec("a", 64 * MIB, Mode::WriteBack)
+    };
+    let mut w = World::new(64 * MIB, &[volume]);
+    w.flush(0);
+    w.holds = nothing_is_in_the_redo;
+    // The first segment has less to be moved than any other.
+    (0..2).for_each(|_| w.write(0, 60 * MIB, &pattern(1, PIECE as usize)));
+    write_scattered(&mut w, 0..1, 0);
+    w.corrupt(&pattern(0, 4096));
+    write_scattered(&mut w, 1..480, 0);
+    assert!(w.engine.device_status().moved_blocks > 0);
+    let status = w.status(0);
+    assert_eq!((status.lost_blocks, status.count.corrupt_blocks), (1, 1));
+    assert_eq!(w.try_read(0, 0, 4096), Err(RequestError::Io));
+    assert!(w.read(0, 4096, 4096) == pattern(0, PIECE as usize)[4096..8192]);
+}
+
+#[test]
+fn g7_a_clean_block_that_does_not_verify_when_it_is_moved_is_counted_and_fetched_again() {
+    let mut w = world(DrainOrder::Unordered);
+    let block = pattern(1, 4096);
+    w.images[0][..4096].copy_from_slice(&block);
+    (0..2).for_each(|_| read_once(&mut w, 0, MIB));
+    w.pass(SECOND);
+    w.corrupt(&block);
+    read_once(&mut w, 8 * MIB, 64 * MIB);
+    let status = w.status(0);
+    assert_eq!((status.lost_blocks, status.count.corrupt_blocks), (0, 1));
+    assert!(w.engine.device_status().moved_blocks > 0);
+    assert!(w.read(0, 0, 4096) == block);
+}
+
+#[test]
+fn copies_that_only_a_group_needs_count_as_moved() {
+    let mut w = cut_group(300, nothing_is_in_the_redo);
+    assert_eq!(w.engine.device_status().moved_blocks, 0);
+    // Of what this fills segments with, nothing has to be moved.
+    for i in 0..300 {
+        w.write(0, i * PIECE, &pattern(1000 + i, PIECE as usize));
+    }
+    let moved = w.engine.device_status().moved_blocks;
+    assert!((100..10_000).contains(&moved), "{moved} blocks have been moved");
+    group_is_whole(&mut w, 300, 0..300, 300);
+}
+
+fn answered(w: &mut World, sent: impl IntoIterator<Item = (RequestId, Option<Buf>)>) {
+    for (id, buf) in sent {
+        assert_eq!(w.replies.remove(&id), Some(Ok(())));
+        w.engine.arena_mut().free(buf.expect("it has a buffer"));
+    }
+}
+
+/// Reads until a segment is being emptied, and on until its blocks that are to be kept are being read: these reads are held.
+fn hold_what_is_kept(w: &mut World, from: u64) {
+    let (mut at, mut sent, before) = (from, None, w.device_reads);
+    while !w.engine.device_status().reclaiming {
+        if w.step() {
+            continue;
+        }
+        answered(w, sent.take());
+        sent = Some(w.submit(0, Op::Read, at, PIECE, None));
+        at += PIECE;
+    }
+    while w.device_reads == before {
+        assert!(w.step(), "it reads the summary");
+    }
+    w.hold_device_reads = 0..u64::MAX;
+    w.run();
+    answered(w, sent);
+    assert!(w.engine.device_status().reclaiming);
+}
+
+#[test]
+fn g8_what_was_to_be_kept_goes_when_writes_have_taken_the_room_for_it() {
+    let mut w = world(DrainOrder::Unordered);
+    (0..2).for_each(|_| read_once(&mut w, 0, 4 * MIB));
+    hold_what_is_kept(&mut w, 8 * MIB);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    let (mut waiting, mut at) = (None, 128 * MIB);
+    while waiting.is_none() {
+        let (id, buf) = w.request(0, Op::Write { fua: false }, at, PIECE, Some(&pattern(at, PIECE as usize)));
+        waiting = w.replies.remove(&id).is_none().then_some(id);
+        if waiting.is_none() {
+            w.engine.arena_mut().free(buf.expect("it has a buffer"));
+        }
+        at += PIECE;
+    }
+    assert_eq!(w.engine.device_status().segments_free, 2);
+    // Without any other event.
+    w.release_device_reads();
+    assert_eq!(w.replies.get(&waiting.expect("a write waits")), Some(&Ok(())));
+}
+
+#[test]
+fn what_is_wanted_again_is_kept_when_it_has_to_wait_for_a_moment() {
+    let volume = spec("a", 256 * MIB, Mode::WriteBack);
+    let mut w = World::with_segments(64 * MIB, 1 << 20, &[volume]);
+    w.flush(0);
+    w.write(0, 128 * MIB, &pattern(1, 4096));
+    (0..2).for_each(|_| read_once(&mut w, 0, 4 * MIB));
+    hold_what_is_kept(&mut w, 8 * MIB);
+    w.hold_device_writes = true;
+    // All buffers are in use: misses leave some to writes, which leave one to moves.
+    let mut sent = Vec::new();
+    for i in 0..12 {
+        sent.push(w.request(0, Op::Read, 128 * MIB + i * PIECE, 4096, None));
+        w.pass(SECOND / 40);
+    }
+    for i in 0..4 {
+        let data = pattern(i, 4096);
+        sent.push(w.request(0, Op::Write { fua: false }, 192 * MIB + i * PIECE, 4096, Some(&data)));
+    }
+    w.release_device_reads();
+    assert!(w.engine.device_status().reclaiming, "the rest of what is kept waits for a buffer");
+    w.release_device_writes();
+    answered(&mut w, sent);
+    let device = w.engine.device_status();
+    assert_eq!(device.moved_blocks, device.reclaims * 128, "half of what its segments have room for");
+}
+
+#[test]
+fn g2_what_is_written_while_the_segment_of_older_copies_is_emptied_stays() {
+    let mut w = World::with_segments(64 * MIB, 1 << 20, &[spec("a", 256 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    (0..2).for_each(|_| read_once(&mut w, 0, 4 * MIB));
+    hold_what_is_kept(&mut w, 8 * MIB);
+    w.holds = |op| matches!(op, BackendOp::Write { .. });
+    // These are what is being read, and what has not been decided on.
+    for i in 0..16 {
+        w.write(0, i * PIECE, &pattern(i, PIECE as usize));
+    }
+    w.release_device_reads();
+    assert_eq!(w.status(0).dirty_bytes, MIB);
+    for _ in 0..2 {
+        for i in 0..16 {
+            assert!(w.read(0, i * PIECE, PIECE) == pattern(i, PIECE as usize), "piece {i}");
+        }
+        w.restart(true);
+    }
 }
