@@ -238,7 +238,7 @@ impl RecordKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Stream {
-    /// The write log, and dirty blocks that reclaim moved.
+    /// The write log, and blocks that reclaim moved because it must not drop them.
     Log = 0,
     /// Read cache, newcomers: miss fills on probation.
     Fill = 1,

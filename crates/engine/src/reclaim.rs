@@ -2,7 +2,8 @@
 //!
 //! One segment at a time: its summary says which blocks it once got, the index says which of them are
 //! current. Clean blocks are dropped (and remembered by the ghost) unless they were used again, dirty
-//! ones are moved only when there is no other way. A segment is free when a checkpoint that does not
+//! ones are moved only when there is no other way. Clean ones that keep ranges of zeroes together are dropped only as
+//! long as a checkpoint has room for the parts. A segment is free when a checkpoint that does not
 //! name it is durable.
 //!
 //! The order of victims follows S3-FIFO (Yang et al., SOSP 2023): newcomers leave first when they take
@@ -251,7 +252,7 @@ impl Engine {
             })
     }
 
-    /// Decides on candidates until a batch is full or none are left. Dirty ones form batches for the
+    /// Decides on candidates until a batch is full or none are left. Those that must stay form batches for the
     /// log, hot ones for the main stream; the others are dropped.
     fn reclaim_sort(&mut self) {
         let mut job = self.reclaim.job.take().expect("a job is being sorted");
@@ -293,23 +294,46 @@ impl Engine {
 
     /// The stream that a block is moved to, or `None` if it is to be dropped.
     fn survives(&self, c: Candidate, survivors_left: u32) -> Option<Stream> {
-        if self.space.marks.is_dirty(c.position) {
-            return Some(Stream::Log);
-        }
-        // Dropped, it splits the zeroes around it that are not yet in the backend: a checkpoint holds so many.
-        let splits_zeroes = self.is_among_zeroes(c) && self.extents_pending >= self.geo.extents_max() * 3 / 4;
         let room = self.space.free_count() > RESERVE_READ_CACHE;
+        if self.must_stay(c) {
+            return Some(if self.space.marks.is_dirty(c.position) || !room {
+                Stream::Log
+            } else {
+                Stream::Main
+            });
+        }
         let hot = self.space.marks.refs(c.position) > 0 && survivors_left > 0;
-        (room && (hot || splits_zeroes)).then_some(Stream::Main)
+        (room && hot).then_some(Stream::Main)
     }
 
-    fn is_among_zeroes(&self, c: Candidate) -> bool {
-        self.volume(c.volume).index.flags(object_of(c.block)).contains(ObjectFlags::ZERO_DIRTY)
+    /// The block is dirty, or without it there might be more extents than a checkpoint holds, so that no segment would become free.
+    fn must_stay(&self, c: Candidate) -> bool {
+        self.space.marks.is_dirty(c.position)
+            || self.extents_pending >= self.geo.extents_max() * 3 / 4 && self.joins_zeroes(c)
+    }
+
+    /// Cached blocks, this one among them, reach from zeroes to zeroes, none of which are in the backend: one extent (see
+    /// `collect_extents`) as long as all of them are there.
+    fn joins_zeroes(&self, c: Candidate) -> bool {
+        let (index, object) = (&self.volume(c.volume).index, object_of(c.block));
+        if !index.flags(object).contains(ObjectFlags::ZERO_DIRTY) {
+            return false;
+        }
+        let mut joined_to = u64::MAX;
+        for (block, n, found) in index.runs(object) {
+            match found {
+                Lookup::Zero if block > c.block => return joined_to == block,
+                Lookup::At(_) if joined_to != block => joined_to = u64::MAX,
+                Lookup::Zero | Lookup::At(_) => joined_to = block + u64::from(n),
+                Lookup::Absent | Lookup::Lost => joined_to = u64::MAX,
+            }
+        }
+        false
     }
 
     /// Drops a clean block.
     fn evict(&mut self, c: Candidate) {
-        if self.is_among_zeroes(c) {
+        if self.joins_zeroes(c) {
             self.extents_pending += 1;
             self.extents_changed = true;
         }
@@ -362,9 +386,10 @@ impl Engine {
         let mut job = self.reclaim.job.take().expect("a job moves");
         let mut moved = self.append_batch(&mut job);
         if !moved && self.space.free_count() <= RESERVE_WRITES {
-            // Perhaps there will be no room before this segment is free: only what is dirty can wait.
+            // Perhaps there will be no room before this segment is free, but for the log.
             self.evict_batch(&mut job);
-            moved = job.good == 0;
+            job.stream = Stream::Log;
+            moved = self.append_batch(&mut job);
         }
         if moved {
             job.batch.clear();
@@ -374,10 +399,10 @@ impl Engine {
         moved
     }
 
-    /// Drops what is clean of a batch, or has become so meanwhile.
+    /// Drops what need not stay of a batch.
     fn evict_batch(&mut self, job: &mut Job) {
         for (i, &c) in job.batch.iter().enumerate() {
-            if job.good >> i & 1 == 1 && !self.space.marks.is_dirty(c.position) {
+            if job.good >> i & 1 == 1 && !self.must_stay(c) {
                 self.evict(c);
                 job.good &= !(1 << i);
             }

@@ -734,3 +734,71 @@ fn g2_what_is_written_while_the_segment_of_older_copies_is_emptied_stays() {
         w.restart(true);
     }
 }
+
+/// Clean blocks of the first of two volumes, each between zeroes that its backend does not take; they stand in 40 MiB.
+fn among_zeroes() -> World {
+    let mut w = World::new(64 * MIB, &["a", "b"].map(|name| spec(name, 256 * MIB, Mode::WriteBack)));
+    w.flush(0);
+    w.flush(1);
+    read_once(&mut w, 0, 40 * MIB);
+    w.pass(SECOND);
+    w.holds = |op| matches!(op, BackendOp::Discard { .. });
+    for at in (0..40 * MIB).step_by(2 * BLOCK_BYTES) {
+        w.submit(0, Op::Discard { fua: false }, at, BLOCK_BYTES as u64, None);
+        w.run();
+    }
+    assert!(w.replies.values().all(|&result| result == Ok(())) && w.replies.len() == 5120);
+    w
+}
+
+/// Blocks of the first volume that are not in the cache any more.
+fn dropped(w: &World) -> u64 {
+    (0..40).map(|at| MIB / BLOCK_BYTES as u64 - cached(w, at * MIB, MIB)).sum()
+}
+
+#[test]
+fn g8_a_backend_that_takes_no_discards_holds_up_no_other_volume_when_what_is_cached_between_them_is_dropped()
+{
+    let mut w = among_zeroes();
+    let data = pattern(1, PIECE as usize);
+    // Many at once, so that reclaim is late.
+    for round in 0..10u64 {
+        let write =
+            |i: u64| w.submit(1, Op::Write { fua: false }, (round * 160 + i) * PIECE, PIECE, Some(&data));
+        let sent: Vec<_> = (0..160).map(write).collect();
+        w.run();
+        // Of its own backend it may have to wait for the drain.
+        w.drain(1);
+        answered(&mut w, sent);
+    }
+    assert!(dropped(&w) < 3100, "{} of 4,048 that a checkpoint has room for", dropped(&w));
+}
+
+#[test]
+fn what_is_cached_between_zeroes_is_dropped_as_long_as_checkpoints_have_room_for_what_it_splits() {
+    let mut w = among_zeroes();
+    for round in 0..8 {
+        for at in (0..16 * MIB).step_by(2 * PIECE as usize) {
+            w.read(1, round * 16 * MIB + at, 2 * PIECE);
+        }
+    }
+    // Three quarters of what a checkpoint has room for, and less than what is between zeroes in one segment.
+    assert!((3036..3036 + 31).contains(&dropped(&w)), "{}", dropped(&w));
+    let moved = w.engine.device_status().moved_blocks;
+    assert!((2000..2200).contains(&moved), "{moved} blocks have been moved, once");
+}
+
+#[test]
+fn g8_reclaim_comes_to_its_end_where_many_objects_have_zeroes_that_are_not_in_the_image() {
+    let mut w = among_zeroes();
+    for at in (40 * MIB..256 * MIB).step_by(4 << 20) {
+        w.op(0, Op::Discard { fua: false }, at, BLOCK_BYTES as u64).expect("a discard");
+    }
+    for at in (44 * MIB..240 * MIB).step_by(2 * PIECE as usize) {
+        let (from, len) = (at + 2 * BLOCK_BYTES as u64, 2 * PIECE - 2 * BLOCK_BYTES as u64);
+        let sent = w.submit(0, Op::Read, from, len, None);
+        let steps = (0..10_000).take_while(|_| w.step()).count();
+        assert!(steps < 10_000, "reading {} MiB", at / MIB);
+        answered(&mut w, [sent]);
+    }
+}
