@@ -294,13 +294,12 @@ impl Engine {
 
     /// The stream that a block is moved to, or `None` if it is to be dropped.
     fn survives(&self, c: Candidate, survivors_left: u32) -> Option<Stream> {
+        if self.space.marks.is_dirty(c.position) {
+            return Some(Stream::Log);
+        }
         let room = self.space.free_count() > RESERVE_READ_CACHE;
         if self.must_stay(c) {
-            return Some(if self.space.marks.is_dirty(c.position) || !room {
-                Stream::Log
-            } else {
-                Stream::Main
-            });
+            return Some(if room { Stream::Main } else { Stream::Log });
         }
         let hot = self.space.marks.refs(c.position) > 0 && survivors_left > 0;
         (room && hot).then_some(Stream::Main)
@@ -387,7 +386,7 @@ impl Engine {
         let mut moved = self.append_batch(&mut job);
         if !moved && self.space.free_count() <= RESERVE_WRITES {
             // Perhaps there will be no room before this segment is free, but for the log.
-            self.evict_batch(&mut job);
+            self.evict_batch(&job);
             job.stream = Stream::Log;
             moved = self.append_batch(&mut job);
         }
@@ -399,12 +398,11 @@ impl Engine {
         moved
     }
 
-    /// Drops what need not stay of a batch.
-    fn evict_batch(&mut self, job: &mut Job) {
+    /// Drops what need not stay of a batch. Nothing that is dropped is appended.
+    fn evict_batch(&mut self, job: &Job) {
         for (i, &c) in job.batch.iter().enumerate() {
             if job.good >> i & 1 == 1 && !self.must_stay(c) {
                 self.evict(c);
-                job.good &= !(1 << i);
             }
         }
     }
