@@ -686,6 +686,7 @@ fn writes_find_room(w: &mut World, volume: u16, from: u64) -> u64 {
         }
         assert_eq!(w.engine.device_status().segments_free, 2);
         w.release_device_reads();
+        w.run();
         answered(w, [(id, buf)]);
         return at;
     }
@@ -721,6 +722,7 @@ fn what_is_wanted_again_is_kept_when_it_has_to_wait_for_a_moment() {
         sent.push(w.request(0, Op::Write { fua: false }, 192 * MIB + i * PIECE, 4096, Some(&data)));
     }
     w.release_device_reads();
+    w.run();
     assert!(w.engine.device_status().reclaiming, "the rest of what is kept waits for a buffer");
     w.release_device_writes();
     answered(&mut w, sent);
@@ -740,6 +742,7 @@ fn g2_what_is_written_while_the_segment_of_older_copies_is_emptied_stays() {
         w.write(0, i * PIECE, &pattern(i, PIECE as usize));
     }
     w.release_device_reads();
+    w.run();
     assert_eq!(w.status(0).dirty_bytes, MIB);
     for _ in 0..2 {
         for i in 0..16 {

@@ -350,23 +350,6 @@ impl World {
         self.run();
     }
 
-    /// Reads of the cache device that were held complete; later ones are not held any more.
-    pub fn release_device_reads(&mut self) {
-        self.hold_device_reads = false;
-        for (token, offset, buf) in std::mem::take(&mut self.reads_waiting) {
-            self.device_read(token, offset, buf);
-        }
-        self.run();
-    }
-
-    fn device_read(&mut self, token: Token, offset: u64, buf: Buf) {
-        self.device_reads += 1;
-        let at = offset as usize;
-        let from = &self.device.0[at..at + buf.len as usize];
-        self.engine.arena_mut().bytes_mut(buf).copy_from_slice(from);
-        self.done(token, Ok(()));
-    }
-
     /// Writes of the cache device that are held reach it, but the daemon dies before it learns that.
     pub fn die_with_device_writes(&mut self) {
         self.hold_device_writes = false;
