@@ -68,8 +68,8 @@ impl Plan {
             cache_bytes: [rng.pick(&[64 << 20, 128 << 20]), rng.pick(&[64 << 20, 128 << 20])],
             segment_bytes: [rng.pick(&[256 << 10, 512 << 10]), rng.pick(&[256 << 10, 512 << 10])],
             drain: rng.pick(&[DrainOrder::Grouped, DrainOrder::Unordered]),
-            slots: rng.pick(&[1, 4, 16, 40]),
-            think_ns: rng.pick(&[50_000, MS, 10 * MS]),
+            slots: rng.pick(&[1, 4, 4, 16]),
+            think_ns: rng.pick(&[200_000, MS, 10 * MS]),
             reads: rng.pick(&[100, 400]),
             flushes: rng.pick(&[0, 20, 150]),
             fua: rng.pick(&[0, 50]),
@@ -77,7 +77,7 @@ impl Plan {
             device_ns: rng.pick(&[20_000, 200_000, 2 * MS]),
             link_ns: rng.pick(&[20_000, 200_000, 3 * MS]),
             image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
-            fault_ns: rng.pick(&[150 * MS, 600 * MS, 2 * S]),
+            fault_ns: rng.pick(&[30 * MS, 150 * MS, 600 * MS]),
             lost_answers: rng.pick(&[0, 100, 400]),
             sync_first: rng.permille(700),
         }
@@ -397,6 +397,9 @@ impl World {
             self.now = time.max(self.now);
             self.step += 1;
             self.happen(what);
+            if self.calm && self.step >= 2 * STEPS_MAX {
+                self.end_calm();
+            }
             if !self.calm && (self.now >= self.end || self.step >= self.steps_max) && !self.healing {
                 self.end = self.now;
                 self.heal();
@@ -628,6 +631,12 @@ impl World {
         self.after(ns, What::Fence { at, life, generation });
     }
 
+    /// From here on something may go wrong.
+    fn end_calm(&mut self) {
+        self.calm = false;
+        (self.end, self.steps_max) = (self.now + self.end, self.step + STEPS_MAX);
+    }
+
     /// The next thing goes wrong.
     fn fault(&mut self) {
         if self.healing {
@@ -635,11 +644,10 @@ impl World {
         }
         if self.calm {
             let in_sync = self.witness.copies != Copies::Solo;
-            if self.plan.sync_first && !in_sync && self.step < 2 * STEPS_MAX {
+            if self.plan.sync_first && !in_sync {
                 return self.after(BEAT_NS, What::Fault);
             }
-            self.calm = false;
-            (self.end, self.steps_max) = (self.now + self.end, self.step + STEPS_MAX);
+            self.end_calm();
         }
         let at = self.rng.below(2) as usize;
         let until = self.now + self.rng.around(S);
