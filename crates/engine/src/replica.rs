@@ -64,9 +64,17 @@ impl Engine {
     }
 
     /// Throws away what a replica holds, or a volume that is not attached since another host owns it now: it begins anew with the record after `base` of the owner of this generation and
-    /// size. [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail.
+    /// size. [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail, and so does a
+    /// beginning that is under way.
     pub fn begin_replica(&mut self, id: VolumeId, generation: u64, size_bytes: u64, base: u64, control: u64) {
         self.stir();
+        if let Some(Some(volume)) = self.volumes.get_mut(id.0 as usize)
+            && let Task::Begin { control, .. } = volume.task
+        {
+            // The owner has come back meanwhile: what it says now counts.
+            volume.task = Task::None;
+            self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::Busy) });
+        }
         let Some(volume) = self.controllable(id, control, false) else { return };
         if volume.attached {
             let result = Err(ControlError::NotReplica);

@@ -358,6 +358,26 @@ fn a_replica_that_begins_anew_has_nothing_of_its_first_life_even_after_a_restart
 }
 
 #[test]
+fn an_owner_that_comes_back_while_its_copy_begins_begins_again() {
+    let mut pair = paired();
+    pair.peer.hold_device_writes = true;
+    pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(1, 1)));
+    let (_, bytes) = pair.owner.to_peer.remove(0);
+    pair.peer.send_record(0, &bytes, false);
+    // The record is on its way to the log: nothing begins before it is there.
+    let controls = [pair.peer.fresh(), pair.peer.fresh()];
+    for (base, control) in (7..).zip(controls) {
+        pair.peer.engine.begin_replica(VolumeId(0), 2, SIZE, base, control);
+        pair.peer.run();
+    }
+    pair.peer.release_device_writes();
+    pair.peer.run();
+    assert_eq!(pair.peer.controls[&controls[0]], Err(ControlError::Busy));
+    assert_eq!(pair.peer.controls[&controls[1]], Ok(()));
+    assert_eq!(pair.peer.log().logged, 8);
+}
+
+#[test]
 fn g6_a_promise_to_a_later_owner_outlives_a_restart() {
     let mut pair = paired();
     pair.write(0, &fill(1, 1));
