@@ -454,7 +454,8 @@ impl Engine {
                 (_, None) => (false, false, (1, 1)),
             };
             let full = data && self.quota_left(VolumeId(at as u16)) == 0;
-            if !full && !(zeroes && self.extents_are_full()) {
+            let wait = full || zeroes && self.extents_are_full();
+            if !wait {
                 return Some(Pending { volume: at, durable, least });
             }
             let volume = self.volumes[at].as_mut().expect("looked at just now");
