@@ -162,8 +162,8 @@ fn write_scattered(w: &mut World, pieces: std::ops::Range<u64>, seed: u64) {
     }
 }
 
-/// A volume of which a group has just been cut, with the first `pieces` in it, and what is held is not done.
-fn cut_group(pieces: u64, holds: fn(&BackendOp) -> bool) -> World {
+/// A volume that is drained in groups and whose client has flushed; what is held is not done.
+fn grouped(holds: fn(&BackendOp) -> bool) -> World {
     let volume = VolumeSpec {
         drain: DrainOrder::Grouped,
         dirty_bytes_max: 40 * MIB,
@@ -172,6 +172,12 @@ fn cut_group(pieces: u64, holds: fn(&BackendOp) -> bool) -> World {
     let mut w = World::new(64 * MIB, &[volume]);
     w.flush(0);
     w.holds = holds;
+    w
+}
+
+/// A volume of which a group has just been cut, with the first `pieces` in it, and what is held is not done.
+fn cut_group(pieces: u64, holds: fn(&BackendOp) -> bool) -> World {
+    let mut w = grouped(holds);
     write_scattered(&mut w, 0..pieces, 0);
     w.pass(2 * SECOND);
     assert_eq!(w.status(0).count.groups, 1);
@@ -591,14 +597,7 @@ fn g8_no_write_waits_for_a_segment_that_is_being_emptied_while_others_are_free()
 
 #[test]
 fn g7_a_dirty_block_that_does_not_verify_when_it_is_moved_is_counted_and_lost() {
-    let volume = VolumeSpec {
-        drain: DrainOrder::Grouped,
-        dirty_bytes_max: 40 * MIB,
-        ..spec("a", 64 * MIB, Mode::WriteBack)
-    };
-    let mut w = World::new(64 * MIB, &[volume]);
-    w.flush(0);
-    w.holds = nothing_is_in_the_redo;
+    let mut w = grouped(nothing_is_in_the_redo);
     // The first segment has less to be moved than any other.
     (0..2).for_each(|_| w.write(0, 60 * MIB, &pattern(1, PIECE as usize)));
     write_scattered(&mut w, 0..1, 0);

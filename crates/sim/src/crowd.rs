@@ -93,6 +93,15 @@ impl Crowd {
         }
     }
 
+    /// Runs seeds on all cores; returns what went wrong.
+    pub fn failures(&mut self, seeds: &Seeds) -> Vec<String> {
+        let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+        let failures = Mutex::new(Vec::new());
+        let lock = || failures.lock().unwrap_or_else(PoisonError::into_inner);
+        self.run(seeds, jobs, &|failure| lock().push(failure.to_owned()));
+        failures.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs seeds, `jobs` at once; `tell` gets what went wrong, as soon as it did.
     pub fn run(&mut self, seeds: &Seeds, jobs: usize, tell: &(dyn Fn(&str) + Sync)) {
         self.first = seeds.range.start;

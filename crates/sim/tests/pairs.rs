@@ -1,6 +1,5 @@
 //! Two hosts with a copy of a volume each, through faults that nobody has seen before.
 
-use std::sync::Mutex;
 use tidepool_sim::crowd::{Crowd, Seeds};
 use tidepool_sim::pair;
 
@@ -11,14 +10,9 @@ const SEEDS: u64 = 1_000;
 
 #[test]
 fn g4_g6_hold_whatever_happens_to_two_hosts_and_their_link() {
-    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let failures = Mutex::new(Vec::new());
     let mut crowd = Crowd::of_pairs(SECONDS);
-    crowd.run(&Seeds::fresh(SEEDS), jobs, &|failure| {
-        failures.lock().expect("no test thread panics").push(failure.to_owned());
-    });
+    let failures = crowd.failures(&Seeds::fresh(SEEDS));
     println!("{crowd}");
-    let failures = failures.into_inner().expect("no test thread panics");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     let missing = crowd.coverage.missing_of_pairs(1);
     assert!(missing.is_empty(), "nothing is said about {missing:?}: take more seeds, or make it more likely");

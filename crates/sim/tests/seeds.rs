@@ -1,6 +1,5 @@
 //! Seeds that nobody has run before, each a life of the core full of faults, and some that are run twice.
 
-use std::sync::Mutex;
 use tidepool_sim::crowd::{Crowd, Seeds};
 use tidepool_sim::run;
 
@@ -13,14 +12,9 @@ const EVENTS: u64 = 10_000_000;
 
 #[test]
 fn g1_g2_g3_g5_g7_g8_hold_in_every_life() {
-    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let failures = Mutex::new(Vec::new());
     let mut crowd = Crowd::new(SECONDS);
-    crowd.run(&Seeds::fresh(SEEDS), jobs, &|failure| {
-        failures.lock().expect("no test thread panics").push(failure.to_owned());
-    });
+    let failures = crowd.failures(&Seeds::fresh(SEEDS));
     println!("{crowd}\ncommit {}", commit());
-    let failures = failures.into_inner().expect("no test thread panics");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(crowd.steps >= EVENTS, "only {} events", crowd.steps);
     let missing = crowd.coverage.missing(1);

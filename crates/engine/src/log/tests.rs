@@ -1,0 +1,136 @@
+//! What an append and a summary have room for, and which summaries are refused.
+
+use super::*;
+
+const SEGMENT: u32 = 3;
+const SEQUENCE: u64 = 77;
+
+/// A summary with so many records and entries, in so many blocks.
+fn summary(geo: &Geometry, records: usize, entries: usize) -> Vec<u8> {
+    let record = SummaryRecord {
+        sequence: U64::new(8),
+        header_crc: U32::new(1),
+        volume: U16::new(2),
+        first_block: U16::new(3),
+        entries: U16::new(4),
+        kind: RecordKind::Write as u8,
+        reserved: 0,
+    };
+    let entries: Vec<Entry> = (0..entries as u64).map(|i| Entry::new(EntryKind::Data, i, 9)).collect();
+    let blocks = Geometry::summary_blocks(records, entries.len()) as usize;
+    let mut bytes = vec![0; blocks * BLOCK_BYTES];
+    encode_summary(geo, SEGMENT, SEQUENCE, &vec![record; records], &entries, &mut bytes);
+    bytes
+}
+
+#[test]
+fn a_summary_that_is_not_the_segments_own_or_contradicts_itself_is_refused() {
+    let geo = Geometry::new([7; 16], 1 << 30, None).expect("a valid size");
+    let lengths = |bytes: &[u8]| {
+        let decoded = decode_summary(&geo, SEGMENT, SEQUENCE, bytes);
+        decoded.map(|(records, entries)| (records.len(), entries.len()))
+    };
+    for (records, entries) in [(0, 0), (1, 1), (100, 300), (10, 1000)] {
+        assert_eq!(lengths(&summary(&geo, records, entries)), Some((records, entries)));
+    }
+    let two = (10, 600);
+    let changes: [fn(&mut SummaryHeader); 7] = [
+        |header| header.magic[0] ^= 1,
+        |header| header.uuid[0] ^= 1,
+        |header| header.segment.set(SEGMENT + 1),
+        |header| header.segment_sequence.set(SEQUENCE - 1),
+        |header| header.records.set(300),
+        |header| header.entries.set(10),
+        // As many as it takes, but not as there are.
+        |header| (header.blocks.set(1), header.entries.set(10)).1,
+    ];
+    for (n, change) in changes.iter().enumerate() {
+        let mut bytes = summary(&geo, two.0, two.1);
+        assert_eq!(bytes.len(), 2 * BLOCK_BYTES);
+        let mut header: SummaryHeader = format::open(&bytes).expect("sealed");
+        change(&mut header);
+        header.write_to_prefix(&mut bytes).expect("room");
+        format::seal::<SummaryHeader>(&mut bytes);
+        assert_eq!(lengths(&bytes), None, "change {n}");
+    }
+    let mut torn = summary(&geo, two.0, two.1);
+    torn[BLOCK_BYTES + 5] ^= 1;
+    assert_eq!(lengths(&torn), None);
+}
+
+const BUF_BLOCKS: u32 = 24;
+
+fn builder(first_block: u32) -> Builder {
+    let buf = Buf { offset: 0, len: BUF_BLOCKS * BLOCK_BYTES as u32 };
+    let append = Append::new(Stream::Log, buf);
+    Builder {
+        stream: Stream::Log,
+        segment: 0,
+        sequence: 1,
+        first_block,
+        block: first_block,
+        segment_blocks: 64,
+        buf,
+        records: 0,
+        entries: 0,
+        append,
+        record: None,
+    }
+}
+
+#[test]
+fn an_append_ends_where_its_buffer_does_or_the_summary_of_its_segment_begins() {
+    let space = Space::new(Geometry::new([7; 16], 64 << 20, Some(256 << 10)).expect("a valid size"), 1);
+    // Data blocks of each record, and ranges of each: summaries of one to three blocks.
+    let mixed = [(0, 1, 0), (0, 2, 30), (0, 1, 90), (0, 0, 60), (0, 3, 200)];
+    // With so many entries before that those of a few blocks of data make the summary longer.
+    let plain = (180..340).step_by(8).map(|entries| (entries, 10, 0));
+    for (entries, data, ranges) in plain.chain(mixed) {
+        let (mut records, mut entries) = (0, entries);
+        for first_block in [1, 9, 21, 30, 41, 50] {
+            let mut builder = Builder { records, entries, ..builder(first_block) };
+            let mut block = first_block;
+            let fits = |blocks: u32, records, entries| {
+                blocks + Geometry::summary_blocks(records, entries) <= 64
+                    && blocks - first_block <= BUF_BLOCKS
+            };
+            for _ in 0..8 {
+                assert_eq!(builder.has_room_for_record(), fits(block + 2, records + 1, entries + 1));
+                if !builder.has_room_for_record() {
+                    break;
+                }
+                builder.begin_record(VolumeId(0), RecordKind::Write);
+                (block, records) = (block + 1, records + 1);
+                for n in 0..data + ranges {
+                    assert_eq!(builder.has_room_for_entry(), fits(block + 1, records, entries + 1));
+                    if !builder.has_room_for_entry() {
+                        break;
+                    }
+                    entries += 1;
+                    if n < data {
+                        builder.push_data(&space, n, 0, 0);
+                        block += 1;
+                    } else {
+                        builder.push_range(EntryKind::Discard, n, 1);
+                    }
+                }
+                builder.record = None;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_record_has_no_more_entries_than_its_header_has_room_for() {
+    let mut builder = builder(1);
+    for _ in 0..3 {
+        builder.begin_record(VolumeId(0), RecordKind::Write);
+        let mut entries = 0;
+        while builder.has_room_for_entry() {
+            builder.push_range(EntryKind::Discard, entries, 1);
+            entries += 1;
+        }
+        assert_eq!(entries, RECORD_ENTRIES_MAX as u64);
+        builder.record = None;
+    }
+}
