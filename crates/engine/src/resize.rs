@@ -30,13 +30,26 @@ enum Stage {
     Checkpoint { number: u64 },
     /// The backend.
     Backend,
+    /// A durable checkpoint with the size that the image has in the end: a restart takes what is in the log beyond the end that
+    /// it knows for damaged, so that nobody may write there before.
+    Recorded { number: u64, result: Result<(), ControlError> },
+}
+
+impl Resize {
+    /// The size that the volume has when it ends so.
+    fn last_bytes(&self, result: Result<(), ControlError>) -> u64 {
+        if result.is_ok() { self.size_bytes } else { self.old_bytes }
+    }
 }
 
 impl Volume {
-    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are while it becomes smaller.
+    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are while the size changes.
     pub(crate) fn size_held(&self) -> u64 {
         match self.task {
             Task::Resize(Resize { stage: Stage::Requests | Stage::Drains, old_bytes, .. }) => old_bytes,
+            Task::Resize(resize @ Resize { stage: Stage::Recorded { result, .. }, .. }) => {
+                resize.last_bytes(result)
+            }
             _ => self.spec.size_bytes,
         }
     }
@@ -91,6 +104,14 @@ impl Engine {
         let volume = self.volume_mut(id);
         let stage = match resize.stage {
             Stage::Backend => return,
+            Stage::Recorded { number, result } => {
+                if self.checkpoint.durable >= number {
+                    self.end_resize(id, result);
+                } else if dead {
+                    self.end_resize(id, result.and(Err(ControlError::Device)));
+                }
+                return;
+            }
             _ if volume.fenced => {
                 return self.end_resize(id, Err(ControlError::Backend(IoError::Fenced)));
             }
@@ -141,22 +162,28 @@ impl Engine {
 
     pub(crate) fn resize_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
         self.note_fence(now, id, result);
-        self.end_resize(id, result.map_err(ControlError::Backend));
+        let result = result.map_err(ControlError::Backend);
+        let number = self.checkpoint.next_number();
+        let volume = self.volume_mut(id);
+        let Task::Resize(resize) = &mut volume.task else { unreachable!("the volume is being resized") };
+        resize.stage = Stage::Recorded { number, result };
+        self.checkpoint.wanted = true;
+        self.stir();
     }
 
     fn end_resize(&mut self, id: VolumeId, result: Result<(), ControlError>) {
         let volume = self.volume_mut(id);
-        let Task::Resize(Resize { control, size_bytes, old_bytes, .. }) = volume.task else {
-            unreachable!("the volume is being resized")
+        let Task::Resize(resize) = volume.task else { unreachable!("the volume is being resized") };
+        // What an image has become it is, whether that could be recorded or not.
+        let changed = match resize.stage {
+            Stage::Recorded { result, .. } => result,
+            _ => result,
         };
+        volume.spec.size_bytes = resize.last_bytes(changed);
         volume.task = Task::None;
         // The drain goes back to what it has left out.
         volume.drain_cursor = 0;
-        volume.spec.size_bytes = if result.is_ok() { size_bytes } else { old_bytes };
-        match result {
-            Ok(()) => self.persist(control),
-            Err(_) => self.effects.push_back(Effect::ControlDone { control, result }),
-        }
+        self.effects.push_back(Effect::ControlDone { control: resize.control, result });
     }
 
     /// Drops everything beyond the end.

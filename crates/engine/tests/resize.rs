@@ -109,6 +109,40 @@ fn a_size_that_cannot_be_had_changes_nothing() {
     w.drain(0);
 }
 
+#[test]
+fn g1_what_is_written_beyond_an_end_that_the_image_did_not_get_outlives_a_kill() {
+    let mut w = world(DrainOrder::Grouped);
+    w.flush(0);
+    w.resize_result = Err(IoError::Full);
+    assert_eq!(resize(&mut w, 8 * MIB), Err(ControlError::Backend(IoError::Full)));
+    w.write(0, 15 * MIB, &pattern(2, 64 * KIB));
+    w.restart(true);
+    assert_eq!(w.status(0).spec.size_bytes, 16 * MIB);
+    assert!(w.read(0, 15 * MIB, 65536) == pattern(2, 64 * KIB));
+}
+
+#[test]
+fn g1_nobody_writes_beyond_an_end_that_a_restart_would_not_know() {
+    for (size_bytes, result) in [(24 * MIB, Ok(())), (8 * MIB, Err(IoError::Full))] {
+        let mut w = world(DrainOrder::Grouped);
+        w.resize_result = result;
+        let control = w.fresh();
+        w.engine.resize(w.now, VolumeId(0), size_bytes, control);
+        let zero = Op::WriteZeroes { fua: false, no_hole: false };
+        let mut refused = 0;
+        while !w.controls.contains_key(&control) {
+            let (id, _) = w.submit(0, zero, size_bytes.max(16 * MIB) - 4096, 4096, None);
+            for _ in 0..3 {
+                w.step();
+            }
+            refused += u32::from(w.replies.get(&id) == Some(&Err(RequestError::Invalid)));
+            assert!(w.replies.get(&id) != Some(&Ok(())));
+        }
+        assert!(refused > 3, "{refused}");
+        w.op(0, zero, size_bytes.max(16 * MIB) - 4096, 4096).expect("the end is recorded");
+    }
+}
+
 /// Begins a change of size that cannot be complete at once.
 fn begin(w: &mut World, size_bytes: u64) -> u64 {
     let control = w.fresh();
