@@ -267,11 +267,60 @@ pub enum Pairing {
     Parting,
 }
 
-/// How far an owner's log, image and acknowledgements are, in numbers of its records.
+/// Records that a replica has room for, whatever else its cache takes meanwhile (RFC 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Bytes of records: header blocks and data blocks.
+    pub bytes: u64,
+    /// Ranges that become zero.
+    pub ranges: u64,
+}
+
+impl std::ops::AddAssign for Room {
+    fn add_assign(&mut self, other: Room) {
+        self.bytes += other.bytes;
+        self.ranges += other.ranges;
+    }
+}
+
+impl std::ops::SubAssign for Room {
+    fn sub_assign(&mut self, other: Room) {
+        self.bytes -= other.bytes;
+        self.ranges -= other.ranges;
+    }
+}
+
+/// What a replica that begins anew is told (RFC 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begin {
+    /// Of the owner.
+    pub generation: u64,
+    /// Of the volume.
+    pub size_bytes: u64,
+    /// Newest record that it does not get.
+    pub base: u64,
+    /// What the owner takes for certain that there is room for (see [`Engine::room_to_begin`](crate::Engine::room_to_begin)).
+    pub room: Room,
+}
+
+/// How far a replica goes, in numbers of its owner's records, and how much more it has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Have {
+    /// Newest record in its log.
+    pub logged: u64,
+    /// Newest record on its stable media.
+    pub stable: u64,
+    /// Room for what comes after `logged`.
+    pub room: Room,
+}
+
+/// How far a volume's log, image and acknowledgements are, in numbers of its records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogStatus {
-    /// The newest record.
+    /// The newest record, perhaps still on its way to the cache device.
     pub logged: u64,
+    /// The newest one that the cache device has.
+    pub published: u64,
     /// The newest one on stable media.
     pub stable: u64,
     /// Something of everything up to here may have been sent to the backend.
@@ -280,6 +329,8 @@ pub struct LogStatus {
     pub drained: u64,
     /// Everything up to here may have been acknowledged.
     pub acknowledged: u64,
+    /// The cache device has failed: nothing more becomes stable on it.
+    pub failed: bool,
 }
 
 /// What the driver does for the core. Device offsets are bytes, block-aligned.
@@ -390,6 +441,12 @@ pub enum ControlError {
     /// It serves, or has served, clients of its own.
     #[error("it is not the copy of another host's volume")]
     NotReplica,
+    /// There is a second copy, which the operation would not be done to.
+    #[error("the volume has a second copy at another host, which must be parted with first")]
+    Paired,
+    /// The cache cannot hold as much as the owner of a copy was told.
+    #[error("the cache has no room for a copy of the volume now")]
+    NoRoom,
     /// The attachment has more than [`ATTACHMENT_BYTES_MAX`] bytes.
     #[error("an attachment has at most {ATTACHMENT_BYTES_MAX} bytes")]
     TooLong,

@@ -13,6 +13,7 @@ use crate::index::Lookup;
 use crate::log::{Builder, RecordFields, copy_block};
 use crate::mem::Buf;
 use crate::mutation::mutated;
+use crate::peer::RecordRoom;
 use crate::volume::{ClientOp, Edge, Lock, OpId, Stage};
 
 /// Pause before a backend that failed is tried again.
@@ -289,7 +290,9 @@ impl Engine {
         }
         let overtaken = self.cancel_fills(vid, first, end - first);
         let forgotten = self.volume(vid).forgotten_until > self.checkpoint.durable;
-        if !op.invalidated && (overtaken > 0 || forgotten || self.is_known(vid, first, end)) {
+        // The peer may still hold what we have evicted.
+        let copied = self.volume(vid).peer.is_some() && !mutated!(PeerNotTold);
+        if !op.invalidated && (overtaken > 0 || forgotten || copied || self.is_known(vid, first, end)) {
             if self.dead {
                 self.forget_blocks(vid, first, end - first);
             } else {
@@ -440,19 +443,21 @@ impl Engine {
         for i in 0..volumes {
             let at = (self.next_volume + i) % volumes;
             let Some(volume) = &self.volumes[at] else { continue };
-            if volume.groups_end() || !volume.peer_keeps_up() {
-                continue;
-            }
+            let Some(room) = volume.record_room().filter(|_| !volume.groups_end()) else { continue };
             let Some(&front) = volume.pending.front() else { continue };
             let op = &self.ops[front];
             let durable = op.durable || op.direct;
             let sequence = volume.sequence_built;
             let (data, zeroes, least) = match (op.incoming, op.part(op.logged)) {
-                (Some(r), _) => (r.blocks > 0, r.zeroes, (u32::from(r.blocks), usize::from(r.entries))),
+                // Room was reserved for it.
+                (Some(r), _) => (false, false, (u32::from(r.blocks), usize::from(r.entries))),
                 (_, Some(Part::Data(..))) => (true, false, (1, 1)),
                 (_, Some(Part::Range(kind, ..))) => (false, kind != EntryKind::Invalidate, (1, 1)),
                 (_, None) => (false, false, (1, 1)),
             };
+            if data && room.blocks == 0 || zeroes && room.ranges == 0 {
+                continue;
+            }
             let full = data && self.quota_left(VolumeId(at as u16)) == 0;
             let wait = full || zeroes && self.extents_are_full();
             if !wait {
@@ -470,10 +475,16 @@ impl Engine {
     /// Blocks that the volume may still dirty.
     pub(crate) fn quota_left(&self, id: VolumeId) -> u64 {
         let volume = self.volume(id);
-        let used = volume.held_blocks() + volume.unpublished_blocks;
+        let used = volume.held_blocks() + volume.unpublished_blocks + volume.reserved_blocks();
         let own = (self.dirty_bytes_max(id) / BLOCK_BYTES as u64).saturating_sub(used);
-        let all = self.space.dirty_blocks_max();
-        own.min(all.saturating_sub(self.space.dirty_blocks() + self.unpublished_blocks))
+        own.min(self.blocks_left())
+    }
+
+    /// Blocks that all volumes together may still dirty, beside what owners of replicas were told.
+    pub(crate) fn blocks_left(&self) -> u64 {
+        let reserved = self.reserved.bytes / BLOCK_BYTES as u64;
+        let used = self.space.dirty_blocks() + self.unpublished_blocks + reserved;
+        self.space.dirty_blocks_max().saturating_sub(used)
     }
 
     /// Moves what fits of a volume's pending operations into the append.
@@ -486,29 +497,24 @@ impl Engine {
             let volume = self.volumes[id.0 as usize].as_ref().expect("checked above");
             let Some(&front) = volume.pending.front() else { return };
             if let Some(incoming) = self.ops[front].incoming {
-                let full = incoming.blocks > 0 && quota == 0 || incoming.zeroes && self.extents_are_full();
-                if full || !self.take_record(builder, front, incoming) {
+                if !self.take_record(builder, front, incoming) {
                     return;
                 }
-                quota = quota.saturating_sub(u64::from(incoming.blocks));
                 continue;
             }
-            if !builder.has_room_for_record() || !volume.peer_keeps_up() {
-                return;
-            }
+            let Some(room) = volume.record_room().filter(|_| builder.has_room_for_record()) else { return };
             let first = self.ops[front].part(self.ops[front].logged);
             match first {
-                Some(Part::Data(..)) if quota == 0 => return,
+                Some(Part::Data(..)) if quota == 0 || room.blocks == 0 => return,
                 Some(Part::Range(kind, ..))
-                    if kind != EntryKind::Invalidate
-                        && self.extents_pending >= self.geo.extents_max() / 2 =>
+                    if kind != EntryKind::Invalidate && (self.ranges_left() == 0 || room.ranges == 0) =>
                 {
                     return;
                 }
                 _ => {}
             }
             builder.begin_record(id, RecordKind::Write);
-            self.fill_record(builder, id, &mut quota);
+            self.fill_record(builder, id, &mut quota, room);
             let volume = self.volumes[id.0 as usize].as_mut().expect("checked above");
             volume.sequence_built += 1;
             let fields = RecordFields {
@@ -518,19 +524,23 @@ impl Engine {
                 chain: volume.chain,
             };
             volume.chain = builder.end_record(&mut self.arena, &self.space, self.checkpoint.durable, fields);
+            self.note_record(builder);
         }
     }
 
-    fn fill_record(&mut self, builder: &mut Builder, id: VolumeId, quota: &mut u64) {
+    fn fill_record(&mut self, builder: &mut Builder, id: VolumeId, quota: &mut u64, room: RecordRoom) {
         let volume = self.volumes[id.0 as usize].as_mut().expect("checked by the caller");
         let sequence = volume.sequence_built + 1;
-        let mut room = volume.record_blocks_max();
+        let RecordRoom { mut blocks, mut ranges } = room;
         while let Some(&front) = volume.pending.front() {
             let op = &mut self.ops[front];
             let before = op.logged;
             while let Some(part) = op.part(op.logged) {
-                let full = *quota == 0 || room == 0;
-                if !builder.has_room_for_entry() || matches!(part, Part::Data(..)) && full {
+                let full = match part {
+                    Part::Data(..) => *quota == 0 || blocks == 0,
+                    Part::Range(kind, ..) => kind != EntryKind::Invalidate && ranges == 0,
+                };
+                if full || !builder.has_room_for_entry() {
                     break;
                 }
                 match part {
@@ -540,14 +550,15 @@ impl Engine {
                         let crc = copy_block(&mut self.arena, from, to);
                         builder.set_last_crc(crc);
                         *quota -= 1;
-                        room -= 1;
+                        blocks -= 1;
                         volume.unpublished_blocks += 1;
                         self.unpublished_blocks += 1;
                     }
-                    Part::Range(kind, block, blocks) => {
-                        builder.push_range(kind, block, blocks);
+                    Part::Range(kind, block, len) => {
+                        builder.push_range(kind, block, len);
                         if kind != EntryKind::Invalidate {
                             self.extents_pending += 1;
+                            ranges -= 1;
                         }
                     }
                 }
@@ -650,6 +661,14 @@ impl Engine {
         if result.is_ok() {
             volume.sequence_acknowledged = volume.sequence_acknowledged.max(op.acknowledges());
         }
+        if volume.is_parting() && volume.sequence_durable < volume.sequence_acknowledged {
+            // What only one log has is to be stable before anybody may know that it is one.
+            self.sync.wanted = true;
+        }
+        if let Some(incoming) = op.incoming {
+            self.record_answered(vid, incoming);
+        }
+        let volume = self.volume_mut(vid);
         let count = &mut volume.count;
         match (result, op.request.op) {
             (Err(_), _) => count.errors += 1,

@@ -121,6 +121,14 @@ impl Checkpoint {
         self.run.as_ref().map_or(self.durable, |run| run.number) + 1
     }
 
+    /// The volume in this place begins anew behind `base`: a checkpoint of what it was says nothing about what comes.
+    pub(crate) fn forget_sequence(&mut self, id: VolumeId, base: u64) {
+        let run = self.run.as_mut().filter(|_| !mutated!(CheckpointOfEarlierLife));
+        if let Some(sequence) = run.and_then(|run| run.sequences.get_mut(id.0 as usize)) {
+            *sequence = base.min(*sequence);
+        }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.run.is_none()
     }
@@ -391,11 +399,21 @@ impl Engine {
     /// Whether new ranges must wait for room in checkpoints. What is pending is an upper bound; it is
     /// counted only when somebody would have to wait, and once for each change of the real number.
     pub(crate) fn extents_are_full(&mut self) -> bool {
-        let max = self.geo.extents_max() / 2;
-        if self.extents_pending >= max && std::mem::take(&mut self.extents_changed) {
+        self.count_extents(1);
+        self.ranges_left() == 0
+    }
+
+    /// Counts the extents anew if fewer than `wanted` more seem to be possible.
+    pub(crate) fn count_extents(&mut self, wanted: u64) {
+        if self.ranges_left() < wanted && std::mem::take(&mut self.extents_changed) {
             self.extents_pending = collect_extents(&self.volumes).0.len() + self.unpublished_ranges();
         }
-        self.extents_pending >= max
+    }
+
+    /// Ranges of zeroes that may still be logged, beside what owners of replicas were told.
+    pub(crate) fn ranges_left(&self) -> u64 {
+        let max = self.geo.extents_max() / 2;
+        (max.saturating_sub(self.extents_pending) as u64).saturating_sub(self.reserved.ranges)
     }
 }
 

@@ -52,6 +52,9 @@ pub enum AddError {
     /// The device has failed.
     #[error("the cache device has failed")]
     Device,
+    /// The cache cannot hold as much as the owner of a copy was told.
+    #[error("the cache has no room for a copy of the volume now")]
+    NoRoom,
 }
 
 /// What a recovered volume is attached with.
@@ -183,6 +186,7 @@ impl Engine {
             self.forget_blocks(id, blocks, old_blocks - blocks);
         }
         let dead = self.dead;
+        self.withdraw_room(id);
         let volume = self.volume_mut(id);
         volume.mode = if dead { Mode::WriteAround } else { spec.mode };
         volume.own = OwnObjects::none(spec.size_bytes);
@@ -310,6 +314,11 @@ impl Engine {
             let result = Err(ControlError::IsParent);
             return self.effects.push_back(Effect::ControlDone { control, result });
         }
+        if self.volume(id).peer.is_some() {
+            let result = Err(ControlError::Paired);
+            return self.effects.push_back(Effect::ControlDone { control, result });
+        }
+        self.withdraw_room(id);
         let volume = self.volume_mut(id);
         volume.closing = true;
         volume.drain_all_until = u64::MAX;
@@ -375,9 +384,7 @@ impl Engine {
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
                 Some(Task::Snapshot { control, step }) => self.pump_snapshot(now, id, control, step),
                 Some(Task::Resize(resize)) => self.pump_resize(id, resize),
-                Some(Task::Begin { control, generation, size_bytes, base }) => {
-                    self.pump_begin(id, control, (generation, size_bytes, base));
-                }
+                Some(Task::Begin { control, begin }) => self.pump_begin(id, control, begin),
                 Some(Task::None) | None => {}
             }
         }

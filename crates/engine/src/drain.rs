@@ -304,8 +304,20 @@ impl Engine {
 
     /// Our log has it on stable media; so must a copy that could take over.
     pub(crate) fn drain_stable(&mut self, waiting: Waiting) {
-        if self.has_drained_copy(waiting) {
+        if self.volume(waiting.volume).fenced {
+            // Whoever has the image now may not have this.
+            self.give_back(waiting.part);
+        } else if self.has_drained_copy(waiting) {
             self.send_to_backend(waiting.part);
+        }
+    }
+
+    /// Does not send a part of the drain.
+    fn give_back(&mut self, part: Deferred) {
+        match part {
+            Deferred::Piece(index) => self.release_piece(index, false),
+            Deferred::Zeroes(drain, ..) => self.drain_returned(drain, false),
+            Deferred::Frame(index) => self.give_back_frame(index),
         }
     }
 

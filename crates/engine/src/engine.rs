@@ -192,6 +192,8 @@ pub struct Engine {
     /// The cache device has failed.
     pub(crate) dead: bool,
     pub(crate) unpublished_blocks: u64,
+    /// What owners of replicas were told and have not used yet, of all replicas.
+    pub(crate) reserved: Room,
     volumes_count: u64,
     /// Sum of the quotas that all volumes ask for, in bytes.
     quotas_asked: u64,
@@ -244,6 +246,7 @@ impl Engine {
             device: DeviceStatus::default(),
             dead: false,
             unpublished_blocks: 0,
+            reserved: Room::default(),
             volumes_count: 0,
             quotas_asked: 0,
             extents_pending: 0,

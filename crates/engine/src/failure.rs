@@ -103,6 +103,7 @@ impl Engine {
             || volume.is_dirty() && !mutated!(DisownedWhileDirty)
             || volume.has_redo()
             || volume.failed
+            || volume.peer.is_some() && !mutated!(DisownedWhilePaired)
             || volume.retry_at > now
         {
             return;
@@ -152,7 +153,9 @@ impl Engine {
         // Parked operations see it themselves, and those in flight when they come back.
         let mut waiting: Vec<OpId> =
             volume.through.drain(..).chain(volume.held.drain(..)).chain(volume.blocked.drain(..)).collect();
-        waiting.extend(volume.peer.as_mut().map(|peer| peer.take_waiting()).unwrap_or_default());
+        let peer = volume.peer.as_mut();
+        let (ops, parts) = peer.map(|peer| peer.take_waiting()).unwrap_or_default();
+        waiting.extend(ops);
         let pending = std::mem::take(&mut volume.pending);
         for op in pending {
             if self.ops[op].unpublished > 0 {
@@ -169,6 +172,7 @@ impl Engine {
         for op in waiting {
             self.complete(op, Err(RequestError::Io));
         }
+        parts.into_iter().for_each(|part| self.drain_stable(part));
         self.volume_mut(id).recheck = true;
     }
 }

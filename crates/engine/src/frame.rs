@@ -233,7 +233,7 @@ impl Engine {
     }
 
     /// The frame is to be made again.
-    fn give_back_frame(&mut self, index: u32) {
+    pub(crate) fn give_back_frame(&mut self, index: u32) {
         let frame = self.frames.remove(index);
         if !mutated!(FailedFrameKeepsBuffer) {
             self.pools.drain.give(frame.buf);

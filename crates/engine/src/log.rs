@@ -223,6 +223,12 @@ impl Builder {
         })
     }
 
+    /// The record that was built last, with its entries.
+    pub(crate) fn last_record(&self) -> Option<(&Built, &[BuiltEntry])> {
+        let record = self.append.records.last()?;
+        Some((record, &self.append.entries[record.first as usize..record.end as usize]))
+    }
+
     /// Writes the header of the open record; returns its CRC.
     pub(crate) fn end_record(
         &mut self,

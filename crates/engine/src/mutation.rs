@@ -83,6 +83,13 @@ mod list {
         SnapshotUnderWrites: "the drain goes on while the backend takes a snapshot",
         LinkForgetsWritten: "what a clone's image got before it was linked to its parent is not its own",
         DisownedWhileDirty: "an image no longer names a dead cache device that has newer data for it",
+        AckBeforePeer: "a change is acknowledged before the peer has it",
+        PeersStableIgnored: "a flush is answered when the peer has everything, stable or not",
+        DrainBeforePeer: "the image gets what the peer does not have on stable media",
+        PeerNotTold: "a change past the cache is not logged where the owner holds nothing of it",
+        RoomIgnored: "the owner sends more than the peer has room for",
+        CheckpointOfEarlierLife: "a checkpoint of an earlier life of a replica makes what comes stable",
+        DisownedWhilePaired: "an image no longer names a dead cache device while its record names a second copy",
         TruncateKeepsFlags: "objects beyond the new end of a volume stay marked as queued",
     }
 

@@ -4,16 +4,20 @@
 //! core tells by [`Engine::set_pairing`] what the copy counts for, and by [`Engine::peer_has`] how far it goes.
 
 use crate::ack::Waiting;
-use crate::api::{Effect, LogStatus, Nanos, Pairing, PeerOp, VolumeId};
+use crate::api::{BLOCK_BYTES, Effect, Have, LogStatus, Nanos, Pairing, PeerOp, Room, VolumeId};
 use crate::engine::Engine;
 use crate::format::RecordKind;
 use crate::log::Builder;
+use crate::mutation::mutated;
+use crate::replica::room_of;
 use crate::volume::{OpId, Volume};
 use std::collections::VecDeque;
 
 /// Bytes of records that the peer has not confirmed, of one volume; at more, its log waits. A peer that does not read stops
 /// acknowledgements of its volume, not memory and not the other volumes.
-const WINDOW_BYTES: u64 = 8 << 20;
+pub(crate) const WINDOW_BYTES: u64 = 8 << 20;
+/// With room for fewer ranges of zeroes than this at the peer the drain is in a hurry.
+const RANGES_SHORT: u64 = 64;
 /// Data blocks of one record that is sent: what the peer's log finds room for whatever the sizes of its appends and segments.
 pub(crate) const RECORD_BLOCKS_MAX: usize = 32;
 
@@ -30,11 +34,11 @@ pub(crate) struct Peer {
     /// What it was asked to bring to stable media, and what it will be asked for when it has done so.
     asked: u64,
     wanted: u64,
-    /// Sequence and bytes of records on their way, and their sum.
-    in_flight: VecDeque<(u64, u64)>,
-    in_flight_bytes: u64,
-    /// Bytes that it has room for behind what it has confirmed.
-    room_bytes: u64,
+    /// Records that it has not confirmed, with the room that they take, and their sum.
+    in_flight: VecDeque<(u64, Room)>,
+    on_the_way: Room,
+    /// What it has room for behind what it has confirmed.
+    room: Room,
     /// Changes and flushes that wait for it.
     waiting: Vec<OpId>,
     /// Parts of the drain that wait for its stable media.
@@ -47,34 +51,53 @@ impl Peer {
         !self.counts || sequence <= if stable { self.stable } else { self.logged }
     }
 
-    /// Takes out the operations that wait for it.
-    pub(crate) fn take_waiting(&mut self) -> Vec<OpId> {
-        std::mem::take(&mut self.waiting)
+    /// Takes out what waits for it.
+    pub(crate) fn take_waiting(&mut self) -> (Vec<OpId>, Vec<Waiting>) {
+        (std::mem::take(&mut self.waiting), std::mem::take(&mut self.drains))
     }
 }
 
+/// What one record may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RecordRoom {
+    /// Data blocks.
+    pub(crate) blocks: u64,
+    /// Ranges of zeroes.
+    pub(crate) ranges: u64,
+}
+
 impl Volume {
-    /// Its log may grow: the peer keeps up, and has room for what is sent. Without that rule it might be full of what gets
-    /// clean only by what it has no room for.
-    pub(crate) fn peer_keeps_up(&self) -> bool {
-        self.peer.as_ref().is_none_or(|peer| peer.in_flight_bytes < peer.room_bytes.min(WINDOW_BYTES))
+    /// What its next record may have, so that the peer keeps up and has room for all that is sent: without that rule it might
+    /// be full of what gets clean only by what it has no room for. `None` if there is to be no record now.
+    pub(crate) fn record_room(&self) -> Option<RecordRoom> {
+        let Some(peer) = self.peer.as_ref().filter(|peer| peer.sends) else {
+            return Some(RecordRoom { blocks: u64::MAX, ranges: u64::MAX });
+        };
+        if mutated!(RoomIgnored) {
+            return Some(RecordRoom { blocks: RECORD_BLOCKS_MAX as u64, ranges: u64::MAX });
+        }
+        let left = peer.room.bytes.min(WINDOW_BYTES).saturating_sub(peer.on_the_way.bytes);
+        let blocks = (left / BLOCK_BYTES as u64).checked_sub(1)?;
+        let ranges = peer.room.ranges.saturating_sub(peer.on_the_way.ranges);
+        Some(RecordRoom { blocks: blocks.min(RECORD_BLOCKS_MAX as u64), ranges })
     }
 
     /// The peer will soon have no room any more.
     pub(crate) fn peer_is_short(&self) -> bool {
-        self.peer.as_ref().is_some_and(|peer| peer.sends && peer.room_bytes < WINDOW_BYTES)
+        let short = |room: Room| room.bytes < WINDOW_BYTES || room.ranges < RANGES_SHORT;
+        self.peer.as_ref().is_some_and(|peer| peer.sends && short(peer.room))
     }
 
-    /// Data blocks that its next record may have.
-    pub(crate) fn record_blocks_max(&self) -> usize {
-        if self.peer.is_some() { RECORD_BLOCKS_MAX } else { usize::MAX }
+    /// The peer is gone, and the record of who owns the image does not say so yet.
+    pub(crate) fn is_parting(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.counts && !peer.sends)
     }
 }
 
 impl Engine {
     /// Says what the volume's second copy counts for from now on. Where none was, and one begins, it gets every record
-    /// after [`LogStatus::logged`] as it is now. With [`Pairing::Paired`] the peer is asked
-    /// to bring what it has to stable media, with [`Pairing::Parting`] our own log is.
+    /// after [`LogStatus::logged`] as it is now; the log waits until [`Engine::peer_has`] tells of room for them. With
+    /// [`Pairing::Paired`] the peer is asked to bring what it has to stable media, with [`Pairing::Parting`] our own log is.
     ///
     /// # Panics
     /// If there is no such volume.
@@ -88,11 +111,10 @@ impl Engine {
         peer.counts = matches!(pairing, Pairing::Paired | Pairing::Parting);
         if peer.sends && begins {
             (peer.logged, peer.stable, peer.asked, peer.wanted) = (base, base, base, base);
-            peer.room_bytes = WINDOW_BYTES;
         }
-        if !peer.sends {
+        if begins || !peer.sends {
             peer.in_flight.clear();
-            peer.in_flight_bytes = 0;
+            (peer.on_the_way, peer.room) = (Room::default(), Room::default());
         }
         if pairing == Pairing::Parting {
             self.sync.wanted = true;
@@ -101,29 +123,36 @@ impl Engine {
             self.stabilise_peer(id, base);
         }
         self.pump_peer(now, id);
+        let volume = self.volume_mut(id);
+        volume.recheck = true;
         if pairing == Pairing::Alone {
-            self.volume_mut(id).peer = None;
+            volume.peer = None;
         }
     }
 
-    /// The peer's copy goes up to `logged`, and on stable media up to `stable`; behind `logged` it has room for so many
-    /// bytes of records (see [`Engine::replica_room`]).
+    /// The peer says how far its copy goes (see [`Engine::replica_room`]).
     ///
     /// # Panics
     /// If there is no such volume.
-    pub fn peer_has(&mut self, now: Nanos, id: VolumeId, (logged, stable): (u64, u64), room_bytes: u64) {
+    pub fn peer_has(&mut self, now: Nanos, id: VolumeId, have: Have) {
         self.stir();
         let Some(peer) = &mut self.volume_mut(id).peer else { return };
-        peer.logged = peer.logged.max(logged);
-        peer.stable = peer.stable.max(stable);
-        peer.room_bytes = room_bytes;
-        while let Some(&(_, bytes)) = peer.in_flight.front().filter(|&&(sequence, _)| sequence <= logged) {
+        peer.logged = peer.logged.max(have.logged);
+        peer.stable = peer.stable.max(have.stable);
+        peer.room = have.room;
+        let confirmed = |&&(sequence, _): &&(u64, Room)| sequence <= have.logged;
+        while let Some(&(_, room)) = peer.in_flight.front().filter(confirmed) {
             peer.in_flight.pop_front();
-            peer.in_flight_bytes -= bytes;
+            peer.on_the_way -= room;
         }
         let wanted = std::mem::take(&mut peer.wanted);
         self.stabilise_peer(id, wanted);
         self.pump_peer(now, id);
+    }
+
+    /// Bytes that clients of the volume may address; `None` if there is no such volume.
+    pub fn size_bytes(&self, id: VolumeId) -> Option<u64> {
+        Some(self.volumes.get(id.0 as usize)?.as_ref()?.spec.size_bytes)
     }
 
     /// How far the volume is; `None` if there is no such volume.
@@ -131,11 +160,24 @@ impl Engine {
         let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
         Some(LogStatus {
             logged: volume.sequence_built,
+            published: volume.sequence,
             stable: volume.sequence_durable,
             sent: volume.sequence_sent,
             drained: volume.sequence_drained,
             acknowledged: volume.sequence_acknowledged,
+            failed: self.dead,
         })
+    }
+
+    /// A record of the volume has been built, which is going to be sent.
+    pub(crate) fn note_record(&mut self, builder: &Builder) {
+        let (record, room) =
+            builder.last_record().map(|(record, entries)| (record, room_of(entries))).expect("it was built");
+        let volume = self.volume_mut(record.volume);
+        if let Some(peer) = volume.peer.as_deref_mut().filter(|peer| peer.sends) {
+            peer.in_flight.push_back((record.sequence, room));
+            peer.on_the_way += room;
+        }
     }
 
     /// Sends the records of an append that is about to be written to the device.
@@ -144,8 +186,6 @@ impl Engine {
             let volume = self.volumes[record.volume.0 as usize].as_mut();
             let peer = volume.and_then(|volume| volume.peer.as_deref_mut()).filter(|peer| peer.sends);
             let Some(peer) = peer.filter(|_| record.kind == RecordKind::Write) else { continue };
-            peer.in_flight.push_back((record.sequence, u64::from(buf.len)));
-            peer.in_flight_bytes += u64::from(buf.len);
             let waits = |&op: &OpId| {
                 let op = &self.ops[op];
                 (op.request.volume, op.sequence) == (record.volume, record.sequence) && op.needs_stable()
@@ -179,8 +219,13 @@ impl Engine {
         let op = self.ops[id];
         let stable = op.needs_stable();
         let volume = self.volume_mut(op.request.volume);
+        let refusing = volume.is_refusing();
         let Some(peer) = &mut volume.peer else { return true };
-        if peer.has(op.sequence, stable) {
+        // A volume that refuses answers at once.
+        if refusing
+            || peer.has(op.sequence, stable && !mutated!(PeersStableIgnored))
+            || mutated!(AckBeforePeer)
+        {
             return true;
         }
         peer.waiting.push(id);
@@ -195,7 +240,8 @@ impl Engine {
     pub(crate) fn has_drained_copy(&mut self, waiting: Waiting) -> bool {
         let Waiting { volume: id, sequence, .. } = waiting;
         let volume = self.volume_mut(id);
-        let has = volume.peer.as_ref().is_none_or(|peer| peer.has(sequence, true));
+        let has =
+            volume.peer.as_ref().is_none_or(|peer| peer.has(sequence, true)) || mutated!(DrainBeforePeer);
         if has {
             volume.sequence_sent = volume.sequence_sent.max(sequence);
             return true;
@@ -209,10 +255,9 @@ impl Engine {
     /// Goes on with what the peer has now.
     fn pump_peer(&mut self, now: Nanos, id: VolumeId) {
         let Some(peer) = &mut self.volume_mut(id).peer else { return };
-        let drains = std::mem::take(&mut peer.drains);
-        let waiting = peer.take_waiting();
-        drains.into_iter().for_each(|waiting| self.drain_stable(waiting));
-        for op in waiting {
+        let (ops, parts) = peer.take_waiting();
+        parts.into_iter().for_each(|part| self.drain_stable(part));
+        for op in ops {
             self.go_on(now, op);
         }
     }
@@ -220,6 +265,6 @@ impl Engine {
     /// Takes out the operations of all volumes that wait for their peers.
     pub(crate) fn all_waiting_for_peers(&mut self) -> Vec<OpId> {
         let peers = self.volumes.iter_mut().flatten().filter_map(|volume| volume.peer.as_mut());
-        peers.flat_map(|peer| peer.take_waiting()).collect()
+        peers.flat_map(|peer| std::mem::take(&mut peer.waiting)).collect()
     }
 }

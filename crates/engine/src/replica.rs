@@ -4,14 +4,16 @@
 //! it holds dirty becomes clean when the owner says how far its image goes. Which record a block came with is not kept: the
 //! log is in the order of the records, so that its place there tells.
 
-use crate::api::{BLOCK_BYTES, ControlError, Effect, Request, RequestError, VolumeId, VolumeSpec};
+use crate::api::{
+    BLOCK_BYTES, Begin, ControlError, Effect, Request, RequestError, Room, VolumeId, VolumeSpec,
+};
 use crate::control::{AddError, check_spec};
 use crate::engine::Engine;
 use crate::format::{EntryKind, RecordKind, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Append, Builder, BuiltEntry, RecordFields};
 use crate::mem::Buf;
-use crate::peer::RECORD_BLOCKS_MAX;
+use crate::peer::{RECORD_BLOCKS_MAX, WINDOW_BYTES};
 use crate::replay::decode_record;
 use crate::space::Space;
 use crate::volume::{DirtyObject, OpId, Stage, Task, Volume, object_of};
@@ -22,6 +24,11 @@ type Place = (u64, u32);
 
 /// Behind everything that is published.
 const EVERYTHING: Place = (u64::MAX, 0);
+
+/// An owner is told of no more room than this, beside what it has used and not been answered yet.
+const ROOM_MAX: Room = Room { bytes: 2 * WINDOW_BYTES, ranges: 512 };
+/// What a copy begins with, if the cache can give as much.
+const ROOM_AT_BEGIN: Room = Room { bytes: WINDOW_BYTES, ranges: 64 };
 
 /// What is special about a volume that is a replica.
 pub(crate) struct Replica {
@@ -34,6 +41,13 @@ pub(crate) struct Replica {
     places: VecDeque<(u64, Place)>,
     /// Of objects with zeroes that are not in the image: the newest record that zeroed something in them.
     zeroed: BTreeMap<u32, u64>,
+    /// Counts beginnings.
+    life: u32,
+    /// What the owner was told and has not used yet.
+    granted: Room,
+    /// What records take that wait for the log, and what those take that are not answered.
+    pending: Room,
+    unanswered: Room,
 }
 
 /// A record of the owner's log on its way into this one.
@@ -42,31 +56,60 @@ pub(crate) struct Incoming {
     pub(crate) sequence: u64,
     pub(crate) entries: u16,
     pub(crate) blocks: u16,
-    /// Some of the entries are zeroes, which a checkpoint must have room for.
-    pub(crate) zeroes: bool,
+    /// Entries that are zeroes, which a checkpoint must have room for.
+    pub(crate) ranges: u16,
+    /// The beginning that it came after.
+    life: u32,
+}
+
+impl Incoming {
+    /// What it takes of what its owner was told.
+    fn room(&self) -> Room {
+        Room { bytes: (1 + u64::from(self.blocks)) * BLOCK_BYTES as u64, ranges: u64::from(self.ranges) }
+    }
+}
+
+impl Volume {
+    /// Blocks that are kept free for what its owner was told it may send.
+    pub(crate) fn reserved_blocks(&self) -> u64 {
+        let replica = self.replica.as_ref();
+        replica.map_or(0, |replica| (replica.granted.bytes + replica.pending.bytes) / BLOCK_BYTES as u64)
+    }
 }
 
 impl Engine {
     /// Adds an empty replica of another host's volume. The first record that it takes is the one after `base`, of the
-    /// generation in `spec`. [`Effect::ControlDone`] tells when it is recorded, and with it the promise to take nothing of
-    /// an earlier owner.
+    /// generation in `spec`, and its owner may send what there is `room` for. [`Effect::ControlDone`] tells when it is
+    /// recorded, and with it the promise to take nothing of an earlier owner.
     ///
     /// # Errors
     /// See [`AddError`]; nothing has changed then.
-    pub fn add_replica(&mut self, spec: VolumeSpec, base: u64, control: u64) -> Result<VolumeId, AddError> {
+    pub fn add_replica(
+        &mut self,
+        spec: VolumeSpec,
+        base: u64,
+        room: Room,
+        control: u64,
+    ) -> Result<VolumeId, AddError> {
         check_spec(&spec)?;
+        if !self.has_room(room, 0) {
+            return Err(AddError::NoRoom);
+        }
         let mut volume = Volume::new(spec);
         let promised = volume.spec.generation;
         volume.replica = Some(Box::new(Replica::new(promised)));
         volume.set_sequence(base, 0);
         volume.sequence_drained = base;
-        self.insert_volume(volume, control)
+        let id = self.insert_volume(volume, control)?;
+        self.grant(id, room);
+        Ok(id)
     }
 
-    /// Throws away what a replica holds, or a volume that is not attached since another host owns it now: it begins anew with the record after `base` of the owner of this generation and
-    /// size. [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail, and so does a
-    /// beginning that is under way.
-    pub fn begin_replica(&mut self, id: VolumeId, generation: u64, size_bytes: u64, base: u64, control: u64) {
+    /// Throws away what a replica holds, or a volume that is not attached since another host owns it now: it begins anew
+    /// as `begin` says, and listens to its owner whatever was promised before: whether that may be is the caller's to know.
+    /// [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail, and
+    /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed.
+    pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) {
         self.stir();
         if let Some(Some(volume)) = self.volumes.get_mut(id.0 as usize)
             && let Task::Begin { control, .. } = volume.task
@@ -78,12 +121,52 @@ impl Engine {
         let Some(volume) = self.controllable(id, control, false) else { return };
         if volume.attached {
             let result = Err(ControlError::NotReplica);
-            self.effects.push_back(Effect::ControlDone { control, result });
-        } else {
-            let promised = volume.spec.generation;
-            volume.replica.get_or_insert_with(|| Box::new(Replica::new(promised)));
-            self.volume_mut(id).task = Task::Begin { control, generation, size_bytes, base };
-            self.refuse_pending(id);
+            return self.effects.push_back(Effect::ControlDone { control, result });
+        }
+        let freed = volume.held_blocks() + volume.reserved_blocks();
+        if !self.has_room(begin.room, freed) {
+            let result = Err(ControlError::NoRoom);
+            return self.effects.push_back(Effect::ControlDone { control, result });
+        }
+        let volume = self.volume_mut(id);
+        let promised = volume.spec.generation;
+        volume.replica.get_or_insert_with(|| Box::new(Replica::new(promised)));
+        self.refuse_pending(id);
+        self.withdraw_room(id);
+        self.grant(id, begin.room);
+        let volume = self.volume_mut(id);
+        volume.task = Task::Begin { control, begin };
+        let replica = volume.replica.as_mut().expect("a replica begins");
+        replica.life += 1;
+        replica.unanswered = Room::default();
+    }
+
+    /// What the owner of a copy that begins now can be told there is room for; the copy is that of the volume `id`, whose
+    /// content would be thrown away, or a new one.
+    pub fn room_to_begin(&self, id: Option<VolumeId>) -> Room {
+        let volume = id.and_then(|id| self.volumes.get(id.0 as usize)?.as_ref());
+        let freed = volume.map_or(0, |volume| volume.held_blocks() + volume.reserved_blocks());
+        let bytes = (self.blocks_left() + freed) * BLOCK_BYTES as u64;
+        Room { bytes: bytes.min(ROOM_AT_BEGIN.bytes), ranges: self.ranges_left().min(ROOM_AT_BEGIN.ranges) }
+    }
+
+    /// Whether there is so much room beside what is held and reserved, when so many blocks more are free.
+    fn has_room(&self, room: Room, freed: u64) -> bool {
+        room.bytes / BLOCK_BYTES as u64 <= self.blocks_left() + freed && room.ranges <= self.ranges_left()
+    }
+
+    fn grant(&mut self, id: VolumeId, room: Room) {
+        self.reserved += room;
+        self.volume_mut(id).replica.as_mut().expect("a replica's owner is told").granted += room;
+    }
+
+    /// The owner of a replica is not heard any more: what it was told of room is others' again.
+    pub fn withdraw_room(&mut self, id: VolumeId) {
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        if let Some(replica) = volume.and_then(|volume| volume.replica.as_mut()) {
+            let granted = std::mem::take(&mut replica.granted);
+            self.reserved -= granted;
+            self.stir();
         }
     }
 
@@ -103,13 +186,31 @@ impl Engine {
         Some(self.volumes.get(id.0 as usize)?.as_ref()?.replica.as_ref()?.promised)
     }
 
-    /// Bytes of further records that a replica has room for at least, beside those that were taken and not answered.
-    pub fn replica_room(&self, id: VolumeId) -> u64 {
-        let Some(Some(volume)) = self.volumes.get(id.0 as usize) else { return 0 };
-        let pending: u64 =
-            volume.pending.iter().filter_map(|&op| self.ops[op].incoming).map(|r| u64::from(r.blocks)).sum();
-        let full = self.extents_pending >= self.geo.extents_max() / 2;
-        if full { 0 } else { self.quota_left(id).saturating_sub(pending) * BLOCK_BYTES as u64 }
+    /// What the owner of a replica may send beside what was answered: the room is kept for it from now on, until it is used
+    /// or [`Engine::withdraw_room`] is called.
+    pub fn replica_room(&mut self, id: VolumeId) -> Room {
+        let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let Some(replica) = volume.and_then(|volume| volume.replica.as_ref()) else { return Room::default() };
+        let mut told = replica.granted;
+        told += replica.unanswered;
+        let wanted = ROOM_MAX.ranges.saturating_sub(told.ranges);
+        self.count_extents(wanted);
+        let left = if self.dead { 0 } else { self.quota_left(id) * BLOCK_BYTES as u64 };
+        let more = Room {
+            bytes: left.min(ROOM_MAX.bytes.saturating_sub(told.bytes)),
+            ranges: self.ranges_left().min(wanted),
+        };
+        self.grant(id, more);
+        told += more;
+        told
+    }
+
+    /// A record is answered, or refused after it was taken.
+    pub(crate) fn record_answered(&mut self, id: VolumeId, incoming: Incoming) {
+        let replica = self.volume_mut(id).replica.as_mut().filter(|replica| replica.life == incoming.life);
+        if let Some(replica) = replica {
+            replica.unanswered -= incoming.room();
+        }
     }
 
     fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
@@ -176,6 +277,9 @@ impl Engine {
         if self.dead || volume.is_refusing() {
             return Err(RequestError::Io);
         }
+        if (request.offset, request.len) != (0, 0) {
+            return Err(RequestError::Invalid);
+        }
         let buf = request.buf.expect("a record has a buffer");
         let (block, data) = self.arena.bytes(buf).split_at(BLOCK_BYTES);
         let record = decode_record(block).ok_or(RequestError::Invalid)?;
@@ -185,12 +289,16 @@ impl Engine {
             sequence: header.sequence.get(),
             entries: header.entries.get(),
             blocks: header.blocks.get(),
-            zeroes: record.entries.iter().any(|entry| is_zeroes(entry.kind())),
+            ranges: record.entries.iter().filter(|entry| is_zeroes(entry.kind())).count() as u16,
+            life: replica.life,
         };
+        let Room { bytes, ranges } = incoming.room();
         let expected = header.kind == RecordKind::Write as u8
             && generation == volume.spec.generation
             && generation >= replica.promised
             && incoming.sequence == replica.taken + 1
+            && bytes <= replica.granted.bytes
+            && ranges <= replica.granted.ranges
             && usize::from(incoming.blocks) <= RECORD_BLOCKS_MAX
             && usize::from(incoming.blocks) * BLOCK_BYTES == data.len();
         let inside = record.entries.iter().all(|entry| {
@@ -211,7 +319,11 @@ impl Engine {
         op.sequence = incoming.sequence;
         let vid = op.request.volume;
         let volume = self.volume_mut(vid);
-        volume.replica.as_mut().expect("a replica takes records").taken = incoming.sequence;
+        let replica = volume.replica.as_mut().expect("a replica takes records");
+        replica.taken = incoming.sequence;
+        replica.granted -= incoming.room();
+        replica.pending += incoming.room();
+        replica.unanswered += incoming.room();
         volume.pending.push_back(id);
         volume.entered += 1;
     }
@@ -242,6 +354,8 @@ impl Engine {
         let volume = self.volumes[vid.0 as usize].as_mut().expect("its record is at hand");
         volume.unpublished_blocks += u64::from(blocks);
         volume.sequence_built = sequence;
+        volume.replica.as_mut().expect("a replica takes records").pending -= incoming.room();
+        self.reserved -= incoming.room();
         let fields = RecordFields {
             generation: volume.spec.generation,
             sequence,
@@ -277,24 +391,27 @@ impl Engine {
             self.volume_mut(id).published += 1;
             self.complete(op, Err(RequestError::Shutdown));
         }
+        let volume = self.volume_mut(id);
+        let built = volume.sequence_built;
+        let replica = volume.replica.as_mut().expect("a replica takes records");
+        // The owner may send them again.
+        replica.taken = built;
+        let pending = std::mem::take(&mut replica.pending);
+        self.reserved -= pending;
     }
 
     /// Empties a replica and lets it begin anew, as soon as nothing of it is on its way to the log.
-    pub(crate) fn pump_begin(
-        &mut self,
-        id: VolumeId,
-        control: u64,
-        (generation, size_bytes, base): (u64, u64, u64),
-    ) {
+    pub(crate) fn pump_begin(&mut self, id: VolumeId, control: u64, begin: Begin) {
+        let Begin { generation, size_bytes, base, .. } = begin;
         if self.empty_replica(id) {
             let volume = self.volume_mut(id);
             volume.spec.generation = generation;
             volume.spec.size_bytes = size_bytes;
-            let replica = volume.replica.as_mut().expect("a replica begins");
-            replica.promised = replica.promised.max(generation);
+            volume.replica.as_mut().expect("a replica begins").promised = generation;
             volume.set_sequence(base, 0);
             volume.sequence_drained = base;
             volume.task = Task::None;
+            self.checkpoint.forget_sequence(id, base);
             self.persist(control);
         }
     }
@@ -324,7 +441,17 @@ impl Engine {
 
 impl Replica {
     pub(crate) fn new(promised: u64) -> Replica {
-        Replica { promised, taken: 0, places: VecDeque::new(), zeroed: BTreeMap::new() }
+        let none = Room::default();
+        Replica {
+            promised,
+            taken: 0,
+            places: VecDeque::new(),
+            zeroed: BTreeMap::new(),
+            life: 0,
+            granted: none,
+            pending: none,
+            unanswered: none,
+        }
     }
 
     fn note_zeroes(&mut self, sequence: u64, entries: &[BuiltEntry]) {
@@ -334,6 +461,15 @@ impl Replica {
                 self.zeroed.insert(object, sequence);
             }
         }
+    }
+}
+
+/// The room that a record with these entries takes at the peer.
+pub(crate) fn room_of(entries: &[BuiltEntry]) -> Room {
+    let count = |is: &dyn Fn(&BuiltEntry) -> bool| entries.iter().filter(|built| is(built)).count() as u64;
+    Room {
+        bytes: (1 + count(&|built| built.entry.has_data())) * BLOCK_BYTES as u64,
+        ranges: count(&|built| is_zeroes(built.entry.kind())),
     }
 }
 

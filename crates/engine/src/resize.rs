@@ -79,6 +79,7 @@ impl Engine {
         let error = match () {
             () if !volume.attached => Some(ControlError::Detached),
             () if volume.spec.read_only => Some(ControlError::ReadOnly),
+            () if volume.peer.is_some() => Some(ControlError::Paired),
             () if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !whole => {
                 Some(ControlError::Size(size_bytes))
             }

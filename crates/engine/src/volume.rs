@@ -1,7 +1,8 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
 use crate::api::{
-    BLOCK_BYTES, ControlError, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeId, VolumeSpec,
+    BLOCK_BYTES, Begin, ControlError, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeId,
+    VolumeSpec,
 };
 use crate::control::check_spec;
 use crate::format::{COUNTER_MAX, VolumeItem};
@@ -128,7 +129,7 @@ pub(crate) enum Task {
     /// Taking another size.
     Resize(Resize),
     /// Throwing away what a replica holds, to begin with the record after `base`.
-    Begin { control: u64, generation: u64, size_bytes: u64, base: u64 },
+    Begin { control: u64, begin: Begin },
 }
 
 /// A volume.

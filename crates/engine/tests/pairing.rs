@@ -5,36 +5,9 @@ mod common;
 mod pair;
 
 use common::*;
-use pair::Pair;
-use tidepool_engine::Attach;
+use pair::*;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
-
-const BLOCK: u64 = BLOCK_BYTES as u64;
-const SIZE: u64 = 32 * MIB;
-
-/// A pair whose client has flushed, so that writes do not wait for stable media.
-fn paired() -> Pair {
-    let mut owner = World::new(64 * MIB, &[spec("a", SIZE, Mode::WriteBack)]);
-    owner.flush(0);
-    Pair::new(owner)
-}
-
-fn fill(byte: u8, blocks: u64) -> Vec<u8> {
-    vec![byte; (blocks * BLOCK) as usize]
-}
-
-/// Takes the replica over: it becomes a volume of the peer, with this image.
-fn take_over(pair: Pair, image: Vec<u8>) -> World {
-    let mut world = pair.peer;
-    world.images = vec![image];
-    let attach = Attach::again(&world.status(0).spec, true);
-    let result = world.control(|engine, now, control| {
-        engine.attach(now, VolumeId(0), attach, control).expect("a replica can be attached");
-    });
-    assert_eq!(result, Ok(()));
-    world
-}
 
 #[test]
 fn g4_a_write_is_acknowledged_when_the_peer_has_it() {
@@ -111,11 +84,11 @@ fn g5_nothing_goes_to_the_image_that_the_peer_does_not_have_on_stable_media() {
         let (record, bytes) = pair.owner.to_peer.remove(0);
         let PeerOp::Record { sequence, .. } = record else { panic!("{record:?}") };
         pair.peer.send_record(0, &bytes, false);
-        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), (sequence, sequence - 1), 64 * MIB);
+        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), have(sequence, sequence - 1));
         pair.owner.pass(10_000_000_000);
         assert_eq!(pair.owner.cut(0)[0], 0, "{drain:?}: a power loss could take it from the peer");
         assert!(pair.owner.log().sent < sequence);
-        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), (sequence, sequence), 64 * MIB);
+        pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), have(sequence, sequence));
         pair.owner.pass(10_000_000_000);
         assert_eq!(pair.owner.images[0][0], 9, "{drain:?}");
         assert_eq!((pair.owner.log().sent, pair.owner.log().drained), (sequence, sequence), "{drain:?}");
@@ -127,6 +100,7 @@ fn while_a_copy_is_being_filled_nothing_waits_for_it() {
     let mut owner = World::new(64 * MIB, &[spec("a", SIZE, Mode::WriteBack)]);
     owner.flush(0);
     owner.engine.set_pairing(owner.now, VolumeId(0), Pairing::Filling);
+    owner.engine.peer_has(owner.now, VolumeId(0), have(0, 0));
     owner.write(0, 0, &fill(1, 1));
     owner.flush(0);
     owner.pass(10_000_000_000);
@@ -167,6 +141,7 @@ fn g8_a_peer_that_does_not_read_stops_its_volume_and_no_other() {
     owner.flush(0);
     owner.flush(1);
     owner.engine.set_pairing(owner.now, VolumeId(0), Pairing::Paired);
+    owner.engine.peer_has(owner.now, VolumeId(0), have(0, 0));
     for n in 0..128 {
         owner.submit(0, Op::Write { fua: false }, n * 32 * BLOCK, 32 * BLOCK, Some(&fill(1, 32)));
         owner.run();
@@ -198,7 +173,7 @@ fn a_replica_logs_what_the_owner_has_logged_and_nothing_else() {
     assert_eq!(refused(&mut pair, &good), Some(Ok(())));
     assert_eq!(refused(&mut pair, &good), Some(Err(RequestError::Invalid)), "once is enough");
     assert_eq!(pair.peer.log().logged, before.logged + 1);
-    pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), (before.logged + 1, 0), 64 * MIB);
+    pair.owner.engine.peer_has(pair.owner.now, VolumeId(0), have(before.logged + 1, 0));
     pair.owner.run();
     assert_eq!(pair.owner.replies.remove(&id), Some(Ok(())));
     // One that leaves a gap.
@@ -285,7 +260,8 @@ fn g2_a_replica_is_still_one_after_a_restart_with_all_that_it_had() {
     assert_eq!(after.state, VolumeState::Replica);
     assert_eq!((after.sequence, after.spec), (before.sequence, before.spec));
     assert_eq!(pair.peer.log().logged, log.logged);
-    // It goes on where it was.
+    // It goes on where it was, as soon as its owner has heard of room.
+    pair.confirm();
     pair.write(0, &fill(200, 1));
     let image = pair.owner.images[0].clone();
     let mut world = take_over(pair, image);
@@ -336,10 +312,10 @@ fn a_replica_that_begins_anew_has_nothing_of_its_first_life_even_after_a_restart
     let mut pair = paired();
     let _ = much(&mut pair);
     let spec = pair.peer.status(0).spec;
-    let begin = |engine: &mut tidepool_engine::Engine, _: Nanos, control| {
-        engine.begin_replica(VolumeId(0), 5, SIZE / 2, 1000, control);
+    let anew = |engine: &mut tidepool_engine::Engine, _: Nanos, control| {
+        engine.begin_replica(VolumeId(0), begin(5, SIZE / 2, 1000), control);
     };
-    assert_eq!(pair.peer.control(begin), Ok(()));
+    assert_eq!(pair.peer.control(anew), Ok(()));
     for restarted in [false, true] {
         if restarted {
             pair.peer.reopen();
@@ -367,7 +343,7 @@ fn an_owner_that_comes_back_while_its_copy_begins_begins_again() {
     // The record is on its way to the log: nothing begins before it is there.
     let controls = [pair.peer.fresh(), pair.peer.fresh()];
     for (base, control) in (7..).zip(controls) {
-        pair.peer.engine.begin_replica(VolumeId(0), 2, SIZE, base, control);
+        pair.peer.engine.begin_replica(VolumeId(0), begin(2, SIZE, base), control);
         pair.peer.run();
     }
     pair.peer.release_device_writes();

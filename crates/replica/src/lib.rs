@@ -14,4 +14,4 @@ pub mod wire;
 pub use owner::{Effect, Event, Owner, Phase};
 pub use peer::{Copy, Peer, Rejected};
 pub use record::{Copies, Party, Record, Resume, Tail, resume};
-pub use session::{Have, OwnerSession, PeerEffect, PeerSession};
+pub use session::{OwnerSession, PeerEffect, PeerSession};

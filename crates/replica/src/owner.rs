@@ -18,8 +18,8 @@ pub enum Phase {
         /// It has thrown away what it had, and promised to take nothing of an earlier owner.
         begun: bool,
     },
-    /// It counts already, and is whole as soon as it has on stable media what was acknowledged or sent to the backend
-    /// before it did. The record says that there is none.
+    /// It counts for whatever comes, and is whole as soon as it has on stable media what was logged before it did: that may
+    /// be acknowledged, and be in the image, without it. The record says that there is none.
     Catching {
         /// Who.
         peer: Party,
@@ -60,6 +60,8 @@ pub enum Event {
     Sent(u64),
     /// The image has everything up to here.
     Drained(u64),
+    /// The cache device has failed: nothing more becomes stable on it, nor is logged.
+    Failed,
     /// A peer is connected.
     PeerUp(Party),
     /// The connection is gone, or silent for too long.
@@ -114,6 +116,7 @@ pub struct Owner {
     peer_logged: u64,
     peer_stable: u64,
     acknowledged: u64,
+    failed: bool,
 }
 
 impl Owner {
@@ -133,7 +136,13 @@ impl Owner {
             peer_logged: 0,
             peer_stable: 0,
             acknowledged: logged,
+            failed: false,
         }
+    }
+
+    /// A peer would be of use now.
+    pub fn wants_peer(&self) -> bool {
+        self.phase == Phase::Solo && !self.failed
     }
 
     /// Where the second copy stands.
@@ -165,16 +174,22 @@ impl Owner {
             _ if self.phase == Phase::Lost => 0,
             Pairing::Paired | Pairing::Parting => self.logged.min(self.peer_logged),
         };
-        limit.max(self.acknowledged)
+        let before = match self.phase {
+            Phase::Catching { through, .. } => through,
+            _ => 0,
+        };
+        limit.max(before).max(self.acknowledged)
     }
 
     /// Newest sequence of which a flush may say that it is stable, and that may go to the backend: never what the copy
     /// that may take over does not have.
     pub fn may_drain(&self) -> u64 {
+        // On a dead device nothing becomes stable: what can be read of it goes to the image while it can.
+        let own = if self.failed { self.logged } else { self.stable };
         match self.pairing() {
-            Pairing::Alone | Pairing::Filling => self.stable,
+            Pairing::Alone | Pairing::Filling => own,
             _ if self.phase == Phase::Lost => 0,
-            Pairing::Paired | Pairing::Parting => self.stable.min(self.peer_stable),
+            Pairing::Paired | Pairing::Parting => own.min(self.peer_stable),
         }
     }
 
@@ -202,6 +217,7 @@ impl Owner {
     pub fn take(&mut self, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Logged(_) | Event::Stable(_) | Event::Sent(_) | Event::Drained(_) => self.note(event),
+            Event::Failed => self.fail(),
             Event::PeerUp(peer) => self.peer_up(peer, effects),
             Event::PeerDown => self.peer_down(effects),
             Event::Begun => {
@@ -223,7 +239,7 @@ impl Owner {
     }
 
     fn peer_up(&mut self, peer: Party, effects: &mut Vec<Effect>) {
-        if self.phase == Phase::Solo {
+        if self.wants_peer() {
             let base = self.logged;
             (self.peer_logged, self.peer_stable) = (base, base);
             self.phase = Phase::Filling { peer, base, begun: false };
@@ -237,6 +253,15 @@ impl Owner {
             Phase::Joining { peer, .. } => self.phase = Phase::Joining { peer, down: true },
             Phase::Sync { peer } => self.leave(peer, effects),
             Phase::Solo | Phase::Leaving { .. } | Phase::Lost => {}
+        }
+    }
+
+    /// A copy that does not count yet never will: what it would get is not logged any more. One that counts has
+    /// everything, and stays until the image has that too.
+    fn fail(&mut self) {
+        self.failed = true;
+        if matches!(self.phase, Phase::Filling { .. } | Phase::Catching { .. }) {
+            self.phase = Phase::Solo;
         }
     }
 
@@ -285,17 +310,23 @@ impl Owner {
     /// Takes the steps for which nothing is missing any more.
     fn advance(&mut self, effects: &mut Vec<Effect>) {
         match self.phase {
-            // From here on nothing is acknowledged or sent that it does not have: what is missing gets no more.
+            // What is logged from here on is not acknowledged or sent before it has it: what is missing gets no more.
             Phase::Filling { peer, base, begun: true } if self.drained >= base => {
-                self.phase = Phase::Catching { peer, through: self.acknowledged.max(self.sent) };
+                self.phase = Phase::Catching { peer, through: self.logged };
                 return self.advance(effects);
             }
             // A copy that may take over lacks nothing that was promised, and nothing that the image may have.
             Phase::Catching { peer, through } if self.peer_stable >= through => {
                 self.phase = Phase::Joining { peer, down: false };
             }
-            // What was promised as long as two logs had it is in one from now on.
-            Phase::Leaving { peer, writing: false } if self.stable >= self.acknowledged => {
+            // The image has everything: what goes past the dead device from now on the peer would not have.
+            Phase::Sync { peer } if self.failed && self.drained >= self.acknowledged => {
+                self.leave(peer, effects);
+                return self.advance(effects);
+            }
+            // What was promised as long as two logs had it is in one from now on. With the peer gone as well, a dead
+            // device gets no better by waiting.
+            Phase::Leaving { peer, writing: false } if self.stable >= self.acknowledged || self.failed => {
                 self.phase = Phase::Leaving { peer, writing: true };
             }
             _ => return,

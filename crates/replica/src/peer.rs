@@ -33,9 +33,11 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer that has promised to take nothing below `promise`, with the copy that it has found in its log.
-    pub fn new(me: Party, promise: u64, copy: Option<Copy>) -> Peer {
-        Peer { me, promise, copy }
+    /// A peer with the copy that it has found in its log, which takes nothing of an owner before the one in `record`. What
+    /// it has promised for a takeover that did not come about need not be kept: to another host's copy only an owner
+    /// adds whose record durably says that it is alone, and then that takeover cannot come about any more.
+    pub fn new(me: Party, record: &Record, copy: Option<Copy>) -> Peer {
+        Peer { me, promise: record.generation, copy }
     }
 
     /// The lowest generation that it listens to.
@@ -90,8 +92,21 @@ impl Peer {
     /// # Errors
     /// The record does not say that it holds everything.
     pub fn take_over(&mut self, record: &Record) -> Result<Record, Rejected> {
+        if record.copies != Copies::Sync(self.me) {
+            return Err(Rejected::NotInSync);
+        }
+        self.accept_loss(record)
+    }
+
+    /// The same for a copy that was whole before its host lost its power, on the word of somebody who knows that the
+    /// owner's log is lost: whatever was flushed is in the copy, and of what was not the newest may be missing.
+    ///
+    /// # Errors
+    /// The record does not say that it held everything.
+    pub fn accept_loss(&mut self, record: &Record) -> Result<Record, Rejected> {
         let holds = self.copy.is_some_and(|copy| copy.generation == record.generation);
-        if !holds || record.copies != Copies::Sync(self.me) {
+        let counts = matches!(record.copies, Copies::Sync(party) if party.cache == self.me.cache);
+        if !holds || !counts {
             return Err(Rejected::NotInSync);
         }
         self.promise = self.promise.max(record.generation + 1);

@@ -4,12 +4,12 @@ use crate::owner::{Effect, Event, Owner, Phase};
 use crate::peer::{Copy, Peer};
 use crate::record::{Party, Record};
 use tidepool_engine::Engine;
-use tidepool_engine::api::{Nanos, Pairing, VolumeId};
+use tidepool_engine::api::{Begin, Have, Nanos, Pairing, RequestError, Room, VolumeId};
 
-/// More room than this need not be told.
-const ROOM_BYTES_MAX: u64 = 16 << 20;
 /// Room is told in steps of so many bytes.
 const ROOM_STEP: u64 = 256 << 10;
+/// A copy does not begin where there is less room than this: the owner's log would wait for it at once.
+const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 16 };
 
 /// An owner's machine with the core that serves the volume.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub struct OwnerSession {
     volume: VolumeId,
     owner: Owner,
     pairing: Pairing,
+    /// What the peer had room for when it was connected.
+    room: Room,
 }
 
 impl OwnerSession {
@@ -27,7 +29,7 @@ impl OwnerSession {
     pub fn new(engine: &Engine, volume: VolumeId, record: Record) -> OwnerSession {
         let log = engine.log_status(volume).expect("the volume is served");
         let owner = Owner::new(record, log.logged, log.drained);
-        OwnerSession { volume, owner, pairing: Pairing::Alone }
+        OwnerSession { volume, owner, pairing: Pairing::Alone, room: Room::default() }
     }
 
     /// The machine.
@@ -37,7 +39,32 @@ impl OwnerSession {
 
     /// A connection to a peer would be of use now.
     pub fn wants_peer(&self) -> bool {
-        self.owner.phase() == Phase::Solo
+        self.owner.wants_peer()
+    }
+
+    /// A peer with so much room is connected; false if that is not enough for a copy.
+    pub fn peer_up(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        (peer, room): (Party, Room),
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        if room.bytes < ROOM_LEAST.bytes || room.ranges < ROOM_LEAST.ranges {
+            return false;
+        }
+        self.room = room;
+        self.take(engine, now, Event::PeerUp(peer), effects);
+        true
+    }
+
+    /// What the peer is to be told when the machine wants it to begin with the record after `base`.
+    ///
+    /// # Panics
+    /// If the core has no such volume.
+    pub fn begin(&self, engine: &Engine, generation: u64, base: u64) -> Begin {
+        let size_bytes = engine.size_bytes(self.volume).expect("the volume is served");
+        Begin { generation, size_bytes, base, room: self.room }
     }
 
     /// The image has everything up to here, as the peer may be told.
@@ -54,12 +81,12 @@ impl OwnerSession {
 
     /// The peer has said how far its copy goes, and how much it has room for.
     pub fn has(&mut self, engine: &mut Engine, now: Nanos, have: Have, effects: &mut Vec<Effect>) {
-        let Have { logged, stable, room_bytes } = have;
+        let Have { logged, stable, .. } = have;
         let counts = !matches!(self.owner.phase(), Phase::Solo | Phase::Filling { begun: false, .. });
         // The machine before the core: what the core acknowledges on it, the machine must allow.
         self.take(engine, now, Event::Have { logged, stable }, effects);
         if counts {
-            engine.peer_has(now, self.volume, (logged, stable), room_bytes);
+            engine.peer_has(now, self.volume, have);
         }
     }
 
@@ -71,6 +98,9 @@ impl OwnerSession {
             self.owner.note(event);
         }
         self.owner.acknowledged(log.acknowledged);
+        if log.failed {
+            self.owner.take(Event::Failed, effects);
+        }
         self.owner.take(Event::Drained(log.drained), effects);
         self.apply(engine, now);
     }
@@ -78,21 +108,16 @@ impl OwnerSession {
     fn apply(&mut self, engine: &mut Engine, now: Nanos) {
         let pairing = self.owner.pairing();
         if pairing != self.pairing {
+            let begins = self.pairing == Pairing::Alone;
             self.pairing = pairing;
             engine.set_pairing(now, self.volume, pairing);
+            if let Phase::Filling { base, .. } = self.owner.phase()
+                && begins
+            {
+                engine.peer_has(now, self.volume, Have { logged: base, stable: base, room: self.room });
+            }
         }
     }
-}
-
-/// How far a copy goes, and how much more it has room for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Have {
-    /// Newest record in the log.
-    pub logged: u64,
-    /// Newest record on stable media.
-    pub stable: u64,
-    /// Bytes of records behind `logged` that there is room for.
-    pub room_bytes: u64,
 }
 
 /// What is to be done for a peer's side.
@@ -102,6 +127,8 @@ pub enum PeerEffect {
     Have(Have),
     /// Give the core a flush of the replica; [`PeerSession::flushed`] gets its end.
     Flush,
+    /// Give the connection up: nothing more can be taken.
+    HangUp,
 }
 
 /// A peer's machine with how far the core is that logs the replica.
@@ -114,15 +141,34 @@ pub struct PeerSession {
     /// What the owner wants on stable media, and whether a flush is under way.
     wanted: u64,
     flushing: bool,
+    /// The copy's beginning is not on stable media: what is heard of records is about an earlier one.
+    beginning: bool,
+    failed: bool,
 }
 
 impl PeerSession {
-    /// A peer on this boot with what its core has of the volume.
-    pub fn new(engine: &Engine, volume: VolumeId, me: Party, promise: u64, generation: u64) -> PeerSession {
-        let logged = engine.log_status(volume).map_or(0, |log| log.logged);
+    /// A peer on this boot with what its core has of the volume, of the owner with this generation. Its own takeover, if
+    /// it has tried one, is known not to be what `record` says.
+    pub fn new(
+        engine: &Engine,
+        volume: VolumeId,
+        me: Party,
+        record: &Record,
+        generation: u64,
+    ) -> PeerSession {
+        // What is still on its way to the log may never get there.
+        let logged = engine.log_status(volume).map_or(0, |log| log.published);
         let copy = Copy { generation, base: 0, logged };
-        let peer = Peer::new(me, promise, Some(copy));
-        PeerSession { volume, peer, logged, told: Have::default(), wanted: 0, flushing: false }
+        PeerSession {
+            volume,
+            peer: Peer::new(me, record, Some(copy)),
+            logged,
+            told: Have::default(),
+            wanted: 0,
+            flushing: false,
+            beginning: false,
+            failed: false,
+        }
     }
 
     /// The machine.
@@ -135,19 +181,35 @@ impl PeerSession {
         &mut self.peer
     }
 
-    /// The copy begins anew: the core is to be told, and the owner when the core has it.
+    /// The copy begins anew: the core is to be told, and the owner when the core has it. No record is to be given to the
+    /// core before [`PeerSession::begun`].
     ///
     /// # Errors
     /// See [`Peer::begin`].
     pub fn begin(&mut self, generation: u64, base: u64) -> Result<(), crate::Rejected> {
         self.peer.begin(generation, base)?;
         (self.logged, self.told, self.wanted, self.flushing) = (base, Have::default(), 0, false);
+        (self.beginning, self.failed) = (true, false);
         Ok(())
     }
 
-    /// The core has logged a record.
-    pub fn logged(&mut self, sequence: u64) {
-        self.logged = self.logged.max(sequence);
+    /// The beginning is on stable media: records may be given to the core.
+    pub fn begun(&mut self) {
+        self.beginning = false;
+    }
+
+    /// Whether records may be given to the core.
+    pub fn takes_records(&self) -> bool {
+        !self.beginning && !self.failed
+    }
+
+    /// The core has answered a record.
+    pub fn logged(&mut self, sequence: u64, result: Result<(), RequestError>) {
+        match result {
+            _ if self.beginning => {}
+            Ok(()) => self.logged = self.logged.max(sequence),
+            Err(_) => self.failed = true,
+        }
     }
 
     /// The owner wants everything up to here on stable media.
@@ -155,17 +217,31 @@ impl PeerSession {
         self.wanted = self.wanted.max(sequence);
     }
 
+    /// The owner's image has everything up to here.
+    pub fn drained(&self, engine: &mut Engine, sequence: u64) {
+        if self.takes_records() {
+            engine.replica_drained(self.volume, sequence);
+        }
+    }
+
     /// A flush is complete.
-    pub fn flushed(&mut self) {
-        self.flushing = false;
+    pub fn flushed(&mut self, result: Result<(), RequestError>) {
+        if !self.beginning {
+            self.flushing = false;
+            self.failed |= result.is_err();
+        }
     }
 
     /// What is to be done now; to be asked whenever the core has done something.
-    pub fn look(&mut self, engine: &Engine, effects: &mut Vec<PeerEffect>) {
-        let Some(log) = engine.log_status(self.volume) else { return };
+    pub fn look(&mut self, engine: &mut Engine, effects: &mut Vec<PeerEffect>) {
+        let Some(log) = engine.log_status(self.volume).filter(|_| !self.beginning) else { return };
+        if self.failed || log.failed {
+            return effects.push(PeerEffect::HangUp);
+        }
+        let mut room = engine.replica_room(self.volume);
         // In steps: the owner need not hear of every block.
-        let room_bytes = engine.replica_room(self.volume).min(ROOM_BYTES_MAX) / ROOM_STEP * ROOM_STEP;
-        let have = Have { logged: self.logged, stable: log.stable.min(self.logged), room_bytes };
+        room.bytes = room.bytes / ROOM_STEP * ROOM_STEP;
+        let have = Have { logged: self.logged, stable: log.stable.min(self.logged), room };
         if have != self.told {
             self.told = have;
             effects.push(PeerEffect::Have(have));

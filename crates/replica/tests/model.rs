@@ -19,6 +19,8 @@ struct Limits {
     breaks: u8,
     lost_answers: u8,
     takeovers: u8,
+    /// Of the first owner's cache device.
+    fails: u8,
 }
 
 /// A rule that is left out, to see that it matters.
@@ -39,6 +41,8 @@ enum Bug {
     PromiseIgnored,
     /// Drained as soon as our own log is stable.
     EarlyDrain,
+    /// An owner whose cache device is dead writes to the image while its record names a copy.
+    PastThePeer,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -87,8 +91,9 @@ struct Host {
     life: u8,
     /// Nothing that this life sends to the backend arrives any more.
     fenced: bool,
+    /// Its cache device is dead.
+    failed: bool,
     log: Log,
-    promise: u64,
     run: Run,
 }
 
@@ -141,6 +146,7 @@ enum Action {
     Apply { change: usize, answered: bool },
     Kill(usize),
     Power(usize),
+    Fail(usize),
     Start { host: usize, asks: bool },
     TakeOver(usize),
     Fence(usize),
@@ -163,23 +169,23 @@ impl Host {
 
 impl World {
     fn new(limits: Limits, bug: Bug) -> World {
-        let host = |at: usize, run| Host {
+        let host = |run| Host {
             boot: 0,
             life: 0,
             fenced: false,
+            failed: false,
             log: Log { generation: 1, ..Log::default() },
-            promise: u64::from(at == 0),
             run,
         };
         let first = Party { cache: 0, boot: 0 };
         let witness = Record { generation: 1, owner: first, copies: Copies::Solo };
         let owner = Run::Owner(Owner::new(witness, 0, 0));
-        let peer = Run::Peer(Peer::new(Party { cache: 1, boot: 0 }, 0, None));
+        let peer = Run::Peer(Peer::new(Party { cache: 1, boot: 0 }, &witness, None));
         World {
             limits,
             bug,
             witness,
-            hosts: [host(0, owner), host(1, peer)],
+            hosts: [host(owner), host(peer)],
             linked: false,
             mail: [vec![], vec![]],
             changes: vec![],
@@ -313,6 +319,26 @@ impl World {
         self.tell(at, Event::Drained(through as u64));
     }
 
+    /// An owner on a dead device may write to the image: what it has is there, and nobody else has older.
+    fn may_bypass(&self, at: usize) -> bool {
+        let alone = self.owner(at).is_some_and(|owner| owner.phase() == Phase::Solo);
+        let drained = self.image.len() == self.hosts[at].log.writes.len();
+        drained && (alone || self.bug == Bug::PastThePeer)
+    }
+
+    /// A write past a dead device.
+    fn bypass(&mut self, at: usize) {
+        let write = self.next;
+        self.next += 1;
+        if self.hosts[at].fenced {
+            return;
+        }
+        self.hosts[at].log.writes.push(write);
+        self.image.push(write);
+        self.acknowledged = self.image.clone();
+        (self.flushed, self.safe) = (self.image.len(), self.image.len());
+    }
+
     fn deliver(&mut self, at: usize) {
         let message = self.mail[at].remove(0);
         let host = &mut self.hosts[at];
@@ -329,7 +355,6 @@ impl World {
         };
         let answer = match message {
             Message::Begin { generation, base } => peer.begin(generation, base).map(|()| {
-                host.promise = generation;
                 host.log = Log { generation, base: base as usize, ..Log::default() };
                 Message::Begun
             }),
@@ -378,7 +403,11 @@ impl World {
             return self.tell(host, event);
         }
         let Run::Taking { peer, .. } = self.hosts[host].run else { return };
-        self.hosts[host].run = if self.witness == after { Run::Fencing { after } } else { Run::Peer(peer) };
+        let me = self.hosts[host].party(host);
+        self.hosts[host].run = match self.witness == after {
+            true => Run::Fencing { after },
+            false => Run::Peer(Peer::new(me, &self.witness, peer.copy())),
+        };
     }
 
     fn start(&mut self, at: usize, asks: bool) {
@@ -399,11 +428,11 @@ impl World {
         match resumed {
             Resume::Unreachable => {}
             Resume::Taken => {
-                let (promise, log) = (self.hosts[at].promise, &self.hosts[at].log);
+                let log = &self.hosts[at].log;
                 let copy = Copy { generation: log.generation, base: log.base as u64, logged: log.end() };
                 // What it has as an owner of the past is no copy of anything.
                 let copy = Some(copy).filter(|copy| copy.generation == record.generation);
-                self.hosts[at].run = Run::Peer(Peer::new(me, promise, copy));
+                self.hosts[at].run = Run::Peer(Peer::new(me, &record, copy));
             }
             Resume::Fetch { after, through } => {
                 let other = &self.hosts[1 - at].log;
@@ -442,7 +471,6 @@ impl World {
         if bug != Bug::UnstableTakeover {
             host.log.stable = host.log.writes.len();
         }
-        host.promise = peer.promise();
         let before = self.witness;
         host.run = Run::Taking { peer, before, after };
         self.change(at, before, after);
@@ -480,8 +508,12 @@ impl Model for Rules {
         for at in 0..2 {
             let host = &world.hosts[at];
             if let Run::Owner(owner) = &host.run {
-                if limits.writes > 0 && !matches!(owner.phase(), Phase::Lost) {
+                let takes = !host.failed || world.may_bypass(at);
+                if limits.writes > 0 && !matches!(owner.phase(), Phase::Lost) && takes {
                     actions.push(Action::Write(at));
+                }
+                if at == 0 && !host.failed && limits.fails > 0 {
+                    actions.push(Action::Fail(at));
                 }
                 let end = owner.may_acknowledge() as usize;
                 let early = world.bug == Bug::EarlyAck && host.log.writes.len() > world.acknowledged.len();
@@ -496,7 +528,7 @@ impl Model for Rules {
                     actions.push(Action::Drain(at));
                 }
             }
-            if host.is_up() && host.log.stable < host.log.writes.len() {
+            if host.is_up() && !host.failed && host.log.stable < host.log.writes.len() {
                 actions.push(Action::Stabilise(at));
             }
             if !world.mail[at].is_empty() {
@@ -509,6 +541,7 @@ impl Model for Rules {
                 actions.push(Action::Power(at));
             }
             match host.run {
+                Run::Down if host.failed => {}
                 Run::Down => actions.extend([true, false].map(|asks| Action::Start { host: at, asks })),
                 Run::Peer(_) if limits.takeovers > 0 => actions.push(Action::TakeOver(at)),
                 Run::Fencing { .. } => actions.push(Action::Fence(at)),
@@ -534,6 +567,15 @@ impl Model for Rules {
     fn next_state(&self, world: &World, action: Action) -> Option<World> {
         let mut w = world.clone();
         match action {
+            Action::Write(at) if w.hosts[at].failed => {
+                w.limits.writes -= 1;
+                w.bypass(at);
+            }
+            Action::Fail(at) => {
+                (w.limits.fails, w.powers) = (world.limits.fails - 1, world.powers + 1);
+                w.hosts[at].failed = true;
+                w.tell(at, Event::Failed);
+            }
             Action::Write(at) => {
                 w.limits.writes -= 1;
                 let write = std::mem::replace(&mut w.next, world.next + 1);
@@ -635,6 +677,14 @@ fn a_single_power_loss_takes_nothing_that_is_acknowledged() {
 }
 
 #[test]
+fn a_dead_cache_device_takes_nothing_and_nothing_goes_past_it_that_a_takeover_would_lose() {
+    let limits = Limits { writes: 2, fails: 1, breaks: 1, takeovers: 1, ..Limits::default() };
+    check(limits, &[SYNC, TAKEN_OVER, LEFT]);
+    let limits = Limits { writes: 2, fails: 1, kills: 1, takeovers: 1, ..Limits::default() };
+    check(limits, &[SYNC, TAKEN_OVER, LEFT]);
+}
+
+#[test]
 fn two_power_losses_take_nothing_that_is_flushed() {
     let limits = Limits { writes: 1, powers: 2, takeovers: 1, ..Limits::default() };
     check(limits, &[SYNC, TAKEN_OVER, FETCHED]);
@@ -657,4 +707,5 @@ fn a_rule_that_is_left_out_is_noticed() {
     notices(Bug::UnstableLeave, Limits { breaks: 1, ..limits });
     notices(Bug::BootIgnored, Limits { powers: 2, ..limits });
     notices(Bug::PromiseIgnored, Limits { writes: 2, ..limits });
+    notices(Bug::PastThePeer, Limits { writes: 2, powers: 0, fails: 1, ..limits });
 }

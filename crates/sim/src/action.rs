@@ -580,7 +580,9 @@ impl World {
             | ControlError::NotParent
             | ControlError::IsParent
             | ControlError::Size(_)
-            | ControlError::NotReplica => false,
+            | ControlError::NotReplica
+            | ControlError::Paired
+            | ControlError::NoRoom => false,
         };
         if !explained {
             return self.fail(format!("{kind:?} of volume {v} failed: {error}"));

@@ -1,7 +1,46 @@
 //! An owner's core and its peer's, with a link between them that a test can hold.
 
-use super::{MIB, World};
+#![allow(dead_code, reason = "each file of tests uses a part of it")]
+
+use super::{MIB, World, spec};
+use tidepool_engine::Attach;
 use tidepool_engine::api::*;
+
+pub const BLOCK: u64 = BLOCK_BYTES as u64;
+pub const SIZE: u64 = 32 * MIB;
+
+/// A pair whose client has flushed, so that writes do not wait for stable media.
+pub fn paired() -> Pair {
+    let mut owner = World::new(64 * MIB, &[spec("a", SIZE, Mode::WriteBack)]);
+    owner.flush(0);
+    Pair::new(owner)
+}
+
+pub fn fill(byte: u8, blocks: u64) -> Vec<u8> {
+    vec![byte; (blocks * BLOCK) as usize]
+}
+
+/// What a peer with much room says.
+pub fn have(logged: u64, stable: u64) -> Have {
+    Have { logged, stable, room: Room { bytes: 64 * MIB, ranges: 1000 } }
+}
+
+/// A copy of the size of the volume that begins anew.
+pub fn begin(generation: u64, size_bytes: u64, base: u64) -> Begin {
+    Begin { generation, size_bytes, base, room: Room { bytes: MIB, ranges: 16 } }
+}
+
+/// Takes the replica over: it becomes a volume of the peer, with this image.
+pub fn take_over(pair: Pair, image: Vec<u8>) -> World {
+    let mut world = pair.peer;
+    world.images = vec![image];
+    let attach = Attach::again(&world.status(0).spec, true);
+    let result = world.control(|engine, now, control| {
+        engine.attach(now, VolumeId(0), attach, control).expect("a replica can be attached");
+    });
+    assert_eq!(result, Ok(()));
+    world
+}
 
 /// The owner's volume is number 0 of its core, the replica is number 0 of the other.
 pub struct Pair {
@@ -21,11 +60,13 @@ impl Pair {
         let spec = owner.status(0).spec;
         let base = owner.log().logged;
         let mut peer = World::new(64 * MIB, &[]);
+        let room = peer.engine.room_to_begin(None);
         let result = peer.control(|engine, _, control| {
-            engine.add_replica(spec, base, control).expect("a replica");
+            engine.add_replica(spec, base, room, control).expect("a replica");
         });
         assert_eq!(result, Ok(()));
         owner.engine.set_pairing(owner.now, VolumeId(0), Pairing::Paired);
+        owner.engine.peer_has(owner.now, VolumeId(0), Have { logged: base, stable: base, room });
         owner.run();
         Pair { owner, peer, logged: base, held: false, records: Vec::new(), flushes: Vec::new() }
     }
@@ -61,7 +102,9 @@ impl Pair {
         });
         self.flushes.retain(|id| peer.replies.remove(id).is_none());
         let stable = self.peer.log().stable.min(self.logged);
-        self.owner.engine.peer_has(self.owner.now, VolumeId(0), (self.logged, stable), 64 * MIB);
+        let room = self.peer.engine.replica_room(VolumeId(0));
+        let have = Have { logged: self.logged, stable, room };
+        self.owner.engine.peer_has(self.owner.now, VolumeId(0), have);
         self.owner.run();
     }
 

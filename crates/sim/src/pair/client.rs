@@ -46,6 +46,11 @@ impl Client {
         }
     }
 
+    /// No request is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
     /// Nobody serves the volume.
     pub(super) fn is_unserved(&self) -> bool {
         self.serving.is_none()
@@ -83,6 +88,7 @@ impl World {
         }
         self.checker.power_lost(tick);
         self.client.verifying = true;
+        self.whole_image = false;
         self.client.slots.iter_mut().for_each(|slot| *slot = None);
         self.client.serving = Some(at);
         self.client.flushed = false;
@@ -125,6 +131,14 @@ impl World {
         if op == Op::Flush { self.request(at, slot, op, 0, 0) } else { self.request(at, slot, op, first, n) }
     }
 
+    /// Changes may go past the log.
+    fn goes_direct(&self, at: usize) -> bool {
+        let host = &self.hosts[at];
+        let status = host.engine.as_ref().and_then(|engine| engine.volume_status(self.now, VOLUME));
+        let mode = status.map_or(Mode::Off, |status| status.spec.mode);
+        matches!(mode, Mode::WriteAround | Mode::Off) || host.disk.dead
+    }
+
     fn request(&mut self, at: usize, slot: usize, op: Op, first: u64, blocks: u64) {
         let (offset, len) = (first * BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64);
         let engine = self.hosts[at].engine.as_mut().expect("it serves");
@@ -138,18 +152,19 @@ impl World {
         let start = self.next_tick();
         let (sector, sectors) = (offset / SECTOR_BYTES as u64, len / SECTOR_BYTES as u64);
         let salt = self.checker.salt();
+        let direct = self.goes_direct(at);
         let engine = self.hosts[at].engine.as_mut().expect("it serves");
         match op {
             Op::Read => self.checker.start_read(start),
             Op::Write { .. } => {
-                self.checker.start_change(start, sector, sectors, start, false);
+                self.checker.start_change(start, sector, sectors, start, direct);
                 let bytes = engine.arena_mut().bytes_mut(buf.expect("a write has a buffer"));
                 for (sector, out) in (sector..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
                     fill(out, salt, sector, start);
                 }
             }
             Op::Discard { .. } | Op::WriteZeroes { .. } => {
-                self.checker.start_change(start, sector, sectors, 0, false);
+                self.checker.start_change(start, sector, sectors, 0, direct);
             }
             _ => {}
         }

@@ -1,6 +1,7 @@
 //! One host: its disk, its core, and what it is to the volume.
 
-use super::{Message, What, World};
+use super::neighbour::NEIGHBOURS;
+use super::{Message, Plan, What, World};
 use crate::disk::Disk;
 use crate::rng::Rng;
 use crate::store::{Content, content};
@@ -10,12 +11,14 @@ use tidepool_engine::format::{RecordHeader, open};
 use tidepool_engine::mem::Buf;
 use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
 use tidepool_replica::{
-    Copies, Effect as OwnerEffect, Event as OwnerEvent, Have, OwnerSession, Party, PeerEffect, PeerSession,
-    Record, Resume, resume,
+    Copies, Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession, Record,
+    Resume, resume,
 };
 
+/// The host's other volume.
+pub(super) const NEIGHBOUR: VolumeId = VolumeId(0);
 /// The volume's number in every cache that has it.
-pub(super) const VOLUME: VolumeId = VolumeId(0);
+pub(super) const VOLUME: VolumeId = VolumeId(1);
 /// A connection without a word for this long is given up.
 pub(super) const SILENCE_NS: Nanos = 300_000_000;
 /// Requests of the host itself are numbered from here on.
@@ -91,6 +94,11 @@ pub(super) struct Host {
     /// The copy begins: control operation, generation.
     beginning: Option<(u64, u64)>,
     flush: Option<RequestId>,
+    /// Writes of its other volume.
+    pub(super) neighbours: HashMap<RequestId, Buf>,
+    append_bytes: usize,
+    /// Devices that it has had before this one.
+    disks: u128,
     /// Generation of its client of the image.
     generation: u64,
     told_drained: u64,
@@ -100,25 +108,44 @@ pub(super) struct Host {
 
 /// What an effect in flight does when it arrives.
 pub(super) enum Transfer {
-    Read { offset: u64, buf: Buf },
-    Write { offset: u64, data: Vec<Content>, dsync: bool },
-    Sync { point: u64 },
-    ImageRead { offset: u64, buf: Buf },
-    ImageWrite { first: u64, data: Vec<Content> },
-    ImageZeroes { first: u64, blocks: u64 },
+    Read {
+        offset: u64,
+        buf: Buf,
+    },
+    Write {
+        offset: u64,
+        data: Vec<Content>,
+        dsync: bool,
+    },
+    Sync {
+        point: u64,
+    },
+    ImageRead {
+        offset: u64,
+        buf: Buf,
+    },
+    ImageWrite {
+        first: u64,
+        data: Vec<Content>,
+    },
+    ImageZeroes {
+        first: u64,
+        blocks: u64,
+    },
     ImageOther,
+    Disown,
+    /// Something of the host's other volume.
+    Neighbour {
+        buf: Option<Buf>,
+    },
 }
 
 impl Host {
-    /// A host with a formatted cache; the first one has the volume.
-    pub(super) fn new(at: usize, size_bytes: u64, segment_bytes: u32, mut rng: Rng) -> Host {
-        let mut disk = Disk::new(size_bytes, Rng::new(rng.bits()));
-        let options =
-            FormatOptions { uuid: [at as u8 + 1; 16], size_bytes, segment_bytes: Some(segment_bytes) };
-        format_device(&mut disk, &options, &mut |_, _| ()).expect("a new disk can be formatted");
+    /// A host with a formatted cache.
+    pub(super) fn new(at: usize, plan: &Plan, rng: Rng) -> Host {
         Host {
             at,
-            disk,
+            disk: new_disk(at, plan, rng),
             engine: None,
             run: Run::Down,
             boot: 0,
@@ -131,6 +158,9 @@ impl Host {
             queue: VecDeque::new(),
             beginning: None,
             flush: None,
+            neighbours: HashMap::new(),
+            append_bytes: plan.append_bytes,
+            disks: 0,
             generation: 0,
             told_drained: 0,
             armed: 0,
@@ -139,20 +169,28 @@ impl Host {
 
     /// What it is called.
     pub(super) fn party(&self) -> Party {
-        Party { cache: self.at as u128, boot: self.boot.into() }
+        Party { cache: self.disks * 2 + self.at as u128, boot: self.boot.into() }
     }
 
-    fn fresh(&mut self) -> u64 {
+    pub(super) fn fresh(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
 
-    fn engine(&mut self) -> &mut Engine {
+    pub(super) fn engine(&mut self) -> &mut Engine {
         self.engine.as_mut().expect("the process runs")
     }
 
-    fn has_volume(&self) -> bool {
-        self.engine.as_ref().is_some_and(|engine| !engine.volumes().is_empty())
+    /// What its cache knows of the volume.
+    fn known(&self) -> Option<VolumeSpec> {
+        let volumes = self.engine.as_ref()?.volumes();
+        volumes.into_iter().find(|(id, _)| *id == VOLUME).map(|(_, spec)| spec)
+    }
+
+    /// It gets another device, with an empty cache.
+    pub(super) fn replace_disk(&mut self, plan: &Plan, rng: Rng) {
+        self.disk = new_disk(self.at, plan, rng);
+        self.disks += 1;
     }
 
     /// The process is gone.
@@ -163,13 +201,23 @@ impl Host {
         self.connection = None;
         self.records.clear();
         self.queue.clear();
+        self.neighbours.clear();
         (self.beginning, self.flush) = (None, None);
         self.armed = 0;
     }
 }
 
-fn config() -> EngineConfig {
-    EngineConfig { arena_bytes: 16 << 20, ..EngineConfig::small() }
+/// Whose cache a party is.
+pub(super) fn host_of(party: Party) -> usize {
+    (party.cache % 2) as usize
+}
+
+fn new_disk(at: usize, plan: &Plan, rng: Rng) -> Disk {
+    let (size_bytes, segment_bytes) = (plan.cache_bytes[at], plan.segment_bytes[at]);
+    let mut disk = Disk::new(size_bytes, rng);
+    let options = FormatOptions { uuid: [at as u8 + 1; 16], size_bytes, segment_bytes: Some(segment_bytes) };
+    format_device(&mut disk, &options, &mut |_, _| ()).expect("a new disk can be formatted");
+    disk
 }
 
 impl World {
@@ -180,12 +228,15 @@ impl World {
         if !matches!(host.run, Run::Down) {
             return;
         }
-        match Engine::open(&mut host.disk, config(), now) {
+        let append_bytes = host.append_bytes;
+        let config = EngineConfig { arena_bytes: 24 << 20, append_bytes, ..EngineConfig::small() };
+        match Engine::open(&mut host.disk, config, now) {
             Ok((engine, _)) => host.engine = Some(engine),
             Err(error) => return self.fail(format!("host {at} cannot open its cache: {error}")),
         }
         self.note("start", at as u64, 0, 0);
         self.hosts[at].run = Run::Waiting;
+        self.start_neighbour(at);
         self.decide(at);
         self.drive(at);
     }
@@ -202,6 +253,11 @@ impl World {
         };
         let host = &mut self.hosts[at];
         let own = host.engine().log_status(VOLUME).map_or(0, |log| log.logged);
+        if self.whole_image && record.copies == Copies::Solo && host_of(record.owner) == at {
+            // Its device is a new one, and somebody knows that the old one had nothing of its own.
+            let after = record.taken_by(host.party());
+            return self.ask(at, record, after);
+        }
         match resume(host.party(), &record, own, tail) {
             Resume::Serve => {
                 if matches!(record.copies, Copies::Sync(_)) {
@@ -220,17 +276,16 @@ impl World {
     pub(super) fn become_peer(&mut self, at: usize) {
         let host = &mut self.hosts[at];
         let me = host.party();
-        let volume = host.engine().volumes().into_iter().next();
+        let volume = host.known();
         let status = volume.as_ref().and_then(|_| host.engine.as_ref()?.volume_status(0, VOLUME));
         let is_replica = status.is_some_and(|s| s.state == tidepool_engine::status::VolumeState::Replica);
-        let generation = volume.filter(|_| is_replica).map_or(0, |(_, spec)| spec.generation);
-        let promise = host.engine().promised(VOLUME).unwrap_or(0);
-        let session = PeerSession::new(host.engine(), VOLUME, me, promise, generation);
+        let generation = volume.filter(|_| is_replica).map_or(0, |spec| spec.generation);
+        let session = PeerSession::new(host.engine(), VOLUME, me, &self.witness, generation);
         host.run = Run::Peer(session);
     }
 
     /// Asks the witness for a change of the record, as an owner to be.
-    fn ask(&mut self, at: usize, before: Record, after: Record) {
+    pub(super) fn ask(&mut self, at: usize, before: Record, after: Record) {
         self.hosts[at].run = Run::Asking { before, after };
         self.send_change(at, before, after);
     }
@@ -246,7 +301,13 @@ impl World {
             return;
         }
         let Run::Peer(session) = &mut host.run else { return };
-        let Ok(after) = session.peer_mut().take_over(&record) else { return };
+        if let Ok(after) = session.peer_mut().take_over(&record) {
+            self.take_over_as(at, record, after);
+        }
+    }
+
+    /// The peer makes its copy stable, to become the owner.
+    pub(super) fn take_over_as(&mut self, at: usize, record: Record, after: Record) {
         self.note("take over", at as u64, after.generation, 0);
         self.hang_up(at);
         let host = &mut self.hosts[at];
@@ -299,18 +360,24 @@ impl World {
         let host = &mut self.hosts[at];
         let control = host.fresh();
         host.generation = record.generation;
-        let spec = match host.engine().volumes().into_iter().next() {
-            Some((_, spec)) => spec,
+        let attached = match host.known() {
+            Some(spec) => {
+                let attach = Attach { generation: record.generation, ..Attach::again(&spec, true) };
+                host.engine().attach(now, VOLUME, attach, control).is_ok()
+            }
+            None if self.whole_image => {
+                let spec = self.plan.spec(record.generation);
+                host.engine().add_volume(now, spec, control).expect("there is room for a second volume");
+                true
+            }
             None => return self.fail(format!("host {at} owns the volume and has nothing of it")),
         };
-        let attach = Attach { generation: record.generation, ..Attach::again(&spec, true) };
-        let attached = host.engine().attach(now, VOLUME, attach, control);
         host.run = match attached {
-            Ok(()) => Run::Attaching { record, control },
+            true => Run::Attaching { record, control },
             // Something is still on its way to the log.
-            Err(_) => Run::Fencing { record },
+            false => Run::Fencing { record },
         };
-        if attached.is_err() {
+        if !attached {
             self.send_fence(at, record.generation);
         }
     }
@@ -340,9 +407,18 @@ impl World {
             match effect {
                 OwnerEffect::Begin { generation, base } => {
                     self.cover.hit("copy begun");
-                    self.send(at, Message::Begin { generation, base });
+                    let host = &self.hosts[at];
+                    let (Run::Owner(session), Some(engine)) = (&host.run, &host.engine) else { continue };
+                    let begin = session.begin(engine, generation, base);
+                    self.send(at, Message::Begin(begin));
                 }
-                OwnerEffect::Stabilise => self.cover.hit("peer left"),
+                OwnerEffect::Stabilise => {
+                    self.cover.hit("peer left");
+                    let host = &self.hosts[at];
+                    let log = host.engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
+                    let drained = log.is_some_and(|log| log.drained >= log.acknowledged);
+                    self.drained_at_leave = host.disk.dead && drained;
+                }
                 OwnerEffect::Write { before, after } => self.send_change(at, before, after),
                 OwnerEffect::Close => {
                     self.cover.hit("owner closed");
@@ -385,7 +461,7 @@ impl World {
                 self.owner_effects(at, effects);
                 changed
             }
-            Run::Peer(session) if host.connection.is_some() && host.beginning.is_none() => {
+            Run::Peer(session) if host.connection.is_some() => {
                 let mut effects = Vec::new();
                 session.look(engine, &mut effects);
                 for effect in &effects {
@@ -399,6 +475,7 @@ impl World {
                             let request = Request { id, volume: VOLUME, op, offset: 0, len: 0, buf: None };
                             host.engine().handle(now, Event::Request(request));
                         }
+                        PeerEffect::HangUp => self.hang_up(at),
                     }
                 }
                 self.feed(at) || effects.contains(&PeerEffect::Flush)
@@ -414,7 +491,9 @@ impl World {
         loop {
             let host = &mut self.hosts[at];
             let Run::Peer(session) = &mut host.run else { return fed };
-            let Some((bytes, durable)) = host.queue.front() else { return fed };
+            let Some((bytes, durable)) = host.queue.front().filter(|_| session.takes_records()) else {
+                return fed;
+            };
             let engine = host.engine.as_mut().expect("the process runs");
             let Some(buf) = engine.arena_mut().alloc(bytes.len()) else { return fed };
             engine.arena_mut().bytes_mut(buf).copy_from_slice(bytes);
@@ -446,6 +525,10 @@ impl World {
                 (token, Transfer::Write { offset, data: contents(buf), dsync })
             }
             Effect::DeviceSync { token } => (token, Transfer::Sync { point: host.disk.sync_point() }),
+            Effect::Backend { token, volume: NEIGHBOUR, op } => {
+                let buf = if let BackendOp::Read { buf, .. } = op { Some(buf) } else { None };
+                (token, Transfer::Neighbour { buf })
+            }
             Effect::Backend { token, op, .. } => (
                 token,
                 match op {
@@ -456,6 +539,7 @@ impl World {
                     BackendOp::Discard { offset, len } | BackendOp::WriteZeroes { offset, len } => {
                         Transfer::ImageZeroes { first: offset / block, blocks: len / block }
                     }
+                    BackendOp::Disown => Transfer::Disown,
                     _ => Transfer::ImageOther,
                 },
             ),
@@ -480,22 +564,28 @@ impl World {
             return self.client_reply(at, id, result);
         }
         let host = &mut self.hosts[at];
+        if let Some(buf) = host.neighbours.remove(&id) {
+            return host.engine().arena_mut().free(buf);
+        }
         if let Some((sequence, buf)) = host.records.remove(&id) {
             host.engine().arena_mut().free(buf);
-            return match (&mut host.run, result) {
-                (Run::Peer(session), Ok(())) => session.logged(sequence),
-                (Run::Peer(_), Err(_)) => self.hang_up(at),
-                _ => {}
-            };
+            if let Run::Peer(session) = &mut host.run {
+                session.logged(sequence, result);
+            }
+            return;
         }
         if host.flush == Some(id) {
             host.flush = None;
             if let Run::Peer(session) = &mut host.run {
-                session.flushed();
+                session.flushed(result);
             }
             return;
         }
         match &host.run {
+            // What it has cannot be made stable: it may not take over.
+            Run::Stabilising { flush, .. } if *flush == id && result.is_err() => {
+                host.run = Run::Waiting;
+            }
             Run::Stabilising { session, before, after, flush } if *flush == id => {
                 let (promise, before, after) = (session.peer().promise(), *before, *after);
                 let host = &mut self.hosts[at];
@@ -513,18 +603,29 @@ impl World {
             self.drain_done = true;
             return;
         }
+        if control == NEIGHBOURS {
+            let life = self.hosts[at].life;
+            return self.after(0, What::Neighbour { at, life });
+        }
         let host = &mut self.hosts[at];
         if host.beginning.is_some_and(|(begins, _)| begins == control) {
             let (_, generation) = host.beginning.take().expect("looked at just now");
-            if let Err(error) = result {
-                return self.fail(format!("host {at} cannot begin a copy: {error}"));
+            match (result, &mut host.run) {
+                (Ok(()), Run::Peer(session)) => {
+                    session.begun();
+                    self.send(at, Message::Begun { generation });
+                }
+                (Err(ControlError::NoRoom | ControlError::Device), _) => self.hang_up(at),
+                (Err(error), _) => self.fail(format!("host {at} cannot begin a copy: {error}")),
+                _ => {}
             }
-            return self.send(at, Message::Begun { generation });
+            return;
         }
         match host.run {
-            Run::Promising { before, after, control: promises } if promises == control => {
-                self.ask(at, before, after);
-            }
+            Run::Promising { before, after, control: promises } if promises == control => match result {
+                Ok(()) => self.ask(at, before, after),
+                Err(_) => host.run = Run::Waiting,
+            },
             Run::Attaching { record, control: attaches } if attaches == control => {
                 let session = OwnerSession::new(host.engine(), VOLUME, record);
                 host.run = Run::Owner(session);
@@ -540,7 +641,7 @@ impl World {
         let now = self.now;
         self.hosts[at].heard = now;
         match message {
-            Message::Begin { generation, base } => self.begin(at, generation, base),
+            Message::Begin(begin) => self.begin(at, begin),
             Message::Begun { generation } => {
                 let is_own = matches!(&self.hosts[at].run, Run::Owner(session)
                     if session.owner().record().generation == generation);
@@ -557,8 +658,8 @@ impl World {
             Message::Have(have) => self.peer_has(at, have),
             Message::Drained { sequence } => {
                 let host = &mut self.hosts[at];
-                if matches!(host.run, Run::Peer(_)) && host.beginning.is_none() && host.has_volume() {
-                    host.engine().replica_drained(VOLUME, sequence);
+                if let (Run::Peer(session), Some(engine)) = (&host.run, &mut host.engine) {
+                    session.drained(engine, sequence);
                 }
             }
             Message::Beat => {
@@ -570,19 +671,25 @@ impl World {
         self.drive(at);
     }
 
-    fn begin(&mut self, at: usize, generation: u64, base: u64) {
-        let (size_bytes, spec) = (self.plan.size_bytes, self.plan.spec(generation));
+    fn begin(&mut self, at: usize, begin: Begin) {
+        let spec = VolumeSpec { size_bytes: begin.size_bytes, ..self.plan.spec(begin.generation) };
         let host = &mut self.hosts[at];
         let Run::Peer(session) = &mut host.run else { return };
-        if session.begin(generation, base).is_err() {
+        if session.begin(begin.generation, begin.base).is_err() {
             return self.hang_up(at);
         }
         let control = host.fresh();
-        host.beginning = Some((control, generation));
-        if host.has_volume() {
-            host.engine().begin_replica(VOLUME, generation, size_bytes, base, control);
-        } else {
-            host.engine().add_replica(spec, base, control).expect("there is room for one volume");
+        if host.known().is_some() {
+            host.beginning = Some((control, begin.generation));
+            host.engine().begin_replica(VOLUME, begin, control);
+            return;
+        }
+        match host.engine().add_replica(spec, begin.base, begin.room, control) {
+            Ok(id) => {
+                assert_eq!(id, VOLUME);
+                host.beginning = Some((control, begin.generation));
+            }
+            Err(_) => self.hang_up(at),
         }
     }
 
@@ -606,10 +713,24 @@ impl World {
                 }
             }
         }
+        if self.is_owner_unawares(at) {
+            self.hosts[at].run = Run::Waiting;
+        }
         if matches!(self.hosts[at].run, Run::Waiting) {
             self.decide(at);
         }
         self.drive(at);
+    }
+
+    /// A takeover that a former life of the peer had asked for has come about.
+    fn is_owner_unawares(&mut self, at: usize) -> bool {
+        let host = &self.hosts[at];
+        let own = self.witness.owner.cache == host.party().cache;
+        let found = matches!(host.run, Run::Peer(_)) && own && self.witness_reachable(at);
+        if found {
+            self.cover.hit("owner unawares");
+        }
+        found
     }
 
     /// A host gives its connection up.
@@ -619,6 +740,9 @@ impl World {
             return;
         }
         host.queue.clear();
+        if matches!(host.run, Run::Peer(_)) && host.known().is_some() {
+            host.engine().withdraw_room(VOLUME);
+        }
         self.note("hang up", at as u64, 0, 0);
         self.tell(at, OwnerEvent::PeerDown);
     }
@@ -633,7 +757,17 @@ impl World {
             host.told_drained = 0;
         }
         let peer = self.hosts[1 - at].party();
-        self.tell(at, OwnerEvent::PeerUp(peer));
+        let known = self.hosts[1 - at].known().map(|_| VOLUME);
+        let room = self.hosts[1 - at].engine().room_to_begin(known);
+        let host = &mut self.hosts[at];
+        let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
+        let mut effects = Vec::new();
+        if !session.peer_up(engine, now, (peer, room), &mut effects) {
+            self.cover.hit("peer without room");
+            self.hang_up(at);
+            self.hang_up(1 - at);
+        }
+        self.owner_effects(at, effects);
         self.drive(at);
     }
 }

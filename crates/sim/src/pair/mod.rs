@@ -1,9 +1,12 @@
 //! Two hosts with a copy of one volume each (RFC 9): the real core and the real machines on both, a link, a witness, and an
-//! image that both can reach. Hosts die, pause and lose their power, the link and the way to the witness break, answers
-//! are lost, and a peer takes over whenever the record lets it.
+//! image that both can reach. Hosts die, pause, lose their power or their cache device, the link and the way to the witness
+//! break, answers are lost, the mode changes, another volume wants the caches' room, and a peer takes over whenever the
+//! record lets it.
 
 mod client;
+mod fault;
 mod host;
+mod neighbour;
 
 use crate::checker::Checker;
 use crate::coverage::Coverage;
@@ -15,7 +18,7 @@ use host::{Host, Run, Transfer};
 use std::collections::{BTreeMap, VecDeque};
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
-use tidepool_replica::{Copies, Have, Record};
+use tidepool_replica::{Copies, Record};
 
 const MS: Nanos = 1_000_000;
 const S: Nanos = 1_000_000_000;
@@ -29,7 +32,7 @@ const NOTES_MAX: usize = 300;
 
 /// What the hosts say to each other.
 enum Message {
-    Begin { generation: u64, base: u64 },
+    Begin(Begin),
     Begun { generation: u64 },
     Record { bytes: Vec<u8>, durable: bool },
     Stabilise { sequence: u64 },
@@ -44,6 +47,7 @@ struct Plan {
     size_bytes: u64,
     cache_bytes: [u64; 2],
     segment_bytes: [u32; 2],
+    append_bytes: usize,
     drain: DrainOrder,
     slots: usize,
     think_ns: Nanos,
@@ -59,14 +63,19 @@ struct Plan {
     lost_answers: u64,
     /// Nothing goes wrong before the two are in sync.
     sync_first: bool,
+    /// The volume's mode changes now and then.
+    modes: bool,
+    /// Writes of each host's other volume that are in flight at once.
+    neighbour: usize,
 }
 
 impl Plan {
     fn new(rng: &mut Rng) -> Plan {
         Plan {
             size_bytes: rng.pick(&[1 << 20, 8 << 20, 24 << 20]),
-            cache_bytes: [rng.pick(&[64 << 20, 128 << 20]), rng.pick(&[64 << 20, 128 << 20])],
-            segment_bytes: [rng.pick(&[256 << 10, 512 << 10]), rng.pick(&[256 << 10, 512 << 10])],
+            cache_bytes: [0; 2].map(|_| rng.pick(&[64 << 20, 64 << 20, 128 << 20])),
+            segment_bytes: [0; 2].map(|_| rng.pick(&[256 << 10, 512 << 10, 2 << 20])),
+            append_bytes: rng.pick(&[128 << 10, 512 << 10]),
             drain: rng.pick(&[DrainOrder::Grouped, DrainOrder::Unordered]),
             slots: rng.pick(&[1, 4, 4, 16]),
             think_ns: rng.pick(&[200_000, MS, 10 * MS]),
@@ -80,6 +89,8 @@ impl Plan {
             fault_ns: rng.pick(&[30 * MS, 150 * MS, 600 * MS]),
             lost_answers: rng.pick(&[0, 100, 400]),
             sync_first: rng.permille(700),
+            modes: rng.permille(300),
+            neighbour: rng.pick(&[0, 0, 1, 8]),
         }
     }
 
@@ -160,6 +171,11 @@ enum What {
         life: u64,
     },
     Think(usize),
+    Mode,
+    Neighbour {
+        at: usize,
+        life: u64,
+    },
 }
 
 impl What {
@@ -172,6 +188,7 @@ impl What {
             | What::Deliver { to: at, .. }
             | What::Answer { at, .. }
             | What::Fenced { at, .. }
+            | What::Neighbour { at, .. }
             | What::Connected { owner: at, .. } => Some(at),
             _ => None,
         }
@@ -212,6 +229,11 @@ struct World {
     client: Client,
     /// Both copies of what was acknowledged and not flushed are gone.
     lost: bool,
+    /// The image has everything, and no cache has anything that counts: so it is at first, and when an owner's dead device
+    /// is no longer named.
+    whole_image: bool,
+    /// The image had everything when an owner with a dead device left its peer.
+    drained_at_leave: bool,
     /// Nothing has gone wrong yet.
     calm: bool,
     /// After so many events nothing goes wrong any more.
@@ -248,8 +270,7 @@ impl World {
     fn new(seed: u64, seconds: u64, verbose: bool) -> World {
         let mut rng = Rng::new(seed);
         let plan = Plan::new(&mut rng);
-        let mut host =
-            |at: usize| Host::new(at, plan.cache_bytes[at], plan.segment_bytes[at], Rng::new(rng.bits()));
+        let mut host = |at: usize| Host::new(at, &plan, Rng::new(rng.bits()));
         let hosts = [host(0), host(1)];
         let first = hosts[0].party();
         let base_bytes = plan.size_bytes / 2;
@@ -278,6 +299,8 @@ impl World {
             fence: 0,
             checker,
             lost: false,
+            whole_image: true,
+            drained_at_leave: false,
             calm: true,
             steps_max: u64::MAX,
             healing: false,
@@ -352,40 +375,13 @@ impl World {
     }
 
     fn run(&mut self) {
-        let now = self.now;
-        let host = &mut self.hosts[0];
-        // The first owner: the volume is new in its cache.
-        let (mut engine, _) =
-            tidepool_engine::Engine::open(&mut host.disk, tidepool_engine::EngineConfig::small(), now)
-                .expect("a new cache opens");
-        engine.add_volume(now, self.plan.spec(1), 1).expect("a volume fits");
-        // It is on its disk when the first start finds it.
-        while let Some(effect) = engine.next_effect(now) {
-            let (token, result) = match effect {
-                Effect::DeviceWrite { token, offset, buf, .. } => {
-                    let data: Vec<_> = engine
-                        .arena()
-                        .bytes(buf)
-                        .chunks_exact(BLOCK_BYTES)
-                        .map(crate::store::content)
-                        .collect();
-                    (token, host.disk.write_at(offset, &data, true))
-                }
-                Effect::DeviceSync { token } => {
-                    let point = host.disk.sync_point();
-                    (token, host.disk.sync_to(point))
-                }
-                Effect::Backend { token, .. } => (token, Ok(())),
-                _ => continue,
-            };
-            engine.handle(now, Event::Done { token, result });
-        }
         for at in 0..2 {
             self.start(at);
             self.after(BEAT_NS, What::Beat(at));
         }
         let first = self.rng.around(self.plan.fault_ns);
         self.after(first, What::Fault);
+        self.after(100 * MS, What::Mode);
         while self.failure.is_none() {
             let Some(((time, number), what)) = self.queue.pop_first() else { return };
             if let Some(until) =
@@ -424,6 +420,12 @@ impl World {
             What::Beat(at) => {
                 self.beat(at);
                 self.connect();
+                if self.healing {
+                    self.replace_dead(at);
+                    if self.client.is_unserved() && self.now > self.end + 30 * S {
+                        self.accept_loss();
+                    }
+                }
                 if self.healing && self.client.is_unserved() && matches!(self.hosts[at].run, Run::Peer(_)) {
                     self.take_over(at);
                 }
@@ -471,6 +473,8 @@ impl World {
             }
             What::Fenced { at, life } if self.hosts[at].life == life => self.fenced(at),
             What::Think(slot) => self.think(slot),
+            What::Mode => self.change_mode(),
+            What::Neighbour { at, life } if self.hosts[at].life == life => self.neighbour(at),
             _ => {}
         }
         for at in 0..2 {
@@ -526,6 +530,10 @@ impl World {
             Transfer::Write { offset, data, dsync } => host.disk.write_at(offset, &data, dsync),
             Transfer::Sync { .. } if !alive => return,
             Transfer::Sync { point } => host.disk.sync_to(point),
+            Transfer::Neighbour { buf } => {
+                into = buf.map(|buf| (buf, vec![0; buf.len as usize]));
+                Ok(())
+            }
             _ if generation < self.fence => {
                 self.cover.hit("fenced transfer");
                 Err(IoError::Fenced)
@@ -548,6 +556,11 @@ impl World {
                 Ok(())
             }
             Transfer::ImageOther => Ok(()),
+            Transfer::Disown => {
+                self.cover.hit("dead device disowned");
+                self.whole_image = true;
+                Ok(())
+            }
         };
         if alive {
             self.at(self.now, What::Done { at, life, token, result, into });
@@ -615,6 +628,9 @@ impl World {
                 (Copies::Solo, true) if before.owner.cache != after.owner.cache => "record taken over",
                 (Copies::Solo, true) => "record taken back",
             });
+            self.whole_image |= after.generation == before.generation
+                && after.copies == Copies::Solo
+                && std::mem::take(&mut self.drained_at_leave);
             self.witness = after;
         }
         let lost = !self.healing && self.rng.permille(self.plan.lost_answers);
@@ -629,99 +645,5 @@ impl World {
         let ns = self.rng.around(self.plan.image_ns);
         let life = self.hosts[at].life;
         self.after(ns, What::Fence { at, life, generation });
-    }
-
-    /// From here on something may go wrong.
-    fn end_calm(&mut self) {
-        self.calm = false;
-        (self.end, self.steps_max) = (self.now + self.end, self.step + STEPS_MAX);
-    }
-
-    /// The next thing goes wrong.
-    fn fault(&mut self) {
-        if self.healing {
-            return;
-        }
-        if self.calm {
-            let in_sync = self.witness.copies != Copies::Solo;
-            if self.plan.sync_first && !in_sync {
-                return self.after(BEAT_NS, What::Fault);
-            }
-            self.end_calm();
-        }
-        let at = self.rng.below(2) as usize;
-        let until = self.now + self.rng.around(S);
-        match self.rng.below(14) {
-            0 => self.kill(at, false),
-            1 => self.kill(at, true),
-            2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
-            2 => (0..2).for_each(|at| self.kill(at, false)),
-            3 => {
-                self.note("pause", at as u64, until, 0);
-                self.cover.hit("host paused");
-                self.hosts[at].paused_until = until;
-            }
-            4 => {
-                self.cover.hit("link cut one way");
-                self.hole_until[at] = until;
-            }
-            5 => {
-                self.cover.hit("link cut");
-                self.hole_until = [until; 2];
-            }
-            6 => {
-                self.cover.hit("witness away");
-                self.away_until[at] = until;
-            }
-            _ => {
-                let peer = self.hosts.iter().position(|host| matches!(host.run, Run::Peer(_)));
-                peer.into_iter().for_each(|at| self.take_over(at));
-            }
-        }
-        let ns = self.rng.around(self.plan.fault_ns);
-        self.after(ns, What::Fault);
-    }
-
-    fn kill(&mut self, at: usize, power: bool) {
-        self.note(if power { "power loss" } else { "kill" }, at as u64, 0, 0);
-        self.cover.hit(if power { "host power loss" } else { "host kill" });
-        self.hosts[at].stop();
-        self.hosts[at].paused_until = 0;
-        self.client.left(at);
-        if power {
-            let members = self.members();
-            let was = members.iter().any(|party| *party == self.hosts[at].party());
-            self.hosts[at].boot += 1;
-            self.hosts[at].disk.power_loss();
-            let left = members.iter().any(|party| self.hosts[party.cache as usize].party() == *party);
-            if was && !left {
-                self.cover.hit("last copy lost its power");
-                self.lost = true;
-            }
-        }
-        let ns = self.rng.around(300 * MS);
-        self.after(ns, What::Start(at));
-    }
-
-    /// Who has everything that is acknowledged.
-    fn members(&self) -> Vec<tidepool_replica::Party> {
-        match self.witness.copies {
-            Copies::Solo => vec![self.witness.owner],
-            Copies::Sync(peer) => vec![self.witness.owner, peer],
-        }
-    }
-
-    /// No more faults: from here on everything must come to its end.
-    fn heal(&mut self) {
-        self.healing = true;
-        self.note("heal", 0, 0, 0);
-        self.away_until = [0; 2];
-        self.hole_until = [0; 2];
-        for at in 0..2 {
-            let now = self.now;
-            self.hosts[at].paused_until = self.hosts[at].paused_until.min(now);
-            self.after(MS, What::Start(at));
-        }
-        self.client.stop_after = Some(self.now + 20 * MS);
     }
 }

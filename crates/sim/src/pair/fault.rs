@@ -1,0 +1,201 @@
+//! What goes wrong, and the end of it.
+
+use super::host::{Run, VOLUME, host_of};
+use super::{BEAT_NS, MS, S, STEPS_MAX, What, World};
+use crate::rng::Rng;
+use tidepool_engine::api::*;
+use tidepool_replica::{Copies, Party, Phase};
+
+impl World {
+    /// From here on something may go wrong.
+    pub(super) fn end_calm(&mut self) {
+        self.calm = false;
+        (self.end, self.steps_max) = (self.now + self.end, self.step + STEPS_MAX);
+    }
+
+    /// The next thing goes wrong.
+    pub(super) fn fault(&mut self) {
+        if self.healing {
+            return;
+        }
+        if self.calm {
+            let in_sync = self.witness.copies != Copies::Solo;
+            if self.plan.sync_first && !in_sync {
+                return self.after(BEAT_NS, What::Fault);
+            }
+            self.end_calm();
+        }
+        let at = self.rng.below(2) as usize;
+        let until = self.now + self.rng.around(S);
+        match self.rng.below(15) {
+            0 => self.kill(at, false),
+            1 => self.kill(at, true),
+            2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
+            2 => (0..2).for_each(|at| self.kill(at, false)),
+            3 => {
+                self.note("pause", at as u64, until, 0);
+                self.cover.hit("host paused");
+                self.hosts[at].paused_until = until;
+            }
+            4 => {
+                self.cover.hit("link cut one way");
+                self.hole_until[at] = until;
+            }
+            5 => {
+                self.cover.hit("link cut");
+                self.hole_until = [until; 2];
+            }
+            6 => {
+                self.cover.hit("witness away");
+                self.away_until[at] = until;
+            }
+            7 => self.kill_device(at),
+            _ => {
+                let peer = self.hosts.iter().position(|host| matches!(host.run, Run::Peer(_)));
+                peer.into_iter().for_each(|at| self.take_over(at));
+            }
+        }
+        let ns = self.rng.around(self.plan.fault_ns);
+        self.after(ns, What::Fault);
+    }
+
+    pub(super) fn kill(&mut self, at: usize, power: bool) {
+        let dead = self.hosts[at].disk.dead;
+        if dead && !self.can_do_without(at) {
+            return;
+        }
+        self.note(if power { "power loss" } else { "kill" }, at as u64, 0, 0);
+        self.cover.hit(if power { "host power loss" } else { "host kill" });
+        self.hosts[at].stop();
+        self.hosts[at].paused_until = 0;
+        self.client.left(at);
+        if power || dead {
+            let members = self.members();
+            let was = !self.whole_image && members.contains(&self.hosts[at].party());
+            self.hosts[at].boot += 1;
+            if dead {
+                self.cover.hit("device replaced");
+                let rng = Rng::new(self.rng.bits());
+                self.hosts[at].replace_disk(&self.plan, rng);
+            } else {
+                self.hosts[at].disk.power_loss();
+            }
+            let left = members.iter().any(|party| self.hosts[host_of(*party)].party() == *party);
+            if was && !left {
+                self.cover.hit("last copy lost its power");
+                self.lost = true;
+            }
+        }
+        let ns = self.rng.around(300 * MS);
+        self.after(ns, What::Start(at));
+    }
+
+    /// Who has everything that is acknowledged.
+    pub(super) fn members(&self) -> Vec<tidepool_replica::Party> {
+        match self.witness.copies {
+            Copies::Solo => vec![self.witness.owner],
+            Copies::Sync(peer) => vec![self.witness.owner, peer],
+        }
+    }
+
+    /// No more faults: from here on everything must come to its end.
+    pub(super) fn heal(&mut self) {
+        self.healing = true;
+        self.note("heal", 0, 0, 0);
+        self.away_until = [0; 2];
+        self.hole_until = [0; 2];
+        for at in 0..2 {
+            let now = self.now;
+            self.hosts[at].paused_until = self.hosts[at].paused_until.min(now);
+            self.after(MS, What::Start(at));
+        }
+        self.client.stop_after = Some(self.now + 20 * MS);
+    }
+
+    /// The cache device of a host dies: whatever is written to it fails from now on.
+    fn kill_device(&mut self, at: usize) {
+        let is_peer = matches!(self.hosts[at].run, Run::Peer(_));
+        let members = self.members();
+        let there = |party: &Party| {
+            let host = &self.hosts[host_of(*party)];
+            host.engine.is_some() && host.party() == *party && !host.disk.dead
+        };
+        // Alone with what it has, its death would be a loss that two copies do not prevent.
+        let alone = members == [self.hosts[at].party()];
+        if self.hosts[at].engine.is_none() || alone || !members.iter().all(there) {
+            return;
+        }
+        self.note("device dies", at as u64, 0, 0);
+        self.cover.hit(if is_peer { "peer's device died" } else { "owner's device died" });
+        self.hosts[at].disk.break_down(None);
+        self.checker.goes_direct(self.tick);
+    }
+
+    /// Whether a host whose device is dead can be started with a new one: what it alone has is in the image.
+    fn can_do_without(&self, at: usize) -> bool {
+        if let Run::Owner(session) = &self.hosts[at].run
+            && matches!(session.owner().phase(), Phase::Leaving { .. })
+        {
+            return self.drained_at_leave || self.whole_image;
+        }
+        self.whole_image || self.members() != [self.hosts[at].party()]
+    }
+
+    /// Nobody serves, and nobody may by himself: the cache that was flushed to last is made the volume, whatever else is
+    /// missing.
+    pub(super) fn accept_loss(&mut self) {
+        let record = self.witness;
+        let owner = host_of(record.owner);
+        let host = &mut self.hosts[owner];
+        if matches!(host.run, Run::Waiting) && host.party().cache == record.owner.cache {
+            self.cover.hit("loss accepted by the owner");
+            self.lost = true;
+            let after = record.taken_by(self.hosts[owner].party());
+            return self.ask(owner, record, after);
+        }
+        let Copies::Sync(peer) = record.copies else { return };
+        let at = host_of(peer);
+        let Run::Peer(session) = &mut self.hosts[at].run else { return };
+        if let Ok(after) = session.peer_mut().accept_loss(&record) {
+            self.cover.hit("loss accepted by the peer");
+            self.lost = true;
+            self.take_over_as(at, record, after);
+        }
+    }
+
+    /// A host whose device is dead gets a new one as soon as it can do without the old one.
+    pub(super) fn replace_dead(&mut self, at: usize) {
+        let log = self.hosts[at].engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
+        let alone =
+            matches!(&self.hosts[at].run, Run::Owner(session) if session.owner().phase() == Phase::Solo);
+        // Without a request there is no reason to disown a dead device that has nothing of its own.
+        self.whole_image |= alone
+            && self.client.is_idle()
+            && log.is_some_and(|log| log.failed && log.drained >= log.published);
+        let serves = matches!(&self.hosts[at].run, Run::Owner(_)) && !self.whole_image;
+        if self.hosts[at].disk.dead && !serves {
+            self.kill(at, false);
+        }
+    }
+
+    /// Somebody changes the volume's mode.
+    pub(super) fn change_mode(&mut self) {
+        let ns = self.rng.around(400 * MS);
+        self.after(ns, What::Mode);
+        let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
+        let Some(at) = owner.filter(|&at| self.plan.modes && !self.is_paused(at)) else { return };
+        let mode = match self.healing {
+            true => Mode::WriteBack,
+            false => self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]),
+        };
+        self.note("mode", at as u64, mode as u64, 0);
+        self.cover.hit("mode changed");
+        if matches!(mode, Mode::WriteAround | Mode::Off) {
+            self.checker.goes_direct(self.tick);
+        }
+        let now = self.now;
+        let control = self.hosts[at].fresh();
+        self.hosts[at].engine().set_mode(now, VOLUME, mode, control);
+        self.drive(at);
+    }
+}
