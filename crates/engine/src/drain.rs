@@ -48,7 +48,16 @@ pub(crate) struct Drain {
     /// It brings the object to the cut of a snapshot: what is newer is left out for what the cut has.
     pub(crate) cut: bool,
     /// What the backend has got.
-    written: Vec<(u64, Position)>,
+    written: Vec<Written>,
+}
+
+/// A block that the backend has got.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    block: u64,
+    position: Position,
+    /// See [`Piece::opened`].
+    opened: u64,
 }
 
 /// What was left out of an object: up to which sequence everything must be committed before some of it, and before all of it,
@@ -75,6 +84,9 @@ pub(crate) struct Piece {
     first: u64,
     blocks: u32,
     positions: [Position; PIECE_BLOCKS],
+    /// Number of the first segment that was opened after these positions were looked up: in that one or a later one they
+    /// are other places.
+    opened: u64,
     reads: u32,
     bad: bool,
     /// Bad blocks have been read a second time.
@@ -357,6 +369,7 @@ impl Engine {
             first,
             blocks: 0,
             positions: [0; PIECE_BLOCKS],
+            opened: self.space.next_sequence,
             reads: 0,
             bad: false,
             again: false,
@@ -451,9 +464,12 @@ impl Engine {
             let bytes = u64::from(piece.blocks) * BLOCK_BYTES as u64;
             self.volume_mut(id).drain_rate.note(now, bytes);
             let written = &mut self.drains[piece.drain].written;
-            for i in 0..piece.blocks as usize {
-                written.push((piece.first + i as u64, piece.positions[i]));
-            }
+            let positions = piece.positions[..piece.blocks as usize].iter();
+            written.extend((piece.first..).zip(positions).map(|(block, &position)| Written {
+                block,
+                position,
+                opened: piece.opened,
+            }));
         }
         self.release_piece(index, result.is_ok());
     }
@@ -565,7 +581,11 @@ impl Engine {
         volume.index.clear_flags(object, ObjectFlags::DRAINING);
         if flushed {
             let mut drained = 0;
-            for &(block, position) in &drain.written {
+            for &Written { block, position, opened } in &drain.written {
+                if space.life_of(position) >= opened && !mutated!(PlaceTakenForBlock) {
+                    // The log has been round meanwhile: what stands there now is newer, and queued.
+                    continue;
+                }
                 let in_cut = volume.cut_reached(block, position);
                 if volume.index.lookup(block) != Lookup::At(position) {
                     if in_cut && space.clean(position) {

@@ -4,7 +4,7 @@ use crate::ack::Sync;
 use crate::api::*;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
-use crate::drain::{Drain, PIECE_BLOCKS, Piece};
+use crate::drain::{Drain, PIECE_BLOCKS, Piece, Written};
 use crate::format::{Geometry, SUMMARY_BLOCKS_MAX, Stream};
 use crate::frame::Frame;
 use crate::ghost::Ghost;
@@ -185,7 +185,7 @@ pub struct Engine {
     pub(crate) drains: Slab<Drain>,
     pub(crate) pieces: Slab<Piece>,
     pub(crate) frames: Slab<Frame>,
-    pub(crate) spare_written: Vec<Vec<(u64, u32)>>,
+    pub(crate) spare_written: Vec<Vec<Written>>,
     pub(crate) reclaim: Reclaim,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) device: DeviceStatus,

@@ -83,6 +83,7 @@ mod list {
         SnapshotUnderWrites: "the drain goes on while the backend takes a snapshot",
         LinkForgetsWritten: "what a clone's image got before it was linked to its parent is not its own",
         DisownedWhileDirty: "an image no longer names a dead cache device that has newer data for it",
+        PlaceTakenForBlock: "a newer copy that stands where the drained one stood counts as drained",
         AckBeforePeer: "a change is acknowledged before the peer has it",
         PeersStableIgnored: "a flush is answered when the peer has everything, stable or not",
         DrainBeforePeer: "the image gets what the peer does not have on stable media",

@@ -504,5 +504,5 @@ fn clean_before(index: &VolumeIndex, space: &mut Space, object: u32, place: Plac
 
 fn place_of(space: &Space, position: Position) -> Place {
     let segment = space.geo.segment_of(position);
-    (space.segments[segment as usize].sequence, position - space.geo.segment_block(segment))
+    (space.life_of(position), position - space.geo.segment_block(segment))
 }

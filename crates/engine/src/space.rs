@@ -228,6 +228,11 @@ impl Space {
         was_dirty
     }
 
+    /// The life of the segment that `position` is in: another one means that another block stands there.
+    pub(crate) fn life_of(&self, position: Position) -> u64 {
+        self.segments[self.geo.segment_of(position) as usize].sequence
+    }
+
     pub(crate) fn pin(&mut self, position: Position) {
         let segment = self.geo.segment_of(position);
         self.segments[segment as usize].pins += 1;

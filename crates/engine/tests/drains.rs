@@ -426,3 +426,50 @@ fn g1_a_piece_is_not_read_again_where_its_blocks_are_not_any_more() {
     assert!(w.images[0][..8192] == [pattern(3, 4096), pattern(2, 4096)].concat());
     assert_eq!((w.status(0).lost_blocks, w.status(0).count.corrupt_blocks), (0, 0));
 }
+
+#[test]
+fn g1_a_block_that_is_written_to_the_place_of_the_copy_that_is_on_its_way_stays_dirty() {
+    const AT: u64 = 8 * MIB;
+    for drain in [DrainOrder::Unordered, DrainOrder::Grouped] {
+        let written = VolumeSpec { drain, ..spec("a", 16 * MIB, Mode::WriteBack) };
+        let volumes = [written, spec("b", 4 * MIB, Mode::WriteBack)];
+        let mut w = World::with_segments(64 * MIB, 256 << 10, &volumes);
+        w.flush(0);
+        w.flush(1);
+        w.holds = |op| matches!(op, BackendOp::Write { offset, .. } if *offset >= AT);
+        // Writes the block, and tells where to.
+        let place = |w: &mut World, n: u64| {
+            w.hold_device_writes = true;
+            let data = pattern(n, 4096);
+            let (id, buf) = w.request(0, WRITE, AT, 4096, Some(&data));
+            let at = w
+                .held_device_writes()
+                .iter()
+                .find(|(_, bytes)| bytes.ends_with(&data))
+                .expect("its append")
+                .0;
+            w.release_device_writes();
+            w.run();
+            assert_eq!(w.replies.remove(&id), Some(Ok(())));
+            w.engine.arena_mut().free(buf.expect("a write has one"));
+            at
+        };
+        // This fills what is left of a segment: after some rounds the block has the same place in each.
+        let round = |w: &mut World, n: u64| {
+            w.write(1, 0, &pattern(n, 59 * 4096));
+            place(w, n)
+        };
+        for n in 1..200 {
+            round(&mut w, n);
+        }
+        let first = round(&mut w, 200);
+        w.pass(3 * SECOND);
+        let newest = (201..900).find(|&n| round(&mut w, n) == first).expect("the log goes round");
+        w.holds = |_| false;
+        w.pass(20 * SECOND);
+        assert!(
+            w.images[0][AT as usize..][..4096] == pattern(newest, 4096),
+            "{drain:?}: after {newest} writes"
+        );
+    }
+}
