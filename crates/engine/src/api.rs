@@ -263,7 +263,7 @@ pub enum Pairing {
     /// Changes are acknowledged when the peer has them, flushes when it has them on stable media, and only what it has on stable
     /// media goes to the backend.
     Paired,
-    /// As paired, but the peer is gone: nothing is sent any more.
+    /// The peer is gone: nothing is sent any more, and nothing acknowledged.
     Parting,
 }
 

@@ -43,9 +43,10 @@ impl ClientOp {
         self.durable || self.direct || self.request.op == Op::Flush
     }
 
-    /// The newest record that its reply acknowledges; none for a flush, which follows the replies that it is about.
+    /// The newest record that its reply acknowledges; none for a flush, which follows the replies that it is about, nor for
+    /// what is in the backend's hands alone.
     fn acknowledges(&self) -> u64 {
-        if self.request.op == Op::Flush { 0 } else { self.sequence }
+        if self.request.op == Op::Flush || self.direct { 0 } else { self.sequence }
     }
 
     /// Part number `n` of what the log gets for this change; `None` past the last.
@@ -589,6 +590,9 @@ impl Engine {
         }
         let vid = op.request.volume;
         self.volume_mut(vid).published += 1;
+        if let Some(incoming) = self.ops[id].incoming {
+            self.record_published(vid, incoming);
+        }
         let op = &self.ops[id];
         if op.needs_stable() {
             self.sync.waiters.push((append, id));
@@ -661,14 +665,6 @@ impl Engine {
         if result.is_ok() {
             volume.sequence_acknowledged = volume.sequence_acknowledged.max(op.acknowledges());
         }
-        if volume.is_parting() && volume.sequence_durable < volume.sequence_acknowledged {
-            // What only one log has is to be stable before anybody may know that it is one.
-            self.sync.wanted = true;
-        }
-        if let Some(incoming) = op.incoming {
-            self.record_answered(vid, incoming);
-        }
-        let volume = self.volume_mut(vid);
         let count = &mut volume.count;
         match (result, op.request.op) {
             (Err(_), _) => count.errors += 1,

@@ -123,7 +123,7 @@ impl Checkpoint {
 
     /// The volume in this place begins anew behind `base`: a checkpoint of what it was says nothing about what comes.
     pub(crate) fn forget_sequence(&mut self, id: VolumeId, base: u64) {
-        let run = self.run.as_mut().filter(|_| !mutated!(CheckpointOfEarlierLife));
+        let run = self.run.as_mut();
         if let Some(sequence) = run.and_then(|run| run.sequences.get_mut(id.0 as usize)) {
             *sequence = base.min(*sequence);
         }

@@ -316,7 +316,7 @@ impl Engine {
 
     /// Our log has it on stable media; so must a copy that could take over.
     pub(crate) fn drain_stable(&mut self, waiting: Waiting) {
-        if self.volume(waiting.volume).fenced {
+        if self.volume(waiting.volume).fenced && !mutated!(FencedDrainSends) {
             // Whoever has the image now may not have this.
             self.give_back(waiting.part);
         } else if self.has_drained_copy(waiting) {
@@ -582,7 +582,7 @@ impl Engine {
         if flushed {
             let mut drained = 0;
             for &Written { block, position, opened } in &drain.written {
-                if space.life_of(position) >= opened && !mutated!(PlaceTakenForBlock) {
+                if space.life_of(position) >= opened {
                     // The log has been round meanwhile: what stands there now is newer, and queued.
                     continue;
                 }

@@ -23,22 +23,29 @@ mod list {
     use std::cell::Cell;
 
     macro_rules! mutations {
-        ($($name:ident: $what:literal,)*) => {
+        ($($name:ident: $what:literal,)* ; $($pair:ident: $of_pair:literal,)*) => {
             /// A deliberate bug.
             #[derive(Debug, Clone, Copy, PartialEq, Eq)]
             pub enum Mutation {
                 $(#[doc = $what] $name,)*
+                $(#[doc = $of_pair] $pair,)*
             }
 
             impl Mutation {
                 /// All of them.
-                pub const ALL: &[Mutation] = &[$(Mutation::$name,)*];
+                pub const ALL: &[Mutation] = &[$(Mutation::$name,)* $(Mutation::$pair,)*];
 
                 /// What is wrong with it, in a few words.
                 pub fn what(self) -> &'static str {
                     match self {
                         $(Mutation::$name => $what,)*
+                        $(Mutation::$pair => $of_pair,)*
                     }
+                }
+
+                /// It is about a second copy.
+                pub fn needs_two_hosts(self) -> bool {
+                    matches!(self, $(Mutation::$pair)|*)
                 }
             }
         };
@@ -83,15 +90,23 @@ mod list {
         SnapshotUnderWrites: "the drain goes on while the backend takes a snapshot",
         LinkForgetsWritten: "what a clone's image got before it was linked to its parent is not its own",
         DisownedWhileDirty: "an image no longer names a dead cache device that has newer data for it",
-        PlaceTakenForBlock: "a newer copy that stands where the drained one stood counts as drained",
+        TruncateKeepsFlags: "objects beyond the new end of a volume stay marked as queued",
+        ; // Of two hosts.
         AckBeforePeer: "a change is acknowledged before the peer has it",
         PeersStableIgnored: "a flush is answered when the peer has everything, stable or not",
         DrainBeforePeer: "the image gets what the peer does not have on stable media",
         PeerNotTold: "a change past the cache is not logged where the owner holds nothing of it",
         RoomIgnored: "the owner sends more than the peer has room for",
-        CheckpointOfEarlierLife: "a checkpoint of an earlier life of a replica makes what comes stable",
         DisownedWhilePaired: "an image no longer names a dead cache device while its record names a second copy",
-        TruncateKeepsFlags: "objects beyond the new end of a volume stay marked as queued",
+        FencedDrainSends: "an owner that is fenced still sends to the image what waited for stable media",
+        EarlierOwnerHeard: "a replica takes records of an owner that it has promised to hear no more",
+        CleanOneTooFar: "what came one record after the owner's image counts as clean in a replica",
+        CopyWholeTooEarly: "a copy counts as whole when it has what was acknowledged, not what was logged",
+        SoloBeforeStable: "the record says that an owner is alone before its own log is stable",
+        RestartedCopyTakesOver: "a copy takes over although its host has lost its power",
+        TailNotAsked: "an owner that lost its power comes back without asking its peer",
+        OutcomeIgnored: "a change of the record counts as made whatever stands there",
+        StaleHaveBelieved: "what a peer says before it has begun anew counts for the new copy",
     }
 
     thread_local! {

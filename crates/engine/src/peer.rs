@@ -87,11 +87,6 @@ impl Volume {
         let short = |room: Room| room.bytes < WINDOW_BYTES || room.ranges < RANGES_SHORT;
         self.peer.as_ref().is_some_and(|peer| peer.sends && short(peer.room))
     }
-
-    /// The peer is gone, and the record of who owns the image does not say so yet.
-    pub(crate) fn is_parting(&self) -> bool {
-        self.peer.as_ref().is_some_and(|peer| peer.counts && !peer.sends)
-    }
 }
 
 impl Engine {
@@ -221,11 +216,11 @@ impl Engine {
         let volume = self.volume_mut(op.request.volume);
         let refusing = volume.is_refusing();
         let Some(peer) = &mut volume.peer else { return true };
+        // Whatever was acknowledged has to be stable when the record says that the peer is gone: nothing comes on top.
+        let parting = peer.counts && !peer.sends;
+        let has = !parting && peer.has(op.sequence, stable && !mutated!(PeersStableIgnored));
         // A volume that refuses answers at once.
-        if refusing
-            || peer.has(op.sequence, stable && !mutated!(PeersStableIgnored))
-            || mutated!(AckBeforePeer)
-        {
+        if refusing || has || mutated!(AckBeforePeer) {
             return true;
         }
         peer.waiting.push(id);

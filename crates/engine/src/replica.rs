@@ -13,6 +13,7 @@ use crate::format::{EntryKind, RecordKind, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Append, Builder, BuiltEntry, RecordFields};
 use crate::mem::Buf;
+use crate::mutation::mutated;
 use crate::peer::{RECORD_BLOCKS_MAX, WINDOW_BYTES};
 use crate::replay::decode_record;
 use crate::space::Space;
@@ -41,13 +42,11 @@ pub(crate) struct Replica {
     places: VecDeque<(u64, Place)>,
     /// Of objects with zeroes that are not in the image: the newest record that zeroed something in them.
     zeroed: BTreeMap<u32, u64>,
-    /// Counts beginnings.
-    life: u32,
     /// What the owner was told and has not used yet.
     granted: Room,
-    /// What records take that wait for the log, and what those take that are not answered.
+    /// What records take that wait for the log, and what those take that the cache device does not have yet.
     pending: Room,
-    unanswered: Room,
+    unpublished: Room,
 }
 
 /// A record of the owner's log on its way into this one.
@@ -58,8 +57,6 @@ pub(crate) struct Incoming {
     pub(crate) blocks: u16,
     /// Entries that are zeroes, which a checkpoint must have room for.
     pub(crate) ranges: u16,
-    /// The beginning that it came after.
-    life: u32,
 }
 
 impl Incoming {
@@ -136,9 +133,6 @@ impl Engine {
         self.grant(id, begin.room);
         let volume = self.volume_mut(id);
         volume.task = Task::Begin { control, begin };
-        let replica = volume.replica.as_mut().expect("a replica begins");
-        replica.life += 1;
-        replica.unanswered = Room::default();
     }
 
     /// What the owner of a copy that begins now can be told there is room for; the copy is that of the volume `id`, whose
@@ -186,13 +180,14 @@ impl Engine {
         Some(self.volumes.get(id.0 as usize)?.as_ref()?.replica.as_ref()?.promised)
     }
 
-    /// What the owner of a replica may send beside what was answered: the room is kept for it from now on, until it is used
+    /// What the owner of a replica may send behind what the cache device has (see [`LogStatus::published`](crate::api::LogStatus), and
+    /// may be more than was answered): the room is kept for it from now on, until it is used
     /// or [`Engine::withdraw_room`] is called.
     pub fn replica_room(&mut self, id: VolumeId) -> Room {
         let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let Some(replica) = volume.and_then(|volume| volume.replica.as_ref()) else { return Room::default() };
         let mut told = replica.granted;
-        told += replica.unanswered;
+        told += replica.unpublished;
         let wanted = ROOM_MAX.ranges.saturating_sub(told.ranges);
         self.count_extents(wanted);
         let left = if self.dead { 0 } else { self.quota_left(id) * BLOCK_BYTES as u64 };
@@ -205,12 +200,10 @@ impl Engine {
         told
     }
 
-    /// A record is answered, or refused after it was taken.
-    pub(crate) fn record_answered(&mut self, id: VolumeId, incoming: Incoming) {
-        let replica = self.volume_mut(id).replica.as_mut().filter(|replica| replica.life == incoming.life);
-        if let Some(replica) = replica {
-            replica.unanswered -= incoming.room();
-        }
+    /// The cache device has a record.
+    pub(crate) fn record_published(&mut self, id: VolumeId, incoming: Incoming) {
+        let replica = self.volume_mut(id).replica.as_mut().expect("a replica takes records");
+        replica.unpublished -= incoming.room();
     }
 
     fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
@@ -226,6 +219,7 @@ impl Engine {
     /// The owner's image durably has everything up to the record `sequence`: what the replica holds of that is clean.
     pub fn replica_drained(&mut self, id: VolumeId, sequence: u64) {
         self.stir();
+        let sequence = sequence + u64::from(mutated!(CleanOneTooFar));
         let next = self.checkpoint.next_number();
         let (volume, space) = self.volume_and_space(id);
         let Some(mut replica) = volume.replica.take() else { return };
@@ -290,12 +284,11 @@ impl Engine {
             entries: header.entries.get(),
             blocks: header.blocks.get(),
             ranges: record.entries.iter().filter(|entry| is_zeroes(entry.kind())).count() as u16,
-            life: replica.life,
         };
         let Room { bytes, ranges } = incoming.room();
         let expected = header.kind == RecordKind::Write as u8
             && generation == volume.spec.generation
-            && generation >= replica.promised
+            && (generation >= replica.promised || mutated!(EarlierOwnerHeard))
             && incoming.sequence == replica.taken + 1
             && bytes <= replica.granted.bytes
             && ranges <= replica.granted.ranges
@@ -323,7 +316,7 @@ impl Engine {
         replica.taken = incoming.sequence;
         replica.granted -= incoming.room();
         replica.pending += incoming.room();
-        replica.unanswered += incoming.room();
+        replica.unpublished += incoming.room();
         volume.pending.push_back(id);
         volume.entered += 1;
     }
@@ -397,6 +390,7 @@ impl Engine {
         // The owner may send them again.
         replica.taken = built;
         let pending = std::mem::take(&mut replica.pending);
+        replica.unpublished -= pending;
         self.reserved -= pending;
     }
 
@@ -447,10 +441,9 @@ impl Replica {
             taken: 0,
             places: VecDeque::new(),
             zeroed: BTreeMap::new(),
-            life: 0,
             granted: none,
             pending: none,
-            unanswered: none,
+            unpublished: none,
         }
     }
 

@@ -5,6 +5,17 @@
 //! rules are tried against crashes, restarts, lost messages and lost answers by a model (`tests/model.rs`), which
 //! drives these very machines.
 
+/// As the core's: whether the deliberate bug is in force.
+macro_rules! mutated {
+    ($name:ident) => {{
+        #[cfg(feature = "mutations")]
+        let mutated = tidepool_engine::mutation::is(tidepool_engine::mutation::Mutation::$name);
+        #[cfg(not(feature = "mutations"))]
+        let mutated = false;
+        mutated
+    }};
+}
+
 mod owner;
 mod peer;
 mod record;

@@ -167,12 +167,13 @@ impl Owner {
         }
     }
 
-    /// Newest sequence that may be acknowledged. That the peer is gone takes nothing from what it has confirmed.
+    /// Newest sequence that may be acknowledged. When the peer is gone it is what has been: all of that is to be stable
+    /// before the record says so.
     pub fn may_acknowledge(&self) -> u64 {
         let limit = match self.pairing() {
             Pairing::Alone | Pairing::Filling => self.logged,
-            _ if self.phase == Phase::Lost => 0,
-            Pairing::Paired | Pairing::Parting => self.logged.min(self.peer_logged),
+            Pairing::Paired => self.logged.min(self.peer_logged),
+            Pairing::Parting => 0,
         };
         let before = match self.phase {
             Phase::Catching { through, .. } => through,
@@ -202,6 +203,15 @@ impl Owner {
         self.acknowledged = self.acknowledged.max(sequence);
     }
 
+    /// Something of up to `sequence` may have been sent to the backend.
+    ///
+    /// # Panics
+    /// If it may not.
+    pub(crate) fn sent(&mut self, sequence: u64) {
+        assert!(sequence <= self.may_drain().max(self.sent), "{sequence} may not be in the image: {self:?}");
+        self.sent = self.sent.max(sequence);
+    }
+
     /// Takes in how far its log is, without taking the steps that this makes possible: others are to be told first.
     pub(crate) fn note(&mut self, event: Event) {
         match event {
@@ -226,8 +236,7 @@ impl Owner {
                 }
             }
             // Before it has begun it may speak of a copy from an earlier time.
-            Event::Have { .. } if matches!(self.phase, Phase::Solo | Phase::Filling { begun: false, .. }) => {
-            }
+            Event::Have { .. } if self.is_deaf() => {}
             Event::Have { logged, stable } => {
                 self.peer_logged = self.peer_logged.max(logged);
                 self.peer_stable = self.peer_stable.max(stable);
@@ -236,6 +245,12 @@ impl Owner {
             Event::Found(record) => self.found(record, effects),
         }
         self.advance(effects);
+    }
+
+    /// What the peer says of a copy is not about the one that begins.
+    pub(crate) fn is_deaf(&self) -> bool {
+        matches!(self.phase, Phase::Solo | Phase::Filling { begun: false, .. })
+            && !mutated!(StaleHaveBelieved)
     }
 
     fn peer_up(&mut self, peer: Party, effects: &mut Vec<Effect>) {
@@ -291,7 +306,7 @@ impl Owner {
 
     fn found(&mut self, record: Record, effects: &mut Vec<Effect>) {
         let Some(after) = self.after() else { return };
-        if record == after {
+        if record == after || mutated!(OutcomeIgnored) {
             return self.written(effects);
         }
         if record != self.record {
@@ -312,7 +327,8 @@ impl Owner {
         match self.phase {
             // What is logged from here on is not acknowledged or sent before it has it: what is missing gets no more.
             Phase::Filling { peer, base, begun: true } if self.drained >= base => {
-                self.phase = Phase::Catching { peer, through: self.logged };
+                let through = if mutated!(CopyWholeTooEarly) { self.acknowledged } else { self.logged };
+                self.phase = Phase::Catching { peer, through };
                 return self.advance(effects);
             }
             // A copy that may take over lacks nothing that was promised, and nothing that the image may have.
@@ -326,7 +342,9 @@ impl Owner {
             }
             // What was promised as long as two logs had it is in one from now on. With the peer gone as well, a dead
             // device gets no better by waiting.
-            Phase::Leaving { peer, writing: false } if self.stable >= self.acknowledged || self.failed => {
+            Phase::Leaving { peer, writing: false }
+                if self.stable >= self.acknowledged || self.failed || mutated!(SoloBeforeStable) =>
+            {
                 self.phase = Phase::Leaving { peer, writing: true };
             }
             _ => return,

@@ -74,7 +74,7 @@ impl Peer {
     /// # Errors
     /// It is of another owner, or not the next one.
     pub fn record(&mut self, generation: u64, sequence: u64) -> Result<(), Rejected> {
-        if generation < self.promise {
+        if generation < self.promise && !mutated!(EarlierOwnerHeard) {
             return Err(Rejected::Promised(self.promise));
         }
         match &mut self.copy {
@@ -92,7 +92,7 @@ impl Peer {
     /// # Errors
     /// The record does not say that it holds everything.
     pub fn take_over(&mut self, record: &Record) -> Result<Record, Rejected> {
-        if record.copies != Copies::Sync(self.me) {
+        if record.copies != Copies::Sync(self.me) && !mutated!(RestartedCopyTakesOver) {
             return Err(Rejected::NotInSync);
         }
         self.accept_loss(record)

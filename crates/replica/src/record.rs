@@ -82,11 +82,12 @@ pub fn resume(me: Party, record: &Record, own: u64, peer: Option<Tail>) -> Resum
         return Resume::Serve;
     }
     match peer.filter(|peer| peer.generation == record.generation) {
-        Some(peer) if peer.holder == holder && peer.logged > own => {
+        Some(peer) if peer.holder == holder && peer.logged > own && !mutated!(TailNotAsked) => {
             Resume::Fetch { after: own, through: peer.logged }
         }
         // It has no more than we have, or has lost its power as well: what was flushed is in either.
         Some(_) => Resume::Serve,
+        None if mutated!(TailNotAsked) => Resume::Serve,
         None => Resume::Unreachable,
     }
 }

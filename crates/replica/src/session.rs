@@ -82,7 +82,7 @@ impl OwnerSession {
     /// The peer has said how far its copy goes, and how much it has room for.
     pub fn has(&mut self, engine: &mut Engine, now: Nanos, have: Have, effects: &mut Vec<Effect>) {
         let Have { logged, stable, .. } = have;
-        let counts = !matches!(self.owner.phase(), Phase::Solo | Phase::Filling { begun: false, .. });
+        let counts = !self.owner.is_deaf();
         // The machine before the core: what the core acknowledges on it, the machine must allow.
         self.take(engine, now, Event::Have { logged, stable }, effects);
         if counts {
@@ -94,13 +94,13 @@ impl OwnerSession {
     pub fn look(&mut self, engine: &mut Engine, now: Nanos, effects: &mut Vec<Effect>) {
         let Some(log) = engine.log_status(self.volume) else { return };
         // What is about to be logged counts as logged: the copy gets it, or it is before the base.
-        for event in [Event::Logged(log.logged), Event::Stable(log.stable), Event::Sent(log.sent)] {
-            self.owner.note(event);
-        }
-        self.owner.acknowledged(log.acknowledged);
+        self.owner.note(Event::Logged(log.logged));
+        self.owner.note(Event::Stable(log.stable));
         if log.failed {
             self.owner.take(Event::Failed, effects);
         }
+        self.owner.sent(log.sent);
+        self.owner.acknowledged(log.acknowledged);
         self.owner.take(Event::Drained(log.drained), effects);
         self.apply(engine, now);
     }

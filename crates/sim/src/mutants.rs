@@ -1,6 +1,6 @@
 //! Whether the checker notices the core's deliberate bugs.
 
-use crate::run;
+use crate::{pair, run};
 use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,6 +10,8 @@ use tidepool_engine::mutation::{Mutation, set};
 pub const SEEDS_MAX: u64 = 400;
 /// Most simulated seconds of one life.
 pub const SECONDS: u64 = 30;
+/// The same of two hosts.
+pub const PAIR_SECONDS: u64 = 6;
 /// What is kept of a message: some tell all that the core knows.
 const WHAT_CHARACTERS: usize = 120;
 
@@ -25,12 +27,17 @@ pub struct Caught {
 /// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then all from 1 on.
 pub fn hunt(mutation: Mutation, known: Option<u64>) -> Option<Caught> {
     set(Some(mutation));
-    let failure = |seed| run(seed, SECONDS, false).failure.map(|text| (seed, text));
+    let outcome = |seed| match mutation.needs_two_hosts() {
+        true => pair::run(seed, PAIR_SECONDS, false),
+        false => run(seed, SECONDS, false),
+    };
+    let failure = |seed| outcome(seed).failure.map(|text| (seed, text));
     let found = known.into_iter().chain(1..=SEEDS_MAX).find_map(failure);
     set(None);
     let (seeds, text) = found?;
     // The line behind the events that led to it.
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("seed {seeds}: ")));
+    let lines = text.lines().map(|line| line.strip_prefix("pair ").unwrap_or(line));
+    let line = lines.filter_map(|line| line.strip_prefix(&format!("seed {seeds}: "))).next();
     Some(Caught { seeds, what: line.unwrap_or("?").chars().take(WHAT_CHARACTERS).collect() })
 }
 

@@ -1,6 +1,6 @@
 //! What goes wrong, and the end of it.
 
-use super::host::{Run, VOLUME, host_of};
+use super::host::{Host, Run, VOLUME, host_of};
 use super::{BEAT_NS, MS, S, STEPS_MAX, What, World};
 use crate::rng::Rng;
 use tidepool_engine::api::*;
@@ -25,12 +25,17 @@ impl World {
             }
             self.end_calm();
         }
-        let at = self.rng.below(2) as usize;
+        if self.plan.patient && !self.is_in_sync() && self.now < self.patience_until {
+            return self.after(BEAT_NS / 2, What::Fault);
+        }
+        let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
+        let at = owner.filter(|_| self.rng.permille(300)).unwrap_or(self.rng.below(2) as usize);
         let until = self.now + self.rng.around(S);
         match self.rng.below(15) {
             0 => self.kill(at, false),
             1 => self.kill(at, true),
             2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
+            2 if self.rng.permille(300) => (0..2).for_each(|host| self.kill(host, host == at)),
             2 => (0..2).for_each(|at| self.kill(at, false)),
             3 => {
                 self.note("pause", at as u64, until, 0);
@@ -55,8 +60,17 @@ impl World {
                 peer.into_iter().for_each(|at| self.take_over(at));
             }
         }
+        // Now and then one comes on top of the other.
+        if self.rng.permille(700) {
+            self.patience_until = self.now + 3 * S;
+        }
         let ns = self.rng.around(self.plan.fault_ns);
         self.after(ns, What::Fault);
+    }
+
+    fn is_in_sync(&self) -> bool {
+        let owner = |host: &Host| matches!(&host.run, Run::Owner(session) if matches!(session.owner().phase(), Phase::Sync { .. }));
+        self.hosts.iter().any(owner)
     }
 
     pub(super) fn kill(&mut self, at: usize, power: bool) {
@@ -115,6 +129,9 @@ impl World {
     /// The cache device of a host dies: whatever is written to it fails from now on.
     fn kill_device(&mut self, at: usize) {
         let is_peer = matches!(self.hosts[at].run, Run::Peer(_));
+        if !is_peer && !matches!(self.hosts[at].run, Run::Owner(_)) {
+            return;
+        }
         let members = self.members();
         let there = |party: &Party| {
             let host = &self.hosts[host_of(*party)];

@@ -99,6 +99,8 @@ pub(super) struct Host {
     append_bytes: usize,
     /// Devices that it has had before this one.
     disks: u128,
+    /// It knows that it is not the owner any more.
+    fenced: bool,
     /// Generation of its client of the image.
     generation: u64,
     told_drained: u64,
@@ -161,6 +163,7 @@ impl Host {
             neighbours: HashMap::new(),
             append_bytes: plan.append_bytes,
             disks: 0,
+            fenced: false,
             generation: 0,
             told_drained: 0,
             armed: 0,
@@ -202,9 +205,14 @@ impl Host {
         self.records.clear();
         self.queue.clear();
         self.neighbours.clear();
+        self.fenced = false;
         (self.beginning, self.flush) = (None, None);
         self.armed = 0;
     }
+}
+
+fn changes_image(op: &BackendOp) -> bool {
+    matches!(op, BackendOp::Write { .. } | BackendOp::Discard { .. } | BackendOp::WriteZeroes { .. })
 }
 
 /// Whose cache a party is.
@@ -423,6 +431,7 @@ impl World {
                 OwnerEffect::Close => {
                     self.cover.hit("owner closed");
                     self.hosts[at].engine().fence(VOLUME);
+                    self.hosts[at].fenced = true;
                     let life = self.hosts[at].life;
                     self.after(0, What::Closed { at, life });
                 }
@@ -529,6 +538,9 @@ impl World {
                 let buf = if let BackendOp::Read { buf, .. } = op { Some(buf) } else { None };
                 (token, Transfer::Neighbour { buf })
             }
+            Effect::Backend { op, .. } if host.fenced && changes_image(&op) => {
+                return self.fail(format!("host {at} was told that it is not the owner, and sends {op:?}"));
+            }
             Effect::Backend { token, op, .. } => (
                 token,
                 match op {
@@ -570,6 +582,9 @@ impl World {
         if let Some((sequence, buf)) = host.records.remove(&id) {
             host.engine().arena_mut().free(buf);
             if let Run::Peer(session) = &mut host.run {
+                if result == Err(RequestError::Invalid) && session.takes_records() {
+                    return self.fail(format!("host {at} cannot take record {sequence} of its owner"));
+                }
                 session.logged(sequence, result);
             }
             return;

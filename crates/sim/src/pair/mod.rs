@@ -61,6 +61,8 @@ struct Plan {
     /// Mean time from one fault to the next.
     fault_ns: Nanos,
     lost_answers: u64,
+    /// What goes wrong next waits until the two are in sync again, for some time.
+    patient: bool,
     /// Nothing goes wrong before the two are in sync.
     sync_first: bool,
     /// The volume's mode changes now and then.
@@ -88,6 +90,7 @@ impl Plan {
             image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
             fault_ns: rng.pick(&[30 * MS, 150 * MS, 600 * MS]),
             lost_answers: rng.pick(&[0, 100, 400]),
+            patient: rng.permille(700),
             sync_first: rng.permille(700),
             modes: rng.permille(300),
             neighbour: rng.pick(&[0, 0, 1, 8]),
@@ -236,6 +239,8 @@ struct World {
     drained_at_leave: bool,
     /// Nothing has gone wrong yet.
     calm: bool,
+    /// Until then the next fault waits for the two to be in sync.
+    patience_until: Nanos,
     /// After so many events nothing goes wrong any more.
     steps_max: u64,
     healing: bool,
@@ -302,6 +307,7 @@ impl World {
             whole_image: true,
             drained_at_leave: false,
             calm: true,
+            patience_until: 0,
             steps_max: u64::MAX,
             healing: false,
             drained_control: None,
@@ -628,6 +634,12 @@ impl World {
                 (Copies::Solo, true) if before.owner.cache != after.owner.cache => "record taken over",
                 (Copies::Solo, true) => "record taken back",
             });
+            let parted = after.generation == before.generation && after.copies == Copies::Solo;
+            if parted && (!self.hosts[at].disk.dead || self.drained_at_leave) {
+                // What two logs had is on stable media, or in the image.
+                let tick = self.next_tick();
+                self.checker.settle(tick);
+            }
             self.whole_image |= after.generation == before.generation
                 && after.copies == Copies::Solo
                 && std::mem::take(&mut self.drained_at_leave);
