@@ -316,7 +316,7 @@ impl Engine {
 
     /// Our log has it on stable media; so must a copy that could take over.
     pub(crate) fn drain_stable(&mut self, waiting: Waiting) {
-        if self.volume(waiting.volume).fenced && !mutated!(FencedDrainSends) {
+        if self.volume(waiting.volume).fenced {
             // Whoever has the image now may not have this.
             self.give_back(waiting.part);
         } else if self.has_drained_copy(waiting) {

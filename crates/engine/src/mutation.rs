@@ -98,15 +98,11 @@ mod list {
         PeerNotTold: "a change past the cache is not logged where the owner holds nothing of it",
         RoomIgnored: "the owner sends more than the peer has room for",
         DisownedWhilePaired: "an image no longer names a dead cache device while its record names a second copy",
-        FencedDrainSends: "an owner that is fenced still sends to the image what waited for stable media",
-        EarlierOwnerHeard: "a replica takes records of an owner that it has promised to hear no more",
         CleanOneTooFar: "what came one record after the owner's image counts as clean in a replica",
-        CopyWholeTooEarly: "a copy counts as whole when it has what was acknowledged, not what was logged",
         SoloBeforeStable: "the record says that an owner is alone before its own log is stable",
         RestartedCopyTakesOver: "a copy takes over although its host has lost its power",
         TailNotAsked: "an owner that lost its power comes back without asking its peer",
         OutcomeIgnored: "a change of the record counts as made whatever stands there",
-        StaleHaveBelieved: "what a peer says before it has begun anew counts for the new copy",
     }
 
     thread_local! {

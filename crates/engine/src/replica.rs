@@ -288,7 +288,7 @@ impl Engine {
         let Room { bytes, ranges } = incoming.room();
         let expected = header.kind == RecordKind::Write as u8
             && generation == volume.spec.generation
-            && (generation >= replica.promised || mutated!(EarlierOwnerHeard))
+            && generation >= replica.promised
             && incoming.sequence == replica.taken + 1
             && bytes <= replica.granted.bytes
             && ranges <= replica.granted.ranges

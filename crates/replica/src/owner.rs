@@ -250,7 +250,6 @@ impl Owner {
     /// What the peer says of a copy is not about the one that begins.
     pub(crate) fn is_deaf(&self) -> bool {
         matches!(self.phase, Phase::Solo | Phase::Filling { begun: false, .. })
-            && !mutated!(StaleHaveBelieved)
     }
 
     fn peer_up(&mut self, peer: Party, effects: &mut Vec<Effect>) {
@@ -327,8 +326,7 @@ impl Owner {
         match self.phase {
             // What is logged from here on is not acknowledged or sent before it has it: what is missing gets no more.
             Phase::Filling { peer, base, begun: true } if self.drained >= base => {
-                let through = if mutated!(CopyWholeTooEarly) { self.acknowledged } else { self.logged };
-                self.phase = Phase::Catching { peer, through };
+                self.phase = Phase::Catching { peer, through: self.logged };
                 return self.advance(effects);
             }
             // A copy that may take over lacks nothing that was promised, and nothing that the image may have.

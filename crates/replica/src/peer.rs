@@ -74,7 +74,7 @@ impl Peer {
     /// # Errors
     /// It is of another owner, or not the next one.
     pub fn record(&mut self, generation: u64, sequence: u64) -> Result<(), Rejected> {
-        if generation < self.promise && !mutated!(EarlierOwnerHeard) {
+        if generation < self.promise {
             return Err(Rejected::Promised(self.promise));
         }
         match &mut self.copy {

@@ -1,6 +1,6 @@
 //! What goes wrong, and the end of it.
 
-use super::host::{Host, Run, VOLUME, host_of};
+use super::host::{Host, Run, Transfer, VOLUME, host_of};
 use super::{BEAT_NS, MS, S, STEPS_MAX, What, World};
 use crate::rng::Rng;
 use tidepool_engine::api::*;
@@ -31,7 +31,7 @@ impl World {
         let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
         let at = owner.filter(|_| self.rng.permille(300)).unwrap_or(self.rng.below(2) as usize);
         let until = self.now + self.rng.around(S);
-        match self.rng.below(15) {
+        match self.rng.below(16) {
             0 => self.kill(at, false),
             1 => self.kill(at, true),
             2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
@@ -55,6 +55,7 @@ impl World {
                 self.away_until[at] = until;
             }
             7 => self.kill_device(at),
+            8 => self.lose_owner_and_power(),
             _ => {
                 let peer = self.hosts.iter().position(|host| matches!(host.run, Run::Peer(_)));
                 peer.into_iter().for_each(|at| self.take_over(at));
@@ -81,6 +82,7 @@ impl World {
         self.note(if power { "power loss" } else { "kill" }, at as u64, 0, 0);
         self.cover.hit(if power { "host power loss" } else { "host kill" });
         self.hosts[at].stop();
+        self.end_writes(at);
         self.hosts[at].paused_until = 0;
         self.client.left(at);
         if power || dead {
@@ -102,6 +104,20 @@ impl World {
         }
         let ns = self.rng.around(300 * MS);
         self.after(ns, What::Start(at));
+    }
+
+    /// What a process had sent to its disk arrives before the disk is another's, whole or in parts.
+    fn end_writes(&mut self, at: usize) {
+        let is_write = |what: &What| matches!(what, What::Arrive { at: of, transfer: Transfer::Write { .. }, .. } if *of == at);
+        let sent: Vec<_> =
+            self.queue.iter().filter(|(_, what)| is_write(what)).map(|(&key, _)| key).collect();
+        for key in sent {
+            let what = self.queue.remove(&key);
+            let disk = &mut self.hosts[at].disk;
+            if let Some(What::Arrive { transfer: Transfer::Write { offset, data, .. }, .. }) = what {
+                disk.cut_at(offset, &data);
+            }
+        }
     }
 
     /// Who has everything that is acknowledged.
@@ -148,6 +164,22 @@ impl World {
         self.checker.goes_direct(self.tick);
     }
 
+    /// The owner's host is gone with its device, and its peer loses its power.
+    fn lose_owner_and_power(&mut self) {
+        let Copies::Sync(peer) = self.witness.copies else { return };
+        let (owner, other) = (host_of(self.witness.owner), host_of(peer));
+        let there = self.hosts[owner].party() == self.witness.owner && self.hosts[other].party() == peer;
+        let dead = self.hosts.iter().any(|host| host.disk.dead);
+        let serves = matches!(self.hosts[owner].run, Run::Owner(_));
+        if !there || dead || !serves {
+            return;
+        }
+        self.cover.hit("owner lost, and its peer's power");
+        self.hosts[owner].disk.break_down(None);
+        self.kill(owner, true);
+        self.kill(other, true);
+    }
+
     /// Whether a host whose device is dead can be started with a new one: what it alone has is in the image.
     fn can_do_without(&self, at: usize) -> bool {
         if let Run::Owner(session) = &self.hosts[at].run
@@ -156,6 +188,20 @@ impl World {
             return self.drained_at_leave || self.whole_image;
         }
         self.whole_image || self.members() != [self.hosts[at].party()]
+    }
+
+    /// Somebody sees that nobody serves the volume, and that this does not change by itself.
+    pub(super) fn look_after(&mut self) {
+        if !self.client.is_unserved() {
+            self.unserved_since = None;
+            return;
+        }
+        let since = *self.unserved_since.get_or_insert(self.now);
+        let up = self.hosts.iter().all(|host| host.engine.is_some());
+        if up && self.now > since + if self.healing { 30 * S } else { 5 * S } {
+            self.unserved_since = None;
+            self.accept_loss();
+        }
     }
 
     /// Nobody serves, and nobody may by himself: the cache that was flushed to last is made the volume, whatever else is

@@ -433,7 +433,8 @@ impl World {
                     self.hosts[at].engine().fence(VOLUME);
                     self.hosts[at].fenced = true;
                     let life = self.hosts[at].life;
-                    self.after(0, What::Closed { at, life });
+                    let ns = self.rng.around(200_000_000);
+                    self.after(ns, What::Closed { at, life });
                 }
             }
         }
@@ -615,7 +616,8 @@ impl World {
     fn control_done(&mut self, at: usize, control: u64, result: Result<(), ControlError>) {
         if self.drained_control == Some((at, control)) {
             self.drained_control = None;
-            self.drain_done = true;
+            // Another operation may be under way.
+            self.drain_done = result.is_ok();
             return;
         }
         if control == NEIGHBOURS {

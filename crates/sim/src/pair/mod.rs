@@ -56,6 +56,7 @@ struct Plan {
     fua: u64,
     zeroes: u64,
     device_ns: Nanos,
+    sync_ns: Nanos,
     link_ns: Nanos,
     image_ns: Nanos,
     /// Mean time from one fault to the next.
@@ -63,6 +64,8 @@ struct Plan {
     lost_answers: u64,
     /// What goes wrong next waits until the two are in sync again, for some time.
     patient: bool,
+    /// Somebody watches the owner and lets its peer take over.
+    takes_over: bool,
     /// Nothing goes wrong before the two are in sync.
     sync_first: bool,
     /// The volume's mode changes now and then.
@@ -86,11 +89,13 @@ impl Plan {
             fua: rng.pick(&[0, 50]),
             zeroes: rng.pick(&[0, 40]),
             device_ns: rng.pick(&[20_000, 200_000, 2 * MS]),
+            sync_ns: rng.pick(&[200_000, 4 * MS, 100 * MS]),
             link_ns: rng.pick(&[20_000, 200_000, 3 * MS]),
             image_ns: rng.pick(&[200_000, 2 * MS, 30 * MS]),
             fault_ns: rng.pick(&[30 * MS, 150 * MS, 600 * MS]),
             lost_answers: rng.pick(&[0, 100, 400]),
             patient: rng.permille(700),
+            takes_over: rng.permille(500),
             sync_first: rng.permille(700),
             modes: rng.permille(300),
             neighbour: rng.pick(&[0, 0, 1, 8]),
@@ -131,7 +136,6 @@ enum What {
     Arrive {
         at: usize,
         life: u64,
-        boot: u64,
         token: Token,
         generation: u64,
         transfer: Transfer,
@@ -175,6 +179,8 @@ enum What {
     },
     Think(usize),
     Mode,
+    /// The next thing goes wrong at once.
+    Strike(usize),
     Neighbour {
         at: usize,
         life: u64,
@@ -239,6 +245,8 @@ struct World {
     drained_at_leave: bool,
     /// Nothing has gone wrong yet.
     calm: bool,
+    /// Since when nobody serves the volume.
+    unserved_since: Option<Nanos>,
     /// Until then the next fault waits for the two to be in sync.
     patience_until: Nanos,
     /// After so many events nothing goes wrong any more.
@@ -307,6 +315,7 @@ impl World {
             whole_image: true,
             drained_at_leave: false,
             calm: true,
+            unserved_since: None,
             patience_until: 0,
             steps_max: u64::MAX,
             healing: false,
@@ -428,11 +437,12 @@ impl World {
                 self.connect();
                 if self.healing {
                     self.replace_dead(at);
-                    if self.client.is_unserved() && self.now > self.end + 30 * S {
-                        self.accept_loss();
-                    }
                 }
-                if self.healing && self.client.is_unserved() && matches!(self.hosts[at].run, Run::Peer(_)) {
+                self.look_after();
+                if (self.healing || self.plan.takes_over)
+                    && self.client.is_unserved()
+                    && matches!(self.hosts[at].run, Run::Peer(_))
+                {
                     self.take_over(at);
                 }
                 self.after(BEAT_NS, What::Beat(at));
@@ -446,8 +456,8 @@ impl World {
             }
             What::Start(at) => self.start(at),
             What::Closed { at, life } if self.hosts[at].life == life => self.kill(at, false),
-            What::Arrive { at, life, boot, token, generation, transfer } => {
-                self.arrive(at, (life, boot), token, generation, transfer);
+            What::Arrive { at, life, token, generation, transfer } => {
+                self.arrive(at, life, token, generation, transfer);
             }
             What::Done { at, life, token, result, into } if self.hosts[at].life == life => {
                 let now = self.now;
@@ -480,6 +490,7 @@ impl World {
             What::Fenced { at, life } if self.hosts[at].life == life => self.fenced(at),
             What::Think(slot) => self.think(slot),
             What::Mode => self.change_mode(),
+            What::Strike(at) => self.kill(at, true),
             What::Neighbour { at, life } if self.hosts[at].life == life => self.neighbour(at),
             _ => {}
         }
@@ -504,22 +515,16 @@ impl World {
     /// Something goes on its way to a disk or to the image.
     fn send_transfer(&mut self, at: usize, token: Token, generation: u64, transfer: Transfer) {
         let mean = match transfer {
-            Transfer::Read { .. } | Transfer::Write { .. } | Transfer::Sync { .. } => self.plan.device_ns,
+            Transfer::Sync { .. } | Transfer::Write { dsync: true, .. } => self.plan.sync_ns,
+            Transfer::Read { .. } | Transfer::Write { .. } => self.plan.device_ns,
             _ => self.plan.image_ns,
         };
         let ns = self.rng.around(mean);
-        let (life, boot) = (self.hosts[at].life, self.hosts[at].boot);
-        self.after(ns, What::Arrive { at, life, boot, token, generation, transfer });
+        let life = self.hosts[at].life;
+        self.after(ns, What::Arrive { at, life, token, generation, transfer });
     }
 
-    fn arrive(
-        &mut self,
-        at: usize,
-        (life, boot): (u64, u64),
-        token: Token,
-        generation: u64,
-        transfer: Transfer,
-    ) {
+    fn arrive(&mut self, at: usize, life: u64, token: Token, generation: u64, transfer: Transfer) {
         let host = &mut self.hosts[at];
         let alive = host.life == life;
         let mut into = None;
@@ -530,9 +535,6 @@ impl World {
                 into = Some((buf, bytes));
                 read
             }
-            // Without power nothing arrives; of what a killed process had sent, some or all.
-            Transfer::Write { .. } if host.boot != boot => return,
-            Transfer::Write { offset, data, .. } if !alive => return host.disk.cut_at(offset, &data),
             Transfer::Write { offset, data, dsync } => host.disk.write_at(offset, &data, dsync),
             Transfer::Sync { .. } if !alive => return,
             Transfer::Sync { point } => host.disk.sync_to(point),
@@ -639,6 +641,11 @@ impl World {
                 // What two logs had is on stable media, or in the image.
                 let tick = self.next_tick();
                 self.checker.settle(tick);
+                if !self.healing && self.rng.permille(500) {
+                    self.cover.hit("power loss of an owner that has just parted");
+                    let ns = self.rng.around(MS);
+                    self.after(ns, What::Strike(at));
+                }
             }
             self.whole_image |= after.generation == before.generation
                 && after.copies == Copies::Solo
