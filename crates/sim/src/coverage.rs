@@ -87,7 +87,7 @@ pub struct Coverage {
 }
 
 /// What two hosts with a copy each must go through.
-pub const PAIRS: [&str; 22] = [
+pub const PAIRS: [&str; 30] = [
     "host kill",
     "host power loss",
     "last copy lost its power",
@@ -110,6 +110,14 @@ pub const PAIRS: [&str; 22] = [
     "volume served",
     "verified after power loss",
     "image compared",
+    "mode changed",
+    "owner's device died",
+    "peer's device died",
+    "device replaced",
+    "dead device disowned",
+    "owner lost, and its peer's power",
+    "loss accepted by the peer",
+    "power loss of an owner that has just parted",
 ];
 
 impl Coverage {
