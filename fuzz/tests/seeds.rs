@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 use tidepool_backend::{BackendUri, OpenOptions, open};
-use tidepool_engine::api::BLOCK_BYTES;
+use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
 use tidepool_engine::format::{FORMAT_VERSION, RECORD_MAGIC, RecordHeader, RecordKind, seal};
 use tidepool_lab::Scratch;
 use tidepool_nbd::{Errno, reply};
@@ -41,11 +41,13 @@ fn replicas() {
     // A discard of eight blocks.
     block[size_of::<RecordHeader>() + 7..][..5].copy_from_slice(&[1, 8, 0, 0, 0]);
     seal::<RecordHeader>(&mut block);
-    let holds = Some(Holds { generation: 3, base: 10, logged: 15, stable: 12, newest_crc: 7 });
+    let holds = Some(Holds { generation: 3, base: 10, logged: 15, stable: 12 });
+    let room = Room { bytes: 8 << 20, ranges: 64 };
+    let record = Record::of_block(&block).expect("a record");
     let owner = [
         Message::Hello { cache: 1, boot: 2, generation: 3, name: "vm-1", image: "rbd:pool/vm-1" },
-        Message::Begin { generation: 3, base: 10 },
-        Message::Record(Record::of_block(&block).expect("a record")),
+        Message::Begin(Begin { generation: 3, size_bytes: 1 << 30, base: 10, room }),
+        Message::Record { record, durable: true },
         Message::Flush { sequence: 11 },
         Message::Drained { floor: 11 },
         Message::Fetch { after: 11, through: 15 },
@@ -53,10 +55,10 @@ fn replicas() {
         Message::Beat { time_ns: 1, answer: false },
     ];
     let peer = [
-        Message::Welcome { cache: 4, boot: 5, holds: None },
-        Message::Welcome { cache: 4, boot: 5, holds },
+        Message::Welcome { cache: 4, boot: 5, room, holds: None },
+        Message::Welcome { cache: 4, boot: 5, room, holds },
         Message::Begun { generation: 3, base: 10 },
-        Message::Have { logged: 11, stable: 10 },
+        Message::Have(Have { logged: 11, stable: 10, room }),
         Message::Beat { time_ns: 1, answer: true },
         Message::Refused("it has promised to listen to generation 4 only"),
     ];

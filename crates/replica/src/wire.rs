@@ -4,7 +4,7 @@
 //! [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied here: a prefix says how long
 //! it is, and whoever reads puts it where it belongs.
 
-use tidepool_engine::api::BLOCK_BYTES;
+use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
 use tidepool_engine::format::{
     Entry, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, crc32c, open,
 };
@@ -102,8 +102,6 @@ pub struct Holds {
     pub logged: u64,
     /// Newest sequence on its stable media.
     pub stable: u64,
-    /// CRC of the owner's header of the newest record.
-    pub newest_crc: u32,
 }
 
 /// A write record on its way: what stood in the owner's log, without the padding of its header block. The data follows.
@@ -202,18 +200,15 @@ pub enum Message<'a> {
         cache: u128,
         /// Its host's boot.
         boot: u128,
+        /// What a copy that begins now would have room for.
+        room: Room,
         /// What it holds of that volume.
         holds: Option<Holds>,
     },
     /// A peer that does not do as it is asked, and why; it hangs up.
     Refused(&'a str),
-    /// Throw away what is there, promise to listen to nobody earlier; records after `base` follow.
-    Begin {
-        /// The owner's generation.
-        generation: u64,
-        /// Newest sequence that does not come.
-        base: u64,
-    },
+    /// Throw away what is there, promise to listen to nobody earlier; records after the base follow.
+    Begin(Begin),
     /// The promise is on stable media.
     Begun {
         /// The owner's generation.
@@ -222,14 +217,14 @@ pub enum Message<'a> {
         base: u64,
     },
     /// A record of the log.
-    Record(Record<'a>),
-    /// How far the peer's log goes.
-    Have {
-        /// Newest sequence in the log.
-        logged: u64,
-        /// Newest sequence on stable media.
-        stable: u64,
+    Record {
+        /// The record.
+        record: Record<'a>,
+        /// Somebody waits until it is on stable media.
+        durable: bool,
     },
+    /// How far the peer's log goes, and what it has room for.
+    Have(Have),
     /// Bring everything up to this sequence to stable media.
     Flush {
         /// The sequence.
@@ -283,11 +278,12 @@ enum Kind {
     Beat = 12,
 }
 
-/// What begins every frame: kind 1, zero 1, bytes of the head 2, bytes of the data 4, CRC-32C over prefix (itself zero)
-/// and head 4, zero 4.
+/// What begins every frame: kind 1, for a record whether somebody waits for it on stable media 1, bytes of the head 2,
+/// bytes of the data 4, CRC-32C over prefix (itself zero) and head 4, zero 4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix {
     kind: Kind,
+    durable: bool,
     head_bytes: u16,
     data_bytes: u32,
     crc: u32,
@@ -303,7 +299,8 @@ impl Prefix {
         let bad = Malformed::Shape(bytes[0]);
         let kind = Kind::of(bytes[0]).ok_or(bad)?;
         let head_bytes = u16::from_le_bytes([bytes[2], bytes[3]]);
-        let prefix = Prefix { kind, head_bytes, data_bytes: field(4), crc: field(8) };
+        let durable = bytes[1] == 1;
+        let prefix = Prefix { kind, durable, head_bytes, data_bytes: field(4), crc: field(8) };
         let data = match kind {
             Kind::Record => {
                 prefix.data_bytes.is_multiple_of(BLOCK) && prefix.data_bytes <= DATA_BYTES_MAX as u32
@@ -311,7 +308,7 @@ impl Prefix {
             Kind::Block => prefix.data_bytes == BLOCK || prefix.data_bytes == 0,
             _ => prefix.data_bytes == 0,
         };
-        let zero = bytes[1] == 0 && field(12) == 0;
+        let zero = bytes[1] <= u8::from(kind == Kind::Record) && field(12) == 0;
         (data && zero && usize::from(head_bytes) <= HEAD_BYTES_MAX).then_some(prefix).ok_or(bad)
     }
 
@@ -319,6 +316,7 @@ impl Prefix {
     pub fn encode(&self) -> [u8; PREFIX_BYTES] {
         let mut bytes = [0; PREFIX_BYTES];
         bytes[0] = self.kind as u8;
+        bytes[1] = self.durable.into();
         bytes[2..4].copy_from_slice(&self.head_bytes.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.data_bytes.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.crc.to_le_bytes());
@@ -356,7 +354,8 @@ impl Prefix {
         let bad = Malformed::Shape(self.kind as u8);
         if self.kind == Kind::Record {
             let record = Record::of_head(head)?;
-            return (record.data_bytes() == self.data_bytes()).then_some(Message::Record(record)).ok_or(bad);
+            let whole = record.data_bytes() == self.data_bytes();
+            return whole.then_some(Message::Record { record, durable: self.durable }).ok_or(bad);
         }
         let mut fields = Fields(head);
         let message = self.fixed(&mut fields).ok_or(bad)?;
@@ -375,13 +374,18 @@ impl Prefix {
                 image: f.text()?,
             },
             Kind::Welcome => {
-                let (cache, boot, holds) = (f.u128()?, f.u128()?, f.flag()?);
-                Message::Welcome { cache, boot, holds: if holds { Some(f.holds()?) } else { None } }
+                let (cache, boot, room, holds) = (f.u128()?, f.u128()?, f.room()?, f.flag()?);
+                Message::Welcome { cache, boot, room, holds: if holds { Some(f.holds()?) } else { None } }
             }
             Kind::Refused => Message::Refused(f.text()?),
-            Kind::Begin => Message::Begin { generation: f.u64()?, base: f.u64()? },
+            Kind::Begin => Message::Begin(Begin {
+                generation: f.u64()?,
+                size_bytes: f.u64()?,
+                base: f.u64()?,
+                room: f.room()?,
+            }),
             Kind::Begun => Message::Begun { generation: f.u64()?, base: f.u64()? },
-            Kind::Have => Message::Have { logged: f.u64()?, stable: f.u64()? },
+            Kind::Have => Message::Have(Have { logged: f.u64()?, stable: f.u64()?, room: f.room()? }),
             Kind::Flush => Message::Flush { sequence: f.u64()? },
             Kind::Drained => Message::Drained { floor: f.u64()? },
             Kind::Fetch => Message::Fetch { after: f.u64()?, through: f.u64()? },
@@ -437,14 +441,12 @@ impl<'a> Fields<'a> {
         (len <= TEXT_BYTES_MAX && !text.contains(char::is_control)).then_some(text)
     }
 
+    fn room(&mut self) -> Option<Room> {
+        Some(Room { bytes: self.u64()?, ranges: self.u64()? })
+    }
+
     fn holds(&mut self) -> Option<Holds> {
-        Some(Holds {
-            generation: self.u64()?,
-            base: self.u64()?,
-            logged: self.u64()?,
-            stable: self.u64()?,
-            newest_crc: self.u32()?,
-        })
+        Some(Holds { generation: self.u64()?, base: self.u64()?, logged: self.u64()?, stable: self.u64()? })
     }
 }
 
@@ -457,24 +459,30 @@ impl Message<'_> {
         let start = out.len();
         out.extend_from_slice(&[0; PREFIX_BYTES]);
         let (kind, data_bytes) = self.encode_head(out);
+        let durable = matches!(self, Message::Record { durable: true, .. });
         let (prefix, head) = out[start..].split_at_mut(PREFIX_BYTES);
         let head_bytes = head.len() as u16;
-        prefix.copy_from_slice(&Prefix { kind, head_bytes, data_bytes, crc: 0 }.sealed(head).encode());
+        prefix
+            .copy_from_slice(&Prefix { kind, durable, head_bytes, data_bytes, crc: 0 }.sealed(head).encode());
     }
 
     fn encode_head(&self, out: &mut Vec<u8>) -> (Kind, u32) {
         let mut numbers = |kind, numbers: &[u64]| {
-            numbers.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+            put_numbers(out, numbers);
             (kind, 0)
         };
         match *self {
-            Message::Begin { generation, base } => numbers(Kind::Begin, &[generation, base]),
+            Message::Begin(Begin { generation, size_bytes, base, room }) => {
+                numbers(Kind::Begin, &[generation, size_bytes, base, room.bytes, room.ranges])
+            }
             Message::Begun { generation, base } => numbers(Kind::Begun, &[generation, base]),
-            Message::Have { logged, stable } => numbers(Kind::Have, &[logged, stable]),
+            Message::Have(Have { logged, stable, room }) => {
+                numbers(Kind::Have, &[logged, stable, room.bytes, room.ranges])
+            }
             Message::Flush { sequence } => numbers(Kind::Flush, &[sequence]),
             Message::Drained { floor } => numbers(Kind::Drained, &[floor]),
             Message::Fetch { after, through } => numbers(Kind::Fetch, &[after, through]),
-            Message::Record(record) => {
+            Message::Record { record, .. } => {
                 out.extend_from_slice(record.head);
                 (Kind::Record, record.data_bytes() as u32)
             }
@@ -498,19 +506,21 @@ impl Message<'_> {
                 [name, image].iter().for_each(|text| put_text(out, text));
                 (Kind::Hello, 0)
             }
-            Message::Welcome { cache, boot, holds } => {
+            Message::Welcome { cache, boot, room, holds } => {
                 [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+                put_numbers(out, &[room.bytes, room.ranges]);
                 out.push(holds.is_some().into());
-                if let Some(Holds { generation, base, logged, stable, newest_crc }) = holds {
-                    [generation, base, logged, stable]
-                        .iter()
-                        .for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
-                    out.extend_from_slice(&newest_crc.to_le_bytes());
+                if let Some(Holds { generation, base, logged, stable }) = holds {
+                    put_numbers(out, &[generation, base, logged, stable]);
                 }
                 (Kind::Welcome, 0)
             }
         }
     }
+}
+
+fn put_numbers(out: &mut Vec<u8>, numbers: &[u64]) {
+    numbers.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
 }
 
 fn put_text(out: &mut Vec<u8>, text: &str) {

@@ -1,7 +1,7 @@
 //! What is said is understood as it was said, and nothing else is taken for a message.
 
 use proptest::prelude::*;
-use tidepool_engine::api::BLOCK_BYTES;
+use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
 use tidepool_engine::format::{
     Entry, EntryKind, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, seal,
 };
@@ -74,17 +74,21 @@ impl Said {
         let [a, b, c, d, e] = self.numbers;
         let [cache, boot] = self.ids;
         let block = block(&self.entries, a);
+        let room = Room { bytes: d, ranges: e };
         f(match self.kind {
             1 => Message::Hello { cache, boot, generation: a, name: &self.texts[0], image: &self.texts[1] },
             2 => {
-                let holds = Holds { generation: a, base: b, logged: c, stable: d, newest_crc: e as u32 };
-                Message::Welcome { cache, boot, holds: self.flag.then_some(holds) }
+                let holds = Holds { generation: a, base: b, logged: c, stable: d };
+                Message::Welcome { cache, boot, room, holds: self.flag.then_some(holds) }
             }
             3 => Message::Refused(&self.texts[0]),
-            4 => Message::Begin { generation: a, base: b },
+            4 => Message::Begin(Begin { generation: a, size_bytes: c, base: b, room }),
             5 => Message::Begun { generation: a, base: b },
-            6 => Message::Record(Record::of_block(&block).expect("a record")),
-            7 => Message::Have { logged: a, stable: b },
+            6 => {
+                let record = Record::of_block(&block).expect("a record");
+                Message::Record { record, durable: self.flag }
+            }
+            7 => Message::Have(Have { logged: a, stable: b, room }),
             8 => Message::Flush { sequence: a },
             9 => Message::Drained { floor: a },
             10 => Message::Fetch { after: a, through: b },
@@ -111,7 +115,7 @@ proptest! {
             assert_eq!(prefix.head_bytes(), bytes.len() - PREFIX_BYTES);
             assert!(prefix.head_bytes() <= HEAD_BYTES_MAX && prefix.data_bytes() <= DATA_BYTES_MAX);
             assert_eq!(decoded(&bytes), Ok(message));
-            if let Message::Record(record) = message {
+            if let Message::Record { record, .. } = message {
                 assert_eq!(record.data_bytes(), prefix.data_bytes());
                 assert_eq!(record.entries(), said.entries.len());
                 assert_eq!(record.header().sequence.get(), said.numbers[0]);
