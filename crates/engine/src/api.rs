@@ -331,6 +331,8 @@ pub struct LogStatus {
     pub acknowledged: u64,
     /// The cache device has failed: nothing more becomes stable on it.
     pub failed: bool,
+    /// Changes wait for room at the peer.
+    pub held_up: bool,
 }
 
 /// What the driver does for the core. Device offsets are bytes, block-aligned.

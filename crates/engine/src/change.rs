@@ -79,6 +79,15 @@ impl ClientOp {
         }
     }
 
+    /// Data blocks and ranges of zeroes that its next record has at least.
+    pub(crate) fn needs_room(&self) -> (u64, u64) {
+        match self.part(self.logged) {
+            Some(Part::Data(..)) => (1, 0),
+            Some(Part::Range(kind, ..)) if kind != EntryKind::Invalidate => (0, 1),
+            _ => (0, 0),
+        }
+    }
+
     /// The whole blocks between the edges: first and number.
     fn middle(&self) -> (u64, u64) {
         let edge_at = |block| self.edges.iter().flatten().any(|e| e.block == block);

@@ -161,7 +161,16 @@ impl Engine {
             drained: volume.sequence_drained,
             acknowledged: volume.sequence_acknowledged,
             failed: self.dead,
+            held_up: self.is_held_up(volume),
         })
+    }
+
+    /// Whether the volume's next change waits for room at its peer.
+    fn is_held_up(&self, volume: &Volume) -> bool {
+        let Some(&front) = volume.pending.front() else { return false };
+        let room = volume.record_room();
+        let (blocks, ranges) = self.ops[front].needs_room();
+        room.is_none_or(|room| room.blocks < blocks || room.ranges < ranges)
     }
 
     /// A record of the volume has been built, which is going to be sent.

@@ -44,8 +44,10 @@ fn the_owner_sends_no_more_than_the_peer_has_told_of() {
     owner.flush(0);
     owner.engine.set_pairing(owner.now, VOLUME, Pairing::Paired);
     let sent = |owner: &World| owner.to_peer.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
+    assert!(!owner.log().held_up, "nothing waits");
     let (early, _) = owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(1, 1)));
     assert_eq!(sent(&owner), 0, "no room has been told of");
+    assert!(owner.log().held_up);
     let base = owner.log().logged;
     owner.engine.peer_has(owner.now, VOLUME, Have { logged: base, stable: base, room });
     // All at once, so that one append could have many records.
@@ -54,6 +56,7 @@ fn the_owner_sends_no_more_than_the_peer_has_told_of() {
     }
     owner.run();
     assert!((MIB * 3 / 4..=MIB).contains(&sent(&owner)), "{} bytes", sent(&owner));
+    assert!(owner.log().held_up);
     let newest = owner.log().logged;
     owner.engine.peer_has(owner.now, VOLUME, Have { logged: newest, stable: newest, room });
     owner.run();
@@ -75,6 +78,7 @@ fn the_owner_sends_no_more_zeroes_than_the_peer_has_told_of() {
     let answered = |owner: &World| discards.iter().filter(|id| owner.replies.contains_key(id)).count();
     for expected in [16, 32, 40] {
         assert!(answered(&owner) < expected);
+        assert_eq!(owner.log().held_up, expected < 40);
         let newest = owner.log().logged;
         owner.engine.peer_has(owner.now, VOLUME, Have { logged: newest, stable: newest, room });
         owner.run();

@@ -11,6 +11,9 @@ const ROOM_STEP: u64 = 256 << 10;
 /// A copy does not begin where there is less room than this: the owner's log would wait for it at once.
 const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 16 };
 
+/// For so long the log may wait for a copy that counts for nothing.
+const HELD_UP_NS: Nanos = 100_000_000;
+
 /// An owner's machine with the core that serves the volume.
 #[derive(Debug)]
 pub struct OwnerSession {
@@ -19,6 +22,8 @@ pub struct OwnerSession {
     pairing: Pairing,
     /// What the peer had room for when it was connected.
     room: Room,
+    /// Since when the log has been waiting for room at the peer.
+    held_up_since: Option<Nanos>,
 }
 
 impl OwnerSession {
@@ -29,7 +34,7 @@ impl OwnerSession {
     pub fn new(engine: &Engine, volume: VolumeId, record: Record) -> OwnerSession {
         let log = engine.log_status(volume).expect("the volume is served");
         let owner = Owner::new(record, log.logged, log.drained);
-        OwnerSession { volume, owner, pairing: Pairing::Alone, room: Room::default() }
+        OwnerSession { volume, owner, pairing: Pairing::Alone, room: Room::default(), held_up_since: None }
     }
 
     /// The machine.
@@ -56,6 +61,13 @@ impl OwnerSession {
         self.room = room;
         self.take(engine, now, Event::PeerUp(peer), effects);
         true
+    }
+
+    /// The copy counts for nothing yet and the log has to wait for it: the connection is to be given up, and a peer to be
+    /// tried again later.
+    pub fn is_held_up(&self, now: Nanos) -> bool {
+        let counts = !matches!(self.owner.phase(), Phase::Filling { .. } | Phase::Catching { .. });
+        !counts && self.held_up_since.is_some_and(|since| now >= since + HELD_UP_NS)
     }
 
     /// What the peer is to be told when the machine wants it to begin with the record after `base`.
@@ -94,6 +106,7 @@ impl OwnerSession {
     pub fn look(&mut self, engine: &mut Engine, now: Nanos, effects: &mut Vec<Effect>) {
         let Some(log) = engine.log_status(self.volume) else { return };
         // What is about to be logged counts as logged: the copy gets it, or it is before the base.
+        self.held_up_since = log.held_up.then(|| self.held_up_since.unwrap_or(now));
         self.owner.note(Event::Logged(log.logged));
         self.owner.note(Event::Stable(log.stable));
         if log.failed {

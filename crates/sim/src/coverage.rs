@@ -87,7 +87,7 @@ pub struct Coverage {
 }
 
 /// What two hosts with a copy each must go through.
-pub const PAIRS: [&str; 30] = [
+pub const PAIRS: [&str; 31] = [
     "host kill",
     "host power loss",
     "last copy lost its power",
@@ -111,6 +111,7 @@ pub const PAIRS: [&str; 30] = [
     "verified after power loss",
     "image compared",
     "mode changed",
+    "copy without room given up",
     "owner's device died",
     "peer's device died",
     "device replaced",

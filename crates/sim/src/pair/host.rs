@@ -720,6 +720,10 @@ impl World {
             self.hang_up(at);
         }
         let host = &mut self.hosts[at];
+        if matches!(&host.run, Run::Owner(session) if session.is_held_up(now)) {
+            self.cover.hit("copy without room given up");
+            return self.hang_up(at);
+        }
         if let (Run::Owner(session), Some(engine)) = (&host.run, &host.engine) {
             let drained = session.drained(engine);
             if host.connection.is_some() {
