@@ -47,8 +47,8 @@ deny: ## licenses, bans and sources of all dependencies (installs cargo-deny)
 deps: ## install what the tests need
 	@scripts/deps.sh test
 
-soak: ## new seeds of the simulator for HOURS hours on all cores; leaves target/soak.txt
-	$(CARGO) run --release --locked -p tidepool-sim -- --for $$(( $(HOURS) * 3600 )) --seconds 60 --summary target/soak.txt
+soak: ## new seeds of the simulator for HOURS hours on all cores; leaves target/soak.txt; ARGS=--pair for two hosts
+	$(CARGO) run --release --locked -p tidepool-sim -- --for $$(( $(HOURS) * 3600 )) --seconds 60 --summary target/soak.txt $(ARGS)
 
 mutations: ## whether the simulator notices each of the core's deliberate bugs; renews the table in docs/mutations.md
 	@scripts/mutations.sh
