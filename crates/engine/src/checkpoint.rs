@@ -410,6 +410,11 @@ impl Engine {
         }
     }
 
+    /// Extents that the checkpoint has of one volume.
+    pub(crate) fn extents_of(&self, id: VolumeId) -> u64 {
+        collect_extents(&self.volumes).0.iter().filter(|extent| extent.volume.get() == id.0).count() as u64
+    }
+
     /// Ranges of zeroes that may still be logged, beside what owners of replicas were told.
     pub(crate) fn ranges_left(&self) -> u64 {
         let max = self.geo.extents_max() / 2;

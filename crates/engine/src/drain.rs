@@ -452,7 +452,10 @@ impl Engine {
         let cut = volume.groups.as_ref().and_then(|groups| groups.cut()).map(|cut| &cut.delta.index);
         let Some(index) = (if piece.frozen { cut } else { Some(&volume.index) }) else { return false };
         let positions = piece.positions[..piece.blocks as usize].iter();
-        positions.zip(piece.first..).all(|(&position, block)| index.lookup(block) == Lookup::At(position))
+        let is_there = |position, block| {
+            index.lookup(block) == Lookup::At(position) && self.space.life_of(position) < piece.opened
+        };
+        positions.zip(piece.first..).all(|(&position, block)| is_there(position, block))
     }
 
     pub(crate) fn drain_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {

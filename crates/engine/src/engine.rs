@@ -563,6 +563,11 @@ impl Engine {
         (share as u64).max(BLOCK_BYTES as u64)
     }
 
+    /// The default share of a volume that is still to come.
+    pub(crate) fn quota_of_another(&self) -> u64 {
+        self.space.dirty_blocks_max() * BLOCK_BYTES as u64 / (self.volumes_count + 1).max(2)
+    }
+
     fn quota_asked(&self, all: u64, volume: &Volume) -> u64 {
         match volume.spec.dirty_bytes_max {
             0 => all / (self.volumes_count.max(2)),

@@ -74,6 +74,7 @@ impl Engine {
         for stream in Stream::ALL {
             self.log.stream(stream).in_flight.clear();
         }
+        (0..self.volumes.len()).for_each(|i| self.forget_pending_room(VolumeId(i as u16)));
         self.reclaim.abandon();
         self.stir();
     }
@@ -165,6 +166,7 @@ impl Engine {
                 self.volume_mut(id).published += 1;
             }
         }
+        self.forget_pending_room(id);
         let volume = self.volume_mut(id);
         for waiter in std::mem::take(&mut volume.drain_waiters) {
             self.effects.push_back(Effect::ControlDone { control: waiter.control, result: Err(error) });

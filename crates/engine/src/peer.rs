@@ -10,14 +10,14 @@ use crate::format::RecordKind;
 use crate::log::Builder;
 use crate::mutation::mutated;
 use crate::replica::room_of;
-use crate::volume::{OpId, Volume};
+use crate::volume::{OpId, Task, Volume};
 use std::collections::VecDeque;
 
 /// Bytes of records that the peer has not confirmed, of one volume; at more, its log waits. A peer that does not read stops
 /// acknowledgements of its volume, not memory and not the other volumes.
 pub(crate) const WINDOW_BYTES: u64 = 8 << 20;
 /// With room for fewer ranges of zeroes than this at the peer the drain is in a hurry.
-const RANGES_SHORT: u64 = 64;
+const RANGES_SHORT: u64 = 8;
 /// Data blocks of one record that is sent: what the peer's log finds room for whatever the sizes of its appends and segments.
 pub(crate) const RECORD_BLOCKS_MAX: usize = 32;
 
@@ -126,12 +126,10 @@ impl Engine {
     }
 
     /// The peer says how far its copy goes (see [`Engine::replica_room`]).
-    ///
-    /// # Panics
-    /// If there is no such volume.
     pub fn peer_has(&mut self, now: Nanos, id: VolumeId, have: Have) {
         self.stir();
-        let Some(peer) = &mut self.volume_mut(id).peer else { return };
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let Some(peer) = volume.and_then(|volume| volume.peer.as_mut()) else { return };
         peer.logged = peer.logged.max(have.logged);
         peer.stable = peer.stable.max(have.stable);
         peer.room = have.room;
@@ -143,6 +141,13 @@ impl Engine {
         let wanted = std::mem::take(&mut peer.wanted);
         self.stabilise_peer(id, wanted);
         self.pump_peer(now, id);
+    }
+
+    /// A second copy of the volume may begin: it is served, and neither its size nor its place is about to change.
+    pub fn may_pair(&self, id: VolumeId) -> bool {
+        let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let idle = |volume: &Volume| volume.attached && !volume.closing && volume.task == Task::None;
+        !self.dead && volume.is_some_and(|volume| idle(volume) && !volume.is_refusing())
     }
 
     /// Bytes that clients of the volume may address; `None` if there is no such volume.

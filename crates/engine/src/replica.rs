@@ -27,9 +27,9 @@ type Place = (u64, u32);
 const EVERYTHING: Place = (u64::MAX, 0);
 
 /// An owner is told of no more room than this, beside what it has used and not been answered yet.
-const ROOM_MAX: Room = Room { bytes: 2 * WINDOW_BYTES, ranges: 512 };
+const ROOM_MAX: Room = Room { bytes: 2 * WINDOW_BYTES, ranges: 128 };
 /// What a copy begins with, if the cache can give as much.
-const ROOM_AT_BEGIN: Room = Room { bytes: WINDOW_BYTES, ranges: 64 };
+const ROOM_AT_BEGIN: Room = Room { bytes: WINDOW_BYTES, ranges: 32 };
 
 /// What is special about a volume that is a replica.
 pub(crate) struct Replica {
@@ -89,7 +89,8 @@ impl Engine {
         control: u64,
     ) -> Result<VolumeId, AddError> {
         check_spec(&spec)?;
-        if !self.has_room(room, 0) {
+        self.count_extents(room.ranges);
+        if !self.has_room(room, Room::default()) {
             return Err(AddError::NoRoom);
         }
         let mut volume = Volume::new(spec);
@@ -108,6 +109,11 @@ impl Engine {
     /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed.
     pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) {
         self.stir();
+        let freed = self.room_freed(Some(id));
+        if !self.has_room(begin.room, freed) {
+            let result = Err(ControlError::NoRoom);
+            return self.effects.push_back(Effect::ControlDone { control, result });
+        }
         if let Some(Some(volume)) = self.volumes.get_mut(id.0 as usize)
             && let Task::Begin { control, .. } = volume.task
         {
@@ -120,12 +126,6 @@ impl Engine {
             let result = Err(ControlError::NotReplica);
             return self.effects.push_back(Effect::ControlDone { control, result });
         }
-        let freed = volume.held_blocks() + volume.reserved_blocks();
-        if !self.has_room(begin.room, freed) {
-            let result = Err(ControlError::NoRoom);
-            return self.effects.push_back(Effect::ControlDone { control, result });
-        }
-        let volume = self.volume_mut(id);
         let promised = volume.spec.generation;
         volume.replica.get_or_insert_with(|| Box::new(Replica::new(promised)));
         self.refuse_pending(id);
@@ -137,16 +137,49 @@ impl Engine {
 
     /// What the owner of a copy that begins now can be told there is room for; the copy is that of the volume `id`, whose
     /// content would be thrown away, or a new one.
-    pub fn room_to_begin(&self, id: Option<VolumeId>) -> Room {
-        let volume = id.and_then(|id| self.volumes.get(id.0 as usize)?.as_ref());
-        let freed = volume.map_or(0, |volume| volume.held_blocks() + volume.reserved_blocks());
-        let bytes = (self.blocks_left() + freed) * BLOCK_BYTES as u64;
-        Room { bytes: bytes.min(ROOM_AT_BEGIN.bytes), ranges: self.ranges_left().min(ROOM_AT_BEGIN.ranges) }
+    pub fn room_to_begin(&mut self, id: Option<VolumeId>) -> Room {
+        if self.dead {
+            return Room::default();
+        }
+        let freed = self.room_freed(id);
+        let quota = id.map_or_else(|| self.quota_of_another(), |id| self.dirty_bytes_max(id));
+        let ranges = self.ranges_to_tell() + freed.ranges;
+        Room {
+            bytes: (self.blocks_left() * BLOCK_BYTES as u64 + freed.bytes)
+                .min(quota)
+                .min(ROOM_AT_BEGIN.bytes),
+            ranges: ranges.min(self.ranges_share()).min(ROOM_AT_BEGIN.ranges),
+        }
     }
 
-    /// Whether there is so much room beside what is held and reserved, when so many blocks more are free.
-    fn has_room(&self, room: Room, freed: u64) -> bool {
-        room.bytes / BLOCK_BYTES as u64 <= self.blocks_left() + freed && room.ranges <= self.ranges_left()
+    /// What there is more of when the copy in this volume, if there is one, is thrown away.
+    fn room_freed(&mut self, id: Option<VolumeId>) -> Room {
+        self.count_extents(ROOM_AT_BEGIN.ranges);
+        let volume = id.and_then(|id| self.volumes.get(id.0 as usize)?.as_ref());
+        let Some((id, volume)) = id.zip(volume) else { return Room::default() };
+        let replica = volume.replica.as_ref();
+        let told = replica.map_or(0, |replica| replica.granted.ranges + replica.pending.ranges);
+        Room {
+            bytes: (volume.held_blocks() + volume.reserved_blocks()) * BLOCK_BYTES as u64,
+            ranges: self.extents_of(id) + told,
+        }
+    }
+
+    /// Whether there is so much room beside what is held and reserved, when `freed` is free.
+    fn has_room(&self, room: Room, freed: Room) -> bool {
+        room.bytes <= self.blocks_left() * BLOCK_BYTES as u64 + freed.bytes
+            && room.ranges <= self.ranges_to_tell() + freed.ranges
+    }
+
+    /// Ranges of zeroes that owners of replicas may be told of beside what they were: never so many that others wait for ever.
+    fn ranges_to_tell(&self) -> u64 {
+        let all = self.geo.extents_max() as u64 / 4;
+        self.ranges_left().min(all.saturating_sub(self.reserved.ranges))
+    }
+
+    /// And of these one of them.
+    fn ranges_share(&self) -> u64 {
+        (self.geo.extents_max() as u64 / 4 / self.volumes.len().max(1) as u64).max(1)
     }
 
     fn grant(&mut self, id: VolumeId, room: Room) {
@@ -185,15 +218,16 @@ impl Engine {
     /// or [`Engine::withdraw_room`] is called.
     pub fn replica_room(&mut self, id: VolumeId) -> Room {
         let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let volume = volume.filter(|volume| !volume.closing && volume.task == Task::None);
         let Some(replica) = volume.and_then(|volume| volume.replica.as_ref()) else { return Room::default() };
         let mut told = replica.granted;
         told += replica.unpublished;
-        let wanted = ROOM_MAX.ranges.saturating_sub(told.ranges);
+        let wanted = ROOM_MAX.ranges.min(self.ranges_share()).saturating_sub(told.ranges);
         self.count_extents(wanted);
         let left = if self.dead { 0 } else { self.quota_left(id) * BLOCK_BYTES as u64 };
         let more = Room {
             bytes: left.min(ROOM_MAX.bytes.saturating_sub(told.bytes)),
-            ranges: self.ranges_left().min(wanted),
+            ranges: self.ranges_to_tell().min(wanted),
         };
         self.grant(id, more);
         told += more;
@@ -386,12 +420,19 @@ impl Engine {
         }
         let volume = self.volume_mut(id);
         let built = volume.sequence_built;
-        let replica = volume.replica.as_mut().expect("a replica takes records");
         // The owner may send them again.
-        replica.taken = built;
-        let pending = std::mem::take(&mut replica.pending);
-        replica.unpublished -= pending;
-        self.reserved -= pending;
+        volume.replica.as_mut().expect("a replica takes records").taken = built;
+        self.forget_pending_room(id);
+    }
+
+    /// What waited for the log of a replica does not wait any more.
+    pub(crate) fn forget_pending_room(&mut self, id: VolumeId) {
+        let volume = self.volumes[id.0 as usize].as_mut();
+        if let Some(replica) = volume.and_then(|volume| volume.replica.as_mut()) {
+            let pending = std::mem::take(&mut replica.pending);
+            replica.unpublished -= pending;
+            self.reserved -= pending;
+        }
     }
 
     /// Empties a replica and lets it begin anew, as soon as nothing of it is on its way to the log.
@@ -410,11 +451,12 @@ impl Engine {
         }
     }
 
-    /// Drops all that a replica holds; false while something of it is on its way to the log.
+    /// Drops all that a replica holds; false while something of it is on its way to the log, or not answered: no answer is to
+    /// be taken for one to a record of the next copy.
     pub(crate) fn empty_replica(&mut self, id: VolumeId) -> bool {
         self.refuse_pending(id);
         let volume = self.volume(id);
-        if volume.published < volume.entered {
+        if volume.published < volume.entered || volume.requests > 0 {
             return false;
         }
         let blocks = volume.blocks_held();

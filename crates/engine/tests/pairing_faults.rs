@@ -329,3 +329,62 @@ fn a_record_that_is_more_than_a_buffer_is_refused() {
         pair.peer.engine.arena_mut().free(buf);
     }
 }
+
+#[test]
+fn idle_copies_leave_zeroes_and_room_to_the_other_volumes() {
+    let mut w = World::new(256 * MIB, &[spec("served", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    let mut copies = 0;
+    loop {
+        let room = w.engine.room_to_begin(None);
+        if room.ranges < 4 || room.bytes < MIB || copies == 40 {
+            break;
+        }
+        let spec = spec(&format!("copy-{copies}"), 16 * MIB, Mode::WriteBack);
+        let added = w.control(|engine, _, control| {
+            engine.add_replica(spec, 0, room, control).expect("it was offered");
+        });
+        assert_eq!(added, Ok(()));
+        copies += 1;
+        for id in 1..=copies {
+            w.engine.replica_room(VolumeId(id));
+        }
+    }
+    assert!(copies > 3, "{copies} copies");
+    for n in 0..200 {
+        w.op(0, Op::Discard { fua: false }, 2 * n * BLOCK, BLOCK).expect("a discard");
+    }
+    w.write(0, 0, &fill(1, 64));
+    // What they were told is others' again when they go.
+    for id in 1..=copies {
+        w.engine.withdraw_room(VolumeId(id));
+    }
+    assert_eq!(w.engine.room_to_begin(None).bytes, w.engine.room_to_begin(Some(VolumeId(1))).bytes);
+}
+
+#[test]
+fn g4_a_change_that_waits_for_the_backends_flush_is_not_acknowledged_while_the_two_part() {
+    let mut pair = paired();
+    let set_mode = |pair: &mut Pair, mode| {
+        let control = pair.owner.fresh();
+        pair.owner.engine.set_mode(pair.owner.now, VOLUME, mode, control);
+        pair.pass(SECOND);
+        assert_eq!(pair.owner.controls.remove(&control), Some(Ok(())));
+    };
+    set_mode(&mut pair, Mode::WriteAround);
+    pair.owner.holds = |op| *op == BackendOp::Flush;
+    pair.write(0, &fill(1, 1));
+    set_mode(&mut pair, Mode::WriteBack);
+    let (id, _) = pair.owner.request(0, Op::Write { fua: true }, BLOCK, BLOCK, Some(&fill(2, 1)));
+    pair.pass(SECOND);
+    assert!(!pair.owner.replies.contains_key(&id), "what went past the cache is not flushed");
+    pair.owner.engine.set_pairing(pair.owner.now, VOLUME, Pairing::Parting);
+    let before = pair.owner.log().acknowledged;
+    pair.owner.holds = |_| false;
+    pair.owner.pass(SECOND);
+    assert!(!pair.owner.replies.contains_key(&id));
+    assert_eq!(pair.owner.log().acknowledged, before);
+    pair.owner.engine.set_pairing(pair.owner.now, VOLUME, Pairing::Alone);
+    pair.owner.pass(SECOND);
+    assert_eq!(pair.owner.replies.remove(&id), Some(Ok(())));
+}

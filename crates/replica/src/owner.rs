@@ -219,6 +219,7 @@ impl Owner {
             Event::Stable(sequence) => self.stable = self.stable.max(sequence),
             Event::Sent(sequence) => self.sent = self.sent.max(sequence),
             Event::Drained(sequence) => self.drained = self.drained.max(sequence),
+            Event::Failed => self.failed = true,
             _ => {}
         }
     }

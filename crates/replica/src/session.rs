@@ -9,10 +9,11 @@ use tidepool_engine::api::{Begin, Have, Nanos, Pairing, RequestError, Room, Volu
 /// Room is told in steps of so many bytes.
 const ROOM_STEP: u64 = 256 << 10;
 /// A copy does not begin where there is less room than this: the owner's log would wait for it at once.
-const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 16 };
+const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 4 };
 
-/// For so long the log may wait for a copy that counts for nothing.
+/// For so long the log may wait for a copy that counts for nothing and gets no further; and for one that begins.
 const HELD_UP_NS: Nanos = 100_000_000;
+const BEGINNING_NS: Nanos = 300_000_000;
 
 /// An owner's machine with the core that serves the volume.
 #[derive(Debug)]
@@ -47,7 +48,8 @@ impl OwnerSession {
         self.owner.wants_peer()
     }
 
-    /// A peer with so much room is connected; false if that is not enough for a copy.
+    /// A peer with so much room is connected; false if that is not enough for a copy, or the volume is about to change its
+    /// size or to go.
     pub fn peer_up(
         &mut self,
         engine: &mut Engine,
@@ -55,7 +57,8 @@ impl OwnerSession {
         (peer, room): (Party, Room),
         effects: &mut Vec<Effect>,
     ) -> bool {
-        if room.bytes < ROOM_LEAST.bytes || room.ranges < ROOM_LEAST.ranges {
+        let too_little = room.bytes < ROOM_LEAST.bytes || room.ranges < ROOM_LEAST.ranges;
+        if too_little || !engine.may_pair(self.volume) {
             return false;
         }
         self.room = room;
@@ -66,8 +69,12 @@ impl OwnerSession {
     /// The copy counts for nothing yet and the log has to wait for it: the connection is to be given up, and a peer to be
     /// tried again later.
     pub fn is_held_up(&self, now: Nanos) -> bool {
-        let counts = !matches!(self.owner.phase(), Phase::Filling { .. } | Phase::Catching { .. });
-        !counts && self.held_up_since.is_some_and(|since| now >= since + HELD_UP_NS)
+        let limit = match self.owner.phase() {
+            Phase::Filling { begun: false, .. } => BEGINNING_NS,
+            Phase::Filling { .. } | Phase::Catching { .. } => HELD_UP_NS,
+            _ => return false,
+        };
+        self.held_up_since.is_some_and(|since| now >= since + limit)
     }
 
     /// What the peer is to be told when the machine wants it to begin with the record after `base`.
@@ -98,6 +105,7 @@ impl OwnerSession {
         // The machine before the core: what the core acknowledges on it, the machine must allow.
         self.take(engine, now, Event::Have { logged, stable }, effects);
         if counts {
+            self.held_up_since = None;
             engine.peer_has(now, self.volume, have);
         }
     }
@@ -110,11 +118,14 @@ impl OwnerSession {
         self.owner.note(Event::Logged(log.logged));
         self.owner.note(Event::Stable(log.stable));
         if log.failed {
-            self.owner.take(Event::Failed, effects);
+            self.owner.note(Event::Failed);
         }
         self.owner.sent(log.sent);
         self.owner.acknowledged(log.acknowledged);
         self.owner.take(Event::Drained(log.drained), effects);
+        if log.failed {
+            self.owner.take(Event::Failed, effects);
+        }
         self.apply(engine, now);
     }
 
@@ -253,7 +264,9 @@ impl PeerSession {
         }
         let mut room = engine.replica_room(self.volume);
         // In steps: the owner need not hear of every block.
-        room.bytes = room.bytes / ROOM_STEP * ROOM_STEP;
+        if room.bytes > ROOM_STEP {
+            room.bytes = room.bytes / ROOM_STEP * ROOM_STEP;
+        }
         let have = Have { logged: self.logged, stable: log.stable.min(self.logged), room };
         if have != self.told {
             self.told = have;
