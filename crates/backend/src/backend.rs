@@ -1,8 +1,8 @@
 //! What every backend does, and how it is opened.
 
 use crate::file::{self, Caching};
-use crate::record::Ownership;
-use crate::{BackendError, BackendUri, nbd, paced, rbd};
+use crate::record::{Ownership, Peer};
+use crate::{BackendError, BackendUri, nbd, paced, rbd, recover};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -171,6 +171,13 @@ pub trait Backend: Send {
     /// If [`INFLIGHT_MAX`] transfers are in flight already.
     unsafe fn submit(&mut self, token: u64, transfer: Transfer);
 
+    /// Has the ownership record name the cache that holds the other copy, or none. Completes like a transfer (through
+    /// [`Backend::completions`], exactly once, never from within): `Ok` when the record durably says so, also if it said
+    /// so already; `Fenced` when the record is not this owner's any more (another generation or cache), and then nothing
+    /// was changed; any other error when it may or may not have been changed: try again. `EINVAL` is for a peer that
+    /// cannot stand there, and `EROFS` for whoever has no ownership. One at a time, beside [`INFLIGHT_MAX`] transfers.
+    fn set_peer(&mut self, token: u64, peer: Option<Peer>);
+
     /// A descriptor that polls readable while completions wait. It may be an eventfd or an epoll
     /// descriptor: poll it, do not read it; [`Backend::completions`] resets it.
     fn event_fd(&self) -> RawFd;
@@ -226,6 +233,9 @@ pub struct OpenOptions {
     pub grouped: bool,
     /// Sequence of the newest record that the cache holds of the image. It is refused if the image has got more from it.
     pub sequence: Option<u64>,
+    /// Generation of the record for which it is known that this cache's log has everything although the record names a
+    /// peer and this is another boot of the host: the peer was asked, or the loss is accepted.
+    pub whole_as_of: Option<u64>,
     /// The cache named above is lost, and this is no process that holds its lock: an owner that is alive is not disturbed.
     pub recover: bool,
     /// Directory of the ownership records of block devices and exports; `None` for `/var/lib/tidepool`.
@@ -281,6 +291,43 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
         }
         BackendUri::Rbd { .. } => rbd::open(uri, &options),
         BackendUri::Nbd(uri) => nbd::open(uri, &options),
+    }
+}
+
+/// Who owns an image. Reads the record and changes nothing, also while its owner has it open. Blocks.
+///
+/// # Errors
+/// When the image cannot be found, or its record not be read.
+pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
+    recover::look(uri, state_dir).map(|(_, record, _)| record)
+}
+
+/// How a peer makes an image its own; see [`take_over`].
+#[derive(Debug, Clone, Default)]
+pub struct TakeOver {
+    /// Uuid of the peer's cache device, whose lock the caller holds. Its host's boot must be the one in the record.
+    pub cache_uuid: [u8; 16],
+    /// The record must have exactly this generation.
+    pub generation: u64,
+    /// Its host may have been restarted: what it had not flushed then is given up.
+    pub accept_loss: bool,
+    /// As in [`OpenOptions::state_dir`].
+    pub state_dir: Option<PathBuf>,
+}
+
+/// Makes an image the peer's whose owner is gone, or is to be: changes the record, if it names this peer, and nothing else.
+/// An [`open`] by the same cache has to follow, which fences the owner, even if it is alive, before it takes the image; it
+/// follows from the record alone, also after a crash in between. `file:` and `nbd:` have no fence: their owner must be
+/// gone. Returns the new record. Blocks.
+///
+/// # Errors
+/// `NotPeer` if the record says something else, `Locked` if somebody else has the image or is changing the record, and as
+/// for [`open`]: the record is as it was then. Only after `Io` it may have been changed.
+pub fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendError> {
+    match uri {
+        BackendUri::File { path, .. } => file::take_over(path, how),
+        BackendUri::Rbd { .. } => rbd::take_over(uri, how),
+        BackendUri::Nbd(uri) => nbd::take_over(uri, how),
     }
 }
 

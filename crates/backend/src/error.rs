@@ -31,6 +31,26 @@ pub enum BackendError {
         /// Where the data is and what to do.
         owner: String,
     },
+    /// This cache is the owner's, but its host was restarted: the peer may have more than it.
+    #[error(
+        "{what}: this host was restarted while host {peer_host} held the other copy, whose log may be newer; start tidepool there, or take the volume over there, or accept the loss"
+    )]
+    PeerFirst {
+        /// Which image.
+        what: String,
+        /// Host of the other copy.
+        peer_host: String,
+        /// Generation of the record that says so, see [`crate::OpenOptions::whole_as_of`].
+        generation: u64,
+    },
+    /// This cache is not the one that may take the image over.
+    #[error("{what}: it cannot be taken over: {why}")]
+    NotPeer {
+        /// Which image.
+        what: String,
+        /// What its record says, and what to do.
+        why: String,
+    },
     /// The cache holds data that is not drained, and draining it would undo what others have written.
     #[error(
         "{what}: what this cache has not drained must not be written over it: {why}; put the image back as it was; or save this side (tidepool cache export PATH --volume NAME --image URI --out FILE) beside the image itself, then give it up (tidepool recover URI --accept-loss, then tidepool cache format PATH --force)"

@@ -6,6 +6,7 @@
 //! that executes [`Transfer`]s without blocking its caller.
 
 mod backend;
+mod changes;
 mod check;
 mod error;
 mod file;
@@ -21,11 +22,14 @@ mod redo;
 mod sweep;
 mod uri;
 
-pub use backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Release, Transfer, abandon, open};
+pub use backend::{
+    Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Release, TakeOver, Transfer, abandon, open,
+    ownership, take_over,
+};
 pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
 pub use identity::{Identity, identity};
-pub use record::{Copies, ImageStamp, OwnerState, Ownership};
+pub use record::{Copies, ImageStamp, OwnerState, Ownership, Peer, boot_id, host_name};
 pub use recover::{Recovered, recover};
 pub use redo::Loss;
 pub use sweep::read_all;

@@ -12,6 +12,7 @@ use crate::backend::{Backend, INFLIGHT_MAX, Release, Transfer};
 use crate::error::BackendError;
 use crate::latency::{Kind, Model};
 use crate::mailbox;
+use crate::record::Peer;
 use crate::uri::Emulation;
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -21,10 +22,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use tidepool_engine::api::IoError;
 
-/// How often a closed gate is looked at.
 /// Where an emulated pool has the redo: beyond any image.
 const REDO_OFFSET: u64 = 1 << 60;
+/// How often a closed gate is looked at.
 const GATE_POLL_NS: u64 = 3_000_000;
+/// The slot of a change of the record, which is no transfer.
+const PEER_SLOT: u16 = INFLIGHT_MAX as u16;
 
 /// An operation between submission and report.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +36,15 @@ struct Slot {
     due_ns: u64,
     /// Set once the inner backend is done.
     result: Result<(), IoError>,
+}
+
+/// The change of the record that is under way.
+enum Naming {
+    Idle,
+    /// Asked for while the gate was closed.
+    Waiting(u64, Option<Peer>),
+    /// In [`PEER_SLOT`].
+    Started,
 }
 
 struct Paced {
@@ -44,6 +56,7 @@ struct Paced {
     free: Vec<u16>,
     /// Submitted while the gate was closed.
     waiting: VecDeque<(u64, Transfer)>,
+    naming: Naming,
     /// Done inside and waiting for their time: when, and which slot.
     held: BinaryHeap<Reverse<(u64, u16)>>,
 }
@@ -90,10 +103,11 @@ pub(crate) fn wrap(
         model: emulate.map(Model::new),
         gate,
         clock,
-        slots: vec![idle; INFLIGHT_MAX].into_boxed_slice(),
+        slots: vec![idle; INFLIGHT_MAX + 1].into_boxed_slice(),
         free: (0..INFLIGHT_MAX as u16).rev().collect(),
         waiting: VecDeque::with_capacity(INFLIGHT_MAX),
-        held: BinaryHeap::with_capacity(INFLIGHT_MAX),
+        naming: Naming::Idle,
+        held: BinaryHeap::with_capacity(INFLIGHT_MAX + 1),
     })
 }
 
@@ -103,6 +117,15 @@ fn now_ns() -> u64 {
 }
 
 impl Paced {
+    /// Something was asked for while the gate was closed.
+    fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty() || matches!(self.naming, Naming::Waiting(..))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.free.len() == INFLIGHT_MAX && self.waiting.is_empty() && matches!(self.naming, Naming::Idle)
+    }
+
     fn gate_closed(&self) -> bool {
         self.gate.as_ref().is_some_and(|gate| gate.exists())
     }
@@ -135,13 +158,22 @@ impl Paced {
         unsafe { self.inner.submit(u64::from(index), transfer) }
     }
 
+    /// Hands a change of the record to the inner backend.
+    fn name(&mut self, token: u64, peer: Option<Peer>) {
+        let done_ns = |model: &mut Model| model.done_ns(now_ns(), Kind::Write, REDO_OFFSET / 2, 4096);
+        let due_ns = self.model.as_mut().map_or(0, done_ns);
+        self.slots[usize::from(PEER_SLOT)] = Slot { token, due_ns, result: Ok(()) };
+        self.naming = Naming::Started;
+        self.inner.set_peer(u64::from(PEER_SLOT), peer);
+    }
+
     /// Wakes the driver at the time of the next report, if any.
     fn arm(&self, gate_closed: bool, now_ns: u64) {
-        let busy = self.free.len() < INFLIGHT_MAX || !self.waiting.is_empty();
+        let busy = !self.is_idle();
         let at_ns = match (gate_closed && busy, self.held.peek()) {
             (true, _) => now_ns + GATE_POLL_NS,
             // The gate has opened: whoever waited behind it is next.
-            (false, _) if !self.waiting.is_empty() => now_ns.max(1),
+            (false, _) if self.is_waiting() => now_ns.max(1),
             (false, Some(Reverse((due_ns, _)))) => (*due_ns).max(1),
             (false, None) => 0,
         };
@@ -174,6 +206,15 @@ impl Backend for Paced {
         unsafe { self.start(token, transfer) }
     }
 
+    fn set_peer(&mut self, token: u64, peer: Option<Peer>) {
+        assert!(matches!(self.naming, Naming::Idle), "one peer is named at a time");
+        if self.gate_closed() {
+            self.naming = Naming::Waiting(token, peer);
+            return self.arm(true, now_ns());
+        }
+        self.name(token, peer);
+    }
+
     fn event_fd(&self) -> RawFd {
         self.clock.epoll.as_raw_fd()
     }
@@ -193,12 +234,19 @@ impl Backend for Paced {
                 // SAFETY: the promise was made to `submit`, and the token has not come back yet.
                 unsafe { self.start(token, transfer) }
             }
+            if let Naming::Waiting(token, peer) = &mut self.naming {
+                let (token, peer) = (*token, peer.take());
+                self.name(token, peer);
+            }
             while let Some(&Reverse((due_ns, index))) = self.held.peek()
                 && due_ns <= now_ns
             {
                 self.held.pop();
                 let Slot { token, result, .. } = self.slots[usize::from(index)];
-                self.free.push(index);
+                match index {
+                    PEER_SLOT => self.naming = Naming::Idle,
+                    _ => self.free.push(index),
+                }
                 done(token, result);
             }
         }
@@ -210,7 +258,7 @@ impl Backend for Paced {
     }
 
     fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
-        while self.free.len() < INFLIGHT_MAX || !self.waiting.is_empty() {
+        while !self.is_idle() {
             mailbox::wait_readable(self.clock.epoll.as_raw_fd(), 1000);
             self.completions(&mut |_, _| {});
         }

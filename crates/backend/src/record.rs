@@ -4,17 +4,22 @@
 //! same JSON document, changed only by whoever holds the image's lock, and only from the exact
 //! version that was read.
 
-use crate::{BackendError, OpenOptions, Release};
+use crate::{BackendError, OpenOptions, Release, TakeOver};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-/// Version of our JSON documents that this release writes; it reads all up to it (docs/format.md, Versions).
-pub(crate) const VERSION: u32 = 1;
+/// Newest version of an ownership record that this release reads and writes (docs/format.md, Versions).
+pub(crate) const VERSION: u32 = 2;
+/// Version of a record without anything that concerns a second copy: every release understands it.
+const VERSION_ALONE: u32 = 1;
 
 /// Longest record in bytes; anything longer is not ours.
 pub(crate) const RECORD_BYTES_MAX: usize = 16 * 1024;
+
+/// Former owners that are remembered.
+const FORMER_MAX: usize = 8;
 
 /// What is written down when the image goes on without its cache.
 const CACHE_FAILED: &str = "the cache device had failed, and the image has been changed without it since";
@@ -39,8 +44,30 @@ pub enum Copies {
     Solo,
     /// The owner and its peer.
     Sync,
-    /// The peer alone.
-    Remote,
+}
+
+/// The cache that holds the other copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Uuid of the cache device.
+    pub cache_uuid: Uuid,
+    /// Boot of its host, see [`boot_id`]: what it had not on stable media is gone with another one.
+    pub boot_id: String,
+    /// Name of its host, for people.
+    pub host: String,
+}
+
+/// Longest text about a peer in bytes.
+const PEER_TEXT_BYTES_MAX: usize = 255;
+
+impl Peer {
+    /// It can stand in a record of the owner with this uuid, and be read again.
+    pub(crate) fn is_sound(&self, owner: Uuid) -> bool {
+        let texts = [&self.boot_id, &self.host].into_iter();
+        let mut foreign =
+            texts.filter(|text| text.len() > PEER_TEXT_BYTES_MAX || text.contains(char::is_control));
+        foreign.next().is_none() && !self.cache_uuid.is_nil() && self.cache_uuid != owner
+    }
 }
 
 /// State of the image when it was released: what must be unchanged to prove that nobody wrote.
@@ -87,9 +114,17 @@ pub struct Ownership {
     pub time_unix_s: u64,
     /// How many caches hold the dirty data.
     pub copies: Copies,
-    /// The replica's peer, when there is one.
+    /// Who holds the other copy, when there is one: if and only if `copies` says so.
+    #[serde(default, deserialize_with = "peer", skip_serializing_if = "Option::is_none")]
+    pub peer: Option<Peer>,
+    /// Host from which the image was taken over by its peer, until that one has opened it: `client` and `claims` are
+    /// of that host, whose process may live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<String>,
+    pub taken_from: Option<String>,
+    /// Caches from which the image was taken over since it was clean: until the owner has committed a group of its own,
+    /// the redo is one of theirs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<Uuid>,
     /// `rbd:` only: address of the owner's RADOS client, to be fenced by whoever takes over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
@@ -115,7 +150,7 @@ impl Ownership {
     /// A record of this host and moment.
     pub(crate) fn new(generation: u64, cache_uuid: Uuid, state: OwnerState) -> Ownership {
         Ownership {
-            version: VERSION,
+            version: VERSION_ALONE,
             generation,
             base: None,
             cache_uuid,
@@ -125,6 +160,8 @@ impl Ownership {
             time_unix_s: unix_s(),
             copies: Copies::Solo,
             peer: None,
+            taken_from: None,
+            former: Vec::new(),
             client: None,
             claims: Vec::new(),
             lifted: None,
@@ -138,7 +175,91 @@ impl Ownership {
         let generation = before.map_or(1, |before| before.generation.saturating_add(1));
         let cache_uuid = Uuid::from_bytes(options.cache_uuid);
         let base = Some(options.generation.unwrap_or(0));
-        Ownership { base, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
+        let goes_on =
+            |before: &&Ownership| before.cache_uuid == cache_uuid && before.state != OwnerState::Clean;
+        let former = before.filter(goes_on).map(|before| before.former.clone()).unwrap_or_default();
+        Ownership { base, former, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
+    }
+
+    /// The record with which the peer makes the image its own.
+    pub(crate) fn taken_over(&self, what: &str, how: &TakeOver) -> Result<Ownership, BackendError> {
+        let refused = |why: String| Err(BackendError::NotPeer { what: what.into(), why });
+        if self.generation != how.generation {
+            return refused(format!("it is of generation {}, not {}", self.generation, how.generation));
+        }
+        let cache_uuid = Uuid::from_bytes(how.cache_uuid);
+        let Some(peer) = self.peer.as_ref().filter(|_| self.superseded.is_none()) else {
+            return refused(format!(
+                "only cache {} on host {} has its newest data",
+                self.cache_uuid, self.host
+            ));
+        };
+        if peer.cache_uuid != cache_uuid {
+            return refused(format!("the other copy is in cache {} on host {}", peer.cache_uuid, peer.host));
+        }
+        if !how.accept_loss && !is_this_boot(&peer.boot_id) {
+            let host = &self.host;
+            return refused(format!(
+                "this host was restarted since, and what it had not flushed is gone; start tidepool on host {host}, or \
+                 accept the loss"
+            ));
+        }
+        let others = |former: &&Uuid| **former != cache_uuid && **former != self.cache_uuid;
+        let mut former: Vec<Uuid> = self.former.iter().filter(others).copied().collect();
+        former.push(self.cache_uuid);
+        former.drain(..former.len().saturating_sub(FORMER_MAX));
+        let generation = self.generation.saturating_add(1);
+        // What stands here of clients and of the image's state is still to be acted on.
+        let left = self.clone();
+        Ok(Ownership {
+            base: Some(self.generation),
+            taken_from: Some(self.host.clone()),
+            former,
+            client: left.client,
+            claims: left.claims,
+            lifted: left.lifted,
+            stamp: left.stamp,
+            ..Ownership::new(generation, cache_uuid, OwnerState::Open)
+        }
+        .versioned())
+    }
+
+    /// The same record, which names this cache as the holder of the other copy.
+    pub(crate) fn with_peer(&self, peer: Option<Peer>) -> Ownership {
+        let copies = if peer.is_some() { Copies::Sync } else { Copies::Solo };
+        Ownership { copies, peer, ..self.renewed() }.versioned()
+    }
+
+    /// Refuses a peer that cannot stand here.
+    pub(crate) fn check_peer(&self, what: &str, peer: Option<&Peer>) -> Result<(), BackendError> {
+        let fits = |peer: &Peer| peer.is_sound(self.cache_uuid) && self.superseded.is_none();
+        if peer.is_none_or(fits) {
+            return Ok(());
+        }
+        let invalid = std::io::Error::from_raw_os_error(libc::EINVAL);
+        Err(BackendError::io(what, "name that peer in the ownership record", invalid))
+    }
+
+    /// It is that owner's, as it was written down.
+    pub(crate) fn is_of(&self, owner: &Ownership) -> bool {
+        (self.generation, self.cache_uuid) == (owner.generation, owner.cache_uuid)
+    }
+
+    /// Clients of its owner, and those that were about to become it.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = &String> {
+        self.client.iter().chain(&self.claims)
+    }
+
+    /// With the version that says what this record says: an older release refuses what it must not pass over.
+    fn versioned(mut self) -> Ownership {
+        let alone = self.peer.is_none() && self.taken_from.is_none();
+        self.version = if alone { VERSION_ALONE } else { VERSION };
+        self
+    }
+
+    /// A redo that this cache has written is this owner's.
+    pub(crate) fn owns_redo_of(&self, cache_uuid: Uuid) -> bool {
+        self.cache_uuid == cache_uuid || self.former.contains(&cache_uuid)
     }
 
     /// The record of an image whose owner's data is given up. The generation goes up, so that the owner
@@ -153,12 +274,16 @@ impl Ownership {
     pub(crate) fn disowned(&self) -> Ownership {
         let generation = self.generation.saturating_add(1);
         let superseded = Some(CACHE_FAILED.to_owned());
-        Ownership { generation, superseded, ..self.renewed() }
+        Ownership { generation, superseded, ..self.with_peer(None) }
     }
 
     /// The record that a release leaves, with the state of the image that proves that nobody wrote.
     pub(crate) fn released(&self, how: Release, stamp: Option<ImageStamp>) -> Ownership {
         let mut record = self.renewed();
+        if how.clean {
+            record = record.with_peer(None);
+            record.former.clear();
+        }
         record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
         record.client = None;
         if how.clean && how.cache_failed && record.superseded.is_none() {
@@ -175,24 +300,36 @@ impl Ownership {
 
     /// Reads a record; `what` names it in errors.
     pub(crate) fn from_json(what: &str, bytes: &[u8]) -> Result<Ownership, BackendError> {
-        let record: Ownership = parse(what, bytes).map_err(|error| match error {
+        let mut record: Ownership = parse(what, bytes, VERSION).map_err(|error| match error {
             BackendError::Newer { what, version, known } => {
                 BackendError::Newer { what: format!("{what}: the ownership record"), version, known }
             }
             other => other,
         })?;
-        let names = [&record.peer, &record.client, &record.superseded].into_iter().flatten();
+        let bad = |why: &str| {
+            let why = format!("{why}; see who wrote it before removing it");
+            Err(BackendError::Record { what: what.into(), why })
+        };
+        if record.version == VERSION_ALONE {
+            // No release has written of a second copy in it.
+            (record.copies, record.peer) = (Copies::Solo, None);
+        }
+        if (record.copies == Copies::Sync) != record.peer.is_some() {
+            return bad("does not say who holds the other copy");
+        }
+        let names = [&record.client, &record.superseded, &record.taken_from].into_iter().flatten();
+        let peer = record.peer.iter().flat_map(|peer| [&peer.boot_id, &peer.host]);
         let is_foreign = |text: &String| text.contains(char::is_control);
         // They are told to people and taken for names.
-        if names.chain(&record.claims).chain([&record.host, &record.boot_id]).any(is_foreign) {
-            let why = "has control characters in its texts; see who wrote it before removing it".into();
-            return Err(BackendError::Record { what: what.into(), why });
+        if names.chain(peer).chain(&record.claims).chain([&record.host, &record.boot_id]).any(is_foreign) {
+            return bad("has control characters in its texts");
         }
         Ok(record)
     }
 
     pub(crate) fn to_json(&self) -> Vec<u8> {
-        let mut json = serde_json::to_vec_pretty(self).expect("a record of plain fields is serialisable");
+        let record = self.clone().versioned();
+        let mut json = serde_json::to_vec_pretty(&record).expect("a record of plain fields is serialisable");
         json.push(b'\n');
         json
     }
@@ -215,13 +352,28 @@ impl Ownership {
         Err(BackendError::Owned { what: what.into(), owner: self.refusal() })
     }
 
+    /// Refuses a cache of the owner's that may lack what was only in its host's memory when that was restarted, and
+    /// that the peer has.
+    pub(crate) fn check_whole(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
+        let Some(peer) = self.peer.as_ref().filter(|_| is_owner) else { return Ok(()) };
+        // Whoever recovers the image without the cache has given up what is in it.
+        let known = options.recover || options.whole_as_of == Some(self.generation);
+        if known || is_this_boot(&self.boot_id) {
+            return Ok(());
+        }
+        let (peer_host, generation) = (peer.host.clone(), self.generation);
+        Err(BackendError::PeerFirst { what: what.into(), peer_host, generation })
+    }
+
     /// Refuses a cache of the owner's that knows less of the image than it has known: its device has lost that the
     /// volume was attached, or removed and added again, and with that whatever came after.
     pub(crate) fn check_known(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
         let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
         let (Some(base), Some(known)) = (self.base, options.generation) else { return Ok(()) };
-        // A volume that is only read has no generation.
-        if !is_owner || self.superseded.is_some() || known == 0 || known == base || known >= self.generation {
+        // A volume that is only read has no generation; but a copy that was taken over has had one.
+        let never = known == 0 && self.taken_from.is_none();
+        if !is_owner || self.superseded.is_some() || never || known == base || known >= self.generation {
             return Ok(());
         }
         let why = format!(
@@ -237,17 +389,35 @@ impl Ownership {
             OwnerState::Open => "which serves it or was killed while it did",
             OwnerState::Dirty | OwnerState::Clean => "which was stopped with data not yet drained",
         };
+        let or = self.peer.as_ref().map(|peer| format!(", or take it over on host {}", peer.host));
         format!(
-            "its newest data is in cache {} on host {}, {kind} ({} ago); start tidepool there and remove the volume",
+            "its newest data is in cache {} on host {}, {kind} ({} ago); start tidepool there and remove the volume{}",
             self.cache_uuid,
             self.host,
             age(self.time_unix_s),
+            or.unwrap_or_default(),
         )
     }
 }
 
-/// Reads one of our JSON documents: a record, or what belongs to a redo. `what` names it in errors.
-pub(crate) fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, BackendError> {
+/// Reads a peer. Of the name that an earlier version had in its place nothing is known.
+fn peer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Peer>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Peer(Peer),
+        #[expect(dead_code, reason = "it is only read")]
+        Name(String),
+    }
+    Ok(match Option::deserialize(deserializer)? {
+        Some(Written::Peer(peer)) => Some(peer),
+        Some(Written::Name(_)) | None => None,
+    })
+}
+
+/// Reads one of our JSON documents: a record, or what belongs to a redo. `what` names it in errors, `known` is the newest
+/// version of it that can be read.
+pub(crate) fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8], known: u32) -> Result<T, BackendError> {
     let bad = |why: String| BackendError::Record { what: what.into(), why };
     #[derive(Deserialize)]
     struct Versioned {
@@ -258,8 +428,8 @@ pub(crate) fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, 
         bad(format!("cannot be read ({}); see who wrote it before removing it", printable(&e.to_string())))
     };
     let Versioned { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
-    if version > VERSION {
-        return Err(BackendError::Newer { what: what.into(), version, known: VERSION });
+    if version > known {
+        return Err(BackendError::Newer { what: what.into(), version, known });
     }
     if version == 0 {
         return Err(bad("has version 0, which there never was; see who wrote it before removing it".into()));
@@ -308,7 +478,11 @@ impl Continuity {
                 format!("the image was used and released since, as generation {}", record.generation);
             return Continuity::overwritten(reason);
         }
-        let known = options.generation.zip(record).is_none_or(|(known, record)| known == record.generation);
+        // What was taken over is what the peer knew.
+        let is_of = |(known, record): (u64, &Ownership)| {
+            known == record.generation || record.taken_from.is_some() && record.base == Some(known)
+        };
+        let known = options.generation.zip(record).is_none_or(is_of);
         if known || !self.proven {
             return self;
         }
@@ -346,8 +520,8 @@ impl Continuity {
     }
 }
 
-/// Name of this host.
-pub(crate) fn host_name() -> String {
+/// Name of this host, as it stands in records.
+pub fn host_name() -> String {
     // A name may be any bytes, and a record with control characters would be refused when it is read again.
     printable(&rustix::system::uname().nodename().to_string_lossy())
 }
@@ -357,11 +531,16 @@ fn printable(text: &str) -> String {
     text.replace(char::is_control, "?")
 }
 
-/// The kernel's id of this boot; empty where there is none.
-pub(crate) fn boot_id() -> String {
+/// The kernel's id of this boot of the host, as it stands in records; empty where there is none.
+pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|id| id.trim().to_owned())
         .unwrap_or_default()
+}
+
+/// The boot of a record or peer is this one. Where there is no id, nothing tells.
+fn is_this_boot(id: &str) -> bool {
+    !id.is_empty() && id == boot_id()
 }
 
 fn unix_s() -> u64 {
@@ -379,132 +558,4 @@ fn age(time_unix_s: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::redo::{Header, Note};
-    use proptest::prelude::*;
-
-    fn record(state: OwnerState) -> Ownership {
-        Ownership::new(7, Uuid::from_bytes([3; 16]), state)
-    }
-
-    #[test]
-    fn a_record_is_read_back_as_written() {
-        let mut record = record(OwnerState::Dirty);
-        record.stamp =
-            Some(ImageStamp::File { size_bytes: 1 << 40, inode: 7, mtime_ns: 1_700_000_000_000_000_001 });
-        record.client = Some("10.0.0.1:0/77".into());
-        assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
-        record.stamp = Some(ImageStamp::Header { version: 9 });
-        assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
-    }
-
-    #[test]
-    fn only_a_clean_or_own_image_can_be_taken() {
-        let (own, other) = (Uuid::from_bytes([3; 16]), Uuid::from_bytes([4; 16]));
-        for state in [OwnerState::Clean, OwnerState::Dirty, OwnerState::Open] {
-            assert!(record(state).check_owner("x", own).is_ok());
-            assert_eq!(record(state).check_owner("x", other).is_ok(), state == OwnerState::Clean);
-        }
-        let line = record(OwnerState::Dirty).check_owner("img", other).expect_err("not ours").to_string();
-        assert!(
-            line.contains(&own.to_string()) && line.contains(&host_name()) && !line.contains('\n'),
-            "{line}"
-        );
-    }
-
-    #[test]
-    fn a_cache_that_has_forgotten_the_image_is_refused() {
-        let uuid = [3; 16];
-        let knows = |generation| OpenOptions { cache_uuid: uuid, generation, ..OpenOptions::default() };
-        let added = Ownership::taken(Some(&record(OwnerState::Clean)), &knows(None));
-        assert_eq!((added.generation, added.base), (8, Some(0)));
-        let again = Ownership::taken(Some(&added), &knows(Some(8)));
-        assert_eq!((again.generation, again.base), (9, Some(8)));
-        let cut = Ownership::taken(Some(&again), &knows(Some(8)));
-        assert_eq!((cut.generation, cut.base), (10, Some(8)));
-        let refused = |record: &Ownership, known| record.check_known("img", &knows(known)).is_err();
-        // What it knew before, what it was given, a volume that is only read, and one that is not there.
-        for (record, known) in [(&added, 8), (&added, 0), (&again, 8), (&again, 9), (&cut, 8), (&cut, 10)] {
-            assert!(!refused(record, Some(known)) && !refused(record, None), "{known}: {record:?}");
-        }
-        // It was removed before it was added, or had got further.
-        for (record, known) in [(&added, 5), (&added, 7), (&again, 7), (&cut, 9), (&cut, 1)] {
-            assert!(refused(record, Some(known)), "{known}: {record:?}");
-            let released = Ownership { state: OwnerState::Clean, ..record.clone() };
-            assert!(!refused(&released, Some(known)), "the image holds everything");
-            let earlier = Ownership { base: None, ..record.clone() };
-            assert!(!refused(&earlier, Some(known)), "a record of an earlier version does not tell");
-            let other = Ownership { cache_uuid: Uuid::nil(), ..record.clone() };
-            assert!(!refused(&other, Some(known)), "another cache's record says nothing about this one");
-        }
-        let line = again.check_known("img", &knows(Some(7))).expect_err("forgotten").to_string();
-        assert!(
-            line.contains("generation 7") && line.contains("generation 8") && !line.contains('\n'),
-            "{line}"
-        );
-    }
-
-    #[test]
-    fn a_record_of_a_later_format_is_refused() {
-        let text = String::from_utf8(record(OwnerState::Clean).to_json()).expect("JSON");
-        let text = text.replace("\"version\": 1", "\"version\": 2");
-        let error = Ownership::from_json("img", text.as_bytes()).expect_err("version 2");
-        assert!(matches!(error, BackendError::Newer { version: 2, known: VERSION, .. }), "{error}");
-        assert!(error.to_string().starts_with("img: the ownership record has version 2, "), "{error}");
-        let text = text.replace("\"version\": 2", "\"version\": 0");
-        assert!(Ownership::from_json("img", text.as_bytes()).is_err(), "there is no version 0");
-    }
-
-    /// A document of an earlier version, read and written again: everything in it must still be there.
-    fn read_again<T: DeserializeOwned + Serialize>(name: &str, bytes: &[u8]) {
-        let document: T = parse(name, bytes).unwrap_or_else(|e| panic!("{e}"));
-        let again = serde_json::to_value(document).expect("plain fields");
-        let golden: serde_json::Value = serde_json::from_slice(bytes).expect("JSON");
-        for (field, value) in golden.as_object().expect("an object").iter().filter(|(f, _)| *f != "version") {
-            assert_eq!(again.get(field), Some(value), "{name}: {field}");
-        }
-    }
-
-    #[test]
-    fn documents_of_every_version_are_read() {
-        for version in 1..=VERSION {
-            let directory = format!("{}/tests/golden/v{version}", env!("CARGO_MANIFEST_DIR"));
-            let entries = std::fs::read_dir(&directory).expect("golden documents of every version");
-            let mut kinds = [0; 3];
-            for path in entries.map(|entry| entry.expect("an entry").path()) {
-                let bytes = std::fs::read(&path).expect("a document");
-                let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-                match name.split('-').next() {
-                    Some("record") => read_again::<Ownership>(&name, &bytes),
-                    Some("redo") => read_again::<Header>(&name, &bytes),
-                    Some("note") => read_again::<Note>(&name, &bytes),
-                    _ => panic!("nobody knows what {name} is"),
-                }
-                let kind = ["record", "redo", "note"].iter().position(|kind| name.starts_with(kind));
-                kinds[kind.expect("matched above")] += 1;
-            }
-            assert!(kinds.iter().all(|&n| n > 0), "golden documents of version {version}: {kinds:?}");
-        }
-    }
-
-    #[test]
-    fn what_a_record_says_is_one_line() {
-        let text = String::from_utf8(record(OwnerState::Dirty).to_json()).expect("JSON");
-        let host = format!("\"host\": \"{}\"", host_name());
-        assert!(text.contains(&host), "{text}");
-        let owner = Uuid::from_bytes([3; 16]).to_string();
-        for foreign in [text.replace(&host, "\"host\": \"a\\nb\""), text.replace(&owner, "\\n\\u001b")] {
-            let line = Ownership::from_json("img", foreign.as_bytes()).expect_err("not ours").to_string();
-            assert!(!line.contains(char::is_control), "{line:?}");
-        }
-        assert_eq!(printable("a\nb\u{1b}ä"), "a?b?ä");
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert!(Ownership::from_json("x", &bytes).is_err());
-        }
-    }
-}
+mod tests;

@@ -51,7 +51,7 @@ pub fn recover(
         recovered.given_up = if look_only { None } else { abandon(uri, state_dir)? };
         return Ok(recovered);
     };
-    let find = || Ok(redo::find(&what, &*shelf, record.cache_uuid)?.filter(|_| record.superseded.is_none()));
+    let find = || Ok(redo::find(&what, &*shelf, &record)?.filter(|_| record.superseded.is_none()));
     let mut found = find()?;
     if let Some(found) = found.as_ref().filter(|_| !look_only) {
         check_frames(&what, &*shelf, found)?;
@@ -104,7 +104,7 @@ fn wait_for_owner(uri: &BackendUri) -> Result<(), BackendError> {
 /// An image as it is left: its name in errors, its ownership record, and where its redo is.
 pub(crate) type Remains = (String, Option<Ownership>, Box<dyn Shelf>);
 
-fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
+pub(crate) fn look(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     match uri {
         BackendUri::File { path, .. } => file::look(path, state_dir),
         BackendUri::Nbd(uri) => nbd::look(uri, state_dir),

@@ -6,7 +6,7 @@
 
 use crate::backend::{INFLIGHT_MAX, Transfer};
 use crate::error::BackendError;
-use crate::record::{self, VERSION};
+use crate::record::{self, Ownership};
 use crossbeam_queue::ArrayQueue;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -18,6 +18,9 @@ use tidepool_engine::api::IoError;
 use tidepool_engine::format::FORMAT_VERSION;
 use tidepool_engine::redo::{Change, FRAME_BYTES_MAX, FrameName, decode, newer_version};
 use uuid::Uuid;
+
+/// Version of header and note; all up to it are read (docs/format.md, Versions).
+pub(crate) const VERSION: u32 = 1;
 
 /// Longest header or note in bytes; anything longer is not ours.
 pub(crate) const DOCUMENT_BYTES_MAX: usize = 1 << 20;
@@ -105,7 +108,7 @@ impl Header {
     /// Reads the header of a shelf; `what` names the image in errors.
     pub(crate) fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Header>, BackendError> {
         let bytes = shelf.header().map_err(|e| BackendError::io(what, "read the header of its redo", e))?;
-        bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose()
+        bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes, VERSION)).transpose()
     }
 
     fn to_json(&self) -> Vec<u8> {
@@ -118,7 +121,7 @@ impl Note {
     /// newer version is refused.
     fn read(what: &str, shelf: &dyn Shelf) -> Result<Option<Note>, BackendError> {
         let bytes = shelf.note().map_err(|e| BackendError::io(what, "read the owner's last note", e))?;
-        match bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes)).transpose() {
+        match bytes.map(|bytes| record::parse(&format!("{what} (redo)"), &bytes, VERSION)).transpose() {
             Err(newer @ BackendError::Newer { .. }) => Err(newer),
             Err(_torn) => Ok(None),
             known => known,
@@ -127,23 +130,29 @@ impl Note {
 }
 
 /// Refuses a cache whose newest record is `sequence` if it once had more on stable media, as its own redo and note tell: the image
-/// or its redo may have got what the cache has lost, and clients were promised it.
+/// or its redo may have got what the cache has lost, and clients were promised it. `record` is the image's, which says that it is
+/// this cache's.
 pub(crate) fn check_cache(
     what: &str,
     shelf: &dyn Shelf,
-    cache_uuid: Uuid,
+    record: &Ownership,
     sequence: u64,
 ) -> Result<(), BackendError> {
-    let Some(header) = Header::read(what, shelf)?.filter(|header| header.cache_uuid == cache_uuid) else {
-        return Ok(());
-    };
-    let note = Note::read(what, shelf)?.filter(|note| note.generation >= header.generation);
+    let Some(header) = find_header(what, shelf, record)? else { return Ok(()) };
+    // The note of a former owner tells what its own cache had, which is ahead of what both had.
+    let own = |note: &Note| note.generation >= header.generation && header.cache_uuid == record.cache_uuid;
+    let note = Note::read(what, shelf)?.filter(own);
     let known = note.map_or(0, |note| note.durable).max(header.sequence);
     if known <= sequence {
         return Ok(());
     }
     let why = format!("its newest record is {sequence}, and it once had record {known} on stable media");
     Err(BackendError::Behind { what: what.into(), why })
+}
+
+/// The header of the redo that is the owner's.
+fn find_header(what: &str, shelf: &dyn Shelf, record: &Ownership) -> Result<Option<Header>, BackendError> {
+    Ok(Header::read(what, shelf)?.filter(|header| record.owns_redo_of(header.cache_uuid)))
 }
 
 /// Refuses an image whose redo a newer version has left. For whoever is about to change something of the image: afterwards it
@@ -437,10 +446,8 @@ pub(crate) struct Found {
 
 /// Looks at the redo of an image whose owner is gone. `None` where the drain was not grouped: then the image is no
 /// state that the volume ever had.
-pub(crate) fn find(what: &str, shelf: &dyn Shelf, cache_uuid: Uuid) -> Result<Option<Found>, BackendError> {
-    let Some(header) = Header::read(what, shelf)?.filter(|header| header.cache_uuid == cache_uuid) else {
-        return Ok(None);
-    };
+pub(crate) fn find(what: &str, shelf: &dyn Shelf, record: &Ownership) -> Result<Option<Found>, BackendError> {
+    let Some(header) = find_header(what, shelf, record)? else { return Ok(None) };
     let loss = Loss::of(&header, Note::read(what, shelf)?.as_ref());
     Ok(Some(Found { header, loss }))
 }

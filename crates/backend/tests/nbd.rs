@@ -3,7 +3,8 @@
 mod common;
 
 use common::{
-    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
+    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, other_as_peer, pattern,
+    refused,
 };
 use std::fs;
 use std::io::{Read, Write};
@@ -13,7 +14,9 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tidepool_backend::{BackendUri, CheckStatus, OpenOptions, Transfer};
+use tidepool_backend::{
+    BackendError, BackendUri, CheckStatus, INFLIGHT_MAX, OpenOptions, TakeOver, Transfer,
+};
 use tidepool_engine::api::IoError;
 use tidepool_nbd::{Export, Handshake, Incoming, Step, reply, wire};
 
@@ -637,6 +640,48 @@ fn what_a_lost_cache_holds_can_be_given_up_without_its_server() {
     assert_eq!(abandon().expect("nothing to give up"), None);
     let _server = scratch.filtered(&[], &[]);
     assert!(open(&scratch.uri(), scratch.options(OTHER)).is_ok());
+}
+
+#[test]
+fn a_peer_is_named_and_takes_the_export_over_when_its_owner_is_gone() {
+    let scratch = Scratch::new();
+    let uri: BackendUri = scratch.uri().parse().expect("a URI");
+    let state = scratch.0.join("state");
+    let record = || tidepool_backend::ownership(&uri, Some(&state)).expect("readable").expect("a record");
+    let how = |generation| TakeOver {
+        cache_uuid: OTHER,
+        generation,
+        state_dir: Some(state.clone()),
+        accept_loss: false,
+    };
+    let take_over = |generation| tidepool_backend::take_over(&uri, &how(generation));
+    let server = scratch.filtered(&[], &[]);
+    let mut driver = scratch.open();
+    // Beside as many transfers as there may be, and without the server.
+    let reads: Vec<u64> = (0..INFLIGHT_MAX as u64).map(|at| driver.start_read(at * 4096, 4096)).collect();
+    for peer in [Some(other_as_peer()), Some(other_as_peer()), None, Some(other_as_peer())] {
+        driver.set_peer(peer.clone()).expect("named");
+        assert_eq!(record().peer, peer);
+    }
+    reads.into_iter().for_each(|token| driver.wait(token).0.expect("a read"));
+    drop(server);
+    driver.set_peer(None).expect("nothing of it needs the server");
+    driver.set_peer(Some(other_as_peer())).expect("named");
+    assert!(matches!(take_over(1), Err(BackendError::Locked { .. })));
+    let _server = scratch.filtered(&[], &[]);
+    driver.close(false).expect("closed");
+    assert!(matches!(take_over(2), Err(BackendError::NotPeer { .. })));
+    take_over(1).expect("taken over");
+    let dirty = OpenOptions { dirty: true, generation: Some(1), ..scratch.options(OTHER) };
+    let opened = open(&scratch.uri(), dirty).expect("opened");
+    assert_eq!((opened.generation, opened.keep_clean), (3, false), "{}", opened.reason);
+    drop(opened);
+    let mut reader = Driver::new(
+        open(&scratch.uri(), OpenOptions { read_only: true, ..scratch.options(OTHER) })
+            .expect("opened")
+            .backend,
+    );
+    assert_eq!(reader.set_peer(None), Err(IoError::Errno(libc::EROFS)));
 }
 
 #[test]

@@ -3,107 +3,30 @@
 //! The tests share one cluster (with authentication) and run one at a time. On a machine without Ceph's
 //! programs they say so and do nothing.
 
+#[path = "common/cluster.rs"]
+mod cluster;
 mod common;
 
+use cluster::Shared;
 use common::{
-    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
+    Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, other_as_peer,
+    ownership, pattern, refused, take_over,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tidepool_backend::{BackendError, INFLIGHT_MAX, OpenOptions, Transfer};
 use tidepool_engine::api::IoError;
 use tidepool_engine::mem::AlignedBuf;
-use tidepool_lab::cluster::{Cluster, ClusterOptions};
+use tidepool_lab::cluster::Cluster;
 use tidepool_lab::process::Process;
 
 const MIB: u64 = 1 << 20;
 
 /// Names of this process's role when it is a child of a test.
 const CHILD_URI: &str = "TIDEPOOL_TEST_CHILD_URI";
-
-static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
-
-/// The cluster, for one test at a time; `None` where Ceph is not installed.
-struct Shared(MutexGuard<'static, Option<Cluster>>);
-
-impl Shared {
-    fn get() -> Option<Shared> {
-        if let Err(e) = Cluster::available() {
-            println!("not run: {e}");
-            return None;
-        }
-        // A failed test leaves the cluster as usable as it was.
-        let mut guard = CLUSTER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if guard.is_none() {
-            let options = ClusterOptions { cephx: true, ..ClusterOptions::default() };
-            *guard = Some(Cluster::up(&options).expect("a cluster"));
-            // SAFETY: a function without arguments that touches nothing but the static above.
-            unsafe { libc::atexit(end_cluster) };
-        }
-        Some(Shared(guard))
-    }
-
-    fn image(&self, name: &str, mib: u64) -> String {
-        self.rbd_create(name, mib * MIB).expect("an image");
-        self.uri(name)
-    }
-
-    fn uri(&self, name: &str) -> String {
-        format!("rbd:rbd/{name}?conf={}", self.conf().display())
-    }
-
-    fn export(&self, name: &str) -> Vec<u8> {
-        let path = self.dir().join(format!("{name}.export"));
-        self.rbd_export(name, &path).expect("an export");
-        let content = std::fs::read(&path).expect("the export");
-        std::fs::remove_file(&path).expect("the export");
-        content
-    }
-
-    fn header(&self, name: &str) -> String {
-        let info = self.rbd(&["info", "--format", "json", name]).expect("info");
-        let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
-        format!("rbd_header.{}", info["id"].as_str().expect("an id"))
-    }
-
-    /// Address of the client that holds an image's lock.
-    fn lock_address(&self, name: &str) -> Option<String> {
-        let info = self.rados(&["-p", "rbd", "lock", "info", &self.header(name), "rbd_lock"]).ok()?;
-        let info: serde_json::Value = serde_json::from_str(&info).ok()?;
-        Some(info["lockers"][0]["addr"].as_str()?.to_owned())
-    }
-
-    /// A client of its own that writes a block; its outcome.
-    fn foreign_write(&self, name: &str) -> bool {
-        let write = [
-            "bench",
-            "--io-type",
-            "write",
-            "--io-size",
-            "4096",
-            "--io-total",
-            "4096",
-            "--io-threads",
-            "1",
-            name,
-        ];
-        self.rbd(&write).is_ok()
-    }
-}
-
-impl std::ops::Deref for Shared {
-    type Target = Cluster;
-    fn deref(&self) -> &Cluster {
-        self.0.as_ref().expect("brought up in get")
-    }
-}
-
-extern "C" fn end_cluster() {
-    let mut guard = CLUSTER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    drop(guard.take());
-}
+/// Set for a child in sync with OTHER.
+const CHILD_IN_SYNC: &str = "TIDEPOOL_TEST_CHILD_IN_SYNC";
 
 fn serve(uri: &str) -> Driver {
     Driver::new(open(uri, options(OURS)).expect("opened").backend)
@@ -117,9 +40,14 @@ struct Child {
 
 impl Child {
     fn start(uri: &str) -> Child {
+        Child::start_with(uri, &[])
+    }
+
+    fn start_with(uri: &str, variables: &[&str]) -> Child {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "child_that_writes_until_it_is_killed", "--nocapture", "--include-ignored"]);
         command.env(CHILD_URI, uri).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.envs(variables.iter().map(|variable| (variable, "1")));
         let mut process = Process::spawn(command).expect("a child");
         let mut lines = BufReader::new(process.child().stdout.take().expect("its output")).lines();
         let attachment = loop {
@@ -145,9 +73,14 @@ impl Child {
 fn child_that_writes_until_it_is_killed() {
     let Ok(uri) = std::env::var(CHILD_URI) else { return };
     let opened = open(&uri, options(OURS)).expect("opened");
-    println!("attachment {}", String::from_utf8(opened.backend.attachment()).expect("text"));
+    let attachment = String::from_utf8(opened.backend.attachment()).expect("text");
+    let mut driver = Driver::new(opened.backend);
+    if std::env::var(CHILD_IN_SYNC).is_ok() {
+        driver.set_peer(Some(other_as_peer())).expect("named");
+    }
+    println!("attachment {attachment}");
     std::io::stdout().flush().expect("the pipe");
-    let mut backend = opened.backend;
+    let backend = driver.backend();
     let mut data = AlignedBuf::zeroed(4096);
     data.fill(0xC5);
     let submit = |backend: &mut dyn tidepool_backend::Backend, token: u64| {
@@ -155,14 +88,14 @@ fn child_that_writes_until_it_is_killed() {
         // SAFETY: the data outlives the loop below, which never ends, and is not changed.
         unsafe { backend.submit(token, transfer) }
     };
-    (0..32).for_each(|token| submit(&mut *backend, token));
+    (0..32).for_each(|token| submit(backend, token));
     loop {
         let mut done = Vec::new();
         std::thread::sleep(Duration::from_millis(1));
         backend.completions(&mut |token, result| done.push((token, result)));
         for (token, result) in done {
             assert_eq!(result, Ok(()));
-            submit(&mut *backend, token);
+            submit(backend, token);
         }
     }
 }
@@ -304,6 +237,8 @@ fn without_the_right_to_fence_an_image_is_refused_and_untouched() {
     );
     let line = refused(&format!("{uri}&id=blind"), options(OURS));
     assert!(line.contains("permission denied"), "{line}");
+    let unfenced = take_over(&format!("{uri}&id=weak"), 0).expect_err("it could not fence").to_string();
+    assert!(unfenced.contains("client.weak may not fence"), "{unfenced}");
     assert_eq!(objects(&cluster), before, "a refused open left something behind");
     assert!(cluster.foreign_write("caps"), "a refused open locked the image");
     let opened = open(&format!("{uri}&id=good"), options(OURS)).expect("the documented rights suffice");
@@ -566,6 +501,35 @@ fn after_a_kill_the_image_is_taken_back_at_once_and_late_writes_are_fenced() {
     driver.write(0, &pattern(9, 131_072)).expect("a write");
     driver.close(true).expect("closed");
     assert!(cluster.export("killed")[..131_072] == pattern(9, 131_072));
+}
+
+/// G4: an owner that is paused, and goes on when its peer has the image.
+#[test]
+fn g4_a_paused_owner_that_was_taken_over_writes_nothing_when_it_goes_on() {
+    let Some(cluster) = Shared::get() else { return };
+    let uri = cluster.image("paused", 8);
+    let mut child = Child::start_with(&uri, &[CHILD_IN_SYNC]);
+    let generation = ownership(&uri).generation;
+    // SAFETY: signals to a child of ours that was not waited for.
+    let mut signal = |signal| unsafe { assert_eq!(libc::kill(child.process.child().id() as i32, signal), 0) };
+    signal(libc::SIGSTOP);
+    let old = cluster.lock_address("paused").expect("its lock");
+    let start = Instant::now();
+    take_over(&uri, generation).expect("taken over");
+    let by_peer = OpenOptions { generation: Some(generation), dirty: true, ..options(OTHER) };
+    let opened = open(&uri, by_peer).expect("opened although it is watched");
+    println!("taken over after {} ms", start.elapsed().as_millis());
+    assert!(opened.keep_clean && opened.generation == generation + 2, "{}", opened.reason);
+    assert!(cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist").contains(&old));
+    let mut driver = Driver::new(opened.backend);
+    driver.write(0, &pattern(9, 131_072)).expect("a write");
+    driver.flush().expect("a flush");
+    signal(libc::SIGCONT);
+    // It ends with its first write that fails.
+    let ended = child.process.child().wait().expect("its end");
+    assert!(!ended.success(), "its writes were executed");
+    driver.close(true).expect("closed");
+    assert!(cluster.export("paused")[..131_072] == pattern(9, 131_072));
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
     let read = Sidecar::of(path, &image.file, options.state_dir.as_deref()).and_then(|sidecar| {
         let record = sidecar.read()?;
         if let Some(record) = &record {
+            record.check_whole(&image.what, options)?;
             record.check_owner(&image.what, cache_uuid)?;
         }
         if !options.read_only {
@@ -59,9 +60,16 @@ pub(crate) fn describe(record: Option<&Ownership>) -> String {
                 OwnerState::Dirty => "stopped with dirty data",
                 OwnerState::Open => "open, or killed while it was",
             };
+            let copy = record.peer.as_ref().map(|peer| {
+                format!("; the other copy is in cache {} on host {}", peer.cache_uuid, peer.host)
+            });
+            let taken = record.taken_from.as_ref().map(|host| format!("; just taken over from host {host}"));
             format!(
-                "generation {}, cache {} on host {}: {state}",
-                record.generation, record.cache_uuid, record.host
+                "generation {}, cache {} on host {}: {state}{}",
+                record.generation,
+                record.cache_uuid,
+                record.host,
+                copy.or(taken).unwrap_or_default()
             )
         }
     }

@@ -12,10 +12,11 @@ mod owner;
 mod redo;
 mod ring;
 
-use crate::backend::{Backend, OpenOptions, Opened, Release, Transfer};
+use crate::backend::{Backend, OpenOptions, Opened, Release, TakeOver, Transfer};
+use crate::changes::{Change, Changes};
 use crate::error::BackendError;
 use crate::mailbox;
-use crate::record::{Continuity, OwnerState, Ownership};
+use crate::record::{Continuity, OwnerState, Ownership, Peer};
 use crate::recover::Remains;
 use crate::redo::{self as group_redo, Shelf, Writer};
 pub(crate) use redo::FileShelf;
@@ -39,6 +40,8 @@ pub(crate) use owner::{STATE_DIR, Sidecar};
 const DYING_WAIT: Duration = Duration::from_secs(30);
 /// How long it waits for a holder that the system does not list.
 const UNLISTED_WAIT: Duration = Duration::from_secs(1);
+/// How long a close waits before it looks again whether something is in flight, in milliseconds: its events may be lost.
+const QUIESCE_POLL_MS: u32 = 20;
 /// How often it looks.
 const DYING_POLL: Duration = Duration::from_millis(20);
 
@@ -60,17 +63,12 @@ struct FileBackend {
     caching: Caching,
     /// What is to be written down at the release; `None` when read-only.
     ownership: Option<(Sidecar, Ownership)>,
-    /// The record is being changed, for these tokens.
-    disowning: Option<Disowning>,
+    changes: Changes,
+    /// Brings the outcome of a change of the record, made on a thread of its own: stable media take their time.
+    changing: Option<Receiver<Result<Ownership, BackendError>>>,
     resizing: Option<Resizing>,
     /// Writes the redo, where what is written goes by groups.
     redo: Option<Writer>,
-}
-
-/// A change of the record on a thread of its own: stable media take their time.
-struct Disowning {
-    tokens: Vec<u64>,
-    outcome: Receiver<Result<Ownership, BackendError>>,
 }
 
 /// A change of the size, on a thread of its own as well.
@@ -96,7 +94,8 @@ pub(crate) fn open<T>(
         read_only: options.read_only,
         caching,
         ownership: None,
-        disowning: None,
+        changes: Changes::default(),
+        changing: None,
         resizing: None,
         redo: None,
     };
@@ -144,6 +143,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let record = sidecar.read()?;
     if let Some(record) = &record {
         record.check_owner(what, cache_uuid)?;
+        record.check_whole(what, options)?;
         record.check_known(what, options)?;
     }
     if !options.read_only {
@@ -155,7 +155,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
         && record.cache_uuid == cache_uuid
     {
-        group_redo::check_cache(what, &FileShelf::new(&sidecar), cache_uuid, sequence)?;
+        group_redo::check_cache(what, &FileShelf::new(&sidecar), record, sequence)?;
     }
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
@@ -178,6 +178,18 @@ pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ow
     sidecar.write(&before.abandoned())?;
     image.unlock();
     Ok(Some(before))
+}
+
+/// Makes an image the peer's; see [`crate::take_over`]. A lock is no fence: the owner must have let go of it.
+pub(crate) fn take_over(path: &Path, how: &TakeOver) -> Result<Ownership, BackendError> {
+    let image = Image::open(path, false, Caching::Direct)?;
+    image.lock(false)?;
+    let taken = Sidecar::of(path, &image.file, how.state_dir.as_deref()).and_then(|sidecar| {
+        group_redo::check_version(&image.what, &FileShelf::new(&sidecar))?;
+        sidecar.take_over(&image.what, how)
+    });
+    image.unlock();
+    taken
 }
 
 /// Who owns an image, and its redo.
@@ -370,47 +382,54 @@ fn command_of(pid: u32) -> String {
 }
 
 impl FileBackend {
-    /// Writes down that the cache's content is not to be trusted any more.
-    fn disown(&mut self, token: u64) {
-        if let Some(disowning) = &mut self.disowning {
-            return disowning.tokens.push(token);
+    /// Puts a change of the record in line.
+    fn order_change(&mut self, token: u64, change: Change) {
+        self.changes.order(token, change);
+        self.start_change();
+    }
+
+    /// Starts the next change of the record, if none is being made.
+    fn start_change(&mut self) {
+        let Some((sidecar, record)) = &self.ownership else { return };
+        if let Some(change) = self.changes.start(record) {
+            let (sidecar, record, unsure) = (sidecar.clone(), record.clone(), self.changes.is_unsure());
+            let (sender, outcome) = sync_channel(1);
+            let started = self.ring.event().and_then(|event| {
+                let work = move || {
+                    // The receiver waits for this even when the backend is dropped.
+                    let _ = sender.send(sidecar.change(&record, change, unsure));
+                    mailbox::signal(&event);
+                };
+                std::thread::Builder::new().name("record".into()).spawn(work)
+            });
+            match started {
+                Ok(_) => self.changing = Some(outcome),
+                Err(_) => self.changes.finish(Err(IoError::Errno(libc::EAGAIN)), false),
+            }
         }
-        let Some((sidecar, record)) = &self.ownership else { return self.ring.complete(token, Ok(())) };
-        if record.superseded.is_some() {
-            return self.ring.complete(token, Ok(()));
-        }
-        let (sidecar, record) = (sidecar.clone(), record.disowned());
-        let (sender, outcome) = sync_channel(1);
-        let started = self.ring.event().and_then(|event| {
-            let work = move || {
-                // The receiver waits for this even when the backend is dropped.
-                let _ = sender.send(sidecar.write(&record).map(|()| record));
-                mailbox::signal(&event);
-            };
-            std::thread::Builder::new().name("disown".into()).spawn(work)
-        });
-        match started {
-            Ok(_) => self.disowning = Some(Disowning { tokens: vec![token], outcome }),
-            Err(_) => self.ring.complete(token, Err(IoError::Errno(libc::EAGAIN))),
+        if self.changes.has_ended() {
+            self.ring.wake();
         }
     }
 
     /// Takes the new record, if it is written.
-    fn disowned(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        let Some(disowning) = &self.disowning else { return };
-        let Ok(outcome) = disowning.outcome.try_recv() else { return };
-        let tokens = self.disowning.take().map(|disowning| disowning.tokens).unwrap_or_default();
-        let result = match outcome {
-            Ok(record) => {
-                self.ownership = self.ownership.take().map(|(sidecar, _)| (sidecar, record));
-                Ok(())
-            }
-            Err(error) => {
+    fn changed(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        let outcome = self.changing.as_ref().and_then(|changing| changing.try_recv().ok());
+        if let Some(outcome) = outcome {
+            self.changing = None;
+            let result = outcome.map_err(|error| {
                 tracing::warn!("{error}");
-                Err(error.errno())
-            }
-        };
-        tokens.into_iter().for_each(|token| done(token, result));
+                error.errno()
+            });
+            let result = result.map(|record| {
+                self.ownership = self.ownership.take().map(|(sidecar, _)| (sidecar, record));
+            });
+            self.changes.finish(result, true);
+        }
+        self.changes.completions(done);
+        if !self.changes.is_idle() && !self.changes.is_running() {
+            self.start_change();
+        }
     }
 
     /// Gives the image another size. The driver's thread does not wait for the file system.
@@ -447,12 +466,12 @@ impl FileBackend {
     /// Waits until nothing is in flight any more and drops the outcomes.
     fn quiesce(&mut self) {
         self.ring.quiesce();
-        while self.disowning.is_some()
+        while !self.changes.is_idle()
             || self.resizing.is_some()
             || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0)
         {
-            mailbox::wait_readable(self.ring.event_fd(), 1000);
             self.completions(&mut |_, _| {});
+            mailbox::wait_readable(self.ring.event_fd(), QUIESCE_POLL_MS);
         }
     }
 }
@@ -476,7 +495,8 @@ impl Backend for FileBackend {
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
         match transfer {
-            Transfer::Disown => self.disown(token),
+            Transfer::Disown if self.ownership.is_none() => self.ring.complete(token, Ok(())),
+            Transfer::Disown => self.order_change(token, Change::Disown),
             Transfer::Resize { .. } if self.read_only => {
                 self.ring.complete(token, Err(IoError::Errno(libc::EROFS)));
             }
@@ -500,13 +520,21 @@ impl Backend for FileBackend {
         }
     }
 
+    fn set_peer(&mut self, token: u64, peer: Option<Peer>) {
+        if self.ownership.is_some() {
+            return self.order_change(token, Change::Peer(peer));
+        }
+        self.changes.refuse(token, IoError::Errno(libc::EROFS));
+        self.ring.wake();
+    }
+
     fn event_fd(&self) -> RawFd {
         self.ring.event_fd()
     }
 
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         self.ring.completions(done);
-        self.disowned(done);
+        self.changed(done);
         self.resized(done);
         if let Some(redo) = &mut self.redo {
             redo.completions(done);
@@ -519,7 +547,12 @@ impl Backend for FileBackend {
 
     fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
         self.quiesce();
-        let Some((sidecar, record)) = self.ownership.take() else { return Ok(()) };
+        let Some((sidecar, mut record)) = self.ownership.take() else { return Ok(()) };
+        if self.changes.is_unsure()
+            && let Some(found) = sidecar.read()?.filter(|found| found.is_of(&record))
+        {
+            record = record.with_peer(found.peer);
+        }
         let file = self.ring.file().as_fd();
         rustix::fs::fdatasync(file).map_err(|e| BackendError::io(&self.what, "flush", e))?;
         self.redo = None;

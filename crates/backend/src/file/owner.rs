@@ -5,6 +5,8 @@
 //! has one (WWID, device-mapper uuid, the file of a loop device), else of its kernel name: device
 //! nodes come and go.
 
+use crate::TakeOver;
+use crate::changes::Change;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership, RECORD_BYTES_MAX};
 use rustix::fs::FileType;
@@ -104,6 +106,41 @@ impl Sidecar {
         self.replace(&self.path, &record.to_json()).map_err(|e| self.write_error(e))
     }
 
+    /// Changes the record of the owner, who holds the image's lock. With `unsure` it may be changed already and not on
+    /// stable media. Returns it as it is then.
+    pub(crate) fn change(
+        &self,
+        record: &Ownership,
+        change: Change,
+        unsure: bool,
+    ) -> Result<Ownership, BackendError> {
+        let changed = match change {
+            Change::Disown => record.disowned(),
+            Change::Peer(peer) => {
+                let found = self.read_own(record)?;
+                found.check_peer(&self.path.display().to_string(), peer.as_ref())?;
+                if found.peer == peer && !unsure {
+                    return Ok(found);
+                }
+                found.with_peer(peer)
+            }
+        };
+        self.write(&changed).map(|()| changed)
+    }
+
+    /// The record, if it is still the owner's.
+    pub(crate) fn read_own(&self, record: &Ownership) -> Result<Ownership, BackendError> {
+        let fenced = || BackendError::Fenced { what: self.path.display().to_string() };
+        self.read()?.filter(|found| found.is_of(record)).ok_or_else(fenced)
+    }
+
+    /// Makes the record the peer's who holds the image's lock, see [`crate::take_over`].
+    pub(crate) fn take_over(&self, what: &str, how: &TakeOver) -> Result<Ownership, BackendError> {
+        let none = || BackendError::NotPeer { what: what.into(), why: "it has no ownership record".into() };
+        let record = self.read()?.ok_or_else(none)?.taken_over(what, how)?;
+        self.write(&record).map(|()| record)
+    }
+
     fn write_error(&self, e: io::Error) -> BackendError {
         match e.kind() {
             io::ErrorKind::PermissionDenied => BackendError::Denied {
@@ -195,10 +232,18 @@ pub(crate) fn continuity(record: Option<&Ownership>, cache_uuid: Uuid, file: &Ow
         return known;
     }
     let Some(record) = record else { return Continuity::unproven("the image has no ownership record") };
-    if record.state == OwnerState::Open {
-        return Continuity::proven("this cache still owns the image, as it did when it was killed");
+    let now = stamp_now(file);
+    match (&record.taken_from, &record.stamp) {
+        (None, _) if record.state == OwnerState::Open => {
+            return Continuity::proven("this cache still owns the image, as it did when it was killed");
+        }
+        // It was served to the end. Of a device nobody knows whether it was.
+        (Some(host), None) if matches!(now, Ok(Some(_))) => {
+            return Continuity::proven(format!("the image is taken over from host {host}"));
+        }
+        _ => {}
     }
-    match (&record.stamp, stamp_now(file)) {
+    match (&record.stamp, now) {
         (Some(then), Ok(Some(now))) if *then == now => {
             Continuity::proven("size and modification time are those of this cache's release")
         }

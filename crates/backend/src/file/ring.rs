@@ -96,6 +96,11 @@ impl Ring {
         self.event.try_clone()
     }
 
+    /// Has the driver look for outcomes that are not the ring's.
+    pub(super) fn wake(&self) {
+        mailbox::signal(&self.event);
+    }
+
     pub(super) fn file(&self) -> &OwnedFd {
         &self.file
     }

@@ -28,6 +28,7 @@ pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckRepor
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let read = home.sidecar.read().and_then(|record| {
         if let Some(record) = &record {
+            record.check_whole(&place.what, options)?;
             record.check_owner(&place.what, cache_uuid)?;
         }
         if !options.read_only {

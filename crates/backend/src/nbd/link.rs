@@ -14,9 +14,10 @@ use super::owner::Home;
 use super::place::{Place, Terms};
 use super::slots::{Order, SLOTS, Slots, Work, tag};
 use crate::backend::INFLIGHT_MAX;
+use crate::changes::Change;
 use crate::error::BackendError;
 use crate::mailbox::Mailbox;
-use crate::record::Ownership;
+use crate::record::{Ownership, Peer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -68,22 +69,44 @@ pub(super) struct Shared {
     pub(super) letters: Mailbox<Letter>,
     phase: AtomicU8,
     held: Mutex<Option<Held>>,
+    /// The peer that an order is about.
+    peer: Mutex<Option<Peer>>,
 }
 
 /// The ownership, as long as the export is open for writing.
 pub(super) struct Held {
     pub(super) home: Home,
     pub(super) record: Ownership,
+    /// The last change of the record has failed: it may have been made.
+    pub(super) unsure: bool,
+}
+
+impl Held {
+    fn change(&mut self, change: Change) -> Result<(), IoError> {
+        let changed = self.home.sidecar.change(&self.record, change, self.unsure);
+        self.unsure = changed.is_err();
+        self.record = changed.map_err(|error| {
+            tracing::warn!("{error}");
+            error.errno()
+        })?;
+        Ok(())
+    }
 }
 
 impl Shared {
     pub(super) fn new() -> rustix::io::Result<Shared> {
         Ok(Shared {
-            orders: Mailbox::new(SLOTS)?,
-            letters: Mailbox::new(SLOTS)?,
+            // One more is for a change of the record, which is no transfer.
+            orders: Mailbox::new(SLOTS + 1)?,
+            letters: Mailbox::new(SLOTS + 1)?,
             phase: AtomicU8::new(Phase::Open as u8),
             held: Mutex::new(None),
+            peer: Mutex::new(None),
         })
+    }
+
+    pub(super) fn peer(&self) -> MutexGuard<'_, Option<Peer>> {
+        self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn held(&self) -> MutexGuard<'_, Option<Held>> {
@@ -198,6 +221,12 @@ impl<'a> Link<'a> {
                 let result = self.disown();
                 self.post(order, result);
             }
+            Work::Peer => {
+                let peer = shared.peer().take();
+                let held = &mut *shared.held();
+                let result = held.as_mut().map_or(Ok(()), |held| held.change(Change::Peer(peer)));
+                self.post(order, result);
+            }
             _ if self.refusing => self.post(order, Err(EIO)),
             _ => self.slots.insert(order),
         });
@@ -212,18 +241,8 @@ impl<'a> Link<'a> {
     /// Writes down that the cache's content is not to be trusted any more.
     fn disown(&self) -> Result<(), IoError> {
         let mut held = self.shared.held();
-        let Some(held) = held.as_mut().filter(|held| held.record.superseded.is_none()) else { return Ok(()) };
-        let record = held.record.disowned();
-        match held.home.sidecar.write(&record) {
-            Ok(()) => {
-                held.record = record;
-                Ok(())
-            }
-            Err(error) => {
-                tracing::warn!("{error}");
-                Err(error.errno())
-            }
-        }
+        let held = held.as_mut().filter(|held| held.record.superseded.is_none());
+        held.map_or(Ok(()), |held| held.change(Change::Disown))
     }
 
     /// Requests, sends and receives; true when there is more to do at once.
@@ -289,7 +308,7 @@ impl<'a> Link<'a> {
                 (Command::WriteZeroes { fua: false, no_hole: keep, fast_zero: false }, piece)
             }
             Work::Zeroes { .. } => (Command::Write { fua: false }, zero),
-            Work::Flush { .. } | Work::Disown => (Command::Flush, left),
+            Work::Flush { .. } | Work::Disown | Work::Peer => (Command::Flush, left),
         };
         let (offset, len) = match command {
             Command::Flush => (0, 0),

@@ -11,11 +11,11 @@ mod owner;
 mod place;
 mod slots;
 
-use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, Transfer};
+use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::error::BackendError;
 use crate::file::FileShelf;
 use crate::mailbox;
-use crate::record::{Continuity, OwnerState, Ownership};
+use crate::record::{Continuity, OwnerState, Ownership, Peer};
 use crate::recover::Remains;
 use link::{Held, Letter, Link, Phase, Shared};
 use owner::{Home, Lock};
@@ -39,6 +39,8 @@ struct NbdBackend {
     thread: Option<JoinHandle<()>>,
     /// Transfers without a reported outcome.
     inflight: usize,
+    /// Waits for a change of the record, which is no transfer.
+    naming: Option<u64>,
     /// Losses of completed writes that the submitter has been told of, by a flush that failed.
     told: u64,
     /// Dropped last: the lock outlasts everything that touches the export.
@@ -67,6 +69,7 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
         shared,
         thread: Some(thread),
         inflight: 0,
+        naming: None,
         told: 0,
         _lock: lock,
     };
@@ -99,6 +102,13 @@ pub(crate) fn abandon(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Option<O
     Ok(Some(before))
 }
 
+/// Makes an export the peer's; see [`crate::take_over`]. The server is not needed for it.
+pub(crate) fn take_over(uri: &NbdUri, how: &TakeOver) -> Result<Ownership, BackendError> {
+    let home = Home::of(uri, how.state_dir.as_deref());
+    let _lock = home.lock(false)?;
+    home.sidecar.take_over(&uri.to_string(), how)
+}
+
 impl NbdBackend {
     /// Checks and takes the ownership of a locked export.
     fn take(&self, home: Home, options: &OpenOptions) -> Result<(u64, Continuity), BackendError> {
@@ -106,6 +116,7 @@ impl NbdBackend {
         let record = home.sidecar.read()?;
         if let Some(record) = &record {
             record.check_owner(what, cache_uuid)?;
+            record.check_whole(what, options)?;
             record.check_known(what, options)?;
         }
         let continuity =
@@ -117,7 +128,7 @@ impl NbdBackend {
         let record = Ownership::taken(record.as_ref(), options);
         let generation = record.generation;
         home.sidecar.write(&record)?;
-        *self.shared.held() = Some(Held { home, record });
+        *self.shared.held() = Some(Held { home, record, unsure: false });
         Ok((generation, continuity))
     }
 
@@ -134,7 +145,7 @@ impl NbdBackend {
     /// Waits until nothing is in flight and drops the outcomes.
     fn quiesce(&mut self) {
         self.shared.set_phase(Phase::Closing);
-        while self.inflight > 0 {
+        while self.inflight > 0 || self.naming.is_some() {
             mailbox::wait_readable(self.event_fd(), 1000);
             self.completions(&mut |_, _| {});
         }
@@ -197,13 +208,27 @@ impl Backend for NbdBackend {
         self.order(token, work, offset, len);
     }
 
+    fn set_peer(&mut self, token: u64, peer: Option<Peer>) {
+        assert!(self.naming.is_none(), "one peer is named at a time");
+        self.naming = Some(token);
+        if self.read_only {
+            return self.complete(token, Err(IoError::Errno(libc::EROFS)));
+        }
+        *self.shared.peer() = peer;
+        self.order(token, Work::Peer, 0, 1);
+    }
+
     fn event_fd(&self) -> RawFd {
         self.shared.letters.event_fd()
     }
 
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        let (inflight, told) = (&mut self.inflight, &mut self.told);
+        let (inflight, told, naming) = (&mut self.inflight, &mut self.told, &mut self.naming);
         self.shared.letters.drain(|Letter { token, result, losses }| {
+            if *naming == Some(token) {
+                *naming = None;
+                return done(token, result);
+            }
             *inflight -= 1;
             if result.is_err() {
                 *told = losses.max(*told);
@@ -229,7 +254,10 @@ impl Backend for NbdBackend {
                 why: "its server has not confirmed that everything is on stable media; it stays owned by this cache".into(),
             });
         }
-        let Some(Held { home, record }) = self.shared.held().take() else { return Ok(()) };
+        let Some(Held { home, mut record, unsure }) = self.shared.held().take() else { return Ok(()) };
+        if unsure && let Some(found) = home.sidecar.read()?.filter(|found| found.is_of(&record)) {
+            record = record.with_peer(found.peer);
+        }
         // The lock is given up with the backend, after the record says how the export was left.
         home.sidecar.write(&record.released(how, None))
     }

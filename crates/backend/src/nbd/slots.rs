@@ -24,6 +24,8 @@ pub(super) enum Work {
         told: u64,
     },
     Disown,
+    /// Has the record name the peer in [`super::link::Shared`].
+    Peer,
 }
 
 impl Work {

@@ -5,6 +5,7 @@ use super::cluster::{Cluster, IoCtx, Locker};
 use super::guard;
 use super::image::{Access, FEATURE_NON_PRIMARY, Facts, Image};
 use super::owner::OwnerObject;
+use super::peer;
 use super::place::Place;
 use super::rights;
 use super::survey::{Attachment, FENCE_FOREIGN_S, Holder, Survey};
@@ -47,6 +48,7 @@ pub(super) fn attach(
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.check_kind(place)?;
     survey.check_owner(place, cache_uuid)?;
+    survey.check_whole(place, options)?;
     let holder = survey.holder(options);
     survey.check_lock(place, &holder, options)?;
     redo::check_version(&place.what, &super::shelf(place, cluster, &survey.facts.id)?)?;
@@ -62,11 +64,17 @@ pub(super) fn attach(
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
     let client = address::plain(&own_address).to_owned();
 
+    reached(Point::Fencing)?;
+    peer::fence_former(cluster, &survey)?;
     let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client)?;
     reached(Point::Claimed)?;
     // Without the lock on the cache nothing proves that its process is dead.
     let fence_s = if options.recover { FENCE_FOREIGN_S } else { survey.own_fence_s(cache_uuid) };
     let version = fence(place, cluster, pool, &survey, &holder, &before, fence_s)?;
+    if before.taken_from.is_some() {
+        // Until it was fenced it may have committed more.
+        check_cache(place, cluster, &survey, &before, options)?;
+    }
     let guarded = survey.can_guard();
     if !guarded {
         tracing::warn!(image = %place.what, "journaling is on: the image is not guarded against other writers");
@@ -124,8 +132,8 @@ fn claim(
     Ok((before, record))
 }
 
-/// Makes sure that nothing arrives any more from whoever had the image, and removes a dead lock. Returns
-/// the version of the image's header as long as nobody else has changed it since the survey.
+/// Makes sure that nothing arrives any more from whoever had the image, and removes a dead lock. The clients of a record that was
+/// taken over are fenced already ([`peer::fence_former`]). Returns the version of the image's header as long as nobody else has changed it since the survey.
 fn fence(
     place: &Place,
     cluster: &Cluster,
@@ -140,8 +148,12 @@ fn fence(
         Holder::Gone(locker) => Some((locker, FENCE_FOREIGN_S)),
         Holder::Nobody | Holder::Live(_) | Holder::Manual(_) => None,
     };
+    let former = |address: &str| {
+        before.taken_from.is_some() && before.clients().any(|client| address::same(client, address))
+    };
     // A dead process of ours that has lost its lock may still have requests under way.
     if let Some(client) = before.client.as_ref().filter(|_| before.state == OwnerState::Open)
+        && !former(client)
         && !locker.is_some_and(|(locker, _)| address::same(client, &locker.address))
     {
         cluster.blocklist(address::plain(client), own_fence_s)?;
@@ -149,7 +161,9 @@ fn fence(
     let mut version = survey.header_version;
     if let Some((locker, expire_s)) = locker {
         tracing::info!(image = %place.what, client = %locker.client, address = %locker.address, "fencing a dead owner");
-        cluster.blocklist(address::plain(&locker.address), expire_s)?;
+        if !former(&locker.address) {
+            cluster.blocklist(address::plain(&locker.address), expire_s)?;
+        }
         let broken = pool.break_lock(&survey.facts.header(), locker);
         let broken = broken.map_err(|e| place.error(cluster, "break the dead owner's lock", e))?;
         // Without a lock to break somebody was faster: then the header is not as the survey saw it.
@@ -412,7 +426,7 @@ fn check_cache(
     let uuid = Uuid::from_bytes(options.cache_uuid);
     let Some(sequence) = options.sequence.filter(|_| record.cache_uuid == uuid) else { return Ok(()) };
     let shelf = super::shelf(place, cluster, &survey.facts.id)?;
-    redo::check_cache(&place.what, &shelf, uuid, sequence)
+    redo::check_cache(&place.what, &shelf, record, sequence)
 }
 
 /// Refuses an image that somebody still has open or locked, its owner or another client.
@@ -426,9 +440,8 @@ pub(super) fn check_abandoned(place: &Place, survey: &Survey) -> Result<(), Back
 
 /// Refuses an image that its owner still has open.
 fn refuse_live(place: &Place, survey: &Survey, owner: &Ownership) -> Result<(), BackendError> {
-    let mut clients = owner.client.iter().chain(&owner.claims);
     let watches = |client: &&String| survey.facts.watchers.iter().any(|w| address::same(w, client));
-    let Some(client) = clients.find(watches) else { return Ok(()) };
+    let Some(client) = owner.clients().find(watches) else { return Ok(()) };
     let holder = format!(
         "cache {} on host {} has it open ({client}); remove the volume there first (if it has died, it is forgotten after 30 s)",
         owner.cache_uuid, owner.host
@@ -453,12 +466,11 @@ pub(super) fn abandon(
     // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.
     let holder = survey.holder(&OpenOptions::default());
     survey.check_lock(place, &holder, &OpenOptions::default())?;
-    let clients = || before.client.iter().chain(&before.claims);
     refuse_live(place, &survey, &before)?;
     let shelf = super::shelf(place, cluster, &survey.facts.id)?;
     redo::check_version(&place.what, &shelf)?;
     // The owner is not proven dead: its fence stands as long as that of any other client.
-    for client in clients() {
+    for client in before.clients() {
         cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;
     }
     let owner_done = Ownership { client: None, ..before.clone() };
@@ -487,13 +499,6 @@ pub(super) struct Claim {
     pub(super) record: Ownership,
     /// The guard is in use.
     pub(super) guarded: bool,
-}
-
-impl Claim {
-    /// The record is the one that we wrote.
-    fn is_of(&self, record: &Ownership) -> bool {
-        (record.generation, record.cache_uuid) == (self.record.generation, self.record.cache_uuid)
-    }
 }
 
 impl Attached {
@@ -571,7 +576,7 @@ pub(super) fn disown(claim: &Claim) -> Result<(OwnerObject, Ownership), BackendE
     let Claim { cluster, place, .. } = claim;
     let pool = cluster.pool(&place.pool, &place.namespace)?;
     let (mut owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
-    if !record.as_ref().is_some_and(|record| claim.is_of(record)) {
+    if !record.is_some_and(|record| record.is_of(&claim.record)) {
         return Err(BackendError::Fenced { what: place.what.clone() });
     }
     let record = claim.record.disowned();
@@ -607,7 +612,7 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
     let failed = |action: &'static str| move |e: io::Error| place.error(cluster, action, e);
     let pool = cluster.pool(&place.pool, &place.namespace)?;
     let (_, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
-    if !record.as_ref().is_some_and(|record| claim.is_of(record)) {
+    if !record.is_some_and(|record| record.is_of(&claim.record)) {
         return Err(BackendError::Fenced { what: place.what.clone() });
     }
     let locker = pool.locker(header).map_err(failed("read the image's lock"))?;
@@ -649,12 +654,14 @@ fn try_retake(
         return Err(fenced());
     }
     let (owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
-    let Some(record) = record.filter(|record| claim.is_of(record)) else { return Err(fenced()) };
+    let Some(record) = record.filter(|record| record.is_of(&claim.record)) else { return Err(fenced()) };
     let owner = read.insert(owner);
     if record.superseded.is_some() && claim.record.superseded.is_none() {
         // An earlier attempt has found that others have used its moment.
         return Err(fenced());
     }
+    // Who holds the other copy is as it stands there: of a change that has failed the outcome is not known.
+    let current = claim.record.with_peer(record.peer.clone());
     // Closing waits for whatever librbd does with the lock at this moment, and releases it.
     drop(old);
     match read_locker()? {
@@ -678,10 +685,10 @@ fn try_retake(
         Start::Unguarded(version)
     };
     let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
-    let taken = spot.take(start, claim.guarded, owner, &claim.record)?;
+    let taken = spot.take(start, claim.guarded, owner, &current)?;
     if !taken.undisturbed {
         let superseded = Some(DISTURBED.into());
-        owner.swap(&pool, &Ownership { superseded, ..claim.record.renewed() })?;
+        owner.swap(&pool, &Ownership { superseded, ..current.renewed() })?;
         return Err(fenced());
     }
     tracing::info!(image = %place.what, "the image's handle had turned read-only; it is replaced");
@@ -691,6 +698,8 @@ fn try_retake(
 /// Moments of taking and giving up an image at which the tests look in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Point {
+    /// Everything was looked at.
+    Fencing,
     /// The claim stands in the record.
     Claimed,
     /// The guard is lifted, which the record does not say yet.
@@ -705,10 +714,12 @@ pub(super) enum Point {
     Abandoned,
     /// The guard is lifted for a change of the image.
     Exposed,
+    /// The record is about to name another peer.
+    Naming,
 }
 
 #[cfg(not(test))]
-fn reached(_: Point) -> Result<(), BackendError> {
+pub(super) fn reached(_: Point) -> Result<(), BackendError> {
     Ok(())
 }
 
@@ -720,7 +731,7 @@ pub(super) type Hook = Box<dyn FnMut(Point) -> Result<(), BackendError> + Send>;
 pub(super) static HOOK: std::sync::Mutex<Option<Hook>> = std::sync::Mutex::new(None);
 
 #[cfg(test)]
-fn reached(point: Point) -> Result<(), BackendError> {
+pub(super) fn reached(point: Point) -> Result<(), BackendError> {
     // Taken out: a hook that never returns must not be in the way of the next one.
     let hook = HOOK.lock().expect("no hook panics").take();
     let Some(mut hook) = hook else { return Ok(()) };

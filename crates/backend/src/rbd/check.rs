@@ -65,6 +65,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
             .check_owner(&place, cache_uuid)
             .and_then(|()| check_version(&place.what, &super::shelf(&place, &cluster, &survey.facts.id)?))
     };
+    let owner = owner.and_then(|()| survey.check_whole(&place, options));
     report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));
     if options.read_only {
         report.would.push("open the image read-only, without lock and ownership".into());
@@ -89,7 +90,8 @@ fn describe(holder: &Holder) -> String {
 fn plan(survey: &Survey, holder: &Holder, cache_uuid: Uuid, report: &mut CheckReport) {
     let would = &mut report.would;
     if let Some(record) = survey.record.as_ref().filter(|record| record.state == OwnerState::Open) {
-        would.extend(record.client.iter().map(|client| format!("fence the killed process at {client}")));
+        let who = if record.taken_from.is_some() { "former owner" } else { "killed process" };
+        would.extend(record.client.iter().map(|client| format!("fence the {who} at {client}")));
     }
     match holder {
         Holder::OurDead(locker) => would.push(format!("break the lock of {}", locker.client)),

@@ -29,8 +29,8 @@ pub(super) enum Letter {
     Done(u16, isize),
     /// The outcome of [`super::attach::retake`].
     Retaken(Box<Retaken>),
-    /// The outcome of [`super::attach::disown`].
-    Disowned(Box<Result<(OwnerObject, Ownership), BackendError>>),
+    /// The outcome of a change of the record: [`super::attach::disown`] or [`super::peer::name`].
+    Recorded(Box<Result<(OwnerObject, Ownership), BackendError>>),
     /// The outcome of [`super::attach::change`].
     Changed(Result<(), IoError>),
 }

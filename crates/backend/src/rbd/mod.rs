@@ -13,6 +13,7 @@ mod image;
 mod io;
 mod owner;
 mod parent;
+mod peer;
 mod place;
 mod redo;
 mod rights;
@@ -21,10 +22,11 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Release, Transfer};
+use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Release, TakeOver, Transfer};
+use crate::changes::{self, Changes};
 use crate::error::BackendError;
 use crate::mailbox;
-use crate::record::{Continuity, ImageStamp, Ownership};
+use crate::record::{Continuity, ImageStamp, Ownership, Peer};
 use crate::recover::Remains;
 use crate::redo::{self as group_redo, Writer};
 use crate::uri::BackendUri;
@@ -91,10 +93,10 @@ struct RbdBackend {
     stale: bool,
     /// Nothing waits any longer for what may pass.
     closing: bool,
-    /// Tokens that wait for the record to be changed.
-    disowning: Vec<u64>,
-    /// Changes it.
-    disown: Option<JoinHandle<()>>,
+    /// Changes of the record.
+    changes: Changes,
+    /// Makes one.
+    recording: Option<JoinHandle<()>>,
     change: Option<Change>,
     fenced: bool,
     /// Writes the redo, where what is written goes by groups.
@@ -130,6 +132,13 @@ pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendErro
     let place = image_of(uri)?;
     let (cluster, pool) = place.connect()?;
     attach::abandon(&place, &cluster, &pool)
+}
+
+/// Makes an image the peer's; see [`crate::take_over`].
+pub(crate) fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendError> {
+    let place = image_of(uri)?;
+    let (cluster, pool) = place.connect()?;
+    peer::take_over(&place, &cluster, &pool, how)
 }
 
 /// Who owns an image, and its redo.
@@ -183,6 +192,7 @@ fn open_read_only(
     rights::check(&place, &cluster, &pool, true)?;
     let survey = Survey::take(&place, &cluster, &pool)?;
     survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
+    survey.check_whole(&place, options)?;
     survey.check_lock(&place, &survey.holder(options), options)?;
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read);
     let image = image.map_err(|e| place.error(&cluster, "open the image", e))?;
@@ -249,8 +259,8 @@ impl RbdBackend {
             postponed: 0,
             stale: false,
             closing: false,
-            disowning: Vec::new(),
-            disown: None,
+            changes: Changes::default(),
+            recording: None,
             change: None,
             fenced: false,
             redo: None,
@@ -361,7 +371,7 @@ impl RbdBackend {
     /// Somebody works with record and lock.
     fn is_busy(&self) -> bool {
         let change = self.change.as_ref().is_some_and(|change| change.thread.is_some());
-        self.retake.is_some() || self.disown.is_some() || change
+        self.retake.is_some() || self.recording.is_some() || change
     }
 
     fn order_change(&mut self, token: u64, what: attach::Change) {
@@ -416,51 +426,54 @@ impl RbdBackend {
         self.retakes = 0;
     }
 
+    /// Puts a change of the record in line.
+    fn order_record(&mut self, token: u64, change: changes::Change) {
+        self.changes.order(token, change);
+        self.start_record();
+    }
+
     /// Starts to change the record, once nothing else depends on it.
-    fn start_disown(&mut self) {
-        if self.disowning.is_empty() || self.is_busy() {
-            return;
+    fn start_record(&mut self) {
+        let Some(held) = self.held.as_ref().filter(|_| !self.is_busy()) else { return };
+        if self.fenced {
+            self.changes.refuse_all(IoError::Fenced);
         }
-        let Some(held) = self.held.as_ref() else { return };
-        let (claim, mailbox) = (held.claim.clone(), Arc::clone(self.io.mailbox()));
-        let work = move || {
-            let outcome = attach::disown(&claim);
-            drop(claim);
-            mailbox.post(Letter::Disowned(Box::new(outcome)));
-        };
-        match std::thread::Builder::new().name("rbd-disown".into()).spawn(work) {
-            Ok(thread) => self.disown = Some(thread),
-            Err(_) => {
-                for token in std::mem::take(&mut self.disowning) {
-                    self.io.complete(token, Err(IoError::Errno(libc::EAGAIN)));
-                }
+        if let Some(change) = self.changes.start(&held.claim.record) {
+            let (claim, mailbox) = (held.claim.clone(), Arc::clone(self.io.mailbox()));
+            let work = move || {
+                let outcome = match change {
+                    changes::Change::Disown => attach::disown(&claim),
+                    changes::Change::Peer(peer) => peer::name(&claim, peer.as_ref()),
+                };
+                drop(claim);
+                mailbox.post(Letter::Recorded(Box::new(outcome)));
+            };
+            match std::thread::Builder::new().name("rbd-record".into()).spawn(work) {
+                Ok(thread) => self.recording = Some(thread),
+                Err(_) => self.changes.finish(Err(IoError::Errno(libc::EAGAIN)), false),
             }
+        }
+        if self.changes.has_ended() {
+            self.io.mailbox().wake();
         }
     }
 
     /// Takes the new record.
-    fn disowned(
-        &mut self,
-        outcome: Result<(OwnerObject, Ownership), BackendError>,
-        done: &mut dyn FnMut(u64, Result<(), IoError>),
-    ) {
-        if let Some(thread) = self.disown.take() {
+    fn recorded(&mut self, outcome: Result<(OwnerObject, Ownership), BackendError>) {
+        if let Some(thread) = self.recording.take() {
             let _ = thread.join();
         }
-        let result = match (outcome, &mut self.held) {
-            (Ok((owner, record)), Some(held)) => {
-                held.owner = owner;
-                held.claim.record = record;
-                Ok(())
+        let result = outcome.map_err(|error| {
+            tracing::warn!("{error}");
+            error.errno()
+        });
+        let result = result.map(|(owner, record)| {
+            if let Some(held) = &mut self.held {
+                (held.owner, held.claim.record) = (owner, record);
             }
-            (Ok(_), None) => Ok(()),
-            (Err(error), _) => {
-                tracing::warn!("{error}");
-                Err(error.errno())
-            }
-        };
+        });
         self.fenced |= result == Err(IoError::Fenced);
-        self.disowning.drain(..).for_each(|token| done(token, result));
+        self.changes.finish(result, true);
     }
 
     /// Waits until nothing is in flight and drops the outcomes.
@@ -468,9 +481,8 @@ impl RbdBackend {
         self.closing = true;
         while self.io.inflight() > 0
             || self.retake.is_some()
-            || self.disown.is_some()
             || self.change.is_some()
-            || !self.disowning.is_empty()
+            || !self.changes.is_idle()
             || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0)
         {
             mailbox::wait_readable(self.io.event_fd(), 1000);
@@ -495,8 +507,7 @@ impl Backend for RbdBackend {
             if superseded {
                 return self.io.complete(token, Ok(()));
             }
-            self.disowning.push(token);
-            self.start_disown();
+            self.order_record(token, changes::Change::Disown);
         } else if self.fenced {
             self.io.complete(token, Err(IoError::Fenced));
         } else if self.read_only() && writes {
@@ -522,6 +533,14 @@ impl Backend for RbdBackend {
         }
     }
 
+    fn set_peer(&mut self, token: u64, peer: Option<Peer>) {
+        if self.held.is_some() {
+            return self.order_record(token, changes::Change::Peer(peer));
+        }
+        self.changes.refuse(token, IoError::Errno(libc::EROFS));
+        self.io.mailbox().wake();
+    }
+
     fn event_fd(&self) -> RawFd {
         self.io.event_fd()
     }
@@ -531,7 +550,7 @@ impl Backend for RbdBackend {
         mailbox.drain(|letter| match letter {
             Letter::Done(index, result) => self.settle(index, result, done),
             Letter::Retaken(retaken) => self.unpark(*retaken, done),
-            Letter::Disowned(outcome) => self.disowned(*outcome, done),
+            Letter::Recorded(outcome) => self.recorded(*outcome),
             Letter::Changed(outcome) => self.changed(outcome, done),
         });
         for (token, result) in self.io.ready() {
@@ -544,7 +563,8 @@ impl Backend for RbdBackend {
                 done(token, result);
             });
         }
-        self.start_disown();
+        self.changes.completions(done);
+        self.start_record();
         self.start_retake();
         self.start_change();
     }
@@ -555,9 +575,12 @@ impl Backend for RbdBackend {
 
     fn close(mut self: Box<Self>, how: Release) -> Result<(), BackendError> {
         self.quiesce();
-        let Some(Held { claim, mut owner, .. }) = self.held.take() else { return Ok(()) };
+        let Some(Held { mut claim, mut owner, .. }) = self.held.take() else { return Ok(()) };
         if self.fenced {
             return Err(BackendError::Fenced { what: self.place.what.clone() });
+        }
+        if self.changes.is_unsure() || how.clean && claim.record.peer.is_some() {
+            (owner, claim.record) = peer::before_release(&claim, how.clean)?;
         }
         // Without a handle an attempt to replace it has failed, and what it had was released.
         let image = self.io.image.take();

@@ -100,6 +100,11 @@ impl Survey {
         }
     }
 
+    /// Whether this cache has everything that it once held of the image.
+    pub(super) fn check_whole(&self, place: &Place, options: &OpenOptions) -> Result<(), BackendError> {
+        self.record.as_ref().map_or(Ok(()), |record| record.check_whole(&place.what, options))
+    }
+
     /// Whether this cache may own the image.
     pub(super) fn check_owner(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
         self.check_reader(place, cache_uuid)?;
@@ -129,7 +134,7 @@ impl Survey {
         let attachment = attachment.and_then(|bytes| serde_json::from_slice::<Attachment>(bytes).ok());
         let mut clients: Vec<String> = attachment.into_iter().map(|attachment| attachment.client).collect();
         if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {
-            clients.extend(record.client.iter().chain(&record.claims).cloned());
+            clients.extend(record.clients().cloned());
         }
         clients
     }
@@ -142,8 +147,10 @@ impl Survey {
         let watches = self.facts.watchers.iter().any(|watcher| address::same(watcher, &locker.address));
         let ours = self.own_clients(options).iter().any(|client| address::same(client, &locker.address));
         // A cache device that has come from another host, or a host's name that two of them have, proves
-        // nothing about a process over there that still watches the image.
-        let here = self.record.as_ref().is_none_or(Ownership::is_of_this_boot);
+        // nothing about a process over there that still watches the image. The clients of an image that was taken over are
+        // fenced alive.
+        let here = |record: &Ownership| record.is_of_this_boot() || record.taken_from.is_some();
+        let here = self.record.as_ref().is_none_or(here);
         match (watches, ours) {
             (true, true) if !here => Holder::Live(locker),
             (_, true) => Holder::OurDead(locker),
@@ -156,7 +163,7 @@ impl Survey {
     pub(super) fn own_fence_s(&self, cache_uuid: Uuid) -> f64 {
         // Only the lock on the cache device of this very boot proves that a process is dead.
         match self.own_record(cache_uuid) {
-            Some(record) if record.is_of_this_boot() => FENCE_OWN_S,
+            Some(record) if record.is_of_this_boot() && record.taken_from.is_none() => FENCE_OWN_S,
             _ => FENCE_FOREIGN_S,
         }
     }
@@ -244,7 +251,16 @@ impl Survey {
             _ => (false, false),
         };
         match record.state {
-            OwnerState::Open if by_owner => Continuity::proven("this cache's lock is still in place"),
+            OwnerState::Open if by_owner => Continuity::proven(match &record.taken_from {
+                None => "this cache's lock is still in place".to_owned(),
+                Some(host) => {
+                    format!("the lock of host {host}, from which it is taken over, is still in place")
+                }
+            }),
+            // A stopped owner has left it behind.
+            OwnerState::Open if unchanged => Continuity::proven(
+                "the image's header is as it was released by the owner from whom it is taken over",
+            ),
             // The owner's own lock has fallen; what happened between it and this one is not known.
             OwnerState::Open if held => Continuity::unproven(CUT),
             OwnerState::Open if self.guarded() => {

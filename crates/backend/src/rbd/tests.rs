@@ -1,5 +1,7 @@
 //! What needs a look inside: handles that turn read-only, and what librbd was told.
 
+mod peer;
+
 use super::attach::{HOOK, Point};
 use super::*;
 use crate::backend::Backend;
@@ -528,7 +530,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     }
     let lab = Lab::up(&ClusterOptions::default()).expect("a cluster");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 15] = [
+    let cases: [fn(&Lab); 26] = [
         a_refreshed_handle_goes_on_writing,
         a_refreshed_handle_is_replaced_under_overlapping_reads,
         a_handle_that_turns_read_only_is_replaced_after_a_disown_too,
@@ -544,6 +546,17 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot,
         giving_up_can_be_cut_short_and_done_again,
         whoever_comes_between_survey_and_lock_is_seen,
+        peer::a_peer_is_named_and_forgotten,
+        peer::a_release_forgets_the_peer_unless_data_stays_behind,
+        peer::an_unknown_outcome_is_found_out,
+        peer::an_owner_whose_record_was_taken_names_nobody,
+        peer::an_owner_that_releases_cannot_be_taken_over_any_more,
+        peer::a_peer_takes_over_from_exactly_one_state,
+        peer::what_is_taken_over_from_a_living_owner_is_fenced_from_it,
+        peer::an_open_after_a_takeover_can_be_cut_short_anywhere,
+        peer::an_owner_that_comes_back_and_its_peer_do_not_both_get_the_image,
+        peer::an_owner_in_sync_comes_back_alone_only_on_the_same_boot,
+        peer::the_former_owners_redo_is_looked_at_when_it_is_fenced,
     ];
     cases.iter().for_each(|case| case(&lab));
 }

@@ -5,12 +5,14 @@
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use tidepool_backend::{
-    Backend, BackendError, BackendUri, CheckReport, CheckStatus, OpenOptions, Opened, Release, Transfer,
+    Backend, BackendError, BackendUri, CheckReport, CheckStatus, OpenOptions, Opened, Ownership, Peer,
+    Release, TakeOver, Transfer, boot_id,
 };
 use tidepool_engine::api::{BLOCK_BYTES, IoError};
 use tidepool_engine::format::{Entry, EntryKind, crc32c};
 use tidepool_engine::mem::AlignedBuf;
 use tidepool_engine::redo::{FrameName, encode_header, frame_bytes};
+use uuid::Uuid;
 
 pub const OURS: [u8; 16] = [7; 16];
 pub const OTHER: [u8; 16] = [8; 16];
@@ -72,6 +74,22 @@ pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
     Driver::new(own(Some(first + 3)).backend).close(true).expect("closed");
 }
 
+/// The cache OTHER on this very host, as holder of the other copy.
+pub fn other_as_peer() -> Peer {
+    Peer { cache_uuid: Uuid::from_bytes(OTHER), boot_id: boot_id(), host: "peer.example".into() }
+}
+
+pub fn ownership(uri: &str) -> Ownership {
+    let uri: BackendUri = uri.parse().expect("a valid URI");
+    tidepool_backend::ownership(&uri, None).expect("readable").expect("a record")
+}
+
+/// OTHER takes over from the owner of a generation.
+pub fn take_over(uri: &str, generation: u64) -> Result<Ownership, BackendError> {
+    let how = TakeOver { cache_uuid: OTHER, generation, ..TakeOver::default() };
+    tidepool_backend::take_over(&uri.parse().expect("a valid URI"), &how)
+}
+
 /// A backend with its transfers and their memory.
 pub struct Driver {
     backend: Option<Box<dyn Backend>>,
@@ -121,6 +139,19 @@ impl Driver {
 
     pub fn start_other(&mut self, transfer: Transfer) -> u64 {
         self.start(None, |_| transfer)
+    }
+
+    pub fn start_set_peer(&mut self, peer: Option<Peer>) -> u64 {
+        let token = self.next;
+        self.next += 1;
+        self.memory.insert(token, AlignedBuf::zeroed(1));
+        self.backend().set_peer(token, peer);
+        token
+    }
+
+    pub fn set_peer(&mut self, peer: Option<Peer>) -> Result<(), IoError> {
+        let token = self.start_set_peer(peer);
+        self.wait(token).0
     }
 
     pub fn poll(&mut self, timeout_ms: i32) -> bool {

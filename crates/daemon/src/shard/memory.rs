@@ -5,7 +5,7 @@ use super::core::Core;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use tidepool_backend::{Backend, BackendError, Release, Transfer};
+use tidepool_backend::{Backend, BackendError, Peer, Release, Transfer};
 use tidepool_engine::api::{
     BLOCK_BYTES, ControlError, Effect, Event, Extent, IoError, Mode, Nanos, Op, Request, RequestError,
     SECTOR_BYTES, VOLUMES_MAX, VolumeId, VolumeSpec, buffer_bytes,
@@ -66,6 +66,14 @@ impl NoBackend {
     }
 }
 
+impl NoBackend {
+    fn fail(&mut self, token: u64) {
+        self.failed.push(token);
+        // As with any eventfd, a full counter is one that rings already.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
 impl Backend for NoBackend {
     fn size_bytes(&self) -> u64 {
         0
@@ -76,9 +84,11 @@ impl Backend for NoBackend {
     }
 
     unsafe fn submit(&mut self, token: u64, _transfer: Transfer) {
-        self.failed.push(token);
-        // As with any eventfd, a full counter is one that rings already.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.fail(token);
+    }
+
+    fn set_peer(&mut self, token: u64, _peer: Option<Peer>) {
+        self.fail(token);
     }
 
     fn event_fd(&self) -> RawFd {

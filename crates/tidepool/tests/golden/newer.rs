@@ -22,7 +22,20 @@ fn killed() -> Golden {
     all.pop().expect("there is one of every version")
 }
 
-const KNOWN: &str = "and this tidepool knows versions up to 1: use the tidepool that wrote it, or a newer one (nothing was changed)";
+/// What is said of a version that is one too new, and which is known.
+macro_rules! known {
+    ($version:literal) => {
+        concat!(
+            "and this tidepool knows versions up to ",
+            $version,
+            ": use the tidepool that wrote it, or a newer one (nothing was changed)"
+        )
+    };
+}
+
+const KNOWN: &str = known!(1);
+/// The same of an ownership record.
+const KNOWN_RECORD: &str = known!(2);
 
 #[test]
 fn a_cache_with_anything_of_a_newer_version_is_refused_and_left_as_it_is() {
@@ -69,20 +82,21 @@ fn an_ownership_record_or_redo_of_a_newer_version_is_refused_and_left_as_it_is()
         (
             "image.tidepool",
             "\"version\": 1",
-            "\"version\": 2",
-            "PLACE/image.tidepool: the ownership record".to_owned(),
+            "\"version\": 3",
+            "PLACE/image.tidepool: the ownership record has version 3".to_owned(),
+            KNOWN_RECORD,
         ),
-        ("image.tidepool-redo", "\"version\":1", "\"version\":2", format!("{image} (redo)")),
-        ("image.tidepool-note", "\"version\":1", "\"version\":2", format!("{image} (redo)")),
+        ("image.tidepool-redo", "\"version\":1", "\"version\":2", format!("{image} (redo) has version 2"), KNOWN),
+        ("image.tidepool-note", "\"version\":1", "\"version\":2", format!("{image} (redo) has version 2"), KNOWN),
     ];
-    for (name, from, to, what) in documents {
+    for (name, from, to, what, known) in documents {
         let place = golden.place();
         let what =
             what.replace("PLACE", &place.path("").canonicalize().expect("a directory").to_string_lossy());
         let text = fs::read_to_string(place.path(name)).expect("a document");
         assert!(text.contains(from), "{text}");
         fs::write(place.path(name), text.replace(from, to)).expect("written");
-        let why = format!("{what} has version 2, {KNOWN}");
+        let why = format!("{what}, {known}");
         let open = format!("tidepool: cannot open the backend of volume {VOLUME}: {why}");
         refused_but_for_the_cache(&place, &serve_args(&place), &open);
         for accepted in [&["recover", BACKEND][..], &["recover", BACKEND, "--accept-loss"]] {
@@ -99,11 +113,11 @@ fn an_ownership_record_or_redo_of_a_newer_version_is_refused_and_left_as_it_is()
 fn a_check_names_an_ownership_record_of_a_newer_version() {
     let place = killed().place();
     let record = fs::read_to_string(place.path("image.tidepool")).expect("a record");
-    fs::write(place.path("image.tidepool"), record.replace("\"version\": 1", "\"version\": 2"))
+    fs::write(place.path("image.tidepool"), record.replace("\"version\": 1", "\"version\": 3"))
         .expect("written");
     let path = place.path("").canonicalize().expect("a directory").join("image.tidepool");
     let line = format!(
-        "tidepool: cannot serve {BACKEND}: {}: the ownership record has version 2, {KNOWN}",
+        "tidepool: cannot serve {BACKEND}: {}: the ownership record has version 3, {KNOWN_RECORD}",
         path.display()
     );
     refused_but_for_the_cache(&place, &words(&["check", BACKEND]), &line);

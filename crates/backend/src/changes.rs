@@ -1,0 +1,124 @@
+//! Changes of the ownership record that an open backend makes: one at a time, in the order in which they came.
+
+use crate::record::{Ownership, Peer};
+use std::collections::VecDeque;
+use tidepool_engine::api::IoError;
+
+/// What is to be changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// See [`crate::Transfer::Disown`].
+    Disown,
+    /// See [`crate::Backend::set_peer`].
+    Peer(Option<Peer>),
+}
+
+/// The changes of one record. Whoever makes them blocks, and so is on a thread of its own.
+#[derive(Default)]
+pub(crate) struct Changes {
+    waiting: VecDeque<(u64, Change)>,
+    /// Waits for the change that is being made.
+    running: Option<u64>,
+    /// Outcomes that nobody has fetched.
+    ended: Vec<(u64, Result<(), IoError>)>,
+    /// The last one has failed: it may or may not have been made.
+    unsure: bool,
+}
+
+impl Changes {
+    pub(crate) fn order(&mut self, token: u64, change: Change) {
+        self.waiting.push_back((token, change));
+    }
+
+    /// Answers a change that is not made.
+    pub(crate) fn refuse(&mut self, token: u64, error: IoError) {
+        self.ended.push((token, Err(error)));
+    }
+
+    /// Answers all that wait.
+    pub(crate) fn refuse_all(&mut self, error: IoError) {
+        self.ended.extend(self.waiting.drain(..).map(|(token, _)| (token, Err(error))));
+    }
+
+    /// The next change that has to be made of the record as it was last known.
+    pub(crate) fn start(&mut self, record: &Ownership) -> Option<Change> {
+        if self.running.is_some() {
+            return None;
+        }
+        while let Some((token, change)) = self.waiting.pop_front() {
+            if change == Change::Disown && record.superseded.is_some() {
+                self.ended.push((token, Ok(())));
+                continue;
+            }
+            self.running = Some(token);
+            return Some(change);
+        }
+        None
+    }
+
+    /// The change that was started is over; one that was not begun at all leaves everything as it was.
+    pub(crate) fn finish(&mut self, result: Result<(), IoError>, begun: bool) {
+        if begun {
+            self.unsure = result.is_err();
+        }
+        self.ended.extend(self.running.take().map(|token| (token, result)));
+    }
+
+    /// Whether the record may say something else than what is known of it.
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// A change is being made.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// There are outcomes to fetch.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Nothing waits, and nobody has an outcome to fetch.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_none() && self.waiting.is_empty() && self.ended.is_empty()
+    }
+
+    pub(crate) fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.ended.drain(..).for_each(|(token, result)| done(token, result));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::OwnerState;
+    use uuid::Uuid;
+
+    #[test]
+    fn changes_are_made_one_after_the_other_and_each_is_answered_once() {
+        let mut record = Ownership::new(1, Uuid::from_bytes([3; 16]), OwnerState::Open);
+        let mut changes = Changes::default();
+        for (token, change) in [(1, Change::Disown), (2, Change::Disown), (3, Change::Peer(None))] {
+            changes.order(token, change);
+        }
+        assert_eq!(changes.start(&record), Some(Change::Disown));
+        assert_eq!(changes.start(&record), None, "one at a time");
+        changes.finish(Err(IoError::Errno(libc::EIO)), true);
+        assert!(changes.is_unsure() && !changes.is_running());
+        assert_eq!(changes.start(&record), Some(Change::Disown), "the second one tries again");
+        changes.finish(Ok(()), true);
+        record = record.disowned();
+        changes.order(4, Change::Disown);
+        assert_eq!(changes.start(&record), Some(Change::Peer(None)));
+        changes.finish(Err(IoError::Errno(libc::EAGAIN)), false);
+        assert!(!changes.is_unsure());
+        assert_eq!(changes.start(&record), None, "once is enough");
+        changes.order(5, Change::Peer(None));
+        changes.refuse_all(IoError::Fenced);
+        let mut outcomes = Vec::new();
+        changes.completions(&mut |token, result| outcomes.push((token, result.is_ok())));
+        assert_eq!(outcomes, [(1, false), (2, true), (3, false), (4, true), (5, false)]);
+        assert!(changes.is_idle());
+    }
+}

@@ -1,0 +1,97 @@
+//! The second copy's part in the ownership: the record names its cache, and that cache makes the image its own.
+
+use super::address;
+use super::attach::{Claim, Point, reached};
+use super::cluster::{Cluster, IoCtx};
+use super::owner::OwnerObject;
+use super::place::Place;
+use super::rights;
+use super::survey::{FENCE_FOREIGN_S, Survey};
+use crate::backend::{OpenOptions, TakeOver};
+use crate::error::BackendError;
+use crate::record::{Ownership, Peer};
+use crate::redo;
+use std::sync::Arc;
+
+/// How often the record is read again because somebody was faster to change it.
+const ATTEMPTS: u32 = 3;
+
+/// Has the record name a peer, or none; see [`crate::Backend::set_peer`]. Returns the owner's record with it.
+pub(super) fn name(claim: &Claim, peer: Option<&Peer>) -> Result<(OwnerObject, Ownership), BackendError> {
+    let Claim { cluster, place, .. } = claim;
+    let pool = cluster.pool(&place.pool, &place.namespace)?;
+    let mut outcome = Err(BackendError::Fenced { what: place.what.clone() });
+    for _ in 0..ATTEMPTS {
+        let (mut owner, found) = read(claim, &pool)?;
+        found.check_peer(&place.what, peer)?;
+        let wanted = claim.record.with_peer(peer.cloned());
+        if found.peer.as_ref() == peer {
+            return Ok((owner, wanted));
+        }
+        reached(Point::Naming)?;
+        // What else stands there was written meanwhile, and stays.
+        outcome = owner.swap(&pool, &found.with_peer(peer.cloned())).map(|()| (owner, wanted));
+        if !matches!(outcome, Err(BackendError::Locked { .. })) {
+            break;
+        }
+    }
+    outcome
+}
+
+/// The record as it is before a release. A clean one names nobody any more: whoever it named could take the image over while it
+/// is given up.
+pub(super) fn before_release(claim: &Claim, clean: bool) -> Result<(OwnerObject, Ownership), BackendError> {
+    if clean {
+        return name(claim, None);
+    }
+    let pool = claim.cluster.pool(&claim.place.pool, &claim.place.namespace)?;
+    let (owner, found) = read(claim, &pool)?;
+    Ok((owner, claim.record.with_peer(found.peer)))
+}
+
+/// The record, if it is still the owner's and nobody has used a moment without its guard.
+fn read(claim: &Claim, pool: &IoCtx) -> Result<(OwnerObject, Ownership), BackendError> {
+    let what = &claim.place.what;
+    let (owner, found) = OwnerObject::read(what, pool, &claim.owner)?;
+    let ours = |found: &Ownership| {
+        found.is_of(&claim.record) && (found.superseded.is_none() || claim.record.superseded.is_some())
+    };
+    match found.filter(ours) {
+        Some(found) => Ok((owner, found)),
+        None => Err(BackendError::Fenced { what: what.clone() }),
+    }
+}
+
+/// Makes the record the peer's; see [`crate::take_over`]. What would keep the open that follows from taking the image is looked
+/// for before.
+pub(super) fn take_over(
+    place: &Place,
+    cluster: &Arc<Cluster>,
+    pool: &IoCtx,
+    how: &TakeOver,
+) -> Result<Ownership, BackendError> {
+    rights::check(place, cluster, pool, false)?;
+    let mut survey = Survey::take(place, cluster, pool)?;
+    survey.check_kind(place)?;
+    let Some(before) = &survey.record else {
+        let why = "it has no ownership record".into();
+        return Err(BackendError::NotPeer { what: place.what.clone(), why });
+    };
+    let taken = before.taken_over(&place.what, how)?;
+    redo::check_version(&place.what, &super::shelf(place, cluster, &survey.facts.id)?)?;
+    let options = OpenOptions { cache_uuid: how.cache_uuid, ..OpenOptions::default() };
+    survey.record = Some(taken.clone());
+    survey.check_lock(place, &survey.holder(&options), &options)?;
+    survey.owner.swap(pool, &taken)?;
+    Ok(taken)
+}
+
+/// Fences the clients of the owner from whom the image was taken over, which may be alive. It comes before anything is added to
+/// the record: a record has room for so many clients only.
+pub(super) fn fence_former(cluster: &Cluster, survey: &Survey) -> Result<(), BackendError> {
+    let taken = survey.record.as_ref().filter(|record| record.taken_from.is_some());
+    for client in taken.into_iter().flat_map(Ownership::clients) {
+        cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! What stands in a record, and who may have the image by it.
+
+use super::*;
+use crate::redo::{self, Header, Note};
+use proptest::prelude::*;
+
+fn record(state: OwnerState) -> Ownership {
+    Ownership::new(7, Uuid::from_bytes([3; 16]), state)
+}
+
+#[test]
+fn a_record_is_read_back_as_written() {
+    let mut record = record(OwnerState::Dirty);
+    record.stamp =
+        Some(ImageStamp::File { size_bytes: 1 << 40, inode: 7, mtime_ns: 1_700_000_000_000_000_001 });
+    record.client = Some("10.0.0.1:0/77".into());
+    assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
+    record.stamp = Some(ImageStamp::Header { version: 9 });
+    assert_eq!(Ownership::from_json("x", &record.to_json()).expect("own record"), record);
+}
+
+#[test]
+fn only_a_clean_or_own_image_can_be_taken() {
+    let (own, other) = (Uuid::from_bytes([3; 16]), Uuid::from_bytes([4; 16]));
+    for state in [OwnerState::Clean, OwnerState::Dirty, OwnerState::Open] {
+        assert!(record(state).check_owner("x", own).is_ok());
+        assert_eq!(record(state).check_owner("x", other).is_ok(), state == OwnerState::Clean);
+    }
+    let line = record(OwnerState::Dirty).check_owner("img", other).expect_err("not ours").to_string();
+    assert!(line.contains(&own.to_string()) && line.contains(&host_name()) && !line.contains('\n'), "{line}");
+}
+
+#[test]
+fn a_cache_that_has_forgotten_the_image_is_refused() {
+    let uuid = [3; 16];
+    let knows = |generation| OpenOptions { cache_uuid: uuid, generation, ..OpenOptions::default() };
+    let added = Ownership::taken(Some(&record(OwnerState::Clean)), &knows(None));
+    assert_eq!((added.generation, added.base), (8, Some(0)));
+    let again = Ownership::taken(Some(&added), &knows(Some(8)));
+    assert_eq!((again.generation, again.base), (9, Some(8)));
+    let cut = Ownership::taken(Some(&again), &knows(Some(8)));
+    assert_eq!((cut.generation, cut.base), (10, Some(8)));
+    let refused = |record: &Ownership, known| record.check_known("img", &knows(known)).is_err();
+    // What it knew before, what it was given, a volume that is only read, and one that is not there.
+    for (record, known) in [(&added, 8), (&added, 0), (&again, 8), (&again, 9), (&cut, 8), (&cut, 10)] {
+        assert!(!refused(record, Some(known)) && !refused(record, None), "{known}: {record:?}");
+    }
+    // It was removed before it was added, or had got further.
+    for (record, known) in [(&added, 5), (&added, 7), (&again, 7), (&cut, 9), (&cut, 1)] {
+        assert!(refused(record, Some(known)), "{known}: {record:?}");
+        let released = Ownership { state: OwnerState::Clean, ..record.clone() };
+        assert!(!refused(&released, Some(known)), "the image holds everything");
+        let earlier = Ownership { base: None, ..record.clone() };
+        assert!(!refused(&earlier, Some(known)), "a record of an earlier version does not tell");
+        let other = Ownership { cache_uuid: Uuid::nil(), ..record.clone() };
+        assert!(!refused(&other, Some(known)), "another cache's record says nothing about this one");
+    }
+    let line = again.check_known("img", &knows(Some(7))).expect_err("forgotten").to_string();
+    assert!(line.contains("generation 7") && line.contains("generation 8") && !line.contains('\n'), "{line}");
+}
+
+#[test]
+fn a_record_of_a_later_format_is_refused() {
+    let text = String::from_utf8(record(OwnerState::Clean).to_json()).expect("JSON");
+    let text = text.replace("\"version\": 1", "\"version\": 3");
+    let error = Ownership::from_json("img", text.as_bytes()).expect_err("version 3");
+    assert!(matches!(error, BackendError::Newer { version: 3, known: VERSION, .. }), "{error}");
+    assert!(error.to_string().starts_with("img: the ownership record has version 3, "), "{error}");
+    let text = text.replace("\"version\": 3", "\"version\": 0");
+    assert!(Ownership::from_json("img", text.as_bytes()).is_err(), "there is no version 0");
+}
+
+/// A document of an earlier version, read and written again: everything in it must still be there.
+fn read_again<T: DeserializeOwned + Serialize>(name: &str, bytes: &[u8], known: u32) {
+    let document: T = parse(name, bytes, known).unwrap_or_else(|e| panic!("{e}"));
+    let again = serde_json::to_value(document).expect("plain fields");
+    let golden: serde_json::Value = serde_json::from_slice(bytes).expect("JSON");
+    for (field, value) in golden.as_object().expect("an object").iter().filter(|(f, _)| *f != "version") {
+        // Version 1 had room for a name there, and no release has written one.
+        if field != "peer" || !value.is_string() {
+            assert_eq!(again.get(field), Some(value), "{name}: {field}");
+        }
+    }
+}
+
+#[test]
+fn documents_of_every_version_are_read() {
+    for version in 1..=VERSION.max(redo::VERSION) {
+        let directory = format!("{}/tests/golden/v{version}", env!("CARGO_MANIFEST_DIR"));
+        let entries = std::fs::read_dir(&directory).expect("golden documents of every version");
+        let mut kinds = [0; 3];
+        for path in entries.map(|entry| entry.expect("an entry").path()) {
+            let bytes = std::fs::read(&path).expect("a document");
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            match name.split('-').next() {
+                Some("record") => {
+                    read_again::<Ownership>(&name, &bytes, VERSION);
+                    let record = Ownership::from_json(&name, &bytes).unwrap_or_else(|e| panic!("{e}"));
+                    let again: Ownership = Ownership::from_json(&name, &record.to_json()).expect("its own");
+                    assert_eq!((record.version, &again), (version, &record), "it is written as it was read");
+                }
+                Some("redo") => read_again::<Header>(&name, &bytes, redo::VERSION),
+                Some("note") => read_again::<Note>(&name, &bytes, redo::VERSION),
+                _ => panic!("nobody knows what {name} is"),
+            }
+            let kind = ["record", "redo", "note"].iter().position(|kind| name.starts_with(kind));
+            kinds[kind.expect("matched above")] += 1;
+        }
+        let newest = [VERSION, redo::VERSION, redo::VERSION];
+        let missing = kinds.iter().zip(newest).any(|(&n, newest)| n == 0 && version <= newest);
+        assert!(!missing, "golden documents of version {version}: {kinds:?}");
+    }
+}
+
+#[test]
+fn what_a_record_says_is_one_line() {
+    let text = String::from_utf8(record(OwnerState::Dirty).to_json()).expect("JSON");
+    let host = format!("\"host\": \"{}\"", host_name());
+    assert!(text.contains(&host), "{text}");
+    let owner = Uuid::from_bytes([3; 16]).to_string();
+    for foreign in [text.replace(&host, "\"host\": \"a\\nb\""), text.replace(&owner, "\\n\\u001b")] {
+        let line = Ownership::from_json("img", foreign.as_bytes()).expect_err("not ours").to_string();
+        assert!(!line.contains(char::is_control), "{line:?}");
+    }
+    assert_eq!(printable("a\nb\u{1b}ä"), "a?b?ä");
+}
+
+const OWNER: [u8; 16] = [3; 16];
+const PEER: [u8; 16] = [4; 16];
+
+fn peer() -> Peer {
+    Peer { cache_uuid: Uuid::from_bytes(PEER), boot_id: boot_id(), host: "elsewhere".into() }
+}
+
+fn paired() -> Ownership {
+    let claims = vec!["10.0.0.1:0/78".into()];
+    let client = Some("10.0.0.1:0/77".into());
+    Ownership { client, claims, lifted: Some(9), ..record(OwnerState::Open) }.with_peer(Some(peer()))
+}
+
+fn by_peer() -> TakeOver {
+    TakeOver { cache_uuid: PEER, generation: 7, ..TakeOver::default() }
+}
+
+#[test]
+fn only_a_record_that_concerns_a_second_copy_is_of_the_newer_version() {
+    let version = |record: &Ownership| {
+        let written: serde_json::Value = serde_json::from_slice(&record.to_json()).expect("JSON");
+        let read = Ownership::from_json("x", &record.to_json()).expect("own record");
+        assert_eq!(read, Ownership { version: read.version, ..record.clone() });
+        assert_eq!(
+            (read.copies == Copies::Sync, written["version"].as_u64()),
+            (read.peer.is_some(), Some(read.version.into()))
+        );
+        read.version
+    };
+    let paired = paired();
+    let taken = paired.taken_over("x", &by_peer()).expect("its peer");
+    assert_eq!((version(&record(OwnerState::Open)), version(&paired), version(&taken)), (1, 2, 2));
+    let options = OpenOptions { cache_uuid: PEER, ..OpenOptions::default() };
+    assert_eq!(version(&Ownership::taken(Some(&taken), &options)), 1);
+    assert_eq!(version(&paired.with_peer(None)), 1);
+    assert_eq!(version(&paired.disowned()), 1);
+    let released = |clean| paired.released(Release { clean, cache_failed: false }, None);
+    assert_eq!((version(&released(true)), released(true).peer), (1, None));
+    assert_eq!(
+        (version(&released(false)), released(false).peer),
+        (2, Some(peer())),
+        "its cache and that one have it"
+    );
+}
+
+#[test]
+fn a_peer_is_told_in_one_line_or_not_at_all() {
+    let text = String::from_utf8(paired().to_json()).expect("JSON");
+    let read = |text: &str| Ownership::from_json("x", text.as_bytes());
+    assert!(read(&text).is_ok());
+    let foreign = [
+        text.replace("elsewhere", "else\\nwhere"),
+        text.replace("\"sync\"", "\"solo\""),
+        text.replace("\"peer\"", "\"pear\""),
+        text.replace("\"host\": \"elsewhere\"", "\"x\": 1"),
+    ];
+    for foreign in foreign {
+        let line = read(&foreign).expect_err("not ours").to_string();
+        assert!(!line.contains(char::is_control), "{line:?}");
+    }
+    assert_eq!(read(&text.replace("\"version\": 2", "\"version\": 1")).expect("read").peer, None);
+    let unsound = [
+        Peer { host: "a\nb".into(), ..peer() },
+        Peer { boot_id: "x".repeat(300), ..peer() },
+        Peer { cache_uuid: Uuid::nil(), ..peer() },
+        Peer { cache_uuid: Uuid::from_bytes(OWNER), ..peer() },
+    ];
+    for peer in unsound {
+        let refused = paired().check_peer("x", Some(&peer)).expect_err("unsound").errno();
+        assert_eq!(refused, tidepool_engine::api::IoError::Errno(libc::EINVAL));
+    }
+    assert!(paired().disowned().check_peer("x", Some(&peer())).is_err(), "its cache counts for nothing");
+    assert!(paired().check_peer("x", Some(&peer())).is_ok() && paired().check_peer("x", None).is_ok());
+    let line = paired().check_owner("x", Uuid::from_bytes([5; 16])).expect_err("not ours").to_string();
+    assert!(line.ends_with("remove the volume, or take it over on host elsewhere"), "{line}");
+}
+
+#[test]
+fn an_image_is_taken_over_from_exactly_one_state() {
+    let paired = paired();
+    let taken = paired.taken_over("x", &by_peer()).expect("its peer");
+    assert_eq!(
+        (taken.generation, taken.base, taken.state, taken.copies),
+        (8, Some(7), OwnerState::Open, Copies::Solo)
+    );
+    assert_eq!(
+        (taken.cache_uuid.as_bytes(), &taken.peer, &taken.taken_from),
+        (&PEER, &None, &Some(host_name()))
+    );
+    assert_eq!((&taken.client, &taken.claims, taken.lifted), (&paired.client, &paired.claims, Some(9)));
+    assert!(taken.owns_redo_of(Uuid::from_bytes(OWNER)) && taken.owns_redo_of(Uuid::from_bytes(PEER)));
+    let refused = |record: &Ownership, how: TakeOver| {
+        let error = record.taken_over("x", &how).expect_err("another state");
+        assert!(matches!(error, BackendError::NotPeer { .. }), "{error}");
+    };
+    for generation in [6, 8] {
+        refused(&paired, TakeOver { generation, accept_loss: true, ..by_peer() });
+    }
+    refused(&paired, TakeOver { cache_uuid: [5; 16], accept_loss: true, ..by_peer() });
+    refused(&paired.with_peer(None), TakeOver { accept_loss: true, ..by_peer() });
+    refused(&taken, TakeOver { generation: 8, accept_loss: true, ..by_peer() });
+    for boot_id in ["another", ""] {
+        let restarted = paired.with_peer(Some(Peer { boot_id: boot_id.into(), ..peer() }));
+        refused(&restarted, by_peer());
+        let accepted = TakeOver { accept_loss: true, ..by_peer() };
+        assert_eq!(restarted.taken_over("x", &accepted).expect("the loss is accepted").generation, 8);
+    }
+    // There and back, a second time: who had it before is known once.
+    let open = OpenOptions { cache_uuid: PEER, generation: Some(7), ..OpenOptions::default() };
+    let opened = Ownership::taken(Some(&taken), &open);
+    assert_eq!((opened.generation, opened.base, &opened.taken_from), (9, Some(7), &None));
+    assert!(opened.owns_redo_of(Uuid::from_bytes(OWNER)));
+    let back = opened.with_peer(Some(Peer { cache_uuid: Uuid::from_bytes(OWNER), ..peer() }));
+    let back =
+        back.taken_over("x", &TakeOver { cache_uuid: OWNER, generation: 9, ..by_peer() }).expect("its peer");
+    assert_eq!(back.former, [Uuid::from_bytes(PEER)]);
+    assert!(opened.released(Release { clean: true, cache_failed: false }, None).former.is_empty());
+}
+
+#[test]
+fn what_was_taken_over_is_what_the_peer_knew() {
+    let taken = paired().taken_over("x", &by_peer()).expect("its peer");
+    let knows =
+        |generation| OpenOptions { cache_uuid: PEER, generation, dirty: true, ..OpenOptions::default() };
+    for (known, fits) in [(Some(7), true), (Some(8), true), (None, true), (Some(6), false), (Some(0), false)]
+    {
+        assert_eq!(taken.check_known("x", &knows(known)).is_ok(), fits, "{known:?}");
+        let proven = Continuity::proven("").of_generation(Some(&taken), &knows(known)).proven;
+        assert_eq!(proven, fits, "{known:?}");
+    }
+}
+
+#[test]
+fn an_owner_in_sync_whose_host_was_restarted_asks_its_peer_first() {
+    let options = || OpenOptions { cache_uuid: OWNER, ..OpenOptions::default() };
+    let (same, other) = (paired(), Ownership { boot_id: "another".into(), ..paired() });
+    let refused = |record: &Ownership, options: &OpenOptions| match record.check_whole("x", options) {
+        Ok(()) => false,
+        Err(e @ BackendError::PeerFirst { generation: 7, .. }) => {
+            assert!(e.to_string().contains("while host elsewhere held the other copy"), "{e}");
+            true
+        }
+        Err(e) => panic!("{e}"),
+    };
+    assert!(!refused(&same, &options()), "its log has lost nothing");
+    assert!(refused(&other, &options()));
+    for state in [OwnerState::Dirty, OwnerState::Clean] {
+        assert_eq!(refused(&Ownership { state, ..other.clone() }, &options()), state == OwnerState::Dirty);
+    }
+    assert!(!refused(&other.with_peer(None), &options()));
+    for (generation, known) in [(6, false), (7, true), (8, false)] {
+        assert_eq!(!refused(&other, &OpenOptions { whole_as_of: Some(generation), ..options() }), known);
+    }
+    assert!(!refused(&other, &OpenOptions { recover: true, ..options() }), "the cache is given up");
+    assert!(!refused(&other, &OpenOptions { cache_uuid: PEER, ..options() }), "that is for others to say");
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(Ownership::from_json("x", &bytes).is_err());
+    }
+}
