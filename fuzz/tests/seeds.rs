@@ -45,21 +45,20 @@ fn replicas() {
     let room = Room { bytes: 8 << 20, ranges: 64 };
     let record = Record::of_block(&block).expect("a record");
     let owner = [
-        Message::Hello { cache: 1, boot: 2, generation: 3, name: "vm-1", image: "rbd:pool/vm-1" },
+        Message::Hello { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm-1", image: "rbd:pool/vm-1" },
         Message::Begin(Begin { generation: 3, size_bytes: 1 << 30, base: 10, room }),
         Message::Record { record, durable: true },
         Message::Flush { sequence: 11 },
         Message::Drained { floor: 11 },
         Message::Fetch { after: 11, through: 15 },
         Message::Block { block: 9, crc: 8, data_bytes: 0 },
-        Message::Beat { time_ns: 1, answer: false },
+        Message::Beat { time_ns: 1 },
     ];
     let peer = [
-        Message::Welcome { cache: 4, boot: 5, room, holds: None },
-        Message::Welcome { cache: 4, boot: 5, room, holds },
+        Message::Welcome { cache: 4, boot: 5, host: "h2", room, holds: None },
+        Message::Welcome { cache: 4, boot: 5, host: "h2", room, holds },
         Message::Begun { generation: 3, base: 10 },
         Message::Have(Have { logged: 11, stable: 10, room }),
-        Message::Beat { time_ns: 1, answer: true },
         Message::Refused("it has promised to listen to generation 4 only"),
     ];
     for (name, messages) in [("owner", &owner[..]), ("peer", &peer[..])] {

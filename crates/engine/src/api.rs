@@ -267,6 +267,18 @@ pub enum Pairing {
     Parting,
 }
 
+/// What a volume in write-back does while it is to have a second copy, and none counts (RFC 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Degraded {
+    /// It goes on: there is a copy that counts, or the loss of what one copy holds is accepted.
+    #[default]
+    No,
+    /// It works as write-through.
+    WriteThrough,
+    /// Changes wait until there is one, reads go on.
+    Stopped,
+}
+
 /// Records that a replica has room for, whatever else its cache takes meanwhile (RFC 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {

@@ -192,6 +192,7 @@ impl Engine {
         volume.own = OwnObjects::none(spec.size_bytes);
         volume.spec = spec;
         volume.attached = true;
+        volume.degraded = Degraded::No;
         // A flush of the owner's to its copy says nothing about clients that are still to come.
         volume.replica = None;
         volume.flushes = false;
@@ -226,9 +227,37 @@ impl Engine {
         if self.controllable(id, control, false).is_none() {
             return;
         }
+        self.volume_mut(id).spec.mode = mode;
+        self.enter_mode(now, id);
+        let volume = self.volume_mut(id);
+        if mode == Mode::Off {
+            volume.task = Task::Purge { control, attaching: false };
+        } else {
+            self.persist(control);
+        }
+    }
+
+    /// Says what a volume in write-back does for now, while it is to have a second copy and none counts (RFC 9). Nothing of
+    /// that is recorded: with every [`Engine::attach`] it is the caller's to say again, before the first request.
+    pub fn set_degraded(&mut self, now: Nanos, id: VolumeId, degraded: Degraded) {
+        self.stir();
+        let dead = self.dead;
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let Some(volume) = volume.filter(|volume| volume.degraded != degraded) else { return };
+        volume.degraded = degraded;
+        if volume.spec.mode == Mode::WriteBack && !dead {
+            self.enter_mode(now, id);
+        }
+    }
+
+    /// Puts the mode that the volume is to have in force.
+    fn enter_mode(&mut self, now: Nanos, id: VolumeId) {
         let (volume, space) = self.volume_and_space(id);
+        let mode = match volume.spec.mode {
+            Mode::WriteBack if volume.degraded != Degraded::No => Mode::WriteThrough,
+            mode => mode,
+        };
         let before = std::mem::replace(&mut volume.mode, mode);
-        volume.spec.mode = mode;
         volume.recheck = true;
         let grouped = volume.spec.drain == DrainOrder::Grouped;
         if grouped && mode == Mode::WriteBack && volume.groups.is_none() {
@@ -241,11 +270,6 @@ impl Engine {
             // Only what is acknowledged is a backlog: in the other modes nobody was promised what is not in the image.
             volume.backlog_sequence = volume.sequence_built;
             volume.credit_bytes = 0;
-        }
-        if mode == Mode::Off {
-            volume.task = Task::Purge { control, attaching: false };
-        } else {
-            self.persist(control);
         }
     }
 

@@ -4,7 +4,9 @@
 //! core tells by [`Engine::set_pairing`] what the copy counts for, and by [`Engine::peer_has`] how far it goes.
 
 use crate::ack::Waiting;
-use crate::api::{BLOCK_BYTES, Effect, Have, LogStatus, Nanos, Pairing, PeerOp, Room, VolumeId};
+use crate::api::{
+    BLOCK_BYTES, Degraded, Effect, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, Room, VolumeId,
+};
 use crate::engine::Engine;
 use crate::format::RecordKind;
 use crate::log::Builder;
@@ -70,6 +72,9 @@ impl Volume {
     /// What its next record may have, so that the peer keeps up and has room for all that is sent: without that rule it might
     /// be full of what gets clean only by what it has no room for. `None` if there is to be no record now.
     pub(crate) fn record_room(&self) -> Option<RecordRoom> {
+        if self.is_stopped() {
+            return None;
+        }
         let Some(peer) = self.peer.as_ref().filter(|peer| peer.sends) else {
             return Some(RecordRoom { blocks: u64::MAX, ranges: u64::MAX });
         };
@@ -80,6 +85,11 @@ impl Volume {
         let blocks = (left / BLOCK_BYTES as u64).checked_sub(1)?;
         let ranges = peer.room.ranges.saturating_sub(peer.on_the_way.ranges);
         Some(RecordRoom { blocks: blocks.min(RECORD_BLOCKS_MAX as u64), ranges })
+    }
+
+    /// Changes wait until there is a second copy that counts.
+    fn is_stopped(&self) -> bool {
+        self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack
     }
 
     /// The peer will soon have no room any more.
@@ -172,7 +182,7 @@ impl Engine {
 
     /// Whether the volume's next change waits for room at its peer.
     fn is_held_up(&self, volume: &Volume) -> bool {
-        let Some(&front) = volume.pending.front() else { return false };
+        let Some(&front) = volume.pending.front().filter(|_| !volume.is_stopped()) else { return false };
         let room = volume.record_room();
         let (blocks, ranges) = self.ops[front].needs_room();
         room.is_none_or(|room| room.blocks < blocks || room.ranges < ranges)

@@ -1,7 +1,7 @@
 //! One volume: its index, its place in the log, and the requests that wait for something.
 
 use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeId,
+    BLOCK_BYTES, Begin, ControlError, Degraded, DrainOrder, IoError, Mode, Nanos, Request, RequestError, VolumeId,
     VolumeSpec,
 };
 use crate::control::check_spec;
@@ -136,6 +136,8 @@ pub(crate) enum Task {
 pub(crate) struct Volume {
     pub(crate) spec: VolumeSpec,
     pub(crate) mode: Mode,
+    /// See [`Engine::set_degraded`](crate::Engine::set_degraded).
+    pub(crate) degraded: Degraded,
     pub(crate) attached: bool,
     pub(crate) failed: bool,
     pub(crate) fenced: bool,
@@ -259,6 +261,7 @@ impl Volume {
         Volume {
             spec,
             mode,
+            degraded: Degraded::No,
             attached: false,
             failed: false,
             fenced: false,

@@ -155,6 +155,16 @@ impl Owner {
         self.record
     }
 
+    /// Newest sequence in our log.
+    pub fn logged(&self) -> u64 {
+        self.logged
+    }
+
+    /// Newest sequences in the peer's log and on its stable media, as it has said.
+    pub fn peer_has(&self) -> (u64, u64) {
+        (self.peer_logged, self.peer_stable)
+    }
+
     /// What the copy counts for, as the core is to be told.
     pub fn pairing(&self) -> Pairing {
         match self.phase {

@@ -4,7 +4,7 @@ use crate::owner::{Effect, Event, Owner, Phase};
 use crate::peer::{Copy, Peer};
 use crate::record::{Party, Record};
 use tidepool_engine::Engine;
-use tidepool_engine::api::{Begin, Have, Nanos, Pairing, RequestError, Room, VolumeId};
+use tidepool_engine::api::{Begin, Degraded, Have, Nanos, Pairing, RequestError, Room, VolumeId};
 
 /// Room is told in steps of so many bytes.
 const ROOM_STEP: u64 = 256 << 10;
@@ -25,17 +25,32 @@ pub struct OwnerSession {
     room: Room,
     /// Since when the log has been waiting for room at the peer.
     held_up_since: Option<Nanos>,
+    /// What write-back does without a copy.
+    alone: Degraded,
 }
 
 impl OwnerSession {
-    /// A volume that is served alone, as the record says.
+    /// A volume that is served alone, as the record says. `alone` is what write-back does while there is no second copy,
+    /// which the core has been told for the time before.
     ///
     /// # Panics
     /// If the core has no such volume, or the record names a copy.
-    pub fn new(engine: &Engine, volume: VolumeId, record: Record) -> OwnerSession {
+    pub fn new(engine: &Engine, volume: VolumeId, record: Record, alone: Degraded) -> OwnerSession {
         let log = engine.log_status(volume).expect("the volume is served");
         let owner = Owner::new(record, log.logged, log.drained);
-        OwnerSession { volume, owner, pairing: Pairing::Alone, room: Room::default(), held_up_since: None }
+        let (pairing, room) = (Pairing::Alone, Room::default());
+        OwnerSession { volume, owner, pairing, room, held_up_since: None, alone }
+    }
+
+    /// What write-back does now, which only in sync has two logs that count.
+    pub fn degraded(&self) -> Degraded {
+        if matches!(self.owner.phase(), Phase::Sync { .. }) { Degraded::No } else { self.alone }
+    }
+
+    /// What write-back does from now on while there is no second copy.
+    pub fn set_alone(&mut self, engine: &mut Engine, now: Nanos, alone: Degraded) {
+        self.alone = alone;
+        engine.set_degraded(now, self.volume, self.degraded());
     }
 
     /// The machine.
@@ -130,6 +145,7 @@ impl OwnerSession {
     }
 
     fn apply(&mut self, engine: &mut Engine, now: Nanos) {
+        engine.set_degraded(now, self.volume, self.degraded());
         let pairing = self.owner.pairing();
         if pairing != self.pairing {
             let begins = self.pairing == Pairing::Alone;
@@ -158,7 +174,8 @@ pub enum PeerEffect {
 /// A peer's machine with how far the core is that logs the replica.
 #[derive(Debug)]
 pub struct PeerSession {
-    volume: VolumeId,
+    /// `None` until a copy begins in a cache that knows nothing of the volume.
+    volume: Option<VolumeId>,
     peer: Peer,
     logged: u64,
     told: Have,
@@ -175,13 +192,13 @@ impl PeerSession {
     /// it has tried one, is known not to be what `record` says.
     pub fn new(
         engine: &Engine,
-        volume: VolumeId,
+        volume: Option<VolumeId>,
         me: Party,
         record: &Record,
         generation: u64,
     ) -> PeerSession {
         // What is still on its way to the log may never get there.
-        let logged = engine.log_status(volume).map_or(0, |log| log.published);
+        let logged = volume.and_then(|volume| engine.log_status(volume)).map_or(0, |log| log.published);
         let copy = Copy { generation, base: 0, logged };
         PeerSession {
             volume,
@@ -217,8 +234,9 @@ impl PeerSession {
         Ok(())
     }
 
-    /// The beginning is on stable media: records may be given to the core.
-    pub fn begun(&mut self) {
+    /// The beginning is on stable media: records may be given to the core, for this volume.
+    pub fn begun(&mut self, volume: VolumeId) {
+        self.volume = Some(volume);
         self.beginning = false;
     }
 
@@ -243,8 +261,8 @@ impl PeerSession {
 
     /// The owner's image has everything up to here.
     pub fn drained(&self, engine: &mut Engine, sequence: u64) {
-        if self.takes_records() {
-            engine.replica_drained(self.volume, sequence);
+        if let Some(volume) = self.volume.filter(|_| self.takes_records()) {
+            engine.replica_drained(volume, sequence);
         }
     }
 
@@ -258,11 +276,12 @@ impl PeerSession {
 
     /// What is to be done now; to be asked whenever the core has done something.
     pub fn look(&mut self, engine: &mut Engine, effects: &mut Vec<PeerEffect>) {
-        let Some(log) = engine.log_status(self.volume).filter(|_| !self.beginning) else { return };
+        let Some(volume) = self.volume.filter(|_| !self.beginning) else { return };
+        let Some(log) = engine.log_status(volume) else { return };
         if self.failed || log.failed {
             return effects.push(PeerEffect::HangUp);
         }
-        let mut room = engine.replica_room(self.volume);
+        let mut room = engine.replica_room(volume);
         // In steps: the owner need not hear of every block.
         if room.bytes > ROOM_STEP {
             room.bytes = room.bytes / ROOM_STEP * ROOM_STEP;

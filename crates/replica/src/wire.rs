@@ -189,9 +189,11 @@ pub enum Message<'a> {
         boot: u128,
         /// Generation of its ownership.
         generation: u64,
+        /// Name of its host, for people.
+        host: &'a str,
         /// The volume's name.
         name: &'a str,
-        /// Which image it is: the same text on every host.
+        /// URI of its image.
         image: &'a str,
     },
     /// First message of a peer.
@@ -200,6 +202,8 @@ pub enum Message<'a> {
         cache: u128,
         /// Its host's boot.
         boot: u128,
+        /// Name of its host, for people.
+        host: &'a str,
         /// What a copy that begins now would have room for.
         room: Room,
         /// What it holds of that volume.
@@ -251,12 +255,10 @@ pub enum Message<'a> {
         /// Bytes of data that follow.
         data_bytes: u32,
     },
-    /// Still here. The answer has the same time.
+    /// Still here; both sides say so all the time.
     Beat {
-        /// Of the clock of whoever asks.
+        /// Of the clock of whoever says it.
         time_ns: u64,
-        /// It is an answer.
-        answer: bool,
     },
 }
 
@@ -370,12 +372,14 @@ impl Prefix {
                 cache: f.u128()?,
                 boot: f.u128()?,
                 generation: f.u64()?,
+                host: f.text()?,
                 name: f.text()?,
                 image: f.text()?,
             },
             Kind::Welcome => {
-                let (cache, boot, room, holds) = (f.u128()?, f.u128()?, f.room()?, f.flag()?);
-                Message::Welcome { cache, boot, room, holds: if holds { Some(f.holds()?) } else { None } }
+                let (cache, boot, host, room) = (f.u128()?, f.u128()?, f.text()?, f.room()?);
+                let holds = if f.flag()? { Some(f.holds()?) } else { None };
+                Message::Welcome { cache, boot, host, room, holds }
             }
             Kind::Refused => Message::Refused(f.text()?),
             Kind::Begin => Message::Begin(Begin {
@@ -390,7 +394,7 @@ impl Prefix {
             Kind::Drained => Message::Drained { floor: f.u64()? },
             Kind::Fetch => Message::Fetch { after: f.u64()?, through: f.u64()? },
             Kind::Block => Message::Block { block: f.u64()?, crc: f.u32()?, data_bytes: self.data_bytes },
-            Kind::Beat => Message::Beat { time_ns: f.u64()?, answer: f.flag()? },
+            Kind::Beat => Message::Beat { time_ns: f.u64()? },
         })
     }
 }
@@ -491,23 +495,20 @@ impl Message<'_> {
                 out.extend_from_slice(&crc.to_le_bytes());
                 (Kind::Block, data_bytes)
             }
-            Message::Beat { time_ns, answer } => {
-                out.extend_from_slice(&time_ns.to_le_bytes());
-                out.push(answer.into());
-                (Kind::Beat, 0)
-            }
+            Message::Beat { time_ns } => numbers(Kind::Beat, &[time_ns]),
             Message::Refused(text) => {
                 put_text(out, text);
                 (Kind::Refused, 0)
             }
-            Message::Hello { cache, boot, generation, name, image } => {
+            Message::Hello { cache, boot, generation, host, name, image } => {
                 [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
                 out.extend_from_slice(&generation.to_le_bytes());
-                [name, image].iter().for_each(|text| put_text(out, text));
+                [host, name, image].iter().for_each(|text| put_text(out, text));
                 (Kind::Hello, 0)
             }
-            Message::Welcome { cache, boot, room, holds } => {
+            Message::Welcome { cache, boot, host, room, holds } => {
                 [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+                put_text(out, host);
                 put_numbers(out, &[room.bytes, room.ranges]);
                 out.push(holds.is_some().into());
                 if let Some(Holds { generation, base, logged, stable }) = holds {

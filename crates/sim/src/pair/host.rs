@@ -288,7 +288,7 @@ impl World {
         let status = volume.as_ref().and_then(|_| host.engine.as_ref()?.volume_status(0, VOLUME));
         let is_replica = status.is_some_and(|s| s.state == tidepool_engine::status::VolumeState::Replica);
         let generation = volume.filter(|_| is_replica).map_or(0, |spec| spec.generation);
-        let session = PeerSession::new(host.engine(), VOLUME, me, &self.witness, generation);
+        let session = PeerSession::new(host.engine(), Some(VOLUME), me, &self.witness, generation);
         host.run = Run::Peer(session);
     }
 
@@ -380,6 +380,9 @@ impl World {
             }
             None => return self.fail(format!("host {at} owns the volume and has nothing of it")),
         };
+        if attached {
+            host.engine().set_degraded(now, VOLUME, self.plan.alone);
+        }
         host.run = match attached {
             true => Run::Attaching { record, control },
             // Something is still on its way to the log.
@@ -629,7 +632,7 @@ impl World {
             let (_, generation) = host.beginning.take().expect("looked at just now");
             match (result, &mut host.run) {
                 (Ok(()), Run::Peer(session)) => {
-                    session.begun();
+                    session.begun(VOLUME);
                     self.send(at, Message::Begun { generation });
                 }
                 (Err(ControlError::NoRoom | ControlError::Device), _) => self.hang_up(at),
@@ -644,7 +647,7 @@ impl World {
                 Err(_) => host.run = Run::Waiting,
             },
             Run::Attaching { record, control: attaches } if attaches == control => {
-                let session = OwnerSession::new(host.engine(), VOLUME, record);
+                let session = OwnerSession::new(host.engine(), VOLUME, record, self.plan.alone);
                 host.run = Run::Owner(session);
                 host.told_drained = 0;
                 self.serve(at);

@@ -70,6 +70,8 @@ struct Plan {
     sync_first: bool,
     /// The volume's mode changes now and then.
     modes: bool,
+    /// What write-back does with one copy.
+    alone: Degraded,
     /// Writes of each host's other volume that are in flight at once.
     neighbour: usize,
 }
@@ -99,6 +101,7 @@ impl Plan {
             sync_first: rng.permille(700),
             modes: rng.permille(300),
             neighbour: rng.pick(&[0, 0, 1, 8]),
+            alone: rng.pick(&[Degraded::No, Degraded::WriteThrough, Degraded::Stopped]),
         }
     }
 
