@@ -16,7 +16,7 @@ use tidepool_backend::BackendUri;
 use tidepool_daemon::admin::server::{Context, admin_router};
 use tidepool_daemon::admin::{AddVolume, ErrorBody, ResizeVolume, SetVolume, TakeSnapshot};
 use tidepool_daemon::config::VolumeConfig;
-use tidepool_daemon::service::{Volumes, Wanted};
+use tidepool_daemon::service::{Pairs, Volumes, Wanted};
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions};
 use tidepool_daemon::shard::{Opened, start_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -61,7 +61,7 @@ impl Daemon {
         let shard = shard.expect("a reactor");
         drop(runtime.block_on(shard.shutdown()).expect("an end"));
         let context = Context {
-            volumes: Volumes::new(shard, [9; 16], "host".into(), None),
+            volumes: Volumes::new(shard, [9; 16], "host".into(), None, Pairs::default()),
             cache: "/c".into(),
             cache_uuid: uuid::Uuid::from_bytes([9; 16]),
             host: "host".into(),
@@ -101,7 +101,7 @@ async fn guard(request: Request, next: Next) -> Response {
         && let Ok(backend) = asked.backend.parse::<BackendUri>()
     {
         let config = VolumeConfig { mode: asked.mode, drain: asked.drain, ..VolumeConfig::new(backend) };
-        if let Ok(wanted) = Wanted::new(&asked.name, config, asked.accept_loss, None) {
+        if let Ok(wanted) = Wanted::new(&asked.name, config, asked.accept_loss, None, false) {
             assert_eq!(wanted.name, asked.name);
         }
         return StatusCode::IM_A_TEAPOT.into_response();

@@ -9,7 +9,7 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
 use tidepool_daemon::shard::{Opened, ShardHandle, start_with};
-use tidepool_engine::api::{DrainOrder, Mode, VolumeSpec};
+use tidepool_engine::api::{Degraded, DrainOrder, Mode, VolumeSpec};
 use tidepool_lab::Scratch;
 use tidepool_nbd::wire;
 use tokio::runtime::{Builder, Runtime};
@@ -57,7 +57,7 @@ impl Door {
             attachment: Vec::new(),
         };
         let backend = Box::new(NoBackend::new().expect("an eventfd"));
-        self.runtime.block_on(self.shard.add_volume(spec, backend)).expect("the volume is new");
+        self.runtime.block_on(self.shard.add_volume(spec, backend, Degraded::No)).expect("the volume is new");
     }
 
     /// What is answered, up to a bound.

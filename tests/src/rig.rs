@@ -152,11 +152,7 @@ impl Rig {
 
     /// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
     pub fn verify_plain(&self, workload: &mut Workload, image: &Path) -> Result<(), Error> {
-        let file = format!("file={}", image.display());
-        let server = Server::nbdkit(&self.scratch.join("plain.sock"), ["--readonly", "file", &file])?;
-        workload.connect(server.socket(), "")?;
-        workload.verify()?;
-        workload.disconnect()
+        verify_plain(&self.scratch, workload, image)
     }
 
     /// The same for an image of a cluster that is no longer served: what `rbd export` gives.
@@ -170,6 +166,15 @@ impl Rig {
         cluster.rbd_export(image, &export)?;
         Ok(self.verify_plain(workload, &export)?)
     }
+}
+
+/// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
+pub(crate) fn verify_plain(scratch: &Scratch, workload: &mut Workload, image: &Path) -> Result<(), Error> {
+    let file = format!("file={}", image.display());
+    let server = Server::nbdkit(&scratch.join("plain.sock"), ["--readonly", "file", &file])?;
+    workload.connect(server.socket(), "")?;
+    workload.verify()?;
+    workload.disconnect()
 }
 
 /// Runs `tidepool` and expects it to fail: returns its exit status and its one line of complaint.

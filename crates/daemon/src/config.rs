@@ -15,7 +15,7 @@
 //! ```
 
 use crate::units::{Duration, Size};
-use crate::volume::{self, DrainOrder, Mode};
+use crate::volume::{self, DrainOrder, Mode, WithoutPeer};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 use std::collections::BTreeMap;
@@ -77,9 +77,16 @@ pub struct Config {
     pub accept_loss: Option<Duration>,
     /// Order in which dirty data reaches the backend.
     pub drain: Option<DrainOrder>,
-    /// Hosts that hold replicas.
+    /// Addresses of hosts that may hold the second copies, the best first.
     #[serde(default)]
     pub peer: Vec<String>,
+    /// Addresses at which this host takes second copies of others' volumes.
+    #[serde(default)]
+    pub peer_listen: Vec<String>,
+    /// What write-back does while no second copy counts.
+    pub without_peer: Option<WithoutPeer>,
+    /// Directory with the certificates for `tls://` addresses of both.
+    pub peer_tls: Option<PathBuf>,
 }
 
 /// A volume as the configuration names it: a backend URI, or a table with more.
@@ -227,7 +234,7 @@ impl Config {
         })
     }
 
-    /// These settings where they say something, else those of `file`. Lists (`nbd`, `peer`) are
+    /// These settings where they say something, else those of `file`. Lists (`nbd`, `peer`, `peer-listen`) are
     /// replaced as a whole; volumes are put together, one that both name is taken from here.
     pub fn over(self, file: Config) -> Config {
         let mut volume = file.volume;
@@ -243,6 +250,9 @@ impl Config {
             accept_loss: self.accept_loss.or(file.accept_loss),
             drain: self.drain.or(file.drain),
             peer: if self.peer.is_empty() { file.peer } else { self.peer },
+            without_peer: self.without_peer.or(file.without_peer),
+            peer_listen: if self.peer_listen.is_empty() { file.peer_listen } else { self.peer_listen },
+            peer_tls: self.peer_tls.or(file.peer_tls),
         }
     }
 }

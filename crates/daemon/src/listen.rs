@@ -81,6 +81,12 @@ impl Drop for SocketFile {
     }
 }
 
+impl From<TcpListener> for Listening {
+    fn from(listener: TcpListener) -> Listening {
+        Listening { socket: listener.into(), file: None }
+    }
+}
+
 impl Listening {
     /// Splits it into the socket and the guard of its file.
     pub fn into_parts(self) -> (OwnedFd, Option<SocketFile>) {
@@ -96,7 +102,7 @@ impl Listening {
             Transport::Unix { socket } => bind_unix(socket, None),
             Transport::Tcp { host, port } => {
                 let socket = bind_tcp(&format!("{host} port {port}"), (host.as_str(), *port))?;
-                Ok(Listening { socket: socket.into(), file: None })
+                Ok(socket.into())
             }
         }
     }

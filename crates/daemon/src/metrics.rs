@@ -1,6 +1,6 @@
 //! Prometheus metrics, written at each scrape from one sample of the shard.
 
-use crate::admin::{State, VolumeReport};
+use crate::admin::{Replication, State, VolumeReport};
 use crate::counters::{self, Kind, Number};
 use crate::shard::{LatencyHistogram, ShardStatus};
 use prometheus_client::collector::Collector;
@@ -72,7 +72,10 @@ impl Sample {
         });
         encode_rows(encoder, &of_core.collect::<Vec<Row<'_>>>())?;
         let of_reports = self.volumes.iter().map(|volume| (volume.name.as_str(), exposure(volume)));
-        encode_rows(encoder, &of_reports.collect::<Vec<Row<'_>>>())
+        encode_rows(encoder, &of_reports.collect::<Vec<Row<'_>>>())?;
+        let paired =
+            self.volumes.iter().filter_map(|v| Some((v.name.as_str(), replication(v.replication.as_ref()?))));
+        encode_rows(encoder, &paired.collect::<Vec<Row<'_>>>())
     }
 
     fn encode_states(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -122,8 +125,33 @@ impl Sample {
     }
 }
 
+/// Of volumes that are to have a second copy.
+fn replication(replication: &Replication) -> Vec<Number> {
+    let flag = |value| f64::from(u8::from(value));
+    vec![
+        gauge(
+            "replica_in_sync",
+            "1 while whatever is acknowledged is in the logs of two hosts",
+            flag(replication.in_sync),
+        ),
+        gauge(
+            "replica_degraded",
+            "1 while write-back works as write-through, or waits, since no second copy counts",
+            flag(replication.degraded),
+        ),
+        gauge(
+            "replica_lag_records",
+            "Records that the peer has not confirmed",
+            replication.lag_records as f64,
+        ),
+    ]
+}
+
+fn gauge(name: &'static str, help: &'static str, value: f64) -> Number {
+    Number { name, help, kind: Kind::Gauge, value }
+}
+
 fn exposure(volume: &VolumeReport) -> Vec<Number> {
-    let gauge = |name, help, value| Number { name, help, kind: Kind::Gauge, value };
     vec![
         gauge("exposure_seconds", "Age of what would be lost with the cache device", volume.exposure.seconds),
         gauge(

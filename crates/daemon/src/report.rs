@@ -1,12 +1,12 @@
 //! Turns the shard's numbers into the admin API's reports.
 
-use crate::admin::{BackendState, Exposure, Latency, Owner, State, VolumeReport};
+use crate::admin::{BackendState, Exposure, Latency, Owner, Replication, State, VolumeReport};
 use crate::counters::{self, Number};
 use crate::shard::{LatencyHistogram, ShardVolumeStatus};
 use crate::units::Duration;
 use serde_json::Number as Json;
 use std::collections::BTreeMap;
-use tidepool_engine::api::{IoError, Nanos};
+use tidepool_engine::api::{Degraded, IoError, Mode, Nanos};
 use tidepool_engine::status::VolumeState;
 
 /// A backend that has not answered for this long is called slow.
@@ -54,11 +54,13 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         VolumeState::Failed => State::Failed,
     });
     let seconds = status.exposed_age_ns as f64 / 1e9;
+    // What one host loses the other one has.
+    let in_sync = volume.pair.as_ref().is_some_and(|pair| pair.in_sync);
     let exposure = Exposure {
         seconds,
         bytes: status.exposed_bytes,
         accepted_seconds: known.accept_loss.map(Duration::as_seconds),
-        exceeded: known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
+        exceeded: !in_sync && known.accept_loss.is_some_and(|accepted| seconds > accepted.as_seconds()),
     };
     let blocks = status.count.hit_blocks + status.count.miss_blocks;
     VolumeReport {
@@ -84,7 +86,13 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         flush_latency: latency(&volume.flush_latency),
         connections: volume.connections,
         flushes: status.flushes,
-        peer: None,
+        peer: volume.pair.as_ref().and_then(|pair| pair.host.clone()),
+        replication: volume.pair.as_ref().map(|pair| Replication {
+            phase: pair.phase.to_owned(),
+            in_sync: pair.in_sync,
+            degraded: pair.degraded != Degraded::No && status.spec.mode == Mode::WriteBack,
+            lag_records: pair.lag_records,
+        }),
         parent: known.parent,
         owner: Owner { host: known.host, generation: status.spec.generation },
         counters: by_name(counters::of_volume(&status.count)),

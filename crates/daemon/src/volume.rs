@@ -147,6 +147,38 @@ impl From<DrainOrder> for api::DrainOrder {
     }
 }
 
+/// What write-back does while there is no second copy that counts, and no loss is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WithoutPeer {
+    /// It works as write-through.
+    #[default]
+    WriteThrough,
+    /// Writes wait for a copy, reads go on.
+    Stop,
+}
+
+impl FromStr for WithoutPeer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<WithoutPeer, String> {
+        match text {
+            "write-through" => Ok(WithoutPeer::WriteThrough),
+            "stop" => Ok(WithoutPeer::Stop),
+            _ => Err("use write-through or stop (--accept-loss has write-back go on)".to_owned()),
+        }
+    }
+}
+
+impl From<WithoutPeer> for api::Degraded {
+    fn from(without_peer: WithoutPeer) -> api::Degraded {
+        match without_peer {
+            WithoutPeer::WriteThrough => api::Degraded::WriteThrough,
+            WithoutPeer::Stop => api::Degraded::Stopped,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tidepool_backend::{BackendUri, OpenOptions, Release};
 use tidepool_daemon::shard::{Attach, EngineConfig, ShardConfig, ShardHandle, StartError, start};
 use tidepool_driver::{CacheError, CacheFile};
-use tidepool_engine::api::{Mode, VolumeId, VolumeSpec};
+use tidepool_engine::api::{Degraded, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{FormatOptions, format_device};
 use tidepool_nbd::client::{BlockingClient, Wanted};
@@ -65,7 +65,7 @@ impl Host {
                     attachment,
                     keep_clean: opened.keep_clean,
                 };
-                shard.attach_volume(*id, attach, backend).await.expect("attached");
+                shard.attach_volume(*id, attach, backend, Degraded::No).await.expect("attached");
                 *id
             } else {
                 let spec = VolumeSpec {
@@ -79,7 +79,7 @@ impl Host {
                     generation,
                     attachment,
                 };
-                shard.add_volume(spec, backend).await.expect("added")
+                shard.add_volume(spec, backend, Degraded::No).await.expect("added")
             }
         });
         let listener = UnixListener::bind(self.path(socket)).expect("a new socket");
@@ -203,7 +203,7 @@ fn one_volume_whose_backend_stands_still_does_not_hold_the_memory_of_another() {
         generation: opened.generation,
         attachment: Vec::new(),
     };
-    let stopped = host.runtime.block_on(shard.add_volume(spec, opened.backend)).expect("added");
+    let stopped = host.runtime.block_on(shard.add_volume(spec, opened.backend, Degraded::No)).expect("added");
     let stalls = || host.runtime.block_on(shard.status()).expect("it runs").reactor.arena_stalls;
 
     // Far more than the quota and the arena hold, over several connections, with reads that miss between.

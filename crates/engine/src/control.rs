@@ -240,11 +240,12 @@ impl Engine {
     /// Says what a volume in write-back does for now, while it is to have a second copy and none counts (RFC 9). Nothing of
     /// that is recorded: with every [`Engine::attach`] it is the caller's to say again, before the first request.
     pub fn set_degraded(&mut self, now: Nanos, id: VolumeId, degraded: Degraded) {
-        self.stir();
         let dead = self.dead;
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let Some(volume) = volume.filter(|volume| volume.degraded != degraded) else { return };
         volume.degraded = degraded;
+        self.stir();
+        let volume = self.volume_mut(id);
         if volume.spec.mode == Mode::WriteBack && !dead {
             self.enter_mode(now, id);
         }

@@ -89,7 +89,9 @@ impl Volume {
 
     /// Changes wait until there is a second copy that counts.
     fn is_stopped(&self) -> bool {
-        self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack
+        // What is about to change or to go waits for what has come before.
+        let idle = !self.closing && matches!(self.task, Task::None | Task::Snapshot { .. });
+        self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack && idle
     }
 
     /// The peer will soon have no room any more.
@@ -158,6 +160,12 @@ impl Engine {
         let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let idle = |volume: &Volume| volume.attached && !volume.closing && volume.task == Task::None;
         !self.dead && volume.is_some_and(|volume| idle(volume) && !volume.is_refusing())
+    }
+
+    /// The volume is to work in write-back; `false` if there is no such volume.
+    pub fn is_write_back(&self, id: VolumeId) -> bool {
+        let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        volume.is_some_and(|volume| volume.spec.mode == Mode::WriteBack)
     }
 
     /// Bytes that clients of the volume may address; `None` if there is no such volume.

@@ -5,11 +5,11 @@
 //! log is in the order of the records, so that its place there tells.
 
 use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, Effect, Request, RequestError, Room, VolumeId, VolumeSpec,
+    BLOCK_BYTES, Begin, ControlError, Effect, Request, RequestError, Room, SECTOR_BYTES, VolumeId, VolumeSpec,
 };
-use crate::control::{AddError, check_spec};
+use crate::control::{AddError, VOLUME_BYTES_MAX, check_spec};
 use crate::engine::Engine;
-use crate::format::{EntryKind, RecordKind, crc32c};
+use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Append, Builder, BuiltEntry, RecordFields};
 use crate::mem::Buf;
@@ -89,6 +89,7 @@ impl Engine {
         control: u64,
     ) -> Result<VolumeId, AddError> {
         check_spec(&spec)?;
+        check_begin(spec.generation, spec.size_bytes, base).map_err(|_| AddError::Size(spec.size_bytes))?;
         self.count_extents(room.ranges);
         if !self.has_room(room, Room::default()) {
             return Err(AddError::NoRoom);
@@ -109,6 +110,9 @@ impl Engine {
     /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed.
     pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) {
         self.stir();
+        if let Err(error) = check_begin(begin.generation, begin.size_bytes, begin.base) {
+            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+        }
         let freed = self.room_freed(Some(id));
         if !self.has_room(begin.room, freed) {
             let result = Err(ControlError::NoRoom);
@@ -497,6 +501,14 @@ impl Replica {
             }
         }
     }
+}
+
+/// Refuses what a checkpoint could not be read with: it comes from another host.
+fn check_begin(generation: u64, size_bytes: u64, base: u64) -> Result<(), ControlError> {
+    let size = size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES as u64) && size_bytes <= VOLUME_BYTES_MAX;
+    // Records come after it.
+    let counters = generation < COUNTER_MAX && base < COUNTER_MAX / 2;
+    if size && counters { Ok(()) } else { Err(ControlError::Size(size_bytes)) }
 }
 
 /// The room that a record with these entries takes at the peer.

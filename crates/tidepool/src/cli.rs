@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tidepool_backend::BackendUri;
 use tidepool_daemon::config::VolumeName;
 use tidepool_daemon::units::{Duration, Size};
-use tidepool_daemon::volume::{DrainOrder, Mode};
+use tidepool_daemon::volume::{DrainOrder, Mode, WithoutPeer};
 
 /// Serves the volumes of virtual machines through a cache on a local SSD.
 ///
@@ -326,9 +326,21 @@ pub struct ServeArgs {
     /// wants it said.
     #[arg(long, value_name = "grouped|unordered")]
     pub drain: Option<DrainOrder>,
-    /// A host that keeps a replica (not available in this version).
+    /// A host that keeps second copies: a write is acknowledged when it is in the logs of both. With several the first that
+    /// answers is taken. tls://HOST:PORT, or within this host tcp://ADDRESS:PORT or unix:PATH.
     #[arg(long, value_name = "URI")]
     pub peer: Vec<String>,
+    /// Where this host keeps second copies of other hosts' volumes, written as for --peer.
+    #[arg(long, value_name = "URI")]
+    pub peer_listen: Vec<String>,
+    /// What write-back does while there is no second copy that counts, and no loss is accepted: work as write-through (the
+    /// default), or stop, so that writes wait for a copy and reads go on.
+    #[arg(long, value_name = "write-through|stop")]
+    pub without_peer: Option<WithoutPeer>,
+    /// Certificates for tls:// addresses of --peer and --peer-listen: a directory with ca.pem, whose certificates are accepted,
+    /// and this host's cert.pem and key.pem.
+    #[arg(long, value_name = "DIR")]
+    pub peer_tls: Option<PathBuf>,
 }
 
 /// Options of `status`.
@@ -418,6 +430,22 @@ pub enum VolumeCommand {
     Remove {
         /// The volume.
         name: VolumeName,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Serve another host's volume from the second copy that is here. Whoever serves it is fenced first: nothing that it still
+    /// writes reaches the image.
+    Takeover {
+        /// The volume.
+        name: VolumeName,
+        /// Also where this host was restarted since its copy counted, and the owner's cache is lost: what was flushed is here,
+        /// the newest of what was not may be lost.
+        #[arg(long)]
+        accept_loss: bool,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,
@@ -644,7 +672,7 @@ mod tests {
     fn serve_takes_the_options_of_the_contract() {
         let line = "tidepool serve --config /f --cache /c --cache-size 64GiB --volume a=file:/a --volume b=rbd:p/b \
                     --nbd nbd+unix:///?socket=/s --nbd nbd://h:1/a --vhost /v --admin /a --metrics 127.0.0.1:9464 \
-                    --accept-loss 5s --drain unordered --peer h";
+                    --accept-loss 5s --drain unordered --peer h --peer-listen l --peer-tls /t";
         let Command::Serve(args) = parse(line).expect("valid").command else { panic!("serve") };
         assert_eq!(args.cache_size, Some(Size(64 << 30)));
         assert_eq!(args.volume.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);

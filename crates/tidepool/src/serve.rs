@@ -37,6 +37,9 @@ fn configuration(args: ServeArgs) -> Result<Config, Failure> {
         accept_loss: args.accept_loss,
         drain: args.drain,
         peer: args.peer,
+        peer_listen: args.peer_listen,
+        without_peer: args.without_peer,
+        peer_tls: args.peer_tls,
         ..Config::default()
     };
     for (name, uri) in args.volume {

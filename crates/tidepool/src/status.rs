@@ -80,7 +80,7 @@ pub fn volumes(volumes: &[VolumeReport]) -> String {
             latencies(&volume.read_latency),
             latencies(&volume.write_latency),
             latencies(&volume.flush_latency),
-            volume.peer.clone().unwrap_or_else(|| "none".into()),
+            peer(volume),
             format!("{} gen {}", volume.owner.host, volume.owner.generation),
         ]);
     }
@@ -92,6 +92,15 @@ fn mode(volume: &VolumeReport) -> String {
         volume.mode.to_string()
     } else {
         format!("{} (wanted: {})", volume.mode, volume.mode_wanted)
+    }
+}
+
+/// The second copy: where it is, and what it counts for.
+fn peer(volume: &VolumeReport) -> String {
+    let Some(replication) = &volume.replication else { return "none".into() };
+    match &volume.peer {
+        Some(host) => format!("{host} ({})", replication.phase),
+        None => "none !".into(),
     }
 }
 

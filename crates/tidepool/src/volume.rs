@@ -48,6 +48,12 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let removed = with_progress(&client, Some(name.as_str()), "draining", gone, removal).await?;
             output::print(output.format, &removed, gave_back)
         }
+        VolumeCommand::Takeover { name, accept_loss, admin, output } => {
+            let client = client(&admin)?;
+            let gone = "the daemon goes on with the takeover (see `tidepool volume list`)";
+            let report = interruptible(gone, client.take_over(name.as_str(), accept_loss)).await?;
+            output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+        }
         VolumeCommand::Set { name, mode, dirty_max, accept_loss, admin, output } => {
             if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() {
                 return Err(Failure::usage("nothing to change: give --mode, --dirty-max or --accept-loss"));

@@ -1,7 +1,7 @@
 //! Calls the admin API.
 
 use super::{
-    AddVolume, ErrorBody, Removed, ResizeVolume, SetVolume, Snapshot, Status, TakeSnapshot, VolumeReport,
+    AddVolume, ErrorBody, Removed, ResizeVolume, SetVolume, Snapshot, Status, TakeSnapshot, TakeVolume, VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;
@@ -117,6 +117,15 @@ impl Client {
     pub async fn snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot, ClientError> {
         let body = TakeSnapshot { snapshot: snapshot.to_owned() };
         self.call(Method::POST, format!("/v1/volumes/{name}/snapshots"), Some(&body)).await
+    }
+
+    /// Makes the copy of another host's volume this host's volume; returns when it is served.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn take_over(&self, name: &str, accept_loss: bool) -> Result<VolumeReport, ClientError> {
+        let body = TakeVolume { accept_loss };
+        self.call(Method::POST, format!("/v1/volumes/{name}/takeover"), Some(&body)).await
     }
 
     /// Gives the image back; returns when it is complete, compared and released.

@@ -180,8 +180,11 @@ pub struct VolumeReport {
     pub connections: u64,
     /// A client has sent a flush; until then every write waits for stable media.
     pub flushes: bool,
-    /// The host that holds the replica; none in this version.
+    /// The host that has the second copy, or is about to; none where there is none.
     pub peer: Option<String>,
+    /// The second copy, where there is to be one and this host is the owner.
+    #[serde(default)]
+    pub replication: Option<Replication>,
     /// For a clone: the volume through which it reads what it has from its parent, so that all clones share what is cached.
     #[serde(default)]
     pub parent: Option<String>,
@@ -189,6 +192,19 @@ pub struct VolumeReport {
     pub owner: Owner,
     /// Further numbers, as in the metrics.
     pub counters: BTreeMap<String, serde_json::Number>,
+}
+
+/// The second copy of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replication {
+    /// Where it stands: `solo`, `filling`, `catching`, `joining`, `sync`, `leaving` or `lost`.
+    pub phase: String,
+    /// Whatever is acknowledged is in the logs of both hosts.
+    pub in_sync: bool,
+    /// Write-back works as write-through, because no copy counts.
+    pub degraded: bool,
+    /// Records that the peer has not confirmed.
+    pub lag_records: u64,
 }
 
 /// What would be lost if the only copy of the cache died now.
@@ -276,6 +292,15 @@ pub struct SetVolume {
 pub struct ResizeVolume {
     /// A multiple of 4 KiB. What lies beyond the end of a smaller volume is lost.
     pub size: Size,
+}
+
+/// How the copy of another host's volume becomes this host's volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeVolume {
+    /// Also where this host was restarted since the copy counted: the newest of what was not flushed may be lost.
+    #[serde(default)]
+    pub accept_loss: bool,
 }
 
 /// A snapshot to be taken.

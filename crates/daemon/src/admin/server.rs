@@ -1,6 +1,6 @@
 //! Answers the admin API and the metrics endpoint.
 
-use super::{AddVolume, CacheReport, ErrorBody, ResizeVolume, SetVolume, Status, TakeSnapshot};
+use super::{AddVolume, CacheReport, ErrorBody, ResizeVolume, SetVolume, Status, TakeSnapshot, TakeVolume};
 use crate::bounded::Bounded;
 use crate::counters;
 use crate::failure::one_line;
@@ -66,6 +66,8 @@ impl From<VolumeError> for Problem {
             | VolumeError::SameImage { .. }
             | VolumeError::Snapshot { .. }
             | VolumeError::Busy(_)
+            | VolumeError::NotInSync { .. }
+            | VolumeError::Behind { .. }
             | VolumeError::OtherImage { .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { .. }
@@ -116,6 +118,7 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes/{name}/drain", post(drain))
         .route("/v1/volumes/{name}/snapshots", post(snapshot))
         .route("/v1/volumes/{name}/resize", post(resize))
+        .route("/v1/volumes/{name}/takeover", post(take_over))
         .fallback(|| async { Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
         .method_not_allowed_fallback(|| async {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
@@ -225,6 +228,17 @@ async fn resize(
     let ResizeVolume { size } = parse(body)?;
     let (volumes, of) = (context.volumes.clone(), name.clone());
     to_the_end(async move { volumes.resize(&of, size).await }).await?;
+    json(context.volumes.volume_status(&name).await?)
+}
+
+async fn take_over(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::VolumeReport> {
+    let TakeVolume { accept_loss } = parse(body)?;
+    let (volumes, of) = (context.volumes.clone(), name.clone());
+    to_the_end(async move { volumes.take_over(&of, accept_loss).await }).await?;
     json(context.volumes.volume_status(&name).await?)
 }
 

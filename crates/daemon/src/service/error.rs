@@ -113,6 +113,26 @@ pub enum VolumeError {
         /// Why.
         source: ShardError,
     },
+    /// This host was restarted, and what it has is not the newest.
+    #[error(
+        "cannot serve volume {name}: this host was restarted, and the copy on {host} has {records} newer records; take the volume over there (tidepool volume takeover {name})"
+    )]
+    Behind {
+        /// The volume.
+        name: String,
+        /// Who has more.
+        host: String,
+        /// How much more.
+        records: u64,
+    },
+    /// The copy in this cache does not count.
+    #[error("cannot take volume {name} over: {why}")]
+    NotInSync {
+        /// The volume.
+        name: String,
+        /// What the record says instead.
+        why: String,
+    },
     /// No snapshot was taken.
     #[error("cannot take snapshot {snapshot} of volume {name}: {why}")]
     Snapshot {

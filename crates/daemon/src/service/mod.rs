@@ -3,12 +3,14 @@
 mod attachment;
 mod error;
 mod monitor;
+mod peers;
 mod plan;
 mod volumes;
 
 pub use error::VolumeError;
+pub use peers::{Certificates, CertificatesError, PeerAddress, PeerAddressError, Route};
 pub use plan::{ModeError, Plan, Wanted, mode_rule, order_rule};
-pub use volumes::Volumes;
+pub use volumes::{Pairs, Volumes};
 
 use crate::admin::server::{self, Context};
 use crate::cache;
@@ -25,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidepool_backend::{CheckStatus, OpenOptions};
 use tidepool_engine::{EngineConfig, OpenError};
-use tidepool_nbd::NbdUri;
+use tidepool_nbd::{NbdUri, Transport};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
@@ -49,12 +51,14 @@ pub trait Console: Send + Sync + 'static {
 /// One line: what failed, on what, what to do.
 pub async fn serve(config: Config, console: Arc<dyn Console>) -> Result<(), Failure> {
     let plan = Plan::new(config)?;
+    let certificates = plan.peer_tls.as_deref().map(Certificates::new).transpose();
+    let certificates = certificates.map_err(Failure::failed)?.map(Arc::new);
     let mut stop =
         StopSignals::new().map_err(|e| Failure::failed(format!("cannot catch signals: {}", reason(&e))))?;
     let sockets = Sockets::bind(&plan)?;
     let shard = OnceLock::new();
     let daemon = tokio::select! {
-        daemon = start(&plan, sockets, &shard, console.clone()) => match daemon {
+        daemon = start(&plan, sockets, certificates, &shard, console.clone()) => match daemon {
             Ok(daemon) => daemon,
             Err(failure) => {
                 stop_shard(shard.get(), &mut stop).await;
@@ -94,6 +98,7 @@ struct Sockets {
     front_doors: Vec<(NbdUri, OwnedFd)>,
     admin: Option<OwnedFd>,
     metrics: Option<TcpListener>,
+    peers: Vec<(PeerAddress, OwnedFd)>,
     files: Vec<SocketFile>,
 }
 
@@ -102,7 +107,13 @@ impl Sockets {
         if let Some(directory) = &plan.directory {
             make_directory(directory)?;
         }
-        let mut sockets = Sockets { front_doors: Vec::new(), admin: None, metrics: None, files: Vec::new() };
+        let mut sockets = Sockets {
+            front_doors: Vec::new(),
+            admin: None,
+            metrics: None,
+            peers: Vec::new(),
+            files: Vec::new(),
+        };
         if let Some(path) = &plan.admin {
             let (socket, file) = Listening::bind_private(path).map_err(Failure::failed)?.into_parts();
             sockets.admin = Some(socket);
@@ -111,6 +122,18 @@ impl Sockets {
         for uri in &plan.front_doors {
             let (socket, file) = Listening::bind(&uri.transport).map_err(Failure::failed)?.into_parts();
             sockets.front_doors.push((uri.clone(), socket));
+            sockets.files.extend(file);
+        }
+        for address in &plan.peer_doors {
+            let listening = match address {
+                PeerAddress::Unix(path) => Listening::bind_private(path),
+                PeerAddress::Tcp(address) => Listening::bind_address(*address).map(Listening::from),
+                PeerAddress::Tls { host, port } => {
+                    Listening::bind(&Transport::Tcp { host: host.to_str().into(), port: *port })
+                }
+            };
+            let (socket, file) = listening.map_err(Failure::failed)?.into_parts();
+            sockets.peers.push((address.clone(), socket));
             sockets.files.extend(file);
         }
         sockets.metrics = plan.metrics.map(bind_metrics).transpose()?;
@@ -134,6 +157,7 @@ struct Daemon {
     volumes: Arc<Volumes>,
     admin: tokio::task::JoinHandle<std::io::Result<()>>,
     metrics: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
+    peers: Vec<tokio::task::JoinHandle<()>>,
     /// The files of the sockets go away with the daemon.
     _files: Vec<SocketFile>,
 }
@@ -152,12 +176,14 @@ impl Drop for Daemon {
         if let Some(metrics) = &self.metrics {
             metrics.abort();
         }
+        self.peers.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
 async fn start(
     plan: &Plan,
     sockets: Sockets,
+    certificates: Option<Arc<Certificates>>,
     running: &OnceLock<ShardHandle>,
     console: Arc<dyn Console>,
 ) -> Result<Daemon, Failure> {
@@ -168,7 +194,16 @@ async fn start(
     let shard = running.get_or_init(|| shard).clone();
     let opened = shard.opened();
     let host = host_name();
-    let volumes = Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain);
+    let volumes = {
+        let route = |address: &PeerAddress| Route::new(address.clone(), certificates.clone());
+        let pairs = Pairs {
+            peers: plan.peers.iter().map(route).collect(),
+            takes_copies: !plan.peer_doors.is_empty(),
+            without_peer: plan.without_peer.into(),
+        };
+        Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain, pairs)
+    };
+    let peers = take_owners_in(sockets.peers, &certificates, &shard, &host)?;
     volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());
@@ -200,7 +235,25 @@ async fn start(
         }
     });
     let metrics = sockets.metrics.map(|listener| tokio::spawn(server::serve_metrics(listener, context)));
-    Ok(Daemon { volumes, admin, metrics, _files: sockets.files })
+    Ok(Daemon { volumes, admin, metrics, peers, _files: sockets.files })
+}
+
+/// Takes second copies of others' volumes.
+fn take_owners_in(
+    sockets: Vec<(PeerAddress, OwnedFd)>,
+    certificates: &Option<Arc<Certificates>>,
+    shard: &ShardHandle,
+    host: &str,
+) -> Result<Vec<tokio::task::JoinHandle<()>>, Failure> {
+    let mut tasks = Vec::new();
+    for (address, socket) in sockets {
+        let listener = peers::Listener::new(socket, &address, certificates.clone());
+        let listener = listener
+            .map_err(|e| Failure::failed(format!("cannot take second copies at {address}: {}", reason(&e))))?;
+        tasks.push(tokio::spawn(peers::accept(listener, shard.clone(), host.to_owned())));
+        info!("taking second copies of others' volumes at {address}");
+    }
+    Ok(tasks)
 }
 
 fn admin_listener(socket: OwnedFd) -> Result<UnixListener, Failure> {

@@ -1,10 +1,11 @@
 //! What `serve` is to do, checked before anything is touched.
 
+use super::peers::{PEERS_MAX, PeerAddress};
 use crate::config::{Config, VolumeConfig};
 use crate::failure::Failure;
 use crate::listen::runtime_directory;
 use crate::units::{Duration, Size};
-use crate::volume::{DrainOrder, Mode, absolute_backend, check_name};
+use crate::volume::{DrainOrder, Mode, WithoutPeer, absolute_backend, check_name};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,14 @@ pub struct Plan {
     pub accept_loss: Option<Duration>,
     /// Order of the drain of volumes for which nothing else is said.
     pub drain: Option<DrainOrder>,
+    /// Where second copies may be, the best first.
+    pub peers: Vec<PeerAddress>,
+    /// Where this host takes second copies of others' volumes.
+    pub peer_doors: Vec<PeerAddress>,
+    /// What write-back does while no second copy counts.
+    pub without_peer: WithoutPeer,
+    /// Directory of the certificates for both.
+    pub peer_tls: Option<PathBuf>,
 }
 
 /// A volume as it is wanted.
@@ -66,7 +75,7 @@ pub struct Wanted {
 pub enum ModeError {
     /// Neither a replica nor an accepted loss.
     #[error(
-        "write-back keeps the only copy of new data on this cache device: say how much may be lost with it (--accept-loss DURATION), or use write-through"
+        "write-back keeps the only copy of new data on this cache device: name a host for a second one (--peer URI), say how much may be lost (--accept-loss DURATION), or use write-through"
     )]
     Surprise,
     /// No loss at all cannot be kept with one copy.
@@ -102,25 +111,31 @@ pub fn order_rule(backend: &BackendUri, mode: Mode, drain: Option<DrainOrder>) -
     }
 }
 
-/// The mode rule: write-back needs a replica or an accepted loss, else a volume runs write-through.
+/// The mode rule: write-back needs a peer or an accepted loss, else a volume runs write-through. Without an accepted loss it
+/// does so too for as long as no copy at a peer counts.
 ///
 /// # Errors
 /// Write-back was asked for and neither is there.
-pub fn mode_rule(mode: Option<Mode>, accept_loss: Option<Duration>) -> Result<Mode, ModeError> {
+pub fn mode_rule(
+    mode: Option<Mode>,
+    accept_loss: Option<Duration>,
+    replicated: bool,
+) -> Result<Mode, ModeError> {
     if accept_loss.is_some_and(|loss| loss.as_millis() == 0) {
         return Err(ModeError::Nothing);
     }
-    match (mode, accept_loss) {
-        (None, Some(_)) => Ok(Mode::WriteBack),
-        (None, None) => Ok(Mode::WriteThrough),
-        (Some(Mode::WriteBack), None) => Err(ModeError::Surprise),
-        (Some(mode), _) => Ok(mode),
+    let safe = accept_loss.is_some() || replicated;
+    match mode {
+        None if safe => Ok(Mode::WriteBack),
+        None => Ok(Mode::WriteThrough),
+        Some(Mode::WriteBack) if !safe => Err(ModeError::Surprise),
+        Some(mode) => Ok(mode),
     }
 }
 
 impl Wanted {
     /// Checks one volume; the daemon's `accept_loss` holds where the volume has none of its own. `drain` is the order
-    /// that was asked for.
+    /// that was asked for. `replicated` says that there are peers.
     ///
     /// # Errors
     /// The name or the mode cannot be.
@@ -129,11 +144,12 @@ impl Wanted {
         config: VolumeConfig,
         accept_loss: Option<Duration>,
         drain: Option<DrainOrder>,
+        replicated: bool,
     ) -> Result<Wanted, Failure> {
         let failure = |e: &dyn std::fmt::Display| Failure::usage(format!("cannot serve volume {name}: {e}"));
         check_name(name).map_err(Failure::usage)?;
         let accept_loss = config.accept_loss.or(accept_loss);
-        let mode = mode_rule(config.mode, accept_loss).map_err(|e| failure(&e))?;
+        let mode = mode_rule(config.mode, accept_loss, replicated).map_err(|e| failure(&e))?;
         let drain = config.drain.or(drain);
         if !config.read_only {
             order_rule(&config.backend, mode, drain).map_err(|e| failure(&e))?;
@@ -165,8 +181,14 @@ impl Plan {
             return Err(Failure::usage(ModeError::Nothing));
         }
         let drain = config.drain;
-        let volumes =
-            config.volume.into_iter().map(|(name, volume)| Wanted::new(name.as_str(), volume, loss, drain));
+        let peers = addresses("--peer", &config.peer)?;
+        let peer_doors = addresses("--peer-listen", &config.peer_listen)?;
+        let peer_tls = certificates(config.peer_tls, peers.iter().chain(&peer_doors))?;
+        let replicated = !peers.is_empty();
+        let volumes = config
+            .volume
+            .into_iter()
+            .map(|(name, volume)| Wanted::new(name.as_str(), volume, loss, drain, replicated));
         let volumes = volumes.collect::<Result<Vec<_>, _>>()?;
         if volumes.len() > VOLUMES_MAX {
             return Err(Failure::usage(format!(
@@ -189,6 +211,10 @@ impl Plan {
             metrics: config.metrics,
             accept_loss: loss,
             drain,
+            peers,
+            peer_doors,
+            without_peer: config.without_peer.unwrap_or_default(),
+            peer_tls,
         })
     }
 }
@@ -198,13 +224,37 @@ fn refuse_unavailable(config: &Config) -> Result<(), Failure> {
     let missing = |what: &str, instead: &str| {
         Err(Failure::usage(format!("{what} is not available in this version: {instead}")))
     };
-    if !config.peer.is_empty() {
-        return missing("--peer", "leave it out; --accept-loss DURATION gives write-back on a single copy");
-    }
     if config.vhost.is_some() {
         return missing("--vhost", "leave it out and use --nbd");
     }
     Ok(())
+}
+
+fn addresses(option: &str, texts: &[String]) -> Result<Vec<PeerAddress>, Failure> {
+    if texts.len() > PEERS_MAX {
+        let count = texts.len();
+        return Err(Failure::usage(format!("{option} is given {count} times: at most {PEERS_MAX}")));
+    }
+    let read = |text: &String| text.parse().map_err(|e| Failure::usage(format!("{option}: {e}")));
+    texts.iter().map(read).collect()
+}
+
+/// Where the certificates are, which connections between hosts need.
+fn certificates<'a>(
+    directory: Option<PathBuf>,
+    mut addresses: impl Iterator<Item = &'a PeerAddress>,
+) -> Result<Option<PathBuf>, Failure> {
+    let secure = addresses.find(|address| matches!(address, PeerAddress::Tls { .. }));
+    match (directory, secure) {
+        (None, Some(address)) => Err(Failure::usage(format!(
+            "{address} needs certificates: name the directory with ca.pem, cert.pem and key.pem with --peer-tls DIR"
+        ))),
+        (None, None) => Ok(None),
+        (Some(directory), _) => {
+            let absolute = std::path::absolute(directory);
+            absolute.map(Some).map_err(|e| Failure::usage(format!("--peer-tls: {e}")))
+        }
+    }
 }
 
 fn front_doors(uris: &[String], defaults: Option<&Path>) -> Result<Vec<NbdUri>, Failure> {
@@ -294,12 +344,14 @@ mod tests {
     #[test]
     fn write_back_is_never_a_surprise() {
         let loss = Some(Duration::from_millis(5_000));
-        assert_eq!(mode_rule(None, None), Ok(Mode::WriteThrough));
-        assert_eq!(mode_rule(None, loss), Ok(Mode::WriteBack));
-        assert_eq!(mode_rule(Some(Mode::WriteBack), None), Err(ModeError::Surprise));
-        assert_eq!(mode_rule(Some(Mode::WriteBack), loss), Ok(Mode::WriteBack));
-        assert_eq!(mode_rule(Some(Mode::WriteAround), loss), Ok(Mode::WriteAround));
-        assert_eq!(mode_rule(None, Some(Duration::default())), Err(ModeError::Nothing));
+        assert_eq!(mode_rule(None, None, false), Ok(Mode::WriteThrough));
+        assert_eq!(mode_rule(None, None, true), Ok(Mode::WriteBack));
+        assert_eq!(mode_rule(Some(Mode::WriteBack), None, true), Ok(Mode::WriteBack));
+        assert_eq!(mode_rule(None, loss, false), Ok(Mode::WriteBack));
+        assert_eq!(mode_rule(Some(Mode::WriteBack), None, false), Err(ModeError::Surprise));
+        assert_eq!(mode_rule(Some(Mode::WriteBack), loss, false), Ok(Mode::WriteBack));
+        assert_eq!(mode_rule(Some(Mode::WriteAround), loss, false), Ok(Mode::WriteAround));
+        assert_eq!(mode_rule(None, Some(Duration::default()), false), Err(ModeError::Nothing));
     }
 
     #[test]
@@ -317,14 +369,9 @@ mod tests {
 
     #[test]
     fn what_this_version_lacks_is_refused() {
-        for (option, name) in [("peer = [\"h\"]", "--peer"), ("vhost = \"/v\"", "--vhost")] {
-            let failure = plan(&format!("{DOOR}{option}")).expect_err(option);
-            assert_eq!(failure.exit_status(), 2);
-            assert!(
-                failure.to_string().starts_with(&format!("{name} is not available in this version")),
-                "{failure}"
-            );
-        }
+        let failure = plan(&format!("{DOOR}vhost = \"/v\"")).expect_err("there is none");
+        assert_eq!(failure.exit_status(), 2);
+        assert!(failure.to_string().starts_with("--vhost is not available in this version"), "{failure}");
         let drains = |text: &str| {
             let volumes = plan(&format!("{DOOR}{text}")).expect("a plan").volumes;
             volumes.iter().map(|v| v.drain).collect::<Vec<_>>()
@@ -374,6 +421,19 @@ mod tests {
             assert!(failure.to_string().contains(part), "{text}: {failure}");
             assert_eq!(failure.exit_status(), 2, "{text}");
         }
+    }
+
+    #[test]
+    fn certificates_are_asked_for_where_they_are_needed() {
+        for option in ["peer", "peer-listen"] {
+            let tls = format!("{DOOR}{option} = [\"unix:/p\", \"tls://h2:10801\"]\n");
+            let failure = plan(&tls).expect_err("nothing is said");
+            assert_eq!(failure.exit_status(), 2);
+            assert!(failure.to_string().starts_with("tls://h2:10801 needs certificates"), "{failure}");
+            let plan = plan(&format!("{tls}peer-tls = \"/tls\"\n")).expect("a plan");
+            assert_eq!(plan.peer_tls, Some("/tls".into()));
+        }
+        assert!(plan(&format!("{DOOR}peer = [\"tcp://127.0.0.1:1\"]\n")).is_ok());
     }
 
     #[test]

@@ -3,9 +3,11 @@
 
 mod clones;
 mod operations;
+mod replication;
 
 use super::attachment;
 use super::error::VolumeError;
+use super::peers::Route;
 use super::plan::{Wanted, drain_order, mode_rule, order_rule};
 use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
@@ -19,10 +21,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
 use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Release};
 use tidepool_engine::Attach;
-use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
-use tidepool_engine::status::VolumeStatus;
+use tidepool_engine::api::{Degraded, DrainOrder, VolumeId, VolumeSpec};
+use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
@@ -48,9 +50,28 @@ pub struct Volumes {
     host: String,
     /// The order that was asked for of all volumes.
     drain: Option<volume::DrainOrder>,
+    /// Where second copies may be, the best first.
+    peers: Arc<[Route]>,
+    /// Others' second copies may be here.
+    takes_copies: bool,
+    /// What write-back does while there is no second copy that counts.
+    without_peer: Degraded,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Held while a parent of clones is looked for, added or removed.
     parents: AsyncMutex<()>,
+    /// Held while a copy of another host's volume becomes this host's.
+    takeovers: AsyncMutex<()>,
+}
+
+/// What is to be done about second copies.
+#[derive(Debug, Clone, Default)]
+pub struct Pairs {
+    /// Where they may be, the best first.
+    pub peers: Vec<Route>,
+    /// Others' may be here.
+    pub takes_copies: bool,
+    /// What write-back does while there is none that counts, and no loss is accepted.
+    pub without_peer: Degraded,
 }
 
 /// One volume as the control plane knows it.
@@ -62,6 +83,8 @@ struct Entry {
     change: Arc<AsyncMutex<()>>,
     /// Held while it is found out which image the URI means: never more than one thread hangs in that.
     look: Arc<AsyncMutex<()>>,
+    /// Held while its backend is being opened.
+    opening: AsyncMutex<()>,
 }
 
 #[derive(Default)]
@@ -80,6 +103,10 @@ struct Facts {
     parent: Option<String>,
     /// Which snapshot its backend has open, if it is one.
     snapshot: Option<String>,
+    /// It is a copy that is being taken over.
+    takes_over: bool,
+    /// What keeps a peer connected.
+    keeping: Option<AbortHandle>,
 }
 
 /// What the shard refused to do with a volume.
@@ -100,6 +127,7 @@ impl Entry {
             facts: Mutex::new(facts),
             change: Arc::default(),
             look: Arc::default(),
+            opening: AsyncMutex::default(),
         })
     }
 
@@ -144,20 +172,26 @@ impl Entry {
 }
 
 impl Volumes {
-    /// The volumes of `shard`; none is known yet.
+    /// The volumes of `shard`; none is known yet. Second copies of them may be at peers, and others' may be here.
     pub fn new(
         shard: ShardHandle,
         cache_uuid: [u8; 16],
         host: String,
         drain: Option<volume::DrainOrder>,
+        pairs: Pairs,
     ) -> Arc<Volumes> {
+        let Pairs { peers, takes_copies, without_peer } = pairs;
         Arc::new(Volumes {
             shard,
             cache_uuid,
             host,
             drain,
+            peers: peers.into(),
+            takes_copies,
+            without_peer,
             entries: Mutex::default(),
             parents: AsyncMutex::default(),
+            takeovers: AsyncMutex::default(),
         })
     }
 
@@ -182,12 +216,17 @@ impl Volumes {
         let mut firsts = Vec::new();
         for status in recovered {
             let asked = wanted.remove(&status.spec.name);
+            if status.state == VolumeState::Replica {
+                info!("volume {}: a copy of another host's is here", status.spec.name);
+                tokio::spawn(self.clone().finish_takeover(status.spec.name));
+                continue;
+            }
             match asked {
                 Some(asked) if asked.backend.to_string() != status.spec.backend => {
                     self.replace_image(&status, &asked).await?;
                     wanted.insert(asked.name.clone(), asked);
                 }
-                asked => firsts.push(self.begin_attach(status.id, status.spec, asked)?),
+                asked => firsts.push(self.begin_attach(status.id, status.spec, asked, false)?),
             }
         }
         let mut served = 0;
@@ -205,7 +244,12 @@ impl Volumes {
             }
         }
         match failure {
-            Some(error) if served == 0 => Err(error),
+            Some(error) if served == 0 && !self.takes_copies => Err(error),
+            // Another host may have taken the volume over, and is to have its second copy here.
+            Some(error) if served == 0 => {
+                warn!("{error}");
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -236,6 +280,7 @@ impl Volumes {
         id: VolumeId,
         spec: VolumeSpec,
         asked: Option<Wanted>,
+        takes_over: bool,
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
         let Some((recorded_loss, attachment)) = attachment::decode(&spec.attachment) else {
@@ -253,7 +298,7 @@ impl Volumes {
         let said = (spec.drain == DrainOrder::Unordered).then_some(volume::DrainOrder::Unordered);
         let drain = asked.as_ref().map_or(said, |asked| asked.drain).or(self.drain);
         let state = Some(State::Opening);
-        let facts = Facts { id: Some(id), accept_loss, drain, state, ..Facts::default() };
+        let facts = Facts { id: Some(id), accept_loss, drain, state, takes_over, ..Facts::default() };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
         let asked_order = asked.as_ref().and_then(|asked| asked.drain);
@@ -285,7 +330,12 @@ impl Volumes {
         let mut pause = RETRY_PAUSE_MIN;
         let mut said = String::new();
         loop {
+            let opening = entry.opening.lock().await;
+            if !self.is_wanted(&entry, id).await {
+                return;
+            }
             let outcome = self.attach_once(&entry, id, attach.clone(), recorded.clone()).await;
+            drop(opening);
             let (error, lasting) = match outcome {
                 Ok(parent) => {
                     entry.set_state(None, None);
@@ -302,7 +352,7 @@ impl Volumes {
                             source: BackendError::Overwritten { .. } | BackendError::Behind { .. },
                             ..
                         } | VolumeError::Shard { .. }
-                    );
+                    ) && !lock(&entry.facts).takes_over;
                     (error, lasting)
                 }
             };
@@ -323,6 +373,20 @@ impl Volumes {
         }
     }
 
+    /// Whether a volume still waits for its backend: its owner may have begun to send its records here, and then it may have been
+    /// taken over, which has made another entry of it.
+    async fn is_wanted(&self, entry: &Arc<Entry>, id: VolumeId) -> bool {
+        let volumes = self.shard.volumes().await.unwrap_or_default();
+        let copy = volumes.iter().any(|(known, _, state)| *known == id && *state == VolumeState::Replica);
+        let mut entries = lock(&self.entries);
+        let current = entries.get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
+        if copy && current && !lock(&entry.facts).takes_over {
+            entries.remove(&entry.name);
+            return false;
+        }
+        current
+    }
+
     async fn attach_once(
         &self,
         entry: &Arc<Entry>,
@@ -336,6 +400,13 @@ impl Volumes {
         // Without a backend nothing is drained, so this does not change until the volume is attached.
         let known = status.volumes.iter().find(|v| v.status.id == id);
         let dirty = known.is_some_and(|v| v.status.dirty);
+        entry.clone().look().await;
+        self.refuse_shared(entry).await?;
+        let sequence = known.map(|v| v.status.sequence);
+        let whole_as_of = match attach.read_only {
+            true => None,
+            false => self.whole_as_of(entry, sequence.unwrap_or(0)).await?,
+        };
         let options = OpenOptions {
             cache_uuid: self.cache_uuid,
             attachment: Some(recorded),
@@ -343,11 +414,10 @@ impl Volumes {
             read_only: attach.read_only,
             dirty,
             grouped: attach.drain == DrainOrder::Grouped,
-            sequence: known.map(|v| v.status.sequence),
+            sequence,
+            whole_as_of,
             ..OpenOptions::default()
         };
-        entry.clone().look().await;
-        self.refuse_shared(entry).await?;
         let opened = self.open(entry, options, None).await?;
         info!(
             "volume {name}: cached data {}: {}",
@@ -373,8 +443,12 @@ impl Volumes {
             keep_clean: opened.keep_clean,
             ..attach
         };
-        match self.shard.attach_volume(id, attach, opened.backend).await {
-            Ok(()) => Ok(opened.parent),
+        let (generation, read_only) = (attach.generation, attach.read_only);
+        match self.shard.attach_volume(id, attach, opened.backend, self.alone_with(loss)).await {
+            Ok(()) => {
+                self.replicate(entry, id, generation, read_only).await;
+                Ok(opened.parent)
+            }
             Err(Refused { error, backend }) => {
                 self.put_back(entry, backend, !dirty).await;
                 Err(shard_error(error))
@@ -468,12 +542,14 @@ impl Volumes {
             generation: opened.generation,
             attachment: self.attachment(&entry, wanted.accept_loss, &*opened.backend)?,
         };
-        match self.shard.add_volume(spec, opened.backend).await {
+        let (generation, read_only) = (spec.generation, spec.read_only);
+        match self.shard.add_volume(spec, opened.backend, self.alone_with(wanted.accept_loss)).await {
             Ok(id) => {
                 {
                     let mut facts = lock(&entry.facts);
                     (facts.id, facts.snapshot) = (Some(id), opened.snapshot);
                 }
+                self.replicate(&entry, id, generation, read_only).await;
                 entry.set_state(None, None);
                 claim.name = None;
                 info!("volume {}: added, serving {}", entry.name, entry.backend);
@@ -548,7 +624,7 @@ impl Volumes {
             ..VolumeConfig::new(asked.backend.parse()?)
         };
         crate::volume::check_name(&asked.name)?;
-        let wanted = Wanted::new(&asked.name, config, accept_loss, self.drain)
+        let wanted = Wanted::new(&asked.name, config, accept_loss, self.drain, !self.peers.is_empty())
             .map_err(|failure| VolumeError::Invalid { name: asked.name, why: failure.to_string() })?;
         self.add(wanted).await
     }
@@ -566,7 +642,7 @@ impl Volumes {
         let drain = lock(&entry.facts).drain;
         let rule = |mode| {
             let rules = |mode| order_rule(&entry.backend, mode, drain).map(|()| mode);
-            let found = mode_rule(mode, accept_loss).and_then(rules);
+            let found = mode_rule(mode, accept_loss, !self.peers.is_empty()).and_then(rules);
             found.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
         };
         rule(change.mode.or(Some(Mode::WriteThrough)))?;
@@ -574,11 +650,16 @@ impl Volumes {
             self.shard.set_dirty_bytes_max(id, size.0).await.map_err(shard_error)?;
         }
         if let Some(mode) = change.mode {
+            let _alone = match mode {
+                Mode::WriteBack => None,
+                _ => Some(self.alone(id).await.map_err(shard_error)?),
+            };
             self.shard.set_mode(id, rule(Some(mode))?.into()).await.map_err(shard_error)?;
         }
         if change.accept_loss.is_some() {
             self.keep_accepted_loss(id, name, accept_loss).await?;
             lock(&entry.facts).accept_loss = accept_loss;
+            self.shard.set_alone(id, self.alone_with(accept_loss)).map_err(shard_error)?;
         }
         info!("volume {name}: changed as asked for");
         Ok(())
@@ -626,7 +707,8 @@ impl Volumes {
         let report = |status: &ShardVolumeStatus| {
             let mut known = Known { host: self.host.clone(), ..Known::default() };
             let name = &status.status.spec.name;
-            if let Some(entry) = entries.get(name) {
+            let own = status.status.state != VolumeState::Replica;
+            if let Some(entry) = entries.get(name).filter(|entry| own || lock(&entry.facts).takes_over) {
                 let facts = lock(&entry.facts);
                 known.accept_loss = facts.accept_loss;
                 known.state = facts.state;

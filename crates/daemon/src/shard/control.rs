@@ -3,6 +3,7 @@
 use super::core::Core;
 use super::handle::{Answer, Command, Refused, ShardError, Stopped, StoppedVolume};
 use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
+use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
 use super::shared::Shared;
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram, ShardStatus, ShardVolumeStatus};
@@ -10,7 +11,7 @@ use super::volume::Volume;
 use std::time::Duration;
 use tidepool_backend::Backend;
 use tidepool_engine::Attach;
-use tidepool_engine::api::{ControlError, Nanos, RequestError, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ControlError, Degraded, Nanos, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::oneshot;
 
@@ -20,6 +21,10 @@ enum Pending {
     Attach { id: VolumeId, answer: oneshot::Sender<Result<(), Refused>> },
     Remove { id: VolumeId, answer: Answer<Option<Box<dyn Backend>>> },
     Simple { answer: Answer<()> },
+    /// The copy of another host's volume begins.
+    Begin { slot: u32 },
+    /// A copy is made ready to be taken over.
+    Takeover { id: VolumeId, answer: Answer<()> },
     Snapshot { id: VolumeId, answer: Answer<()> },
     Resize { id: VolumeId, size_bytes: u64, answer: Answer<()> },
     Shutdown,
@@ -36,6 +41,25 @@ impl Controls {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// The number of an operation that a link has asked for.
+    pub(super) fn of_link(&mut self, slot: u32) -> u64 {
+        let number = self.number();
+        self.pending.push((number, Pending::Begin { slot }));
+        number
+    }
+
+    /// The number of the operation that prepares a takeover.
+    pub(super) fn of_takeover(&mut self, id: VolumeId, answer: Answer<()>) -> u64 {
+        let number = self.number();
+        self.pending.push((number, Pending::Takeover { id, answer }));
+        number
+    }
+
+    /// The core was not asked after all.
+    pub(super) fn forget(&mut self, number: u64) {
+        self.take(number);
     }
 
     fn is_full(&self) -> bool {
@@ -72,8 +96,10 @@ impl<C: Core> Reactor<C> {
             Command::Status { answer } => {
                 let _ = answer.send(self.status());
             }
-            Command::Add { spec, backend, answer } => self.add(spec, backend, answer),
-            Command::Attach { id, attach, backend, answer } => self.attach(id, attach, backend, answer),
+            Command::Add { spec, backend, degraded, answer } => self.add(spec, backend, degraded, answer),
+            Command::Attach { id, attach, backend, degraded, answer } => {
+                self.attach(id, attach, backend, degraded, answer);
+            }
             Command::Remove { id, verify, answer } => self.operate(id, answer, |shared, number, answer| {
                 shared.core.remove(now, id, verify, number);
                 Pending::Remove { id, answer }
@@ -123,6 +149,24 @@ impl<C: Core> Reactor<C> {
                 let _ = answer.send(outcome);
             }
             Command::Shutdown { answer } => self.shutdown(answer),
+            Command::Own { id, record, alone, wanted, answer } => {
+                let _ = answer.send(self.own(id, record, alone, wanted));
+            }
+            Command::Connect { id, connected, answer } => {
+                let _ = answer.send(self.connect_peer(id, connected));
+            }
+            Command::Part { id, answer } => self.part(id, answer),
+            Command::PairAgain { id } => self.pair_again(id),
+            Command::WantsPeer { id, answer } => {
+                let _ = answer.send(self.wants_peer(id));
+            }
+            Command::SetAlone { id, alone } => self.set_alone(id, alone),
+            Command::Welcome { hello, answer } => {
+                let _ = answer.send(self.welcome(hello));
+            }
+            Command::Prepare { id, me, record, accept_loss, answer } => {
+                self.prepare(id, (me, record, accept_loss), answer);
+            }
         }
     }
 
@@ -166,6 +210,7 @@ impl<C: Core> Reactor<C> {
         &mut self,
         spec: VolumeSpec,
         backend: Box<dyn Backend>,
+        degraded: Degraded,
         answer: oneshot::Sender<Result<VolumeId, Refused>>,
     ) {
         let number = self.controls.number();
@@ -185,6 +230,7 @@ impl<C: Core> Reactor<C> {
                     backend,
                 ));
                 self.poll_backend(id);
+                self.set_degraded(id, degraded);
                 self.controls.pending.push((number, Pending::Add { id, answer }));
             }
             Err(error) => {
@@ -198,6 +244,7 @@ impl<C: Core> Reactor<C> {
         id: VolumeId,
         attach: Attach,
         backend: Box<dyn Backend>,
+        degraded: Degraded,
         answer: oneshot::Sender<Result<(), Refused>>,
     ) {
         let (size_bytes, read_only) = (attach.size_bytes, attach.read_only);
@@ -206,11 +253,20 @@ impl<C: Core> Reactor<C> {
             Ok(name) => {
                 self.shared.volumes.insert(Volume::new(id, name, size_bytes, read_only, backend));
                 self.poll_backend(id);
+                self.set_degraded(id, degraded);
                 self.controls.pending.push((number, Pending::Attach { id, answer }));
             }
             Err(error) => {
                 let _ = answer.send(Err(Refused { error, backend: Some(backend) }));
             }
+        }
+    }
+
+    /// Before the first request: what write-back is to do without a second copy.
+    fn set_degraded(&mut self, id: VolumeId, degraded: Degraded) {
+        let now = self.shared.now;
+        if let Some(engine) = self.shared.core.engine() {
+            engine.set_degraded(now, id, degraded);
         }
     }
 
@@ -279,6 +335,8 @@ impl<C: Core> Reactor<C> {
                 }
                 let _ = answer.send(result.map_err(ShardError::from));
             }
+            (Pending::Begin { slot }, result) => self.begin_done(slot, number, result),
+            (Pending::Takeover { id, answer }, result) => self.promised(id, answer, result),
             (Pending::Simple { answer }, result) => {
                 let _ = answer.send(result.map_err(ShardError::from));
             }
@@ -307,6 +365,7 @@ impl<C: Core> Reactor<C> {
                 self.list(slot);
             }
         }
+        self.disown(id);
         let mut volume = self.shared.volumes.remove(id)?;
         self.ring.cancel(user(Source::Cancel, 0), user(Source::Backend, u32::from(id.0)));
         for name in volume.gate.abandon() {
@@ -333,6 +392,7 @@ impl<C: Core> Reactor<C> {
                 backend_wait_ns: volume.map_or(0, |v| v.backend_wait_ns(now)),
                 backend_error: volume.and_then(|v| v.backend_error(now)).or(status.backend_error),
                 connections: volume.map_or(0, |v| u64::from(v.connections)),
+                pair: self.replication.owners.get(&id).map(OwnerSide::status),
                 status,
                 read_latency,
                 write_latency,
@@ -355,7 +415,8 @@ impl<C: Core> Reactor<C> {
         for slot in 0..self.connections.capacity() as u32 {
             self.connections.get_mut(slot).into_iter().for_each(|c| c.break_off());
         }
-        while self.connections.iter().any(|(_, c)| !c.is_quiet()) {
+        self.break_links();
+        while self.connections.iter().any(|(_, c)| !c.is_quiet()) || !self.links_are_quiet() {
             self.ring.enter(Some(Duration::from_secs(1)));
             while let Some(completion) = self.ring.next_completion() {
                 self.complete(completion);

@@ -29,6 +29,10 @@ pub trait Core {
     fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
     fn device_status(&self) -> DeviceStatus;
     fn block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>);
+    /// The real core, which alone has second copies.
+    fn engine(&mut self) -> Option<&mut Engine> {
+        None
+    }
 }
 
 /// Passes each method on to the one of the same name.
@@ -36,6 +40,10 @@ macro_rules! forward {
     (shared { $($name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $result:ty)?;)* }
      exclusive { $($name_mut:ident(&mut self $(, $arg_mut:ident: $type_mut:ty)*) $(-> $result_mut:ty)?;)* }) => {
         impl Core for Engine {
+            fn engine(&mut self) -> Option<&mut Engine> {
+                Some(self)
+            }
+
             $(fn $name(&self $(, $arg: $type)*) $(-> $result)? { Engine::$name(self $(, $arg)*) })*
             $(fn $name_mut(&mut self $(, $arg_mut: $type_mut)*) $(-> $result_mut)? {
                 Engine::$name_mut(self $(, $arg_mut)*)

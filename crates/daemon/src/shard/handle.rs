@@ -1,14 +1,17 @@
 //! The control plane's end of a shard: messages to the reactor thread and answers from it.
 
+use super::follower::Hello;
+use super::owner::Connected;
 use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use tidepool_backend::Backend;
 use tidepool_driver::CacheFile;
-use tidepool_engine::api::{ControlError, Mode, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ControlError, Degraded, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{AddError, Attach, OwnObjects, RecoveryReport};
-use tokio::sync::oneshot;
+use tidepool_replica::{Party, Record};
+use tokio::sync::{Notify, oneshot};
 
 /// Why a shard did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,12 @@ pub enum ShardError {
     /// The volume has a backend already.
     #[error("volume {} has a backend already", .0.0)]
     Attached(VolumeId),
+    /// A volume of the name is known with another image.
+    #[error("another volume of this name is here, with the image {0}")]
+    OtherImage(String),
+    /// The copy in this cache does not count, as the ownership record has it.
+    #[error("the copy in this cache (volume {}) is not in sync with its owner, or this host was restarted since", .0.0)]
+    NotInSync(VolumeId),
     /// The core refused the volume.
     #[error(transparent)]
     Add(#[from] AddError),
@@ -104,12 +113,14 @@ pub(super) enum Command {
     Add {
         spec: VolumeSpec,
         backend: Box<dyn Backend>,
+        degraded: Degraded,
         answer: oneshot::Sender<Result<VolumeId, Refused>>,
     },
     Attach {
         id: VolumeId,
         attach: Attach,
         backend: Box<dyn Backend>,
+        degraded: Degraded,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Remove {
@@ -163,6 +174,44 @@ pub(super) enum Command {
     Shutdown {
         answer: Answer<Stopped>,
     },
+    Own {
+        id: VolumeId,
+        record: Record,
+        alone: Degraded,
+        wanted: Arc<Notify>,
+        answer: Answer<()>,
+    },
+    Connect {
+        id: VolumeId,
+        connected: Connected,
+        answer: oneshot::Sender<bool>,
+    },
+    Part {
+        id: VolumeId,
+        answer: Answer<()>,
+    },
+    PairAgain {
+        id: VolumeId,
+    },
+    WantsPeer {
+        id: VolumeId,
+        answer: oneshot::Sender<Option<bool>>,
+    },
+    SetAlone {
+        id: VolumeId,
+        alone: Degraded,
+    },
+    Welcome {
+        hello: Hello,
+        answer: Answer<()>,
+    },
+    Prepare {
+        id: VolumeId,
+        me: Party,
+        record: Record,
+        accept_loss: bool,
+        answer: Answer<()>,
+    },
 }
 
 /// The way to a reactor thread. Clones lead to the same thread.
@@ -215,17 +264,23 @@ impl ShardHandle {
         self.ask(|answer| Command::Volumes { answer }).await
     }
 
-    /// Adds a volume; returns when its place in the cache is persisted and it is being served.
+    /// Adds a volume; returns when its place in the cache is persisted and it is being served. `degraded` is what write-back
+    /// does until it has a second copy (see [`ShardHandle::own`]).
     ///
     /// # Errors
     /// The core refused it, or persisting it failed; the backend comes back with the error.
-    pub async fn add_volume(&self, spec: VolumeSpec, backend: Box<dyn Backend>) -> Result<VolumeId, Refused> {
-        self.ask(|answer| Command::Add { spec, backend, answer })
+    pub async fn add_volume(
+        &self,
+        spec: VolumeSpec,
+        backend: Box<dyn Backend>,
+        degraded: Degraded,
+    ) -> Result<VolumeId, Refused> {
+        self.ask(|answer| Command::Add { spec, backend, degraded, answer })
             .await
             .map_err(|error| Refused { error, backend: None })?
     }
 
-    /// Gives a recovered volume its backend; returns when it is being served.
+    /// Gives a recovered volume its backend; returns when it is being served. `degraded` as for [`ShardHandle::add_volume`].
     ///
     /// # Errors
     /// There is no such volume, it has a backend, or the core refused; the backend comes back.
@@ -234,8 +289,9 @@ impl ShardHandle {
         id: VolumeId,
         attach: Attach,
         backend: Box<dyn Backend>,
+        degraded: Degraded,
     ) -> Result<(), Refused> {
-        self.ask(|answer| Command::Attach { id, attach, backend, answer })
+        self.ask(|answer| Command::Attach { id, attach, backend, degraded, answer })
             .await
             .map_err(|error| Refused { error, backend: None })?
     }
@@ -333,6 +389,85 @@ impl ShardHandle {
     /// There are too many listeners, or the shard is shutting down.
     pub async fn listen(&self, listener: OwnedFd, export: Option<String>) -> Result<(), ShardError> {
         self.ask(|answer| Command::Listen { listener, export, answer }).await?
+    }
+
+    /// The writes of a volume that is served are to have a second copy; `record` is its ownership record, which names none.
+    /// `alone` is what write-back does while none counts. `wanted` is rung when a connection to a peer would be of use.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub async fn own(
+        &self,
+        id: VolumeId,
+        record: Record,
+        alone: Degraded,
+        wanted: Arc<Notify>,
+    ) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Own { id, record, alone, wanted, answer }).await?
+    }
+
+    /// A peer has said welcome to an owner; whether it is of use now. If not, the connection is closed.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn connect(&self, id: VolumeId, connected: Connected) -> Result<bool, ShardError> {
+        self.ask(|answer| Command::Connect { id, connected, answer }).await
+    }
+
+    /// Ends the second copy of a volume until [`ShardHandle::pair_again`]; returns when the ownership record says so. At once
+    /// for a volume without one.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn part(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Part { id, answer }).await?
+    }
+
+    /// Whether a connection to a peer would be of use to a volume; `None` when it is not served any more.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn wants_peer(&self, id: VolumeId) -> Result<Option<bool>, ShardError> {
+        self.ask(|answer| Command::WantsPeer { id, answer }).await
+    }
+
+    /// A second copy is wanted again after [`ShardHandle::part`].
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub fn pair_again(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.send(Command::PairAgain { id })
+    }
+
+    /// What write-back does from now on while there is no second copy that counts.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub fn set_alone(&self, id: VolumeId, alone: Degraded) -> Result<(), ShardError> {
+        self.send(Command::SetAlone { id, alone })
+    }
+
+    /// An owner wants to send a volume's records here. It is answered on its connection, also when it is refused.
+    ///
+    /// # Errors
+    /// Why it was refused.
+    pub async fn welcome(&self, hello: Hello) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Welcome { hello, answer }).await?
+    }
+
+    /// Makes the copy of a volume ready to be taken over while `record` stands: it is on stable media, and nothing more is
+    /// taken from the owner.
+    ///
+    /// # Errors
+    /// It does not count, or the cache device failed.
+    pub async fn prepare(
+        &self,
+        id: VolumeId,
+        me: Party,
+        record: Record,
+        accept_loss: bool,
+    ) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Prepare { id, me, record, accept_loss, answer }).await?
     }
 
     /// Stops accepting, lets requests in flight finish, flushes, writes a checkpoint, closes all

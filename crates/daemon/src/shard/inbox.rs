@@ -2,21 +2,13 @@
 //! received into the arena directly.
 
 use super::limits::RECEIVE_BYTES;
-
-/// The vectors of the receive in flight. They stay where they are: the kernel reads them.
-struct Message {
-    header: libc::msghdr,
-    vectors: [libc::iovec; 2],
-}
-
-// SAFETY: the pointers are only used by the kernel, for the thread that owns the inbox.
-unsafe impl Send for Message {}
+use super::message::Message;
 
 pub(super) struct Inbox {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
-    message: Box<Message>,
+    message: Box<Message<2>>,
     /// Length of the memory outside of the buffer that the receive in flight fills first.
     direct: usize,
     in_flight: bool,
@@ -24,14 +16,11 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn new() -> Inbox {
-        let no_vector = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: a message header of zeroes is a valid one without vectors.
-        let header = unsafe { std::mem::zeroed() };
         Inbox {
             bytes: vec![0; RECEIVE_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
-            message: Box::new(Message { header, vectors: [no_vector; 2] }),
+            message: Message::new(),
             direct: 0,
             in_flight: false,
         }
@@ -79,10 +68,8 @@ impl Inbox {
             vectors[used] = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
             used += 1;
         }
-        self.message.header.msg_iov = self.message.vectors.as_mut_ptr();
-        self.message.header.msg_iovlen = used;
         self.in_flight = true;
-        &mut self.message.header
+        self.message.of(used)
     }
 
     /// The receive in flight is done and brought `bytes`. Returns how many of them went to the

@@ -29,6 +29,18 @@ pub const STATUS_BYTES_MAX: u64 = 64 << 20;
 /// Extents of one block status reply and context: what fits a block beside the header.
 pub const EXTENTS_MAX: usize =
     (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
+/// Connections with other hosts' daemons of one shard: each volume may be owned here or followed.
+pub const LINKS_MAX: usize = 2 * tidepool_engine::api::VOLUMES_MAX;
+/// Records of one link in the core: as many as an owner has room told for.
+pub const RECORDS_MAX: usize = 4096;
+/// Nanoseconds between two beats of a link.
+pub const BEAT_NS: u64 = 100_000_000;
+/// Nanoseconds without a word after which the other host counts as gone.
+pub const SILENCE_NS: u64 = 300_000_000;
+/// Nanoseconds for which a peer may be behind without getting further.
+pub const PROGRESS_NS_MAX: u64 = 2_000_000_000;
+/// Pause before a change of the ownership record is tried again.
+pub const RECORD_RETRY_NS: u64 = 200_000_000;
 /// Nanoseconds that a client may take for the handshake.
 pub const HANDSHAKE_NS_MAX: u64 = 30_000_000_000;
 /// Pause of a listener after the system had no resources for a connection.

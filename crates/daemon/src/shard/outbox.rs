@@ -4,6 +4,7 @@
 use super::budget::Held;
 use super::core::Core;
 use super::limits::{REPLIES_MAX, VECTORS_MAX};
+use super::message::Message;
 use super::shared::Shared;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use tidepool_engine::mem::Buf;
@@ -25,15 +26,6 @@ impl Item {
     }
 }
 
-/// The vectors of the send in flight. They stay where they are: the kernel reads them.
-struct Message {
-    header: libc::msghdr,
-    vectors: [libc::iovec; VECTORS_MAX],
-}
-
-// SAFETY: the pointers are only used by the kernel, for the thread that owns the outbox.
-unsafe impl Send for Message {}
-
 pub(super) struct Outbox {
     items: Box<[Item]>,
     /// Number of the oldest item, counted since the beginning; its place is the remainder.
@@ -44,16 +36,13 @@ pub(super) struct Outbox {
     /// What the handshake says, before all items; rare and short.
     greeting: Vec<u8>,
     greeting_sent: usize,
-    message: Box<Message>,
+    message: Box<Message<VECTORS_MAX>>,
     in_flight: bool,
 }
 
 impl Outbox {
     pub(super) fn new() -> Outbox {
         let item = || Item { head: [0; size_of::<Head>()], head_len: 0, data: None, owned: None };
-        let no_vector = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: a message header of zeroes is a valid one without vectors.
-        let header = unsafe { std::mem::zeroed() };
         Outbox {
             items: (0..REPLIES_MAX).map(|_| item()).collect(),
             first: 0,
@@ -61,7 +50,7 @@ impl Outbox {
             sent: 0,
             greeting: Vec::new(),
             greeting_sent: 0,
-            message: Box::new(Message { header, vectors: [no_vector; VECTORS_MAX] }),
+            message: Message::new(),
             in_flight: false,
         }
     }
@@ -160,10 +149,8 @@ impl Outbox {
                 break;
             }
         }
-        self.message.header.msg_iov = self.message.vectors.as_mut_ptr();
-        self.message.header.msg_iovlen = used;
         self.in_flight = true;
-        Some(&self.message.header)
+        Some(self.message.of(used).cast_const())
     }
 
     /// The message in flight is done: `bytes` of it are sent (0 after an error).

@@ -9,6 +9,7 @@ use super::gate;
 use super::handle::Command;
 use super::limits::{CONNECTIONS_MAX, DEVICE_OPS_MAX, LISTENERS_MAX};
 use super::listener::Listener;
+use super::replication::{self, Replication};
 use super::shared::Shared;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -27,6 +28,8 @@ pub(super) enum Source {
     Receive,
     Send,
     Cancel,
+    LinkReceive,
+    LinkSend,
 }
 
 /// User data of an operation.
@@ -35,7 +38,7 @@ pub(super) fn user(source: Source, slot: u32) -> u64 {
 }
 
 fn source_of(user: u64) -> (Source, u32) {
-    const SOURCES: [Source; 7] = [
+    const SOURCES: [Source; 9] = [
         Source::Bell,
         Source::Accept,
         Source::Device,
@@ -43,6 +46,8 @@ fn source_of(user: u64) -> (Source, u32) {
         Source::Receive,
         Source::Send,
         Source::Cancel,
+        Source::LinkReceive,
+        Source::LinkSend,
     ];
     (SOURCES[(user >> 56) as usize], user as u32)
 }
@@ -67,6 +72,7 @@ pub(super) struct Reactor<C> {
     stalled: std::collections::VecDeque<u32>,
     pub listeners: Slab<Listener>,
     pub controls: Controls,
+    pub replication: Replication,
     pub stopping: Option<Stopping>,
     commands: mpsc::Receiver<Command>,
     bell: Arc<OwnedFd>,
@@ -94,6 +100,7 @@ impl<C: Core> Reactor<C> {
             stalled: std::collections::VecDeque::with_capacity(CONNECTIONS_MAX),
             listeners: Slab::new(LISTENERS_MAX),
             controls: Controls::default(),
+            replication: Replication::default(),
             stopping: None,
             commands,
             bell,
@@ -159,6 +166,7 @@ impl<C: Core> Reactor<C> {
             self.alarm = None;
             self.resume_listeners();
             self.end_late_handshakes();
+            self.beat();
         }
     }
 
@@ -225,6 +233,7 @@ impl<C: Core> Reactor<C> {
                 self.list(slot);
             }
             Source::Cancel => {}
+            Source::LinkReceive | Source::LinkSend => self.link_done(source, slot, result, more),
         }
     }
 
@@ -236,6 +245,9 @@ impl<C: Core> Reactor<C> {
         volume.completions(*now, core.arena(), &mut self.completed);
         for (token, result) in self.completed.drain(..) {
             core.handle(*now, Event::Done { token, result });
+        }
+        if let Some(result) = volume.record_written.take() {
+            self.record_written(id, result);
         }
         self.poll_backend(id);
     }
@@ -256,8 +268,9 @@ impl<C: Core> Reactor<C> {
             let parsed = self.parse();
             self.shared.now = tidepool_driver::now();
             let executed = self.execute();
+            let replicated = self.replicate();
             let woken = self.wake_stalled();
-            if !parsed && !executed && !woken {
+            if !parsed && !executed && !replicated && !woken {
                 return;
             }
         }
@@ -342,7 +355,7 @@ impl<C: Core> Reactor<C> {
                             .handle(*now, Event::Done { token, result: Err(IoError::Errno(libc::ENODEV)) }),
                     }
                 }
-                Effect::Peer { .. } => unreachable!("no volume has a peer"),
+                Effect::Peer { volume, op } => self.peer_op(volume, op),
                 Effect::Reply { id, result } => self.reply(id, result),
                 Effect::ControlDone { control, result } => self.control_done(control, result),
             }
@@ -366,6 +379,9 @@ impl<C: Core> Reactor<C> {
     }
 
     fn reply(&mut self, id: u64, result: Result<(), tidepool_engine::api::RequestError>) {
+        if let Some((slot, number)) = replication::of_link(id) {
+            return self.link_reply(slot, number, result);
+        }
         let (name, result) = match gate::of_gate(id) {
             None => (piece_of(id), result),
             Some((volume, _)) => match gate::done(&mut self.shared, volume, result) {
@@ -382,6 +398,7 @@ impl<C: Core> Reactor<C> {
     /// Sends and receives for the listed connections; lets go of those that are over. Returns whether
     /// that has made something possible that was not before.
     fn arm(&mut self) -> bool {
+        self.arm_links();
         let mut kept = 0;
         for index in 0..self.listed.len() {
             let slot = self.listed[index];
@@ -401,7 +418,7 @@ impl<C: Core> Reactor<C> {
             }
         }
         self.listed.truncate(kept);
-        kept > 0 || self.shared.freed
+        kept > 0 || self.shared.freed || self.replication.hung_up
     }
 
     /// Ends the kernel's and the clients' part; the rest is for the caller.

@@ -1,6 +1,6 @@
 //! What a shard tells about itself.
 
-use tidepool_engine::api::{IoError, Nanos};
+use tidepool_engine::api::{Degraded, IoError, Nanos};
 use tidepool_engine::status::{DeviceStatus, VolumeStatus};
 
 /// Latencies in nanoseconds, from a request fully received to its reply queued.
@@ -26,6 +26,23 @@ pub struct ShardVolumeStatus {
     pub flush_latency: LatencyHistogram,
     /// Open client connections.
     pub connections: u64,
+    /// The second copy of a volume that is to have one and is owned here.
+    pub pair: Option<PairStatus>,
+}
+
+/// The second copy of a volume that is owned here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PairStatus {
+    /// Where it stands (RFC 9).
+    pub phase: &'static str,
+    /// The host that has it, or is about to.
+    pub host: Option<String>,
+    /// Whatever is acknowledged is in both logs, and the record says so.
+    pub in_sync: bool,
+    /// What write-back does instead, because there is no copy that counts.
+    pub degraded: Degraded,
+    /// Records that the peer has not confirmed.
+    pub lag_records: u64,
 }
 
 /// State of a shard at one moment.

@@ -5,7 +5,7 @@ use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
 use crate::volume::is_parent_name;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
-use tidepool_backend::{Backend, INFLIGHT_MAX, Transfer};
+use tidepool_backend::{Backend, INFLIGHT_MAX, Peer, Transfer};
 use tidepool_engine::api::{BackendOp, IoError, Nanos, Token, VOLUMES_MAX, VolumeId};
 use tidepool_engine::mem::{Arena, Buf};
 use tidepool_nbd::{Export, Exports};
@@ -50,7 +50,13 @@ pub(super) struct Volume {
     snapshots: Vec<(u64, String)>,
     /// The ring polls the backend's descriptor.
     pub polled: bool,
+    /// The ownership record is being changed, and how the last change has ended.
+    record_in_flight: bool,
+    pub record_written: Option<Result<(), IoError>>,
 }
+
+/// The token of a change of the ownership record, which is not the core's: it has no such one.
+const RECORD_TOKEN: u64 = u64::MAX;
 
 impl Volume {
     pub(super) fn new(
@@ -80,6 +86,8 @@ impl Volume {
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
             snapshots: Vec::new(),
             polled: false,
+            record_in_flight: false,
+            record_written: None,
         }
     }
 
@@ -93,7 +101,7 @@ impl Volume {
 
     /// Transfers that the backend has not answered yet.
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.len() + self.waiting.len()
+        self.in_flight.len() + self.waiting.len() + usize::from(self.record_in_flight)
     }
 
     /// For how long the backend has not answered the transfer that waits longest.
@@ -106,6 +114,13 @@ impl Volume {
     pub(super) fn backend_error(&self, now: Nanos) -> Option<IoError> {
         let (error, at) = self.error?;
         (now.saturating_sub(at) < ERROR_TOLD_NS).then_some(error)
+    }
+
+    /// Has the ownership record say who holds the other copy; [`Volume::record_written`] tells when it does.
+    pub(super) fn set_peer(&mut self, peer: Option<Peer>) {
+        assert!(!self.record_in_flight, "one change of the record at a time");
+        self.record_in_flight = true;
+        self.backend.set_peer(RECORD_TOKEN, peer);
     }
 
     pub(super) fn into_backend(self) -> Box<dyn Backend> {
@@ -184,7 +199,13 @@ impl Volume {
         done: &mut Vec<(Token, Result<(), IoError>)>,
     ) {
         let (in_flight, last_error) = (&mut self.in_flight, &mut self.error);
+        let (record_in_flight, record_written) = (&mut self.record_in_flight, &mut self.record_written);
         self.backend.completions(&mut |token, result| {
+            if token == RECORD_TOKEN {
+                *record_in_flight = false;
+                *record_written = Some(result);
+                return;
+            }
             let flight = in_flight.remove(&token).expect("a backend completes what it was given");
             if let Err(error) = result
                 && !flight.asked

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
 use tidepool_daemon::shard::{Opened, ShardHandle, ShardStatus, Stopped, start_with};
-use tidepool_engine::api::{Mode, VolumeId, VolumeSpec};
+use tidepool_engine::api::{Degraded, Mode, VolumeId, VolumeSpec};
 use tidepool_nbd::client::{BlockingClient, Wanted};
 use tokio::runtime::Runtime;
 
@@ -50,7 +50,7 @@ impl Door {
 
     pub fn add(&self, spec: VolumeSpec) -> VolumeId {
         let backend = Box::new(NoBackend::new().expect("an eventfd"));
-        self.runtime.block_on(self.shard.add_volume(spec, backend)).expect("the volume is new")
+        self.runtime.block_on(self.shard.add_volume(spec, backend, Degraded::No)).expect("the volume is new")
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -394,6 +394,12 @@ impl Drop for Workload {
 pub struct Gauge(Arc<Shared>);
 
 impl Gauge {
+    /// As if the server were gone: a run that waits for it ends.
+    pub fn give_up(&self) {
+        self.0.lock().disconnected = true;
+        self.0.changed.notify_all();
+    }
+
     /// Requests in flight now.
     pub fn in_flight(&self) -> usize {
         self.0.lock().pending.len()

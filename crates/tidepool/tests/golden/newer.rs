@@ -86,8 +86,20 @@ fn an_ownership_record_or_redo_of_a_newer_version_is_refused_and_left_as_it_is()
             "PLACE/image.tidepool: the ownership record has version 3".to_owned(),
             KNOWN_RECORD,
         ),
-        ("image.tidepool-redo", "\"version\":1", "\"version\":2", format!("{image} (redo) has version 2"), KNOWN),
-        ("image.tidepool-note", "\"version\":1", "\"version\":2", format!("{image} (redo) has version 2"), KNOWN),
+        (
+            "image.tidepool-redo",
+            "\"version\":1",
+            "\"version\":2",
+            format!("{image} (redo) has version 2"),
+            KNOWN,
+        ),
+        (
+            "image.tidepool-note",
+            "\"version\":1",
+            "\"version\":2",
+            format!("{image} (redo) has version 2"),
+            KNOWN,
+        ),
     ];
     for (name, from, to, what, known) in documents {
         let place = golden.place();

@@ -38,6 +38,7 @@ impl Volumes {
         let entry = self.entry(name)?;
         let _change = entry.begin_change()?;
         let id = entry.attached("resize")?;
+        let _alone = self.alone(id).await.map_err(from_shard("resize", name))?;
         self.shard.resize(id, size.0).await.map_err(from_shard("resize", name))
     }
 
@@ -93,6 +94,7 @@ impl Volumes {
         let this = self.clone();
         let finish = tokio::spawn(async move {
             let _change = change;
+            let _alone = this.alone(id).await.map_err(from_shard("remove", &entry.name))?;
             this.finish_removal(&entry, id).await
         });
         finish.await.unwrap_or_else(|_| {
@@ -134,6 +136,9 @@ impl Volumes {
             }
         };
         lock(&self.entries).remove(&name);
+        if let Some(keeping) = lock(&entry.facts).keeping.take() {
+            keeping.abort();
+        }
         self.forget_parents();
         if let Some(backend) = backend {
             close(backend, true)

@@ -1,0 +1,253 @@
+//! An owner of a volume introduces itself here. Whether it is the owner is asked of the ownership record.
+
+use super::{Certificates, PeerAddress, PeerError, Stream, me, one_line, record_of};
+use crate::service::attachment;
+use crate::service::plan::drain_order;
+use crate::shard::{Hello, ShardHandle};
+use crate::volume::check_name;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tidepool_backend::BackendUri;
+use tidepool_engine::api::{Mode, VolumeSpec};
+use tidepool_replica::wire::Message;
+use tidepool_replica::{Party, Record};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+/// How long an owner may take to say hello.
+const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long the ownership record is waited for.
+const RECORD_WAIT_MAX: Duration = Duration::from_secs(8);
+/// Introductions at once.
+const INTRODUCTIONS_MAX: usize = 64;
+/// Reasons that are remembered, so that the log has each once while a host tries again and again.
+const REASONS_MAX: usize = 256;
+/// Pause after the system had no resources for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where owners connect to.
+pub(in crate::service) enum Listener {
+    /// On this host.
+    Unix(UnixListener),
+    /// Over the network, which may be with TLS.
+    Tcp(TcpListener, Option<Arc<Certificates>>),
+}
+
+/// A connection that nothing was said on.
+enum Accepted {
+    Unix(UnixStream),
+    Tcp(TcpStream, SocketAddr, Option<Arc<Certificates>>),
+}
+
+impl Listener {
+    /// A listener on a socket that is bound to an address. With TLS there are certificates.
+    ///
+    /// # Errors
+    /// The socket is of no use.
+    pub(in crate::service) fn new(
+        socket: OwnedFd,
+        address: &PeerAddress,
+        certificates: Option<Arc<Certificates>>,
+    ) -> std::io::Result<Listener> {
+        let certificates = match address {
+            PeerAddress::Unix(_) => {
+                let listener = std::os::unix::net::UnixListener::from(socket);
+                listener.set_nonblocking(true)?;
+                return UnixListener::from_std(listener).map(Listener::Unix);
+            }
+            PeerAddress::Tcp(_) => None,
+            PeerAddress::Tls { .. } => Some(certificates.ok_or(std::io::ErrorKind::InvalidInput)?),
+        };
+        let listener = std::net::TcpListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Tcp(TcpListener::from_std(listener)?, certificates))
+    }
+
+    async fn accept(&self) -> std::io::Result<Accepted> {
+        match self {
+            Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| Accepted::Unix(stream)),
+            Listener::Tcp(listener, certificates) => {
+                let (stream, from) = listener.accept().await?;
+                Ok(Accepted::Tcp(stream, from, certificates.clone()))
+            }
+        }
+    }
+}
+
+impl Accepted {
+    /// The other host's address, if it is another one.
+    fn from(&self) -> Option<IpAddr> {
+        match self {
+            Accepted::Unix(_) => None,
+            Accepted::Tcp(_, from, _) => Some(from.ip()),
+        }
+    }
+
+    async fn secured(self) -> Result<Stream, PeerError> {
+        match self {
+            Accepted::Unix(stream) => Ok(Stream::Unix(stream)),
+            Accepted::Tcp(stream, _, certificates) => Stream::accepted(stream, certificates.as_deref()).await,
+        }
+    }
+}
+
+impl fmt::Display for Accepted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Accepted::Unix(_) => f.write_str("another daemon of this host"),
+            Accepted::Tcp(_, from, _) => write!(f, "the host at {from}"),
+        }
+    }
+}
+
+/// Why hosts were not taken in, since one was.
+#[derive(Default)]
+struct Reasons(Mutex<BTreeSet<(Option<IpAddr>, String)>>);
+
+impl Reasons {
+    fn known(&self) -> MutexGuard<'_, BTreeSet<(Option<IpAddr>, String)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether that has not been said.
+    fn is_new(&self, of: Option<IpAddr>, why: String) -> bool {
+        let mut known = self.known();
+        if known.len() >= REASONS_MAX {
+            known.clear();
+        }
+        known.insert((of, why))
+    }
+
+    /// A host was taken in: what is wrong with it next is news.
+    fn forget(&self, of: Option<IpAddr>) {
+        self.known().retain(|(who, _)| *who != of);
+    }
+}
+
+/// Takes owners in until the future is dropped.
+pub(in crate::service) async fn accept(listener: Listener, shard: ShardHandle, host: String) {
+    let free = Arc::new(Semaphore::new(INTRODUCTIONS_MAX));
+    let reasons = Arc::new(Reasons::default());
+    loop {
+        let permit = free.clone().acquire_owned().await;
+        let accepted = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!("cannot accept a connection of another host: {error}; trying again shortly");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (shard, host, reasons) = (shard.clone(), host.clone(), reasons.clone());
+        tokio::spawn(async move {
+            let _permit = permit;
+            let (who, from) = (accepted.to_string(), accepted.from());
+            match introduced(accepted, &shard, host).await {
+                Ok(()) => reasons.forget(from),
+                Err(error) if reasons.is_new(from, error.to_string()) => {
+                    warn!("{who} was not taken in as owner of a volume: {error}");
+                }
+                Err(_) => {}
+            }
+        });
+    }
+}
+
+async fn introduced(accepted: Accepted, shard: &ShardHandle, my_host: String) -> Result<(), PeerError> {
+    let heard = timeout(HELLO_WAIT_MAX, hear(accepted)).await;
+    let (mut stream, said) = heard.map_err(|_| PeerError::Silent)??;
+    let me = me(shard.opened().uuid);
+    let (record, spec) = match look(&said, me, shard).await {
+        Ok(looked) => looked,
+        Err(why) => {
+            let why = one_line(&why);
+            stream.send(&Message::Refused(&why)).await?;
+            return Err(PeerError::Refused(why));
+        }
+    };
+    let Said { host, name, .. } = said;
+    let hello = Hello { socket: stream.into_socket()?, host: host.clone(), me, my_host, record, spec };
+    let welcome = shard.welcome(hello).await;
+    welcome.map_err(|error| PeerError::Refused(format!("volume {name} of {host}: {error}")))?;
+    info!("volume {name}: {host} owns it and may send its records here");
+    Ok(())
+}
+
+/// What an owner has said of itself.
+struct Said {
+    owner: Party,
+    generation: u64,
+    host: String,
+    name: String,
+    image: String,
+}
+
+async fn hear(accepted: Accepted) -> Result<(Stream, Said), PeerError> {
+    let mut stream = accepted.secured().await?;
+    stream.greet().await?;
+    let mut head = Vec::new();
+    let said = match stream.receive(&mut head).await? {
+        Message::Hello { cache, boot, generation, host, name, image } => Said {
+            owner: Party { cache, boot },
+            generation,
+            host: host.to_owned(),
+            name: name.to_owned(),
+            image: image.to_owned(),
+        },
+        _ => return Err(PeerError::Unexpected),
+    };
+    Ok((stream, said))
+}
+
+/// Asks the ownership record whether that is true. Returns what it says, and the volume as it would be here.
+async fn look(said: &Said, me: Party, shard: &ShardHandle) -> Result<(Record, VolumeSpec), String> {
+    check_name(&said.name).map_err(|e| e.to_string())?;
+    if said.owner.cache == me.cache {
+        return Err("that is this very host".into());
+    }
+    let uri: BackendUri = said.image.parse().map_err(|e| format!("{}: {e}", said.image))?;
+    let volumes = shard.volumes().await.map_err(|e| e.to_string())?;
+    let known = volumes.into_iter().map(|(_, spec, _)| spec).find(|spec| spec.name == said.name);
+    let own: Option<BackendUri> = known.as_ref().and_then(|known| known.backend.parse().ok());
+    let drain = drain_order(&uri, None).into();
+    let read = tokio::task::spawn_blocking(move || {
+        let same = own.is_none_or(|own| {
+            own == uri || tidepool_backend::identity(&own) == tidepool_backend::identity(&uri)
+        });
+        (same, tidepool_backend::ownership(&uri, None))
+    });
+    let found = match timeout(RECORD_WAIT_MAX, read).await {
+        Ok(Ok((false, _))) => return Err("another volume of this name is here".into()),
+        Ok(Ok((true, found))) => found.map_err(|e| e.to_string())?,
+        Ok(Err(_)) => return Err("reading the ownership record ended in an internal error".into()),
+        Err(_) => return Err(format!("the ownership record of {} cannot be read in time", said.image)),
+    };
+    let found = found.ok_or_else(|| format!("{} has no ownership record", said.image))?;
+    let record = record_of(&found);
+    if record.owner.cache != said.owner.cache || record.generation != said.generation {
+        return Err(format!(
+            "the ownership record of {} names {} as owner, in generation {}",
+            said.image, found.host, record.generation
+        ));
+    }
+    let attachment = attachment::encode(None, &[]).expect("nothing is not too long");
+    let spec = VolumeSpec {
+        name: said.name.clone(),
+        // A volume that is known has its image by the name that it has here.
+        backend: known.map_or_else(|| said.image.clone(), |known| known.backend),
+        size_bytes: 0,
+        mode: Mode::WriteBack,
+        drain,
+        dirty_bytes_max: 0,
+        read_only: false,
+        generation: 0,
+        attachment,
+    };
+    Ok((record, spec))
+}

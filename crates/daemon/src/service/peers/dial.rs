@@ -1,0 +1,53 @@
+//! An owner introduces itself to a peer.
+
+use super::{PeerError, Route, Stream, Welcomed, one_line};
+use std::time::Duration;
+use tidepool_replica::wire::Message;
+use tidepool_replica::{Party, Record};
+use tokio::time::timeout;
+
+/// How long a connection may take to come about.
+const CONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long a peer may take to say welcome: it reads the ownership record first.
+const WELCOME_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Who calls, and about what.
+pub(in crate::service) struct Caller<'a> {
+    /// The ownership record names this one as owner.
+    pub(in crate::service) record: &'a Record,
+    /// Name of this host.
+    pub(in crate::service) host: &'a str,
+    /// The volume's.
+    pub(in crate::service) name: &'a str,
+    /// URI of its image.
+    pub(in crate::service) image: &'a str,
+}
+
+/// Connects to a peer and says hello.
+pub(in crate::service) async fn dial(route: &Route, caller: &Caller<'_>) -> Result<Welcomed, PeerError> {
+    let connected = timeout(CONNECT_WAIT_MAX, route.connect()).await;
+    let mut stream = connected.map_err(|_| PeerError::Silent)??;
+    let introduced = timeout(WELCOME_WAIT_MAX, introduce(&mut stream, caller)).await;
+    let (party, host, room, holds) = introduced.map_err(|_| PeerError::Silent)??;
+    Ok(Welcomed { stream, party, host, room, holds })
+}
+
+type Introduced = (Party, String, tidepool_engine::api::Room, Option<tidepool_replica::wire::Holds>);
+
+async fn introduce(stream: &mut Stream, caller: &Caller<'_>) -> Result<Introduced, PeerError> {
+    stream.greet().await?;
+    let Party { cache, boot } = caller.record.owner;
+    let (host, image) = (one_line(caller.host), one_line(caller.image));
+    let generation = caller.record.generation;
+    stream
+        .send(&Message::Hello { cache, boot, generation, host: &host, name: caller.name, image: &image })
+        .await?;
+    let mut head = Vec::new();
+    match stream.receive(&mut head).await? {
+        Message::Welcome { cache, boot, host, room, holds } => {
+            Ok((Party { cache, boot }, host.to_owned(), room, holds))
+        }
+        Message::Refused(why) => Err(PeerError::Refused(why.to_owned())),
+        _ => Err(PeerError::Unexpected),
+    }
+}

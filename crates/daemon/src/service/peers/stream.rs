@@ -1,0 +1,206 @@
+//! A connection with another host before it goes to the reactor.
+
+use super::certificates::{Certificates, CertificatesError, explain};
+use super::{PeerAddress, PeerError};
+use crate::shard::Socket;
+use rustls::Connection;
+use rustls::pki_types::ServerName;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_replica::wire::{GREETING_BYTES, Greeting, Message, PREFIX_BYTES, Prefix};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+/// How long a side that refuses waits until the other one has read why.
+const PARTING_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// How a peer is reached.
+#[derive(Debug, Clone)]
+pub struct Route {
+    address: PeerAddress,
+    certificates: Option<Arc<Certificates>>,
+    /// Its name is looked up once at a time: that may take long, and keeps a thread.
+    lookup: Arc<Semaphore>,
+}
+
+impl Route {
+    /// The way to an address. With TLS there are certificates.
+    pub fn new(address: PeerAddress, certificates: Option<Arc<Certificates>>) -> Route {
+        Route { address, certificates, lookup: Arc::new(Semaphore::new(1)) }
+    }
+
+    pub(super) async fn connect(&self) -> Result<Stream, PeerError> {
+        match &self.address {
+            PeerAddress::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path).await?)),
+            PeerAddress::Tcp(address) => Ok(Stream::Tcp(without_delay(TcpStream::connect(address).await?)?)),
+            PeerAddress::Tls { host, port } => {
+                let certificates = self.certificates.as_ref().ok_or(PeerError::NoCertificates)?;
+                let config = certificates.client()?;
+                let found = self.look_up(host.clone(), *port).await?;
+                let stream = without_delay(TcpStream::connect(&found[..]).await?)?;
+                let handshake = TlsConnector::from(config).connect(host.clone(), stream).into_fallible();
+                match handshake.await {
+                    Ok(stream) => Ok(Stream::Tls(Box::new(stream.into()))),
+                    Err((error, stream)) => Err(part(error, stream).await),
+                }
+            }
+        }
+    }
+
+    async fn look_up(&self, host: ServerName<'static>, port: u16) -> io::Result<Vec<SocketAddr>> {
+        if let ServerName::IpAddress(ip) = host {
+            return Ok(vec![SocketAddr::new(ip.into(), port)]);
+        }
+        let turn = self.lookup.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let found = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            (host.to_str().as_ref(), port).to_socket_addrs().map(Iterator::collect)
+        });
+        found.await.map_err(io::Error::other)?
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+impl From<CertificatesError> for PeerError {
+    fn from(error: CertificatesError) -> PeerError {
+        PeerError::Tls(error.to_string())
+    }
+}
+
+impl From<io::Error> for PeerError {
+    fn from(error: io::Error) -> PeerError {
+        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        match tls {
+            Some(error) => PeerError::Tls(explain(error)),
+            None if error.kind() == ErrorKind::UnexpectedEof => PeerError::Closed,
+            None => PeerError::Io(error),
+        }
+    }
+}
+
+fn without_delay(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Lets the other side read why TLS came to nothing: whoever closes a connection with something unread takes back what was
+/// sent last.
+async fn part(error: io::Error, mut stream: TcpStream) -> PeerError {
+    let reading = async {
+        let _ = stream.shutdown().await;
+        let mut unread = [0; 512];
+        while stream.read(&mut unread).await.is_ok_and(|bytes| bytes > 0) {}
+    };
+    // After that it has had its time.
+    let _ = timeout(PARTING_WAIT_MAX, reading).await;
+    error.into()
+}
+
+/// A connection with another host.
+pub(in crate::service) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// A connection that another host has made.
+    pub(super) async fn accepted(
+        stream: TcpStream,
+        certificates: Option<&Certificates>,
+    ) -> Result<Stream, PeerError> {
+        let stream = without_delay(stream)?;
+        let Some(certificates) = certificates else { return Ok(Stream::Tcp(stream)) };
+        let config = certificates.server()?;
+        match TlsAcceptor::from(config).accept(stream).into_fallible().await {
+            Ok(stream) => Ok(Stream::Tls(Box::new(stream.into()))),
+            Err((error, stream)) => Err(part(error, stream).await),
+        }
+    }
+
+    async fn read_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.read_exact(bytes).await.map(drop),
+            Stream::Unix(stream) => stream.read_exact(bytes).await.map(drop),
+            Stream::Tls(stream) => stream.read_exact(bytes).await.map(drop),
+        }
+    }
+
+    async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.write_all(bytes).await,
+            Stream::Unix(stream) => stream.write_all(bytes).await,
+            Stream::Tls(stream) => {
+                stream.write_all(bytes).await?;
+                stream.flush().await
+            }
+        }
+    }
+
+    /// Says which versions this release speaks, and looks whether the other side speaks one of them.
+    pub(super) async fn greet(&mut self) -> Result<(), PeerError> {
+        self.write_all(&Greeting::OURS.encode()).await?;
+        let mut theirs = [0; GREETING_BYTES];
+        self.read_exact(&mut theirs).await?;
+        Greeting::agree(&theirs)?;
+        Ok(())
+    }
+
+    pub(super) async fn send(&mut self, message: &Message<'_>) -> Result<(), PeerError> {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        Ok(self.write_all(&bytes).await?)
+    }
+
+    /// Receives one message without data; its head goes to `head`. What comes behind it is left for the reactor.
+    pub(super) async fn receive<'a>(&mut self, head: &'a mut Vec<u8>) -> Result<Message<'a>, PeerError> {
+        let mut prefix = [0; PREFIX_BYTES];
+        self.read_exact(&mut prefix).await?;
+        let prefix = Prefix::decode(&prefix)?;
+        if prefix.data_bytes() > 0 {
+            return Err(PeerError::Unexpected);
+        }
+        head.resize(prefix.head_bytes(), 0);
+        self.read_exact(head).await?;
+        Ok(prefix.message(head)?)
+    }
+
+    /// The connection as the reactor wants it: io_uring waits by itself, and would not with `O_NONBLOCK`.
+    pub(super) fn into_socket(self) -> io::Result<Socket> {
+        let (stream, tls) = match self {
+            Stream::Unix(stream) => {
+                let stream = stream.into_std()?;
+                stream.set_nonblocking(false)?;
+                return Ok(Socket { fd: stream.into(), tls: None });
+            }
+            Stream::Tcp(stream) => (stream, None),
+            Stream::Tls(stream) => {
+                let (stream, tls) = match *stream {
+                    TlsStream::Client(stream) => {
+                        let (stream, tls) = stream.into_inner();
+                        (stream, Connection::from(tls))
+                    }
+                    TlsStream::Server(stream) => {
+                        let (stream, tls) = stream.into_inner();
+                        (stream, Connection::from(tls))
+                    }
+                };
+                (stream, Some(Box::new(tls)))
+            }
+        };
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(Socket { fd: stream.into(), tls })
+    }
+}

@@ -1,0 +1,210 @@
+//! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
+
+use super::{Entry, Volumes, from_shard, lock};
+use crate::service::VolumeError;
+use crate::service::peers::{Caller, Replicated, Welcomed, dial, me, record_of};
+use crate::shard::ShardError;
+use crate::units::Duration;
+use crate::volume::is_parent_name;
+use std::sync::Arc;
+use tidepool_backend::{BackendUri, Ownership, TakeOver};
+use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
+use tidepool_engine::status::VolumeState;
+use tidepool_replica::{Copies, Record, Resume, Tail, resume};
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+/// A volume is without a second copy as long as this is there.
+pub(super) struct Alone<'a> {
+    volumes: &'a Volumes,
+    id: VolumeId,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        // A reactor that has stopped keeps no copies.
+        let _ = self.volumes.shard.pair_again(self.id);
+    }
+}
+
+impl Volumes {
+    /// Has the core keep a second copy of a volume that is served, if there is to be one.
+    pub(super) async fn replicate(&self, entry: &Entry, id: VolumeId, generation: u64, read_only: bool) {
+        if self.peers.is_empty() || read_only || is_parent_name(&entry.name) {
+            return;
+        }
+        let record = Record { generation, owner: me(self.cache_uuid), copies: Copies::Solo };
+        let alone = self.alone_with(lock(&entry.facts).accept_loss);
+        let wanted = Arc::new(Notify::new());
+        if let Err(error) = self.shard.own(id, record, alone, wanted.clone()).await {
+            return warn!("volume {}: no second copy is kept: {error}", entry.name);
+        }
+        let replicated = Replicated {
+            id,
+            name: entry.name.clone(),
+            image: entry.backend.to_string(),
+            record,
+            host: self.host.clone(),
+            peers: self.peers.clone(),
+        };
+        let keeping = replicated.keep(self.shard.clone(), wanted);
+        if let Some(before) = lock(&entry.facts).keeping.replace(keeping) {
+            before.abort();
+        }
+    }
+
+    /// What write-back does while there is no second copy that counts.
+    pub(super) fn alone_with(&self, accept_loss: Option<Duration>) -> Degraded {
+        if accept_loss.is_some() { Degraded::No } else { self.without_peer }
+    }
+
+    /// Ends the second copy of a volume for as long as the caller keeps what is returned.
+    pub(super) async fn alone(&self, id: VolumeId) -> Result<Alone<'_>, ShardError> {
+        let alone = Alone { volumes: self, id };
+        self.shard.part(id).await?;
+        Ok(alone)
+    }
+
+    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since:
+    /// then the generation of the record of which that is known.
+    pub(super) async fn whole_as_of(
+        &self,
+        entry: &Entry,
+        own_sequence: u64,
+    ) -> Result<Option<u64>, VolumeError> {
+        // What is wrong with the record is said when the image is opened.
+        let Ok(Some(found)) = self.ownership(entry.backend.clone()).await else { return Ok(None) };
+        let (me, record) = (me(self.cache_uuid), record_of(&found));
+        let asks = matches!(resume(me, &record, own_sequence, None), Resume::Unreachable);
+        let Copies::Sync(holder) = record.copies else { return Ok(None) };
+        if !asks {
+            return Ok(None);
+        }
+        let image = entry.backend.to_string();
+        let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
+        for address in self.peers.iter() {
+            let Welcomed { party, host, holds, .. } = match dial(address, &caller).await {
+                Ok(welcomed) => welcomed,
+                Err(error) => {
+                    warn!("volume {}: peer {address}: {error}", entry.name);
+                    continue;
+                }
+            };
+            if party.cache != holder.cache {
+                continue;
+            }
+            let tail = holds.map(|holds| Tail {
+                generation: holds.generation,
+                logged: holds.logged,
+                holder: party,
+            });
+            match resume(me, &record, own_sequence, tail) {
+                Resume::Serve => {
+                    info!("volume {}: the copy on {host} has nothing that is not here", entry.name);
+                    return Ok(Some(record.generation));
+                }
+                Resume::Fetch { after, through } => {
+                    return Err(VolumeError::Behind {
+                        name: entry.name.clone(),
+                        host,
+                        records: through - after,
+                    });
+                }
+                Resume::Unreachable | Resume::Taken => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// The ownership record of an image, as it is now.
+    async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, tidepool_backend::BackendError> {
+        let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership(&uri, None));
+        read.await.unwrap_or(Ok(None))
+    }
+
+    /// Makes the copy of another host's volume that is in this cache the volume, and serves it. Whoever was the owner is fenced.
+    /// With `accept_loss` also where this host was restarted since the copy counted: what was flushed is in it, the newest of what
+    /// was not may be lost.
+    ///
+    /// # Errors
+    /// There is no such copy, or the ownership record does not say that it counts; nothing has changed then. Or the image cannot
+    /// be opened yet: that goes on in the background.
+    pub async fn take_over(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<(), VolumeError> {
+        let shard_error = from_shard("take over", name);
+        let _takeover = self.takeovers.lock().await;
+        let (id, spec) = self.copy(name).await?;
+        // This host may have been the owner, and still try to be.
+        let former = lock(&self.entries).get(name).cloned();
+        let _opening = match &former {
+            Some(former) => Some(former.opening.lock().await),
+            None => None,
+        };
+        let uri: BackendUri = spec.backend.parse()?;
+        let open = |source| VolumeError::Open { name: name.to_owned(), source };
+        let found = self.ownership(uri.clone()).await.map_err(open)?;
+        let found = found.ok_or_else(|| VolumeError::Invalid {
+            name: name.to_owned(),
+            why: format!("{uri} has no ownership record"),
+        })?;
+        let (me, record) = (me(self.cache_uuid), record_of(&found));
+        // A takeover that was cut short has made the record this cache's already.
+        if record.owner.cache != me.cache {
+            self.shard.prepare(id, me, record, accept_loss).await.map_err(|error| match error {
+                ShardError::NotInSync(_) => not_in_sync(name, &found),
+                error => shard_error(error),
+            })?;
+            let how = TakeOver {
+                cache_uuid: self.cache_uuid,
+                generation: record.generation,
+                accept_loss,
+                state_dir: None,
+            };
+            let taken = tokio::task::spawn_blocking(move || tidepool_backend::take_over(&uri, &how));
+            let taken = taken.await.map_err(|_| VolumeError::Invalid {
+                name: name.to_owned(),
+                why: "taking its image over ended in an internal error".into(),
+            })?;
+            taken.map_err(open)?;
+            info!("volume {name}: taken over from {}", found.host);
+        }
+        let outcome = self.begin_attach(id, spec, None, true)?.await;
+        outcome.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())))
+    }
+
+    /// A copy that is found at the start may be this host's volume already: a takeover was cut short then.
+    pub(super) async fn finish_takeover(self: Arc<Self>, name: String) {
+        let Ok((_, spec)) = self.copy(&name).await else { return };
+        let Ok(uri) = spec.backend.parse() else { return };
+        let Ok(Some(found)) = self.ownership(uri).await else { return };
+        if record_of(&found).owner.cache == me(self.cache_uuid).cache
+            && let Err(error) = self.take_over(&name, false).await
+        {
+            warn!("{error}");
+        }
+    }
+
+    /// A copy of another host's volume.
+    async fn copy(&self, name: &str) -> Result<(VolumeId, VolumeSpec), VolumeError> {
+        let volumes = self.shard.volumes().await.map_err(from_shard("take over", name))?;
+        let found = volumes.into_iter().find(|(_, spec, _)| spec.name == name);
+        match found {
+            Some((id, spec, VolumeState::Replica)) => Ok((id, spec)),
+            Some(_) => Err(VolumeError::Invalid {
+                name: name.to_owned(),
+                why: "it is this host's own, not the copy of another host's".into(),
+            }),
+            None => Err(VolumeError::Unknown(name.to_owned())),
+        }
+    }
+}
+
+fn not_in_sync(name: &str, found: &Ownership) -> VolumeError {
+    let why = match &found.peer {
+        Some(peer) => format!(
+            "its record names {} as the holder of the other copy, on a boot that is over or with another cache (--accept-loss takes what a copy in this cache has of what was flushed)",
+            peer.host
+        ),
+        None => format!("its record says that {} alone has its newest data", found.host),
+    };
+    VolumeError::NotInSync { name: name.to_owned(), why }
+}

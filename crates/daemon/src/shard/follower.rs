@@ -1,0 +1,357 @@
+//! The peer's side of a second copy: an owner's records on their way into this host's log.
+
+use super::budget::Held;
+use super::core::Core;
+use super::handle::{Answer, ShardError};
+use super::limits::{LINKS_MAX, RECORDS_MAX};
+use super::link::{Arriving, Link, Socket};
+use super::reactor::Reactor;
+use super::replication::{Role, TAKEOVER_SLOT, request_id};
+use super::shared::Shared;
+use tidepool_driver::Slab;
+use tidepool_engine::api::{BLOCK_BYTES, ControlError, Op, Request, RequestError, VolumeId, VolumeSpec};
+use tidepool_engine::mem::Buf;
+use tidepool_replica::wire::{Holds, Message, Prefix, Record as WireRecord};
+use tidepool_replica::{Copies, Party, PeerEffect, PeerSession, Record};
+
+/// Number of a link's flush among its requests.
+const FLUSH: u32 = u32::MAX;
+
+/// An owner that has said hello.
+pub struct Hello {
+    /// The connection, whose greetings are exchanged.
+    pub socket: Socket,
+    /// The owner's host.
+    pub host: String,
+    /// This cache on this boot, and this host's name.
+    pub me: Party,
+    /// As the owner is told.
+    pub my_host: String,
+    /// What the ownership record says.
+    pub record: Record,
+    /// The volume, should it not be known here: without size and generation, which come with the copy. One of its name that is
+    /// known has the same backend.
+    pub spec: VolumeSpec,
+}
+
+/// The other host's volume.
+pub(super) struct Follower {
+    session: PeerSession,
+    volume: Option<VolumeId>,
+    spec: VolumeSpec,
+    /// The record says that the owner has no other copy, so that one may begin, and it has.
+    may_begin: bool,
+    has_begun: bool,
+    /// Records in the core.
+    records: Slab<(u64, Buf)>,
+    flushing: bool,
+    /// The copy begins: the generation and base that it was asked for with.
+    beginning: Option<(u64, u64)>,
+    held: Held,
+    joined: bool,
+}
+
+impl Follower {
+    /// The core owes it no answer.
+    pub(super) fn is_idle(&self) -> bool {
+        self.records.is_empty() && !self.flushing && self.beginning.is_none()
+    }
+
+    /// Gives back what it holds.
+    pub(super) fn dismantle<C: Core>(&mut self, arriving: Option<Buf>, shared: &mut Shared<C>) {
+        if let Some(buf) = arriving {
+            shared.free(&mut self.held, buf);
+        }
+        if self.joined {
+            shared.leave(&mut self.held);
+        }
+    }
+}
+
+impl<C: Core> Reactor<C> {
+    /// An owner wants to send its volume's records here: says what there is of it. Refused where the volume is served.
+    pub(super) fn welcome(&mut self, hello: Hello) -> Result<(), ShardError> {
+        let Hello { socket, host, me, my_host, record, spec } = hello;
+        let mut link = Link::new(socket, format!("{host} (volume {})", spec.name), self.shared.now);
+        if let Err(error) = self.may_follow(&spec) {
+            link.say(&Message::Refused(&error.to_string().replace(char::is_control, "?")));
+            return Err(error);
+        }
+        let known = self.shared.core.volumes().into_iter().find(|(_, known)| known.name == spec.name);
+        let volume = known.as_ref().map(|(id, _)| *id);
+        volume.into_iter().for_each(|id| self.end_following(id, "its owner has connected again"));
+        let engine = self.shared.core.engine().expect("looked at just now");
+        let is_replica = volume.is_some_and(|id| engine.promised(id).is_some());
+        let generation = known.filter(|_| is_replica).map_or(0, |(_, spec)| spec.generation);
+        let session = PeerSession::new(engine, volume, me, &record, generation);
+        let copy = volume.filter(|_| is_replica).and_then(|id| engine.log_status(id));
+        let holds = copy.map(|log| Holds { generation, base: 0, logged: log.published, stable: log.stable });
+        let room = engine.room_to_begin(volume);
+        link.push(&Message::Welcome { cache: me.cache, boot: me.boot, host: &my_host, room, holds });
+        let follower = Follower {
+            session,
+            volume,
+            spec,
+            may_begin: record.copies == Copies::Solo,
+            has_begun: false,
+            records: Slab::new(RECORDS_MAX),
+            flushing: false,
+            beginning: None,
+            held: Held::default(),
+            joined: false,
+        };
+        self.replication.insert(link, Role::Follower(Box::new(follower)));
+        self.start_beats();
+        Ok(())
+    }
+
+    /// Whether the owner of this volume may send its records here.
+    fn may_follow(&mut self, spec: &VolumeSpec) -> Result<(), ShardError> {
+        if self.stopping.is_some() || self.shared.core.engine().is_none() {
+            return Err(ShardError::ShuttingDown);
+        }
+        if self.replication.links.is_full() {
+            return Err(ShardError::Limit { what: "link", limit: LINKS_MAX });
+        }
+        let known = self.shared.core.volumes().into_iter().find(|(_, known)| known.name == spec.name);
+        match known {
+            Some((id, _)) if self.shared.volumes.get(id).is_some() => Err(ShardError::Attached(id)),
+            Some((_, known)) if known.backend != spec.backend => Err(ShardError::OtherImage(known.backend)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives up the links that bring records of a volume.
+    pub(super) fn end_following(&mut self, id: VolumeId, why: &str) {
+        let mut at = 0;
+        while let Some(slot) = self.replication.slot(at) {
+            at += 1;
+            let follows = matches!(self.replication.links.get(slot),
+                Some((_, Role::Follower(follower))) if follower.volume == Some(id));
+            if follows {
+                self.hang_up(slot, why);
+            }
+        }
+    }
+
+    /// The link is broken: what its owner was told of room is others' again.
+    pub(super) fn stop_following(&mut self, slot: u32) {
+        let Some((_, Role::Follower(follower))) = self.replication.links.get(slot) else { return };
+        if let (Some(id), Some(engine)) = (follower.volume, self.shared.core.engine()) {
+            engine.withdraw_room(id);
+        }
+    }
+
+    fn follower(&mut self, slot: u32) -> Option<(&mut Link, &mut Follower)> {
+        match self.replication.links.get_mut(slot)? {
+            (link, Role::Follower(follower)) => Some((link, follower)),
+            _ => None,
+        }
+    }
+
+    /// A message of the owner's; false if it should not have been sent.
+    pub(super) fn follow(&mut self, slot: u32, message: &Message<'_>) -> bool {
+        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        match *message {
+            Message::Beat { .. } => {}
+            Message::Flush { .. } | Message::Drained { .. } if !follower.has_begun => return false,
+            Message::Flush { sequence } => follower.session.stabilise(sequence),
+            Message::Drained { floor } => {
+                if let Some(engine) = self.shared.core.engine() {
+                    follower.session.drained(engine, floor);
+                }
+            }
+            Message::Begin(begin) => {
+                if follower.beginning.is_some()
+                    || !follower.may_begin
+                    || follower.session.begin(begin.generation, begin.base).is_err()
+                {
+                    return false;
+                }
+                follower.has_begun = true;
+                follower.beginning = Some((begin.generation, begin.base));
+                let volume = follower.volume;
+                let spec = VolumeSpec {
+                    generation: begin.generation,
+                    size_bytes: begin.size_bytes,
+                    ..follower.spec.clone()
+                };
+                let control = self.controls.of_link(slot);
+                let Some(engine) = self.shared.core.engine() else { return false };
+                match volume {
+                    Some(id) => engine.begin_replica(id, begin, control),
+                    None => match engine.add_replica(spec, begin.base, begin.room, control) {
+                        Ok(id) => {
+                            let (_, follower) = self.follower(slot).expect("looked at just now");
+                            follower.volume = Some(id);
+                        }
+                        Err(error) => self.begun(slot, control, Some(error.to_string())),
+                    },
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// A copy has begun, or cannot.
+    pub(super) fn begun(&mut self, slot: u32, control: u64, error: Option<String>) {
+        self.controls.forget(control);
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
+        let Some((generation, base)) = follower.beginning.take() else { return };
+        if let Some(why) = error {
+            link.push(&Message::Refused(&why.replace(char::is_control, "?")));
+            return;
+        }
+        let Some(id) = follower.volume.filter(|_| !link.broken()) else { return };
+        if !std::mem::replace(&mut follower.joined, true) {
+            self.shared.join(&mut follower.held, id);
+        }
+        follower.session.begun(id);
+        link.push(&Message::Begun { generation, base });
+    }
+
+    /// As [`Reactor::begun`], for the core's answer.
+    pub(super) fn begin_done(&mut self, slot: u32, control: u64, result: Result<(), ControlError>) {
+        self.begun(slot, control, result.err().map(|error| error.to_string()));
+    }
+
+    /// Makes room for a record that begins to arrive; false if it has to wait.
+    pub(super) fn accept_record(
+        &mut self,
+        slot: u32,
+        prefix: &Prefix,
+        record: &WireRecord<'_>,
+        durable: bool,
+        head: &[u8],
+    ) -> bool {
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        let Some(bytes) = Link::record_bytes(prefix).filter(|_| follower.has_begun) else {
+            self.hang_up(slot, "it has sent a record that is too long, or before a copy has begun");
+            return false;
+        };
+        if !follower.session.takes_records() || follower.records.is_full() {
+            link.stalled = true;
+            return false;
+        }
+        let Some(buf) = self.shared.alloc(&mut follower.held, bytes) else {
+            link.stalled = true;
+            return false;
+        };
+        let block = &mut self.shared.core.arena_mut().bytes_mut(buf)[..BLOCK_BYTES];
+        block[..head.len()].copy_from_slice(head);
+        block[head.len()..].fill(0);
+        let header = record.header();
+        link.take(prefix);
+        link.begin_record(header.sequence.get(), header.generation.get(), durable, buf);
+        true
+    }
+
+    /// A record is here as a whole.
+    pub(super) fn follow_record(&mut self, slot: u32, arrived: Arriving) {
+        let Arriving { sequence, generation, durable, buf, .. } = arrived;
+        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
+        let next = follower.session.peer_mut().record(generation, sequence);
+        let (Ok(()), Some(volume)) = (next, follower.volume) else {
+            self.shared.free(&mut follower.held, buf);
+            return self.hang_up(slot, "it has sent a record that is not the next one");
+        };
+        let number = follower.records.insert((sequence, buf)).expect("room was looked for");
+        let op = Op::Record { durable };
+        let id = request_id(slot, number);
+        self.shared.submit(Request { id, volume, op, offset: 0, len: 0, buf: Some(buf) });
+    }
+
+    /// The core has answered a record or a flush.
+    pub(super) fn record_answered(&mut self, slot: u32, number: u32, result: Result<(), RequestError>) {
+        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
+        if number == FLUSH {
+            follower.flushing = false;
+            return follower.session.flushed(result);
+        }
+        let (sequence, buf) = follower.records.remove(number);
+        self.shared.free(&mut follower.held, buf);
+        if result == Err(RequestError::Invalid) {
+            tracing::error!("record {sequence} of the owner does not fit the copy");
+        }
+        follower.session.logged(sequence, result);
+    }
+
+    /// Says what the owner is to know; whether the core has been given something.
+    pub(super) fn look_as_follower(&mut self, slot: u32) -> bool {
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        let Some(engine) = self.shared.core.engine().filter(|_| !link.broken()) else { return false };
+        let mut effects = Vec::new();
+        follower.session.look(engine, &mut effects);
+        let mut given = false;
+        for effect in effects {
+            match effect {
+                PeerEffect::Have(have) => link.push(&Message::Have(have)),
+                PeerEffect::Flush if follower.flushing => {}
+                PeerEffect::Flush => {
+                    let volume = follower.volume.expect("a copy that has begun is a volume");
+                    (follower.flushing, given) = (true, true);
+                    let id = request_id(slot, FLUSH);
+                    let request = Request { id, volume, op: Op::Flush, offset: 0, len: 0, buf: None };
+                    self.shared.submit(request);
+                    return given;
+                }
+                PeerEffect::HangUp => {
+                    self.hang_up(slot, "this host cannot take its records");
+                    return given;
+                }
+            }
+        }
+        given
+    }
+
+    /// Makes a copy ready to be this host's own volume: nothing more is taken from the owner, what is there is on stable media,
+    /// and the promise to listen to no earlier owner is recorded.
+    pub(super) fn prepare(
+        &mut self,
+        id: VolumeId,
+        (me, record, accept_loss): (Party, Record, bool),
+        answer: Answer<()>,
+    ) {
+        let spec = self.shared.core.volumes().into_iter().find(|(known, _)| *known == id).map(|(_, spec)| spec);
+        let attached = self.shared.volumes.get(id).is_some();
+        let engine = self.shared.core.engine();
+        let (Some(spec), Some(engine), false) = (spec, engine, attached) else {
+            let _ = answer.send(Err(ShardError::NoVolume(id)));
+            return;
+        };
+        let mut session = PeerSession::new(engine, Some(id), me, &record, spec.generation);
+        let may = match accept_loss {
+            true => session.peer_mut().accept_loss(&record),
+            false => session.peer_mut().take_over(&record),
+        };
+        if may.is_err() {
+            let _ = answer.send(Err(ShardError::NotInSync(id)));
+            return;
+        }
+        let promise = session.peer().promise();
+        self.end_following(id, "the volume is taken over");
+        let control = self.controls.of_takeover(id, answer);
+        let engine = self.shared.core.engine().expect("looked at just now");
+        engine.promise(id, promise, control);
+    }
+
+    /// The promise is recorded: nothing more comes to the copy, and what is there is made stable.
+    pub(super) fn promised(&mut self, id: VolumeId, answer: Answer<()>, result: Result<(), ControlError>) {
+        if let Err(error) = result {
+            let _ = answer.send(Err(error.into()));
+            return;
+        }
+        self.replication.takeovers.push((id, answer));
+        let request = request_id(TAKEOVER_SLOT, id.0.into());
+        self.shared.submit(Request { id: request, volume: id, op: Op::Flush, offset: 0, len: 0, buf: None });
+    }
+
+    /// The copy is stable, or cannot be made so.
+    pub(super) fn prepared(&mut self, id: VolumeId, result: Result<(), RequestError>) {
+        let takeovers = &mut self.replication.takeovers;
+        let Some(at) = takeovers.iter().position(|(of, _)| *of == id) else { return };
+        let (_, answer) = takeovers.swap_remove(at);
+        let _ = answer.send(result.map_err(|_| ShardError::Control(ControlError::Device)));
+    }
+}

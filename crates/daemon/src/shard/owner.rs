@@ -1,0 +1,422 @@
+//! The owner's side of a second copy: what its peer is sent, and the ownership record.
+
+use super::core::Core;
+use super::handle::{Answer, ShardError};
+use super::limits::{LINKS_MAX, PROGRESS_NS_MAX, RECORD_RETRY_NS};
+use super::link::{Link, Socket};
+use super::reactor::Reactor;
+use super::replication::Role;
+use super::stats::PairStatus;
+use std::sync::Arc;
+use tidepool_backend::Peer;
+use tidepool_engine::api::{BLOCK_BYTES, Degraded, IoError, Nanos, PeerOp, Room, VolumeId};
+use tidepool_replica::wire::{Message, Record as WireRecord};
+use tidepool_replica::{Copies, Effect, Event, OwnerSession, Party, Phase, Record};
+use tokio::sync::Notify;
+
+/// A peer that has said welcome.
+pub struct Connected {
+    /// The connection, whose greetings are exchanged.
+    pub socket: Socket,
+    /// Its cache and host, as the ownership record is to name it.
+    pub peer: Peer,
+    /// The same for the machine.
+    pub party: Party,
+    /// What it has room for.
+    pub room: Room,
+}
+
+/// A volume that this host owns and whose writes are to have a second copy.
+pub(super) struct OwnerSide {
+    name: String,
+    session: OwnerSession,
+    link: Option<u32>,
+    /// The peer has begun its copy.
+    has_begun: bool,
+    /// Who was connected last.
+    peer: Option<Peer>,
+    /// No copy is wanted for now: the volume is to be changed in a way that none can follow.
+    alone: bool,
+    /// How far the peer has got, and since when it has not got further although it is behind.
+    confirmed: u64,
+    behind_since: Option<Nanos>,
+    /// What the record is being changed from and to, and when that is tried again.
+    writing: Option<(Record, Record)>,
+    retry_at: Option<Nanos>,
+    /// Why it could not be changed the last time, as the log was told.
+    trouble: Option<IoError>,
+    /// Rung when a peer would be of use, and whether it was since one came.
+    wanted: Arc<Notify>,
+    rung: bool,
+    /// Who waits until the record says that there is no copy.
+    parting: Vec<Answer<()>>,
+}
+
+impl OwnerSide {
+    /// Something is to be looked at when time passes.
+    pub(super) fn needs_time(&self) -> bool {
+        self.link.is_some() || self.writing.is_some()
+    }
+
+    fn wants_peer(&self) -> bool {
+        self.link.is_none() && !self.alone && self.session.wants_peer()
+    }
+
+    /// For how long the peer has not got further although it is behind.
+    fn behind_ns(&mut self, now: Nanos) -> Nanos {
+        let owner = self.session.owner();
+        let (confirmed, logged) = (owner.peer_has().0, owner.logged());
+        if confirmed != self.confirmed || confirmed >= logged {
+            (self.confirmed, self.behind_since) = (confirmed, None);
+        }
+        if confirmed < logged {
+            return now - *self.behind_since.get_or_insert(now);
+        }
+        0
+    }
+
+    pub(super) fn status(&self) -> PairStatus {
+        let owner = self.session.owner();
+        let (logged, _) = owner.peer_has();
+        let phase = owner.phase();
+        PairStatus {
+            phase: match phase {
+                Phase::Solo => "solo",
+                Phase::Filling { .. } => "filling",
+                Phase::Catching { .. } => "catching",
+                Phase::Joining { .. } => "joining",
+                Phase::Sync { .. } => "sync",
+                Phase::Leaving { .. } => "leaving",
+                Phase::Lost => "lost",
+            },
+            host: self.peer.as_ref().filter(|_| phase != Phase::Solo).map(|peer| peer.host.clone()),
+            in_sync: matches!(phase, Phase::Sync { .. }),
+            degraded: self.session.degraded(),
+            lag_records: match phase {
+                Phase::Solo | Phase::Lost => 0,
+                _ => owner.logged().saturating_sub(logged),
+            },
+        }
+    }
+}
+
+impl<C: Core> Reactor<C> {
+    /// The volume's writes are to have a second copy from now on; its record stands, and says that there is none.
+    pub(super) fn own(
+        &mut self,
+        id: VolumeId,
+        record: Record,
+        alone: Degraded,
+        wanted: Arc<Notify>,
+    ) -> Result<(), ShardError> {
+        let engine = self.shared.core.engine().ok_or(ShardError::NoVolume(id))?;
+        if engine.log_status(id).is_none() {
+            return Err(ShardError::NoVolume(id));
+        }
+        let session = OwnerSession::new(engine, id, record, alone);
+        let volumes = &self.shared.volumes;
+        let side = OwnerSide {
+            name: volumes.get(id).map_or(String::new(), |volume| volume.name.clone()),
+            session,
+            link: None,
+            has_begun: false,
+            peer: None,
+            alone: false,
+            confirmed: 0,
+            behind_since: None,
+            writing: None,
+            retry_at: None,
+            trouble: None,
+            wanted,
+            rung: true,
+            parting: Vec::new(),
+        };
+        side.wanted.notify_one();
+        self.replication.owners.insert(id, side);
+        Ok(())
+    }
+
+    /// A peer is connected; false if it is of no use now.
+    pub(super) fn connect_peer(&mut self, id: VolumeId, connected: Connected) -> bool {
+        let now = self.shared.now;
+        let Connected { socket, peer, party, room } = connected;
+        let free = !self.replication.links.is_full();
+        let useful = self.wants_peer(id) == Some(true);
+        let Some(side) = self.replication.owners.get_mut(&id).filter(|_| useful) else { return false };
+        if !free {
+            tracing::warn!("no room for another link: the limit is {LINKS_MAX}");
+            return false;
+        }
+        side.rung = false;
+        let link = Link::new(socket, format!("{} (volume {})", peer.host, side.name), now);
+        let slot = self.replication.insert(link, Role::Owner(id));
+        let side = self.replication.owners.get_mut(&id).expect("looked at just now");
+        side.link = Some(slot);
+        side.peer = Some(peer);
+        side.behind_since = None;
+        let mut effects = Vec::new();
+        let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
+        let up = side.session.peer_up(engine, now, (party, room), &mut effects);
+        self.owner_effects(id, effects);
+        if up {
+            self.start_beats();
+        } else {
+            self.hang_up(slot, "it has too little room for a copy");
+        }
+        up
+    }
+
+    /// Whether a connection to a peer would be of use; `None` for a volume that is not to have one.
+    pub(super) fn wants_peer(&mut self, id: VolumeId) -> Option<bool> {
+        let side = self.replication.owners.get(&id)?;
+        let engine = self.shared.core.engine()?;
+        Some(side.wants_peer() && engine.may_pair(id) && engine.is_write_back(id))
+    }
+
+    /// Ends the second copy of a volume until [`Reactor::pair_again`]; the answer comes when the record says so.
+    pub(super) fn part(&mut self, id: VolumeId, answer: Answer<()>) {
+        let Some(side) = self.replication.owners.get_mut(&id) else {
+            let _ = answer.send(Ok(()));
+            return;
+        };
+        side.alone = true;
+        side.parting.push(answer);
+        if let Some(slot) = side.link {
+            self.hang_up(slot, "the volume is about to change");
+        }
+        self.look_as_owner(id);
+        self.owner_has_moved(id);
+    }
+
+    /// A second copy is wanted again.
+    pub(super) fn pair_again(&mut self, id: VolumeId) {
+        if let Some(side) = self.replication.owners.get_mut(&id) {
+            side.alone = false;
+            side.wanted.notify_one();
+        }
+    }
+
+    /// What write-back does from now on while there is no second copy.
+    pub(super) fn set_alone(&mut self, id: VolumeId, alone: Degraded) {
+        let now = self.shared.now;
+        let Some(engine) = self.shared.core.engine() else { return };
+        match self.replication.owners.get_mut(&id) {
+            Some(side) => side.session.set_alone(engine, now, alone),
+            None => engine.set_degraded(now, id, alone),
+        }
+    }
+
+    /// The volume is served no more.
+    pub(super) fn disown(&mut self, id: VolumeId) {
+        let Some(side) = self.replication.owners.remove(&id) else { return };
+        if let Some((link, _)) = side.link.and_then(|slot| self.replication.links.get_mut(slot)) {
+            link.break_off();
+        }
+    }
+
+    /// The connection to the peer is gone.
+    pub(super) fn peer_is_gone(&mut self, id: VolumeId, slot: u32) {
+        let Some(side) = self.replication.owners.get_mut(&id).filter(|side| side.link == Some(slot)) else {
+            return;
+        };
+        (side.link, side.has_begun) = (None, false);
+        self.tell_owner(id, Event::PeerDown);
+        self.start_beats();
+    }
+
+    fn tell_owner(&mut self, id: VolumeId, event: Event) {
+        let now = self.shared.now;
+        let side = self.replication.owners.get_mut(&id);
+        let (Some(side), Some(engine)) = (side, self.shared.core.engine()) else { return };
+        let mut effects = Vec::new();
+        side.session.take(engine, now, event, &mut effects);
+        self.owner_effects(id, effects);
+        self.owner_has_moved(id);
+    }
+
+    /// Lets an owner's machine look at the core; whether the core has to be looked at again.
+    pub(super) fn look_as_owner(&mut self, id: VolumeId) -> bool {
+        let now = self.shared.now;
+        let side = self.replication.owners.get_mut(&id);
+        let (Some(side), Some(engine)) = (side, self.shared.core.engine()) else { return false };
+        let before = side.session.owner().phase();
+        let mut effects = Vec::new();
+        side.session.look(engine, now, &mut effects);
+        let moved = side.session.owner().phase() != before;
+        if moved || !effects.is_empty() {
+            self.owner_effects(id, effects);
+            self.owner_has_moved(id);
+        } else if before == Phase::Solo {
+            self.owner_has_moved(id);
+        }
+        moved
+    }
+
+    /// Tells those who wait for the owner to be alone, or for it to want a peer.
+    fn owner_has_moved(&mut self, id: VolumeId) {
+        let Some(side) = self.replication.owners.get_mut(&id) else { return };
+        if !matches!(side.session.owner().phase(), Phase::Solo | Phase::Lost) {
+            return;
+        }
+        for answer in side.parting.drain(..) {
+            let _ = answer.send(Ok(()));
+        }
+        if side.wants_peer() && !std::mem::replace(&mut side.rung, true) {
+            side.wanted.notify_one();
+        }
+    }
+
+    fn owner_effects(&mut self, id: VolumeId, effects: Vec<Effect>) {
+        for effect in effects {
+            let Some(side) = self.replication.owners.get_mut(&id) else { return };
+            match effect {
+                Effect::Begin { generation, base } => {
+                    let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
+                    let begin = side.session.begin(engine, generation, base);
+                    let link = side.link.and_then(|slot| self.replication.links.get_mut(slot));
+                    if let Some((link, _)) = link {
+                        link.push(&Message::Begin(begin));
+                    }
+                }
+                // The core does that by itself when it is told that the two part.
+                Effect::Stabilise => {}
+                Effect::Write { before, after } => {
+                    side.writing = Some((before, after));
+                    self.write_record(id);
+                }
+                Effect::Close => {
+                    tracing::error!("volume {}: another host has taken it over; it is closed here", side.name);
+                    let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
+                    engine.fence(id);
+                }
+            }
+        }
+    }
+
+    /// Has the backend change the ownership record.
+    fn write_record(&mut self, id: VolumeId) {
+        let Some(side) = self.replication.owners.get_mut(&id) else { return };
+        let Some((_, after)) = side.writing else { return };
+        side.retry_at = None;
+        let peer = match after.copies {
+            Copies::Solo => None,
+            Copies::Sync(_) => side.peer.clone(),
+        };
+        if let Some(volume) = self.shared.volumes.get_mut(id) {
+            volume.set_peer(peer);
+        }
+        self.start_beats();
+    }
+
+    /// The backend has answered a change of the record.
+    pub(super) fn record_written(&mut self, id: VolumeId, result: Result<(), IoError>) {
+        let now = self.shared.now;
+        let Some(side) = self.replication.owners.get_mut(&id) else { return };
+        let Some((before, _)) = side.writing else { return };
+        let event = match result {
+            // Such a record cannot be had, and nothing was changed: the copy counts for nothing.
+            Err(IoError::Errno(libc::EINVAL | libc::EROFS)) if before.copies == Copies::Solo => {
+                tracing::error!("volume {}: its ownership record cannot name a peer", side.name);
+                if let Some(slot) = side.link {
+                    self.hang_up(slot, "the ownership record cannot name it");
+                }
+                Event::Found(before)
+            }
+            Ok(()) => Event::Written,
+            Err(IoError::Fenced) => {
+                let nobody = Party { cache: 0, boot: 0 };
+                Event::Found(before.taken_by(nobody))
+            }
+            // It may have been changed or not: until that is known nothing else is done.
+            Err(error) => {
+                side.retry_at = Some(now + RECORD_RETRY_NS);
+                if side.trouble.replace(error) != Some(error) {
+                    tracing::warn!(
+                        "volume {}: its ownership record cannot be changed ({error:?}); trying again, and until then nothing is acknowledged that may be lost",
+                        side.name
+                    );
+                }
+                return;
+            }
+        };
+        let Some(side) = self.replication.owners.get_mut(&id) else { return };
+        (side.writing, side.trouble) = (None, None);
+        self.tell_owner(id, event);
+        if let Some(side) = self.replication.owners.get(&id) {
+            let host = side.peer.as_ref().map_or("", |peer| &peer.host);
+            match side.status().phase {
+                "sync" => tracing::info!("volume {}: in sync with the copy on {host}", side.name),
+                phase => tracing::warn!("volume {}: without a second copy that counts ({phase})", side.name),
+            }
+        }
+    }
+
+    /// The core wants something sent to the peer.
+    pub(super) fn peer_op(&mut self, id: VolumeId, op: PeerOp) {
+        let Some(side) = self.replication.owners.get(&id) else { return };
+        let Some((link, _)) = side.link.and_then(|slot| self.replication.links.get_mut(slot)) else { return };
+        match op {
+            PeerOp::Stabilise { sequence } => link.push(&Message::Flush { sequence }),
+            PeerOp::Record { buf, durable, .. } => {
+                let bytes = self.shared.core.arena().bytes(buf);
+                let (block, data) = bytes.split_first_chunk::<BLOCK_BYTES>().expect("a record has a header");
+                let record = WireRecord::of_block(block).expect("the core builds records that can be read");
+                link.push_with(&Message::Record { record, durable }, data);
+            }
+        }
+    }
+
+    /// A message of the peer's; false if it should not have been sent.
+    pub(super) fn hear_peer(&mut self, slot: u32, message: &Message<'_>) -> bool {
+        let Some((_, Role::Owner(id))) = self.replication.links.get(slot) else { return false };
+        let id = *id;
+        let now = self.shared.now;
+        match *message {
+            Message::Beat { .. } => {}
+            Message::Begun { generation, .. } => {
+                let side = self.replication.owners.get_mut(&id);
+                if let Some(side) =
+                    side.filter(|side| side.session.owner().record().generation == generation)
+                {
+                    side.has_begun = true;
+                    self.tell_owner(id, Event::Begun);
+                }
+            }
+            Message::Have(have) => {
+                let side = self.replication.owners.get_mut(&id);
+                let (Some(side), Some(engine)) = (side, self.shared.core.engine()) else { return true };
+                let mut effects = Vec::new();
+                side.session.has(engine, now, have, &mut effects);
+                self.owner_effects(id, effects);
+            }
+            Message::Refused(why) => {
+                let why = format!("it refuses: {why}");
+                self.hang_up(slot, &why);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Tells the peer how far the image is, and looks at what takes too long.
+    pub(super) fn beat_as_owner(&mut self, id: VolumeId) {
+        let now = self.shared.now;
+        let Some(side) = self.replication.owners.get_mut(&id) else { return };
+        if side.retry_at.is_some_and(|at| at <= now) {
+            return self.write_record(id);
+        }
+        let Some(slot) = side.link else { return };
+        if side.session.is_held_up(now) {
+            return self.hang_up(slot, "it has no room, and its copy is not whole yet");
+        }
+        if side.behind_ns(now) > PROGRESS_NS_MAX {
+            return self.hang_up(slot, "it confirms nothing any more");
+        }
+        let (Some(engine), true) = (self.shared.core.engine(), side.has_begun) else { return };
+        // Every time: what comes before the records that it is about does nothing.
+        let floor = side.session.drained(engine);
+        if let Some((link, _)) = self.replication.links.get_mut(slot) {
+            link.push(&Message::Drained { floor });
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Second copies (RFC 9): joins the machines of `tidepool_replica` to links and timers. The two sides are in `owner.rs` and
+//! `follower.rs`.
+
+use super::core::Core;
+use super::follower::Follower;
+use super::handle::Answer;
+use super::limits::{BEAT_NS, LINKS_MAX, SILENCE_NS};
+use super::link::{Link, Next, Unreadable};
+use super::owner::OwnerSide;
+use super::reactor::{Reactor, Source, user};
+use std::collections::BTreeMap;
+use tidepool_driver::Slab;
+use tidepool_engine::api::{Nanos, RequestError, RequestId, VolumeId};
+use tidepool_replica::wire::Message;
+
+/// Marks requests of links among those of connections and gates: no connection has such a number, and a gate's is larger.
+const LINK_MARK: u32 = 1 << 31;
+/// In place of a link's slot: requests of takeovers, whose number is the volume's.
+pub(super) const TAKEOVER_SLOT: u32 = LINK_MARK - 2;
+
+/// What a link is for.
+pub(super) enum Role {
+    /// This host owns the volume; the other end holds the copy.
+    Owner(VolumeId),
+    /// The other way round.
+    Follower(Box<Follower>),
+}
+
+pub(super) struct Replication {
+    pub owners: BTreeMap<VolumeId, OwnerSide>,
+    pub links: Slab<(Link, Role)>,
+    /// Slots of links in use.
+    used: Vec<u32>,
+    /// A link has ended since somebody last looked.
+    pub hung_up: bool,
+    /// Copies that are made stable, to be taken over.
+    pub takeovers: Vec<(VolumeId, Answer<()>)>,
+    /// When beats are sent next; `None` while nothing needs time.
+    beat_at: Option<Nanos>,
+    /// Reused for the heads of messages.
+    head: Vec<u8>,
+}
+
+impl Default for Replication {
+    fn default() -> Replication {
+        Replication {
+            owners: BTreeMap::new(),
+            links: Slab::new(LINKS_MAX),
+            used: Vec::with_capacity(LINKS_MAX),
+            hung_up: false,
+            takeovers: Vec::new(),
+            beat_at: None,
+            head: Vec::new(),
+        }
+    }
+}
+
+impl Replication {
+    /// Takes a link in. There must be room.
+    pub(super) fn insert(&mut self, link: Link, role: Role) -> u32 {
+        let slot = self.links.insert((link, role)).expect("room is looked for before");
+        self.used.push(slot);
+        slot
+    }
+
+    /// The slot of one link after the other. They move only in `arm_links`.
+    pub(super) fn slot(&self, at: usize) -> Option<u32> {
+        self.used.get(at).copied()
+    }
+
+    /// The first volume from `from` on that is owned here and is to have a second copy.
+    fn owner_from(&self, from: VolumeId) -> Option<VolumeId> {
+        self.owners.range(from..).next().map(|(id, _)| *id)
+    }
+
+    fn remove(&mut self, slot: u32) -> (Link, Role) {
+        self.used.retain(|used| *used != slot);
+        self.links.remove(slot)
+    }
+}
+
+/// A number for a link's own request.
+pub(super) fn request_id(slot: u32, number: u32) -> RequestId {
+    u64::from(LINK_MARK | slot) << 32 | u64::from(number)
+}
+
+/// The reverse; `None` for a request of somebody else.
+pub(super) fn of_link(id: RequestId) -> Option<(u32, u32)> {
+    let mark = (id >> 32) as u32;
+    (mark & LINK_MARK != 0 && mark != u32::MAX).then_some((mark & !LINK_MARK, id as u32))
+}
+
+impl<C: Core> Reactor<C> {
+    /// Lets the machines look at the core, and at what has come from other hosts. Returns whether the core has to be looked
+    /// at again.
+    pub(super) fn replicate(&mut self) -> bool {
+        if self.replication.owners.is_empty() && self.replication.links.is_empty() {
+            return false;
+        }
+        let mut changed = std::mem::take(&mut self.replication.hung_up);
+        let mut at = 0;
+        while let Some(slot) = self.replication.slot(at) {
+            at += 1;
+            changed |= self.listen_to(slot);
+        }
+        let mut next = VolumeId(0);
+        while let Some(id) = self.replication.owner_from(next) {
+            next = VolumeId(id.0 + 1);
+            changed |= self.look_as_owner(id);
+        }
+        changed
+    }
+
+    /// Takes in what a link has brought; whether the core has been given something.
+    fn listen_to(&mut self, slot: u32) -> bool {
+        let mut head = std::mem::take(&mut self.replication.head);
+        let mut given = false;
+        while let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken()) {
+            link.stalled = false;
+            let next = link.next(self.shared.core.arena_mut(), &mut head);
+            let frame = match next {
+                Ok(Next::Nothing) => break,
+                Ok(Next::Frame(prefix)) => Ok((prefix, prefix.message(&head).map_err(Unreadable::from))),
+                Ok(Next::Record(arrived)) => {
+                    given = true;
+                    self.follow_record(slot, arrived);
+                    continue;
+                }
+                Err(error) => Err(error),
+            };
+            let (prefix, message) = match frame {
+                Ok((prefix, Ok(message))) => (prefix, message),
+                Ok((_, Err(error))) | Err(error) => {
+                    let why = error.to_string();
+                    self.hang_up(slot, &why);
+                    break;
+                }
+            };
+            if let (Message::Record { record, durable }, Role::Follower(_)) = (&message, &*role) {
+                if !self.accept_record(slot, &prefix, record, *durable, &head) {
+                    break;
+                }
+                continue;
+            }
+            link.take(&prefix);
+            given = true;
+            let follows = matches!(role, Role::Follower(_));
+            if !(if follows { self.follow(slot, &message) } else { self.hear_peer(slot, &message) }) {
+                self.hang_up(slot, "it has sent what it should not");
+            }
+        }
+        self.replication.head = head;
+        given | self.look_as_follower(slot)
+    }
+
+    /// Gives a connection to another host up.
+    pub(super) fn hang_up(&mut self, slot: u32, why: &str) {
+        let Some((link, role)) = self.replication.links.get_mut(slot) else { return };
+        if link.broken() {
+            return;
+        }
+        tracing::warn!("connection with {} closed: {why}", link.peer);
+        link.break_off();
+        self.replication.hung_up = true;
+        match role {
+            Role::Owner(id) => {
+                let id = *id;
+                self.peer_is_gone(id, slot);
+            }
+            Role::Follower(_) => self.stop_following(slot),
+        }
+    }
+
+    /// A receive or send of a link is done.
+    pub(super) fn link_done(&mut self, source: Source, slot: u32, result: i32, more: bool) {
+        let now = self.shared.now;
+        let (link, _) = self.replication.links.get_mut(slot).expect("it stays until its operations are done");
+        let was_broken = link.broken();
+        match source {
+            Source::LinkReceive => link.received(result, more, now),
+            _ => link.sent(result),
+        }
+        if link.broken() && !was_broken {
+            tracing::warn!("connection with {} lost", link.peer);
+            self.link_is_lost(slot);
+        }
+    }
+
+    fn link_is_lost(&mut self, slot: u32) {
+        self.replication.hung_up = true;
+        match self.replication.links.get(slot) {
+            Some((_, Role::Owner(id))) => self.peer_is_gone(*id, slot),
+            Some((_, Role::Follower(_))) => self.stop_following(slot),
+            None => {}
+        }
+    }
+
+    /// Sends and receives; lets go of links that are over.
+    pub(super) fn arm_links(&mut self) {
+        if self.replication.links.is_empty() {
+            return;
+        }
+        let arena = self.shared.core.arena().as_ptr();
+        let mut at = 0;
+        while let Some(slot) = self.replication.slot(at) {
+            at += 1;
+            let Some((link, role)) = self.replication.links.get_mut(slot) else { continue };
+            let was_broken = link.broken();
+            link.arm(&mut self.ring, arena, user(Source::LinkReceive, slot), user(Source::LinkSend, slot));
+            let (broken, quiet) = (link.broken(), link.is_quiet());
+            let idle = match role {
+                Role::Owner(_) => true,
+                Role::Follower(follower) => follower.is_idle(),
+            };
+            if broken && !was_broken {
+                self.link_is_lost(slot);
+            }
+            if broken && quiet && idle {
+                at -= 1;
+                let (mut link, role) = self.replication.remove(slot);
+                if let Role::Follower(mut follower) = role {
+                    follower.dismantle(link.take_buffer(), &mut self.shared);
+                }
+            }
+        }
+    }
+
+    /// A request of a link is answered.
+    pub(super) fn link_reply(&mut self, slot: u32, number: u32, result: Result<(), RequestError>) {
+        match slot {
+            TAKEOVER_SLOT => self.prepared(VolumeId(number as u16), result),
+            _ => self.record_answered(slot, number, result),
+        }
+    }
+
+    /// Sends beats, and gives up whoever is silent, when it is time.
+    pub(super) fn beat(&mut self) {
+        let now = self.shared.now;
+        match self.replication.beat_at {
+            Some(at) if at <= now => self.replication.beat_at = None,
+            Some(at) => return self.alarm_at(at),
+            None => return,
+        }
+        let mut at = 0;
+        while let Some(slot) = self.replication.slot(at) {
+            at += 1;
+            let Some((link, _)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken()) else {
+                continue;
+            };
+            if link.stalled {
+                // What it says waits here.
+                link.heard = now;
+            }
+            let silent = now > link.heard + SILENCE_NS;
+            link.push(&Message::Beat { time_ns: now });
+            if silent {
+                self.hang_up(slot, "nothing heard for too long");
+            }
+        }
+        let mut next = VolumeId(0);
+        while let Some(id) = self.replication.owner_from(next) {
+            next = VolumeId(id.0 + 1);
+            self.beat_as_owner(id);
+        }
+        if !self.replication.links.is_empty() || self.replication.owners.values().any(OwnerSide::needs_time) {
+            self.start_beats();
+        }
+    }
+
+    /// From now on time is looked at.
+    pub(super) fn start_beats(&mut self) {
+        let at = *self.replication.beat_at.get_or_insert(self.shared.now + BEAT_NS);
+        self.alarm_at(at);
+    }
+
+    /// No link uses memory of ours any more; for the end.
+    pub(super) fn links_are_quiet(&self) -> bool {
+        self.replication.links.iter().all(|(_, (link, _))| link.is_quiet())
+    }
+
+    /// Breaks all links off; for the end.
+    pub(super) fn break_links(&mut self) {
+        let mut at = 0;
+        while let Some(slot) = self.replication.slot(at) {
+            at += 1;
+            self.replication.links.get_mut(slot).into_iter().for_each(|(link, _)| link.break_off());
+        }
+    }
+}

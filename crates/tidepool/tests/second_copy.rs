@@ -1,0 +1,299 @@
+//! Second copies on another host, over TLS with the certificates that docs/operations.md has made.
+
+mod common;
+
+use common::{Daemon, Place, run};
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tidepool_nbd::client::BlockingClient;
+
+/// Longest wait for a state.
+const STATE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The commands of the manual with a place's directories, and a certificate for `names`.
+fn openssl(place: &Place, block: usize, authority: &str, own: &str, names: &str) {
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
+    let text = fs::read_to_string(manual).expect("the manual");
+    let section = text.split("\n## Second copies").nth(1).expect("the section");
+    let block = section.split("```sh\n").nth(1 + block).expect("a block");
+    let commands = block[..block.find("```").expect("its end")]
+        .replace("/mnt/ca", &place.text(authority))
+        .replace("/var/lib/tidepool/tls", &place.text(own))
+        .replace("DNS:h1,IP:10.0.0.1", names);
+    let mut shell = Command::new("sh");
+    let ended = shell.args(["-euc", &commands]).stdin(Stdio::null()).output().expect("a shell");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+}
+
+fn make_authority(place: &Place, authority: &str) {
+    openssl(place, 0, authority, "", "");
+}
+
+/// A host's directory of certificates. Making it again renews them.
+fn make_certificate(place: &Place, authority: &str, own: &str, names: &str) {
+    openssl(place, 1, authority, own, names);
+}
+
+/// A port of this host that nobody uses.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port()
+}
+
+/// A daemon of one of the two hosts, whose files end in its name.
+fn start(place: &Place, host: &str, more: &[&str]) -> Daemon {
+    let name = |what: &str| place.text(&format!("{what}-{host}"));
+    let (cache, admin, door) = (name("cache"), name("admin"), format!("nbd+unix:///?socket={}", name("nbd")));
+    let args = ["serve", "--cache", &cache, "--cache-size", "192MiB", "--nbd", &door, "--admin", &admin];
+    Daemon::start(args.iter().chain(more), &place.path(&format!("log-{host}")))
+}
+
+fn client(place: &Place, host: &str) -> BlockingClient {
+    let uri = format!("nbd+unix:///vm1?socket={}", place.text(&format!("nbd-{host}")));
+    BlockingClient::connect(&uri.parse().expect("a URI")).expect("a connection")
+}
+
+fn admin(place: &Place, host: &str) -> String {
+    place.text(&format!("admin-{host}"))
+}
+
+/// The report of the volume on a host.
+fn volume(place: &Place, host: &str) -> Value {
+    let ended = run(["status", "--format", "json", "--admin", &admin(place, host)]);
+    let status: Value = serde_json::from_str(ended.done()).expect("JSON");
+    status["volumes"][0].clone()
+}
+
+#[track_caller]
+fn wait_for(what: &str, place: &Place, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        let logs = ["a", "b"].map(|host| log(place, host));
+        assert!(start.elapsed() < STATE_TIMEOUT, "never {what}; a: {}\nb: {}", logs[0], logs[1]);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[track_caller]
+fn wait_for_sync(place: &Place) {
+    wait_for("in sync", place, || volume(place, "a")["replication"]["in_sync"] == true);
+}
+
+fn log(place: &Place, host: &str) -> String {
+    fs::read_to_string(place.path(&format!("log-{host}"))).unwrap_or_default()
+}
+
+#[track_caller]
+fn wait_for_log(place: &Place, host: &str, part: &str) {
+    wait_for(part, place, || log(place, host).contains(part));
+}
+
+fn start_owner(place: &Place, peer: &str, certificates: Option<&str>) -> Daemon {
+    let volume = format!("vm1=file:{}", place.text("image"));
+    let directory = certificates.map(|directory| place.text(directory));
+    let mut args = vec!["--volume", &volume, "--peer", peer];
+    if let Some(directory) = &directory {
+        args.extend(["--peer-tls", directory]);
+    }
+    start(place, "a", &args)
+}
+
+fn start_peer(place: &Place, address: &str, certificates: Option<&str>) -> Daemon {
+    let directory = certificates.map(|directory| place.text(directory));
+    let mut args = vec!["--peer-listen", address];
+    if let Some(directory) = &directory {
+        args.extend(["--peer-tls", directory]);
+    }
+    start(place, "b", &args)
+}
+
+/// Somebody on the way, who writes down what goes by.
+fn listen_in(to: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let record = heard.clone();
+    std::thread::spawn(move || {
+        for from in listener.incoming().map_while(Result::ok) {
+            let Ok(to) = TcpStream::connect(("127.0.0.1", to)) else { continue };
+            let (back, forth) = (to.try_clone().expect("a socket"), from.try_clone().expect("a socket"));
+            for (from, to) in [(from, to), (back, forth)] {
+                let record = record.clone();
+                std::thread::spawn(move || pass_on(from, to, &record));
+            }
+        }
+    });
+    (port, heard)
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream, record: &Mutex<Vec<u8>>) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        record.lock().expect("nobody panics").extend_from_slice(&bytes[..count]);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    // One of the two may be gone.
+    let _ = (from.shutdown(Shutdown::Read), to.shutdown(Shutdown::Write));
+}
+
+/// Data that is known when it is seen.
+const PATTERN: &[u8; 64] = b"what the volume holds is nobody's business on the way to a peer.";
+
+/// A volume's life with a second copy until the peer takes it over: what was written is there. Returns whether it was to be seen
+/// on the way.
+fn taken_over(place: &Place, scheme: &str, certificates: [Option<&str>; 2]) -> bool {
+    let port = free_port();
+    let peer = start_peer(place, &format!("{scheme}://127.0.0.1:{port}"), certificates[1]);
+    let (way, heard) = listen_in(port);
+    let owner = start_owner(place, &format!("{scheme}://127.0.0.1:{way}"), certificates[0]);
+    wait_for_sync(place);
+
+    let data: Vec<u8> = (0u32..(6 << 20) / 128)
+        .flat_map(|at| PATTERN.iter().copied().chain([at.to_le_bytes(); 16].concat()))
+        .collect();
+    let mut vm = client(place, "a");
+    for (at, part) in data.chunks(96 << 10).enumerate() {
+        vm.write((at * (96 << 10)) as u64, part).expect("written");
+    }
+    vm.write_fua(8 << 20, &[7; 4096]).expect("written");
+    wait_for_sync(place);
+    owner.kill();
+    run(["volume", "takeover", "vm1", "--admin", &admin(place, "b")]).done();
+
+    let mut vm = client(place, "b");
+    let mut found = vec![0; data.len()];
+    vm.read(0, &mut found).expect("read");
+    assert!(found == data, "what was acknowledged is there");
+    let mut block = vec![0; 4096];
+    vm.read(8 << 20, &mut block).expect("read");
+    assert_eq!(block, [7; 4096]);
+    vm.read(12 << 20, &mut block).expect("read");
+    assert_eq!(block, [0x5a; 4096], "what the image held before");
+    drop(vm);
+    assert_eq!(peer.terminate(), Some(0));
+
+    let heard = heard.lock().expect("nobody panics");
+    assert!(heard.len() > data.len(), "everything went this way: {}", heard.len());
+    heard.windows(PATTERN.len()).any(|window| window == PATTERN)
+}
+
+#[test]
+fn a_copy_that_came_with_tls_is_whole_and_nobody_on_the_way_has_read_it() {
+    let place = Place::new();
+    make_authority(&place, "ca");
+    make_certificate(&place, "ca", "tls-a", "DNS:a");
+    make_certificate(&place, "ca", "tls-b", "IP:127.0.0.1");
+    assert!(!taken_over(&place, "tls", [Some("tls-a"), Some("tls-b")]));
+    // Who listens in would have noticed.
+    assert!(taken_over(&Place::new(), "tcp", [None, None]));
+}
+
+#[test]
+fn certificates_of_others_are_refused_by_either_side_until_they_are_replaced() {
+    let place = Place::new();
+    make_authority(&place, "ca");
+    make_authority(&place, "other-ca");
+    make_certificate(&place, "ca", "tls-a", "DNS:a");
+    make_certificate(&place, "other-ca", "tls-b", "DNS:localhost,IP:127.0.0.1");
+    let port = free_port();
+    let peer = start_peer(&place, &format!("tls://0.0.0.0:{port}"), Some("tls-b"));
+    let owner = start_owner(&place, &format!("tls://localhost:{port}"), Some("tls-a"));
+    let said = format!("volume vm1: peer tls://localhost:{port}: its certificate: it is not issued by");
+    wait_for_log(&place, "a", &said);
+    let refused = |why: &str| format!("was not taken in as owner of a volume: {why}");
+    wait_for_log(&place, "b", &refused("it refuses the certificate of this host: it is not issued by"));
+
+    // Now the owner accepts both authorities, and its peer still only the other one.
+    let authorities =
+        ["ca/ca.pem", "other-ca/ca.pem"].map(|file| fs::read(place.path(file)).expect("readable"));
+    fs::write(place.path("tls-a/ca.pem"), authorities.concat()).expect("written");
+    wait_for_log(&place, "b", &refused("its certificate: it is not issued by the authority in ca.pem"));
+    wait_for_log(&place, "a", "it refuses the certificate of this host: it is not issued by");
+
+    // The right authority, but another host's name.
+    make_certificate(&place, "ca", "tls-b", "DNS:elsewhere");
+    wait_for_log(&place, "a", "its certificate: it is not for localhost but for elsewhere");
+    wait_for_log(&place, "b", "not for the name in the address");
+    let report = volume(&place, "a");
+    assert_eq!(report["replication"]["in_sync"], false, "{report}");
+    client(&place, "a").write(0, &[1; 4096]).expect("the volume is served all the same");
+    assert_eq!(log(&place, "a").matches(&said).count(), 1, "it is said once");
+    let said = refused("its certificate: it is not issued by");
+    assert_eq!(log(&place, "b").matches(&said).count(), 1, "so it is here");
+
+    make_certificate(&place, "ca", "tls-b", "DNS:localhost");
+    wait_for_sync(&place);
+    assert_eq!((owner.terminate(), peer.terminate()), (Some(0), Some(0)));
+}
+
+#[test]
+fn whoever_does_not_speak_tls_is_told_from_a_certificate() {
+    let place = Place::new();
+    make_authority(&place, "ca");
+    make_certificate(&place, "ca", "tls-b", "IP:127.0.0.1");
+    let port = free_port();
+    let peer = start_peer(&place, &format!("tls://127.0.0.1:{port}"), Some("tls-b"));
+    let mut stranger = TcpStream::connect(("127.0.0.1", port)).expect("connected");
+    stranger.write_all(&[b'x'; 64]).expect("sent");
+    wait_for_log(&place, "b", "was not taken in as owner of a volume: it does not speak TLS");
+    let owner = start_owner(&place, &format!("tcp://127.0.0.1:{port}"), None);
+    wait_for_log(&place, "a", &format!("peer tcp://127.0.0.1:{port}: "));
+    assert_eq!((owner.terminate(), peer.terminate()), (Some(0), Some(0)));
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_named_at_the_start() {
+    let place = Place::new();
+    make_authority(&place, "ca");
+    make_authority(&place, "other-ca");
+    make_certificate(&place, "ca", "tls", "DNS:a");
+    make_certificate(&place, "ca", "tls-2", "DNS:a");
+    make_certificate(&place, "other-ca", "tls-3", "DNS:a");
+    let directory = place.text("tls");
+    let refused = |more: &[&str], status: i32, part: &str| {
+        let args = place.serve_args().into_iter().chain(more.iter().map(|arg| (*arg).to_owned()));
+        place.refused(args, status, part);
+    };
+    refused(&["--peer", "tls://h2:1"], 2, "tls://h2:1 needs certificates: name the directory with");
+    refused(&["--peer-listen", "tls://0.0.0.0:1"], 2, "--peer-tls DIR");
+    refused(&["--peer", "tcp://10.0.0.2:1"], 2, "write tls://10.0.0.2:1");
+    refused(&["--peer", "tls:h2"], 2, "write tls://HOST:PORT");
+
+    let with_them = ["--peer", "tls://h2:1", "--peer-tls", &directory];
+    let start = format!("cannot use the certificates in {directory}: ");
+    for (file, content, part) in [
+        ("cert.pem", None, "cert.pem: no such file or directory"),
+        ("ca.pem", None, "ca.pem: no such file or directory"),
+        ("key.pem", Some("x".into()), "key.pem: there is no private key without a passphrase in it"),
+        ("cert.pem", Some(String::new()), "cert.pem: there is no certificate in it"),
+        ("ca.pem", Some("-----BEGIN CERTIFICATE-----\n!\n".into()), "ca.pem: it is no PEM text"),
+        ("ca.pem", Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into()), "ca.pem: "),
+        (
+            "key.pem",
+            Some(fs::read_to_string(place.path("tls-2/key.pem")).expect("a key")),
+            "key.pem does not belong to cert.pem",
+        ),
+        (
+            "ca.pem",
+            Some(fs::read_to_string(place.path("tls-3/ca.pem")).expect("one")),
+            "cert.pem: it is not issued by the authority in ca.pem",
+        ),
+    ] {
+        let path = place.path("tls").join(file);
+        let before = fs::read(&path).expect("a file");
+        match content {
+            Some(content) => fs::write(&path, content).expect("written"),
+            None => fs::remove_file(&path).expect("removed"),
+        }
+        refused(&with_them, 1, &format!("{start}{part}"));
+        fs::write(&path, before).expect("as it was");
+    }
+    refused(&["--peer-tls", "/nowhere"], 1, "ca.pem: no such file or directory");
+}

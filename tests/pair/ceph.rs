@@ -1,0 +1,86 @@
+//! The same on images of a real cluster, whose owners can be fenced.
+
+use super::{IMAGE_BYTES, under_load, workload};
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tidepool_testkit::rng::{self, Rng};
+use tidepool_testkit::stamps::{Progress, Workload};
+use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time};
+use tidepool_tests::pair::{Pair, PairOptions};
+use tidepool_tests::rig::{MIB, VOLUME};
+
+/// Rounds of the short form.
+const ROUNDS: u64 = 4;
+
+fn pair_on(cluster: &Cluster, image: &str) -> Pair {
+    cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
+    let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
+    let options = PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new() };
+    Pair::new(&options).expect("two hosts in sync")
+}
+
+/// The image alone is what was written, when everything is drained.
+fn check_image(cluster: &Cluster, image: &str, pair: &Pair, workload: &mut Workload) {
+    let removed = pair.owner().admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None);
+    assert_eq!(removed.expect("it is removed")["verified"], true);
+    let export = pair.scratch.join("export");
+    cluster.rbd_export(image, &export).expect("an export");
+    pair.verify_plain(workload, &export).expect("the image is what was written");
+}
+
+#[test]
+fn g4_the_peer_of_a_dead_host_goes_on_in_a_moment() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let mut pair = pair_on(&cluster, "killed");
+    let mut workload = workload(&pair, 611);
+    let mut rng = Rng::new(rng::seed(612));
+    for _ in 0..ROUNDS {
+        let owner = pair.owner;
+        let ms = 50 + rng.below(800);
+        let hosts = &mut pair.hosts;
+        let end = under_load(&mut workload, ms, || hosts[owner].daemon.kill().expect("kill"));
+        assert_eq!(end, Progress::Disconnected);
+        let took = pair.fail_over(&mut workload).expect("nothing is lost");
+        println!("taken over in {} ms", took.as_millis());
+        pair.hosts[owner].daemon.start().expect("it starts");
+        pair.owner().wait_sync().expect("in sync again");
+    }
+    workload.disconnect().expect("goodbye");
+    check_image(&cluster, "killed", &pair, &mut workload);
+}
+
+#[test]
+fn g6_an_owner_that_was_stopped_writes_nothing_when_it_goes_on() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let mut pair = pair_on(&cluster, "stopped");
+    let mut workload = workload(&pair, 613);
+    for _ in 0..2 {
+        let owner = pair.owner;
+        let (hosts, gauge) = (&pair.hosts, workload.gauge());
+        let end = under_load(&mut workload, 500, || {
+            hosts[owner].daemon.signal(Signal::STOP).expect("it stops");
+            // Nobody answers its clients any more.
+            std::thread::sleep(Duration::from_millis(500));
+            gauge.give_up();
+        });
+        assert_eq!(end, Progress::Disconnected);
+        let took = pair.fail_over(&mut workload).expect("nothing is lost");
+        println!("taken over from a stopped owner in {} ms", took.as_millis());
+        workload.run(500).expect("a run");
+        // With all that it had in flight, and whatever it wants to drain.
+        pair.hosts[owner].daemon.signal(Signal::CONT).expect("it goes on");
+        let fenced = pair.hosts[owner].wait("a closed volume", |volume| volume["state"] == "fenced");
+        fenced.expect("it knows that it is not the owner");
+        workload.run(500).expect("a run");
+        workload.verify().expect("nothing of the old owner is in the image");
+        pair.hosts[owner].daemon.kill().expect("kill");
+        pair.hosts[owner].daemon.start().expect("it starts");
+        pair.owner().wait_sync().expect("in sync again");
+    }
+    workload.disconnect().expect("goodbye");
+    check_image(&cluster, "stopped", &pair, &mut workload);
+}

@@ -1,0 +1,146 @@
+//! A second copy on another host: nothing acknowledged is lost with one of the two.
+
+mod ceph;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tidepool_testkit::one_at_a_time;
+use tidepool_testkit::rng::{self, Rng};
+use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_tests::pair::{Pair, PairOptions};
+use tidepool_tests::rig::{MIB, VOLUME};
+
+const IMAGE_BYTES: u64 = 64 * MIB;
+/// Rounds of the short form.
+const ROUNDS: usize = 6;
+
+fn pair() -> Pair {
+    let options = PairOptions { cache_bytes: 192 * MIB, image: Err(IMAGE_BYTES), extra: Vec::new() };
+    Pair::new(&options).expect("two hosts in sync")
+}
+
+fn workload(pair: &Pair, seed: u64) -> Workload {
+    let mix = Mix { flushes: 1, ..Mix::default() };
+    let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES) };
+    let mut workload = Workload::new(options);
+    workload.connect(&pair.owner().socket, VOLUME).expect("connect");
+    workload
+}
+
+/// Does something after a random time under load, and has the load go on for as long; how the load has ended.
+fn under_load(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Progress {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| workload.run_until(&stop));
+        std::thread::sleep(Duration::from_millis(ms));
+        what();
+        std::thread::sleep(Duration::from_millis(ms));
+        stop.store(true, Ordering::Relaxed);
+        run.join().expect("no panic").expect("no request fails")
+    })
+}
+
+#[test]
+fn g4_what_was_acknowledged_survives_its_host() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 601);
+    let mut rng = Rng::new(rng::seed(602));
+    for _ in 0..ROUNDS {
+        let owner = pair.owner;
+        let ms = 50 + rng.below(800);
+        let hosts = &mut pair.hosts;
+        let end = under_load(&mut workload, ms, || hosts[owner].daemon.kill().expect("kill"));
+        assert_eq!(end, Progress::Disconnected);
+        let took = pair.fail_over(&mut workload).expect("nothing is lost");
+        println!("taken over in {} ms", took.as_millis());
+        // The old owner comes back as the peer of the new one.
+        pair.hosts[owner].daemon.start().expect("it starts");
+        pair.owner().wait_sync().expect("in sync again");
+        let copy = pair.peer().volume().expect("a status").expect("a copy");
+        assert_eq!(copy["state"], "replica");
+    }
+    workload.disconnect().expect("goodbye");
+}
+
+#[test]
+fn g2_an_owner_that_was_killed_goes_on_where_it_was() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 603);
+    for _ in 0..3 {
+        let hosts = &mut pair.hosts;
+        let end = under_load(&mut workload, 300, || hosts[0].daemon.kill().expect("kill"));
+        assert_eq!(end, Progress::Disconnected);
+        pair.hosts[0].daemon.start().expect("it starts");
+        workload.server_died();
+        pair.verify(&mut workload).expect("nothing is lost");
+        pair.owner().wait_sync().expect("in sync again");
+    }
+    workload.disconnect().expect("goodbye");
+}
+
+#[test]
+fn g8_without_its_peer_a_volume_goes_on_as_write_through() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 604);
+    for stopped in [false, true, false, true] {
+        let hosts = &mut pair.hosts;
+        let end = under_load(&mut workload, 600, || match stopped {
+            true => hosts[1].daemon.signal(Signal::STOP).expect("it stops"),
+            false => hosts[1].daemon.kill().expect("kill"),
+        });
+        assert_eq!(end, Progress::Done, "no request fails and none hangs");
+        pair.owner().wait_degraded().expect("write-through");
+        match stopped {
+            true => pair.hosts[1].daemon.signal(Signal::CONT).expect("it goes on"),
+            false => drop(pair.hosts[1].daemon.start().expect("it starts")),
+        }
+        pair.owner().wait_sync().expect("in sync again");
+        workload.verify().expect("nothing is lost");
+    }
+    workload.disconnect().expect("goodbye");
+}
+
+#[test]
+fn g4_a_copy_that_does_not_count_is_not_taken_over() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 605);
+    let alive = pair.peer().take_over(false).expect_err("the owner lives").to_string();
+    assert!(alive.contains("in use"), "{alive}");
+    pair.owner().wait_sync().expect("it is in sync again after the attempt");
+    pair.hosts[1].daemon.kill().expect("kill");
+    pair.owner().wait_degraded().expect("alone");
+    under_load(&mut workload, 200, || ());
+    pair.hosts[0].daemon.kill().expect("kill");
+    pair.hosts[1].daemon.start().expect("it starts");
+    let alone = pair.peer().take_over(false).expect_err("it is not in sync").to_string();
+    assert!(alone.contains("alone has its newest data"), "{alone}");
+    pair.hosts[0].daemon.start().expect("it starts");
+    workload.server_died();
+    pair.verify(&mut workload).expect("nothing is lost");
+}
+
+#[test]
+fn a_volume_with_a_second_copy_is_changed_and_removed_like_any_other() {
+    let _turn = one_at_a_time();
+    let pair = pair();
+    let mut workload = workload(&pair, 606);
+    workload.run(2000).expect("a run");
+    let path = format!("/v1/volumes/{VOLUME}");
+    let admin = &pair.owner().admin;
+    let set = |mode: &str| admin.call("PATCH", &path, Some(&serde_json::json!({ "mode": mode })));
+    set("write-around").expect("another mode");
+    assert_eq!(pair.owner().volume().expect("a status").expect("it")["replication"]["phase"], "solo");
+    set("write-back").expect("write-back again");
+    pair.owner().wait_sync().expect("in sync again");
+    workload.run(2000).expect("a run");
+    workload.verify().expect("nothing is lost");
+    workload.disconnect().expect("goodbye");
+    let removed = admin.call("DELETE", &path, None).expect("it is removed");
+    assert_eq!(removed["verified"], true);
+}

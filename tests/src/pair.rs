@@ -1,0 +1,176 @@
+//! Two daemons that keep second copies for each other, and one volume.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tidepool_testkit::stamps::{Progress, Workload};
+use tidepool_testkit::{Admin, Daemon, Error, Scratch};
+
+use crate::rig::{VOLUME, verify_plain};
+
+/// Longest wait for a state of the two.
+const STATE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// One of the two.
+#[derive(Debug)]
+pub struct Host {
+    /// The daemon.
+    pub daemon: Daemon,
+    /// Its admin API.
+    pub admin: Admin,
+    /// Its NBD socket.
+    pub socket: PathBuf,
+    /// Its cache file.
+    pub cache: PathBuf,
+}
+
+impl Host {
+    /// The volume's report; `None` where the daemon knows nothing of it.
+    pub fn volume(&self) -> Result<Option<Value>, Error> {
+        let status = self.admin.status()?;
+        let volumes = status["volumes"].as_array();
+        Ok(volumes.and_then(|all| all.iter().find(|volume| volume["name"] == VOLUME)).cloned())
+    }
+
+    /// Waits until the volume's report is as wanted.
+    pub fn wait(&self, what: &str, mut is: impl FnMut(&Value) -> bool) -> Result<Value, Error> {
+        let start = Instant::now();
+        loop {
+            let volume = self.volume()?;
+            if let Some(volume) = volume.as_ref().filter(|volume| is(volume)) {
+                return Ok(volume.clone());
+            }
+            if start.elapsed() > STATE_TIMEOUT {
+                let hint = format!("; last status: {volume:?}; log: {}", self.daemon.log_tail());
+                return Err(Error::Timeout { what: what.into(), limit: STATE_TIMEOUT, hint });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until whatever is acknowledged is in both logs.
+    pub fn wait_sync(&self) -> Result<Value, Error> {
+        self.wait("a second copy in sync", |volume| volume["replication"]["in_sync"] == true)
+    }
+
+    /// Waits until there is no second copy, and write-back works as write-through.
+    pub fn wait_degraded(&self) -> Result<Value, Error> {
+        self.wait("write-through without a second copy", |volume| {
+            volume["replication"]["phase"] == "solo" && volume["mode"] == "write-through"
+        })
+    }
+
+    /// Has it serve the volume from its copy; returns how long that took.
+    pub fn take_over(&self, accept_loss: bool) -> Result<Duration, Error> {
+        let start = Instant::now();
+        let body = json!({ "accept_loss": accept_loss });
+        self.admin.call("POST", &format!("/v1/volumes/{VOLUME}/takeover"), Some(&body))?;
+        Ok(start.elapsed())
+    }
+}
+
+/// What the two are started with.
+#[derive(Debug, Clone)]
+pub struct PairOptions {
+    /// Size of each cache file.
+    pub cache_bytes: u64,
+    /// URI of the volume's image; a new file of this size if there is none.
+    pub image: Result<String, u64>,
+    /// Further arguments of both.
+    pub extra: Vec<String>,
+}
+
+/// Two hosts under test. Everything goes when it is dropped.
+#[derive(Debug)]
+pub struct Pair {
+    /// The two.
+    pub hosts: [Host; 2],
+    /// Which of them owns the volume.
+    pub owner: usize,
+    /// The directory with all of that.
+    pub scratch: Scratch,
+}
+
+impl Pair {
+    /// Two running daemons; the first serves the volume, and the other has a copy in sync.
+    pub fn new(options: &PairOptions) -> Result<Pair, Error> {
+        let io = |source| Error::Io { what: "cannot make a pair's directory".into(), source };
+        let scratch = Scratch::new("pair").map_err(io)?;
+        let uri = match &options.image {
+            Ok(uri) => uri.clone(),
+            Err(bytes) => {
+                let image = scratch.join("image");
+                File::create(&image).and_then(|file| file.set_len(*bytes)).map_err(io)?;
+                format!("file:{}?gate={}", image.display(), scratch.join("gate").display())
+            }
+        };
+        let host = |at: usize| {
+            let place = |what: &str| scratch.join(format!("{what}{at}"));
+            let peer = scratch.join(format!("peer{}", 1 - at));
+            let mut arguments = vec![
+                "serve".to_string(),
+                format!("--cache={}", place("cache").display()),
+                format!("--cache-size={}", options.cache_bytes),
+                format!("--nbd=nbd+unix:///?socket={}", place("nbd").display()),
+                format!("--admin={}", place("admin").display()),
+                format!("--peer-listen=unix:{}", place("peer").display()),
+                format!("--peer=unix:{}", peer.display()),
+            ];
+            arguments.extend(options.extra.iter().cloned());
+            Ok::<Host, Error>(Host {
+                daemon: Daemon::new(arguments, place("log"))?,
+                admin: Admin::new(place("admin")),
+                socket: place("nbd"),
+                cache: place("cache"),
+            })
+        };
+        let mut pair = Pair { hosts: [host(0)?, host(1)?], owner: 0, scratch };
+        pair.hosts[1].daemon.start()?;
+        pair.hosts[0].daemon.start()?;
+        let volume = json!({ "name": VOLUME, "backend": uri });
+        pair.owner().admin.call("POST", "/v1/volumes", Some(&volume))?;
+        pair.owner().wait_sync()?;
+        Ok(pair)
+    }
+
+    /// The one that serves the volume.
+    pub fn owner(&self) -> &Host {
+        &self.hosts[self.owner]
+    }
+
+    /// The other one.
+    pub fn peer(&self) -> &Host {
+        &self.hosts[1 - self.owner]
+    }
+
+    /// The image of a pair that was made without one.
+    pub fn image(&self) -> PathBuf {
+        self.scratch.join("image")
+    }
+
+    /// A workload's daemon is gone: the peer takes the volume over, the workload connects there, and every sector is checked.
+    /// Returns how long the takeover took.
+    pub fn fail_over(&mut self, workload: &mut Workload) -> Result<Duration, Error> {
+        workload.server_died();
+        let took = self.peer().take_over(false)?;
+        self.owner = 1 - self.owner;
+        self.verify(workload)?;
+        Ok(took)
+    }
+
+    /// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
+    pub fn verify_plain(&self, workload: &mut Workload, image: &std::path::Path) -> Result<(), Error> {
+        verify_plain(&self.scratch, workload, image)
+    }
+
+    /// Connects a workload to the owner and checks every sector.
+    pub fn verify(&self, workload: &mut Workload) -> Result<(), Error> {
+        workload.connect(&self.owner().socket, VOLUME)?;
+        match workload.verify()? {
+            Progress::Done => Ok(()),
+            _ => Err(Error::Disconnected),
+        }
+    }
+}
