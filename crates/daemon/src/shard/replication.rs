@@ -94,10 +94,10 @@ impl<C: Core> Reactor<C> {
     /// Lets the machines look at the core, and at what has come from other hosts. Returns whether the core has to be looked
     /// at again.
     pub(super) fn replicate(&mut self) -> bool {
-        if self.replication.owners.is_empty() && self.replication.links.is_empty() {
-            return false;
-        }
         let mut changed = std::mem::take(&mut self.replication.hung_up);
+        if self.replication.owners.is_empty() && self.replication.links.is_empty() {
+            return changed;
+        }
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
