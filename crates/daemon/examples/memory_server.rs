@@ -6,7 +6,7 @@
 use std::os::unix::net::UnixListener;
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
 use tidepool_daemon::shard::{Opened, start_with};
-use tidepool_engine::api::{Mode, VolumeSpec};
+use tidepool_engine::api::{Degraded, Mode, VolumeSpec};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             generation: 1,
             attachment: Vec::new(),
         };
-        shard.add_volume(spec, Box::new(NoBackend::new()?)).await?;
+        shard.add_volume(spec, Box::new(NoBackend::new()?), Degraded::No).await?;
         let listener = UnixListener::bind(&socket)?;
         shard.listen(listener.into(), None).await?;
         println!("ready");

@@ -150,7 +150,7 @@ fn latency(histogram: &LatencyHistogram) -> Latency {
 pub(crate) mod tests {
     use super::*;
     use crate::metrics::Sample;
-    use crate::shard::{ReactorCounters, ShardStatus};
+    use crate::shard::{PairStatus, ReactorCounters, ShardStatus};
     use tidepool_engine::api::{DrainOrder, Mode, VolumeId, VolumeSpec};
     use tidepool_engine::status::{DeviceStatus, VolumeCounters, VolumeStatus};
 
@@ -202,6 +202,7 @@ pub(crate) mod tests {
             write_latency: empty.clone(),
             flush_latency: empty,
             connections: 2,
+            pair: None,
         }
     }
 
@@ -215,6 +216,24 @@ pub(crate) mod tests {
             reactor: ReactorCounters::default(),
         };
         Sample { shard, volumes }
+    }
+
+    #[test]
+    fn what_two_hosts_have_does_not_count_as_exceeding() {
+        let known = Known { accept_loss: Some(Duration::from_millis(2_000)), ..Known::default() };
+        let mut status = status_with("v", 4);
+        status.pair = Some(PairStatus {
+            phase: "sync",
+            host: Some("h2".into()),
+            in_sync: true,
+            degraded: Degraded::No,
+            lag_records: 3,
+        });
+        let report = volume(&status, known);
+        assert!(!report.exposure.exceeded);
+        assert_eq!(report.peer.as_deref(), Some("h2"));
+        let replication = report.replication.expect("it has a second copy");
+        assert_eq!((replication.in_sync, replication.degraded, replication.lag_records), (true, false, 3));
     }
 
     #[test]

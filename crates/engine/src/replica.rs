@@ -505,7 +505,8 @@ impl Replica {
 
 /// Refuses what a checkpoint could not be read with: it comes from another host.
 fn check_begin(generation: u64, size_bytes: u64, base: u64) -> Result<(), ControlError> {
-    let size = size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES as u64) && size_bytes <= VOLUME_BYTES_MAX;
+    let size =
+        size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES as u64) && size_bytes <= VOLUME_BYTES_MAX;
     // Records come after it.
     let counters = generation < COUNTER_MAX && base < COUNTER_MAX / 2;
     if size && counters { Ok(()) } else { Err(ControlError::Size(size_bytes)) }

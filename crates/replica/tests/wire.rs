@@ -76,10 +76,23 @@ impl Said {
         let block = block(&self.entries, a);
         let room = Room { bytes: d, ranges: e };
         f(match self.kind {
-            1 => Message::Hello { cache, boot, generation: a, host: &self.texts[1], name: &self.texts[0], image: &self.texts[1] },
+            1 => Message::Hello {
+                cache,
+                boot,
+                generation: a,
+                host: &self.texts[1],
+                name: &self.texts[0],
+                image: &self.texts[1],
+            },
             2 => {
                 let holds = Holds { generation: a, base: b, logged: c, stable: d };
-                Message::Welcome { cache, boot, host: &self.texts[0], room, holds: self.flag.then_some(holds) }
+                Message::Welcome {
+                    cache,
+                    boot,
+                    host: &self.texts[0],
+                    room,
+                    holds: self.flag.then_some(holds),
+                }
             }
             3 => Message::Refused(&self.texts[0]),
             4 => Message::Begin(Begin { generation: a, size_bytes: c, base: b, room }),

@@ -1,7 +1,8 @@
 //! Calls the admin API.
 
 use super::{
-    AddVolume, ErrorBody, Removed, ResizeVolume, SetVolume, Snapshot, Status, TakeSnapshot, TakeVolume, VolumeReport,
+    AddVolume, ErrorBody, Removed, ResizeVolume, SetVolume, Snapshot, Status, TakeSnapshot, TakeVolume,
+    VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;

@@ -248,8 +248,9 @@ fn take_owners_in(
     let mut tasks = Vec::new();
     for (address, socket) in sockets {
         let listener = peers::Listener::new(socket, &address, certificates.clone());
-        let listener = listener
-            .map_err(|e| Failure::failed(format!("cannot take second copies at {address}: {}", reason(&e))))?;
+        let listener = listener.map_err(|e| {
+            Failure::failed(format!("cannot take second copies at {address}: {}", reason(&e)))
+        })?;
         tasks.push(tokio::spawn(peers::accept(listener, shard.clone(), host.to_owned())));
         info!("taking second copies of others' volumes at {address}");
     }

@@ -17,16 +17,39 @@ use tokio::sync::oneshot;
 
 /// What waits for the core's answer.
 enum Pending {
-    Add { id: VolumeId, answer: oneshot::Sender<Result<VolumeId, Refused>> },
-    Attach { id: VolumeId, answer: oneshot::Sender<Result<(), Refused>> },
-    Remove { id: VolumeId, answer: Answer<Option<Box<dyn Backend>>> },
-    Simple { answer: Answer<()> },
+    Add {
+        id: VolumeId,
+        answer: oneshot::Sender<Result<VolumeId, Refused>>,
+    },
+    Attach {
+        id: VolumeId,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Remove {
+        id: VolumeId,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    },
+    Simple {
+        answer: Answer<()>,
+    },
     /// The copy of another host's volume begins.
-    Begin { slot: u32 },
+    Begin {
+        slot: u32,
+    },
     /// A copy is made ready to be taken over.
-    Takeover { id: VolumeId, answer: Answer<()> },
-    Snapshot { id: VolumeId, answer: Answer<()> },
-    Resize { id: VolumeId, size_bytes: u64, answer: Answer<()> },
+    Takeover {
+        id: VolumeId,
+        answer: Answer<()>,
+    },
+    Snapshot {
+        id: VolumeId,
+        answer: Answer<()>,
+    },
+    Resize {
+        id: VolumeId,
+        size_bytes: u64,
+        answer: Answer<()>,
+    },
     Shutdown,
 }
 

@@ -225,7 +225,9 @@ impl<C: Core> Reactor<C> {
         durable: bool,
         head: &[u8],
     ) -> bool {
-        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+            return false;
+        };
         let Some(bytes) = Link::record_bytes(prefix).filter(|_| follower.has_begun) else {
             self.hang_up(slot, "it has sent a record that is too long, or before a copy has begun");
             return false;
@@ -279,7 +281,9 @@ impl<C: Core> Reactor<C> {
 
     /// Says what the owner is to know; whether the core has been given something.
     pub(super) fn look_as_follower(&mut self, slot: u32) -> bool {
-        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+            return false;
+        };
         let Some(engine) = self.shared.core.engine().filter(|_| !link.broken()) else { return false };
         let mut effects = Vec::new();
         follower.session.look(engine, &mut effects);
@@ -313,7 +317,8 @@ impl<C: Core> Reactor<C> {
         (me, record, accept_loss): (Party, Record, bool),
         answer: Answer<()>,
     ) {
-        let spec = self.shared.core.volumes().into_iter().find(|(known, _)| *known == id).map(|(_, spec)| spec);
+        let spec =
+            self.shared.core.volumes().into_iter().find(|(known, _)| *known == id).map(|(_, spec)| spec);
         let attached = self.shared.volumes.get(id).is_some();
         let engine = self.shared.core.engine();
         let (Some(spec), Some(engine), false) = (spec, engine, attached) else {

@@ -29,9 +29,9 @@ mod volume;
 
 pub use self::core::Core;
 pub use follower::Hello;
+pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
 pub use link::Socket;
 pub use owner::Connected;
-pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
 pub use stats::{LatencyHistogram, PairStatus, ReactorCounters, ShardStatus, ShardVolumeStatus};
 
 use reactor::Reactor;

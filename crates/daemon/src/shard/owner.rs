@@ -285,7 +285,10 @@ impl<C: Core> Reactor<C> {
                     self.write_record(id);
                 }
                 Effect::Close => {
-                    tracing::error!("volume {}: another host has taken it over; it is closed here", side.name);
+                    tracing::error!(
+                        "volume {}: another host has taken it over; it is closed here",
+                        side.name
+                    );
                     let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
                     engine.fence(id);
                 }
@@ -375,8 +378,7 @@ impl<C: Core> Reactor<C> {
             Message::Beat { .. } => {}
             Message::Begun { generation, .. } => {
                 let side = self.replication.owners.get_mut(&id);
-                if let Some(side) =
-                    side.filter(|side| side.session.owner().record().generation == generation)
+                if let Some(side) = side.filter(|side| side.session.owner().record().generation == generation)
                 {
                     side.has_begun = true;
                     self.tell_owner(id, Event::Begun);

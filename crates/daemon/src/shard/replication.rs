@@ -115,7 +115,8 @@ impl<C: Core> Reactor<C> {
     fn listen_to(&mut self, slot: u32) -> bool {
         let mut head = std::mem::take(&mut self.replication.head);
         let mut given = false;
-        while let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken()) {
+        while let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
+        {
             link.stalled = false;
             let next = link.next(self.shared.core.arena_mut(), &mut head);
             let frame = match next {
@@ -244,7 +245,8 @@ impl<C: Core> Reactor<C> {
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
-            let Some((link, _)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken()) else {
+            let Some((link, _)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
+            else {
                 continue;
             };
             if link.stalled {

@@ -93,11 +93,8 @@ impl Volumes {
             if party.cache != holder.cache {
                 continue;
             }
-            let tail = holds.map(|holds| Tail {
-                generation: holds.generation,
-                logged: holds.logged,
-                holder: party,
-            });
+            let tail =
+                holds.map(|holds| Tail { generation: holds.generation, logged: holds.logged, holder: party });
             match resume(me, &record, own_sequence, tail) {
                 Resume::Serve => {
                     info!("volume {}: the copy on {host} has nothing that is not here", entry.name);
