@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost fuzz guard guard18 mutations mutants
+.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost pair fuzz guard guard18 mutations mutants
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -64,6 +64,10 @@ crash: deps ## a hundred rounds of kill -9 under load; ARGS="--backend rbd" on C
 lost: deps ## thirty rounds in which the cache is destroyed under load; ARGS=--file without Ceph, ARGS=--postgres with a PostgreSQL on it (as root)
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin lost -- $(ARGS)
+
+pair: deps ## fifty rounds in which one of two hosts is lost under load, on Ceph; ARGS=owner, peer-killed, peer-stopped or link
+	$(CARGO) build --release --locked -p tidepool
+	$(CARGO) run --release --locked -p tidepool-tests --bin pair -- $(if $(ARGS),$(ARGS),owner)
 
 fuzz: ## what takes bytes from elsewhere, guided by coverage, for HOURS hours; ARGS=cache_image for one target
 	@scripts/fuzz.py --hours $(HOURS) $(ARGS)

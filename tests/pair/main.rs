@@ -11,6 +11,7 @@ use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
 use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
+use tidepool_tests::wire::WireMode;
 
 const IMAGE_BYTES: u64 = 64 * MIB;
 /// Rounds of the short form.
@@ -102,6 +103,44 @@ fn g8_without_its_peer_a_volume_goes_on_as_write_through() {
         pair.owner().wait_sync().expect("in sync again");
         workload.verify().expect("nothing is lost");
     }
+    workload.disconnect().expect("goodbye");
+}
+
+#[test]
+fn g8_a_link_that_is_cut_or_swallows_everything_costs_no_request() {
+    let _turn = one_at_a_time();
+    let pair = pair();
+    let mut workload = workload(&pair, 607);
+    for mode in [WireMode::Hole, WireMode::Cut, WireMode::Hole] {
+        let end = under_load(&mut workload, 600, || pair.set_link(mode));
+        assert_eq!(end, Progress::Done);
+        pair.owner().wait_degraded().expect("write-through");
+        pair.set_link(WireMode::Works);
+        pair.owner().wait_sync().expect("in sync again");
+        workload.verify().expect("nothing is lost");
+    }
+    workload.disconnect().expect("goodbye");
+}
+
+#[test]
+fn g4_a_link_that_flaps_loses_nothing() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 608);
+    let mut rng = Rng::new(rng::seed(609));
+    let end = under_load(&mut workload, 200, || {
+        for _ in 0..12 {
+            pair.set_link(if rng.chance(50) { WireMode::Hole } else { WireMode::Cut });
+            std::thread::sleep(Duration::from_millis(20 + rng.below(500)));
+            pair.set_link(WireMode::Works);
+            std::thread::sleep(Duration::from_millis(20 + rng.below(2500)));
+        }
+    });
+    assert_eq!(end, Progress::Done);
+    pair.owner().wait_sync().expect("in sync in the end");
+    // What the peer has now is everything.
+    pair.hosts[0].daemon.kill().expect("kill");
+    pair.fail_over(&mut workload).expect("nothing is lost");
     workload.disconnect().expect("goodbye");
 }
 

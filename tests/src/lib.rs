@@ -10,5 +10,6 @@ pub mod lost_postgres;
 pub mod pair;
 pub mod postgres;
 pub mod rig;
+pub mod wire;
 
 pub use rig::{Rig, RigOptions};

@@ -9,6 +9,7 @@ use tidepool_testkit::stamps::{Progress, Workload};
 use tidepool_testkit::{Admin, Daemon, Error, Scratch};
 
 use crate::rig::{VOLUME, verify_plain};
+use crate::wire::{Wire, WireMode};
 
 /// Longest wait for a state of the two.
 const STATE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -89,6 +90,8 @@ pub struct Pair {
     pub hosts: [Host; 2],
     /// Which of them owns the volume.
     pub owner: usize,
+    /// What the two are connected by: the one's way to the other, and back.
+    wires: [Wire; 2],
     /// The directory with all of that.
     pub scratch: Scratch,
 }
@@ -108,7 +111,7 @@ impl Pair {
         };
         let host = |at: usize| {
             let place = |what: &str| scratch.join(format!("{what}{at}"));
-            let peer = scratch.join(format!("peer{}", 1 - at));
+            let wire = scratch.join(format!("wire{at}"));
             let mut arguments = vec![
                 "serve".to_string(),
                 format!("--cache={}", place("cache").display()),
@@ -116,7 +119,7 @@ impl Pair {
                 format!("--nbd=nbd+unix:///?socket={}", place("nbd").display()),
                 format!("--admin={}", place("admin").display()),
                 format!("--peer-listen=unix:{}", place("peer").display()),
-                format!("--peer=unix:{}", peer.display()),
+                format!("--peer=unix:{}", wire.display()),
             ];
             arguments.extend(options.extra.iter().cloned());
             Ok::<Host, Error>(Host {
@@ -126,13 +129,23 @@ impl Pair {
                 cache: place("cache"),
             })
         };
-        let mut pair = Pair { hosts: [host(0)?, host(1)?], owner: 0, scratch };
+        let wire = |at: usize| {
+            let place = |what: &str, at: usize| scratch.join(format!("{what}{at}"));
+            Wire::new(place("wire", at), place("peer", 1 - at)).map_err(io)
+        };
+        let (wires, hosts) = ([wire(0)?, wire(1)?], [host(0)?, host(1)?]);
+        let mut pair = Pair { hosts, owner: 0, wires, scratch };
         pair.hosts[1].daemon.start()?;
         pair.hosts[0].daemon.start()?;
         let volume = json!({ "name": VOLUME, "backend": uri });
         pair.owner().admin.call("POST", "/v1/volumes", Some(&volume))?;
         pair.owner().wait_sync()?;
         Ok(pair)
+    }
+
+    /// Changes what lies between the two.
+    pub fn set_link(&self, mode: WireMode) {
+        self.wires.iter().for_each(|wire| wire.set(mode));
     }
 
     /// The one that serves the volume.
