@@ -180,6 +180,10 @@ fn a_volume_with_a_second_copy_is_changed_and_removed_like_any_other() {
     workload.run(2000).expect("a run");
     workload.verify().expect("nothing is lost");
     workload.disconnect().expect("goodbye");
+    let needed = pair.peer().admin.call("DELETE", &path, None).expect_err("the copy counts").to_string();
+    assert!(needed.contains("and counts"), "{needed}");
     let removed = admin.call("DELETE", &path, None).expect("it is removed");
     assert_eq!(removed["verified"], true);
+    pair.peer().admin.call("DELETE", &path, None).expect("the copy is forgotten");
+    assert_eq!(pair.peer().volume().expect("a status"), None);
 }

@@ -426,7 +426,8 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Give an image back: drain it, compare it with the cache, unlock it, and say how to use it directly.
+    /// Give an image back: drain it, compare it with the cache, unlock it, and say how to use it directly. The second copy of
+    /// another host's volume is forgotten, unless it counts.
     Remove {
         /// The volume.
         name: VolumeName,

@@ -67,6 +67,7 @@ impl From<VolumeError> for Problem {
             | VolumeError::Snapshot { .. }
             | VolumeError::Busy(_)
             | VolumeError::NotInSync { .. }
+            | VolumeError::NotForgotten { .. }
             | VolumeError::Behind { .. }
             | VolumeError::OtherImage { .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,

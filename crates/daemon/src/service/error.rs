@@ -133,6 +133,14 @@ pub enum VolumeError {
         /// What the record says instead.
         why: String,
     },
+    /// The copy in this cache is needed.
+    #[error("cannot remove volume {name}: {why}")]
+    NotForgotten {
+        /// The volume.
+        name: String,
+        /// By whom.
+        why: String,
+    },
     /// No snapshot was taken.
     #[error("cannot take snapshot {snapshot} of volume {name}: {why}")]
     Snapshot {

@@ -123,10 +123,13 @@ impl<C: Core> Reactor<C> {
             Command::Attach { id, attach, backend, degraded, answer } => {
                 self.attach(id, attach, backend, degraded, answer);
             }
-            Command::Remove { id, verify, answer } => self.operate(id, answer, |shared, number, answer| {
-                shared.core.remove(now, id, verify, number);
-                Pending::Remove { id, answer }
-            }),
+            Command::Remove { id, verify, answer } => {
+                self.end_following(id, "the copy is to be forgotten");
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.remove(now, id, verify, number);
+                    Pending::Remove { id, answer }
+                });
+            }
             Command::Drain { id, answer } => self.operate(id, answer, |shared, number, answer| {
                 shared.core.drain(now, id, number);
                 Pending::Simple { answer }

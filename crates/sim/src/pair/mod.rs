@@ -101,7 +101,13 @@ impl Plan {
             sync_first: rng.permille(700),
             modes: rng.permille(300),
             neighbour: rng.pick(&[0, 0, 1, 8]),
-            alone: rng.pick(&[Degraded::No, Degraded::WriteThrough, Degraded::Stopped]),
+            alone: rng.pick(&[
+                Degraded::No,
+                Degraded::No,
+                Degraded::No,
+                Degraded::WriteThrough,
+                Degraded::Stopped,
+            ]),
         }
     }
 

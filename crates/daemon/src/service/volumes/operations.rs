@@ -80,7 +80,7 @@ impl Volumes {
     /// # Errors
     /// The volume goes on serving, unless the error says that it is removed.
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<Removed, VolumeError> {
-        let entry = self.entry(name)?;
+        let Ok(entry) = self.entry(name) else { return self.forget_copy(name).await };
         let change = entry.begin_change()?;
         let id = entry.attached("remove")?;
         let status = self.volume_status(name).await?;

@@ -1,6 +1,7 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
 use super::{Entry, Volumes, from_shard, lock};
+use crate::admin::Removed;
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, Replicated, Welcomed, dial, me, record_of};
 use crate::shard::ShardError;
@@ -166,6 +167,29 @@ impl Volumes {
         }
         let outcome = self.begin_attach(id, spec, None, true)?.await;
         outcome.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())))
+    }
+
+    /// Forgets the copy of another host's volume, unless it counts.
+    pub(super) async fn forget_copy(&self, name: &str) -> Result<Removed, VolumeError> {
+        let _takeover = self.takeovers.lock().await;
+        let (id, spec) = self.copy(name).await?;
+        let uri: BackendUri = spec.backend.parse()?;
+        let found = self.ownership(uri).await.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        let me = me(self.cache_uuid).cache;
+        if let Some(found) = found {
+            let record = record_of(&found);
+            let counts = matches!(record.copies, Copies::Sync(peer) if peer.cache == me);
+            if counts || record.owner.cache == me {
+                let why = format!(
+                    "it is the second copy of a volume of {}, and counts; name another --peer there, or remove the volume there, first",
+                    found.host
+                );
+                return Err(VolumeError::NotForgotten { name: name.to_owned(), why });
+            }
+        }
+        self.shard.remove_volume(id, false).await.map_err(from_shard("remove", name))?;
+        info!("volume {name}: the copy of another host's is forgotten");
+        Ok(Removed { name: name.to_owned(), backend: spec.backend, verified: false, direct_use: Vec::new() })
     }
 
     /// A copy that is found at the start may be this host's volume already: a takeover was cut short then.
