@@ -49,7 +49,7 @@ pub struct Export {
 }
 
 /// The half of a connection that sends.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sender {
     stream: Arc<UnixStream>,
 }

@@ -190,7 +190,10 @@ fn list(volumes: &[VolumeReport]) -> String {
 
 fn gave_back(removed: &Removed) -> String {
     if removed.direct_use.is_empty() {
-        return format!("the copy of volume {} is forgotten: {} has its data elsewhere\n", removed.name, removed.backend);
+        return format!(
+            "the copy of volume {} is forgotten: {} has its data elsewhere\n",
+            removed.name, removed.backend
+        );
     }
     let compared = if removed.verified { "compared with the cache, " } else { "" };
     let mut text =

@@ -88,6 +88,8 @@ struct State {
     model: Model,
     pending: HashMap<u64, Pending>,
     disconnected: bool,
+    /// The connections, for whoever gives the server up.
+    connections: Vec<Sender>,
     failure: Option<Error>,
     summary: Summary,
     seed: u64,
@@ -128,6 +130,7 @@ impl Workload {
             model: Model::new(origin, sectors),
             pending: HashMap::new(),
             disconnected: true,
+            connections: Vec::new(),
             failure: None,
             summary: Summary::default(),
             seed: options.seed,
@@ -188,6 +191,7 @@ impl Workload {
             }
             let shared = self.shared.clone();
             self.readers.push(std::thread::spawn(move || receive(&shared, receiver)));
+            self.shared.lock().connections.push(sender.clone());
             self.senders.push(sender);
         }
         Ok(())
@@ -260,6 +264,7 @@ impl Workload {
         }
         let state = &mut *self.shared.lock();
         state.disconnected = true;
+        state.connections.clear();
         for (_, pending) in state.pending.drain() {
             state.summary.abandoned += 1;
             match pending {
@@ -394,9 +399,11 @@ impl Drop for Workload {
 pub struct Gauge(Arc<Shared>);
 
 impl Gauge {
-    /// As if the server were gone: a run that waits for it ends.
+    /// As if the server were gone: a run that waits for it ends, also one that it does not read from.
     pub fn give_up(&self) {
-        self.0.lock().disconnected = true;
+        let mut state = self.0.lock();
+        state.disconnected = true;
+        state.connections.iter().for_each(Sender::shutdown);
         self.0.changed.notify_all();
     }
 

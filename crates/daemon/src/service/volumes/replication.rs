@@ -174,7 +174,10 @@ impl Volumes {
         let _takeover = self.takeovers.lock().await;
         let (id, spec) = self.copy(name).await?;
         let uri: BackendUri = spec.backend.parse()?;
-        let found = self.ownership(uri).await.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        let found = self
+            .ownership(uri)
+            .await
+            .map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
         let me = me(self.cache_uuid).cache;
         if let Some(found) = found {
             let record = record_of(&found);
