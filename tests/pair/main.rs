@@ -13,7 +13,7 @@ use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
 
-const IMAGE_BYTES: u64 = 64 * MIB;
+const IMAGE_BYTES: u64 = 32 * MIB;
 /// Rounds of the short form.
 const ROUNDS: usize = 6;
 

@@ -17,8 +17,8 @@ use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
 
 /// Size of the volume; the workload leaves its last MiB to others.
-const IMAGE_BYTES: u64 = 129 * MIB;
-const WORKLOAD_BYTES: u64 = 128 * MIB;
+const IMAGE_BYTES: u64 = 33 * MIB;
+const WORKLOAD_BYTES: u64 = 32 * MIB;
 
 /// Loses one of two hosts again and again.
 #[derive(Debug, Parser)]
@@ -82,7 +82,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             Ok(format!("rbd:rbd/{VOLUME}?conf={}", cluster.conf().display()))
         }
     };
-    let mut pair = Pair::new(&PairOptions { cache_bytes: 384 * MIB, image, extra: Vec::new() })?;
+    let mut pair = Pair::new(&PairOptions { cache_bytes: 192 * MIB, image, extra: Vec::new() })?;
     let mix = Mix { flushes: 1, ..Mix::default() };
     let mut workload = Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(seed, WORKLOAD_BYTES) });
     workload.connect(&pair.owner().socket, VOLUME)?;
