@@ -28,6 +28,7 @@ mod init;
 mod log;
 pub mod marks;
 pub mod mem;
+mod mode;
 #[cfg(feature = "mutations")]
 pub mod mutation;
 #[cfg(not(feature = "mutations"))]
