@@ -19,7 +19,7 @@ AT_ONCE = 2
 # Most that is said again of a program that failed.
 FAILURE_CHARACTERS = 6000
 # Longest first, so that none is left over at the end.
-LONG = ["rbd", "guard", "lab_runs", "guest", "device", "lab", "readme", "faulty_disk", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "network",
+LONG = ["rbd", "pair", "guard", "lab_runs", "guest", "device", "lab", "readme", "faulty_disk", "ceph", "ceph_failing", "snapshot", "cluster", "clones", "network",
         "lost_cache", "daemon_killed"]
 # What only computes, on all cores, and can wait.
 PATIENT = ["seeds", "mutations"]
