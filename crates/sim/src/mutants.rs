@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidepool_engine::mutation::{Mutation, set};
 
 /// Seeds that are tried on one bug, from 1 on.
-pub const SEEDS_MAX: u64 = 400;
+pub const SEEDS_MAX: u64 = 800;
 /// Most simulated seconds of one life.
 pub const SECONDS: u64 = 30;
 /// The same of two hosts.
