@@ -1,6 +1,6 @@
 //! The same on images of a real cluster, whose owners can be fenced.
 
-use super::{IMAGE_BYTES, under_load, workload};
+use super::{IMAGE_BYTES, lose_owner, under_load, workload};
 
 use std::time::Duration;
 
@@ -38,15 +38,7 @@ fn g4_the_peer_of_a_dead_host_goes_on_in_a_moment() {
     let mut workload = workload(&pair, 611);
     let mut rng = Rng::new(rng::seed(612));
     for _ in 0..ROUNDS {
-        let owner = pair.owner;
-        let ms = 50 + rng.below(800);
-        let hosts = &mut pair.hosts;
-        let end = under_load(&mut workload, ms, || hosts[owner].daemon.kill().expect("kill"));
-        assert_eq!(end, Progress::Disconnected);
-        let took = pair.fail_over(&mut workload).expect("nothing is lost");
-        println!("taken over in {} ms", took.as_millis());
-        pair.hosts[owner].daemon.start().expect("it starts");
-        pair.owner().wait_sync().expect("in sync again");
+        lose_owner(&mut pair, &mut workload, &mut rng);
     }
     workload.disconnect().expect("goodbye");
     check_image(&cluster, "killed", &pair, &mut workload);

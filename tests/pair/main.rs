@@ -43,6 +43,36 @@ fn under_load(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Progress
     })
 }
 
+/// The owner is killed under load, its peer takes over with everything, and the old owner comes back as the peer of the new one.
+fn lose_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
+    let owner = pair.owner;
+    let ms = 50 + rng.below(800);
+    let hosts = &mut pair.hosts;
+    let end = under_load(workload, ms, || hosts[owner].daemon.kill().expect("kill"));
+    assert_eq!(end, Progress::Disconnected);
+    let took = pair.fail_over(workload).expect("nothing is lost");
+    println!("taken over in {} ms", took.as_millis());
+    pair.hosts[owner].daemon.start().expect("it starts");
+    pair.owner().wait_sync().expect("in sync again");
+    let copy = pair.peer().volume().expect("a status").expect("a copy");
+    assert_eq!(copy["state"], "replica");
+}
+
+/// The owner loses its peer under load and gets it back: no request fails and none hangs, and nothing is lost.
+fn lose_peer(
+    pair: &mut Pair,
+    workload: &mut Workload,
+    lose: impl FnOnce(&mut Pair),
+    give_back: impl FnOnce(&mut Pair),
+) {
+    let end = under_load(workload, 600, || lose(pair));
+    assert_eq!(end, Progress::Done);
+    pair.owner().wait_degraded().expect("write-through");
+    give_back(pair);
+    pair.owner().wait_sync().expect("in sync again");
+    workload.verify().expect("nothing is lost");
+}
+
 #[test]
 fn g4_what_was_acknowledged_survives_its_host() {
     let _turn = one_at_a_time();
@@ -50,18 +80,7 @@ fn g4_what_was_acknowledged_survives_its_host() {
     let mut workload = workload(&pair, 601);
     let mut rng = Rng::new(rng::seed(602));
     for _ in 0..ROUNDS {
-        let owner = pair.owner;
-        let ms = 50 + rng.below(800);
-        let hosts = &mut pair.hosts;
-        let end = under_load(&mut workload, ms, || hosts[owner].daemon.kill().expect("kill"));
-        assert_eq!(end, Progress::Disconnected);
-        let took = pair.fail_over(&mut workload).expect("nothing is lost");
-        println!("taken over in {} ms", took.as_millis());
-        // The old owner comes back as the peer of the new one.
-        pair.hosts[owner].daemon.start().expect("it starts");
-        pair.owner().wait_sync().expect("in sync again");
-        let copy = pair.peer().volume().expect("a status").expect("a copy");
-        assert_eq!(copy["state"], "replica");
+        lose_owner(&mut pair, &mut workload, &mut rng);
     }
     workload.disconnect().expect("goodbye");
 }
@@ -88,20 +107,15 @@ fn g8_without_its_peer_a_volume_goes_on_as_write_through() {
     let _turn = one_at_a_time();
     let mut pair = pair();
     let mut workload = workload(&pair, 604);
-    for stopped in [false, true, false, true] {
-        let hosts = &mut pair.hosts;
-        let end = under_load(&mut workload, 600, || match stopped {
-            true => hosts[1].daemon.signal(Signal::STOP).expect("it stops"),
-            false => hosts[1].daemon.kill().expect("kill"),
-        });
-        assert_eq!(end, Progress::Done, "no request fails and none hangs");
-        pair.owner().wait_degraded().expect("write-through");
-        match stopped {
-            true => pair.hosts[1].daemon.signal(Signal::CONT).expect("it goes on"),
-            false => drop(pair.hosts[1].daemon.start().expect("it starts")),
-        }
-        pair.owner().wait_sync().expect("in sync again");
-        workload.verify().expect("nothing is lost");
+    for _ in 0..2 {
+        let killed = |pair: &mut Pair| pair.hosts[1].daemon.kill().expect("kill");
+        let started = |pair: &mut Pair| {
+            pair.hosts[1].daemon.start().expect("it starts");
+        };
+        lose_peer(&mut pair, &mut workload, killed, started);
+        let stopped = |pair: &mut Pair| pair.hosts[1].daemon.signal(Signal::STOP).expect("it stops");
+        let goes_on = |pair: &mut Pair| pair.hosts[1].daemon.signal(Signal::CONT).expect("it goes on");
+        lose_peer(&mut pair, &mut workload, stopped, goes_on);
     }
     workload.disconnect().expect("goodbye");
 }
@@ -109,15 +123,11 @@ fn g8_without_its_peer_a_volume_goes_on_as_write_through() {
 #[test]
 fn g8_a_link_that_is_cut_or_swallows_everything_costs_no_request() {
     let _turn = one_at_a_time();
-    let pair = pair();
+    let mut pair = pair();
     let mut workload = workload(&pair, 607);
     for mode in [WireMode::Hole, WireMode::Cut, WireMode::Hole] {
-        let end = under_load(&mut workload, 600, || pair.set_link(mode));
-        assert_eq!(end, Progress::Done);
-        pair.owner().wait_degraded().expect("write-through");
-        pair.set_link(WireMode::Works);
-        pair.owner().wait_sync().expect("in sync again");
-        workload.verify().expect("nothing is lost");
+        let set = |mode| move |pair: &mut Pair| pair.set_link(mode);
+        lose_peer(&mut pair, &mut workload, set(mode), set(WireMode::Works));
     }
     workload.disconnect().expect("goodbye");
 }

@@ -36,19 +36,14 @@ impl Host {
     }
 
     /// Waits until the volume's report is as wanted.
-    pub fn wait(&self, what: &str, mut is: impl FnMut(&Value) -> bool) -> Result<Value, Error> {
-        let start = Instant::now();
-        loop {
-            let volume = self.volume()?;
-            if let Some(volume) = volume.as_ref().filter(|volume| is(volume)) {
-                return Ok(volume.clone());
+    pub fn wait(&self, what: &str, is: impl FnMut(&Value) -> bool) -> Result<Value, Error> {
+        self.admin.wait_volume(VOLUME, STATE_TIMEOUT, is).map_err(|error| match error {
+            Error::Timeout { limit, hint, .. } => {
+                let hint = format!("{hint}; log: {}", self.daemon.log_tail());
+                Error::Timeout { what: what.into(), limit, hint }
             }
-            if start.elapsed() > STATE_TIMEOUT {
-                let hint = format!("; last status: {volume:?}; log: {}", self.daemon.log_tail());
-                return Err(Error::Timeout { what: what.into(), limit: STATE_TIMEOUT, hint });
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+            error => error,
+        })
     }
 
     /// Waits until whatever is acknowledged is in both logs.

@@ -13,6 +13,8 @@ pub const BLOCK_BYTES: usize = 4096;
 pub const SECTOR_BYTES: usize = 512;
 /// Largest buffer of one request in bytes. A front door splits larger requests at multiples of this.
 pub const REQUEST_BYTES_MAX: usize = 256 * 1024;
+/// Data blocks of one record that a peer is sent: what its log finds room for whatever the sizes of its appends and segments.
+pub const RECORD_BLOCKS_MAX: usize = 32;
 /// Longest discard or write-zeroes in bytes; longer ones are refused as invalid.
 pub const RANGE_BYTES_MAX: u64 = 1 << 40;
 /// Most volumes that one cache device serves.

@@ -534,13 +534,10 @@ fn collect_extents(volumes: &[Option<Box<Volume>>]) -> (Vec<ExtentItem>, Vec<u64
             continue;
         }
         let mut push = |kind: ExtentKind, block: u64, n: u32, gap_is_cached: bool| {
-            if let Some(last) = list.last_mut() {
+            let same = |last: &&mut ExtentItem| last.volume.get() as usize == v && last_kind == kind as u8;
+            if let Some(last) = list.last_mut().filter(same) {
                 let joined = u64::from(last.len.get()) + (block + u64::from(n) - end);
-                if last.volume.get() as usize == v
-                    && last_kind == kind as u8
-                    && (end == block || gap_is_cached)
-                    && joined <= u64::from(u32::MAX)
-                {
+                if (end == block || gap_is_cached) && joined <= u64::from(u32::MAX) {
                     last.len = U32::new(joined as u32);
                     end = block + u64::from(n);
                     return true;

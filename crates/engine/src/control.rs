@@ -736,15 +736,19 @@ impl Engine {
     }
 }
 
+/// Whether a volume can have so many bytes.
+pub(crate) fn is_size(size_bytes: u64) -> bool {
+    size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES as u64) && size_bytes <= VOLUME_BYTES_MAX
+}
+
 /// A volume can be served under this name, with this size.
 pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), AddError> {
     let good = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
     if spec.name.is_empty() || spec.name.len() > 64 || !spec.name.chars().all(good) {
         return Err(AddError::Name(spec.name.clone()));
     }
-    let size = spec.size_bytes;
-    if size == 0 || !size.is_multiple_of(SECTOR_BYTES as u64) || size > VOLUME_BYTES_MAX {
-        return Err(AddError::Size(size));
+    if !is_size(spec.size_bytes) {
+        return Err(AddError::Size(spec.size_bytes));
     }
     if spec.backend.len() > 1024 {
         return Err(AddError::TooLong("URI"));

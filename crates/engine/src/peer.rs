@@ -5,7 +5,8 @@
 
 use crate::ack::Waiting;
 use crate::api::{
-    BLOCK_BYTES, Degraded, Effect, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, Room, VolumeId,
+    BLOCK_BYTES, Degraded, Effect, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, RECORD_BLOCKS_MAX, Room,
+    VolumeId,
 };
 use crate::engine::Engine;
 use crate::format::RecordKind;
@@ -20,8 +21,6 @@ use std::collections::VecDeque;
 pub(crate) const WINDOW_BYTES: u64 = 8 << 20;
 /// With room for fewer ranges of zeroes than this at the peer the drain is in a hurry.
 const RANGES_SHORT: u64 = 8;
-/// Data blocks of one record that is sent: what the peer's log finds room for whatever the sizes of its appends and segments.
-pub(crate) const RECORD_BLOCKS_MAX: usize = 32;
 
 /// The copy of one volume at its peer.
 #[derive(Default)]

@@ -5,16 +5,17 @@
 //! log is in the order of the records, so that its place there tells.
 
 use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, Effect, Request, RequestError, Room, SECTOR_BYTES, VolumeId, VolumeSpec,
+    BLOCK_BYTES, Begin, ControlError, Effect, RECORD_BLOCKS_MAX, Request, RequestError, Room, VolumeId,
+    VolumeSpec,
 };
-use crate::control::{AddError, VOLUME_BYTES_MAX, check_spec};
+use crate::control::{AddError, check_spec, is_size};
 use crate::engine::Engine;
 use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Append, Builder, BuiltEntry, RecordFields};
 use crate::mem::Buf;
 use crate::mutation::mutated;
-use crate::peer::{RECORD_BLOCKS_MAX, WINDOW_BYTES};
+use crate::peer::WINDOW_BYTES;
 use crate::replay::decode_record;
 use crate::space::Space;
 use crate::volume::{DirtyObject, OpId, Stage, Task, Volume, object_of};
@@ -505,11 +506,9 @@ impl Replica {
 
 /// Refuses what a checkpoint could not be read with: it comes from another host.
 fn check_begin(generation: u64, size_bytes: u64, base: u64) -> Result<(), ControlError> {
-    let size =
-        size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES as u64) && size_bytes <= VOLUME_BYTES_MAX;
     // Records come after it.
     let counters = generation < COUNTER_MAX && base < COUNTER_MAX / 2;
-    if size && counters { Ok(()) } else { Err(ControlError::Size(size_bytes)) }
+    if is_size(size_bytes) && counters { Ok(()) } else { Err(ControlError::Size(size_bytes)) }
 }
 
 /// The room that a record with these entries takes at the peer.

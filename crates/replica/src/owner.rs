@@ -259,7 +259,7 @@ impl Owner {
     }
 
     /// What the peer says of a copy is not about the one that begins.
-    pub(crate) fn is_deaf(&self) -> bool {
+    pub fn is_deaf(&self) -> bool {
         matches!(self.phase, Phase::Solo | Phase::Filling { begun: false, .. })
     }
 

@@ -28,6 +28,15 @@ const RECORD_HEAD_BYTES: usize = size_of::<RecordHeader>();
 const ENTRY_BYTES: usize = size_of::<Entry>();
 const BLOCK: u32 = BLOCK_BYTES as u32;
 
+/// A text as messages take it: one line, shortened if it is too long.
+pub fn one_line(text: &str) -> String {
+    let mut line = text.replace(char::is_control, "?");
+    while line.len() > TEXT_BYTES_MAX {
+        line.pop();
+    }
+    line
+}
+
 /// Why bytes are no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {

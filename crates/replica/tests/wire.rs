@@ -121,6 +121,16 @@ fn said() -> impl Strategy<Value = Said> {
 
 proptest! {
     #[test]
+    fn any_text_can_be_said_in_one_line(text in any::<String>(), times in 1usize..200) {
+        let line = one_line(&text.repeat(times));
+        let mut bytes = Vec::new();
+        Message::Refused(&line).encode(&mut bytes);
+        let (prefix, head) = bytes.split_first_chunk().expect("a prefix");
+        let prefix = Prefix::decode(prefix).expect("a message");
+        prop_assert_eq!(prefix.message(head), Ok(Message::Refused(&line)));
+    }
+
+    #[test]
     fn what_is_said_is_understood(said in said()) {
         said.with(|message| {
             let bytes = encoded(&message);

@@ -410,6 +410,6 @@ fn notify(states: &[NotifyState<'_>]) {
 
 /// Name of this host.
 fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    if name.trim().is_empty() { "localhost".to_owned() } else { name.trim().to_owned() }
+    let name = tidepool_backend::host_name();
+    if name.trim().is_empty() { "localhost".to_owned() } else { name }
 }

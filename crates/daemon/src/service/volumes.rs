@@ -402,11 +402,6 @@ impl Volumes {
         let dirty = known.is_some_and(|v| v.status.dirty);
         entry.clone().look().await;
         self.refuse_shared(entry).await?;
-        let sequence = known.map(|v| v.status.sequence);
-        let whole_as_of = match attach.read_only {
-            true => None,
-            false => self.whole_as_of(entry, sequence.unwrap_or(0)).await?,
-        };
         let options = OpenOptions {
             cache_uuid: self.cache_uuid,
             attachment: Some(recorded),
@@ -414,11 +409,10 @@ impl Volumes {
             read_only: attach.read_only,
             dirty,
             grouped: attach.drain == DrainOrder::Grouped,
-            sequence,
-            whole_as_of,
+            sequence: known.map(|v| v.status.sequence),
             ..OpenOptions::default()
         };
-        let opened = self.open(entry, options, None).await?;
+        let opened = self.open_whole(entry, options).await?;
         info!(
             "volume {name}: cached data {}: {}",
             if opened.keep_clean { "stays" } else { "is dropped" },

@@ -361,7 +361,7 @@ impl<C: Core> Reactor<C> {
                 }
                 let _ = answer.send(result.map_err(ShardError::from));
             }
-            (Pending::Begin { slot }, result) => self.begin_done(slot, number, result),
+            (Pending::Begin { slot }, result) => self.begun(slot, result.map_err(|error| error.to_string())),
             (Pending::Takeover { id, answer }, result) => self.promised(id, answer, result),
             (Pending::Simple { answer }, result) => {
                 let _ = answer.send(result.map_err(ShardError::from));

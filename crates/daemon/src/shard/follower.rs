@@ -11,7 +11,7 @@ use super::shared::Shared;
 use tidepool_driver::Slab;
 use tidepool_engine::api::{BLOCK_BYTES, ControlError, Op, Request, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::mem::Buf;
-use tidepool_replica::wire::{Holds, Message, Prefix, Record as WireRecord};
+use tidepool_replica::wire::{Holds, Message, Prefix, Record as WireRecord, one_line};
 use tidepool_replica::{Copies, Party, PeerEffect, PeerSession, Record};
 
 /// Number of a link's flush among its requests.
@@ -73,11 +73,13 @@ impl<C: Core> Reactor<C> {
     pub(super) fn welcome(&mut self, hello: Hello) -> Result<(), ShardError> {
         let Hello { socket, host, me, my_host, record, spec } = hello;
         let mut link = Link::new(socket, format!("{host} (volume {})", spec.name), self.shared.now);
-        if let Err(error) = self.may_follow(&spec) {
-            link.say(&Message::Refused(&error.to_string().replace(char::is_control, "?")));
-            return Err(error);
-        }
-        let known = self.shared.core.volumes().into_iter().find(|(_, known)| known.name == spec.name);
+        let known = match self.may_follow(&spec) {
+            Ok(known) => known,
+            Err(error) => {
+                link.say(&Message::Refused(&one_line(&error.to_string())));
+                return Err(error);
+            }
+        };
         let volume = known.as_ref().map(|(id, _)| *id);
         volume.into_iter().for_each(|id| self.end_following(id, "its owner has connected again"));
         let engine = self.shared.core.engine().expect("looked at just now");
@@ -105,8 +107,8 @@ impl<C: Core> Reactor<C> {
         Ok(())
     }
 
-    /// Whether the owner of this volume may send its records here.
-    fn may_follow(&mut self, spec: &VolumeSpec) -> Result<(), ShardError> {
+    /// Whether the owner of this volume may send its records here. Returns the volume, if it is known.
+    fn may_follow(&mut self, spec: &VolumeSpec) -> Result<Option<(VolumeId, VolumeSpec)>, ShardError> {
         if self.stopping.is_some() || self.shared.core.engine().is_none() {
             return Err(ShardError::ShuttingDown);
         }
@@ -117,7 +119,7 @@ impl<C: Core> Reactor<C> {
         match known {
             Some((id, _)) if self.shared.volumes.get(id).is_some() => Err(ShardError::Attached(id)),
             Some((_, known)) if known.backend != spec.backend => Err(ShardError::OtherImage(known.backend)),
-            _ => Ok(()),
+            known => Ok(known),
         }
     }
 
@@ -185,7 +187,10 @@ impl<C: Core> Reactor<C> {
                             let (_, follower) = self.follower(slot).expect("looked at just now");
                             follower.volume = Some(id);
                         }
-                        Err(error) => self.begun(slot, control, Some(error.to_string())),
+                        Err(error) => {
+                            self.controls.forget(control);
+                            self.begun(slot, Err(error.to_string()));
+                        }
                     },
                 }
             }
@@ -195,12 +200,11 @@ impl<C: Core> Reactor<C> {
     }
 
     /// A copy has begun, or cannot.
-    pub(super) fn begun(&mut self, slot: u32, control: u64, error: Option<String>) {
-        self.controls.forget(control);
+    pub(super) fn begun(&mut self, slot: u32, result: Result<(), String>) {
         let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
         let Some((generation, base)) = follower.beginning.take() else { return };
-        if let Some(why) = error {
-            link.push(&Message::Refused(&why.replace(char::is_control, "?")));
+        if let Err(why) = result {
+            link.push(&Message::Refused(&one_line(&why)));
             return;
         }
         let Some(id) = follower.volume.filter(|_| !link.broken()) else { return };
@@ -209,11 +213,6 @@ impl<C: Core> Reactor<C> {
         }
         follower.session.begun(id);
         link.push(&Message::Begun { generation, base });
-    }
-
-    /// As [`Reactor::begun`], for the core's answer.
-    pub(super) fn begin_done(&mut self, slot: u32, control: u64, result: Result<(), ControlError>) {
-        self.begun(slot, control, result.err().map(|error| error.to_string()));
     }
 
     /// Makes room for a record that begins to arrive; false if it has to wait.
@@ -285,10 +284,10 @@ impl<C: Core> Reactor<C> {
             return false;
         };
         let Some(engine) = self.shared.core.engine().filter(|_| !link.broken()) else { return false };
-        let mut effects = Vec::new();
+        let mut effects = std::mem::take(&mut self.replication.effects);
         follower.session.look(engine, &mut effects);
-        let mut given = false;
-        for effect in effects {
+        let (mut given, mut ends) = (false, false);
+        for effect in effects.drain(..) {
             match effect {
                 PeerEffect::Have(have) => link.push(&Message::Have(have)),
                 PeerEffect::Flush if follower.flushing => {}
@@ -298,13 +297,13 @@ impl<C: Core> Reactor<C> {
                     let id = request_id(slot, FLUSH);
                     let request = Request { id, volume, op: Op::Flush, offset: 0, len: 0, buf: None };
                     self.shared.submit(request);
-                    return given;
                 }
-                PeerEffect::HangUp => {
-                    self.hang_up(slot, "this host cannot take its records");
-                    return given;
-                }
+                PeerEffect::HangUp => ends = true,
             }
+        }
+        self.replication.effects = effects;
+        if ends {
+            self.hang_up(slot, "this host cannot take its records");
         }
         given
     }

@@ -7,12 +7,12 @@ use super::secure::Secure;
 use rustls::Connection;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use tidepool_driver::Ring;
-use tidepool_engine::api::{BLOCK_BYTES, Nanos};
+use tidepool_engine::api::{BLOCK_BYTES, Nanos, RECORD_BLOCKS_MAX};
 use tidepool_engine::mem::{Arena, Buf};
 use tidepool_replica::wire::{Malformed, Message, PREFIX_BYTES, Prefix};
 
-/// Data of one record: a shorter one than the format allows, so that the other side's log has room for it.
-const RECORD_DATA_BYTES_MAX: usize = 32 * BLOCK_BYTES;
+/// Data of one record in bytes.
+const RECORD_DATA_BYTES_MAX: usize = RECORD_BLOCKS_MAX * BLOCK_BYTES;
 
 /// A connection to another host.
 pub struct Socket {

@@ -31,8 +31,6 @@ pub(super) struct OwnerSide {
     name: String,
     session: OwnerSession,
     link: Option<u32>,
-    /// The peer has begun its copy.
-    has_begun: bool,
     /// Who was connected last.
     peer: Option<Peer>,
     /// No copy is wanted for now: the volume is to be changed in a way that none can follow.
@@ -119,7 +117,6 @@ impl<C: Core> Reactor<C> {
             name: volumes.get(id).map_or(String::new(), |volume| volume.name.clone()),
             session,
             link: None,
-            has_begun: false,
             peer: None,
             alone: false,
             confirmed: 0,
@@ -185,7 +182,6 @@ impl<C: Core> Reactor<C> {
             self.hang_up(slot, "the volume is about to change");
         }
         self.look_as_owner(id);
-        self.owner_has_moved(id);
     }
 
     /// A second copy is wanted again.
@@ -219,7 +215,7 @@ impl<C: Core> Reactor<C> {
         let Some(side) = self.replication.owners.get_mut(&id).filter(|side| side.link == Some(slot)) else {
             return;
         };
-        (side.link, side.has_begun) = (None, false);
+        side.link = None;
         self.tell_owner(id, Event::PeerDown);
         self.start_beats();
     }
@@ -243,12 +239,8 @@ impl<C: Core> Reactor<C> {
         let mut effects = Vec::new();
         side.session.look(engine, now, &mut effects);
         let moved = side.session.owner().phase() != before;
-        if moved || !effects.is_empty() {
-            self.owner_effects(id, effects);
-            self.owner_has_moved(id);
-        } else if before == Phase::Solo {
-            self.owner_has_moved(id);
-        }
+        self.owner_effects(id, effects);
+        self.owner_has_moved(id);
         moved
     }
 
@@ -377,10 +369,8 @@ impl<C: Core> Reactor<C> {
         match *message {
             Message::Beat { .. } => {}
             Message::Begun { generation, .. } => {
-                let side = self.replication.owners.get_mut(&id);
-                if let Some(side) = side.filter(|side| side.session.owner().record().generation == generation)
-                {
-                    side.has_begun = true;
+                let side = self.replication.owners.get(&id);
+                if side.is_some_and(|side| side.session.owner().record().generation == generation) {
                     self.tell_owner(id, Event::Begun);
                 }
             }
@@ -414,7 +404,9 @@ impl<C: Core> Reactor<C> {
         if side.behind_ns(now) > PROGRESS_NS_MAX {
             return self.hang_up(slot, "it confirms nothing any more");
         }
-        let (Some(engine), true) = (self.shared.core.engine(), side.has_begun) else { return };
+        let Some(engine) = self.shared.core.engine().filter(|_| !side.session.owner().is_deaf()) else {
+            return;
+        };
         // Every time: what comes before the records that it is about does nothing.
         let floor = side.session.drained(engine);
         if let Some((link, _)) = self.replication.links.get_mut(slot) {

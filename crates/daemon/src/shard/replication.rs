@@ -5,12 +5,13 @@ use super::core::Core;
 use super::follower::Follower;
 use super::handle::Answer;
 use super::limits::{BEAT_NS, LINKS_MAX, SILENCE_NS};
-use super::link::{Link, Next, Unreadable};
+use super::link::{Link, Next};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
 use std::collections::BTreeMap;
 use tidepool_driver::Slab;
 use tidepool_engine::api::{Nanos, RequestError, RequestId, VolumeId};
+use tidepool_replica::PeerEffect;
 use tidepool_replica::wire::Message;
 
 /// Marks requests of links among those of connections and gates: no connection has such a number, and a gate's is larger.
@@ -37,8 +38,9 @@ pub(super) struct Replication {
     pub takeovers: Vec<(VolumeId, Answer<()>)>,
     /// When beats are sent next; `None` while nothing needs time.
     beat_at: Option<Nanos>,
-    /// Reused for the heads of messages.
+    /// Reused for the heads of messages, and for what followers have to do.
     head: Vec<u8>,
+    pub effects: Vec<PeerEffect>,
 }
 
 impl Default for Replication {
@@ -51,6 +53,7 @@ impl Default for Replication {
             takeovers: Vec::new(),
             beat_at: None,
             head: Vec::new(),
+            effects: Vec::new(),
         }
     }
 }
@@ -118,22 +121,23 @@ impl<C: Core> Reactor<C> {
         while let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
         {
             link.stalled = false;
-            let next = link.next(self.shared.core.arena_mut(), &mut head);
-            let frame = match next {
+            let prefix = match link.next(self.shared.core.arena_mut(), &mut head) {
                 Ok(Next::Nothing) => break,
-                Ok(Next::Frame(prefix)) => Ok((prefix, prefix.message(&head).map_err(Unreadable::from))),
+                Ok(Next::Frame(prefix)) => prefix,
                 Ok(Next::Record(arrived)) => {
                     given = true;
                     self.follow_record(slot, arrived);
                     continue;
                 }
-                Err(error) => Err(error),
+                Err(error) => {
+                    self.hang_up(slot, &error.to_string());
+                    break;
+                }
             };
-            let (prefix, message) = match frame {
-                Ok((prefix, Ok(message))) => (prefix, message),
-                Ok((_, Err(error))) | Err(error) => {
-                    let why = error.to_string();
-                    self.hang_up(slot, &why);
+            let message = match prefix.message(&head) {
+                Ok(message) => message,
+                Err(error) => {
+                    self.hang_up(slot, &error.to_string());
                     break;
                 }
             };
@@ -156,19 +160,11 @@ impl<C: Core> Reactor<C> {
 
     /// Gives a connection to another host up.
     pub(super) fn hang_up(&mut self, slot: u32, why: &str) {
-        let Some((link, role)) = self.replication.links.get_mut(slot) else { return };
-        if link.broken() {
-            return;
-        }
-        tracing::warn!("connection with {} closed: {why}", link.peer);
-        link.break_off();
-        self.replication.hung_up = true;
-        match role {
-            Role::Owner(id) => {
-                let id = *id;
-                self.peer_is_gone(id, slot);
-            }
-            Role::Follower(_) => self.stop_following(slot),
+        let link = self.replication.links.get_mut(slot).map(|(link, _)| link);
+        if let Some(link) = link.filter(|link| !link.broken()) {
+            tracing::warn!("connection with {} closed: {why}", link.peer);
+            link.break_off();
+            self.link_is_lost(slot);
         }
     }
 

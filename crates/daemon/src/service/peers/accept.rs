@@ -1,6 +1,6 @@
 //! An owner of a volume introduces itself here. Whether it is the owner is asked of the ownership record.
 
-use super::{Certificates, PeerAddress, PeerError, Stream, me, one_line, record_of};
+use super::{Certificates, PeerAddress, PeerError, Stream, me, record_of};
 use crate::service::attachment;
 use crate::service::plan::drain_order;
 use crate::shard::{Hello, ShardHandle};
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidepool_backend::BackendUri;
 use tidepool_engine::api::{Mode, VolumeSpec};
-use tidepool_replica::wire::Message;
+use tidepool_replica::wire::{Message, one_line};
 use tidepool_replica::{Party, Record};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;

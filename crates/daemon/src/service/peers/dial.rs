@@ -1,8 +1,8 @@
 //! An owner introduces itself to a peer.
 
-use super::{PeerError, Route, Stream, Welcomed, one_line};
+use super::{PeerError, Route, Stream, Welcomed};
 use std::time::Duration;
-use tidepool_replica::wire::Message;
+use tidepool_replica::wire::{Message, one_line};
 use tidepool_replica::{Party, Record};
 use tokio::time::timeout;
 

@@ -1,7 +1,7 @@
 //! Keeps a peer connected to each volume that is owned here.
 
 use super::dial::Caller;
-use super::{PeerError, Route, Welcomed, dial, uuid};
+use super::{PeerError, Route, Welcomed, dial};
 use crate::shard::{Connected, ShardHandle};
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,8 +79,8 @@ impl Replicated {
     async fn try_one(&self, shard: &ShardHandle, route: &Route) -> Result<bool, PeerError> {
         let caller = Caller { record: &self.record, host: &self.host, name: &self.name, image: &self.image };
         let Welcomed { stream, party, host, room, .. } = dial(route, &caller).await?;
-        let boot_id = uuid(party.boot).to_string();
-        let peer = Peer { cache_uuid: uuid(party.cache), boot_id, host };
+        let boot_id = Uuid::from_u128(party.boot).to_string();
+        let peer = Peer { cache_uuid: Uuid::from_u128(party.cache), boot_id, host };
         let connected = Connected { socket: stream.into_socket()?, peer, party, room };
         Ok(shard.connect(self.id, connected).await.unwrap_or(false))
     }

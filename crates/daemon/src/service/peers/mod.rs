@@ -23,7 +23,6 @@ use tidepool_engine::api::Room;
 use tidepool_nbd::SOCKET_PATH_BYTES_MAX;
 use tidepool_replica::Party;
 use tidepool_replica::wire::{Holds, Malformed};
-use uuid::Uuid;
 
 /// Most peers that one daemon is given.
 pub const PEERS_MAX: usize = 16;
@@ -143,20 +142,6 @@ pub(super) struct Welcomed {
     pub(super) host: String,
     pub(super) room: Room,
     pub(super) holds: Option<Holds>,
-}
-
-/// A text for the wire, which is one short line.
-fn one_line(text: &str) -> String {
-    let mut line: String = text.replace(char::is_control, "?");
-    while line.len() > tidepool_replica::wire::TEXT_BYTES_MAX {
-        line.pop();
-    }
-    line
-}
-
-/// The uuid of a cache as the machines have it.
-fn uuid(cache: u128) -> Uuid {
-    Uuid::from_u128(cache)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::shard::ShardError;
 use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
-use tidepool_backend::{BackendUri, Ownership, TakeOver};
+use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, TakeOver};
 use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::{Copies, Record, Resume, Tail, resume};
@@ -66,21 +66,33 @@ impl Volumes {
         Ok(alone)
     }
 
-    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since:
-    /// then the generation of the record of which that is known.
-    pub(super) async fn whole_as_of(
+    /// Opens the backend of a volume that is known. If another cache held a copy and this host was restarted since, that one is asked
+    /// first.
+    pub(super) async fn open_whole(
         &self,
         entry: &Entry,
-        own_sequence: u64,
-    ) -> Result<Option<u64>, VolumeError> {
+        options: OpenOptions,
+    ) -> Result<Opened, VolumeError> {
+        let first = self.open(entry, options.clone(), None).await;
+        if options.read_only
+            || !matches!(first, Err(VolumeError::Open { source: BackendError::PeerFirst { .. }, .. }))
+        {
+            return first;
+        }
+        match self.whole_as_of(entry, options.sequence.unwrap_or(0)).await? {
+            None => first,
+            whole_as_of => self.open(entry, OpenOptions { whole_as_of, ..options }, None).await,
+        }
+    }
+
+    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since:
+    /// then the generation of the record of which that is known.
+    async fn whole_as_of(&self, entry: &Entry, own_sequence: u64) -> Result<Option<u64>, VolumeError> {
         // What is wrong with the record is said when the image is opened.
         let Ok(Some(found)) = self.ownership(entry.backend.clone()).await else { return Ok(None) };
         let (me, record) = (me(self.cache_uuid), record_of(&found));
-        let asks = matches!(resume(me, &record, own_sequence, None), Resume::Unreachable);
-        let Copies::Sync(holder) = record.copies else { return Ok(None) };
-        if !asks {
-            return Ok(None);
-        }
+        let alone = resume(me, &record, own_sequence, None);
+        let (Copies::Sync(holder), Resume::Unreachable) = (record.copies, alone) else { return Ok(None) };
         let image = entry.backend.to_string();
         let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
         for address in self.peers.iter() {
@@ -115,9 +127,12 @@ impl Volumes {
     }
 
     /// The ownership record of an image, as it is now.
-    async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, tidepool_backend::BackendError> {
+    async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, BackendError> {
         let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership(&uri, None));
-        read.await.unwrap_or(Ok(None))
+        read.await.unwrap_or_else(|_| {
+            let why = "reading it ended in an internal error".to_owned();
+            Err(BackendError::Unavailable { what: "the ownership record".into(), why })
+        })
     }
 
     /// Makes the copy of another host's volume that is in this cache the volume, and serves it. Whoever was the owner is fenced.
@@ -130,16 +145,14 @@ impl Volumes {
     pub async fn take_over(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<(), VolumeError> {
         let shard_error = from_shard("take over", name);
         let _takeover = self.takeovers.lock().await;
-        let (id, spec) = self.copy(name).await?;
         // This host may have been the owner, and still try to be.
         let former = lock(&self.entries).get(name).cloned();
         let _opening = match &former {
             Some(former) => Some(former.opening.lock().await),
             None => None,
         };
-        let uri: BackendUri = spec.backend.parse()?;
+        let (id, spec, uri, found) = self.copy("take over", name).await?;
         let open = |source| VolumeError::Open { name: name.to_owned(), source };
-        let found = self.ownership(uri.clone()).await.map_err(open)?;
         let found = found.ok_or_else(|| VolumeError::Invalid {
             name: name.to_owned(),
             why: format!("{uri} has no ownership record"),
@@ -172,12 +185,7 @@ impl Volumes {
     /// Forgets the copy of another host's volume, unless it counts.
     pub(super) async fn forget_copy(&self, name: &str) -> Result<Removed, VolumeError> {
         let _takeover = self.takeovers.lock().await;
-        let (id, spec) = self.copy(name).await?;
-        let uri: BackendUri = spec.backend.parse()?;
-        let found = self
-            .ownership(uri)
-            .await
-            .map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        let (id, spec, _, found) = self.copy("remove", name).await?;
         let me = me(self.cache_uuid).cache;
         if let Some(found) = found {
             let record = record_of(&found);
@@ -197,9 +205,7 @@ impl Volumes {
 
     /// A copy that is found at the start may be this host's volume already: a takeover was cut short then.
     pub(super) async fn finish_takeover(self: Arc<Self>, name: String) {
-        let Ok((_, spec)) = self.copy(&name).await else { return };
-        let Ok(uri) = spec.backend.parse() else { return };
-        let Ok(Some(found)) = self.ownership(uri).await else { return };
+        let Ok((.., Some(found))) = self.copy("take over", &name).await else { return };
         if record_of(&found).owner.cache == me(self.cache_uuid).cache
             && let Err(error) = self.take_over(&name, false).await
         {
@@ -207,18 +213,25 @@ impl Volumes {
         }
     }
 
-    /// A copy of another host's volume.
-    async fn copy(&self, name: &str) -> Result<(VolumeId, VolumeSpec), VolumeError> {
-        let volumes = self.shard.volumes().await.map_err(from_shard("take over", name))?;
-        let found = volumes.into_iter().find(|(_, spec, _)| spec.name == name);
-        match found {
-            Some((id, spec, VolumeState::Replica)) => Ok((id, spec)),
-            Some(_) => Err(VolumeError::Invalid {
-                name: name.to_owned(),
-                why: "it is this host's own, not the copy of another host's".into(),
-            }),
-            None => Err(VolumeError::Unknown(name.to_owned())),
+    /// A copy of another host's volume, its image, and the ownership record of that.
+    async fn copy(
+        &self,
+        what: &'static str,
+        name: &str,
+    ) -> Result<(VolumeId, VolumeSpec, BackendUri, Option<Ownership>), VolumeError> {
+        let volumes = self.shard.volumes().await.map_err(from_shard(what, name))?;
+        let (id, spec, state) = volumes
+            .into_iter()
+            .find(|(_, spec, _)| spec.name == name)
+            .ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        if state != VolumeState::Replica {
+            let why = "it is this host's own, not the copy of another host's".to_owned();
+            return Err(VolumeError::Invalid { name: name.to_owned(), why });
         }
+        let uri: BackendUri = spec.backend.parse()?;
+        let found = self.ownership(uri.clone()).await;
+        let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        Ok((id, spec, uri, found))
     }
 }
 
