@@ -427,8 +427,9 @@ impl World {
                     self.cover.hit("peer left");
                     let host = &self.hosts[at];
                     let log = host.engine.as_ref().and_then(|engine| engine.log_status(VOLUME));
-                    let drained = log.is_some_and(|log| log.drained >= log.acknowledged);
-                    self.drained_at_leave = host.disk.dead && drained;
+                    // An owner that has not noticed yet goes on acknowledging what its log has.
+                    self.drained_at_leave =
+                        log.is_some_and(|log| log.failed && log.drained >= log.acknowledged);
                 }
                 OwnerEffect::Write { before, after } => self.send_change(at, before, after),
                 OwnerEffect::Close => {
