@@ -2,13 +2,14 @@
 
 mod ceph;
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-use tidepool_testkit::one_at_a_time;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_testkit::{Scratch, one_at_a_time};
 use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
@@ -23,8 +24,12 @@ fn pair() -> Pair {
 }
 
 fn workload(pair: &Pair, seed: u64) -> Workload {
+    workload_on(pair, seed, IMAGE_BYTES)
+}
+
+fn workload_on(pair: &Pair, seed: u64, bytes: u64) -> Workload {
     let mix = Mix { flushes: 1, ..Mix::default() };
-    let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES) };
+    let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), bytes) };
     let mut workload = Workload::new(options);
     workload.connect(&pair.owner().socket, VOLUME).expect("connect");
     workload
@@ -172,6 +177,46 @@ fn g4_a_copy_that_does_not_count_is_not_taken_over() {
     pair.hosts[0].daemon.start().expect("it starts");
     workload.server_died();
     pair.verify(&mut workload).expect("nothing is lost");
+}
+
+/// The owner's cache device fails, the daemon dies, and the device comes back with what it had long before.
+#[test]
+fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
+    let _turn = one_at_a_time();
+    let scratch = Scratch::new("image").expect("a directory");
+    let image = scratch.join("image");
+    // Slow, so that the image does not have everything at once; and small, since it is read as a whole.
+    let bytes = 3 * MIB;
+    File::create(&image).and_then(|file| file.set_len(bytes)).expect("an image");
+    let uri = format!("file:{}?emulate=hdd", image.display());
+    let options = PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new() };
+    let mut pair = Pair::new(&options).expect("two hosts in sync");
+    let mut workload = workload_on(&pair, 610, bytes);
+    let cache = pair.owner().cache.clone();
+    let old = scratch.join("old");
+    std::fs::copy(&cache, &old).expect("a copy of the cache");
+    let record = || std::fs::read_to_string(scratch.join("image.tidepool")).expect("a record");
+    let hosts = &mut pair.hosts;
+    let end = under_load(&mut workload, 1500, || {
+        let pid = hosts[0].daemon.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
+        let limit = Rlimit { current: Some(MIB), maximum: None };
+        prlimit(Some(pid), Resource::Fsize, limit).expect("writes fail from here on");
+        let since = Instant::now();
+        while !record().contains("\"only\": true") {
+            assert!(since.elapsed() < Duration::from_secs(30), "{}", record());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        hosts[0].daemon.kill().expect("kill");
+    });
+    assert_eq!(end, Progress::Disconnected);
+    std::fs::copy(&old, &cache).expect("what the device has then");
+    let refused = pair.hosts[0].daemon.start();
+    let volume = pair.hosts[0].volume().ok().flatten();
+    assert!(volume.is_none_or(|volume| volume["state"] != "serving"), "{refused:?}");
+    let log = pair.hosts[0].daemon.log();
+    assert!(log.contains("newer records"), "{log}");
+    pair.fail_over(&mut workload).expect("nothing is lost");
+    workload.disconnect().expect("goodbye");
 }
 
 #[test]

@@ -31,9 +31,9 @@ pub enum BackendError {
         /// Where the data is and what to do.
         owner: String,
     },
-    /// This cache is the owner's, but its host was restarted: the peer may have more than it.
+    /// This cache is the owner's, but its host was restarted or its device has failed: the peer may have more than it.
     #[error(
-        "{what}: this host was restarted while host {peer_host} held the other copy, whose log may be newer; start tidepool there, or take the volume over there, or accept the loss"
+        "{what}: this host was restarted, or its cache device failed, while host {peer_host} held the other copy, whose log may be newer; start tidepool there, or take the volume over there, or accept the loss"
     )]
     PeerFirst {
         /// Which image.

@@ -55,6 +55,9 @@ pub struct Peer {
     pub boot_id: String,
     /// Name of its host, for people.
     pub host: String,
+    /// The owner's cache device has failed: whatever it comes back with may be less than what this copy has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only: bool,
 }
 
 /// Longest text about a peer in bytes.
@@ -352,14 +355,14 @@ impl Ownership {
         Err(BackendError::Owned { what: what.into(), owner: self.refusal() })
     }
 
-    /// Refuses a cache of the owner's that may lack what was only in its host's memory when that was restarted, and
-    /// that the peer has.
+    /// Refuses a cache of the owner's that may lack what was only in its host's memory when that was restarted, or on a device
+    /// that has failed, and that the peer has.
     pub(crate) fn check_whole(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
         let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
         let Some(peer) = self.peer.as_ref().filter(|_| is_owner) else { return Ok(()) };
         // Whoever recovers the image without the cache has given up what is in it.
         let known = options.recover || options.whole_as_of == Some(self.generation);
-        if known || is_this_boot(&self.boot_id) {
+        if known || is_this_boot(&self.boot_id) && !peer.only {
             return Ok(());
         }
         let (peer_host, generation) = (peer.host.clone(), self.generation);

@@ -333,7 +333,7 @@ fn g1_an_owner_in_sync_comes_back_on_the_same_boot_and_asks_its_peer_on_another(
     for whole_as_of in [None, Some(generation - 1), Some(generation + 1)] {
         let line = refused(&uri, again(whole_as_of));
         assert!(
-            line.contains("this host was restarted while host peer.example held the other copy"),
+            line.contains("this host was restarted, or its cache device failed, while host peer.example held the other copy"),
             "{line}"
         );
         let report = common::check(&uri, &again(whole_as_of));
@@ -344,4 +344,20 @@ fn g1_an_owner_in_sync_comes_back_on_the_same_boot_and_asks_its_peer_on_another(
     assert_eq!(fs::read(path.with_extension("tidepool")).expect("a record"), before, "nothing is changed");
     serve(&uri, again(Some(generation))).close(true).expect("its peer was asked");
     assert_eq!(ownership(&uri).peer, None);
+}
+
+#[test]
+fn g4_an_owner_whose_device_has_failed_asks_its_peer_on_the_same_boot_too() {
+    let (_dir, _path, uri) = image();
+    let again = |whole_as_of| OpenOptions { whole_as_of, dirty: true, ..options(OURS) };
+    let mut driver = serve(&uri, options(OURS));
+    driver.set_peer(Some(other_as_peer())).expect("named");
+    let only = Peer { only: true, ..other_as_peer() };
+    driver.set_peer(Some(only.clone())).expect("conceded");
+    drop(driver);
+    let found = ownership(&uri);
+    assert_eq!((found.copies, found.peer), (Copies::Sync, Some(only)));
+    assert!(matches!(open(&uri, again(None)), Err(BackendError::PeerFirst { .. })));
+    assert_eq!(ownership(&uri).generation, found.generation, "nothing is changed");
+    serve(&uri, again(Some(found.generation))).close(true).expect("its peer was asked");
 }

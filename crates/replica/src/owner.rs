@@ -33,10 +33,17 @@ pub enum Phase {
         /// The connection is gone.
         down: bool,
     },
-    /// The record says that whatever is acknowledged is in both.
+    /// The record says that whatever is acknowledged is in both, or that it is in the peer's since our cache device has failed.
     Sync {
         /// Who.
         peer: Party,
+    },
+    /// The cache device has failed, and the record is being changed to say that only the peer's copy counts.
+    Conceding {
+        /// Who.
+        peer: Party,
+        /// The connection is gone.
+        down: bool,
     },
     /// The peer is gone, and the record does not say so yet.
     Leaving {
@@ -170,10 +177,14 @@ impl Owner {
         match self.phase {
             Phase::Solo => Pairing::Alone,
             Phase::Filling { .. } => Pairing::Filling,
-            Phase::Catching { .. } | Phase::Joining { down: false, .. } | Phase::Sync { .. } => {
-                Pairing::Paired
-            }
-            Phase::Joining { down: true, .. } | Phase::Leaving { .. } | Phase::Lost => Pairing::Parting,
+            Phase::Catching { .. }
+            | Phase::Joining { down: false, .. }
+            | Phase::Sync { .. }
+            | Phase::Conceding { down: false, .. } => Pairing::Paired,
+            Phase::Joining { down: true, .. }
+            | Phase::Conceding { down: true, .. }
+            | Phase::Leaving { .. }
+            | Phase::Lost => Pairing::Parting,
         }
     }
 
@@ -276,6 +287,7 @@ impl Owner {
         match self.phase {
             Phase::Filling { .. } | Phase::Catching { .. } => self.phase = Phase::Solo,
             Phase::Joining { peer, .. } => self.phase = Phase::Joining { peer, down: true },
+            Phase::Conceding { peer, .. } => self.phase = Phase::Conceding { peer, down: true },
             Phase::Sync { peer } => self.leave(peer, effects),
             Phase::Solo | Phase::Leaving { .. } | Phase::Lost => {}
         }
@@ -299,6 +311,7 @@ impl Owner {
     fn after(&self) -> Option<Record> {
         match self.phase {
             Phase::Joining { peer, .. } => Some(self.record.with(Copies::Sync(peer))),
+            Phase::Conceding { peer, .. } => Some(self.record.with(Copies::Peer(peer))),
             Phase::Leaving { writing: true, .. } => Some(self.record.with(Copies::Solo)),
             _ => None,
         }
@@ -308,8 +321,12 @@ impl Owner {
         let Some(after) = self.after() else { return };
         self.record = after;
         match self.phase {
-            Phase::Joining { peer, down: true } => self.leave(peer, effects),
-            Phase::Joining { peer, down: false } => self.phase = Phase::Sync { peer },
+            Phase::Joining { peer, down: true } | Phase::Conceding { peer, down: true } => {
+                self.leave(peer, effects);
+            }
+            Phase::Joining { peer, down: false } | Phase::Conceding { peer, down: false } => {
+                self.phase = Phase::Sync { peer };
+            }
             _ => self.phase = Phase::Solo,
         }
     }
@@ -348,6 +365,10 @@ impl Owner {
             Phase::Sync { peer } if self.failed && self.drained >= self.acknowledged => {
                 self.leave(peer, effects);
                 return self.advance(effects);
+            }
+            // A restart must not take what the device has then for everything.
+            Phase::Sync { peer } if self.failed && self.record.copies == Copies::Sync(peer) => {
+                self.phase = Phase::Conceding { peer, down: false };
             }
             // What was promised as long as two logs had it is in one from now on. With the peer gone as well, a dead
             // device gets no better by waiting.

@@ -1,6 +1,6 @@
 //! The peer's side: what it takes, what it promises, and when it may take over.
 
-use crate::record::{Copies, Party, Record, Tail};
+use crate::record::{Party, Record, Tail};
 
 /// A copy of an owner's volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -92,7 +92,7 @@ impl Peer {
     /// # Errors
     /// The record does not say that it holds everything.
     pub fn take_over(&mut self, record: &Record) -> Result<Record, Rejected> {
-        if record.copies != Copies::Sync(self.me) && !mutated!(RestartedCopyTakesOver) {
+        if record.peer() != Some(self.me) && !mutated!(RestartedCopyTakesOver) {
             return Err(Rejected::NotInSync);
         }
         self.accept_loss(record)
@@ -105,7 +105,7 @@ impl Peer {
     /// The record does not say that it held everything.
     pub fn accept_loss(&mut self, record: &Record) -> Result<Record, Rejected> {
         let holds = self.copy.is_some_and(|copy| copy.generation == record.generation);
-        let counts = matches!(record.copies, Copies::Sync(party) if party.cache == self.me.cache);
+        let counts = record.peer().is_some_and(|party| party.cache == self.me.cache);
         if !holds || !counts {
             return Err(Rejected::NotInSync);
         }

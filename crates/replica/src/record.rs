@@ -16,6 +16,8 @@ pub enum Copies {
     Solo,
     /// The owner's and this one's: whatever is acknowledged is in both.
     Sync(Party),
+    /// This one's: the owner's cache device has failed, and may come back with less than it had.
+    Peer(Party),
 }
 
 /// The ownership record, as far as the second copy is concerned. It changes by compare-and-set of the whole of it.
@@ -33,6 +35,14 @@ impl Record {
     /// The record that makes a volume `party`'s, with one copy.
     pub fn taken_by(&self, party: Party) -> Record {
         Record { generation: self.generation + 1, owner: party, copies: Copies::Solo }
+    }
+
+    /// Who holds a copy beside the owner, on which boot.
+    pub fn peer(&self) -> Option<Party> {
+        match self.copies {
+            Copies::Solo => None,
+            Copies::Sync(peer) | Copies::Peer(peer) => Some(peer),
+        }
     }
 
     /// The same owner, with these copies.
@@ -76,13 +86,15 @@ pub fn resume(me: Party, record: &Record, own: u64, peer: Option<Tail>) -> Resum
     if record.owner.cache != me.cache {
         return Resume::Taken;
     }
-    let Copies::Sync(holder) = record.copies else { return Resume::Serve };
+    let Some(holder) = record.peer() else { return Resume::Serve };
+    let failed = record.copies == Copies::Peer(holder) && !mutated!(FailedLogCounts);
     // A process that was killed has lost nothing that its log's device had taken.
-    if record.owner.boot == me.boot {
+    if record.owner.boot == me.boot && !failed {
         return Resume::Serve;
     }
-    match peer.filter(|peer| peer.generation == record.generation) {
-        Some(peer) if peer.holder == holder && peer.logged > own && !mutated!(TailNotAsked) => {
+    match peer.filter(|peer| peer.generation == record.generation && peer.holder.cache == holder.cache) {
+        // Where the owner's device has failed, not even what was flushed is known to be on it.
+        Some(peer) if (peer.holder == holder || failed) && peer.logged > own && !mutated!(TailNotAsked) => {
             Resume::Fetch { after: own, through: peer.logged }
         }
         // It has no more than we have, or has lost its power as well: what was flushed is in either.

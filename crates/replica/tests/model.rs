@@ -41,6 +41,8 @@ enum Bug {
     PromiseIgnored,
     /// Drained as soon as our own log is stable.
     EarlyDrain,
+    /// An owner whose cache device has failed comes back and takes what is on it for everything.
+    FailedLogCounts,
     /// An owner whose cache device is dead writes to the image while its record names a copy.
     PastThePeer,
 }
@@ -124,7 +126,7 @@ struct World {
     safe: usize,
     powers: u8,
     bad: Option<&'static str>,
-    seen: [bool; 4],
+    seen: [bool; 5],
 }
 
 /// What is to be reached, so that nothing passes because nothing happens: places in [`World::seen`].
@@ -132,6 +134,7 @@ const SYNC: usize = 0;
 const TAKEN_OVER: usize = 1;
 const FETCHED: usize = 2;
 const LEFT: usize = 3;
+const CAME_BACK: usize = 4;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Action {
@@ -196,7 +199,7 @@ impl World {
             safe: 0,
             powers: 0,
             bad: None,
-            seen: [false; 4],
+            seen: [false; 5],
         }
     }
 
@@ -411,7 +414,15 @@ impl World {
     }
 
     fn start(&mut self, at: usize, asks: bool) {
-        let (me, record) = (self.hosts[at].party(at), self.witness);
+        let (me, mut record) = (self.hosts[at].party(at), self.witness);
+        if self.hosts[at].failed {
+            self.seen[CAME_BACK] = true;
+            let log = &mut self.hosts[at].log;
+            log.writes.truncate(log.stable);
+            if let (Copies::Peer(peer), Bug::FailedLogCounts) = (record.copies, self.bug) {
+                record.copies = Copies::Sync(peer);
+            }
+        }
         let other = &self.hosts[1 - at];
         let tail = match &other.run {
             Run::Peer(_) if asks => Some(Tail {
@@ -453,6 +464,7 @@ impl World {
 
     /// An owner comes back: its log is stable, then the record is its own again.
     fn open(&mut self, at: usize, record: Record) {
+        self.hosts[at].failed = false;
         self.witness = record;
         self.serve(at, record);
     }
@@ -541,7 +553,9 @@ impl Model for Rules {
                 actions.push(Action::Power(at));
             }
             match host.run {
-                Run::Down if host.failed => {}
+                // What nothing else has is lost with it, what the record does not say yet nobody knows, and a log that is behind
+                // its image is refused without a peer.
+                Run::Down if host.failed && !matches!(world.witness.copies, Copies::Peer(_)) => {}
                 Run::Down => actions.extend([true, false].map(|asks| Action::Start { host: at, asks })),
                 Run::Peer(_) if limits.takeovers > 0 => actions.push(Action::TakeOver(at)),
                 Run::Fencing { .. } => actions.push(Action::Fence(at)),
@@ -643,9 +657,15 @@ impl Model for Rules {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let reached: [fn(&Rules, &World) -> bool; 4] =
-            [|_, w| w.seen[SYNC], |_, w| w.seen[TAKEN_OVER], |_, w| w.seen[FETCHED], |_, w| w.seen[LEFT]];
-        let names = ["in sync", "taken over", "fetched from the peer", "left the peer"];
+        let reached: [fn(&Rules, &World) -> bool; 5] = [
+            |_, w| w.seen[SYNC],
+            |_, w| w.seen[TAKEN_OVER],
+            |_, w| w.seen[FETCHED],
+            |_, w| w.seen[LEFT],
+            |_, w| w.seen[CAME_BACK],
+        ];
+        let names =
+            ["in sync", "taken over", "fetched from the peer", "left the peer", "back on a failed device"];
         let all = names.iter().zip(reached).map(|(name, reached)| Property::sometimes(name, reached));
         let mut properties: Vec<Property<Self>> =
             self.2.iter().map(|&at| all.clone().nth(at).expect("a name")).collect();
@@ -681,7 +701,7 @@ fn a_dead_cache_device_takes_nothing_and_nothing_goes_past_it_that_a_takeover_wo
     let limits = Limits { writes: 2, fails: 1, breaks: 1, takeovers: 1, ..Limits::default() };
     check(limits, &[SYNC, TAKEN_OVER, LEFT]);
     let limits = Limits { writes: 2, fails: 1, kills: 1, takeovers: 1, ..Limits::default() };
-    check(limits, &[SYNC, TAKEN_OVER, LEFT]);
+    check(limits, &[SYNC, TAKEN_OVER, LEFT, FETCHED, CAME_BACK]);
 }
 
 #[test]
@@ -707,5 +727,6 @@ fn a_rule_that_is_left_out_is_noticed() {
     notices(Bug::UnstableLeave, Limits { breaks: 1, ..limits });
     notices(Bug::BootIgnored, Limits { powers: 2, ..limits });
     notices(Bug::PromiseIgnored, Limits { writes: 2, ..limits });
+    notices(Bug::FailedLogCounts, Limits { powers: 0, fails: 1, kills: 1, ..limits });
     notices(Bug::PastThePeer, Limits { writes: 2, powers: 0, fails: 1, ..limits });
 }

@@ -87,7 +87,7 @@ pub struct Coverage {
 }
 
 /// What two hosts with a copy each must go through.
-pub const PAIRS: [&str; 31] = [
+pub const PAIRS: [&str; 33] = [
     "host kill",
     "host power loss",
     "last copy lost its power",
@@ -115,6 +115,8 @@ pub const PAIRS: [&str; 31] = [
     "owner's device died",
     "peer's device died",
     "device replaced",
+    "record without the owner's copy",
+    "failed device back",
     "dead device disowned",
     "owner lost, and its peer's power",
     "loss accepted by the peer",

@@ -200,6 +200,12 @@ impl Disk {
         self.failing = some.map_or(Failing::All, Failing::Some);
     }
 
+    /// It works again, with what it had on stable media and some of the rest.
+    pub fn come_back(&mut self) {
+        (self.dead, self.failing) = (false, Failing::No);
+        self.power_loss();
+    }
+
     fn fails(&mut self) -> bool {
         match &mut self.failing {
             Failing::No | Failing::Some(0) => false,

@@ -129,7 +129,7 @@ const OWNER: [u8; 16] = [3; 16];
 const PEER: [u8; 16] = [4; 16];
 
 fn peer() -> Peer {
-    Peer { cache_uuid: Uuid::from_bytes(PEER), boot_id: boot_id(), host: "elsewhere".into() }
+    Peer { cache_uuid: Uuid::from_bytes(PEER), boot_id: boot_id(), host: "elsewhere".into(), only: false }
 }
 
 fn paired() -> Ownership {

@@ -76,7 +76,7 @@ pub fn a_forgetful_cache_is_refused(uri: &str, options: &OpenOptions) {
 
 /// The cache OTHER on this very host, as holder of the other copy.
 pub fn other_as_peer() -> Peer {
-    Peer { cache_uuid: Uuid::from_bytes(OTHER), boot_id: boot_id(), host: "peer.example".into() }
+    Peer { cache_uuid: Uuid::from_bytes(OTHER), boot_id: boot_id(), host: "peer.example".into(), only: false }
 }
 
 pub fn ownership(uri: &str) -> Ownership {

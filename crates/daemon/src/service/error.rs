@@ -115,7 +115,7 @@ pub enum VolumeError {
     },
     /// This host was restarted, and what it has is not the newest.
     #[error(
-        "cannot serve volume {name}: this host was restarted, and the copy on {host} has {records} newer records; take the volume over there (tidepool volume takeover {name})"
+        "cannot serve volume {name}: this host was restarted, or its cache device failed, and the copy on {host} has {records} newer records; take the volume over there (tidepool volume takeover {name})"
     )]
     Behind {
         /// The volume.

@@ -84,6 +84,7 @@ impl OwnerSide {
                 Phase::Catching { .. } => "catching",
                 Phase::Joining { .. } => "joining",
                 Phase::Sync { .. } => "sync",
+                Phase::Conceding { .. } => "conceding",
                 Phase::Leaving { .. } => "leaving",
                 Phase::Lost => "lost",
             },
@@ -296,6 +297,7 @@ impl<C: Core> Reactor<C> {
         let peer = match after.copies {
             Copies::Solo => None,
             Copies::Sync(_) => side.peer.clone(),
+            Copies::Peer(_) => side.peer.clone().map(|peer| Peer { only: true, ..peer }),
         };
         if let Some(volume) = self.shared.volumes.get_mut(id) {
             volume.set_peer(peer);
@@ -340,6 +342,10 @@ impl<C: Core> Reactor<C> {
         if let Some(side) = self.replication.owners.get(&id) {
             let host = side.peer.as_ref().map_or("", |peer| &peer.host);
             match side.status().phase {
+                "sync" if matches!(side.session.owner().record().copies, Copies::Peer(_)) => tracing::error!(
+                    "volume {}: the cache device has failed; until the image has everything, only the copy on {host} counts",
+                    side.name
+                ),
                 "sync" => tracing::info!("volume {}: in sync with the copy on {host}", side.name),
                 phase => tracing::warn!("volume {}: without a second copy that counts ({phase})", side.name),
             }

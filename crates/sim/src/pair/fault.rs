@@ -85,7 +85,12 @@ impl World {
         self.end_writes(at);
         self.hosts[at].paused_until = 0;
         self.client.left(at);
-        if power || dead {
+        let conceded = self.witness.peer().filter(|peer| self.witness.copies == Copies::Peer(*peer));
+        let owner = host_of(self.witness.owner) == at;
+        if dead && !power && conceded.is_some() && owner && self.rng.permille(700) {
+            self.cover.hit("failed device back");
+            self.hosts[at].disk.come_back();
+        } else if power || dead {
             let members = self.members();
             let was = !self.whole_image && members.contains(&self.hosts[at].party());
             self.hosts[at].boot += 1;
@@ -125,6 +130,7 @@ impl World {
         match self.witness.copies {
             Copies::Solo => vec![self.witness.owner],
             Copies::Sync(peer) => vec![self.witness.owner, peer],
+            Copies::Peer(peer) => vec![peer],
         }
     }
 
@@ -166,7 +172,7 @@ impl World {
 
     /// The owner's host is gone with its device, and its peer loses its power.
     fn lose_owner_and_power(&mut self) {
-        let Copies::Sync(peer) = self.witness.copies else { return };
+        let Some(peer) = self.witness.peer() else { return };
         let (owner, other) = (host_of(self.witness.owner), host_of(peer));
         let there = self.hosts[owner].party() == self.witness.owner && self.hosts[other].party() == peer;
         let dead = self.hosts.iter().any(|host| host.disk.dead);
@@ -216,7 +222,7 @@ impl World {
             let after = record.taken_by(self.hosts[owner].party());
             return self.ask(owner, record, after);
         }
-        let Copies::Sync(peer) = record.copies else { return };
+        let Some(peer) = record.peer() else { return };
         let at = host_of(peer);
         let Run::Peer(session) = &mut self.hosts[at].run else { return };
         if let Ok(after) = session.peer_mut().accept_loss(&record) {

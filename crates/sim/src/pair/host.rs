@@ -268,7 +268,7 @@ impl World {
         }
         match resume(host.party(), &record, own, tail) {
             Resume::Serve => {
-                if matches!(record.copies, Copies::Sync(_)) {
+                if record.peer().is_some() {
                     self.cover.hit("owner back in sync");
                 }
                 let after = record.taken_by(self.hosts[at].party());

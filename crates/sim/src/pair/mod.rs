@@ -189,7 +189,10 @@ enum What {
     Think(usize),
     Mode,
     /// The next thing goes wrong at once.
-    Strike(usize),
+    Strike {
+        at: usize,
+        power: bool,
+    },
     Neighbour {
         at: usize,
         life: u64,
@@ -499,7 +502,7 @@ impl World {
             What::Fenced { at, life } if self.hosts[at].life == life => self.fenced(at),
             What::Think(slot) => self.think(slot),
             What::Mode => self.change_mode(),
-            What::Strike(at) => self.kill(at, true),
+            What::Strike { at, power } => self.kill(at, power),
             What::Neighbour { at, life } if self.hosts[at].life == life => self.neighbour(at),
             _ => {}
         }
@@ -641,6 +644,7 @@ impl World {
             );
             self.cover.hit(match (after.copies, after.generation > before.generation) {
                 (Copies::Sync(_), _) => "record in sync",
+                (Copies::Peer(_), _) => "record without the owner's copy",
                 (Copies::Solo, false) => "record solo again",
                 (Copies::Solo, true) if before.owner.cache != after.owner.cache => "record taken over",
                 (Copies::Solo, true) => "record taken back",
@@ -653,8 +657,12 @@ impl World {
                 if !self.healing && self.rng.permille(500) {
                     self.cover.hit("power loss of an owner that has just parted");
                     let ns = self.rng.around(MS);
-                    self.after(ns, What::Strike(at));
+                    self.after(ns, What::Strike { at, power: true });
                 }
+            }
+            if matches!(after.copies, Copies::Peer(_)) && !self.healing && self.rng.permille(500) {
+                let ns = self.rng.around(MS);
+                self.after(ns, What::Strike { at, power: false });
             }
             self.whole_image |= after.generation == before.generation
                 && after.copies == Copies::Solo

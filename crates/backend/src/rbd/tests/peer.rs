@@ -4,7 +4,12 @@ use super::*;
 use crate::record::{Copies, Peer, boot_id};
 
 fn other_as_peer() -> Peer {
-    Peer { cache_uuid: Uuid::from_bytes([8; 16]), boot_id: boot_id(), host: "peer.example".into() }
+    Peer {
+        cache_uuid: Uuid::from_bytes([8; 16]),
+        boot_id: boot_id(),
+        host: "peer.example".into(),
+        only: false,
+    }
 }
 
 fn outcome(backend: &mut RbdBackend) -> Result<(), IoError> {

@@ -80,7 +80,7 @@ impl Replicated {
         let caller = Caller { record: &self.record, host: &self.host, name: &self.name, image: &self.image };
         let Welcomed { stream, party, host, room, .. } = dial(route, &caller).await?;
         let boot_id = Uuid::from_u128(party.boot).to_string();
-        let peer = Peer { cache_uuid: Uuid::from_u128(party.cache), boot_id, host };
+        let peer = Peer { cache_uuid: Uuid::from_u128(party.cache), boot_id, host, only: false };
         let connected = Connected { socket: stream.into_socket()?, peer, party, room };
         Ok(shard.connect(self.id, connected).await.unwrap_or(false))
     }
@@ -101,8 +101,10 @@ fn boot(boot_id: &str) -> u128 {
 /// An ownership record as the machines have it.
 pub(in crate::service) fn record_of(found: &Ownership) -> Record {
     let owner = Party { cache: found.cache_uuid.as_u128(), boot: boot(&found.boot_id) };
+    let party = |peer: &Peer| Party { cache: peer.cache_uuid.as_u128(), boot: boot(&peer.boot_id) };
     let copies = match &found.peer {
-        Some(peer) => Copies::Sync(Party { cache: peer.cache_uuid.as_u128(), boot: boot(&peer.boot_id) }),
+        Some(peer) if peer.only => Copies::Peer(party(peer)),
+        Some(peer) => Copies::Sync(party(peer)),
         None => Copies::Solo,
     };
     Record { generation: found.generation, owner, copies }

@@ -92,7 +92,7 @@ impl Volumes {
         let Ok(Some(found)) = self.ownership(entry.backend.clone()).await else { return Ok(None) };
         let (me, record) = (me(self.cache_uuid), record_of(&found));
         let alone = resume(me, &record, own_sequence, None);
-        let (Copies::Sync(holder), Resume::Unreachable) = (record.copies, alone) else { return Ok(None) };
+        let (Some(holder), Resume::Unreachable) = (record.peer(), alone) else { return Ok(None) };
         let image = entry.backend.to_string();
         let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
         for address in self.peers.iter() {
@@ -189,7 +189,7 @@ impl Volumes {
         let me = me(self.cache_uuid).cache;
         if let Some(found) = found {
             let record = record_of(&found);
-            let counts = matches!(record.copies, Copies::Sync(peer) if peer.cache == me);
+            let counts = record.peer().is_some_and(|peer| peer.cache == me);
             if counts || record.owner.cache == me {
                 let why = format!(
                     "it is the second copy of a volume of {}, and counts; name another --peer there, or remove the volume there, first",
