@@ -39,7 +39,7 @@ pub(crate) struct Drain {
     cursor: u32,
     /// Zeroes of the object are drained too.
     zeroes: bool,
-    in_flight: u32,
+    pub(crate) in_flight: u32,
     failed: bool,
     /// Something was left out that is in no committed group.
     left_out: Option<LeftOut>,
@@ -129,7 +129,7 @@ impl Engine {
     fn drain_volume(&mut self, now: Nanos, id: VolumeId, reserved: usize) {
         loop {
             let volume = self.volume(id);
-            if !volume.attached || volume.fenced || volume.retry_at > now || volume.spec.read_only {
+            if !volume.attached || volume.is_leaving() || volume.retry_at > now || volume.spec.read_only {
                 return;
             }
             let in_flight = volume.drain_in_flight;
@@ -316,7 +316,7 @@ impl Engine {
 
     /// Our log has it on stable media; so must a copy that could take over.
     pub(crate) fn drain_stable(&mut self, waiting: Waiting) {
-        if self.volume(waiting.volume).fenced {
+        if self.volume(waiting.volume).is_leaving() {
             // Whoever has the image now may not have this.
             self.give_back(waiting.part);
         } else if self.has_drained_copy(waiting) {
@@ -500,7 +500,7 @@ impl Engine {
     }
 
     /// A drain that has nothing left to send waits for the backend's flush.
-    fn drain_progress(&mut self, d: u32) {
+    pub(crate) fn drain_progress(&mut self, d: u32) {
         let drain = &self.drains[d];
         if drain.in_flight > 0 || (drain.wants_more() && !drain.failed) {
             return;
@@ -687,7 +687,7 @@ impl Engine {
 
     /// When the drain has something to do next, if nothing else happens.
     pub(crate) fn drain_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let due = self.volumes.iter().flatten().filter(|v| v.attached && !v.fenced).filter_map(|v| {
+        let due = self.volumes.iter().flatten().filter(|v| v.attached && !v.is_leaving()).filter_map(|v| {
             if v.retry_at > now {
                 return Some(v.retry_at);
             }

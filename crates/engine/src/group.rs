@@ -281,6 +281,12 @@ impl Groups {
         (None, n)
     }
 
+    /// Something of the redo is on its way to the backend.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        let closed = self.closed.as_ref().is_some_and(|closed| closed.in_flight > 0 || closed.committing);
+        closed || self.trimming.is_some() || self.noting
+    }
+
     /// The closed group, as long as it is not committed.
     fn pending(&self) -> Option<&Closed> {
         self.closed.as_ref().filter(|closed| !closed.committed)
@@ -557,7 +563,7 @@ impl Engine {
         for i in 0..self.volumes.len() {
             let id = VolumeId(i as u16);
             let Some(volume) = &self.volumes[i] else { continue };
-            if volume.groups.is_none() || !volume.attached || volume.fenced || volume.retry_at > now {
+            if volume.groups.is_none() || !volume.attached || volume.is_leaving() || volume.retry_at > now {
                 continue;
             }
             if volume.groups_end() && !volume.has_redo() {
@@ -703,7 +709,7 @@ impl Engine {
 
     /// When a group is due or the progress is to be noted, if nothing else happens.
     pub(crate) fn group_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let volumes = self.volumes.iter().flatten().filter(|v| v.attached && !v.fenced);
+        let volumes = self.volumes.iter().flatten().filter(|v| v.attached && !v.is_leaving());
         let times = volumes.filter_map(|volume| {
             let groups = volume.groups.as_ref().filter(|groups| groups.is_uncommitted())?;
             let open = groups.closed.is_none() && !groups.open.is_empty();

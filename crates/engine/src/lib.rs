@@ -15,6 +15,7 @@ mod change;
 mod checkpoint;
 mod content;
 mod control;
+mod detach;
 pub mod device;
 mod drain;
 mod engine;

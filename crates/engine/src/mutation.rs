@@ -98,6 +98,7 @@ mod list {
         PeerNotTold: "a change past the cache is not logged where the owner holds nothing of it",
         RoomIgnored: "the owner sends more than the peer has room for",
         DisownedWhilePaired: "an image no longer names a dead cache device while its record names a second copy",
+        DetachedInFlight: "a volume lets go of its backend with writes on their way there",
         FailedLogCounts: "an owner whose cache device had failed serves what it has come back with",
         CleanOneTooFar: "what came one record after the owner's image counts as clean in a replica",
         SoloBeforeStable: "the record says that an owner is alone before its own log is stable",

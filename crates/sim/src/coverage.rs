@@ -87,7 +87,7 @@ pub struct Coverage {
 }
 
 /// What two hosts with a copy each must go through.
-pub const PAIRS: [&str; 33] = [
+pub const PAIRS: [&str; 34] = [
     "host kill",
     "host power loss",
     "last copy lost its power",
@@ -106,6 +106,7 @@ pub const PAIRS: [&str; 33] = [
     "owner back with less than its peer",
     "owner back and unsure",
     "owner closed",
+    "volume let go of",
     "fenced transfer",
     "volume served",
     "verified after power loss",

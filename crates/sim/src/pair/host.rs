@@ -101,6 +101,8 @@ pub(super) struct Host {
     disks: u128,
     /// It knows that it is not the owner any more.
     fenced: bool,
+    /// The operation that takes the backend of a lost volume away.
+    detaching: Option<u64>,
     /// Generation of its client of the image.
     generation: u64,
     told_drained: u64,
@@ -164,6 +166,7 @@ impl Host {
             append_bytes: plan.append_bytes,
             disks: 0,
             fenced: false,
+            detaching: None,
             generation: 0,
             told_drained: 0,
             armed: 0,
@@ -205,7 +208,7 @@ impl Host {
         self.records.clear();
         self.queue.clear();
         self.neighbours.clear();
-        self.fenced = false;
+        (self.fenced, self.detaching) = (false, None);
         (self.beginning, self.flush) = (None, None);
         self.armed = 0;
     }
@@ -436,12 +439,24 @@ impl World {
                     self.cover.hit("owner closed");
                     self.hosts[at].engine().fence(VOLUME);
                     self.hosts[at].fenced = true;
-                    let life = self.hosts[at].life;
-                    let ns = self.rng.around(200_000_000);
-                    self.after(ns, What::Closed { at, life });
+                    self.let_go(at);
                 }
             }
         }
+    }
+
+    /// A host that has lost the volume takes its backend away, or is started again.
+    fn let_go(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        if host.detaching.is_none() && self.rng.permille(700) {
+            let control = host.fresh();
+            host.detaching = Some(control);
+            let now = self.now;
+            return self.hosts[at].engine().detach(now, VOLUME, control);
+        }
+        let life = host.life;
+        let ns = self.rng.around(200_000_000);
+        self.after(ns, What::Closed { at, life });
     }
 
     /// Lets a host do all that it can.
@@ -641,6 +656,17 @@ impl World {
                 _ => {}
             }
             return;
+        }
+        if host.detaching == Some(control) {
+            if result.is_err() {
+                // Something else is being done with it.
+                return self.let_go(at);
+            }
+            self.cover.hit("volume let go of");
+            (host.detaching, host.fenced) = (None, false);
+            host.run = Run::Waiting;
+            self.client.left(at);
+            return self.decide(at);
         }
         match host.run {
             Run::Promising { before, after, control: promises } if promises == control => match result {
