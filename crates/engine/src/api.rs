@@ -347,6 +347,8 @@ pub struct LogStatus {
     pub failed: bool,
     /// Changes wait for room at the peer.
     pub held_up: bool,
+    /// Another host has the image: nothing reaches it any more.
+    pub fenced: bool,
 }
 
 /// What the driver does for the core. Device offsets are bytes, block-aligned.

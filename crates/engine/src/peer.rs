@@ -184,6 +184,7 @@ impl Engine {
             acknowledged: volume.sequence_acknowledged,
             failed: self.dead,
             held_up: self.is_held_up(volume),
+            fenced: volume.fenced,
         })
     }
 

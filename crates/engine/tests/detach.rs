@@ -79,8 +79,7 @@ fn what_a_volume_in_use_holds_when_it_lets_go_is_there_when_it_is_attached_again
                 let range = offset as usize..(offset + len) as usize;
                 match roll(12) {
                     0 => {
-                        w.op(0, Op::WriteZeroes { fua: false, no_hole: false }, offset, len)
-                            .expect("zeroes");
+                        w.op(0, Op::WriteZeroes { fua: false, no_hole: false }, offset, len).expect("zeroes");
                         model[range].fill(0);
                     }
                     1 => w.flush(0),

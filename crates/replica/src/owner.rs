@@ -69,6 +69,8 @@ pub enum Event {
     Drained(u64),
     /// The cache device has failed: nothing more becomes stable on it, nor is logged.
     Failed,
+    /// Nothing of ours reaches the image any more: another host has it.
+    Fenced,
     /// A peer is connected.
     PeerUp(Party),
     /// The connection is gone, or silent for too long.
@@ -250,6 +252,7 @@ impl Owner {
         match event {
             Event::Logged(_) | Event::Stable(_) | Event::Sent(_) | Event::Drained(_) => self.note(event),
             Event::Failed => self.fail(),
+            Event::Fenced => self.lose(effects),
             Event::PeerUp(peer) => self.peer_up(peer, effects),
             Event::PeerDown => self.peer_down(effects),
             Event::Begun => {
@@ -290,6 +293,13 @@ impl Owner {
             Phase::Conceding { peer, .. } => self.phase = Phase::Conceding { peer, down: true },
             Phase::Sync { peer } => self.leave(peer, effects),
             Phase::Solo | Phase::Leaving { .. } | Phase::Lost => {}
+        }
+    }
+
+    fn lose(&mut self, effects: &mut Vec<Effect>) {
+        if self.phase != Phase::Lost {
+            self.phase = Phase::Lost;
+            effects.push(Effect::Close);
         }
     }
 
@@ -337,9 +347,7 @@ impl Owner {
             return self.written(effects);
         }
         if record != self.record {
-            self.phase = Phase::Lost;
-            effects.push(Effect::Close);
-            return;
+            return self.lose(effects);
         }
         if matches!(self.phase, Phase::Joining { down: true, .. }) {
             // The peer that was to join is gone, and nobody has been told of it.

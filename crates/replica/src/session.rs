@@ -141,6 +141,9 @@ impl OwnerSession {
         if log.failed {
             self.owner.take(Event::Failed, effects);
         }
+        if log.fenced {
+            self.owner.take(Event::Fenced, effects);
+        }
         self.apply(engine, now);
     }
 

@@ -388,7 +388,7 @@ impl Volumes {
     }
 
     async fn attach_once(
-        &self,
+        self: &Arc<Self>,
         entry: &Arc<Entry>,
         id: VolumeId,
         attach: Attach,

@@ -130,6 +130,11 @@ impl<C: Core> Reactor<C> {
                     Pending::Remove { id, answer }
                 });
             }
+            Command::Detach { id, answer } => self.operate(id, answer, |shared, number, answer| {
+                let engine = shared.core.engine().expect("only volumes with an owner let go");
+                engine.detach(now, id, number);
+                Pending::Remove { id, answer }
+            }),
             Command::Drain { id, answer } => self.operate(id, answer, |shared, number, answer| {
                 shared.core.drain(now, id, number);
                 Pending::Simple { answer }

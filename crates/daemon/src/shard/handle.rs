@@ -1,7 +1,7 @@
 //! The control plane's end of a shard: messages to the reactor thread and answers from it.
 
 use super::follower::Hello;
-use super::owner::Connected;
+use super::owner::{Connected, Wants};
 use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -195,7 +195,11 @@ pub(super) enum Command {
     },
     WantsPeer {
         id: VolumeId,
-        answer: oneshot::Sender<Option<bool>>,
+        answer: oneshot::Sender<Option<Wants>>,
+    },
+    Detach {
+        id: VolumeId,
+        answer: Answer<Option<Box<dyn Backend>>>,
     },
     SetAlone {
         id: VolumeId,
@@ -307,6 +311,15 @@ impl ShardHandle {
         verify: bool,
     ) -> Result<Option<Box<dyn Backend>>, ShardError> {
         self.ask(|answer| Command::Remove { id, verify, answer }).await?
+    }
+
+    /// Takes a volume's backend away and hands it out to be closed, when nothing is on its way there any more; closes the volume's
+    /// connections. What is dirty stays dirty.
+    ///
+    /// # Errors
+    /// The volume stays as it was.
+    pub async fn detach_volume(&self, id: VolumeId) -> Result<Option<Box<dyn Backend>>, ShardError> {
+        self.ask(|answer| Command::Detach { id, answer }).await?
     }
 
     /// Returns when everything that was acknowledged before is in the backend.
@@ -427,7 +440,7 @@ impl ShardHandle {
     ///
     /// # Errors
     /// Only when the reactor has stopped.
-    pub async fn wants_peer(&self, id: VolumeId) -> Result<Option<bool>, ShardError> {
+    pub async fn wants_peer(&self, id: VolumeId) -> Result<Option<Wants>, ShardError> {
         self.ask(|answer| Command::WantsPeer { id, answer }).await
     }
 

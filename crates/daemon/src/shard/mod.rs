@@ -31,7 +31,7 @@ pub use self::core::Core;
 pub use follower::Hello;
 pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
 pub use link::Socket;
-pub use owner::Connected;
+pub use owner::{Connected, Wants};
 pub use stats::{LatencyHistogram, PairStatus, ReactorCounters, ShardStatus, ShardVolumeStatus};
 
 use reactor::Reactor;

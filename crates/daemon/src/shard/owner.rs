@@ -26,6 +26,17 @@ pub struct Connected {
     pub room: Room,
 }
 
+/// What an owner's volume is in need of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wants {
+    /// A connection to a peer.
+    Peer,
+    /// Nothing for now.
+    Nothing,
+    /// That its backend is taken away: another host has the image.
+    LettingGo,
+}
+
 /// A volume that this host owns and whose writes are to have a second copy.
 pub(super) struct OwnerSide {
     name: String,
@@ -139,7 +150,7 @@ impl<C: Core> Reactor<C> {
         let now = self.shared.now;
         let Connected { socket, peer, party, room } = connected;
         let free = !self.replication.links.is_full();
-        let useful = self.wants_peer(id) == Some(true);
+        let useful = self.wants_peer(id) == Some(Wants::Peer);
         let Some(side) = self.replication.owners.get_mut(&id).filter(|_| useful) else { return false };
         if !free {
             tracing::warn!("no room for another link: the limit is {LINKS_MAX}");
@@ -164,11 +175,16 @@ impl<C: Core> Reactor<C> {
         up
     }
 
-    /// Whether a connection to a peer would be of use; `None` for a volume that is not to have one.
-    pub(super) fn wants_peer(&mut self, id: VolumeId) -> Option<bool> {
+    /// What the volume is in need of; `None` for one that is not to have a second copy.
+    pub(super) fn wants_peer(&mut self, id: VolumeId) -> Option<Wants> {
         let side = self.replication.owners.get(&id)?;
         let engine = self.shared.core.engine()?;
-        Some(side.wants_peer() && engine.may_pair(id) && engine.is_write_back(id))
+        if side.session.owner().phase() == Phase::Lost {
+            let volume = self.shared.volumes.get(id)?;
+            return Some(if volume.changes_record() { Wants::Nothing } else { Wants::LettingGo });
+        }
+        let wants = side.wants_peer() && engine.may_pair(id) && engine.is_write_back(id);
+        Some(if wants { Wants::Peer } else { Wants::Nothing })
     }
 
     /// Ends the second copy of a volume until [`Reactor::pair_again`]; the answer comes when the record says so.
@@ -254,7 +270,8 @@ impl<C: Core> Reactor<C> {
         for answer in side.parting.drain(..) {
             let _ = answer.send(Ok(()));
         }
-        if side.wants_peer() && !std::mem::replace(&mut side.rung, true) {
+        let lost = side.session.owner().phase() == Phase::Lost;
+        if (side.wants_peer() || lost) && !std::mem::replace(&mut side.rung, true) {
             side.wanted.notify_one();
         }
     }
@@ -282,8 +299,14 @@ impl<C: Core> Reactor<C> {
                         "volume {}: another host has taken it over; it is closed here",
                         side.name
                     );
+                    // What is on its way may arrive or not: it is another's record.
+                    (side.writing, side.retry_at, side.rung) = (None, None, false);
+                    let link = side.link;
                     let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
                     engine.fence(id);
+                    if let Some(slot) = link {
+                        self.hang_up(slot, "another host has the volume");
+                    }
                 }
             }
         }

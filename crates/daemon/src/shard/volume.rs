@@ -123,6 +123,11 @@ impl Volume {
         self.backend.set_peer(RECORD_TOKEN, peer);
     }
 
+    /// A change of the ownership record is under way.
+    pub(super) fn changes_record(&self) -> bool {
+        self.record_in_flight
+    }
+
     pub(super) fn into_backend(self) -> Box<dyn Backend> {
         self.backend
     }

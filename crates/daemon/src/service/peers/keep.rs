@@ -2,14 +2,13 @@
 
 use super::dial::Caller;
 use super::{PeerError, Route, Welcomed, dial};
-use crate::shard::{Connected, ShardHandle};
+use crate::shard::{Connected, ShardHandle, Wants};
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_backend::{Ownership, Peer};
 use tidepool_engine::api::VolumeId;
 use tidepool_replica::{Copies, Party, Record};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::sleep;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -34,20 +33,18 @@ pub struct Replicated {
 }
 
 impl Replicated {
-    /// Has the core keep a second copy of the volume from now on, as long as there is a peer. The handle ends that.
-    pub(in crate::service) fn keep(self, shard: ShardHandle, wanted: Arc<Notify>) -> AbortHandle {
-        tokio::spawn(self.run(shard, wanted)).abort_handle()
-    }
-
-    async fn run(self, shard: ShardHandle, wanted: Arc<Notify>) {
+    /// Has the core keep a second copy of the volume, as long as there is a peer. Returns when the volume is served no more;
+    /// whether it is another host's now, and its backend is to be taken away.
+    pub(in crate::service) async fn keep(self, shard: &ShardHandle, wanted: Arc<Notify>) -> bool {
         let mut said = Vec::new();
         loop {
             wanted.notified().await;
             loop {
                 match shard.wants_peer(self.id).await {
-                    Ok(Some(true)) if self.try_all(&shard, &mut said).await => break,
+                    Ok(Some(Wants::Peer)) if self.try_all(shard, &mut said).await => break,
+                    Ok(Some(Wants::LettingGo)) => return true,
                     Ok(Some(_)) => sleep(PAUSE).await,
-                    Ok(None) | Err(_) => return,
+                    Ok(None) | Err(_) => return false,
                 }
             }
             // One that is of no use is not asked again and again.

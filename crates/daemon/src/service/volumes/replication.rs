@@ -1,19 +1,24 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
-use super::{Entry, Volumes, from_shard, lock};
-use crate::admin::Removed;
+use super::{Entry, Volumes, close, from_shard, lock};
+use crate::admin::{Removed, State};
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, Replicated, Welcomed, dial, me, record_of};
 use crate::shard::ShardError;
 use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
+use std::time::Duration as Time;
 use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, TakeOver};
-use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ControlError, Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::{Copies, Record, Resume, Tail, resume};
 use tokio::sync::Notify;
+use tokio::time::sleep;
 use tracing::{info, warn};
+
+/// Pause before a volume that is being changed is asked again to let go of its backend.
+const LET_GO_PAUSE: Time = Time::from_millis(300);
 
 /// A volume is without a second copy as long as this is there.
 pub(super) struct Alone<'a> {
@@ -30,7 +35,13 @@ impl Drop for Alone<'_> {
 
 impl Volumes {
     /// Has the core keep a second copy of a volume that is served, if there is to be one.
-    pub(super) async fn replicate(&self, entry: &Entry, id: VolumeId, generation: u64, read_only: bool) {
+    pub(super) async fn replicate(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        id: VolumeId,
+        generation: u64,
+        read_only: bool,
+    ) {
         if self.peers.is_empty() || read_only || is_parent_name(&entry.name) {
             return;
         }
@@ -48,9 +59,43 @@ impl Volumes {
             host: self.host.clone(),
             peers: self.peers.clone(),
         };
-        let keeping = replicated.keep(self.shard.clone(), wanted);
-        if let Some(before) = lock(&entry.facts).keeping.replace(keeping) {
+        let (volumes, kept) = (self.clone(), entry.clone());
+        let keeping = tokio::spawn(async move {
+            if replicated.keep(&volumes.shard, wanted).await {
+                // On its own: what it does ends this task, as any end of the volume does.
+                tokio::spawn(volumes.let_go(kept, id));
+            }
+        });
+        if let Some(before) = lock(&entry.facts).keeping.replace(keeping.abort_handle()) {
             before.abort();
+        }
+    }
+
+    /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.
+    async fn let_go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId) {
+        let name = &entry.name;
+        let backend = loop {
+            let removing = lock(&entry.facts).state == Some(State::Removing);
+            match self.shard.detach_volume(id).await {
+                Ok(backend) => break backend,
+                // Another operation on it ends soon, or has removed it.
+                Err(ShardError::Control(ControlError::Busy)) => sleep(LET_GO_PAUSE).await,
+                Err(_) if removing => return,
+                Err(error) => {
+                    return warn!("volume {name}: it stays closed until the daemon is started again: {error}");
+                }
+            }
+        };
+        if let Some(backend) = backend
+            && let Err(error) = close(backend, false).await
+        {
+            info!("volume {name}: its image is let go of ({error})");
+        }
+        let known = self.shard.volumes().await.unwrap_or_default();
+        let Some((_, spec, _)) = known.into_iter().find(|(known, ..)| *known == id) else { return };
+        // As after a restart: it waits for its new owner, or for its image.
+        if let Err(error) = self.begin_attach(id, spec, None, false) {
+            warn!("volume {name}: {error}");
         }
     }
 
