@@ -82,7 +82,9 @@ impl Volumes {
                 Err(ShardError::Control(ControlError::Busy)) => sleep(LET_GO_PAUSE).await,
                 Err(_) if removing => return,
                 Err(error) => {
-                    return warn!("volume {name}: it stays closed until the daemon is started again: {error}");
+                    return warn!(
+                        "volume {name}: it stays closed until the daemon is started again: {error}"
+                    );
                 }
             }
         };
