@@ -45,6 +45,26 @@ fn g4_the_peer_of_a_dead_host_goes_on_in_a_moment() {
 }
 
 #[test]
+fn g4_a_volume_is_handed_over_with_its_lock_and_its_guard() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let fenced = || cluster.ceph(&["osd", "blocklist", "ls"]).expect("a list").matches("127.0.0.1").count();
+    let before = fenced();
+    let mut pair = pair_on(&cluster, "handed");
+    let mut workload = workload(&pair, 616);
+    for _ in 0..ROUNDS {
+        under_load(&mut workload, 300, || ());
+        workload.disconnect().expect("goodbye");
+        let took = pair.hand_over(&mut workload).expect("it is handed over with everything");
+        println!("handed over in {} ms", took.as_millis());
+        pair.owner().wait_sync().expect("in sync again");
+    }
+    workload.disconnect().expect("goodbye");
+    assert_eq!(fenced(), before, "nobody is fenced");
+    check_image(&cluster, "handed", &pair, &mut workload);
+}
+
+#[test]
 fn g6_an_owner_that_was_stopped_writes_nothing_when_it_goes_on() {
     let _turn = one_at_a_time();
     let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");

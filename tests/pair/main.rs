@@ -220,6 +220,57 @@ fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
 }
 
 #[test]
+fn g4_a_volume_is_handed_over_and_back_and_nothing_is_lost() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 614);
+    for round in 0..ROUNDS {
+        under_load(&mut workload, 300, || ());
+        let clients = pair.hand_over(&mut workload).expect_err("somebody is connected").to_string();
+        assert!(clients.contains("are connected: stop them first"), "{clients}");
+        workload.disconnect().expect("goodbye");
+        let took = pair.hand_over(&mut workload).expect("it is handed over with everything");
+        println!("round {round}: handed over in {} ms", took.as_millis());
+        // The one that has handed it over holds the copy, without being started again.
+        pair.owner().wait_sync().expect("in sync again");
+    }
+    // What was handed over counts as any other: its peer takes over from it.
+    let owner = pair.owner;
+    let hosts = &mut pair.hosts;
+    let end = under_load(&mut workload, 300, || hosts[owner].daemon.kill().expect("kill"));
+    assert_eq!(end, Progress::Disconnected);
+    pair.fail_over(&mut workload).expect("nothing is lost");
+}
+
+#[test]
+fn a_volume_that_cannot_be_handed_over_stays_where_it_is() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 615);
+    let path = format!("/v1/volumes/{VOLUME}/handoff");
+    let hand_over = |pair: &Pair, how: serde_json::Value| {
+        pair.owner().admin.call("POST", &path, Some(&how)).expect_err("it cannot be").to_string()
+    };
+    let elsewhere = hand_over(&pair, serde_json::json!({ "to": "h3" }));
+    assert!(elsewhere.contains("not on h3"), "{elsewhere}");
+    under_load(&mut workload, 300, || ());
+    // The peer does not answer when it is asked, and by then this host has let go.
+    pair.hosts[1].daemon.signal(Signal::STOP).expect("it stops");
+    let silent = hand_over(&pair, serde_json::json!({ "disconnect": true }));
+    assert!(silent.contains("cannot hand volume"), "{silent}");
+    pair.hosts[1].daemon.signal(Signal::CONT).expect("it goes on");
+    pair.owner().wait_sync().expect("in sync again");
+    workload.server_died();
+    pair.verify(&mut workload).expect("nothing is lost");
+    pair.hosts[1].daemon.kill().expect("kill");
+    pair.owner().wait_degraded().expect("alone");
+    let alone = hand_over(&pair, serde_json::json!({ "disconnect": true }));
+    assert!(alone.contains("it has no second copy in sync"), "{alone}");
+    workload.run(500).expect("its clients have not noticed");
+    workload.verify().expect("nothing is lost");
+}
+
+#[test]
 fn a_volume_with_a_second_copy_is_changed_and_removed_like_any_other() {
     let _turn = one_at_a_time();
     let pair = pair();

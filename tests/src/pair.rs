@@ -168,6 +168,17 @@ impl Pair {
         Ok(took)
     }
 
+    /// The owner hands the volume over to its peer, and the workload, which is not connected, goes on there. Returns how long
+    /// that took.
+    pub fn hand_over(&mut self, workload: &mut Workload) -> Result<Duration, Error> {
+        let start = Instant::now();
+        self.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/handoff"), Some(&json!({})))?;
+        let took = start.elapsed();
+        self.owner = 1 - self.owner;
+        self.verify(workload)?;
+        Ok(took)
+    }
+
     /// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
     pub fn verify_plain(&self, workload: &mut Workload, image: &std::path::Path) -> Result<(), Error> {
         verify_plain(&self.scratch, workload, image)

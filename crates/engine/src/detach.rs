@@ -8,6 +8,11 @@ use crate::mutation::mutated;
 use crate::volume::{DirtyObject, Task, Volume};
 
 impl Volume {
+    /// There is a peer, and its copy does not count, or not any more.
+    fn is_half_paired(&self) -> bool {
+        !self.fenced && self.peer.as_ref().is_some_and(|peer| !peer.is_whole())
+    }
+
     /// Nothing is begun any more that takes the backend.
     pub(crate) fn is_leaving(&self) -> bool {
         self.fenced || matches!(self.task, Task::Detach { stopping: true, .. })
@@ -34,7 +39,7 @@ impl Volume {
 impl Engine {
     /// Takes a volume's backend away, also a fenced one's. New requests are refused from now on; those under way are answered
     /// first. [`Effect::ControlDone`] tells when nothing of the volume is on its way to the backend any more, and what it has
-    /// logged and sent there is on stable media (of a fenced one: what it has logged). It is then as a restart would find it: what is
+    /// logged and sent there is on stable media (of a fenced one: what it has logged), also at a peer whose copy counts. It is then as a restart would find it: what is
     /// dirty stays dirty, and it can be attached again, or begin as the copy of another host's.
     pub fn detach(&mut self, _now: Nanos, id: VolumeId, control: u64) {
         self.stir();
@@ -45,7 +50,7 @@ impl Engine {
             Some(_) if self.dead => Some(ControlError::Device),
             Some(v) if v.task != Task::None => Some(ControlError::Busy),
             Some(v) if !v.attached => Some(ControlError::Detached),
-            Some(v) if v.peer.is_some() && !v.fenced => Some(ControlError::Paired),
+            Some(v) if v.is_half_paired() => Some(ControlError::Paired),
             Some(_) if is_parent => Some(ControlError::IsParent),
             Some(_) => None,
         };
@@ -62,11 +67,14 @@ impl Engine {
     }
 
     pub(crate) fn pump_detach(&mut self, now: Nanos, id: VolumeId, control: u64, stopping: bool) {
-        if self.dead {
+        let dead = self.dead.then_some(ControlError::Device);
+        let parted = self.volume(id).is_half_paired().then_some(ControlError::Paired);
+        if let Some(error) = dead.or(parted) {
+            // It goes on as if nothing had been asked.
             let volume = self.volume_mut(id);
             (volume.task, volume.closing) = (Task::None, false);
-            let result = Err(ControlError::Device);
-            return self.effects.push_back(Effect::ControlDone { control, result });
+            self.stir();
+            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
         }
         let volume = self.volume(id);
         if !stopping {
@@ -117,11 +125,17 @@ impl Engine {
         let groups = volume.groups.as_ref().is_some_and(|groups| groups.is_in_flight());
         let drains = !volume.drains.is_empty() || volume.drain_in_flight > 0;
         let in_flight = drains || groups || volume.disowning || volume.direct_in_flight > 0;
-        let unstable = volume.sequence_durable < volume.sequence;
+        let sequence = volume.sequence;
+        let unstable = volume.sequence_durable < sequence;
         self.sync.wanted |= unstable;
         if asks || unstable && !syncs {
             self.stir();
         }
-        !in_flight && !unflushed && !unstable && self.has_no_fills(now, id)
+        let volume = self.volume(id);
+        let copied = volume.fenced || volume.peer.as_ref().is_none_or(|peer| peer.has(sequence, true));
+        if !copied {
+            self.stabilise_peer(id, sequence);
+        }
+        !in_flight && !unflushed && !unstable && copied && self.has_no_fills(now, id)
     }
 }

@@ -47,8 +47,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Whatever is acknowledged is in it.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.counts && self.sends
+    }
+
     /// Whether the copy goes as far as it has to.
-    fn has(&self, sequence: u64, stable: bool) -> bool {
+    pub(crate) fn has(&self, sequence: u64, stable: bool) -> bool {
         !self.counts || sequence <= if stable { self.stable } else { self.logged }
     }
 
@@ -228,7 +233,7 @@ impl Engine {
 
     /// Asks the peer to bring everything up to `sequence` to stable media, unless it has or is about to. What is asked
     /// for meanwhile is asked for together.
-    fn stabilise_peer(&mut self, id: VolumeId, sequence: u64) {
+    pub(crate) fn stabilise_peer(&mut self, id: VolumeId, sequence: u64) {
         let Some(peer) = self.volume_mut(id).peer.as_deref_mut().filter(|peer| peer.sends) else { return };
         if sequence <= peer.asked.max(peer.stable) {
             return;

@@ -189,6 +189,57 @@ fn whoever_waits_for_the_drain_is_told_and_nothing_else_is_done_meanwhile() {
 }
 
 #[test]
+fn g4_a_volume_in_sync_lets_go_when_its_copy_has_everything_on_stable_media() {
+    let mut w = volume(Mode::WriteBack, DrainOrder::Grouped);
+    w.engine.set_pairing(w.now, V, Pairing::Paired);
+    let room = Room { bytes: 64 << 20, ranges: 100 };
+    let have = |w: &mut World, stable: u64| {
+        let logged = w.log().logged;
+        w.engine.peer_has(w.now, V, Have { logged, stable, room });
+        w.run();
+    };
+    have(&mut w, 0);
+    let (id, _) = w.request(0, WRITE, 0, 8192, Some(&pattern(1, 8192)));
+    w.pass(S);
+    let control = detach(&mut w);
+    w.pass(S);
+    assert_eq!((w.replies.get(&id), w.controls.get(&control)), (None, None), "the peer does not have it");
+    have(&mut w, 0);
+    w.pass(S);
+    assert_eq!(
+        (w.replies.remove(&id), w.controls.get(&control)),
+        (Some(Ok(())), None),
+        "not on stable media"
+    );
+    let asked = w.to_peer.iter().any(|(op, _)| matches!(op, PeerOp::Stabilise { .. }));
+    assert!(asked);
+    let logged = w.log().logged;
+    have(&mut w, logged);
+    end(&mut w, control);
+    let mut model = vec![0; SIZE as usize];
+    model[..8192].copy_from_slice(&pattern(1, 8192));
+    check(&mut w, &model, true);
+}
+
+#[test]
+fn a_volume_that_loses_its_peer_while_it_lets_go_goes_on_by_itself() {
+    let mut w = volume(Mode::WriteBack, DrainOrder::Grouped);
+    w.engine.set_pairing(w.now, V, Pairing::Paired);
+    let (id, _) = w.request(0, WRITE, 0, 8192, Some(&pattern(1, 8192)));
+    let control = detach(&mut w);
+    w.pass(S);
+    w.engine.set_pairing(w.now, V, Pairing::Parting);
+    w.pass(S);
+    assert_eq!(w.controls.remove(&control), Some(Err(ControlError::Paired)));
+    w.engine.set_pairing(w.now, V, Pairing::Alone);
+    w.pass(S);
+    assert_eq!(w.replies.remove(&id), Some(Ok(())));
+    w.write(0, 8192, &pattern(2, 4096));
+    w.drain(0);
+    assert!(w.images[0][..8192] == pattern(1, 8192) && w.images[0][8192..12288] == pattern(2, 4096));
+}
+
+#[test]
 fn a_volume_with_a_peer_or_on_a_device_that_fails_stays() {
     let mut w = volume(Mode::WriteBack, DrainOrder::Grouped);
     w.engine.set_pairing(w.now, V, Pairing::Filling);

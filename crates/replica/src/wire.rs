@@ -187,23 +187,34 @@ impl<'a> Record<'a> {
     }
 }
 
+/// Which owner calls, and about which volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call<'a> {
+    /// Uuid of the owner's cache.
+    pub cache: u128,
+    /// Its host's boot.
+    pub boot: u128,
+    /// Generation of its ownership.
+    pub generation: u64,
+    /// Name of its host, for people.
+    pub host: &'a str,
+    /// The volume's name.
+    pub name: &'a str,
+    /// URI of its image.
+    pub image: &'a str,
+}
+
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// First message of an owner: which volume it is about.
-    Hello {
-        /// Uuid of its cache.
-        cache: u128,
-        /// Its host's boot.
-        boot: u128,
-        /// Generation of its ownership.
+    /// First message of an owner whose records are to follow.
+    Hello(Call<'a>),
+    /// First and only message of an owner that has let go of the volume: the peer is to take it over.
+    HandOver(Call<'a>),
+    /// The volume is taken over, and served.
+    Taken {
+        /// The former owner's generation.
         generation: u64,
-        /// Name of its host, for people.
-        host: &'a str,
-        /// The volume's name.
-        name: &'a str,
-        /// URI of its image.
-        image: &'a str,
     },
     /// First message of a peer.
     Welcome {
@@ -287,6 +298,8 @@ enum Kind {
     Fetch = 10,
     Block = 11,
     Beat = 12,
+    HandOver = 13,
+    Taken = 14,
 }
 
 /// What begins every frame: kind 1, for a record whether somebody waits for it on stable media 1, bytes of the head 2,
@@ -377,14 +390,9 @@ impl Prefix {
     fn fixed<'a>(&self, f: &mut Fields<'a>) -> Option<Message<'a>> {
         Some(match self.kind {
             Kind::Record => return None,
-            Kind::Hello => Message::Hello {
-                cache: f.u128()?,
-                boot: f.u128()?,
-                generation: f.u64()?,
-                host: f.text()?,
-                name: f.text()?,
-                image: f.text()?,
-            },
+            Kind::Hello => Message::Hello(f.call()?),
+            Kind::HandOver => Message::HandOver(f.call()?),
+            Kind::Taken => Message::Taken { generation: f.u64()? },
             Kind::Welcome => {
                 let (cache, boot, host, room) = (f.u128()?, f.u128()?, f.text()?, f.room()?);
                 let holds = if f.flag()? { Some(f.holds()?) } else { None };
@@ -411,7 +419,10 @@ impl Prefix {
 impl Kind {
     fn of(byte: u8) -> Option<Kind> {
         use Kind::*;
-        let all = [Hello, Welcome, Refused, Begin, Begun, Record, Have, Flush, Drained, Fetch, Block, Beat];
+        let all = [
+            Hello, Welcome, Refused, Begin, Begun, Record, Have, Flush, Drained, Fetch, Block, Beat,
+            HandOver, Taken,
+        ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
 }
@@ -452,6 +463,17 @@ impl<'a> Fields<'a> {
         let len = usize::from(u16::from_le_bytes([len[0], len[1]]));
         let text = std::str::from_utf8(self.bytes(len)?).ok()?;
         (len <= TEXT_BYTES_MAX && !text.contains(char::is_control)).then_some(text)
+    }
+
+    fn call(&mut self) -> Option<Call<'a>> {
+        Some(Call {
+            cache: self.u128()?,
+            boot: self.u128()?,
+            generation: self.u64()?,
+            host: self.text()?,
+            name: self.text()?,
+            image: self.text()?,
+        })
     }
 
     fn room(&mut self) -> Option<Room> {
@@ -509,12 +531,9 @@ impl Message<'_> {
                 put_text(out, text);
                 (Kind::Refused, 0)
             }
-            Message::Hello { cache, boot, generation, host, name, image } => {
-                [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
-                out.extend_from_slice(&generation.to_le_bytes());
-                [host, name, image].iter().for_each(|text| put_text(out, text));
-                (Kind::Hello, 0)
-            }
+            Message::Taken { generation } => numbers(Kind::Taken, &[generation]),
+            Message::Hello(call) => (put_call(out, &call, Kind::Hello), 0),
+            Message::HandOver(call) => (put_call(out, &call, Kind::HandOver), 0),
             Message::Welcome { cache, boot, host, room, holds } => {
                 [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
                 put_text(out, host);
@@ -527,6 +546,13 @@ impl Message<'_> {
             }
         }
     }
+}
+
+fn put_call(out: &mut Vec<u8>, call: &Call<'_>, kind: Kind) -> Kind {
+    [call.cache, call.boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+    put_numbers(out, &[call.generation]);
+    [call.host, call.name, call.image].iter().for_each(|text| put_text(out, text));
+    kind
 }
 
 fn put_numbers(out: &mut Vec<u8>, numbers: &[u64]) {

@@ -75,15 +75,12 @@ impl Said {
         let [cache, boot] = self.ids;
         let block = block(&self.entries, a);
         let room = Room { bytes: d, ranges: e };
+        let (name, host) = (&self.texts[0], &self.texts[1]);
+        let call = Call { cache, boot, generation: a, host, name, image: host };
         f(match self.kind {
-            1 => Message::Hello {
-                cache,
-                boot,
-                generation: a,
-                host: &self.texts[1],
-                name: &self.texts[0],
-                image: &self.texts[1],
-            },
+            1 => Message::Hello(call),
+            13 => Message::HandOver(call),
+            14 => Message::Taken { generation: a },
             2 => {
                 let holds = Holds { generation: a, base: b, logged: c, stable: d };
                 Message::Welcome {
@@ -114,7 +111,7 @@ impl Said {
 fn said() -> impl Strategy<Value = Said> {
     let text = "[a-zA-Z0-9 /:@äß-]{0,200}";
     let entries = prop::collection::vec((0u64..1 << 40, any::<bool>()), 0..RECORD_ENTRIES_MAX + 1);
-    (1u8..13, any::<[u64; 5]>(), any::<[u128; 2]>(), [text, text], any::<bool>(), entries).prop_map(
+    (1u8..15, any::<[u64; 5]>(), any::<[u128; 2]>(), [text, text], any::<bool>(), entries).prop_map(
         |(kind, numbers, ids, texts, flag, entries)| Said { kind, numbers, ids, texts, flag, entries },
     )
 }

@@ -454,6 +454,24 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+    /// Have the holder of a volume's second copy serve it, as for maintenance of this host: nothing is fenced and nothing drained.
+    /// This host holds the other copy from then on.
+    Handoff {
+        /// The volume.
+        name: VolumeName,
+        /// The host that is to serve it; whichever holds the copy if it is not said.
+        #[arg(long, value_name = "HOST")]
+        to: Option<String>,
+        /// Clients that are connected here lose the connection.
+        #[arg(long)]
+        disconnect: bool,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
     /// Change a volume while it serves.
     Set {
         /// The volume.

@@ -6,7 +6,7 @@ use crate::status::client;
 use indicatif::ProgressBar;
 use std::time::Duration as Time;
 use tidepool_daemon::admin::client::{Client, ClientError};
-use tidepool_daemon::admin::{AddVolume, Removed, SetVolume, VolumeReport};
+use tidepool_daemon::admin::{AddVolume, HandOver, Removed, SetVolume, VolumeReport};
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_daemon::units::Size;
 use tidepool_daemon::volume::absolute_backend;
@@ -53,6 +53,13 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let gone = "the daemon goes on with the takeover (see `tidepool volume list`)";
             let report = interruptible(gone, client.take_over(name.as_str(), accept_loss)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+        }
+        VolumeCommand::Handoff { name, to, disconnect, admin, output } => {
+            let client = client(&admin)?;
+            let gone = "the daemon goes on with it (see `tidepool volume list` here and there)";
+            let how = HandOver { to, disconnect };
+            let done = interruptible(gone, client.hand_over(name.as_str(), &how)).await?;
+            output::print(output.format, &done, |done| format!("{} is served by {}", done.name, done.host))
         }
         VolumeCommand::Set { name, mode, dirty_max, accept_loss, admin, output } => {
             if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() {

@@ -1,8 +1,8 @@
 //! Calls the admin API.
 
 use super::{
-    AddVolume, ErrorBody, Removed, ResizeVolume, SetVolume, Snapshot, Status, TakeSnapshot, TakeVolume,
-    VolumeReport,
+    AddVolume, ErrorBody, HandOver, HandedOver, Removed, ResizeVolume, SetVolume, Snapshot, Status,
+    TakeSnapshot, TakeVolume, VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;
@@ -127,6 +127,14 @@ impl Client {
     pub async fn take_over(&self, name: &str, accept_loss: bool) -> Result<VolumeReport, ClientError> {
         let body = TakeVolume { accept_loss };
         self.call(Method::POST, format!("/v1/volumes/{name}/takeover"), Some(&body)).await
+    }
+
+    /// Has the holder of a volume's second copy serve it; returns when it does.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn hand_over(&self, name: &str, how: &HandOver) -> Result<HandedOver, ClientError> {
+        self.call(Method::POST, format!("/v1/volumes/{name}/handoff"), Some(how)).await
     }
 
     /// Gives the image back; returns when it is complete, compared and released.

@@ -303,6 +303,27 @@ pub struct TakeVolume {
     pub accept_loss: bool,
 }
 
+/// To whom a volume is handed over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandOver {
+    /// The host, which holds the second copy; whichever does if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Clients that are connected lose the connection.
+    #[serde(default)]
+    pub disconnect: bool,
+}
+
+/// A volume that another host serves now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedOver {
+    /// The volume.
+    pub name: String,
+    /// The host.
+    pub host: String,
+}
+
 /// A snapshot to be taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

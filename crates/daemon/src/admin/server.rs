@@ -1,6 +1,8 @@
 //! Answers the admin API and the metrics endpoint.
 
-use super::{AddVolume, CacheReport, ErrorBody, ResizeVolume, SetVolume, Status, TakeSnapshot, TakeVolume};
+use super::{
+    AddVolume, CacheReport, ErrorBody, HandOver, ResizeVolume, SetVolume, Status, TakeSnapshot, TakeVolume,
+};
 use crate::bounded::Bounded;
 use crate::counters;
 use crate::failure::one_line;
@@ -68,6 +70,7 @@ impl From<VolumeError> for Problem {
             | VolumeError::Busy(_)
             | VolumeError::NotInSync { .. }
             | VolumeError::NotForgotten { .. }
+            | VolumeError::NotHandedOver { .. }
             | VolumeError::Behind { .. }
             | VolumeError::OtherImage { .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
@@ -120,6 +123,7 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes/{name}/snapshots", post(snapshot))
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/takeover", post(take_over))
+        .route("/v1/volumes/{name}/handoff", post(hand_over))
         .fallback(|| async { Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
         .method_not_allowed_fallback(|| async {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
@@ -241,6 +245,16 @@ async fn take_over(
     let (volumes, of) = (context.volumes.clone(), name.clone());
     to_the_end(async move { volumes.take_over(&of, accept_loss).await }).await?;
     json(context.volumes.volume_status(&name).await?)
+}
+
+async fn hand_over(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::HandedOver> {
+    let HandOver { to, disconnect } = parse(body)?;
+    let volumes = context.volumes.clone();
+    json(to_the_end(async move { volumes.hand_over(&name, to.as_deref(), disconnect).await }).await?)
 }
 
 async fn remove(State(context): State<Arc<Context>>, Path(name): Path<String>) -> Answer<super::Removed> {

@@ -133,6 +133,14 @@ pub enum VolumeError {
         /// What the record says instead.
         why: String,
     },
+    /// The volume stays here.
+    #[error("cannot hand volume {name} over: {why}")]
+    NotHandedOver {
+        /// The volume.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// The copy in this cache is needed.
     #[error("cannot remove volume {name}: {why}")]
     NotForgotten {

@@ -203,7 +203,7 @@ async fn start(
         };
         Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain, pairs)
     };
-    let peers = take_owners_in(sockets.peers, &certificates, &shard, &host)?;
+    let peers = take_owners_in(sockets.peers, &certificates, &volumes, &host)?;
     volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());
@@ -242,7 +242,7 @@ async fn start(
 fn take_owners_in(
     sockets: Vec<(PeerAddress, OwnedFd)>,
     certificates: &Option<Arc<Certificates>>,
-    shard: &ShardHandle,
+    volumes: &Arc<Volumes>,
     host: &str,
 ) -> Result<Vec<tokio::task::JoinHandle<()>>, Failure> {
     let mut tasks = Vec::new();
@@ -251,7 +251,7 @@ fn take_owners_in(
         let listener = listener.map_err(|e| {
             Failure::failed(format!("cannot take second copies at {address}: {}", reason(&e)))
         })?;
-        tasks.push(tokio::spawn(peers::accept(listener, shard.clone(), host.to_owned())));
+        tasks.push(tokio::spawn(peers::accept(listener, volumes.clone(), host.to_owned())));
         info!("taking second copies of others' volumes at {address}");
     }
     Ok(tasks)

@@ -2,6 +2,7 @@
 //! to a plain image.
 
 mod clones;
+mod handoff;
 mod operations;
 mod replication;
 
@@ -193,6 +194,11 @@ impl Volumes {
             parents: AsyncMutex::default(),
             takeovers: AsyncMutex::default(),
         })
+    }
+
+    /// The shard that serves them.
+    pub fn shard(&self) -> &ShardHandle {
+        &self.shard
     }
 
     fn entry(&self, name: &str) -> Result<Arc<Entry>, VolumeError> {

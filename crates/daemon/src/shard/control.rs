@@ -29,6 +29,11 @@ enum Pending {
         id: VolumeId,
         answer: Answer<Option<Box<dyn Backend>>>,
     },
+    /// A volume lets go of its backend, for its peer to take it over.
+    HandOver {
+        id: VolumeId,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    },
     Simple {
         answer: Answer<()>,
     },
@@ -135,6 +140,14 @@ impl<C: Core> Reactor<C> {
                 engine.detach(now, id, number);
                 Pending::Remove { id, answer }
             }),
+            Command::HandOver { id, disconnect, answer } => match self.may_hand_over(id, disconnect) {
+                Err(error) => drop(answer.send(Err(error))),
+                Ok(()) => self.operate(id, answer, |shared, number, answer| {
+                    let engine = shared.core.engine().expect("a volume with an owner has an engine");
+                    engine.detach(now, id, number);
+                    Pending::HandOver { id, answer }
+                }),
+            },
             Command::Drain { id, answer } => self.operate(id, answer, |shared, number, answer| {
                 shared.core.drain(now, id, number);
                 Pending::Simple { answer }
@@ -202,7 +215,7 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Why no operation can be started now.
-    fn refusal(&self) -> Option<ShardError> {
+    pub(super) fn refusal(&self) -> Option<ShardError> {
         if self.stopping.is_some() {
             return Some(ShardError::ShuttingDown);
         }
@@ -353,6 +366,16 @@ impl<C: Core> Reactor<C> {
             }
             (Pending::Remove { id, answer }, result) => {
                 let _ = answer.send(result.map_err(ShardError::from).map(|()| self.detach(id)));
+            }
+            (Pending::HandOver { id, answer }, result) => {
+                let backend = match result {
+                    Ok(()) => Ok(self.detach(id)),
+                    Err(error) => {
+                        self.keep_after_all(id);
+                        Err(error.into())
+                    }
+                };
+                let _ = answer.send(backend);
             }
             (Pending::Snapshot { id, answer }, result) => {
                 if let Some(volume) = self.shared.volumes.get_mut(id) {

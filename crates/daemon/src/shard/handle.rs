@@ -31,6 +31,14 @@ pub enum ShardError {
     /// A volume of the name is known with another image.
     #[error("another volume of this name is here, with the image {0}")]
     OtherImage(String),
+    /// There is no second copy that counts.
+    #[error("it has no second copy in sync")]
+    NoCopy,
+    /// Somebody would lose the connection.
+    #[error(
+        "{0} of its clients are connected: stop them first, or say that they are to be disconnected (--disconnect)"
+    )]
+    Connected(u32),
     /// The copy in this cache does not count, as the ownership record has it.
     #[error("the copy in this cache (volume {}) is not in sync with its owner, or this host was restarted since", .0.0)]
     NotInSync(VolumeId),
@@ -201,6 +209,11 @@ pub(super) enum Command {
         id: VolumeId,
         answer: Answer<Option<Box<dyn Backend>>>,
     },
+    HandOver {
+        id: VolumeId,
+        disconnect: bool,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    },
     SetAlone {
         id: VolumeId,
         alone: Degraded,
@@ -320,6 +333,19 @@ impl ShardHandle {
     /// The volume stays as it was.
     pub async fn detach_volume(&self, id: VolumeId) -> Result<Option<Box<dyn Backend>>, ShardError> {
         self.ask(|answer| Command::Detach { id, answer }).await?
+    }
+
+    /// The same for a volume whose second copy is in sync, and has everything on stable media then. Where clients are connected
+    /// only with `disconnect`.
+    ///
+    /// # Errors
+    /// As above, and if there is no such copy, or not any more.
+    pub async fn hand_over(
+        &self,
+        id: VolumeId,
+        disconnect: bool,
+    ) -> Result<Option<Box<dyn Backend>>, ShardError> {
+        self.ask(|answer| Command::HandOver { id, disconnect, answer }).await?
     }
 
     /// Returns when everything that was acknowledged before is in the backend.

@@ -46,6 +46,8 @@ pub(super) struct OwnerSide {
     peer: Option<Peer>,
     /// No copy is wanted for now: the volume is to be changed in a way that none can follow.
     alone: bool,
+    /// The volume is about to become the peer's: its record is not changed from here.
+    handing_over: bool,
     /// How far the peer has got, and since when it has not got further although it is behind.
     confirmed: u64,
     behind_since: Option<Nanos>,
@@ -131,6 +133,7 @@ impl<C: Core> Reactor<C> {
             link: None,
             peer: None,
             alone: false,
+            handing_over: false,
             confirmed: 0,
             behind_since: None,
             writing: None,
@@ -199,6 +202,35 @@ impl<C: Core> Reactor<C> {
             self.hang_up(slot, "the volume is about to change");
         }
         self.look_as_owner(id);
+    }
+
+    /// Begins to hand a volume over to its peer, if that has a copy in sync.
+    pub(super) fn may_hand_over(&mut self, id: VolumeId, disconnect: bool) -> Result<(), ShardError> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        let connections = self.shared.volumes.get(id).map_or(0, |volume| volume.connections);
+        let side = self.replication.owners.get_mut(&id).ok_or(ShardError::NoCopy)?;
+        let owner = side.session.owner();
+        let in_sync =
+            matches!(owner.phase(), Phase::Sync { peer } if owner.record().copies == Copies::Sync(peer));
+        if !in_sync || side.link.is_none() {
+            return Err(ShardError::NoCopy);
+        }
+        if connections > 0 && !disconnect {
+            return Err(ShardError::Connected(connections));
+        }
+        side.handing_over = true;
+        Ok(())
+    }
+
+    /// A volume stays that was to be handed over.
+    pub(super) fn keep_after_all(&mut self, id: VolumeId) {
+        let Some(side) = self.replication.owners.get_mut(&id) else { return };
+        side.handing_over = false;
+        if side.writing.is_some() {
+            self.write_record(id);
+        }
     }
 
     /// A second copy is wanted again.
@@ -315,7 +347,7 @@ impl<C: Core> Reactor<C> {
     /// Has the backend change the ownership record.
     fn write_record(&mut self, id: VolumeId) {
         let Some(side) = self.replication.owners.get_mut(&id) else { return };
-        let Some((_, after)) = side.writing else { return };
+        let Some((_, after)) = side.writing.filter(|_| !side.handing_over) else { return };
         side.retry_at = None;
         let peer = match after.copies {
             Copies::Solo => None,

@@ -3,6 +3,7 @@
 use super::{Certificates, PeerAddress, PeerError, Stream, me, record_of};
 use crate::service::attachment;
 use crate::service::plan::drain_order;
+use crate::service::volumes::Volumes;
 use crate::shard::{Hello, ShardHandle};
 use crate::volume::check_name;
 use std::collections::BTreeSet;
@@ -131,7 +132,7 @@ impl Reasons {
 }
 
 /// Takes owners in until the future is dropped.
-pub(in crate::service) async fn accept(listener: Listener, shard: ShardHandle, host: String) {
+pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>, host: String) {
     let free = Arc::new(Semaphore::new(INTRODUCTIONS_MAX));
     let reasons = Arc::new(Reasons::default());
     loop {
@@ -144,11 +145,11 @@ pub(in crate::service) async fn accept(listener: Listener, shard: ShardHandle, h
                 continue;
             }
         };
-        let (shard, host, reasons) = (shard.clone(), host.clone(), reasons.clone());
+        let (volumes, host, reasons) = (volumes.clone(), host.clone(), reasons.clone());
         tokio::spawn(async move {
             let _permit = permit;
             let (who, from) = (accepted.to_string(), accepted.from());
-            match introduced(accepted, &shard, host).await {
+            match introduced(accepted, &volumes, host).await {
                 Ok(()) => reasons.forget(from),
                 Err(error) if reasons.is_new(from, error.to_string()) => {
                     warn!("{who} was not taken in as owner of a volume: {error}");
@@ -159,9 +160,13 @@ pub(in crate::service) async fn accept(listener: Listener, shard: ShardHandle, h
     }
 }
 
-async fn introduced(accepted: Accepted, shard: &ShardHandle, my_host: String) -> Result<(), PeerError> {
+async fn introduced(accepted: Accepted, volumes: &Arc<Volumes>, my_host: String) -> Result<(), PeerError> {
     let heard = timeout(HELLO_WAIT_MAX, hear(accepted)).await;
     let (mut stream, said) = heard.map_err(|_| PeerError::Silent)??;
+    if said.hands_over {
+        return take_over(stream, said, volumes).await;
+    }
+    let shard = volumes.shard();
     let me = me(shard.opened().uuid);
     let (record, spec) = match look(&said, me, shard).await {
         Ok(looked) => looked,
@@ -179,8 +184,22 @@ async fn introduced(accepted: Accepted, shard: &ShardHandle, my_host: String) ->
     Ok(())
 }
 
+/// Takes over what its owner has let go of.
+async fn take_over(mut stream: Stream, said: Said, volumes: &Arc<Volumes>) -> Result<(), PeerError> {
+    let Said { name, owner, generation, .. } = said;
+    match volumes.take_handed_over(&name, owner, generation).await {
+        Ok(()) => stream.send(&Message::Taken { generation }).await,
+        Err(error) => {
+            let why = one_line(&crate::failure::one_line(&error));
+            stream.send(&Message::Refused(&why)).await?;
+            Err(PeerError::Refused(why))
+        }
+    }
+}
+
 /// What an owner has said of itself.
 struct Said {
+    hands_over: bool,
     owner: Party,
     generation: u64,
     host: String,
@@ -192,15 +211,18 @@ async fn hear(accepted: Accepted) -> Result<(Stream, Said), PeerError> {
     let mut stream = accepted.secured().await?;
     stream.greet().await?;
     let mut head = Vec::new();
-    let said = match stream.receive(&mut head).await? {
-        Message::Hello { cache, boot, generation, host, name, image } => Said {
-            owner: Party { cache, boot },
-            generation,
-            host: host.to_owned(),
-            name: name.to_owned(),
-            image: image.to_owned(),
-        },
+    let (hands_over, call) = match stream.receive(&mut head).await? {
+        Message::Hello(call) => (false, call),
+        Message::HandOver(call) => (true, call),
         _ => return Err(PeerError::Unexpected),
+    };
+    let said = Said {
+        hands_over,
+        owner: Party { cache: call.cache, boot: call.boot },
+        generation: call.generation,
+        host: call.host.to_owned(),
+        name: call.name.to_owned(),
+        image: call.image.to_owned(),
     };
     Ok((stream, said))
 }

@@ -9,7 +9,7 @@ mod stream;
 
 pub(super) use accept::{Listener, accept};
 pub use certificates::{Certificates, CertificatesError};
-pub(super) use dial::{Caller, dial};
+pub(super) use dial::{Caller, dial, hand_over};
 pub(super) use keep::{Replicated, me, record_of};
 pub use stream::Route;
 

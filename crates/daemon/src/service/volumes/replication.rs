@@ -1,24 +1,19 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
-use super::{Entry, Volumes, close, from_shard, lock};
-use crate::admin::{Removed, State};
+use super::{Entry, Volumes, from_shard, lock};
+use crate::admin::Removed;
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, Replicated, Welcomed, dial, me, record_of};
 use crate::shard::ShardError;
 use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
-use std::time::Duration as Time;
 use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, TakeOver};
-use tidepool_engine::api::{ControlError, Degraded, VolumeId, VolumeSpec};
+use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::{Copies, Record, Resume, Tail, resume};
 use tokio::sync::Notify;
-use tokio::time::sleep;
 use tracing::{info, warn};
-
-/// Pause before a volume that is being changed is asked again to let go of its backend.
-const LET_GO_PAUSE: Time = Time::from_millis(300);
 
 /// A volume is without a second copy as long as this is there.
 pub(super) struct Alone<'a> {
@@ -68,36 +63,6 @@ impl Volumes {
         });
         if let Some(before) = lock(&entry.facts).keeping.replace(keeping.abort_handle()) {
             before.abort();
-        }
-    }
-
-    /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.
-    async fn let_go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId) {
-        let name = &entry.name;
-        let backend = loop {
-            let removing = lock(&entry.facts).state == Some(State::Removing);
-            match self.shard.detach_volume(id).await {
-                Ok(backend) => break backend,
-                // Another operation on it ends soon, or has removed it.
-                Err(ShardError::Control(ControlError::Busy)) => sleep(LET_GO_PAUSE).await,
-                Err(_) if removing => return,
-                Err(error) => {
-                    return warn!(
-                        "volume {name}: it stays closed until the daemon is started again: {error}"
-                    );
-                }
-            }
-        };
-        if let Some(backend) = backend
-            && let Err(error) = close(backend, false).await
-        {
-            info!("volume {name}: its image is let go of ({error})");
-        }
-        let known = self.shard.volumes().await.unwrap_or_default();
-        let Some((_, spec, _)) = known.into_iter().find(|(known, ..)| *known == id) else { return };
-        // As after a restart: it waits for its new owner, or for its image.
-        if let Err(error) = self.begin_attach(id, spec, None, false) {
-            warn!("volume {name}: {error}");
         }
     }
 
@@ -174,7 +139,7 @@ impl Volumes {
     }
 
     /// The ownership record of an image, as it is now.
-    async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, BackendError> {
+    pub(super) async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, BackendError> {
         let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership(&uri, None));
         read.await.unwrap_or_else(|_| {
             let why = "reading it ended in an internal error".to_owned();
@@ -261,7 +226,7 @@ impl Volumes {
     }
 
     /// A copy of another host's volume, its image, and the ownership record of that.
-    async fn copy(
+    pub(super) async fn copy(
         &self,
         what: &'static str,
         name: &str,

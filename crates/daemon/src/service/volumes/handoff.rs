@@ -1,0 +1,143 @@
+//! A volume leaves this host: its peer has it, or is to have it.
+
+use super::{Entry, Volumes, close, from_shard, lock};
+use crate::admin::{HandedOver, State};
+use crate::service::VolumeError;
+use crate::service::peers::{Caller, hand_over, record_of};
+use crate::shard::ShardError;
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_backend::{OwnerState, Ownership};
+use tidepool_engine::api::{ControlError, VolumeId};
+use tidepool_replica::Party;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+/// Pause before a volume that is being changed is asked again to let go of its backend.
+const LET_GO_PAUSE: Duration = Duration::from_millis(300);
+
+impl Volumes {
+    /// Has the peer of a volume serve it from its copy: this host lets go of the image with everything in both logs, and holds the
+    /// other copy from then on. `to` is the peer's host, if it was said; where clients are connected here, they lose the
+    /// connection with `disconnect`.
+    ///
+    /// # Errors
+    /// There is no copy in sync, or it is on another host, or clients are connected; nothing has changed then. Or the peer does not
+    /// take the volume: it is served here again, if the image can be opened.
+    pub async fn hand_over(
+        self: &Arc<Self>,
+        name: &str,
+        to: Option<&str>,
+        disconnect: bool,
+    ) -> Result<HandedOver, VolumeError> {
+        let entry = self.entry(name)?;
+        let id = entry.attached("hand over")?;
+        let change = entry.begin_change()?;
+        let refused = |why: String| VolumeError::NotHandedOver { name: name.to_owned(), why };
+        let found = self.ownership(entry.backend.clone()).await;
+        let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        let Some((found, peer)) = found.and_then(|found| found.peer.clone().map(|peer| (found, peer))) else {
+            return Err(refused(ShardError::NoCopy.to_string()));
+        };
+        if let Some(to) = to.filter(|to| *to != peer.host) {
+            return Err(refused(format!("its second copy is on host {}, not on {to}", peer.host)));
+        }
+        let backend = self.shard.hand_over(id, disconnect).await.map_err(|error| match error {
+            ShardError::NoCopy | ShardError::Connected(_) => refused(error.to_string()),
+            error => from_shard("hand over", name)(error),
+        })?;
+        entry.set_state(Some(State::Opening), None);
+        let released = match backend {
+            Some(backend) => close(backend, false).await.map_err(|error| error.to_string()),
+            None => Ok(()),
+        };
+        let taken = match released {
+            Ok(()) => self.call_peer(&entry, &found).await,
+            Err(why) => Err(format!("its image cannot be let go of: {why}")),
+        };
+        drop(change);
+        // Whoever has it now, this host goes on as after a restart: the record says what it is.
+        let known = self.shard.volumes().await.map_err(from_shard("hand over", name))?;
+        let spec = known.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec);
+        let spec = spec.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        let again = self.begin_attach(id, spec, None, false)?;
+        match taken {
+            Ok(()) => {
+                info!("volume {name}: handed over to {}", peer.host);
+                Ok(HandedOver { name: name.to_owned(), host: peer.host })
+            }
+            Err(why) => Err(match again.await {
+                Ok(Ok(())) => refused(format!("{why}; it is served here again")),
+                Ok(Err(error)) => refused(format!("{why}; and here: {}", crate::failure::one_line(&error))),
+                Err(_) => refused(why),
+            }),
+        }
+    }
+
+    /// Asks the holder of the other copy to take the volume over.
+    async fn call_peer(&self, entry: &Entry, found: &Ownership) -> Result<(), String> {
+        let (record, image) = (record_of(found), entry.backend.to_string());
+        let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
+        let mut failures = Vec::new();
+        for route in self.peers.iter() {
+            match hand_over(route, &caller).await {
+                Ok(()) => return Ok(()),
+                Err(error) => failures.push(format!("peer {route}: {error}")),
+            }
+        }
+        Err(failures.join("; "))
+    }
+
+    /// Takes over a volume of which `owner`, in this generation, has let go.
+    ///
+    /// # Errors
+    /// It has not, or as for a takeover.
+    pub async fn take_handed_over(
+        self: &Arc<Self>,
+        name: &str,
+        owner: Party,
+        generation: u64,
+    ) -> Result<(), VolumeError> {
+        let (.., found) = self.copy("take over", name).await?;
+        let let_go = found.is_some_and(|found| {
+            let record = record_of(&found);
+            (record.owner.cache, record.generation) == (owner.cache, generation)
+                && found.state == OwnerState::Dirty
+        });
+        if !let_go {
+            let why = "its owner has not let go of it".to_owned();
+            return Err(VolumeError::NotInSync { name: name.to_owned(), why });
+        }
+        self.take_over(name, false).await
+    }
+
+    /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.
+    pub(super) async fn let_go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId) {
+        let name = &entry.name;
+        let backend = loop {
+            let removing = lock(&entry.facts).state == Some(State::Removing);
+            match self.shard.detach_volume(id).await {
+                Ok(backend) => break backend,
+                // Another operation on it ends soon, or has removed it.
+                Err(ShardError::Control(ControlError::Busy)) => sleep(LET_GO_PAUSE).await,
+                Err(_) if removing => return,
+                Err(error) => {
+                    return warn!(
+                        "volume {name}: it stays closed until the daemon is started again: {error}"
+                    );
+                }
+            }
+        };
+        if let Some(backend) = backend
+            && let Err(error) = close(backend, false).await
+        {
+            info!("volume {name}: its image is let go of ({error})");
+        }
+        let known = self.shard.volumes().await.unwrap_or_default();
+        let Some((_, spec, _)) = known.into_iter().find(|(known, ..)| *known == id) else { return };
+        // As after a restart: it waits for its new owner, or for its image.
+        if let Err(error) = self.begin_attach(id, spec, None, false) {
+            warn!("volume {name}: {error}");
+        }
+    }
+}
