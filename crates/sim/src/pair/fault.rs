@@ -219,6 +219,8 @@ impl World {
         if matches!(host.run, Run::Waiting) && host.party().cache == record.owner.cache {
             self.cover.hit("loss accepted by the owner");
             self.lost = true;
+            // The image may have more than a device that has come back.
+            self.hosts[owner].is_behind = matches!(record.copies, Copies::Peer(_));
             let after = record.taken_by(self.hosts[owner].party());
             return self.ask(owner, record, after);
         }

@@ -101,6 +101,8 @@ pub(super) struct Host {
     disks: u128,
     /// It knows that it is not the owner any more.
     fenced: bool,
+    /// It is to serve although the image may have more than it: nothing that is clean in it counts.
+    pub(super) is_behind: bool,
     /// The operation that takes the backend of a lost volume away.
     detaching: Option<u64>,
     /// Generation of its client of the image.
@@ -166,6 +168,7 @@ impl Host {
             append_bytes: plan.append_bytes,
             disks: 0,
             fenced: false,
+            is_behind: false,
             detaching: None,
             generation: 0,
             told_drained: 0,
@@ -373,7 +376,8 @@ impl World {
         host.generation = record.generation;
         let attached = match host.known() {
             Some(spec) => {
-                let attach = Attach { generation: record.generation, ..Attach::again(&spec, true) };
+                let keep_clean = !host.is_behind;
+                let attach = Attach { generation: record.generation, ..Attach::again(&spec, keep_clean) };
                 host.engine().attach(now, VOLUME, attach, control).is_ok()
             }
             None if self.whole_image => {
@@ -676,7 +680,7 @@ impl World {
             Run::Attaching { record, control: attaches } if attaches == control => {
                 let session = OwnerSession::new(host.engine(), VOLUME, record, self.plan.alone);
                 host.run = Run::Owner(session);
-                host.told_drained = 0;
+                (host.told_drained, host.is_behind) = (0, false);
                 self.serve(at);
             }
             _ => {}
