@@ -3,6 +3,7 @@
 mod ceph;
 
 use std::fs::File;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -177,6 +178,46 @@ fn g4_a_copy_that_does_not_count_is_not_taken_over() {
     pair.hosts[0].daemon.start().expect("it starts");
     workload.server_died();
     pair.verify(&mut workload).expect("nothing is lost");
+}
+
+/// What a client that reads the first blocks is told.
+fn read(pair: &Pair) -> String {
+    let uri = format!("nbd+unix:///{VOLUME}?socket={}", pair.owner().socket.display());
+    let output = Command::new("qemu-io").args(["-r", "-f", "raw", "-c", "read -P 7 0 64k", &uri]).output();
+    let output = output.expect("qemu-io runs (qemu-utils)");
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+/// An owner that is cut off from its peer and from its image does not know whether the peer has taken over.
+#[test]
+fn g1_an_owner_that_is_cut_off_from_everybody_soon_answers_no_reads() {
+    let _turn = one_at_a_time();
+    let pair = pair();
+    let uri = format!("nbd+unix:///{VOLUME}?socket={}", pair.owner().socket.display());
+    let written = Command::new("qemu-io").args(["-f", "raw", "-c", "write -P 7 0 64k", &uri]).status();
+    assert!(written.expect("qemu-io runs (qemu-utils)").success());
+    pair.set_link(WireMode::Hole);
+    pair.owner().wait_degraded().expect("the record says that it is alone");
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(read(&pair).contains("read 65536/65536"), "alone it answers as long as it likes");
+    pair.set_link(WireMode::Works);
+    pair.owner().wait_sync().expect("in sync again");
+
+    std::fs::write(pair.scratch.join("gate"), "").expect("the gate is closed");
+    pair.set_link(WireMode::Hole);
+    let since = Instant::now();
+    let told = loop {
+        let told = read(&pair);
+        if !told.contains("read 65536/65536") || since.elapsed() > Duration::from_secs(30) {
+            break told;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    assert!(told.contains("Input/output error"), "{told}");
+    println!("reads were answered for {} ms", since.elapsed().as_millis());
+    std::fs::remove_file(pair.scratch.join("gate")).expect("the gate is open");
+    pair.owner().wait_degraded().expect("the record says that it is alone");
+    assert!(read(&pair).contains("read 65536/65536"), "it is the owner");
 }
 
 /// The owner's cache device fails, the daemon dies, and the device comes back with what it had long before.

@@ -275,9 +275,10 @@ pub enum Message<'a> {
         /// Bytes of data that follow.
         data_bytes: u32,
     },
-    /// Still here; both sides say so all the time.
+    /// Still here; both sides say so all the time. A peer says each beat of its owner's back, too, as long as it follows: nobody has
+    /// taken over up to then.
     Beat {
-        /// Of the clock of whoever says it.
+        /// Of the owner's clock; 0 in a peer's own beats.
         time_ns: u64,
     },
 }

@@ -153,9 +153,11 @@ impl<C: Core> Reactor<C> {
 
     /// A message of the owner's; false if it should not have been sent.
     pub(super) fn follow(&mut self, slot: u32, message: &Message<'_>) -> bool {
-        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+            return false;
+        };
         match *message {
-            Message::Beat { .. } => {}
+            Message::Beat { .. } => link.push(message),
             Message::Flush { .. } | Message::Drained { .. } if !follower.has_begun => return false,
             Message::Flush { sequence } => follower.session.stabilise(sequence),
             Message::Drained { floor } => {

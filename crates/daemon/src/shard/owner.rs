@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::handle::{Answer, ShardError};
-use super::limits::{LINKS_MAX, PROGRESS_NS_MAX, RECORD_RETRY_NS};
+use super::limits::{LEASE_NS, LINKS_MAX, PROGRESS_NS_MAX, RECORD_RETRY_NS};
 use super::link::{Link, Socket};
 use super::reactor::Reactor;
 use super::replication::Role;
@@ -51,6 +51,8 @@ pub(super) struct OwnerSide {
     /// How far the peer has got, and since when it has not got further although it is behind.
     confirmed: u64,
     behind_since: Option<Nanos>,
+    /// When the peer is known to have followed.
+    followed_at: Nanos,
     /// What the record is being changed from and to, and when that is tried again.
     writing: Option<(Record, Record)>,
     retry_at: Option<Nanos>,
@@ -136,6 +138,7 @@ impl<C: Core> Reactor<C> {
             handing_over: false,
             confirmed: 0,
             behind_since: None,
+            followed_at: 0,
             writing: None,
             retry_at: None,
             trouble: None,
@@ -165,7 +168,7 @@ impl<C: Core> Reactor<C> {
         let side = self.replication.owners.get_mut(&id).expect("looked at just now");
         side.link = Some(slot);
         side.peer = Some(peer);
-        side.behind_since = None;
+        (side.behind_since, side.followed_at) = (None, now);
         let mut effects = Vec::new();
         let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
         let up = side.session.peer_up(engine, now, (party, room), &mut effects);
@@ -293,8 +296,23 @@ impl<C: Core> Reactor<C> {
         moved
     }
 
+    /// Where the record names a peer, or may, that one may be the owner as soon as it does not follow any more: reads are answered
+    /// for so long.
+    fn renew_lease(&mut self, id: VolumeId) {
+        let Some(side) = self.replication.owners.get(&id) else { return };
+        let alone = matches!(
+            side.session.owner().phase(),
+            Phase::Solo | Phase::Filling { .. } | Phase::Catching { .. }
+        );
+        let until = (!alone).then_some(side.followed_at.saturating_add(LEASE_NS));
+        if let Some(volume) = self.shared.volumes.get_mut(id) {
+            volume.leased_until = until;
+        }
+    }
+
     /// Tells those who wait for the owner to be alone, or for it to want a peer.
     fn owner_has_moved(&mut self, id: VolumeId) {
+        self.renew_lease(id);
         let Some(side) = self.replication.owners.get_mut(&id) else { return };
         if !matches!(side.session.owner().phase(), Phase::Solo | Phase::Lost) {
             return;
@@ -428,7 +446,14 @@ impl<C: Core> Reactor<C> {
         let id = *id;
         let now = self.shared.now;
         match *message {
-            Message::Beat { .. } => {}
+            Message::Beat { time_ns: 0 } => {}
+            Message::Beat { time_ns } if time_ns > now => return false,
+            Message::Beat { time_ns } => {
+                if let Some(side) = self.replication.owners.get_mut(&id) {
+                    side.followed_at = side.followed_at.max(time_ns);
+                }
+                self.renew_lease(id);
+            }
             Message::Begun { generation, .. } => {
                 let side = self.replication.owners.get(&id);
                 if side.is_some_and(|side| side.session.owner().record().generation == generation) {

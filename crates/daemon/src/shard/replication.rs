@@ -241,7 +241,7 @@ impl<C: Core> Reactor<C> {
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
-            let Some((link, _)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
+            let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
             else {
                 continue;
             };
@@ -250,7 +250,8 @@ impl<C: Core> Reactor<C> {
                 link.heard = now;
             }
             let silent = now > link.heard + SILENCE_NS;
-            link.push(&Message::Beat { time_ns: now });
+            let follows = matches!(role, Role::Follower(_));
+            link.push(&Message::Beat { time_ns: if follows { 0 } else { now } });
             if silent {
                 self.hang_up(slot, "nothing heard for too long");
             }

@@ -50,6 +50,8 @@ pub(super) struct Volume {
     snapshots: Vec<(u64, String)>,
     /// The ring polls the backend's descriptor.
     pub polled: bool,
+    /// Another host may own the image since: what is read here after that may be the past. `None` where that cannot be.
+    pub leased_until: Option<Nanos>,
     /// The ownership record is being changed, and how the last change has ended.
     record_in_flight: bool,
     pub record_written: Option<Result<(), IoError>>,
@@ -86,6 +88,7 @@ impl Volume {
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
             snapshots: Vec::new(),
             polled: false,
+            leased_until: None,
             record_in_flight: false,
             record_written: None,
         }
@@ -121,6 +124,12 @@ impl Volume {
         assert!(!self.record_in_flight, "one change of the record at a time");
         self.record_in_flight = true;
         self.backend.set_peer(RECORD_TOKEN, peer);
+    }
+
+    /// What is read here is the volume's content now. Looked at when a read is answered, with the clock of that moment: the process
+    /// may have been stopped in between.
+    pub(super) fn is_leased(&self) -> bool {
+        self.leased_until.is_none_or(|until| tidepool_driver::now() <= until)
     }
 
     /// A change of the ownership record is under way.
