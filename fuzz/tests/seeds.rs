@@ -8,7 +8,7 @@ use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
 use tidepool_engine::format::{FORMAT_VERSION, RECORD_MAGIC, RecordHeader, RecordKind, seal};
 use tidepool_lab::Scratch;
 use tidepool_nbd::{Errno, reply};
-use tidepool_replica::wire::{Greeting, Holds, Message, Record};
+use tidepool_replica::wire::{Call, Greeting, Holds, Message, Record};
 use zerocopy::{FromZeros, IntoBytes};
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
@@ -44,8 +44,9 @@ fn replicas() {
     let holds = Some(Holds { generation: 3, base: 10, logged: 15, stable: 12 });
     let room = Room { bytes: 8 << 20, ranges: 64 };
     let record = Record::of_block(&block).expect("a record");
+    let call = Call { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm-1", image: "rbd:pool/vm-1" };
     let owner = [
-        Message::Hello { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm-1", image: "rbd:pool/vm-1" },
+        Message::Hello(call),
         Message::Begin(Begin { generation: 3, size_bytes: 1 << 30, base: 10, room }),
         Message::Record { record, durable: true },
         Message::Flush { sequence: 11 },
@@ -53,12 +54,14 @@ fn replicas() {
         Message::Fetch { after: 11, through: 15 },
         Message::Block { block: 9, crc: 8, data_bytes: 0 },
         Message::Beat { time_ns: 1 },
+        Message::HandOver(call),
     ];
     let peer = [
         Message::Welcome { cache: 4, boot: 5, host: "h2", room, holds: None },
         Message::Welcome { cache: 4, boot: 5, host: "h2", room, holds },
         Message::Begun { generation: 3, base: 10 },
         Message::Have(Have { logged: 11, stable: 10, room }),
+        Message::Taken { generation: 3 },
         Message::Refused("it has promised to listen to generation 4 only"),
     ];
     for (name, messages) in [("owner", &owner[..]), ("peer", &peer[..])] {

@@ -4,19 +4,27 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use tidepool_testkit::stamps::{Progress, Workload};
+use tidepool_lab::device::{Emulated, preset};
+use tidepool_testkit::nbd::Client;
+use tidepool_testkit::stamps::{Lost, Progress, Workload};
 use tidepool_testkit::{Admin, Daemon, Error, Scratch};
 
-use crate::rig::{VOLUME, verify_plain};
+use crate::rig::{MIB, VOLUME, verify_plain};
 use crate::wire::{Wire, WireMode};
 
+/// Room on a cache's device beside the cache, in bytes.
+const DEVICE_SPARE_BYTES: u64 = 8 * MIB;
 /// Longest wait for a state of the two.
 const STATE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One of the two.
 #[derive(Debug)]
 pub struct Host {
+    /// The cache's device, where it can lose its power. It goes before the daemon: the kernel keeps a killed daemon until its device
+    /// has answered.
+    pub device: Option<Emulated>,
     /// The daemon.
     pub daemon: Daemon,
     /// Its admin API.
@@ -25,6 +33,8 @@ pub struct Host {
     pub socket: PathBuf,
     /// Its cache file.
     pub cache: PathBuf,
+    /// What stands for its boot, where it can lose its power.
+    boot: PathBuf,
 }
 
 impl Host {
@@ -58,6 +68,45 @@ impl Host {
         })
     }
 
+    /// From its next start on it is on another boot.
+    fn boot_again(&mut self, boot: u64) -> std::io::Result<()> {
+        std::fs::write(&self.boot, format!("00000000-0000-4000-8000-{boot:012x}\n"))?;
+        self.daemon.set_boot(self.boot.clone());
+        Ok(())
+    }
+
+    /// Its power fails. Until [`Host::lose_power`] nothing answers.
+    fn cut(&mut self) -> Result<(), Error> {
+        let device = self.device.as_ref().expect("a host that can lose its power");
+        device.faults().cut();
+        if self.daemon.id().is_some() {
+            // The signal first: the daemon must not see the errors with which the device lets go of it.
+            self.daemon.signal(Signal::KILL)?;
+            device.faults().disconnect();
+            self.daemon.kill()?;
+        }
+        device.faults().reconnect();
+        Ok(())
+    }
+
+    /// What was not flushed is lost, as `seed` decides, and the next boot is another one.
+    fn lose_power(&mut self, seed: u64) -> Result<(), Error> {
+        let io = |source| Error::Io { what: "cannot lose power".into(), source };
+        let device = self.device.as_ref().expect("a host that can lose its power");
+        device.lose_power(seed).map_err(io)?;
+        self.boot_again(seed >> 16).map_err(io)
+    }
+
+    /// Everything that the volume reads as.
+    pub fn read_all(&self, bytes: u64) -> Result<Vec<u8>, Error> {
+        let mut client = Client::connect(&self.socket, VOLUME)?;
+        let mut all = Vec::with_capacity(bytes as usize);
+        while (all.len() as u64) < bytes {
+            all.extend(client.read(all.len() as u64, (bytes as usize - all.len()).min(1 << 20))?);
+        }
+        Ok(all)
+    }
+
     /// Has it serve the volume from its copy; returns how long that took.
     pub fn take_over(&self, accept_loss: bool) -> Result<Duration, Error> {
         let start = Instant::now();
@@ -76,6 +125,8 @@ pub struct PairOptions {
     pub image: Result<String, u64>,
     /// Further arguments of both.
     pub extra: Vec<String>,
+    /// The hosts can lose their power: their caches are on emulated devices of this class, as the lab names it.
+    pub class: Option<&'static str>,
 }
 
 /// Two hosts under test. Everything goes when it is dropped.
@@ -107,9 +158,19 @@ impl Pair {
         let host = |at: usize| {
             let place = |what: &str| scratch.join(format!("{what}{at}"));
             let wire = scratch.join(format!("wire{at}"));
+            let start = |class| {
+                let spec = preset::find(class).expect("a class of the lab").spec;
+                let bytes = options.cache_bytes + DEVICE_SPARE_BYTES;
+                let device = Emulated::start(spec, bytes, &[], &place("backing"), &place("device"));
+                let device = device.map_err(io)?;
+                device.faults().volatile(true);
+                Ok::<_, Error>(device)
+            };
+            let device = options.class.map(start).transpose()?;
+            let cache = device.as_ref().map_or(place("cache"), |device| device.directory().join("cache"));
             let mut arguments = vec![
                 "serve".to_string(),
-                format!("--cache={}", place("cache").display()),
+                format!("--cache={}", cache.display()),
                 format!("--cache-size={}", options.cache_bytes),
                 format!("--nbd=nbd+unix:///?socket={}", place("nbd").display()),
                 format!("--admin={}", place("admin").display()),
@@ -117,12 +178,18 @@ impl Pair {
                 format!("--peer=unix:{}", wire.display()),
             ];
             arguments.extend(options.extra.iter().cloned());
-            Ok::<Host, Error>(Host {
+            let mut host = Host {
+                device,
                 daemon: Daemon::new(arguments, place("log"))?,
                 admin: Admin::new(place("admin")),
                 socket: place("nbd"),
-                cache: place("cache"),
-            })
+                cache,
+                boot: place("boot"),
+            };
+            if host.device.is_some() {
+                host.boot_again(at as u64).map_err(io)?;
+            }
+            Ok::<Host, Error>(host)
         };
         let wire = |at: usize| {
             let place = |what: &str, at: usize| scratch.join(format!("{what}{at}"));
@@ -182,6 +249,31 @@ impl Pair {
     /// Checks that a file holds exactly what the workload has written, as a plain image without any cache.
     pub fn verify_plain(&self, workload: &mut Workload, image: &std::path::Path) -> Result<(), Error> {
         verify_plain(&self.scratch, workload, image)
+    }
+
+    /// Both hosts lose their power at once.
+    pub fn fail_power(&mut self, seed: u64) -> Result<(), Error> {
+        // Neither may see that the other one is gone.
+        self.hosts.iter().flat_map(|host| &host.device).for_each(|device| device.faults().cut());
+        for host in &mut self.hosts {
+            host.cut()?;
+        }
+        for (at, host) in self.hosts.iter_mut().enumerate() {
+            host.lose_power(seed ^ (0x5eed << at))?;
+        }
+        Ok(())
+    }
+
+    /// After a power failure, when the volume is served again: looks for what is missing, and connects the workload.
+    ///
+    /// # Panics
+    /// When something is missing that must not be.
+    pub fn compare(&self, workload: &mut Workload, bytes: u64) -> Result<Lost, Error> {
+        let image = self.owner().read_all(bytes)?;
+        let lost = workload.power_lost(&image);
+        let lost = lost.unwrap_or_else(|what| panic!("G3 does not hold: {what}"));
+        workload.connect(&self.owner().socket, VOLUME)?;
+        Ok(lost)
     }
 
     /// Connects a workload to the owner and checks every sector.

@@ -19,6 +19,9 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest wait for an end that was asked for.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Runs the arguments where the kernel's boot id reads as what stands in the file that is named first.
+const AS_IF_BOOTED: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+
 /// A `tidepool serve` (or any other server that prints `ready`) under a test's control. Dropping it kills it.
 #[derive(Debug)]
 pub struct Daemon {
@@ -28,6 +31,7 @@ pub struct Daemon {
     process: Option<Process>,
     lines: Option<Receiver<String>>,
     starts: u32,
+    boot: Option<PathBuf>,
 }
 
 impl Daemon {
@@ -44,7 +48,13 @@ impl Daemon {
             process: None,
             lines: None,
             starts: 0,
+            boot: None,
         })
+    }
+
+    /// What it takes for the boot of its host from its next start on is what stands in this file. That needs root.
+    pub fn set_boot(&mut self, boot: PathBuf) {
+        self.boot = Some(boot);
     }
 
     /// Starts it and waits for its line `ready`; returns how long that took.
@@ -58,7 +68,15 @@ impl Daemon {
         assert!(self.process.is_none(), "the daemon runs already");
         self.starts += 1;
         let log = File::create(self.log_path()).map_err(io("cannot make the daemon's log file"))?;
-        let mut command = Command::new(&self.program);
+        let mut command = match &self.boot {
+            None => Command::new(&self.program),
+            Some(boot) => {
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "--propagation", "private", "sh", "-c", AS_IF_BOOTED]);
+                command.arg(boot).arg(&self.program);
+                command
+            }
+        };
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let mut process =
             Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?;

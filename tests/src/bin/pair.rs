@@ -82,7 +82,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             Ok(format!("rbd:rbd/{VOLUME}?conf={}", cluster.conf().display()))
         }
     };
-    let mut pair = Pair::new(&PairOptions { cache_bytes: 192 * MIB, image, extra: Vec::new() })?;
+    let mut pair = Pair::new(&PairOptions { cache_bytes: 192 * MIB, image, extra: Vec::new(), class: None })?;
     let mix = Mix { flushes: 1, ..Mix::default() };
     let mut workload = Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(seed, WORKLOAD_BYTES) });
     workload.connect(&pair.owner().socket, VOLUME)?;

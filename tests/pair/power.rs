@@ -1,0 +1,101 @@
+//! Both hosts lose their power at once, on devices that lose what was not flushed.
+
+use super::under_load;
+
+use tidepool_testkit::one_at_a_time;
+use tidepool_testkit::rng::{self, Rng};
+use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_tests::pair::{Pair, PairOptions};
+use tidepool_tests::rig::{MIB, VOLUME};
+
+const IMAGE_BYTES: u64 = 16 * MIB;
+const ROUNDS: u64 = 3;
+
+fn pair() -> Pair {
+    let options = PairOptions {
+        cache_bytes: 64 * MIB,
+        image: Err(IMAGE_BYTES),
+        extra: Vec::new(),
+        class: Some("ssd-sata-consumer"),
+    };
+    Pair::new(&options).expect("two hosts in sync")
+}
+
+fn workload(pair: &Pair, seed: u64) -> Workload {
+    let mix = Mix { flushes: 2, ..Mix::default() };
+    let mut workload =
+        Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), IMAGE_BYTES) });
+    workload.keep_history();
+    workload.connect(&pair.owner().socket, VOLUME).expect("connect");
+    workload
+}
+
+/// Both hosts lose their power under load.
+fn fail(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
+    let (ms, seed) = (20 + rng.below(600), rng.word());
+    let end = under_load(workload, ms, || pair.fail_power(seed).expect("the power fails"));
+    assert_eq!(end, Progress::Disconnected);
+    workload.server_died();
+}
+
+fn serving(pair: &Pair) {
+    let served = pair.owner().wait("the volume served", |volume| volume["state"] == "serving");
+    served.expect("the owner serves");
+}
+
+#[test]
+fn g3_both_hosts_lose_their_power_and_the_owner_waits_for_the_word_of_its_peer() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 621);
+    let mut rng = Rng::new(rng::seed(622));
+    for round in 0..ROUNDS {
+        fail(&mut pair, &mut workload, &mut rng);
+        let owner = pair.owner;
+        let peer_first = round % 2 == 1;
+        if peer_first {
+            pair.hosts[1 - owner].daemon.start().expect("it starts");
+            let refused = pair.peer().take_over(false).expect_err("it was restarted").to_string();
+            assert!(
+                refused.contains("on a boot that is over") && refused.contains("--accept-loss"),
+                "{refused}"
+            );
+        }
+        pair.hosts[owner].daemon.start().expect("it starts");
+        if !peer_first {
+            let alone = pair.owner().wait("why it does not serve", |volume| volume["error"].is_string());
+            let alone = alone.expect("it does not serve by itself")["error"].to_string();
+            assert!(
+                alone.contains("this host was restarted") && alone.contains("accept the loss"),
+                "{alone}"
+            );
+            pair.hosts[1 - owner].daemon.start().expect("it starts");
+        }
+        serving(&pair);
+        let lost = pair.compare(&mut workload, IMAGE_BYTES).expect("it is compared");
+        println!("round {round}: {lost:?}");
+        pair.owner().wait_sync().expect("in sync again");
+    }
+}
+
+#[test]
+fn g3_both_hosts_lose_their_power_and_only_the_copy_comes_back() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 623);
+    let mut rng = Rng::new(rng::seed(624));
+    for round in 0..ROUNDS {
+        fail(&mut pair, &mut workload, &mut rng);
+        let peer = 1 - pair.owner;
+        pair.hosts[peer].daemon.start().expect("it starts");
+        let refused = pair.peer().take_over(false).expect_err("it was restarted").to_string();
+        assert!(refused.contains("--accept-loss"), "{refused}");
+        pair.peer().take_over(true).expect("whoever says so gets what was flushed");
+        pair.owner = peer;
+        let lost = pair.compare(&mut workload, IMAGE_BYTES).expect("it is compared");
+        println!("round {round}: {lost:?}");
+        // The other one comes back later, and holds the copy.
+        pair.hosts[1 - peer].daemon.start().expect("it starts");
+        pair.owner().wait_sync().expect("in sync again");
+    }
+}
