@@ -195,6 +195,7 @@ impl Engine {
         volume.degraded = Degraded::No;
         // A flush of the owner's to its copy says nothing about clients that are still to come.
         volume.replica = None;
+        volume.peer = None;
         volume.flushes = false;
         // Writes that went past the cache before the restart may still stand in the backend's write cache.
         volume.backend_flushed = 0;
@@ -354,7 +355,9 @@ impl Engine {
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
                 Some(Task::Snapshot { control, step }) => self.pump_snapshot(now, id, control, step),
                 Some(Task::Resize(resize)) => self.pump_resize(id, resize),
-                Some(Task::Detach { control, stopping }) => self.pump_detach(now, id, control, stopping),
+                Some(Task::Detach { control, stopping, until }) => {
+                    self.pump_detach(now, id, (control, stopping, until));
+                }
                 Some(Task::Begin { control, begin }) => self.pump_begin(id, control, begin),
                 Some(Task::None) | None => {}
             }
@@ -415,11 +418,9 @@ impl Engine {
             || volume.has_redo()
             || volume.published < volume.entered
             || volume.direct_in_flight > 0;
-        !busy && self.has_no_fills(now, id)
-    }
-
-    /// Nothing is on its way into the cache that nobody has asked to be written.
-    pub(crate) fn has_no_fills(&mut self, now: Nanos, id: VolumeId) -> bool {
+        if busy {
+            return false;
+        }
         if self.cancel_fills(id, 0, u64::MAX / 2) > 0 {
             self.note_forgotten(id);
         }

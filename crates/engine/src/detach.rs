@@ -7,6 +7,10 @@ use crate::index::VolumeIndex;
 use crate::mutation::mutated;
 use crate::volume::{DirtyObject, Task, Volume};
 
+/// `ETIMEDOUT` and `EIO`.
+const TIMED_OUT: i32 = 110;
+const INPUT_OUTPUT: i32 = 5;
+
 impl Volume {
     /// There is a peer, and its copy does not count, or not any more.
     fn is_half_paired(&self) -> bool {
@@ -39,9 +43,10 @@ impl Volume {
 impl Engine {
     /// Takes a volume's backend away, also a fenced one's. New requests are refused from now on; those under way are answered
     /// first. [`Effect::ControlDone`] tells when nothing of the volume is on its way to the backend any more, and what it has
-    /// logged and sent there is on stable media (of a fenced one: what it has logged), also at a peer whose copy counts. It is then as a restart would find it: what is
+    /// logged and sent there is on stable media (of a fenced one: what it has logged), also at a peer whose copy counts. If that takes longer than
+    /// `patience_ns`, or there is no such copy any more, the volume goes on as before. It is then as a restart would find it: what is
     /// dirty stays dirty, and it can be attached again, or begin as the copy of another host's.
-    pub fn detach(&mut self, _now: Nanos, id: VolumeId, control: u64) {
+    pub fn detach(&mut self, now: Nanos, id: VolumeId, patience_ns: Nanos, control: u64) {
         self.stir();
         let is_parent = self.is_parent(id);
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
@@ -57,7 +62,8 @@ impl Engine {
         match (error, volume) {
             (None, Some(volume)) => {
                 volume.closing = true;
-                volume.task = Task::Detach { control, stopping: false };
+                let until = now.saturating_add(patience_ns);
+                volume.task = Task::Detach { control, stopping: false, until };
             }
             (error, _) => {
                 let result = error.map_or(Ok(()), Err);
@@ -66,10 +72,20 @@ impl Engine {
         }
     }
 
-    pub(crate) fn pump_detach(&mut self, now: Nanos, id: VolumeId, control: u64, stopping: bool) {
+    pub(crate) fn pump_detach(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        (control, stopping, until): (u64, bool, Nanos),
+    ) {
         let dead = self.dead.then_some(ControlError::Device);
         let parted = self.volume(id).is_half_paired().then_some(ControlError::Paired);
-        if let Some(error) = dead.or(parted) {
+        let late = (now >= until).then_some(ControlError::Backend(IoError::Errno(TIMED_OUT)));
+        // Whoever flushes next has to hear of it.
+        let volume = self.volume(id);
+        let lost = volume.direct_lost && !volume.fenced;
+        let lost = lost.then_some(ControlError::Backend(IoError::Errno(INPUT_OUTPUT)));
+        if let Some(error) = dead.or(parted).or(lost).or(late) {
             // It goes on as if nothing had been asked.
             let volume = self.volume_mut(id);
             (volume.task, volume.closing) = (Task::None, false);
@@ -81,10 +97,10 @@ impl Engine {
             if volume.requests > 0 || volume.published < volume.entered {
                 return;
             }
-            self.volume_mut(id).task = Task::Detach { control, stopping: true };
+            self.volume_mut(id).task = Task::Detach { control, stopping: true, until };
             self.stop_drain(id);
         }
-        if self.is_at_rest(now, id) || mutated!(DetachedInFlight) {
+        if self.is_at_rest(id) || mutated!(DetachedInFlight) {
             let (volume, space) = self.volume_and_space(id);
             if let Some(closed) = volume.groups.take().and_then(|groups| groups.closed) {
                 volume.thaw(space, &closed);
@@ -96,6 +112,19 @@ impl Engine {
             self.stir();
             self.effects.push_back(Effect::ControlDone { control, result: Ok(()) });
         }
+    }
+
+    /// When a volume that lets go has to be looked at again, if nothing else happens.
+    pub(crate) fn detach_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let leaving = self.volumes.iter().flatten().filter_map(|volume| match volume.task {
+            Task::Detach { until, .. } => Some((until, volume)),
+            _ => None,
+        });
+        let times = leaving.flat_map(|(until, volume)| {
+            let flush = volume.backend_flush_wanted || !volume.unflushed.is_empty();
+            [Some(until), flush.then_some(volume.retry_at)]
+        });
+        times.flatten().filter(|&at| at > now).min()
     }
 
     /// What the drain has not brought to the image is dirty again, as soon as it comes back.
@@ -112,8 +141,8 @@ impl Engine {
         }
     }
 
-    /// Nothing of the volume is on its way to the backend or into the cache, and its log is stable.
-    fn is_at_rest(&mut self, now: Nanos, id: VolumeId) -> bool {
+    /// Nothing of the volume is on its way to the backend, or will get into its index, and its log is stable.
+    fn is_at_rest(&mut self, id: VolumeId) -> bool {
         let log = &self.log.streams[Stream::Log as usize];
         let syncs = self.sync.in_flight.is_some() || log.stable == log.published;
         let volume = self.volume_mut(id);
@@ -136,6 +165,11 @@ impl Engine {
         if !copied {
             self.stabilise_peer(id, sequence);
         }
-        !in_flight && !unflushed && !unstable && copied && self.has_no_fills(now, id)
+        let at_rest = !in_flight && !unflushed && !unstable && copied;
+        // What is on its way into the cache is of no use when it arrives.
+        if at_rest && self.cancel_fills(id, 0, u64::MAX / 2) > 0 {
+            self.note_forgotten(id);
+        }
+        at_rest
     }
 }

@@ -694,7 +694,7 @@ impl Engine {
             let next = v.dirty_objects.get(v.drain_cursor).filter(|_| v.groups.is_none());
             next.map(|d| d.since + DRAIN_DELAY_NS)
         });
-        due.filter(|&at| at > now).min()
+        due.filter(|&at| at > now).min().into_iter().chain(self.detach_deadline(now)).min()
     }
 
     /// Of what may fail without the backend failing, only that another owner has the image.

@@ -128,7 +128,7 @@ impl Engine {
     /// If there is no such volume.
     pub fn fence(&mut self, id: VolumeId) {
         let volume = self.volume_mut(id);
-        if volume.fenced {
+        if volume.fenced || !volume.attached {
             return;
         }
         volume.fenced = true;

@@ -106,7 +106,7 @@ impl Volume {
 }
 
 impl Engine {
-    /// Says what the volume's second copy counts for from now on. Where none was, and one begins, it gets every record
+    /// Says what the volume's second copy counts for from now on; nothing of one that has no backend. Where none was, and one begins, it gets every record
     /// after [`LogStatus::logged`] as it is now; the log waits until [`Engine::peer_has`] tells of room for them. With
     /// [`Pairing::Paired`] the peer is asked to bring what it has to stable media, with [`Pairing::Parting`] our own log is.
     ///
@@ -114,6 +114,9 @@ impl Engine {
     /// If there is no such volume.
     pub fn set_pairing(&mut self, now: Nanos, id: VolumeId, pairing: Pairing) {
         self.stir();
+        if !self.volume(id).attached {
+            return;
+        }
         let volume = self.volume_mut(id);
         let base = volume.sequence_built;
         let begins = volume.peer.as_ref().is_none_or(|peer| !peer.sends);
@@ -175,6 +178,11 @@ impl Engine {
     /// Bytes that clients of the volume may address; `None` if there is no such volume.
     pub fn size_bytes(&self, id: VolumeId) -> Option<u64> {
         Some(self.volumes.get(id.0 as usize)?.as_ref()?.spec.size_bytes)
+    }
+
+    /// The volume has its backend, or is about to get it.
+    pub fn is_attached(&self, id: VolumeId) -> bool {
+        self.volumes.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|volume| volume.attached)
     }
 
     /// How far the volume is; `None` if there is no such volume.

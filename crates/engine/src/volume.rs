@@ -128,8 +128,8 @@ pub(crate) enum Task {
     Snapshot { control: u64, step: Step },
     /// Taking another size.
     Resize(Resize),
-    /// Letting go of the backend: with `stopping` nothing is sent to it any more.
-    Detach { control: u64, stopping: bool },
+    /// Letting go of the backend, if that has come about by `until`: with `stopping` nothing is sent to it any more.
+    Detach { control: u64, stopping: bool, until: Nanos },
     /// Throwing away what a replica holds, to begin with the record after `base`.
     Begin { control: u64, begin: Begin },
 }

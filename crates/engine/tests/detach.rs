@@ -22,7 +22,7 @@ fn volume(mode: Mode, drain: DrainOrder) -> World {
 /// Begins to take the backend away; the number of the operation.
 fn detach(w: &mut World) -> u64 {
     let control = w.fresh();
-    w.engine.detach(w.now, V, control);
+    w.engine.detach(w.now, V, 60 * S, control);
     w.run();
     control
 }
@@ -179,13 +179,42 @@ fn whoever_waits_for_the_drain_is_told_and_nothing_else_is_done_meanwhile() {
     w.pass(3 * S);
     let control = detach(&mut w);
     assert_eq!(w.controls.remove(&drain), Some(Err(ControlError::Detached)));
-    assert_eq!(w.control(|e, now, c| e.detach(now, V, c)), Err(ControlError::Busy));
+    assert_eq!(w.control(|e, now, c| e.detach(now, V, S, c)), Err(ControlError::Busy));
     assert_eq!(w.control(|e, now, c| e.set_mode(now, V, Mode::Off, c)), Err(ControlError::Busy));
     let attach = Attach::again(&w.engine.volumes()[0].1, true);
     assert!(w.engine.attach(w.now, V, attach, 77).is_err());
     end(&mut w, control);
-    assert_eq!(w.control(|e, now, c| e.detach(now, V, c)), Err(ControlError::Detached));
-    assert_eq!(w.control(|e, now, c| e.detach(now, VolumeId(3), c)), Err(ControlError::Gone));
+    assert_eq!(w.control(|e, now, c| e.detach(now, V, S, c)), Err(ControlError::Detached));
+    assert_eq!(w.control(|e, now, c| e.detach(now, VolumeId(3), S, c)), Err(ControlError::Gone));
+}
+
+#[test]
+fn g8_a_volume_whose_backend_does_not_answer_goes_on_after_a_while() {
+    let mut w = volume(Mode::WriteBack, DrainOrder::Grouped);
+    w.write(0, 0, &pattern(1, 4096));
+    w.backend_stopped = true;
+    w.pass(3 * S);
+    let control = w.fresh();
+    w.engine.detach(w.now, V, 2 * S, control);
+    w.run();
+    w.pass(3 * S);
+    assert!(matches!(w.controls.remove(&control), Some(Err(ControlError::Backend(_)))));
+    w.write(0, 4096, &pattern(2, 4096));
+    w.backend_stopped = false;
+    w.drain(0);
+    assert!(w.images[0][..4096] == pattern(1, 4096) && w.images[0][4096..8192] == pattern(2, 4096));
+}
+
+#[test]
+fn g3_a_volume_that_has_lost_writes_past_the_cache_stays_and_the_next_flush_says_so() {
+    let mut w = unflushed();
+    w.flushes_to_fail = 1;
+    let control = detach(&mut w);
+    w.pass(S);
+    assert!(matches!(w.controls.remove(&control), Some(Err(ControlError::Backend(_)))));
+    assert_eq!(w.op(0, Op::Flush, 0, 0), Err(RequestError::Io));
+    let control = detach(&mut w);
+    end(&mut w, control);
 }
 
 #[test]
@@ -218,7 +247,11 @@ fn g4_a_volume_in_sync_lets_go_when_its_copy_has_everything_on_stable_media() {
     end(&mut w, control);
     let mut model = vec![0; SIZE as usize];
     model[..8192].copy_from_slice(&pattern(1, 8192));
+    // Whoever kept the copy has not heard of it yet.
+    w.engine.set_pairing(w.now, V, Pairing::Parting);
+    w.engine.fence(V);
     check(&mut w, &model, true);
+    w.write(0, 0, &pattern(2, 4096));
 }
 
 #[test]
@@ -243,7 +276,7 @@ fn a_volume_that_loses_its_peer_while_it_lets_go_goes_on_by_itself() {
 fn a_volume_with_a_peer_or_on_a_device_that_fails_stays() {
     let mut w = volume(Mode::WriteBack, DrainOrder::Grouped);
     w.engine.set_pairing(w.now, V, Pairing::Filling);
-    assert_eq!(w.control(|e, now, c| e.detach(now, V, c)), Err(ControlError::Paired));
+    assert_eq!(w.control(|e, now, c| e.detach(now, V, S, c)), Err(ControlError::Paired));
     w.engine.set_pairing(w.now, V, Pairing::Alone);
     w.write(0, 0, &pattern(1, 4096));
     w.backend_stopped = true;

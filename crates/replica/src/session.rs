@@ -127,7 +127,10 @@ impl OwnerSession {
 
     /// Looks how far the core is. To be called whenever it has done something, before anything else happens.
     pub fn look(&mut self, engine: &mut Engine, now: Nanos, effects: &mut Vec<Effect>) {
-        let Some(log) = engine.log_status(self.volume) else { return };
+        // One that has let go of its backend is no owner's any more.
+        let Some(log) = engine.log_status(self.volume).filter(|_| engine.is_attached(self.volume)) else {
+            return;
+        };
         // What is about to be logged counts as logged: the copy gets it, or it is before the base.
         self.held_up_since = log.held_up.then(|| self.held_up_since.unwrap_or(now));
         self.owner.note(Event::Logged(log.logged));
@@ -148,6 +151,9 @@ impl OwnerSession {
     }
 
     fn apply(&mut self, engine: &mut Engine, now: Nanos) {
+        if !engine.is_attached(self.volume) {
+            return;
+        }
         engine.set_degraded(now, self.volume, self.degraded());
         let pairing = self.owner.pairing();
         if pairing != self.pairing {

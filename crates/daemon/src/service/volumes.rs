@@ -405,6 +405,9 @@ impl Volumes {
         let status = self.shard.status().await.map_err(shard_error)?;
         // Without a backend nothing is drained, so this does not change until the volume is attached.
         let known = status.volumes.iter().find(|v| v.status.id == id);
+        if known.is_some_and(|v| is_attached(v.status.state)) {
+            return Err(shard_error(ShardError::Attached(id)));
+        }
         let dirty = known.is_some_and(|v| v.status.dirty);
         entry.clone().look().await;
         self.refuse_shared(entry).await?;
@@ -775,6 +778,12 @@ impl Drop for Claim<'_> {
             lock(&self.volumes.entries).remove(name);
         }
     }
+}
+
+/// A volume in this state has its backend.
+fn is_attached(state: VolumeState) -> bool {
+    use VolumeState::*;
+    matches!(state, Serving | Draining | Full | Fenced)
 }
 
 /// Closes a backend on a thread that may block.

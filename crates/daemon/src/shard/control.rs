@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::handle::{Answer, Command, Refused, ShardError, Stopped, StoppedVolume};
-use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
+use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX, HAND_OVER_NS_MAX};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
 use super::shared::Shared;
@@ -135,16 +135,20 @@ impl<C: Core> Reactor<C> {
                     Pending::Remove { id, answer }
                 });
             }
+            Command::Detach { id, answer } if !self.is_lost(id) => {
+                let _ = answer.send(Err(ShardError::Attached(id)));
+            }
             Command::Detach { id, answer } => self.operate(id, answer, |shared, number, answer| {
                 let engine = shared.core.engine().expect("only volumes with an owner let go");
-                engine.detach(now, id, number);
+                // Nobody else is served by it: there is time.
+                engine.detach(now, id, Nanos::MAX, number);
                 Pending::Remove { id, answer }
             }),
             Command::HandOver { id, disconnect, answer } => match self.may_hand_over(id, disconnect) {
                 Err(error) => drop(answer.send(Err(error))),
                 Ok(()) => self.operate(id, answer, |shared, number, answer| {
                     let engine = shared.core.engine().expect("a volume with an owner has an engine");
-                    engine.detach(now, id, number);
+                    engine.detach(now, id, HAND_OVER_NS_MAX, number);
                     Pending::HandOver { id, answer }
                 }),
             },
@@ -404,19 +408,31 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    fn serve(&mut self, id: VolumeId) {
+    pub(super) fn serve(&mut self, id: VolumeId) {
         if let Some(volume) = self.shared.volumes.get_mut(id) {
             volume.serving = true;
         }
     }
 
-    /// Takes a volume out of service: closes its connections and hands its backend out.
-    fn detach(&mut self, id: VolumeId) -> Option<Box<dyn Backend>> {
+    /// No client is let in, and those that are connected lose the connection.
+    pub(super) fn close_door(&mut self, id: VolumeId) {
+        if let Some(volume) = self.shared.volumes.get_mut(id) {
+            volume.serving = false;
+        }
         for slot in 0..self.connections.capacity() as u32 {
             if let Some(connection) = self.connections.get_mut(slot).filter(|c| c.volume == Some(id)) {
                 connection.break_off();
-                connection.volume = None;
                 self.list(slot);
+            }
+        }
+    }
+
+    /// Takes a volume out of service: closes its connections and hands its backend out.
+    fn detach(&mut self, id: VolumeId) -> Option<Box<dyn Backend>> {
+        self.close_door(id);
+        for slot in 0..self.connections.capacity() as u32 {
+            if let Some(connection) = self.connections.get_mut(slot).filter(|c| c.volume == Some(id)) {
+                connection.volume = None;
             }
         }
         self.disown(id);

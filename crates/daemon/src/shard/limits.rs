@@ -39,6 +39,8 @@ pub const BEAT_NS: u64 = 100_000_000;
 pub const SILENCE_NS: u64 = 300_000_000;
 /// Nanoseconds for which a peer may be behind without getting further.
 pub const PROGRESS_NS_MAX: u64 = 2_000_000_000;
+/// Nanoseconds for which a volume that is to be handed over waits for what is on its way.
+pub const HAND_OVER_NS_MAX: u64 = 10_000_000_000;
 /// Nanoseconds after its peer was last known to follow it for which an owner that may have been taken over answers reads.
 pub const LEASE_NS: u64 = 5_000_000_000;
 /// Pause before a change of the ownership record is tried again.

@@ -224,11 +224,20 @@ impl<C: Core> Reactor<C> {
             return Err(ShardError::Connected(connections));
         }
         side.handing_over = true;
+        // An error would be taken for one of the volume.
+        self.close_door(id);
         Ok(())
+    }
+
+    /// Another host has the volume.
+    pub(super) fn is_lost(&self, id: VolumeId) -> bool {
+        let side = self.replication.owners.get(&id);
+        side.is_some_and(|side| side.session.owner().phase() == Phase::Lost)
     }
 
     /// A volume stays that was to be handed over.
     pub(super) fn keep_after_all(&mut self, id: VolumeId) {
+        self.serve(id);
         let Some(side) = self.replication.owners.get_mut(&id) else { return };
         side.handing_over = false;
         if side.writing.is_some() {

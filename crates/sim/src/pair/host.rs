@@ -456,7 +456,7 @@ impl World {
             let control = host.fresh();
             host.detaching = Some(control);
             let now = self.now;
-            return self.hosts[at].engine().detach(now, VOLUME, control);
+            return self.hosts[at].engine().detach(now, VOLUME, u64::MAX, control);
         }
         let life = host.life;
         let ns = self.rng.around(200_000_000);

@@ -17,7 +17,7 @@ use tidepool_engine::api::{Mode, VolumeSpec};
 use tidepool_replica::wire::{Message, one_line};
 use tidepool_replica::{Party, Record};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -136,7 +136,7 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
     let free = Arc::new(Semaphore::new(INTRODUCTIONS_MAX));
     let reasons = Arc::new(Reasons::default());
     loop {
-        let permit = free.clone().acquire_owned().await;
+        let Ok(permit) = free.clone().acquire_owned().await else { return };
         let accepted = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -147,9 +147,8 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
         };
         let (volumes, host, reasons) = (volumes.clone(), host.clone(), reasons.clone());
         tokio::spawn(async move {
-            let _permit = permit;
             let (who, from) = (accepted.to_string(), accepted.from());
-            match introduced(accepted, &volumes, host).await {
+            match introduced(accepted, &volumes, host, permit).await {
                 Ok(()) => reasons.forget(from),
                 Err(error) if reasons.is_new(from, error.to_string()) => {
                     warn!("{who} was not taken in as owner of a volume: {error}");
@@ -160,10 +159,17 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
     }
 }
 
-async fn introduced(accepted: Accepted, volumes: &Arc<Volumes>, my_host: String) -> Result<(), PeerError> {
+async fn introduced(
+    accepted: Accepted,
+    volumes: &Arc<Volumes>,
+    my_host: String,
+    permit: OwnedSemaphorePermit,
+) -> Result<(), PeerError> {
     let heard = timeout(HELLO_WAIT_MAX, hear(accepted)).await;
     let (mut stream, said) = heard.map_err(|_| PeerError::Silent)??;
     if said.hands_over {
+        // That may take long, and is in nobody's way.
+        drop(permit);
         return take_over(stream, said, volumes).await;
     }
     let shard = volumes.shard();

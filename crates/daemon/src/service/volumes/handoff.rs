@@ -9,10 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidepool_backend::{OwnerState, Ownership};
 use tidepool_engine::api::{ControlError, VolumeId};
+use tidepool_engine::status::VolumeState;
 use tidepool_replica::Party;
-use tokio::time::sleep;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+/// How the first try to open the image of a volume has ended, some time.
+type Attached = oneshot::Receiver<Result<(), VolumeError>>;
+
+/// How long an image is waited for that is let go of.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause before a volume that is being changed is asked again to let go of its backend.
 const LET_GO_PAUSE: Duration = Duration::from_millis(300);
 
@@ -47,8 +54,14 @@ impl Volumes {
             error => from_shard("hand over", name)(error),
         })?;
         entry.set_state(Some(State::Opening), None);
+        if let Some(keeping) = lock(&entry.facts).keeping.take() {
+            keeping.abort();
+        }
         let released = match backend {
-            Some(backend) => close(backend, false).await.map_err(|error| error.to_string()),
+            Some(backend) => match timeout(CLOSE_WAIT_MAX, close(backend, false)).await {
+                Ok(closed) => closed.map_err(|error| error.to_string()),
+                Err(_) => Err("it does not answer".to_owned()),
+            },
             None => Ok(()),
         };
         let taken = match released {
@@ -56,21 +69,38 @@ impl Volumes {
             Err(why) => Err(format!("its image cannot be let go of: {why}")),
         };
         drop(change);
-        // Whoever has it now, this host goes on as after a restart: the record says what it is.
-        let known = self.shard.volumes().await.map_err(from_shard("hand over", name))?;
-        let spec = known.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec);
-        let spec = spec.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
-        let again = self.begin_attach(id, spec, None, false)?;
-        match taken {
-            Ok(()) => {
+        let again = self.go_on(&entry, id).await;
+        match (taken, again) {
+            (Ok(()), _) => {
                 info!("volume {name}: handed over to {}", peer.host);
                 Ok(HandedOver { name: name.to_owned(), host: peer.host })
             }
-            Err(why) => Err(match again.await {
+            (Err(why), None) => Err(refused(why)),
+            (Err(why), Some(again)) => Err(match again.await {
                 Ok(Ok(())) => refused(format!("{why}; it is served here again")),
                 Ok(Err(error)) => refused(format!("{why}; and here: {}", crate::failure::one_line(&error))),
                 Err(_) => refused(why),
             }),
+        }
+    }
+
+    /// A volume that has let go of its image goes on as after a restart: the record says whose it is. Nothing is done where it has
+    /// become another's copy, or this host's again, meanwhile.
+    async fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, id: VolumeId) -> Option<Attached> {
+        let _takeover = self.takeovers.lock().await;
+        let current = lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
+        let known = self.shard.volumes().await.unwrap_or_default();
+        let known = known.into_iter().find(|(known, ..)| *known == id);
+        match known {
+            Some((_, spec, VolumeState::Detached | VolumeState::Failed)) if current => {
+                let begun = self.begin_attach(id, spec, None, false);
+                begun.inspect_err(|error| warn!("volume {}: {error}", entry.name)).ok()
+            }
+            Some((.., VolumeState::Replica)) if current => {
+                lock(&self.entries).remove(&entry.name);
+                None
+            }
+            _ => None,
         }
     }
 
@@ -98,17 +128,12 @@ impl Volumes {
         owner: Party,
         generation: u64,
     ) -> Result<(), VolumeError> {
-        let (.., found) = self.copy("take over", name).await?;
-        let let_go = found.is_some_and(|found| {
-            let record = record_of(&found);
+        let let_go = |found: &Ownership| {
+            let record = record_of(found);
             (record.owner.cache, record.generation) == (owner.cache, generation)
                 && found.state == OwnerState::Dirty
-        });
-        if !let_go {
-            let why = "its owner has not let go of it".to_owned();
-            return Err(VolumeError::NotInSync { name: name.to_owned(), why });
-        }
-        self.take_over(name, false).await
+        };
+        self.take_over_if(name, false, let_go).await
     }
 
     /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.
@@ -120,6 +145,8 @@ impl Volumes {
                 Ok(backend) => break backend,
                 // Another operation on it ends soon, or has removed it.
                 Err(ShardError::Control(ControlError::Busy)) => sleep(LET_GO_PAUSE).await,
+                // It has let go in another way.
+                Err(ShardError::Attached(_) | ShardError::Control(ControlError::Detached)) => return,
                 Err(_) if removing => return,
                 Err(error) => {
                     return warn!(
@@ -133,11 +160,6 @@ impl Volumes {
         {
             info!("volume {name}: its image is let go of ({error})");
         }
-        let known = self.shard.volumes().await.unwrap_or_default();
-        let Some((_, spec, _)) = known.into_iter().find(|(known, ..)| *known == id) else { return };
-        // As after a restart: it waits for its new owner, or for its image.
-        if let Err(error) = self.begin_attach(id, spec, None, false) {
-            warn!("volume {name}: {error}");
-        }
+        self.go_on(&entry, id).await;
     }
 }

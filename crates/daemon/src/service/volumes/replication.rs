@@ -155,6 +155,16 @@ impl Volumes {
     /// There is no such copy, or the ownership record does not say that it counts; nothing has changed then. Or the image cannot
     /// be opened yet: that goes on in the background.
     pub async fn take_over(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<(), VolumeError> {
+        self.take_over_if(name, accept_loss, |_| true).await
+    }
+
+    /// The same, while the record is as `wanted`.
+    pub(super) async fn take_over_if(
+        self: &Arc<Self>,
+        name: &str,
+        accept_loss: bool,
+        wanted: impl Fn(&Ownership) -> bool,
+    ) -> Result<(), VolumeError> {
         let shard_error = from_shard("take over", name);
         let _takeover = self.takeovers.lock().await;
         // This host may have been the owner, and still try to be.
@@ -169,6 +179,10 @@ impl Volumes {
             name: name.to_owned(),
             why: format!("{uri} has no ownership record"),
         })?;
+        if !wanted(&found) {
+            let why = "its owner has not let go of it".to_owned();
+            return Err(VolumeError::NotInSync { name: name.to_owned(), why });
+        }
         let (me, record) = (me(self.cache_uuid), record_of(&found));
         // A takeover that was cut short has made the record this cache's already.
         if record.owner.cache != me.cache {
@@ -187,7 +201,13 @@ impl Volumes {
                 name: name.to_owned(),
                 why: "taking its image over ended in an internal error".into(),
             })?;
-            taken.map_err(open)?;
+            if let Err(error) = taken {
+                // It may have been changed all the same.
+                let found = self.copy("take over", name).await?.3;
+                if found.is_none_or(|found| record_of(&found).owner.cache != me.cache) {
+                    return Err(open(error));
+                }
+            }
             info!("volume {name}: taken over from {}", found.host);
         }
         let outcome = self.begin_attach(id, spec, None, true)?.await;
