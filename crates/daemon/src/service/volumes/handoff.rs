@@ -51,6 +51,12 @@ impl Volumes {
         }
         let backend = self.shard.hand_over(id, disconnect).await.map_err(|error| match error {
             ShardError::NoCopy | ShardError::Connected(_) => refused(error.to_string()),
+            ShardError::Control(ControlError::Paired) => {
+                refused("its peer was lost meanwhile; it is served here as before".into())
+            }
+            ShardError::Control(ControlError::Backend(_)) => {
+                refused("its image does not answer; it is served here as before".into())
+            }
             error => from_shard("hand over", name)(error),
         })?;
         entry.set_state(Some(State::Opening), None);
