@@ -3,7 +3,6 @@
 use crate::api::*;
 use crate::engine::Engine;
 use crate::format::Stream;
-use crate::index::VolumeIndex;
 use crate::mutation::mutated;
 use crate::volume::{DirtyObject, Task, Volume};
 
@@ -26,7 +25,7 @@ impl Volume {
     fn let_go(&mut self) {
         let mut left = Volume::new(self.spec.clone());
         left.failed = self.failed;
-        left.index = std::mem::replace(&mut self.index, VolumeIndex::new());
+        left.index = std::mem::take(&mut self.index);
         left.set_sequence(self.sequence, self.chain_published);
         left.sequence_drained = self.sequence_drained;
         left.dirty_blocks = self.dirty_blocks;
