@@ -87,37 +87,93 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut workload = Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(seed, WORKLOAD_BYTES) });
     workload.connect(&pair.owner().socket, VOLUME)?;
     let mut rng = Rng::new(seed ^ 0x9a12);
-    let mut times = Times::default();
+    let mut figures = Figures::default();
     for round in 1..=options.rounds {
-        let (took, back) = match options.what {
-            What::Owner => lose_owner(&mut pair, &mut workload, &mut rng)?,
-            what => lose_peer(&mut pair, &mut workload, &mut rng, what)?,
+        let line = match options.what {
+            What::Owner => {
+                let (took, back) = lose_owner(&mut pair, &mut workload, &mut rng)?;
+                figures.note("from takeover to the first answers", took);
+                figures.note("until in sync again", back);
+                format!("{} ms, {} ms", took.as_millis(), back.as_millis())
+            }
+            what => {
+                let story = lose_peer(&mut pair, &mut workload, &mut rng, what)?;
+                story.tell(&mut figures)
+            }
         };
-        times.took.push(took);
-        times.back.push(back);
-        println!("round {round}: {} ms, {} ms", took.as_millis(), back.as_millis());
+        println!("round {round}: {line}");
     }
-    match options.what {
-        What::Owner => println!("from takeover to the first answers: {}", summary(&mut times.took)),
-        _ => println!("longest that a write waited: {}", summary(&mut times.took)),
-    }
-    match options.what {
-        What::Owner => println!("until in sync again: {}", summary(&mut times.back)),
-        _ => println!("longest that a write waited while the copy came back: {}", summary(&mut times.back)),
-    }
+    figures.print();
     Ok(())
 }
 
+/// Durations of many rounds, by what they are of.
 #[derive(Debug, Default)]
-struct Times {
-    took: Vec<Duration>,
-    back: Vec<Duration>,
+struct Figures(Vec<(&'static str, Vec<Duration>)>);
+
+impl Figures {
+    fn note(&mut self, what: &'static str, took: Duration) {
+        match self.0.iter_mut().find(|(known, _)| *known == what) {
+            Some((_, times)) => times.push(took),
+            None => self.0.push((what, vec![took])),
+        }
+    }
+
+    fn print(&mut self) {
+        for (what, times) in &mut self.0 {
+            times.sort();
+            let at = |permille: usize| times[(times.len() * permille / 1000).min(times.len() - 1)];
+            let [median, p99, worst] = [500, 990, 1000].map(|permille| at(permille).as_secs_f64() * 1e3);
+            println!(
+                "{what}: median {median:.1} ms, p99 {p99:.1} ms, worst {worst:.1} ms ({} times)",
+                times.len()
+            );
+        }
+    }
 }
 
-fn summary(times: &mut [Duration]) -> String {
-    times.sort();
-    let ms = |time: Option<&Duration>| time.map_or(0.0, |time| time.as_secs_f64() * 1e3);
-    format!("median {:.0} ms, worst {:.0} ms", ms(times.get(times.len() / 2)), ms(times.last()))
+/// Writes of 4 KiB, one after the other, while the peer goes and comes back.
+#[derive(Debug)]
+struct Story {
+    /// When each began and ended.
+    writes: Vec<(Instant, Instant)>,
+    /// When the peer was lost, when the owner said so, and when the peer came back.
+    lost: Instant,
+    noticed: Instant,
+    returned: Instant,
+}
+
+impl Story {
+    fn tell(&self, figures: &mut Figures) -> String {
+        let mut longest = [Duration::ZERO; 2];
+        let mut paused = Duration::ZERO;
+        for &(start, end) in &self.writes {
+            let took = end - start;
+            if end < self.lost {
+                figures.note("a write in sync", took);
+            } else if start < self.returned {
+                longest[0] = longest[0].max(took);
+                if start <= self.noticed && end > self.noticed {
+                    paused = end - self.noticed;
+                }
+                if start > self.noticed {
+                    figures.note("a write without the peer", took);
+                }
+            } else {
+                figures.note("a write while the copy comes back", took);
+                longest[1] = longest[1].max(took);
+            }
+        }
+        let noticed = self.noticed - self.lost;
+        figures.note("until the loss is noticed", noticed);
+        figures.note("pause of acknowledgements after that", paused);
+        figures.note("longest that a write waited", longest[0]);
+        figures.note("longest that a write waited while the copy came back", longest[1]);
+        let [noticed, paused, gone, back] = [noticed, paused, longest[0], longest[1]].map(|d| d.as_millis());
+        format!(
+            "noticed after {noticed} ms, paused for {paused} ms, longest write {gone} ms, and {back} ms coming back"
+        )
+    }
 }
 
 /// Runs the workload while something is done.
@@ -163,56 +219,60 @@ fn lose_owner(
     Ok((took, start.elapsed()))
 }
 
-/// The peer goes and comes back; the longest that a write waited at each.
-fn lose_peer(
-    pair: &mut Pair,
-    workload: &mut Workload,
-    rng: &mut Rng,
-    what: What,
-) -> Result<(Duration, Duration), Error> {
+/// The peer goes and comes back.
+fn lose_peer(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng, what: What) -> Result<Story, Error> {
     let pause = Duration::from_millis(300 + rng.below(500));
     let mut client = Client::connect(&pair.owner().socket, VOLUME)?;
-    // While it goes, and while it comes.
-    let mut longest = [Duration::ZERO; 2];
-    let (done, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (done, mut writes) = (AtomicBool::new(false), Vec::new());
     let outcome = under_load(workload, || {
         std::thread::scope(|scope| {
             let pings = scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    let (start, phase) = (Instant::now(), usize::from(gone.load(Ordering::Relaxed)));
+                    let start = Instant::now();
                     client.write(WORKLOAD_BYTES, &[9; 4096])?;
-                    longest[phase] = longest[phase].max(start.elapsed());
+                    writes.push((start, Instant::now()));
                 }
                 Ok::<(), Error>(())
             });
-            let lost = lose_and_return(pair, what, pause, &gone);
+            let lost = lose_and_return(pair, what, pause);
             done.store(true, Ordering::Relaxed);
             pings.join().expect("no panic")?;
             lost
         })
     });
-    let ((), progress) = outcome?;
+    let ([lost, noticed, returned], progress) = outcome?;
     assert_eq!(progress, Progress::Done, "no request fails");
-    Ok((longest[0], longest[1]))
+    Ok(Story { writes, lost, noticed, returned })
 }
 
-fn lose_and_return(pair: &mut Pair, what: What, pause: Duration, gone: &AtomicBool) -> Result<(), Error> {
+/// When the peer was lost, when the owner said so, and when the peer came back.
+fn lose_and_return(pair: &mut Pair, what: What, pause: Duration) -> Result<[Instant; 3], Error> {
     std::thread::sleep(pause);
     let peer = 1 - pair.owner;
+    let lost = Instant::now();
     match what {
         What::PeerKilled => pair.hosts[peer].daemon.kill()?,
         What::PeerStopped => pair.hosts[peer].daemon.signal(Signal::STOP)?,
         _ => pair.set_link(WireMode::Hole),
     }
+    let noticed = loop {
+        let volume = pair.owner().volume()?;
+        if volume.is_some_and(|volume| volume["replication"]["in_sync"] == false) {
+            break Instant::now();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
     std::thread::sleep(Duration::from_secs(1));
     pair.owner().wait_degraded()?;
-    gone.store(true, Ordering::Relaxed);
+    let returned = Instant::now();
     match what {
-        What::PeerKilled => drop(pair.hosts[peer].daemon.start()?),
+        What::PeerKilled => {
+            pair.hosts[peer].daemon.start()?;
+        }
         What::PeerStopped => pair.hosts[peer].daemon.signal(Signal::CONT)?,
         _ => pair.set_link(WireMode::Works),
     }
     pair.owner().wait_sync()?;
     std::thread::sleep(Duration::from_millis(300));
-    Ok(())
+    Ok([lost, noticed, returned])
 }
