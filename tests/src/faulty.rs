@@ -4,7 +4,7 @@
 //! What the daemon does on the device is told by what it writes there (docs/format.md): see [`Step`].
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -15,13 +15,14 @@ use tidepool_engine::format::{
 use tidepool_lab::device::faults::Operation;
 use tidepool_lab::device::model::Kind;
 use tidepool_lab::device::{Emulated, Losses, preset};
+use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::{Lost, Workload};
-use tidepool_testkit::{Error, Scratch};
+use tidepool_testkit::{Daemon, Error, Scratch};
 
 use crate::rig::{MIB, Rig, RigOptions, VOLUME};
 
 /// Room on the device beside the cache, in bytes.
-const DEVICE_SPARE_BYTES: u64 = 8 * MIB;
+pub(crate) const DEVICE_SPARE_BYTES: u64 = 8 * MIB;
 /// Room on the image's device for what stands beside the image, in bytes.
 const IMAGE_SPARE_BYTES: u64 = 64 * MIB;
 /// One block.
@@ -70,14 +71,7 @@ impl FaultyRig {
     /// A daemon that does not run yet, without a cache. Writes to the devices are lost with the power until they are flushed.
     pub fn new(options: &FaultyOptions) -> Result<FaultyRig, Error> {
         let scratch = Scratch::new("faulty").map_err(io("cannot make a directory"))?;
-        let start = |name: &str, bytes| {
-            let spec = preset::find(options.class).expect("a class of the lab").spec;
-            let backing = scratch.join(format!("{name}.backing"));
-            let device = Emulated::start(spec, bytes, &[], &backing, &scratch.join(name))
-                .map_err(io("cannot emulate a device"))?;
-            device.faults().volatile(true);
-            Ok::<_, Error>(device)
-        };
+        let start = |name: &str, bytes| volatile_device(options.class, bytes, &scratch, name);
         let device = start("device", options.cache_bytes + DEVICE_SPARE_BYTES)?;
         let wanted = options.image_device.then(|| start("backend", options.image_bytes + IMAGE_SPARE_BYTES));
         let image_device = wanted.transpose()?;
@@ -127,14 +121,8 @@ impl FaultyRig {
 
     /// Kills the daemon while devices hold something or are cut off; they are well again afterwards.
     pub fn kill(&mut self) -> Result<(), Error> {
-        if self.rig.daemon.id().is_some() {
-            // The signal first: the daemon must not see the errors with which the devices let go of it.
-            self.rig.daemon.signal(Signal::KILL)?;
-            self.devices().for_each(|device| device.faults().disconnect());
-            self.rig.daemon.kill()?;
-        }
-        self.devices().for_each(|device| device.faults().reconnect());
-        Ok(())
+        let devices = std::iter::once(&self.device).chain(&self.image_device);
+        kill_on(&mut self.rig.daemon, devices)
     }
 
     /// The power of the host fails, now. Returns what became of writes to the cache's device that were not stable, as `seed` decides.
@@ -153,17 +141,6 @@ impl FaultyRig {
         lost(&self.device, seed)
     }
 
-    /// Everything that the volume reads as.
-    pub fn read_all(&self, bytes: u64) -> Result<Vec<u8>, Error> {
-        let mut client = self.rig.client()?;
-        let mut all = Vec::with_capacity(bytes as usize);
-        while (all.len() as u64) < bytes {
-            let len = READ_BYTES.min(bytes as usize - all.len());
-            all.extend(client.read(all.len() as u64, len)?);
-        }
-        Ok(all)
-    }
-
     /// After a power loss: starts the daemon, has `workload` look for what is missing, and connects it again.
     ///
     /// # Panics
@@ -171,12 +148,59 @@ impl FaultyRig {
     pub fn start_and_compare(&mut self, workload: &mut Workload, bytes: u64) -> Result<Lost, Error> {
         workload.server_died();
         self.rig.daemon.start()?;
-        let image = self.read_all(bytes)?;
-        let lost = workload.power_lost(&image);
-        let lost = lost.unwrap_or_else(|what| panic!("G3 does not hold: {what}"));
-        workload.connect(&self.rig.socket, VOLUME)?;
-        Ok(lost)
+        compare(workload, &self.rig.socket, bytes)
     }
+}
+
+/// An emulated device of a class of the lab, whose writes are lost with the power until they are flushed.
+pub(crate) fn volatile_device(
+    class: &str,
+    bytes: u64,
+    scratch: &Scratch,
+    name: &str,
+) -> Result<Emulated, Error> {
+    let spec = preset::find(class).expect("a class of the lab").spec;
+    let backing = scratch.join(format!("{name}.backing"));
+    let device = Emulated::start(spec, bytes, &[], &backing, &scratch.join(name))
+        .map_err(io("cannot emulate a device"))?;
+    device.faults().volatile(true);
+    Ok(device)
+}
+
+/// Kills a daemon while its devices hold something or are cut off; they are well again afterwards.
+pub(crate) fn kill_on<'a>(
+    daemon: &mut Daemon,
+    devices: impl Iterator<Item = &'a Emulated> + Clone,
+) -> Result<(), Error> {
+    if daemon.id().is_some() {
+        // The signal first: the daemon must not see the errors with which the devices let go of it.
+        daemon.signal(Signal::KILL)?;
+        devices.clone().for_each(|device| device.faults().disconnect());
+        daemon.kill()?;
+    }
+    devices.for_each(|device| device.faults().reconnect());
+    Ok(())
+}
+
+fn read_all(mut client: Client, bytes: u64) -> Result<Vec<u8>, Error> {
+    let mut all = Vec::with_capacity(bytes as usize);
+    while (all.len() as u64) < bytes {
+        let len = READ_BYTES.min(bytes as usize - all.len());
+        all.extend(client.read(all.len() as u64, len)?);
+    }
+    Ok(all)
+}
+
+/// After a power loss, with the volume served at a socket again: has `workload` look for what is missing, and connects it.
+///
+/// # Panics
+/// When something is missing that must not be.
+pub(crate) fn compare(workload: &mut Workload, socket: &Path, bytes: u64) -> Result<Lost, Error> {
+    let image = read_all(Client::connect(socket, VOLUME)?, bytes)?;
+    let lost = workload.power_lost(&image);
+    let lost = lost.unwrap_or_else(|what| panic!("G3 does not hold: {what}"));
+    workload.connect(socket, VOLUME)?;
+    Ok(lost)
 }
 
 fn io(what: &str) -> impl FnOnce(std::io::Error) -> Error {

@@ -4,18 +4,15 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use serde_json::{Value, json};
-use tidepool_lab::device::{Emulated, preset};
-use tidepool_testkit::nbd::Client;
+use tidepool_lab::device::Emulated;
 use tidepool_testkit::stamps::{Lost, Progress, Workload};
 use tidepool_testkit::{Admin, Daemon, Error, Scratch};
 
-use crate::rig::{MIB, VOLUME, verify_plain};
+use crate::faulty::{DEVICE_SPARE_BYTES, compare, kill_on, volatile_device};
+use crate::rig::{VOLUME, verify_plain};
 use crate::wire::{Wire, WireMode};
 
-/// Room on a cache's device beside the cache, in bytes.
-const DEVICE_SPARE_BYTES: u64 = 8 * MIB;
 /// Longest wait for a state of the two.
 const STATE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -75,36 +72,12 @@ impl Host {
         Ok(())
     }
 
-    /// Its power fails. Until [`Host::lose_power`] nothing answers.
-    fn cut(&mut self) -> Result<(), Error> {
-        let device = self.device.as_ref().expect("a host that can lose its power");
-        device.faults().cut();
-        if self.daemon.id().is_some() {
-            // The signal first: the daemon must not see the errors with which the device lets go of it.
-            self.daemon.signal(Signal::KILL)?;
-            device.faults().disconnect();
-            self.daemon.kill()?;
-        }
-        device.faults().reconnect();
-        Ok(())
-    }
-
     /// What was not flushed is lost, as `seed` decides, and the next boot is another one.
     fn lose_power(&mut self, seed: u64) -> Result<(), Error> {
         let io = |source| Error::Io { what: "cannot lose power".into(), source };
         let device = self.device.as_ref().expect("a host that can lose its power");
         device.lose_power(seed).map_err(io)?;
         self.boot_again(seed >> 16).map_err(io)
-    }
-
-    /// Everything that the volume reads as.
-    pub fn read_all(&self, bytes: u64) -> Result<Vec<u8>, Error> {
-        let mut client = Client::connect(&self.socket, VOLUME)?;
-        let mut all = Vec::with_capacity(bytes as usize);
-        while (all.len() as u64) < bytes {
-            all.extend(client.read(all.len() as u64, (bytes as usize - all.len()).min(1 << 20))?);
-        }
-        Ok(all)
     }
 
     /// Has it serve the volume from its copy; returns how long that took.
@@ -159,12 +132,8 @@ impl Pair {
             let place = |what: &str| scratch.join(format!("{what}{at}"));
             let wire = scratch.join(format!("wire{at}"));
             let start = |class| {
-                let spec = preset::find(class).expect("a class of the lab").spec;
                 let bytes = options.cache_bytes + DEVICE_SPARE_BYTES;
-                let device = Emulated::start(spec, bytes, &[], &place("backing"), &place("device"));
-                let device = device.map_err(io)?;
-                device.faults().volatile(true);
-                Ok::<_, Error>(device)
+                volatile_device(class, bytes, &scratch, &format!("device{at}"))
             };
             let device = options.class.map(start).transpose()?;
             let cache = device.as_ref().map_or(place("cache"), |device| device.directory().join("cache"));
@@ -255,8 +224,8 @@ impl Pair {
     pub fn fail_power(&mut self, seed: u64) -> Result<(), Error> {
         // Neither may see that the other one is gone.
         self.hosts.iter().flat_map(|host| &host.device).for_each(|device| device.faults().cut());
-        for host in &mut self.hosts {
-            host.cut()?;
+        for Host { daemon, device, .. } in &mut self.hosts {
+            kill_on(daemon, device.iter())?;
         }
         for (at, host) in self.hosts.iter_mut().enumerate() {
             host.lose_power(seed ^ (0x5eed << at))?;
@@ -269,11 +238,7 @@ impl Pair {
     /// # Panics
     /// When something is missing that must not be.
     pub fn compare(&self, workload: &mut Workload, bytes: u64) -> Result<Lost, Error> {
-        let image = self.owner().read_all(bytes)?;
-        let lost = workload.power_lost(&image);
-        let lost = lost.unwrap_or_else(|what| panic!("G3 does not hold: {what}"));
-        workload.connect(&self.owner().socket, VOLUME)?;
-        Ok(lost)
+        compare(workload, &self.owner().socket, bytes)
     }
 
     /// Connects a workload to the owner and checks every sector.

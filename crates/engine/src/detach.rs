@@ -1,14 +1,12 @@
 //! A volume lets go of its backend: what is left of it is as a restart would find it.
 
 use crate::api::*;
-use crate::engine::Engine;
+use crate::engine::{EIO, Engine};
 use crate::format::Stream;
 use crate::mutation::mutated;
 use crate::volume::{DirtyObject, Task, Volume};
 
-/// `ETIMEDOUT` and `EIO`.
-const TIMED_OUT: i32 = 110;
-const INPUT_OUTPUT: i32 = 5;
+const ETIMEDOUT: i32 = 110;
 
 impl Volume {
     /// There is a peer, and its copy does not count, or not any more.
@@ -79,11 +77,11 @@ impl Engine {
     ) {
         let dead = self.dead.then_some(ControlError::Device);
         let parted = self.volume(id).is_half_paired().then_some(ControlError::Paired);
-        let late = (now >= until).then_some(ControlError::Backend(IoError::Errno(TIMED_OUT)));
+        let late = (now >= until).then_some(ControlError::Backend(IoError::Errno(ETIMEDOUT)));
         // Whoever flushes next has to hear of it.
         let volume = self.volume(id);
         let lost = volume.direct_lost && !volume.fenced;
-        let lost = lost.then_some(ControlError::Backend(IoError::Errno(INPUT_OUTPUT)));
+        let lost = lost.then_some(ControlError::Backend(IoError::Errno(EIO)));
         if let Some(error) = dead.or(parted).or(lost).or(late) {
             // It goes on as if nothing had been asked.
             let volume = self.volume_mut(id);

@@ -35,7 +35,7 @@ const EDGE_BUFFERS: usize = EDGE_BUFFERS_RESERVED + 128;
 const CHECKPOINT_BUFFERS: usize = 2;
 
 /// What comes of an operation that is not sent to the device any more.
-const EIO: i32 = 5;
+pub(crate) const EIO: i32 = 5;
 
 /// See [`EngineConfig::stop_flush_ns_max`]: well below the time after which service managers kill.
 const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;

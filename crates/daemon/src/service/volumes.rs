@@ -41,7 +41,7 @@ const RETRY_PAUSE_MIN: Time = Time::from_secs(1);
 const RETRY_PAUSE_MAX: Time = Time::from_secs(30);
 /// How long a volume that is to be opened waits for what the others' file systems say about their images.
 const LOOK_WAIT_MAX: Time = Time::from_secs(5);
-/// How long the end of the daemon waits for backends to be released, all together.
+/// How long backends are waited for that are to be released: at the end of the daemon all together, at a handover one.
 const CLOSE_WAIT_MAX: Time = Time::from_secs(10);
 
 /// All volumes of one shard.

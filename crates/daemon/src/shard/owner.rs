@@ -461,7 +461,6 @@ impl<C: Core> Reactor<C> {
                 if let Some(side) = self.replication.owners.get_mut(&id) {
                     side.followed_at = side.followed_at.max(time_ns);
                 }
-                self.renew_lease(id);
             }
             Message::Begun { generation, .. } => {
                 let side = self.replication.owners.get(&id);

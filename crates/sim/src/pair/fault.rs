@@ -85,9 +85,8 @@ impl World {
         self.end_writes(at);
         self.hosts[at].paused_until = 0;
         self.client.left(at);
-        let conceded = self.witness.peer().filter(|peer| self.witness.copies == Copies::Peer(*peer));
-        let owner = host_of(self.witness.owner) == at;
-        if dead && !power && conceded.is_some() && owner && self.rng.permille(700) {
+        let conceded = matches!(self.witness.copies, Copies::Peer(_)) && host_of(self.witness.owner) == at;
+        if dead && !power && conceded && self.rng.permille(700) {
             self.cover.hit("failed device back");
             self.hosts[at].disk.come_back();
         } else if power || dead {
@@ -232,6 +231,33 @@ impl World {
             self.lost = true;
             self.take_over_as(at, record, after);
         }
+    }
+
+    /// A host that has lost the volume takes its backend away, or is started again.
+    pub(super) fn let_go(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        if host.detaching.is_none() && self.rng.permille(700) {
+            let control = host.fresh();
+            host.detaching = Some(control);
+            let now = self.now;
+            return self.hosts[at].engine().detach(now, VOLUME, u64::MAX, control);
+        }
+        let life = host.life;
+        let ns = self.rng.around(200_000_000);
+        self.after(ns, What::Closed { at, life });
+    }
+
+    /// The backend of a lost volume is gone, or something else is being done with the volume.
+    pub(super) fn has_let_go(&mut self, at: usize, result: Result<(), ControlError>) {
+        if result.is_err() {
+            return self.let_go(at);
+        }
+        self.cover.hit("volume let go of");
+        let host = &mut self.hosts[at];
+        (host.detaching, host.fenced) = (None, false);
+        host.run = Run::Waiting;
+        self.client.left(at);
+        self.decide(at);
     }
 
     /// A host whose device is dead gets a new one as soon as it can do without the old one.

@@ -100,11 +100,11 @@ pub(super) struct Host {
     /// Devices that it has had before this one.
     disks: u128,
     /// It knows that it is not the owner any more.
-    fenced: bool,
+    pub(super) fenced: bool,
     /// It is to serve although the image may have more than it: nothing that is clean in it counts.
     pub(super) is_behind: bool,
     /// The operation that takes the backend of a lost volume away.
-    detaching: Option<u64>,
+    pub(super) detaching: Option<u64>,
     /// Generation of its client of the image.
     generation: u64,
     told_drained: u64,
@@ -449,20 +449,6 @@ impl World {
         }
     }
 
-    /// A host that has lost the volume takes its backend away, or is started again.
-    fn let_go(&mut self, at: usize) {
-        let host = &mut self.hosts[at];
-        if host.detaching.is_none() && self.rng.permille(700) {
-            let control = host.fresh();
-            host.detaching = Some(control);
-            let now = self.now;
-            return self.hosts[at].engine().detach(now, VOLUME, u64::MAX, control);
-        }
-        let life = host.life;
-        let ns = self.rng.around(200_000_000);
-        self.after(ns, What::Closed { at, life });
-    }
-
     /// Lets a host do all that it can.
     pub(super) fn drive(&mut self, at: usize) {
         loop {
@@ -662,15 +648,7 @@ impl World {
             return;
         }
         if host.detaching == Some(control) {
-            if result.is_err() {
-                // Something else is being done with it.
-                return self.let_go(at);
-            }
-            self.cover.hit("volume let go of");
-            (host.detaching, host.fenced) = (None, false);
-            host.run = Run::Waiting;
-            self.client.left(at);
-            return self.decide(at);
+            return self.has_let_go(at, result);
         }
         match host.run {
             Run::Promising { before, after, control: promises } if promises == control => match result {

@@ -38,10 +38,13 @@ impl Caller<'_> {
     }
 }
 
+async fn connect(route: &Route) -> Result<Stream, PeerError> {
+    timeout(CONNECT_WAIT_MAX, route.connect()).await.map_err(|_| PeerError::Silent)?
+}
+
 /// Connects to a peer and asks it to take over a volume that this host has let go of. Returns when it serves it.
 pub(in crate::service) async fn hand_over(route: &Route, caller: &Caller<'_>) -> Result<(), PeerError> {
-    let connected = timeout(CONNECT_WAIT_MAX, route.connect()).await;
-    let mut stream = connected.map_err(|_| PeerError::Silent)??;
+    let mut stream = connect(route).await?;
     let asked = timeout(TAKEN_WAIT_MAX, async {
         stream.greet().await?;
         caller.say(&mut stream, true).await?;
@@ -57,8 +60,7 @@ pub(in crate::service) async fn hand_over(route: &Route, caller: &Caller<'_>) ->
 
 /// Connects to a peer and says hello.
 pub(in crate::service) async fn dial(route: &Route, caller: &Caller<'_>) -> Result<Welcomed, PeerError> {
-    let connected = timeout(CONNECT_WAIT_MAX, route.connect()).await;
-    let mut stream = connected.map_err(|_| PeerError::Silent)??;
+    let mut stream = connect(route).await?;
     let introduced = timeout(WELCOME_WAIT_MAX, introduce(&mut stream, caller)).await;
     let (party, host, room, holds) = introduced.map_err(|_| PeerError::Silent)??;
     Ok(Welcomed { stream, party, host, room, holds })

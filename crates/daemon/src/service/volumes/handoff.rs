@@ -1,6 +1,6 @@
 //! A volume leaves this host: its peer has it, or is to have it.
 
-use super::{Entry, Volumes, close, from_shard, lock};
+use super::{CLOSE_WAIT_MAX, Entry, Volumes, close, from_shard, lock};
 use crate::admin::{HandedOver, State};
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, hand_over, record_of};
@@ -18,8 +18,6 @@ use tracing::{info, warn};
 /// How the first try to open the image of a volume has ended, some time.
 type Attached = oneshot::Receiver<Result<(), VolumeError>>;
 
-/// How long an image is waited for that is let go of.
-const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause before a volume that is being changed is asked again to let go of its backend.
 const LET_GO_PAUSE: Duration = Duration::from_millis(300);
 
