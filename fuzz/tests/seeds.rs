@@ -8,7 +8,7 @@ use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
 use tidepool_engine::format::{FORMAT_VERSION, RECORD_MAGIC, RecordHeader, RecordKind, seal};
 use tidepool_lab::Scratch;
 use tidepool_nbd::{Errno, reply};
-use tidepool_replica::wire::{Call, Greeting, Holds, Message, Record};
+use tidepool_replica::wire::{Call, Greeting, Holds, Message, Offer, Record};
 use zerocopy::{FromZeros, IntoBytes};
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
@@ -55,6 +55,17 @@ fn replicas() {
         Message::Block { block: 9, crc: 8, data_bytes: 0 },
         Message::Beat { time_ns: 1 },
         Message::HandOver(call),
+        Message::Offer(Offer {
+            call,
+            to: "h2",
+            size_bytes: 1 << 30,
+            mode: "write-back",
+            unordered: false,
+            accept_loss_ms: Some(5000),
+            dirty_bytes_max: 0,
+        }),
+        Message::Told { done: true, crc: 0, data_bytes: 0 },
+        Message::LetGo { generation: 3, clean: true },
     ];
     let peer = [
         Message::Welcome { cache: 4, boot: 5, host: "h2", room, holds: None },
@@ -62,6 +73,9 @@ fn replicas() {
         Message::Begun { generation: 3, base: 10 },
         Message::Have(Have { logged: 11, stable: 10, room }),
         Message::Taken { generation: 3 },
+        Message::Expecting { cache: 4 },
+        Message::Ask { offset: 0, len: 512 },
+        Message::Take,
         Message::Refused("it has promised to listen to generation 4 only"),
     ];
     for (name, messages) in [("owner", &owner[..]), ("peer", &peer[..])] {

@@ -1,6 +1,7 @@
 //! A second copy on another host: nothing acknowledged is lost with one of the two.
 
 mod ceph;
+mod migration;
 mod power;
 
 use std::fs::File;

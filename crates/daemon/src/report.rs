@@ -226,6 +226,7 @@ pub(crate) mod tests {
             phase: "sync",
             host: Some("h2".into()),
             in_sync: true,
+            synced_with: None,
             degraded: Degraded::No,
             lag_records: 3,
         });

@@ -4,7 +4,7 @@
 //! [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied here: a prefix says how long
 //! it is, and whoever reads puts it where it belongs.
 
-use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
+use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room, SECTOR_BYTES};
 use tidepool_engine::format::{
     Entry, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, crc32c, open,
 };
@@ -27,6 +27,12 @@ const MAGIC: [u8; 8] = *b"TPREPLIC";
 const RECORD_HEAD_BYTES: usize = size_of::<RecordHeader>();
 const ENTRY_BYTES: usize = size_of::<Entry>();
 const BLOCK: u32 = BLOCK_BYTES as u32;
+const SECTOR: u32 = SECTOR_BYTES as u32;
+
+/// What one [`Message::Ask`] may ask for.
+fn is_askable(bytes: u32) -> bool {
+    bytes.is_multiple_of(SECTOR) && bytes <= REQUEST_BYTES_MAX as u32
+}
 
 /// A text as messages take it: one line, shortened if it is too long.
 pub fn one_line(text: &str) -> String {
@@ -204,6 +210,25 @@ pub struct Call<'a> {
     pub image: &'a str,
 }
 
+/// A volume whose clients are about to move to another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer<'a> {
+    /// Its owner.
+    pub call: Call<'a>,
+    /// The host that is meant.
+    pub to: &'a str,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// What its owner does with writes, as its users call that.
+    pub mode: &'a str,
+    /// It is drained in no order.
+    pub unordered: bool,
+    /// Milliseconds of accepted loss, if one is.
+    pub accept_loss_ms: Option<u64>,
+    /// Its dirty quota in bytes; 0 for its share of the cache.
+    pub dirty_bytes_max: u64,
+}
+
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message<'a> {
@@ -281,6 +306,38 @@ pub enum Message<'a> {
         /// Of the owner's clock; 0 in a peer's own beats.
         time_ns: u64,
     },
+    /// First message of an owner whose clients are about to move: the other host is to let them in.
+    Offer(Offer<'a>),
+    /// Clients are let in there; what they ask follows.
+    Expecting {
+        /// Uuid of the other host's cache.
+        cache: u128,
+    },
+    /// A client there reads; or, without bytes, wants everything that was completed to be on stable media.
+    Ask {
+        /// Byte offset in the volume; a multiple of a sector.
+        offset: u64,
+        /// Bytes; a multiple of a sector, at most [`REQUEST_BYTES_MAX`].
+        len: u32,
+    },
+    /// How that has ended.
+    Told {
+        /// It has succeeded. Else there is no data.
+        done: bool,
+        /// CRC-32C of the data.
+        crc: u32,
+        /// Bytes of data that follow.
+        data_bytes: u32,
+    },
+    /// A client there writes: the owner is to let go.
+    Take,
+    /// The owner has let go.
+    LetGo {
+        /// Its generation.
+        generation: u64,
+        /// The image has everything, and is nobody's. If not, the copy there is to be taken over.
+        clean: bool,
+    },
 }
 
 /// Kinds of messages as bytes.
@@ -301,6 +358,12 @@ enum Kind {
     Beat = 12,
     HandOver = 13,
     Taken = 14,
+    Offer = 15,
+    Expecting = 16,
+    Ask = 17,
+    Told = 18,
+    Take = 19,
+    LetGo = 20,
 }
 
 /// What begins every frame: kind 1, for a record whether somebody waits for it on stable media 1, bytes of the head 2,
@@ -331,6 +394,7 @@ impl Prefix {
                 prefix.data_bytes.is_multiple_of(BLOCK) && prefix.data_bytes <= DATA_BYTES_MAX as u32
             }
             Kind::Block => prefix.data_bytes == BLOCK || prefix.data_bytes == 0,
+            Kind::Told => is_askable(prefix.data_bytes),
             _ => prefix.data_bytes == 0,
         };
         let zero = bytes[1] <= u8::from(kind == Kind::Record) && field(12) == 0;
@@ -413,6 +477,19 @@ impl Prefix {
             Kind::Fetch => Message::Fetch { after: f.u64()?, through: f.u64()? },
             Kind::Block => Message::Block { block: f.u64()?, crc: f.u32()?, data_bytes: self.data_bytes },
             Kind::Beat => Message::Beat { time_ns: f.u64()? },
+            Kind::Offer => Message::Offer(f.offer()?),
+            Kind::Expecting => Message::Expecting { cache: f.u128()? },
+            Kind::Ask => {
+                let (offset, len) = (f.u64()?, f.u32()?);
+                let fits = offset.is_multiple_of(SECTOR.into()) && is_askable(len);
+                fits.then_some(Message::Ask { offset, len })?
+            }
+            Kind::Told => {
+                let (done, crc, data_bytes) = (f.flag()?, f.u32()?, self.data_bytes);
+                (done || data_bytes == 0).then_some(Message::Told { done, crc, data_bytes })?
+            }
+            Kind::Take => Message::Take,
+            Kind::LetGo => Message::LetGo { generation: f.u64()?, clean: f.flag()? },
         })
     }
 }
@@ -422,7 +499,7 @@ impl Kind {
         use Kind::*;
         let all = [
             Hello, Welcome, Refused, Begin, Begun, Record, Have, Flush, Drained, Fetch, Block, Beat,
-            HandOver, Taken,
+            HandOver, Taken, Offer, Expecting, Ask, Told, Take, LetGo,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -475,6 +552,14 @@ impl<'a> Fields<'a> {
             name: self.text()?,
             image: self.text()?,
         })
+    }
+
+    fn offer(&mut self) -> Option<Offer<'a>> {
+        let (call, to, size_bytes) = (self.call()?, self.text()?, self.u64()?);
+        let (mode, unordered) = (self.text()?, self.flag()?);
+        let accept_loss_ms = if self.flag()? { Some(self.u64()?) } else { None };
+        let dirty_bytes_max = self.u64()?;
+        Some(Offer { call, to, size_bytes, mode, unordered, accept_loss_ms, dirty_bytes_max })
     }
 
     fn room(&mut self) -> Option<Room> {
@@ -535,6 +620,30 @@ impl Message<'_> {
             Message::Taken { generation } => numbers(Kind::Taken, &[generation]),
             Message::Hello(call) => (put_call(out, &call, Kind::Hello), 0),
             Message::HandOver(call) => (put_call(out, &call, Kind::HandOver), 0),
+            Message::Offer(offer) => {
+                put_offer(out, &offer);
+                (Kind::Offer, 0)
+            }
+            Message::Expecting { cache } => {
+                out.extend_from_slice(&cache.to_le_bytes());
+                (Kind::Expecting, 0)
+            }
+            Message::Ask { offset, len } => {
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(&len.to_le_bytes());
+                (Kind::Ask, 0)
+            }
+            Message::Told { done, crc, data_bytes } => {
+                out.push(done.into());
+                out.extend_from_slice(&crc.to_le_bytes());
+                (Kind::Told, data_bytes)
+            }
+            Message::Take => (Kind::Take, 0),
+            Message::LetGo { generation, clean } => {
+                put_numbers(out, &[generation]);
+                out.push(clean.into());
+                (Kind::LetGo, 0)
+            }
             Message::Welcome { cache, boot, host, room, holds } => {
                 [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
                 put_text(out, host);
@@ -554,6 +663,16 @@ fn put_call(out: &mut Vec<u8>, call: &Call<'_>, kind: Kind) -> Kind {
     put_numbers(out, &[call.generation]);
     [call.host, call.name, call.image].iter().for_each(|text| put_text(out, text));
     kind
+}
+
+fn put_offer(out: &mut Vec<u8>, offer: &Offer<'_>) {
+    put_call(out, &offer.call, Kind::Offer);
+    put_text(out, offer.to);
+    put_numbers(out, &[offer.size_bytes]);
+    put_text(out, offer.mode);
+    out.extend_from_slice(&[offer.unordered.into(), offer.accept_loss_ms.is_some().into()]);
+    offer.accept_loss_ms.into_iter().for_each(|ms| put_numbers(out, &[ms]));
+    put_numbers(out, &[offer.dirty_bytes_max]);
 }
 
 fn put_numbers(out: &mut Vec<u8>, numbers: &[u64]) {

@@ -103,6 +103,24 @@ impl Said {
             9 => Message::Drained { floor: a },
             10 => Message::Fetch { after: a, through: b },
             11 => Message::Block { block: a, crc: b as u32, data_bytes: if self.flag { 4096 } else { 0 } },
+            15 => Message::Offer(Offer {
+                call,
+                to: host,
+                size_bytes: b,
+                mode: name,
+                unordered: self.flag,
+                accept_loss_ms: self.flag.then_some(c),
+                dirty_bytes_max: d,
+            }),
+            16 => Message::Expecting { cache },
+            17 => Message::Ask { offset: a & !511, len: b as u32 % 513 * 512 },
+            18 => Message::Told {
+                done: self.flag,
+                crc: a as u32,
+                data_bytes: if self.flag { b as u32 % 513 * 512 } else { 0 },
+            },
+            19 => Message::Take,
+            20 => Message::LetGo { generation: a, clean: self.flag },
             _ => Message::Beat { time_ns: a },
         })
     }
@@ -111,7 +129,7 @@ impl Said {
 fn said() -> impl Strategy<Value = Said> {
     let text = "[a-zA-Z0-9 /:@äß-]{0,200}";
     let entries = prop::collection::vec((0u64..1 << 40, any::<bool>()), 0..RECORD_ENTRIES_MAX + 1);
-    (1u8..15, any::<[u64; 5]>(), any::<[u128; 2]>(), [text, text], any::<bool>(), entries).prop_map(
+    (1u8..21, any::<[u64; 5]>(), any::<[u128; 2]>(), [text, text], any::<bool>(), entries).prop_map(
         |(kind, numbers, ids, texts, flag, entries)| Said { kind, numbers, ids, texts, flag, entries },
     )
 }

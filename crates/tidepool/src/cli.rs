@@ -465,6 +465,13 @@ pub enum VolumeCommand {
         /// Clients that are connected here lose the connection.
         #[arg(long)]
         disconnect: bool,
+        /// For the live migration of a guest: clients are let in there from now on, and the volume goes there when one of them
+        /// writes. Until then it is served here. HOST is any peer; without a copy it gets the volume when everything is drained.
+        #[arg(long, conflicts_with = "disconnect")]
+        live: bool,
+        /// Give up what was begun with --live.
+        #[arg(long, conflicts_with_all = ["live", "to", "disconnect"])]
+        cancel: bool,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,

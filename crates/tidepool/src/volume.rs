@@ -6,7 +6,7 @@ use crate::status::client;
 use indicatif::ProgressBar;
 use std::time::Duration as Time;
 use tidepool_daemon::admin::client::{Client, ClientError};
-use tidepool_daemon::admin::{AddVolume, HandOver, Removed, SetVolume, VolumeReport};
+use tidepool_daemon::admin::{AddVolume, HandOver, HandedOver, Removed, SetVolume, VolumeReport};
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_daemon::units::Size;
 use tidepool_daemon::volume::absolute_backend;
@@ -54,12 +54,12 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let report = interruptible(gone, client.take_over(name.as_str(), accept_loss)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
         }
-        VolumeCommand::Handoff { name, to, disconnect, admin, output } => {
+        VolumeCommand::Handoff { name, to, disconnect, live, cancel, admin, output } => {
             let client = client(&admin)?;
             let gone = "the daemon goes on with it (see `tidepool volume list` here and there)";
-            let how = HandOver { to, disconnect };
+            let how = HandOver { to, disconnect, live, cancel };
             let done = interruptible(gone, client.hand_over(name.as_str(), &how)).await?;
-            output::print(output.format, &done, |done| format!("{} is served by {}", done.name, done.host))
+            output::print(output.format, &done, handed_over)
         }
         VolumeCommand::Set { name, mode, dirty_max, accept_loss, admin, output } => {
             if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() {
@@ -193,6 +193,17 @@ fn list(volumes: &[VolumeReport]) -> String {
         ]);
     }
     render(&table)
+}
+
+fn handed_over(done: &HandedOver) -> String {
+    let HandedOver { name, host, live } = done;
+    if *live {
+        return format!(
+            "{name} is served here until a client writes on {host}; clients are let in there now\n\
+             move the guest, or give it up: tidepool volume handoff {name} --cancel"
+        );
+    }
+    format!("{name} is served by {host}")
 }
 
 fn gave_back(removed: &Removed) -> String {

@@ -313,6 +313,13 @@ pub struct HandOver {
     /// Clients that are connected lose the connection.
     #[serde(default)]
     pub disconnect: bool,
+    /// Only when a client writes there, as that of a guest does that has moved; until then it is served here, and clients are let in
+    /// there. The host need not hold a copy.
+    #[serde(default)]
+    pub live: bool,
+    /// What was begun with `live` is given up.
+    #[serde(default)]
+    pub cancel: bool,
 }
 
 /// A volume that another host serves now.
@@ -322,6 +329,9 @@ pub struct HandedOver {
     pub name: String,
     /// The host.
     pub host: String,
+    /// Not yet: as soon as a client writes there.
+    #[serde(default)]
+    pub live: bool,
 }
 
 /// A snapshot to be taken.

@@ -252,8 +252,14 @@ async fn hand_over(
     Path(name): Path<String>,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::HandedOver> {
-    let HandOver { to, disconnect } = parse(body)?;
+    let HandOver { to, disconnect, live, cancel } = parse(body)?;
     let volumes = context.volumes.clone();
+    if cancel {
+        return json(volumes.stay(&name)?);
+    }
+    if live {
+        return json(to_the_end(async move { volumes.offer(&name, to.as_deref()).await }).await?);
+    }
     json(to_the_end(async move { volumes.hand_over(&name, to.as_deref(), disconnect).await }).await?)
 }
 

@@ -1,7 +1,9 @@
 //! The volumes of the daemon: each one's way from its URI to being served, through changes, and back
 //! to a plain image.
 
+mod arrival;
 mod clones;
+mod departure;
 mod handoff;
 mod operations;
 mod replication;
@@ -62,6 +64,8 @@ pub struct Volumes {
     parents: AsyncMutex<()>,
     /// Held while a copy of another host's volume becomes this host's.
     takeovers: AsyncMutex<()>,
+    /// Volumes that are to come here, with what lets their clients in.
+    arriving: Mutex<BTreeMap<String, AbortHandle>>,
 }
 
 /// What is to be done about second copies.
@@ -108,6 +112,8 @@ struct Facts {
     takes_over: bool,
     /// What keeps a peer connected.
     keeping: Option<AbortHandle>,
+    /// It may go to another host.
+    departing: Option<departure::Departing>,
 }
 
 /// What the shard refused to do with a volume.
@@ -193,6 +199,7 @@ impl Volumes {
             entries: Mutex::default(),
             parents: AsyncMutex::default(),
             takeovers: AsyncMutex::default(),
+            arriving: Mutex::default(),
         })
     }
 

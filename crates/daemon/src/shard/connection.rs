@@ -4,6 +4,7 @@
 use super::budget::Held;
 use super::core::Core;
 use super::gate::{self, PieceName, Unaligned};
+use super::guests::EXPECTED;
 use super::inbox::Inbox;
 use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, STATUS_BYTES_MAX};
 use super::outbox::Outbox;
@@ -71,6 +72,8 @@ enum State {
         refusal: Refusal,
         left: u32,
     },
+    /// Its volume is not served yet: the connection goes to the control plane, see [`Connection::is_leaving`].
+    Leaving,
     /// Nothing is read any more; what is under way is finished.
     Ended,
 }
@@ -162,6 +165,25 @@ impl Connection {
         }
     }
 
+    /// Its volume is not served here yet, and the kernel works on neither direction: it can be passed on.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self.state, State::Leaving) && !self.broken && self.outbox.is_empty() && self.is_quiet()
+    }
+
+    /// What the handshake has come to, and what was received behind it, if it is leaving.
+    pub(super) fn take_guest(&mut self) -> Option<(Session, Vec<u8>)> {
+        let unread = self.inbox.unread().to_vec();
+        self.session.take().filter(|_| matches!(self.state, State::Leaving)).map(|session| (session, unread))
+    }
+
+    /// A client whose handshake was elsewhere: its volume is served here, and some of its requests have come already.
+    pub(super) fn welcome<C: Core>(&mut self, session: Session, unread: &[u8], shared: &mut Shared<C>) {
+        self.outbox.greeting().clear();
+        self.inbox.put(unread);
+        self.enter(session, shared);
+        self.wake = true;
+    }
+
     /// Looks at nothing more that comes; what is in the core is answered.
     pub(super) fn stop_reading(&mut self) {
         self.deaf = true;
@@ -220,7 +242,8 @@ impl Connection {
             // SAFETY: the message, heads and data stay as they are until the completion (`Outbox::sent`).
             unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
         }
-        let reads = !self.deaf && self.stall.is_none() && !matches!(self.state, State::Ended);
+        let reads =
+            !self.deaf && self.stall.is_none() && !matches!(self.state, State::Ended | State::Leaving);
         if reads && !self.inbox.in_flight() {
             let (direct, beyond) = match &self.state {
                 State::Payload { request, buf, offset, len, filled } => {
@@ -285,7 +308,7 @@ impl Connection {
                 State::Issue { request } => self.issue(*request, shared),
                 State::Payload { .. } => self.payload(shared),
                 State::Skip { .. } => self.skip(shared),
-                State::Ended => false,
+                State::Leaving | State::Ended => false,
             };
             if !more {
                 break;
@@ -325,7 +348,8 @@ impl Connection {
             return false;
         }
         let State::Handshake(handshake) = &mut self.state else { return false };
-        let offer = Offer { volumes: &shared.volumes, only: self.only.as_deref() };
+        let offer =
+            Offer { volumes: &shared.volumes, expected: &shared.expected, only: self.only.as_deref() };
         match handshake.receive(self.inbox.unread(), &offer, self.outbox.greeting()) {
             Ok((taken, step)) => {
                 self.inbox.take(taken);
@@ -341,6 +365,12 @@ impl Connection {
     }
 
     fn enter<C: Core>(&mut self, session: Session, shared: &mut Shared<C>) {
+        self.handshake_deadline = None;
+        if session.export == EXPECTED {
+            self.session = Some(session);
+            self.state = State::Leaving;
+            return;
+        }
         let id = VolumeId(session.export as u16);
         tracing::info!("{} uses volume {}", self.peer, session.name);
         if let Some(volume) = shared.volumes.get_mut(id) {
@@ -349,7 +379,6 @@ impl Connection {
             shared.join(&mut self.held, id);
         }
         self.session = Some(session);
-        self.handshake_deadline = None;
         self.state = State::Header;
     }
 

@@ -208,6 +208,10 @@ impl<C: Core> Reactor<C> {
             Command::WantsPeer { id, answer } => {
                 let _ = answer.send(self.wants_peer(id));
             }
+            Command::Expect { name, size_bytes, guests } => self.expect(name, size_bytes, guests),
+            Command::Unexpect { name } => self.unexpect(&name),
+            Command::Adopt { guest } => self.adopt(guest),
+            Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
             Command::SetAlone { id, alone } => self.set_alone(id, alone),
             Command::Welcome { hello, answer } => {
                 let _ = answer.send(self.welcome(hello));

@@ -1,16 +1,18 @@
 //! The control plane's end of a shard: messages to the reactor thread and answers from it.
 
 use super::follower::Hello;
+use super::guests::Guest;
 use super::owner::{Connected, Wants};
 use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use tidepool_backend::Backend;
 use tidepool_driver::CacheFile;
-use tidepool_engine::api::{ControlError, Degraded, Mode, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ControlError, Degraded, Mode, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{AddError, Attach, OwnObjects, RecoveryReport};
 use tidepool_replica::{Party, Record};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, oneshot};
 
 /// Why a shard did not do what it was asked.
@@ -48,6 +50,9 @@ pub enum ShardError {
     /// The operation failed while it ran.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// A request of a client on another host has failed.
+    #[error("a request of another host's client has failed: {0:?}")]
+    Request(RequestError),
     /// The kernel refused a socket, poll or buffer operation.
     #[error("{what}: {source}")]
     System {
@@ -218,6 +223,23 @@ pub(super) enum Command {
         id: VolumeId,
         alone: Degraded,
     },
+    Expect {
+        name: String,
+        size_bytes: u64,
+        guests: UnboundedSender<Guest>,
+    },
+    Unexpect {
+        name: String,
+    },
+    Adopt {
+        guest: Guest,
+    },
+    Ask {
+        id: VolumeId,
+        offset: u64,
+        len: u32,
+        answer: Answer<Vec<u8>>,
+    },
     Welcome {
         hello: Hello,
         answer: Answer<()>,
@@ -362,6 +384,44 @@ impl ShardHandle {
     /// The volume's drain is unordered, the backend refused, or data is lost.
     pub async fn snapshot(&self, id: VolumeId, name: String) -> Result<(), ShardError> {
         self.ask(|answer| Command::Snapshot { id, name, answer }).await?
+    }
+
+    /// Lets clients of a volume in that is not served here yet: they go to `guests` after the handshake. What was expected under
+    /// this name before is not any more.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub fn expect(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        guests: UnboundedSender<Guest>,
+    ) -> Result<(), ShardError> {
+        self.send(Command::Expect { name: name.to_owned(), size_bytes, guests })
+    }
+
+    /// Lets no more of them in.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub fn unexpect(&self, name: &str) -> Result<(), ShardError> {
+        self.send(Command::Unexpect { name: name.to_owned() })
+    }
+
+    /// A client whose volume is served now goes on here; if it is not, the connection ends.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub fn adopt(&self, guest: Guest) -> Result<(), ShardError> {
+        self.send(Command::Adopt { guest })
+    }
+
+    /// Reads from a volume for a client on another host. Without bytes, everything completed before is on stable media afterwards.
+    ///
+    /// # Errors
+    /// The volume is not served, there is no room at the moment, or the request has failed.
+    pub async fn ask_for(&self, id: VolumeId, offset: u64, len: u32) -> Result<Vec<u8>, ShardError> {
+        self.ask(|answer| Command::Ask { id, offset, len, answer }).await?
     }
 
     /// Gives a volume and its image another size; what lies beyond the end of a smaller one is lost. Connected clients

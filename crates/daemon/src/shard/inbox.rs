@@ -31,6 +31,13 @@ impl Inbox {
         &self.bytes[self.start..self.end]
     }
 
+    /// Begins with what was received elsewhere: at most as much as one buffer has.
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        assert!(!self.in_flight && self.end == 0, "before anything is received");
+        self.bytes[..bytes.len()].copy_from_slice(bytes);
+        self.end = bytes.len();
+    }
+
     /// Takes `len` bytes of it.
     pub(super) fn take(&mut self, len: usize) {
         assert!(len <= self.end - self.start, "only what was received can be taken");

@@ -43,6 +43,8 @@ pub const PROGRESS_NS_MAX: u64 = 2_000_000_000;
 pub const HAND_OVER_NS_MAX: u64 = 10_000_000_000;
 /// Nanoseconds after its peer was last known to follow it for which an owner that may have been taken over answers reads.
 pub const LEASE_NS: u64 = 5_000_000_000;
+/// Requests of clients on other hosts in the core.
+pub const ASKS_MAX: usize = 64;
 /// Pause before a change of the ownership record is tried again.
 pub const RECORD_RETRY_NS: u64 = 200_000_000;
 /// Nanoseconds that a client may take for the handshake.

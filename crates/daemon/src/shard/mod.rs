@@ -11,6 +11,7 @@ mod control;
 mod core;
 mod follower;
 mod gate;
+mod guests;
 mod handle;
 mod inbox;
 pub mod limits;
@@ -29,6 +30,7 @@ mod volume;
 
 pub use self::core::Core;
 pub use follower::Hello;
+pub use guests::Guest;
 pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
 pub use link::Socket;
 pub use owner::{Connected, Wants};

@@ -105,6 +105,10 @@ impl OwnerSide {
             },
             host: self.peer.as_ref().filter(|_| phase != Phase::Solo).map(|peer| peer.host.clone()),
             in_sync: matches!(phase, Phase::Sync { .. }),
+            synced_with: match phase {
+                Phase::Sync { peer } => Some(peer.cache),
+                _ => None,
+            },
             degraded: self.session.degraded(),
             lag_records: match phase {
                 Phase::Solo | Phase::Lost => 0,

@@ -6,10 +6,11 @@ use super::connection::{Connection, Stall, piece_of};
 use super::control::{Controls, Stopping};
 use super::core::Core;
 use super::gate;
+use super::guests::Asks;
 use super::handle::Command;
 use super::limits::{CONNECTIONS_MAX, DEVICE_OPS_MAX, LISTENERS_MAX};
 use super::listener::Listener;
-use super::replication::{self, Replication};
+use super::replication::{self, ASK_SLOT, Replication};
 use super::shared::Shared;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -73,6 +74,7 @@ pub(super) struct Reactor<C> {
     pub listeners: Slab<Listener>,
     pub controls: Controls,
     pub replication: Replication,
+    pub asks: Asks,
     pub stopping: Option<Stopping>,
     commands: mpsc::Receiver<Command>,
     bell: Arc<OwnedFd>,
@@ -101,6 +103,7 @@ impl<C: Core> Reactor<C> {
             listeners: Slab::new(LISTENERS_MAX),
             controls: Controls::default(),
             replication: Replication::default(),
+            asks: Asks::new(),
             stopping: None,
             commands,
             bell,
@@ -379,6 +382,9 @@ impl<C: Core> Reactor<C> {
     }
 
     fn reply(&mut self, id: u64, result: Result<(), tidepool_engine::api::RequestError>) {
+        if let Some((ASK_SLOT, number)) = replication::of_link(id) {
+            return self.asked(number, result);
+        }
         if let Some((slot, number)) = replication::of_link(id) {
             return self.link_reply(slot, number, result);
         }
@@ -410,7 +416,9 @@ impl<C: Core> Reactor<C> {
                 user(Source::Send, slot),
             );
             connection.listed = connection.wake && !connection.broken();
-            if connection.is_over() {
+            if connection.is_leaving() {
+                self.pass_on(slot);
+            } else if connection.is_over() {
                 self.connections.remove(slot).dismantle(&mut self.shared);
             } else if connection.listed {
                 self.listed[kept] = slot;

@@ -18,6 +18,8 @@ use tidepool_replica::wire::Message;
 const LINK_MARK: u32 = 1 << 31;
 /// In place of a link's slot: requests of takeovers, whose number is the volume's.
 pub(super) const TAKEOVER_SLOT: u32 = LINK_MARK - 2;
+/// In place of a link's slot: requests of clients on other hosts.
+pub(super) const ASK_SLOT: u32 = LINK_MARK - 3;
 
 /// What a link is for.
 pub(super) enum Role {

@@ -2,6 +2,7 @@
 
 use super::budget::{Budget, Held};
 use super::core::Core;
+use super::guests::Expected;
 use super::limits::EXTENTS_MAX;
 use super::stats::ReactorCounters;
 use super::volume::Volumes;
@@ -11,6 +12,8 @@ use tidepool_engine::mem::Buf;
 pub(super) struct Shared<C> {
     pub core: C,
     pub volumes: Volumes,
+    /// Volumes that are not served here yet, and whose clients are let in.
+    pub expected: Vec<Expected>,
     pub count: ReactorCounters,
     /// Time of this round.
     pub now: Nanos,
@@ -39,6 +42,7 @@ impl<C: Core> Shared<C> {
         Shared {
             core,
             volumes: Volumes::new(),
+            expected: Vec::new(),
             count,
             now,
             extents: Vec::with_capacity(EXTENTS_MAX),

@@ -39,6 +39,8 @@ pub struct PairStatus {
     pub host: Option<String>,
     /// Whatever is acknowledged is in both logs, and the record says so.
     pub in_sync: bool,
+    /// Uuid of the cache of which that is true.
+    pub synced_with: Option<u128>,
     /// What write-back does instead, because there is no copy that counts.
     pub degraded: Degraded,
     /// Records that the peer has not confirmed.

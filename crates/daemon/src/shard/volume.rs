@@ -1,6 +1,7 @@
 //! The volumes of a shard, as the reactor knows them: backend, latencies, unaligned writes.
 
 use super::gate::Gate;
+use super::guests::Expected;
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
 use crate::volume::is_parent_name;
 use std::collections::{HashMap, VecDeque};
@@ -269,6 +270,8 @@ impl Volumes {
 /// The volumes that one listener offers.
 pub(super) struct Offer<'a> {
     pub volumes: &'a Volumes,
+    /// Those whose clients are let in before they are served.
+    pub expected: &'a [Expected],
     /// The only one, if not all; it is the default export, too.
     pub only: Option<&'a str>,
 }
@@ -278,10 +281,12 @@ impl Offer<'_> {
         let wanted = |v: &&Volume| {
             v.serving && !is_parent_name(&v.name) && self.only.is_none_or(|only| only == v.name)
         };
-        self.volumes.iter().filter(wanted).map(|v| Export {
+        let served = self.volumes.iter().filter(wanted).map(|v| Export {
             read_only: v.read_only,
             ..Export::new(u64::from(v.id.0), &v.name, v.size_bytes)
-        })
+        });
+        let expected = self.expected.iter().map(Expected::export);
+        served.chain(expected.filter(|export| self.only.is_none_or(|only| only == export.name)))
     }
 }
 

@@ -1,6 +1,6 @@
 //! An owner of a volume introduces itself here. Whether it is the owner is asked of the ownership record.
 
-use super::{Certificates, PeerAddress, PeerError, Stream, me, record_of};
+use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, me, record_of};
 use crate::service::attachment;
 use crate::service::plan::drain_order;
 use crate::service::volumes::Volumes;
@@ -167,10 +167,17 @@ async fn introduced(
 ) -> Result<(), PeerError> {
     let heard = timeout(HELLO_WAIT_MAX, hear(accepted)).await;
     let (mut stream, said) = heard.map_err(|_| PeerError::Silent)??;
-    if said.hands_over {
-        // That may take long, and is in nobody's way.
-        drop(permit);
-        return take_over(stream, said, volumes).await;
+    match &said.wish {
+        Wish::Follow => {}
+        Wish::TakeOver => {
+            // That may take long, and is in nobody's way.
+            drop(permit);
+            return take_over(stream, said, volumes).await;
+        }
+        Wish::Expect(leaving) => {
+            let leaving = leaving.clone();
+            return expect(stream, said, leaving, volumes, &my_host).await;
+        }
     }
     let shard = volumes.shard();
     let me = me(shard.opened().uuid);
@@ -203,9 +210,52 @@ async fn take_over(mut stream: Stream, said: Said, volumes: &Arc<Volumes>) -> Re
     }
 }
 
+/// Lets the clients of a volume in that is to be served here later.
+async fn expect(
+    mut stream: Stream,
+    said: Said,
+    leaving: Leaving,
+    volumes: &Arc<Volumes>,
+    my_host: &str,
+) -> Result<(), PeerError> {
+    let shard = volumes.shard();
+    let me = me(shard.opened().uuid);
+    let looked = if leaving.to != my_host {
+        Err(format!("this is host {my_host}"))
+    } else {
+        match look(&said, me, shard).await {
+            Ok((record, spec)) => volumes.expect(&spec, record, leaving).await,
+            Err(why) => Err(why),
+        }
+    };
+    match looked {
+        Ok(arriving) => {
+            stream.send(&Message::Expecting { cache: me.cache }).await?;
+            info!("volume {}: {} is about to hand it over; its clients are let in", said.name, said.host);
+            arriving.start(stream);
+            Ok(())
+        }
+        Err(why) => {
+            let why = one_line(&why);
+            stream.send(&Message::Refused(&why)).await?;
+            Err(PeerError::Refused(why))
+        }
+    }
+}
+
+/// What an owner wants.
+enum Wish {
+    /// To send its records here.
+    Follow,
+    /// To have the volume taken over.
+    TakeOver,
+    /// To have its clients let in.
+    Expect(Leaving),
+}
+
 /// What an owner has said of itself.
 struct Said {
-    hands_over: bool,
+    wish: Wish,
     owner: Party,
     generation: u64,
     host: String,
@@ -217,13 +267,14 @@ async fn hear(accepted: Accepted) -> Result<(Stream, Said), PeerError> {
     let mut stream = accepted.secured().await?;
     stream.greet().await?;
     let mut head = Vec::new();
-    let (hands_over, call) = match stream.receive(&mut head).await? {
-        Message::Hello(call) => (false, call),
-        Message::HandOver(call) => (true, call),
+    let (wish, call) = match stream.receive(&mut head).await? {
+        Message::Hello(call) => (Wish::Follow, call),
+        Message::HandOver(call) => (Wish::TakeOver, call),
+        Message::Offer(offer) => (Wish::Expect(Leaving::from_offer(&offer)?), offer.call),
         _ => return Err(PeerError::Unexpected),
     };
     let said = Said {
-        hands_over,
+        wish,
         owner: Party { cache: call.cache, boot: call.boot },
         generation: call.generation,
         host: call.host.to_owned(),

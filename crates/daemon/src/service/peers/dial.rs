@@ -1,8 +1,10 @@
 //! An owner introduces itself to a peer.
 
 use super::{PeerError, Route, Stream, Welcomed};
+use crate::units;
+use crate::volume::Mode;
 use std::time::Duration;
-use tidepool_replica::wire::{Call, Message, one_line};
+use tidepool_replica::wire::{Call, Message, Offer, one_line};
 use tidepool_replica::{Party, Record};
 use tokio::time::timeout;
 
@@ -27,14 +29,14 @@ pub(in crate::service) struct Caller<'a> {
 }
 
 impl Caller<'_> {
-    /// Sends the first message.
-    async fn say(&self, stream: &mut Stream, hands_over: bool) -> Result<(), PeerError> {
+    /// What stands in a message, in one line each: the host, the image.
+    fn lines(&self) -> [String; 2] {
+        [one_line(self.host), one_line(self.image)]
+    }
+
+    fn call<'c>(&'c self, [host, image]: &'c [String; 2]) -> Call<'c> {
         let Party { cache, boot } = self.record.owner;
-        let (host, image) = (one_line(self.host), one_line(self.image));
-        let generation = self.record.generation;
-        let call = Call { cache, boot, generation, host: &host, name: self.name, image: &image };
-        let message = if hands_over { Message::HandOver(call) } else { Message::Hello(call) };
-        stream.send(&message).await
+        Call { cache, boot, generation: self.record.generation, host, name: self.name, image }
     }
 }
 
@@ -47,7 +49,7 @@ pub(in crate::service) async fn hand_over(route: &Route, caller: &Caller<'_>) ->
     let mut stream = connect(route).await?;
     let asked = timeout(TAKEN_WAIT_MAX, async {
         stream.greet().await?;
-        caller.say(&mut stream, true).await?;
+        stream.send(&Message::HandOver(caller.call(&caller.lines()))).await?;
         let mut head = Vec::new();
         match stream.receive(&mut head).await? {
             Message::Taken { .. } => Ok(()),
@@ -56,6 +58,68 @@ pub(in crate::service) async fn hand_over(route: &Route, caller: &Caller<'_>) ->
         }
     });
     asked.await.map_err(|_| PeerError::Silent)?
+}
+
+/// A volume as the host that its clients move to has to know it.
+#[derive(Debug, Clone)]
+pub(in crate::service) struct Leaving {
+    /// The host.
+    pub(in crate::service) to: String,
+    pub(in crate::service) size_bytes: u64,
+    pub(in crate::service) mode: Mode,
+    pub(in crate::service) unordered: bool,
+    pub(in crate::service) accept_loss: Option<crate::units::Duration>,
+    pub(in crate::service) dirty_bytes_max: u64,
+}
+
+impl Leaving {
+    /// As the other host has said it.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub(super) fn from_offer(offer: &Offer<'_>) -> Result<Leaving, PeerError> {
+        Ok(Leaving {
+            to: offer.to.to_owned(),
+            size_bytes: offer.size_bytes,
+            mode: offer.mode.parse().map_err(|_| PeerError::Unexpected)?,
+            unordered: offer.unordered,
+            accept_loss: offer.accept_loss_ms.map(|ms| units::Duration::from_millis(ms)),
+            dirty_bytes_max: offer.dirty_bytes_max,
+        })
+    }
+}
+
+/// Connects to another host and has it let the clients of a volume in. Returns the connection for what they ask, and the uuid of
+/// the cache there.
+pub(in crate::service) async fn offer(
+    route: &Route,
+    caller: &Caller<'_>,
+    leaving: &Leaving,
+) -> Result<(Stream, u128), PeerError> {
+    let mut stream = connect(route).await?;
+    let Leaving { to, size_bytes, mode, unordered, accept_loss, dirty_bytes_max } = leaving;
+    let (lines, to, mode) = (caller.lines(), one_line(to), mode.to_string());
+    let message = Message::Offer(Offer {
+        call: caller.call(&lines),
+        to: &to,
+        size_bytes: *size_bytes,
+        mode: &mode,
+        unordered: *unordered,
+        accept_loss_ms: accept_loss.map(|loss| loss.as_millis()),
+        dirty_bytes_max: *dirty_bytes_max,
+    });
+    let asked = timeout(WELCOME_WAIT_MAX, async {
+        stream.greet().await?;
+        stream.send(&message).await?;
+        let mut head = Vec::new();
+        match stream.receive(&mut head).await? {
+            Message::Expecting { cache } => Ok(cache),
+            Message::Refused(why) => Err(PeerError::Refused(why.to_owned())),
+            _ => Err(PeerError::Unexpected),
+        }
+    });
+    let cache = asked.await.map_err(|_| PeerError::Silent)??;
+    Ok((stream, cache))
 }
 
 /// Connects to a peer and says hello.
@@ -70,7 +134,7 @@ type Introduced = (Party, String, tidepool_engine::api::Room, Option<tidepool_re
 
 async fn introduce(stream: &mut Stream, caller: &Caller<'_>) -> Result<Introduced, PeerError> {
     stream.greet().await?;
-    caller.say(stream, false).await?;
+    stream.send(&Message::Hello(caller.call(&caller.lines()))).await?;
     let mut head = Vec::new();
     match stream.receive(&mut head).await? {
         Message::Welcome { cache, boot, host, room, holds } => {

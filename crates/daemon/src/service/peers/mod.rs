@@ -9,16 +9,16 @@ mod stream;
 
 pub(super) use accept::{Listener, accept};
 pub use certificates::{Certificates, CertificatesError};
-pub(super) use dial::{Caller, dial, hand_over};
+pub(super) use dial::{Caller, Leaving, dial, hand_over, offer};
 pub(super) use keep::{Replicated, me, record_of};
 pub use stream::Route;
+pub(super) use stream::Stream;
 
 use rustls::pki_types::ServerName;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
-use stream::Stream;
 use tidepool_engine::api::Room;
 use tidepool_nbd::SOCKET_PATH_BYTES_MAX;
 use tidepool_replica::Party;

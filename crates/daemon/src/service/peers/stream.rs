@@ -157,23 +157,53 @@ impl Stream {
         Ok(())
     }
 
-    pub(super) async fn send(&mut self, message: &Message<'_>) -> Result<(), PeerError> {
+    pub(in crate::service) async fn send(&mut self, message: &Message<'_>) -> Result<(), PeerError> {
+        self.send_with(message, &[]).await
+    }
+
+    /// Sends a message and its data.
+    pub(in crate::service) async fn send_with(
+        &mut self,
+        message: &Message<'_>,
+        data: &[u8],
+    ) -> Result<(), PeerError> {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
+        bytes.extend_from_slice(data);
         Ok(self.write_all(&bytes).await?)
     }
 
     /// Receives one message without data; its head goes to `head`. What comes behind it is left for the reactor.
-    pub(super) async fn receive<'a>(&mut self, head: &'a mut Vec<u8>) -> Result<Message<'a>, PeerError> {
+    pub(in crate::service) async fn receive<'a>(
+        &mut self,
+        head: &'a mut Vec<u8>,
+    ) -> Result<Message<'a>, PeerError> {
+        let (message, data_bytes) = self.receive_head(head).await?;
+        if data_bytes > 0 {
+            return Err(PeerError::Unexpected);
+        }
+        Ok(message)
+    }
+
+    /// Receives one message and its data, which goes to `data`.
+    pub(in crate::service) async fn receive_with<'a>(
+        &mut self,
+        head: &'a mut Vec<u8>,
+        data: &mut Vec<u8>,
+    ) -> Result<Message<'a>, PeerError> {
+        let (message, data_bytes) = self.receive_head(head).await?;
+        data.resize(data_bytes, 0);
+        self.read_exact(data).await?;
+        Ok(message)
+    }
+
+    async fn receive_head<'a>(&mut self, head: &'a mut Vec<u8>) -> Result<(Message<'a>, usize), PeerError> {
         let mut prefix = [0; PREFIX_BYTES];
         self.read_exact(&mut prefix).await?;
         let prefix = Prefix::decode(&prefix)?;
-        if prefix.data_bytes() > 0 {
-            return Err(PeerError::Unexpected);
-        }
         head.resize(prefix.head_bytes(), 0);
         self.read_exact(head).await?;
-        Ok(prefix.message(head)?)
+        Ok((prefix.message(head)?, prefix.data_bytes()))
     }
 
     /// The connection as the reactor wants it: io_uring waits by itself, and would not with `O_NONBLOCK`.

@@ -47,7 +47,7 @@ impl Volumes {
         if let Some(to) = to.filter(|to| *to != peer.host) {
             return Err(refused(format!("its second copy is on host {}, not on {to}", peer.host)));
         }
-        let backend = self.shard.hand_over(id, disconnect).await.map_err(|error| match error {
+        let released = self.release(&entry, id, disconnect).await.map_err(|error| match error {
             ShardError::NoCopy | ShardError::Connected(_) => refused(error.to_string()),
             ShardError::Control(ControlError::Paired) => {
                 refused("its peer was lost meanwhile; it is served here as before".into())
@@ -57,27 +57,16 @@ impl Volumes {
             }
             error => from_shard("hand over", name)(error),
         })?;
-        entry.set_state(Some(State::Opening), None);
-        if let Some(keeping) = lock(&entry.facts).keeping.take() {
-            keeping.abort();
-        }
-        let released = match backend {
-            Some(backend) => match timeout(CLOSE_WAIT_MAX, close(backend, false)).await {
-                Ok(closed) => closed.map_err(|error| error.to_string()),
-                Err(_) => Err("it does not answer".to_owned()),
-            },
-            None => Ok(()),
-        };
         let taken = match released {
             Ok(()) => self.call_peer(&entry, &found).await,
-            Err(why) => Err(format!("its image cannot be let go of: {why}")),
+            Err(why) => Err(why),
         };
         drop(change);
         let again = self.go_on(&entry, id).await;
         match (taken, again) {
             (Ok(()), _) => {
                 info!("volume {name}: handed over to {}", peer.host);
-                Ok(HandedOver { name: name.to_owned(), host: peer.host })
+                Ok(HandedOver { name: name.to_owned(), host: peer.host, live: false })
             }
             (Err(why), None) => Err(refused(why)),
             (Err(why), Some(again)) => Err(match again.await {
@@ -88,9 +77,31 @@ impl Volumes {
         }
     }
 
+    /// Lets go of a volume's image with everything in both logs; what the outcome of that is.
+    ///
+    /// # Errors
+    /// The volume is served as before.
+    pub(super) async fn release(
+        &self,
+        entry: &Entry,
+        id: VolumeId,
+        disconnect: bool,
+    ) -> Result<Result<(), String>, ShardError> {
+        let backend = self.shard.hand_over(id, disconnect).await?;
+        entry.set_state(Some(State::Opening), None);
+        if let Some(keeping) = lock(&entry.facts).keeping.take() {
+            keeping.abort();
+        }
+        let Some(backend) = backend else { return Ok(Ok(())) };
+        let closed = timeout(CLOSE_WAIT_MAX, close(backend, false)).await;
+        let closed = closed.map_err(|_| "it does not answer".to_owned());
+        let closed = closed.and_then(|closed| closed.map_err(|error| error.to_string()));
+        Ok(closed.map_err(|why| format!("its image cannot be let go of: {why}")))
+    }
+
     /// A volume that has let go of its image goes on as after a restart: the record says whose it is. Nothing is done where it has
     /// become another's copy, or this host's again, meanwhile.
-    async fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, id: VolumeId) -> Option<Attached> {
+    pub(super) async fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, id: VolumeId) -> Option<Attached> {
         let _takeover = self.takeovers.lock().await;
         let current = lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
         let known = self.shard.volumes().await.unwrap_or_default();

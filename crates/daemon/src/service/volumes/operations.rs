@@ -95,7 +95,7 @@ impl Volumes {
         let finish = tokio::spawn(async move {
             let _change = change;
             let _alone = this.alone(id).await.map_err(from_shard("remove", &entry.name))?;
-            this.finish_removal(&entry, id).await
+            this.finish_removal(&entry, id, true).await
         });
         finish.await.unwrap_or_else(|_| {
             let why = "removing it ended in an internal error".to_owned();
@@ -125,10 +125,16 @@ impl Volumes {
         }
     }
 
-    async fn finish_removal(self: &Arc<Self>, entry: &Entry, id: VolumeId) -> Result<Removed, VolumeError> {
+    /// Forgets a volume that is drained, and gives its image up; compares the two before, if `verify`.
+    pub(super) async fn finish_removal(
+        self: &Arc<Self>,
+        entry: &Entry,
+        id: VolumeId,
+        verify: bool,
+    ) -> Result<Removed, VolumeError> {
         let name = entry.name.clone();
         entry.set_state(Some(State::Removing), None);
-        let backend = match self.shard.remove_volume(id, true).await {
+        let backend = match self.shard.remove_volume(id, verify).await {
             Ok(backend) => backend,
             Err(source) => {
                 entry.set_state(None, None);
@@ -149,7 +155,7 @@ impl Volumes {
         Ok(Removed {
             name,
             backend: entry.backend.to_string(),
-            verified: true,
+            verified: verify,
             direct_use: direct::commands(&entry.backend),
         })
     }

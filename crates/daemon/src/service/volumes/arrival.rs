@@ -1,0 +1,257 @@
+//! A volume comes here from another host while a guest that uses it moves: its clients are let in before it is served. What they
+//! read is read over there; the first that writes has the other host let go of it, and then all of them go on as clients of this
+//! host's volume.
+
+mod guest;
+
+use self::guest::Stage;
+use super::departure::{SILENCE_MAX, WORD_PAUSE, with_words};
+use super::{Volumes, from_shard, lock};
+use crate::config::VolumeConfig;
+use crate::service::VolumeError;
+use crate::service::peers::{Leaving, PeerError, Stream};
+use crate::service::plan::{Wanted, mode_rule};
+use crate::shard::Guest;
+use crate::units::Size;
+use crate::volume::{DrainOrder, Mode};
+use std::sync::Arc;
+use tidepool_engine::api::VolumeSpec;
+use tidepool_engine::format::crc32c;
+use tidepool_engine::status::VolumeState;
+use tidepool_replica::wire::{Message, one_line};
+use tidepool_replica::{Party, Record};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+/// Clients of one volume that wait for it.
+const GUESTS_MAX: usize = 64;
+
+/// What a client wants that waits for its volume.
+enum Wish {
+    /// To read; or, without bytes, what was completed on stable media.
+    Ask { offset: u64, len: u32, answer: oneshot::Sender<Told> },
+    /// To write.
+    Write,
+}
+
+/// What the other host has told.
+enum Told {
+    Data(Vec<u8>),
+    /// It cannot be had there.
+    Failed,
+}
+
+/// A volume that is about to come here.
+pub(in crate::service) struct Arriving {
+    volumes: Arc<Volumes>,
+    name: String,
+    image: String,
+    owner: Party,
+    generation: u64,
+    leaving: Leaving,
+    guests: mpsc::UnboundedReceiver<Guest>,
+}
+
+/// Lets no more clients in when it goes.
+struct Door<'a>(&'a Arriving);
+
+impl Drop for Door<'_> {
+    fn drop(&mut self) {
+        // A reactor that has stopped lets nobody in.
+        let _ = self.0.volumes.shard.unexpect(&self.0.name);
+    }
+}
+
+impl Volumes {
+    /// Lets the clients of another host's volume in. `spec` is the volume as it would be here.
+    ///
+    /// # Errors
+    /// In one line: a volume of this name is served here.
+    pub(in crate::service) async fn expect(
+        self: &Arc<Self>,
+        spec: &VolumeSpec,
+        record: Record,
+        leaving: Leaving,
+    ) -> Result<Arriving, String> {
+        let known = self.shard.volumes().await.map_err(|error| error.to_string())?;
+        let copy = |(_, known, state): &(_, VolumeSpec, _)| {
+            known.name == spec.name && *state == VolumeState::Replica
+        };
+        if self.contains(&spec.name) && !known.iter().any(copy) {
+            return Err("a volume of this name is here, and not as the copy of another host's".into());
+        }
+        let (sender, guests) = mpsc::unbounded_channel();
+        let name = spec.name.clone();
+        self.shard.expect(&name, leaving.size_bytes, sender).map_err(|error| error.to_string())?;
+        Ok(Arriving {
+            volumes: self.clone(),
+            name,
+            image: spec.backend.clone(),
+            owner: record.owner,
+            generation: record.generation,
+            leaving,
+            guests,
+        })
+    }
+
+    /// Serves a volume of which another host has let go with everything in the image.
+    async fn take_clean(self: &Arc<Self>, arriving: &Arriving) -> Result<(), VolumeError> {
+        let Arriving { name, image, leaving, .. } = arriving;
+        let known = self.shard.volumes().await.map_err(from_shard("add", name))?;
+        // A copy that did not count.
+        if known.iter().any(|(_, spec, state)| spec.name == *name && *state == VolumeState::Replica) {
+            self.forget_copy(name).await?;
+        }
+        let peers = !self.peers.is_empty();
+        let mode = match mode_rule(Some(leaving.mode), leaving.accept_loss, peers) {
+            Ok(mode) => mode,
+            Err(_) => {
+                warn!("volume {name}: write-through here, where no host is named for a second copy");
+                Mode::WriteThrough
+            }
+        };
+        let config = VolumeConfig {
+            mode: Some(mode),
+            accept_loss: leaving.accept_loss,
+            dirty_max: Some(Size(leaving.dirty_bytes_max)),
+            drain: leaving.unordered.then_some(DrainOrder::Unordered),
+            ..VolumeConfig::new(image.parse()?)
+        };
+        let wanted = Wanted::new(name, config, leaving.accept_loss, self.drain, peers);
+        let invalid = |why: String| VolumeError::Invalid { name: name.clone(), why };
+        self.add(wanted.map_err(|failure| invalid(failure.to_string()))?).await
+    }
+}
+
+impl Arriving {
+    /// Serves its clients until it is here, or does not come. What was to come under this name before does not any more.
+    pub(in crate::service) fn start(self, stream: Stream) {
+        let (volumes, name) = (self.volumes.clone(), self.name.clone());
+        let task = tokio::spawn(self.run(stream)).abort_handle();
+        if let Some(before) = lock(&volumes.arriving).insert(name, task) {
+            before.abort();
+        }
+    }
+
+    async fn run(mut self, mut stream: Stream) {
+        let (stage, staged) = watch::channel(Stage::Waiting);
+        let mut hosted = JoinSet::new();
+        let outcome = self.wait(&mut stream, &mut hosted, &staged).await;
+        let outcome = match outcome {
+            Ok(()) => self.take(&mut stream).await,
+            Err(error) => Err(error),
+        };
+        drop(Door(&self));
+        match outcome {
+            Ok(()) => {
+                while let Ok(guest) = self.guests.try_recv() {
+                    // A reactor that has stopped serves nobody.
+                    let _ = self.volumes.shard.adopt(guest);
+                }
+                stage.send_replace(Stage::Here);
+                // They go to the reactor one by one, as soon as they have been told what they have asked.
+                while hosted.join_next().await.is_some() {}
+            }
+            Err(error) => info!("volume {}: does not come here: {error}", self.name),
+        }
+    }
+
+    /// Answers what clients ask, until one of them writes.
+    async fn wait(
+        &mut self,
+        stream: &mut Stream,
+        hosted: &mut JoinSet<()>,
+        staged: &watch::Receiver<Stage>,
+    ) -> Result<(), PeerError> {
+        let (wishes, mut wished) = mpsc::channel(GUESTS_MAX);
+        let turn = Arc::new(Mutex::new(()));
+        loop {
+            tokio::select! {
+                guest = self.guests.recv() => match guest {
+                    Some(guest) if hosted.len() < GUESTS_MAX => {
+                        info!("{} uses volume {}, which is about to come here", guest.peer, self.name);
+                        let shard = self.volumes.shard.clone();
+                        let way = guest::Way { wishes: wishes.clone(), stage: staged.clone(), turn: turn.clone() };
+                        hosted.spawn(guest::host(guest, way, shard));
+                    }
+                    Some(guest) => warn!("turning {} away: {GUESTS_MAX} clients wait for {}", guest.peer, self.name),
+                    None => return Err(PeerError::Refused("somebody else offers it now".into())),
+                },
+                wish = wished.recv() => match wish {
+                    Some(Wish::Ask { offset, len, answer }) => {
+                        let told = ask(stream, offset, len).await?;
+                        // Whoever has asked may be gone.
+                        let _ = answer.send(told);
+                    }
+                    Some(Wish::Write) | None => return Ok(()),
+                },
+                () = sleep(WORD_PAUSE) => {
+                    stream.send(&Message::Beat { time_ns: 0 }).await?;
+                    let mut head = Vec::new();
+                    let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
+                    if !matches!(heard.map_err(|_| PeerError::Silent)??, Message::Beat { .. }) {
+                        return Err(PeerError::Unexpected);
+                    }
+                }
+            }
+            while let Some(ended) = hosted.try_join_next() {
+                ended.map_err(|_| PeerError::Unexpected)?;
+            }
+        }
+    }
+
+    /// Has the other host let go, and serves the volume.
+    async fn take(&self, stream: &mut Stream) -> Result<(), PeerError> {
+        let since = Instant::now();
+        stream.send(&Message::Take).await?;
+        let mut head = Vec::new();
+        let clean = loop {
+            let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
+            match heard.map_err(|_| PeerError::Silent)?? {
+                Message::Beat { .. } => {}
+                Message::LetGo { clean, .. } => break clean,
+                Message::Refused(why) => return Err(PeerError::Refused(why.to_owned())),
+                _ => return Err(PeerError::Unexpected),
+            }
+        };
+        let released = since.elapsed().as_millis();
+        // What has begun is finished, whoever offers the volume meanwhile.
+        let (volumes, owner, generation) = (self.volumes.clone(), self.owner, self.generation);
+        let taking = async {
+            match clean {
+                true => volumes.take_clean(self).await,
+                false => volumes.take_handed_over(&self.name, owner, generation).await,
+            }
+        };
+        match with_words(stream, taking).await {
+            Ok(()) => {
+                let all = since.elapsed().as_millis();
+                info!("volume {}: has come here ({all} ms, {released} ms of them over there)", self.name);
+                stream.send(&Message::Taken { generation }).await
+            }
+            Err(error) => {
+                let why = one_line(&crate::failure::one_line(&error));
+                stream.send(&Message::Refused(&why)).await?;
+                Err(PeerError::Refused(why))
+            }
+        }
+    }
+}
+
+async fn ask(stream: &mut Stream, offset: u64, len: u32) -> Result<Told, PeerError> {
+    stream.send(&Message::Ask { offset, len }).await?;
+    let (mut head, mut data) = (Vec::new(), Vec::new());
+    loop {
+        let heard = timeout(SILENCE_MAX, stream.receive_with(&mut head, &mut data)).await;
+        match heard.map_err(|_| PeerError::Silent)?? {
+            Message::Beat { .. } => {}
+            Message::Told { done: false, .. } => return Ok(Told::Failed),
+            Message::Told { crc, .. } if data.len() == len as usize && crc32c(&data) == crc => {
+                return Ok(Told::Data(data));
+            }
+            _ => return Err(PeerError::Unexpected),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! A volume goes to another host while a guest that uses it moves there: clients are let in there first, what they read is read
+//! here, and the first of them that writes has this host let go of it.
+
+use super::{Entry, Volumes, from_shard, lock};
+use crate::admin::HandedOver;
+use crate::service::VolumeError;
+use crate::service::peers::{Caller, Leaving, PeerError, Stream, offer, record_of};
+use crate::service::plan::Wanted;
+use crate::shard::ShardError;
+use crate::volume::{DrainOrder, Mode};
+use std::sync::Arc;
+use std::time::Duration;
+use tidepool_engine::api::{DrainOrder as Order, VolumeId};
+use tidepool_replica::wire::{Message, one_line};
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+/// Both sides of a moving volume say something at least this often.
+pub(super) const WORD_PAUSE: Duration = Duration::from_secs(1);
+/// Without a word for so long the other side counts as gone.
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Pause before a read is tried again that found no room.
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
+/// Pause between two drains that keep the rest small.
+const DRAIN_PAUSE: Duration = Duration::from_millis(200);
+/// How long a change of the volume is waited for that is under way when it is to go.
+const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// A volume that may go at any moment.
+pub(super) struct Departing {
+    /// Where to.
+    host: String,
+    task: AbortHandle,
+}
+
+/// Where a volume goes, and how.
+struct Way {
+    host: String,
+    /// Uuid of the cache there.
+    cache: u128,
+    stream: Stream,
+}
+
+/// How a volume has gone.
+enum Gone {
+    /// The copy there has everything.
+    Dirty,
+    /// The image has; as it is to be added here again if it is not taken there.
+    Clean(Box<Wanted>),
+}
+
+impl Volumes {
+    /// Has another host let the clients of a volume in; it gets the volume when one of them writes. Returns when they are let in.
+    ///
+    /// # Errors
+    /// No such host is among the peers, or it refuses. Nothing has changed then.
+    pub async fn offer(self: &Arc<Self>, name: &str, to: Option<&str>) -> Result<HandedOver, VolumeError> {
+        let entry = self.entry(name)?;
+        let id = entry.attached("hand over")?;
+        let refused = |why: String| VolumeError::NotHandedOver { name: name.to_owned(), why };
+        if let Some(Departing { host, task }) = &lock(&entry.facts).departing
+            && !task.is_finished()
+        {
+            return Err(refused(format!("it is on its way to {host} already (--cancel ends that)")));
+        }
+        let found = self.ownership(entry.backend.clone()).await;
+        let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        let found = found.ok_or_else(|| refused("its image has no ownership record".into()))?;
+        let host = match (to, &found.peer) {
+            (Some(to), _) => to.to_owned(),
+            (None, Some(peer)) => peer.host.clone(),
+            (None, None) => return Err(refused("say which host is to serve it (--to HOST)".into())),
+        };
+        let leaving = self.leaving(&entry, id, host.clone()).await?;
+        let (record, image) = (record_of(&found), entry.backend.to_string());
+        let caller = Caller { record: &record, host: &self.host, name, image: &image };
+        let mut failures = Vec::new();
+        for route in self.peers.iter() {
+            match offer(route, &caller, &leaving).await {
+                Ok((stream, cache)) => {
+                    info!("volume {name}: goes to {host} as soon as a client writes there");
+                    let way = Way { host: host.clone(), cache, stream };
+                    let task = tokio::spawn(self.clone().depart(entry.clone(), id, way)).abort_handle();
+                    lock(&entry.facts).departing = Some(Departing { host: host.clone(), task });
+                    return Ok(HandedOver { name: name.to_owned(), host, live: true });
+                }
+                Err(error) => failures.push(format!("peer {route}: {error}")),
+            }
+        }
+        if failures.is_empty() {
+            failures.push("this daemon has no peers (--peer URI)".into());
+        }
+        Err(refused(failures.join("; ")))
+    }
+
+    /// A volume does not go after all.
+    ///
+    /// # Errors
+    /// It was not to go, or is gone.
+    pub fn stay(&self, name: &str) -> Result<HandedOver, VolumeError> {
+        let entry = self.entry(name)?;
+        let departing = lock(&entry.facts).departing.take().filter(|departing| !departing.task.is_finished());
+        let Some(Departing { host, task }) = departing else {
+            let why = "it is not on its way to another host".to_owned();
+            return Err(VolumeError::NotHandedOver { name: name.to_owned(), why });
+        };
+        task.abort();
+        info!("volume {name}: does not go to {host}");
+        Ok(HandedOver { name: name.to_owned(), host: self.host.clone(), live: false })
+    }
+
+    /// A volume as another host has to know it.
+    async fn leaving(&self, entry: &Entry, id: VolumeId, to: String) -> Result<Leaving, VolumeError> {
+        let volumes = self.shard.volumes().await.map_err(from_shard("hand over", &entry.name))?;
+        let spec = volumes.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec);
+        let spec = spec.ok_or_else(|| VolumeError::Unknown(entry.name.clone()))?;
+        if spec.read_only {
+            let why = "it is read-only: any host can serve it as well".to_owned();
+            return Err(VolumeError::NotHandedOver { name: entry.name.clone(), why });
+        }
+        Ok(Leaving {
+            to,
+            size_bytes: spec.size_bytes,
+            mode: Mode::from(spec.mode),
+            unordered: spec.drain == Order::Unordered,
+            accept_loss: lock(&entry.facts).accept_loss,
+            dirty_bytes_max: spec.dirty_bytes_max,
+        })
+    }
+
+    /// Answers what clients on the other host ask, until one of them writes.
+    async fn depart(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId, mut way: Way) {
+        let name = &entry.name;
+        let answered = tokio::select! {
+            answered = self.answer(id, &mut way.stream) => answered,
+            () = self.keep_drained(&entry, id, way.cache) => Ok(()),
+        };
+        match answered {
+            // From here on it goes to its end, whoever gives it up.
+            Ok(()) => drop(tokio::spawn(self.clone().go(entry, id, way))),
+            Err(error) => warn!("volume {name}: stays here, {} is not ready any more: {error}", way.host),
+        }
+    }
+
+    async fn answer(&self, id: VolumeId, stream: &mut Stream) -> Result<(), PeerError> {
+        let mut head = Vec::new();
+        loop {
+            let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
+            match heard.map_err(|_| PeerError::Silent)?? {
+                Message::Beat { time_ns } => stream.send(&Message::Beat { time_ns }).await?,
+                Message::Ask { offset, len } => self.answer_one(id, stream, offset, len).await?,
+                Message::Take => return Ok(()),
+                _ => return Err(PeerError::Unexpected),
+            }
+        }
+    }
+
+    async fn answer_one(
+        &self,
+        id: VolumeId,
+        stream: &mut Stream,
+        offset: u64,
+        len: u32,
+    ) -> Result<(), PeerError> {
+        let told = async {
+            loop {
+                match self.shard.ask_for(id, offset, len).await {
+                    Err(ShardError::Limit { .. }) => sleep(ROOM_PAUSE).await,
+                    told => break told,
+                }
+            }
+        };
+        match with_words(stream, told).await {
+            Ok(data) => {
+                let crc = tidepool_engine::format::crc32c(&data);
+                let told = Message::Told { done: true, crc, data_bytes: data.len() as u32 };
+                stream.send_with(&told, &data).await
+            }
+            Err(_) => stream.send(&Message::Told { done: false, crc: 0, data_bytes: 0 }).await,
+        }
+    }
+
+    /// Where the other host has no copy, everything has to be in the image before it can have the volume: most of it is, then.
+    async fn keep_drained(&self, entry: &Entry, id: VolumeId, cache: u128) {
+        loop {
+            if !self.has_copy(id, cache).await
+                && let Err(error) = self.shard.drain(id).await
+            {
+                info!("volume {}: draining before it goes: {error}", entry.name);
+            }
+            sleep(DRAIN_PAUSE).await;
+        }
+    }
+
+    /// Whether the other host's copy is in sync.
+    async fn has_copy(&self, id: VolumeId, cache: u128) -> bool {
+        let Ok(status) = self.shard.status().await else { return false };
+        let volume = status.volumes.into_iter().find(|volume| volume.status.id == id);
+        volume.and_then(|volume| volume.pair?.synced_with) == Some(cache)
+    }
+
+    /// A client over there writes: this host lets go, and the other one serves.
+    async fn go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId, mut way: Way) {
+        let (name, since) = (entry.name.clone(), Instant::now());
+        let generation = self.generation(id).await;
+        let letting_go = self.clone().let_go_to(entry.clone(), id, way.cache);
+        let gone = match with_words(&mut way.stream, letting_go).await {
+            Ok(gone) => gone,
+            Err(why) => {
+                warn!("volume {name}: does not go to {}: {why}", way.host);
+                // It may be gone as well.
+                let _ = way.stream.send(&Message::Refused(&one_line(&why))).await;
+                // Nothing has changed, or its image has been let go of.
+                return drop(self.go_on(&entry, id).await);
+            }
+        };
+        let clean = matches!(gone, Gone::Clean(_));
+        let outcome = taken(&mut way.stream, Message::LetGo { generation, clean }).await;
+        match &outcome {
+            Ok(()) => info!("volume {name}: gone to {} ({} ms)", way.host, since.elapsed().as_millis()),
+            Err(error) => {
+                warn!("volume {name}: {} has not taken it ({error}): it goes on here if it can", way.host);
+            }
+        }
+        match gone {
+            Gone::Dirty => drop(self.go_on(&entry, id).await),
+            // Whoever has the image by now keeps it.
+            Gone::Clean(wanted) if outcome.is_err() => {
+                if let Err(error) = self.add(*wanted).await {
+                    warn!("volume {name}: {}", crate::failure::one_line(&error));
+                }
+            }
+            Gone::Clean(_) => {}
+        }
+    }
+
+    async fn generation(&self, id: VolumeId) -> u64 {
+        let volumes = self.shard.volumes().await.unwrap_or_default();
+        volumes.into_iter().find(|(known, ..)| *known == id).map_or(0, |(_, spec, _)| spec.generation)
+    }
+
+    /// Lets go of a volume: dirty, if the cache over there has a copy that counts, else with everything in the image.
+    async fn let_go_to(
+        self: Arc<Self>,
+        entry: Arc<Entry>,
+        id: VolumeId,
+        cache: u128,
+    ) -> Result<Gone, String> {
+        let change = self.change_soon(&entry).await?;
+        if self.has_copy(id, cache).await {
+            match self.release(&entry, id, true).await {
+                Ok(released) => return released.map(|()| Gone::Dirty),
+                Err(ShardError::NoCopy) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        let wanted = self.as_wanted(&entry, id).await.map_err(|error| crate::failure::one_line(&error))?;
+        let line = |error: &dyn std::error::Error| crate::failure::one_line(error);
+        let _alone = self.alone(id).await.map_err(|error| line(&error))?;
+        self.shard.drain(id).await.map_err(|error| line(&error))?;
+        self.finish_removal(&entry, id, false).await.map_err(|error| line(&error))?;
+        drop(change);
+        Ok(Gone::Clean(Box::new(wanted)))
+    }
+
+    async fn change_soon(&self, entry: &Entry) -> Result<OwnedMutexGuard<()>, String> {
+        let change = timeout(CHANGE_WAIT_MAX, entry.change.clone().lock_owned()).await;
+        change.map_err(|_| "it is being changed".to_owned())
+    }
+
+    /// A volume as it would be added anew.
+    async fn as_wanted(&self, entry: &Entry, id: VolumeId) -> Result<Wanted, VolumeError> {
+        let leaving = self.leaving(entry, id, String::new()).await?;
+        Ok(Wanted {
+            name: entry.name.clone(),
+            backend: entry.backend.clone(),
+            mode: leaving.mode,
+            accept_loss: leaving.accept_loss,
+            dirty_bytes_max: leaving.dirty_bytes_max,
+            read_only: false,
+            drain: leaving.unordered.then_some(DrainOrder::Unordered),
+        })
+    }
+}
+
+/// Says that the volume is let go of, and waits until the other host serves it.
+async fn taken(stream: &mut Stream, let_go: Message<'_>) -> Result<(), PeerError> {
+    stream.send(&let_go).await?;
+    let mut head = Vec::new();
+    loop {
+        let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
+        match heard.map_err(|_| PeerError::Silent)?? {
+            Message::Beat { .. } => {}
+            Message::Taken { .. } => return Ok(()),
+            Message::Refused(why) => return Err(PeerError::Refused(why.to_owned())),
+            _ => return Err(PeerError::Unexpected),
+        }
+    }
+}
+
+/// Does something that may take long, and tells the other side all the while that this one is there. What has begun is finished
+/// even if the other side is gone.
+pub(super) async fn with_words<T>(stream: &mut Stream, work: impl Future<Output = T>) -> T {
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            // What is said next finds out, too, that nobody is there.
+            () = sleep(WORD_PAUSE) => drop(stream.send(&Message::Beat { time_ns: 0 }).await),
+        }
+    }
+}

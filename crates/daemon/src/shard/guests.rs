@@ -1,0 +1,144 @@
+//! Clients on the way to another host. Here they come from: what they read there is read here. And here they go to: they are let
+//! in before the volume is served, and stay with the control plane until it is.
+
+use super::budget::Held;
+use super::connection::Connection;
+use super::core::Core;
+use super::handle::{Answer, ShardError};
+use super::limits::ASKS_MAX;
+use super::reactor::Reactor;
+use super::replication::{ASK_SLOT, request_id};
+use super::volume::Volume;
+use std::os::fd::OwnedFd;
+use tidepool_driver::Slab;
+use tidepool_engine::api::{BLOCK_BYTES, Op, Request, RequestError, VolumeId, buffer_bytes};
+use tidepool_engine::mem::Buf;
+use tidepool_nbd::{Export, Session};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// [`Export::id`] of volumes that are not served yet: no volume has this number.
+pub(super) const EXPECTED: u64 = 1 << 32;
+
+/// A client of a volume that is not served here yet.
+pub struct Guest {
+    /// Its connection, without `O_NONBLOCK`.
+    pub fd: OwnedFd,
+    /// Who it is, for the log.
+    pub peer: String,
+    /// What the handshake has come to.
+    pub session: Session,
+    /// What it has sent that nobody has looked at.
+    pub unread: Vec<u8>,
+}
+
+/// A volume whose clients are let in before it is served.
+pub(super) struct Expected {
+    name: String,
+    size_bytes: u64,
+    guests: UnboundedSender<Guest>,
+}
+
+impl Expected {
+    pub(super) fn export(&self) -> Export<'_> {
+        Export::new(EXPECTED, &self.name, self.size_bytes)
+    }
+}
+
+/// What a client on another host has asked for.
+struct Ask {
+    held: Held,
+    buf: Option<Buf>,
+    volume: VolumeId,
+    /// Where the data begins in the buffer, and its length.
+    data: (usize, usize),
+    answer: Answer<Vec<u8>>,
+}
+
+/// Requests of clients on other hosts that are in the core.
+pub(super) struct Asks(Slab<Ask>);
+
+impl Asks {
+    pub(super) fn new() -> Asks {
+        Asks(Slab::new(ASKS_MAX))
+    }
+}
+
+impl<C: Core> Reactor<C> {
+    /// Lets clients of a volume in that is not served here yet. What was expected under this name before is not any more.
+    pub(super) fn expect(&mut self, name: String, size_bytes: u64, guests: UnboundedSender<Guest>) {
+        self.unexpect(&name);
+        self.shared.expected.push(Expected { name, size_bytes, guests });
+    }
+
+    /// Lets no more of them in.
+    pub(super) fn unexpect(&mut self, name: &str) {
+        self.shared.expected.retain(|expected| expected.name != name);
+    }
+
+    /// A client that uses a volume which is not served yet goes to whoever expects it.
+    pub(super) fn pass_on(&mut self, slot: u32) {
+        let mut connection = self.connections.remove(slot);
+        let guest = connection.take_guest();
+        connection.dismantle(&mut self.shared);
+        let Some((session, unread)) = guest else { return };
+        let Connection { fd, peer, .. } = *connection;
+        if let Some(expected) = self.shared.expected.iter().find(|expected| expected.name == session.name) {
+            // Without anybody who waits for it the connection ends.
+            let _ = expected.guests.send(Guest { fd, peer, session, unread });
+        }
+    }
+
+    /// The volume of a client is served now. Where it is not, the connection ends.
+    pub(super) fn adopt(&mut self, guest: Guest) {
+        let volume = self.shared.volumes.iter().find(|v| v.serving && v.name == guest.session.name);
+        let Some(id) = volume.map(|volume| volume.id) else { return };
+        if self.stopping.is_some() || self.connections.is_full() {
+            return;
+        }
+        let Guest { fd, peer, session, unread } = guest;
+        let mut connection = Box::new(Connection::new(fd, peer, None, self.shared.now));
+        connection.welcome(Session { export: u64::from(id.0), ..session }, &unread, &mut self.shared);
+        let slot = self.connections.insert(connection).expect("it is not full");
+        self.connections.get_mut(slot).expect("just inserted").slot = slot;
+        self.list(slot);
+    }
+
+    /// Reads for a client on another host; without bytes it wants what was completed on stable media.
+    pub(super) fn ask(&mut self, id: VolumeId, offset: u64, len: u32, answer: Answer<Vec<u8>>) {
+        let size = self.shared.volumes.get(id).filter(|volume| volume.serving).map(|v| v.size_bytes);
+        let Some(size) = size else { return drop(answer.send(Err(ShardError::NoVolume(id)))) };
+        let limit = ShardError::Limit { what: "request of another host", limit: ASKS_MAX };
+        if self.asks.0.is_full() || offset.saturating_add(len.into()) > size {
+            return drop(answer.send(Err(limit)));
+        }
+        let mut held = Held::of(id);
+        let mut buf = None;
+        if len > 0 {
+            buf = self.shared.alloc(&mut held, buffer_bytes(offset, len.into()));
+            if buf.is_none() {
+                return drop(answer.send(Err(limit)));
+            }
+        }
+        let data = ((offset % BLOCK_BYTES as u64) as usize, len as usize);
+        let number = self.asks.0.insert(Ask { held, buf, volume: id, data, answer });
+        let number = number.expect("room was looked for");
+        let op = if len > 0 { Op::Read } else { Op::Flush };
+        let name = request_id(ASK_SLOT, number);
+        self.shared.submit(Request { id: name, volume: id, op, offset, len: len.into(), buf });
+    }
+
+    /// The core has answered.
+    pub(super) fn asked(&mut self, number: u32, result: Result<(), RequestError>) {
+        let Ask { mut held, buf, volume, data: (from, len), answer } = self.asks.0.remove(number);
+        // As for a client here: what is read has to be of now.
+        let leased = self.shared.volumes.get(volume).is_some_and(Volume::is_leased);
+        let result = if leased { result } else { result.and(Err(RequestError::Io)) };
+        let told = result.map(|()| {
+            buf.map(|buf| self.shared.core.arena().bytes(buf.slice(from, len)).to_vec()).unwrap_or_default()
+        });
+        if let Some(buf) = buf {
+            self.shared.free(&mut held, buf);
+        }
+        let _ = answer.send(told.map_err(ShardError::Request));
+    }
+}
