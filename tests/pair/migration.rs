@@ -1,14 +1,7 @@
 //! A guest moves to another host with its volume.
 
 use super::*;
-use serde_json::json;
 use tidepool_testkit::nbd::Client;
-
-/// Has the peer let clients in, and keep the volume for itself as soon as one writes.
-fn offer(pair: &Pair) -> Result<serde_json::Value, tidepool_testkit::Error> {
-    let path = format!("/v1/volumes/{VOLUME}/handoff");
-    pair.owner().admin.call("POST", &path, Some(&json!({ "live": true })))
-}
 
 #[test]
 fn g1_a_guest_that_moves_reads_and_writes_what_it_had_written_where_it_was() {
@@ -16,7 +9,7 @@ fn g1_a_guest_that_moves_reads_and_writes_what_it_had_written_where_it_was() {
     let mut pair = pair();
     let mut workload = workload(&pair, 620);
     for round in 0..ROUNDS {
-        let offered = offer(&pair).expect("clients are let in over there");
+        let offered = pair.offer().expect("clients are let in over there");
         assert_eq!(offered["live"], true, "{offered}");
         // The guest runs where it was; there is somebody over there already, who looks at the disk.
         let mut arrived = Client::connect(&pair.peer().socket, VOLUME).expect("it is let in");
@@ -39,5 +32,4 @@ fn g1_a_guest_that_moves_reads_and_writes_what_it_had_written_where_it_was() {
         pair.owner().wait_sync().expect("the other way round");
     }
     workload.disconnect().expect("goodbye");
-    println!("{}\n{}", pair.hosts[0].daemon.log(), pair.hosts[1].daemon.log());
 }

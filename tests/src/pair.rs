@@ -204,6 +204,12 @@ impl Pair {
         Ok(took)
     }
 
+    /// The owner has its peer let clients in; that one gets the volume as soon as one of them writes.
+    pub fn offer(&self) -> Result<Value, Error> {
+        let body = json!({ "live": true });
+        self.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/handoff"), Some(&body))
+    }
+
     /// The owner hands the volume over to its peer, and the workload, which is not connected, goes on there. Returns how long
     /// that took.
     pub fn hand_over(&mut self, workload: &mut Workload) -> Result<Duration, Error> {

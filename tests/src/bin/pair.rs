@@ -48,6 +48,8 @@ enum What {
     PeerStopped,
     /// The link swallows everything, and works again.
     Link,
+    /// None: the volume goes to the peer with the guest that uses it.
+    Migration,
 }
 
 /// What is behind the volume.
@@ -95,6 +97,11 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 figures.note("from takeover to the first answers", took);
                 figures.note("until in sync again", back);
                 format!("{} ms, {} ms", took.as_millis(), back.as_millis())
+            }
+            What::Migration => {
+                let took = migrate(&mut pair, &mut workload, &mut rng)?;
+                figures.note("first write on the other host", took);
+                format!("{} ms", took.as_millis())
             }
             what => {
                 let story = lose_peer(&mut pair, &mut workload, &mut rng, what)?;
@@ -217,6 +224,28 @@ fn lose_owner(
     let start = Instant::now();
     pair.owner().wait_sync()?;
     Ok((took, start.elapsed()))
+}
+
+/// A guest moves to the peer; how long its first write takes there, with which the volume comes.
+fn migrate(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) -> Result<Duration, Error> {
+    let pause = Duration::from_millis(100 + rng.below(1000));
+    let ((), progress) = under_load(workload, || {
+        pair.offer()?;
+        std::thread::sleep(pause);
+        Ok(())
+    })?;
+    assert_eq!(progress, Progress::Done, "no request fails");
+    let mut client = Client::connect(&pair.peer().socket, VOLUME)?;
+    client.read(0, 4096)?;
+    let start = Instant::now();
+    client.write(WORKLOAD_BYTES, &[7; 4096])?;
+    let took = start.elapsed();
+    pair.owner = 1 - pair.owner;
+    // What the guest was connected by where it comes from has ended.
+    workload.server_died();
+    pair.verify(workload)?;
+    pair.owner().wait_sync()?;
+    Ok(took)
 }
 
 /// The peer goes and comes back.
