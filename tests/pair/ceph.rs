@@ -17,7 +17,8 @@ const ROUNDS: u64 = 4;
 fn pair_on(cluster: &Cluster, image: &str) -> Pair {
     cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
     let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
-    let options = PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), class: None };
+    let options =
+        PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), third: false, class: None };
     Pair::new(&options).expect("two hosts in sync")
 }
 

@@ -22,8 +22,13 @@ const IMAGE_BYTES: u64 = 32 * MIB;
 const ROUNDS: usize = 6;
 
 fn pair() -> Pair {
-    let options =
-        PairOptions { cache_bytes: 192 * MIB, image: Err(IMAGE_BYTES), extra: Vec::new(), class: None };
+    let options = PairOptions {
+        cache_bytes: 192 * MIB,
+        image: Err(IMAGE_BYTES),
+        extra: Vec::new(),
+        third: false,
+        class: None,
+    };
     Pair::new(&options).expect("two hosts in sync")
 }
 
@@ -233,7 +238,8 @@ fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
     let bytes = 3 * MIB;
     File::create(&image).and_then(|file| file.set_len(bytes)).expect("an image");
     let uri = format!("file:{}?emulate=hdd", image.display());
-    let options = PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), class: None };
+    let options =
+        PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), third: false, class: None };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let mut workload = workload_on(&pair, 610, bytes);
     let cache = pair.owner().cache.clone();

@@ -16,6 +16,7 @@ fn pair() -> Pair {
         cache_bytes: 64 * MIB,
         image: Err(IMAGE_BYTES),
         extra: Vec::new(),
+        third: false,
         class: Some("ssd-sata-consumer"),
     };
     Pair::new(&options).expect("two hosts in sync")

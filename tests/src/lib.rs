@@ -7,6 +7,7 @@ pub mod document;
 pub mod faulty;
 pub mod lost;
 pub mod lost_postgres;
+pub mod migration;
 pub mod pair;
 pub mod postgres;
 pub mod rig;

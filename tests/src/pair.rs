@@ -98,6 +98,8 @@ pub struct PairOptions {
     pub image: Result<String, u64>,
     /// Further arguments of both.
     pub extra: Vec<String>,
+    /// There is a third host, and all of them have names: h0, h1, h2.
+    pub third: bool,
     /// The hosts can lose their power: their caches are on emulated devices of this class, as the lab names it.
     pub class: Option<&'static str>,
 }
@@ -105,8 +107,8 @@ pub struct PairOptions {
 /// Two hosts under test. Everything goes when it is dropped.
 #[derive(Debug)]
 pub struct Pair {
-    /// The two.
-    pub hosts: [Host; 2],
+    /// The two, and the third.
+    pub hosts: Vec<Host>,
     /// Which of them owns the volume.
     pub owner: usize,
     /// What the two are connected by: the one's way to the other, and back.
@@ -144,8 +146,12 @@ impl Pair {
                 format!("--nbd=nbd+unix:///?socket={}", place("nbd").display()),
                 format!("--admin={}", place("admin").display()),
                 format!("--peer-listen=unix:{}", place("peer").display()),
-                format!("--peer=unix:{}", wire.display()),
             ];
+            let others = (0..if options.third { 3 } else { 2 }).filter(|other| *other != at);
+            // What lies between the first two can be cut.
+            let way =
+                |other| if at < 2 && other < 2 { wire.clone() } else { scratch.join(format!("peer{other}")) };
+            arguments.extend(others.map(|other| format!("--peer=unix:{}", way(other).display())));
             arguments.extend(options.extra.iter().cloned());
             let mut host = Host {
                 device,
@@ -155,6 +161,9 @@ impl Pair {
                 cache,
                 boot: place("boot"),
             };
+            if options.third {
+                host.daemon.set_host(&format!("h{at}"));
+            }
             if host.device.is_some() {
                 host.boot_again(at as u64).map_err(io)?;
             }
@@ -164,10 +173,14 @@ impl Pair {
             let place = |what: &str, at: usize| scratch.join(format!("{what}{at}"));
             Wire::new(place("wire", at), place("peer", 1 - at)).map_err(io)
         };
-        let (wires, hosts) = ([wire(0)?, wire(1)?], [host(0)?, host(1)?]);
+        let (wires, mut hosts) = ([wire(0)?, wire(1)?], vec![host(0)?, host(1)?]);
+        if options.third {
+            hosts.push(host(2)?);
+        }
         let mut pair = Pair { hosts, owner: 0, wires, scratch };
-        pair.hosts[1].daemon.start()?;
-        pair.hosts[0].daemon.start()?;
+        for host in pair.hosts.iter_mut().rev() {
+            host.daemon.start()?;
+        }
         let volume = json!({ "name": VOLUME, "backend": uri });
         pair.owner().admin.call("POST", "/v1/volumes", Some(&volume))?;
         pair.owner().wait_sync()?;
@@ -204,9 +217,9 @@ impl Pair {
         Ok(took)
     }
 
-    /// The owner has its peer let clients in; that one gets the volume as soon as one of them writes.
-    pub fn offer(&self) -> Result<Value, Error> {
-        let body = json!({ "live": true });
+    /// The owner has its peer, or the third host if that is said, let clients in; it gets the volume as soon as one of them writes.
+    pub fn offer(&self, to: Option<usize>) -> Result<Value, Error> {
+        let body = json!({ "live": true, "to": to.map(|to| format!("h{to}")) });
         self.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/handoff"), Some(&body))
     }
 

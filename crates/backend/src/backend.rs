@@ -240,6 +240,37 @@ pub struct OpenOptions {
     pub recover: bool,
     /// Directory of the ownership records of block devices and exports; `None` for `/var/lib/tidepool`.
     pub state_dir: Option<PathBuf>,
+    /// What was made ready for this image; else it is done now.
+    pub prepared: Prepared,
+}
+
+/// The slow part of opening an image, done before: the way to its storage, and the look at what may be done there. Nothing is
+/// taken with it, and nothing is known of the image's state. With `rbd:` it is a client of the cluster, which the backend keeps
+/// that is opened with it: it serves for one image. Where there is nothing to be made ready it is empty.
+#[derive(Clone, Default)]
+pub struct Prepared(Option<rbd::Way>);
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Prepared" } else { "Prepared(nothing)" })
+    }
+}
+
+impl Prepared {
+    pub(crate) fn way(&self) -> Option<&rbd::Way> {
+        self.0.as_ref()
+    }
+}
+
+/// Makes ready what opening an image for writing needs. Blocks.
+///
+/// # Errors
+/// The storage is out of reach, or what is needed may not be done there.
+pub fn prepare(uri: &BackendUri) -> Result<Prepared, BackendError> {
+    match uri {
+        BackendUri::Rbd { .. } => rbd::prepare(uri).map(|way| Prepared(Some(way))),
+        BackendUri::File { .. } | BackendUri::Nbd(_) => Ok(Prepared::default()),
+    }
 }
 
 /// An opened backend.
@@ -299,7 +330,21 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
 /// # Errors
 /// When the image cannot be found, or its record not be read.
 pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
-    recover::look(uri, state_dir).map(|(_, record, _)| record)
+    match uri {
+        BackendUri::Rbd { .. } => ownership_by(uri, &Prepared::default()),
+        _ => recover::look(uri, state_dir).map(|(_, record, _)| record),
+    }
+}
+
+/// The same with what was made ready for this image.
+///
+/// # Errors
+/// As above.
+pub fn ownership_by(uri: &BackendUri, prepared: &Prepared) -> Result<Option<Ownership>, BackendError> {
+    match uri {
+        BackendUri::Rbd { .. } => rbd::record(uri, prepared.way()),
+        _ => ownership(uri, None),
+    }
 }
 
 /// How a peer makes an image its own; see [`take_over`].
@@ -313,6 +358,8 @@ pub struct TakeOver {
     pub accept_loss: bool,
     /// As in [`OpenOptions::state_dir`].
     pub state_dir: Option<PathBuf>,
+    /// As in [`OpenOptions::prepared`].
+    pub prepared: Prepared,
 }
 
 /// Makes an image the peer's whose owner is gone, or is to be: changes the record, if it names this peer, and nothing else.

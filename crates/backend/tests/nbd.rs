@@ -653,6 +653,7 @@ fn a_peer_is_named_and_takes_the_export_over_when_its_owner_is_gone() {
         generation,
         state_dir: Some(state.clone()),
         accept_loss: false,
+        ..TakeOver::default()
     };
     let take_over = |generation| tidepool_backend::take_over(&uri, &how(generation));
     let server = scratch.filtered(&[], &[]);

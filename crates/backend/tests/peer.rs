@@ -192,7 +192,7 @@ fn g4_a_peer_takes_over_only_what_the_record_says_is_its_own() {
     refused(generation + 1);
     forge(&path, &tidepool_backend::boot_id(), "another-boot");
     refused(generation);
-    let how = TakeOver { cache_uuid: [9; 16], generation, accept_loss: true, state_dir: None };
+    let how = TakeOver { cache_uuid: [9; 16], generation, accept_loss: true, ..TakeOver::default() };
     let parsed = uri.parse().expect("a URI");
     let third = tidepool_backend::take_over(&parsed, &how).expect_err("another cache");
     assert!(matches!(third, BackendError::NotPeer { .. }), "{third}");

@@ -21,6 +21,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the arguments where the kernel's boot id reads as what stands in the file that is named first.
 const AS_IF_BOOTED: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+/// Runs what follows on a host of the name that is its first word.
+const AS_IF_NAMED: &str = "hostname \"$0\" && exec \"$@\"";
 
 /// A `tidepool serve` (or any other server that prints `ready`) under a test's control. Dropping it kills it.
 #[derive(Debug)]
@@ -32,6 +34,7 @@ pub struct Daemon {
     lines: Option<Receiver<String>>,
     starts: u32,
     boot: Option<PathBuf>,
+    host: Option<String>,
 }
 
 impl Daemon {
@@ -49,12 +52,18 @@ impl Daemon {
             lines: None,
             starts: 0,
             boot: None,
+            host: None,
         })
     }
 
     /// What it takes for the boot of its host from its next start on is what stands in this file. That needs root.
     pub fn set_boot(&mut self, boot: PathBuf) {
         self.boot = Some(boot);
+    }
+
+    /// What its host is called from its next start on. That needs root.
+    pub fn set_host(&mut self, name: &str) {
+        self.host = Some(name.to_owned());
     }
 
     /// Starts it and waits for its line `ready`; returns how long that took.
@@ -68,15 +77,18 @@ impl Daemon {
         assert!(self.process.is_none(), "the daemon runs already");
         self.starts += 1;
         let log = File::create(self.log_path()).map_err(io("cannot make the daemon's log file"))?;
-        let mut command = match &self.boot {
-            None => Command::new(&self.program),
-            Some(boot) => {
-                let mut command = Command::new("unshare");
-                command.args(["--mount", "--propagation", "private", "sh", "-c", AS_IF_BOOTED]);
-                command.arg(boot).arg(&self.program);
-                command
-            }
-        };
+        let mut words: Vec<OsString> = Vec::new();
+        if let Some(name) = &self.host {
+            words.extend(["unshare", "--uts", "sh", "-c", AS_IF_NAMED, name].map(OsString::from));
+        }
+        if let Some(boot) = &self.boot {
+            let private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_IF_BOOTED];
+            words.extend(private.map(OsString::from));
+            words.push(boot.into());
+        }
+        words.push(self.program.clone().into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let mut process =
             Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?;

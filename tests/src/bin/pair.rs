@@ -12,6 +12,7 @@ use tidepool_testkit::Error;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_tests::migration::Traveller;
 use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
@@ -48,8 +49,14 @@ enum What {
     PeerStopped,
     /// The link swallows everything, and works again.
     Link,
-    /// None: the volume goes to the peer with the guest that uses it.
+    /// None: the volume goes to the peer with the client that uses it.
     Migration,
+    /// None: a running guest goes to the peer.
+    Guest,
+    /// None: a running guest goes to a third host, which has no copy.
+    GuestElsewhere,
+    /// None: a running guest goes to another process on its own host, which shows what QEMU itself costs.
+    GuestStays,
 }
 
 /// What is behind the volume.
@@ -84,7 +91,17 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             Ok(format!("rbd:rbd/{VOLUME}?conf={}", cluster.conf().display()))
         }
     };
-    let mut pair = Pair::new(&PairOptions { cache_bytes: 192 * MIB, image, extra: Vec::new(), class: None })?;
+    let travels = matches!(options.what, What::Guest | What::GuestElsewhere | What::GuestStays);
+    let mut pair = Pair::new(&PairOptions {
+        cache_bytes: 192 * MIB,
+        image,
+        extra: Vec::new(),
+        third: travels,
+        class: None,
+    })?;
+    if travels {
+        return travel(&mut pair, options);
+    }
     let mix = Mix { flushes: 1, ..Mix::default() };
     let mut workload = Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(seed, WORKLOAD_BYTES) });
     workload.connect(&pair.owner().socket, VOLUME)?;
@@ -103,12 +120,41 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 figures.note("first write on the other host", took);
                 format!("{} ms", took.as_millis())
             }
-            what => {
+            what @ (What::PeerKilled | What::PeerStopped | What::Link) => {
                 let story = lose_peer(&mut pair, &mut workload, &mut rng, what)?;
                 story.tell(&mut figures)
             }
+            What::Guest | What::GuestElsewhere | What::GuestStays => unreachable!("that is for `travel`"),
         };
         println!("round {round}: {line}");
+    }
+    figures.print();
+    Ok(())
+}
+
+/// A guest that writes and verifies with fio moves again and again.
+fn travel(pair: &mut Pair, options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    let mut guest = Traveller::boot(pair)?;
+    let mut figures = Figures::default();
+    for round in 1..=options.rounds {
+        let volume = pair.owner().wait_sync()?;
+        let is_copy = |at: &usize| volume["peer"] == format!("h{at}");
+        let to = match options.what {
+            What::GuestStays => Some(pair.owner),
+            What::Guest => (0..3).find(is_copy),
+            _ => (0..3).find(|at| *at != pair.owner && !is_copy(at)),
+        };
+        let to = to.ok_or("two hosts and a third")?;
+        let moved = guest.go(pair, to, true)?;
+        figures.note("stopped by QEMU", moved.stopped);
+        figures.note("longest write in the guest", moved.longest_write);
+        figures.note("99 % of the guest's writes", moved.p99_write);
+        let [stopped, longest] = [moved.stopped, moved.longest_write].map(|d| d.as_millis());
+        let came = moved.came.map_or("not".to_owned(), |came| format!("in {} ms", came.as_millis()));
+        moved.came.into_iter().for_each(|came| figures.note("the volume came", came));
+        println!(
+            "round {round}, to h{to}: the volume came {came}, longest write {longest} ms, stopped {stopped} ms"
+        );
     }
     figures.print();
     Ok(())
@@ -230,7 +276,7 @@ fn lose_owner(
 fn migrate(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) -> Result<Duration, Error> {
     let pause = Duration::from_millis(100 + rng.below(1000));
     let ((), progress) = under_load(workload, || {
-        pair.offer()?;
+        pair.offer(None)?;
         std::thread::sleep(pause);
         Ok(())
     })?;

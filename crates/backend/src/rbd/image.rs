@@ -46,8 +46,13 @@ impl Facts {
 
     /// Name of the ownership record's object.
     pub(super) fn owner(&self) -> String {
-        format!("tidepool_owner.{}", self.id)
+        owner_object(&self.id)
     }
+}
+
+/// Name of the ownership record's object of the image with this id.
+pub(super) fn owner_object(id: &str) -> String {
+    format!("tidepool_owner.{id}")
 }
 
 /// What an image is opened for.

@@ -118,6 +118,41 @@ fn image_of(uri: &BackendUri) -> Result<Place, BackendError> {
     Ok(place)
 }
 
+/// A client of the cluster for an image, which may do there what an owner does.
+#[derive(Clone)]
+pub(crate) struct Way {
+    cluster: Arc<Cluster>,
+}
+
+/// Connects, and looks whether an owner's rights are there.
+pub(crate) fn prepare(uri: &BackendUri) -> Result<Way, BackendError> {
+    let place = image_of(uri)?;
+    let (cluster, pool) = place.connect()?;
+    rights::check(&place, &cluster, &pool, false)?;
+    Ok(Way { cluster })
+}
+
+/// The way to an image whose owner this client is to be; its rights are there.
+fn owners_way(place: &Place, way: Option<&Way>) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
+    if let Some(Way { cluster }) = way {
+        return Ok((cluster.clone(), cluster.pool(&place.pool, &place.namespace)?));
+    }
+    let (cluster, pool) = place.connect()?;
+    rights::check(place, &cluster, &pool, false)?;
+    Ok((cluster, pool))
+}
+
+/// Who owns an image.
+pub(crate) fn record(uri: &BackendUri, way: Option<&Way>) -> Result<Option<Ownership>, BackendError> {
+    let place = image_of(uri)?;
+    let (cluster, pool) = match way {
+        Some(Way { cluster }) => (cluster.clone(), cluster.pool(&place.pool, &place.namespace)?),
+        None => place.connect()?,
+    };
+    let object = image::owner_object(&place.image_id(&cluster, &pool)?);
+    OwnerObject::read(&place.what, &pool, &object).map(|(_, record)| record)
+}
+
 /// Opens an image.
 pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
     let place = place_of(uri)?;
@@ -137,7 +172,7 @@ pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendErro
 /// Makes an image the peer's; see [`crate::take_over`].
 pub(crate) fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendError> {
     let place = image_of(uri)?;
-    let (cluster, pool) = place.connect()?;
+    let (cluster, pool) = owners_way(&place, how.prepared.way())?;
     peer::take_over(&place, &cluster, &pool, how)
 }
 
@@ -164,14 +199,14 @@ fn shelf(place: &Place, cluster: &Arc<Cluster>, id: &str) -> Result<RadosShelf, 
 }
 
 fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, Continuity), BackendError> {
-    let (cluster, pool) = place.connect()?;
     if let Some(snapshot) = place.snapshot.clone() {
-        return open_snapshot(place, &snapshot, cluster, pool, options);
+        return open_snapshot(place, &snapshot, options);
     }
     if options.read_only {
-        let backend = open_read_only(place, cluster, pool, options)?;
+        let backend = open_read_only(place, options)?;
         return Ok((backend, 0, Continuity::unproven("the image is opened read-only, without ownership")));
     }
+    let (cluster, pool) = owners_way(&place, options.prepared.way())?;
     let attached = attach::attach(&place, &cluster, &pool, options)?;
     let attachment = serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
     let claim = attached.claim(&place, &cluster);
@@ -183,12 +218,8 @@ fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, C
     Ok((backend, record.generation, continuity))
 }
 
-fn open_read_only(
-    place: Place,
-    cluster: Arc<Cluster>,
-    pool: IoCtx,
-    options: &OpenOptions,
-) -> Result<RbdBackend, BackendError> {
+fn open_read_only(place: Place, options: &OpenOptions) -> Result<RbdBackend, BackendError> {
+    let (cluster, pool) = place.connect()?;
     rights::check(&place, &cluster, &pool, true)?;
     let survey = Survey::take(&place, &cluster, &pool)?;
     survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
@@ -203,10 +234,9 @@ fn open_read_only(
 fn open_snapshot(
     place: Place,
     snapshot: &str,
-    cluster: Arc<Cluster>,
-    pool: IoCtx,
     options: &OpenOptions,
 ) -> Result<(RbdBackend, u64, Continuity), BackendError> {
+    let (cluster, pool) = place.connect()?;
     rights::check(&place, &cluster, &pool, true)?;
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
     let image = image.map_err(|e| place.error(&cluster, "open the snapshot", e))?;

@@ -8,6 +8,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Longest id of an image that is read, with its length before it.
+const ID_BYTES_MAX: usize = 256;
+
 /// Pool, namespace and image, with how to reach them.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
@@ -49,6 +52,20 @@ impl Place {
         let cluster = Arc::new(Cluster::connect(&self.what, self.conf.as_deref(), self.id.as_deref())?);
         let pool = cluster.pool(&self.pool, &self.namespace)?;
         Ok((cluster, pool))
+    }
+
+    /// The image's id, under which everything of it is kept: what the object says that has its name.
+    pub(super) fn image_id(&self, cluster: &Cluster, pool: &IoCtx) -> Result<String, BackendError> {
+        let object = format!("rbd_id.{}", self.image);
+        let found =
+            pool.read(&object, ID_BYTES_MAX).map_err(|e| self.error(cluster, "read the image's id", e))?;
+        // Its length stands before it.
+        let id = found.as_ref().and_then(|(bytes, _)| std::str::from_utf8(bytes.get(4..)?).ok());
+        match id.filter(|id| !id.is_empty()) {
+            Some(id) => Ok(id.to_owned()),
+            // Whatever is wrong with it, librbd says it better.
+            None => self.facts(cluster, pool).map(|facts| facts.id),
+        }
     }
 
     /// What there is to know about the image without changing anything.

@@ -22,7 +22,9 @@ use crate::volume::{self, Mode, is_parent_name};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
-use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Release};
+use tidepool_backend::{
+    Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Prepared, Release,
+};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{Degraded, DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
@@ -110,6 +112,8 @@ struct Facts {
     snapshot: Option<String>,
     /// It is a copy that is being taken over.
     takes_over: bool,
+    /// What was made ready for the first attempt to open its backend.
+    prepared: Prepared,
     /// What keeps a peer connected.
     keeping: Option<AbortHandle>,
     /// It may go to another host.
@@ -239,7 +243,7 @@ impl Volumes {
                     self.replace_image(&status, &asked).await?;
                     wanted.insert(asked.name.clone(), asked);
                 }
-                asked => firsts.push(self.begin_attach(status.id, status.spec, asked, false)?),
+                asked => firsts.push(self.begin_attach(status.id, status.spec, asked, None)?),
             }
         }
         let mut served = 0;
@@ -287,13 +291,14 @@ impl Volumes {
         removed.map(drop).map_err(from_shard("remove", &name))
     }
 
-    /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try.
+    /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try. One that is `taken_over`
+    /// comes with what was made ready for that.
     fn begin_attach(
         self: &Arc<Self>,
         id: VolumeId,
         spec: VolumeSpec,
         asked: Option<Wanted>,
-        takes_over: bool,
+        taken_over: Option<Prepared>,
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
         let Some((recorded_loss, attachment)) = attachment::decode(&spec.attachment) else {
@@ -311,7 +316,9 @@ impl Volumes {
         let said = (spec.drain == DrainOrder::Unordered).then_some(volume::DrainOrder::Unordered);
         let drain = asked.as_ref().map_or(said, |asked| asked.drain).or(self.drain);
         let state = Some(State::Opening);
-        let facts = Facts { id: Some(id), accept_loss, drain, state, takes_over, ..Facts::default() };
+        let (takes_over, prepared) = (taken_over.is_some(), taken_over.unwrap_or_default());
+        let facts =
+            Facts { id: Some(id), accept_loss, drain, state, takes_over, prepared, ..Facts::default() };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
         let asked_order = asked.as_ref().and_then(|asked| asked.drain);
@@ -426,6 +433,7 @@ impl Volumes {
             dirty,
             grouped: attach.drain == DrainOrder::Grouped,
             sequence: known.map(|v| v.status.sequence),
+            prepared: std::mem::take(&mut lock(&entry.facts).prepared),
             ..OpenOptions::default()
         };
         let opened = self.open_whole(entry, options).await?;
@@ -524,8 +532,13 @@ impl Volumes {
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
     pub async fn add(self: &Arc<Self>, wanted: Wanted) -> Result<(), VolumeError> {
+        self.add_prepared(wanted, Prepared::default()).await
+    }
+
+    /// The same with what was made ready for its image.
+    async fn add_prepared(self: &Arc<Self>, wanted: Wanted, prepared: Prepared) -> Result<(), VolumeError> {
         let Wanted { accept_loss, drain, .. } = wanted;
-        let facts = Facts { accept_loss, drain, state: Some(State::Opening), ..Facts::default() };
+        let facts = Facts { accept_loss, drain, state: Some(State::Opening), prepared, ..Facts::default() };
         let entry = Entry::new(&wanted.name, wanted.backend.clone(), facts);
         let change = entry.begin_change()?;
         self.claim(&entry)?;
@@ -539,7 +552,8 @@ impl Volumes {
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
         let order = drain_order(&wanted.backend, wanted.drain).into();
         let grouped = order == DrainOrder::Grouped;
-        let options = OpenOptions { cache_uuid, read_only, grouped, ..OpenOptions::default() };
+        let prepared = std::mem::take(&mut lock(&entry.facts).prepared);
+        let options = OpenOptions { cache_uuid, read_only, grouped, prepared, ..OpenOptions::default() };
         let opened = self.open(&entry, options, Some(OPEN_WAIT_MAX)).await?;
         let spec = VolumeSpec {
             name: wanted.name.clone(),

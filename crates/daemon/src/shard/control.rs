@@ -377,7 +377,10 @@ impl<C: Core> Reactor<C> {
             }
             (Pending::HandOver { id, answer }, result) => {
                 let backend = match result {
-                    Ok(()) => Ok(self.detach(id)),
+                    Ok(()) => {
+                        self.say_goodbye(id);
+                        Ok(self.detach(id))
+                    }
                     Err(error) => {
                         self.keep_after_all(id);
                         Err(error.into())

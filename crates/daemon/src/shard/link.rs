@@ -147,6 +147,13 @@ impl Link {
         }
     }
 
+    /// Sends what the socket takes at once, before the connection is broken off.
+    pub(super) fn send_rest(&mut self) {
+        if !self.send_in_flight && !self.send_now() {
+            self.break_off();
+        }
+    }
+
     /// Says one thing at once, before the end of a connection that nothing else was said on.
     pub(super) fn say(mut self, message: &Message<'_>) {
         self.push(message);

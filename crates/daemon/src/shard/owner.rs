@@ -502,13 +502,29 @@ impl<C: Core> Reactor<C> {
         if side.behind_ns(now) > PROGRESS_NS_MAX {
             return self.hang_up(slot, "it confirms nothing any more");
         }
-        let Some(engine) = self.shared.core.engine().filter(|_| !side.session.owner().is_deaf()) else {
+        // Every time: what comes before the records that it is about does nothing.
+        self.tell_floor(id);
+    }
+
+    /// Tells the peer how far the image is.
+    fn tell_floor(&mut self, id: VolumeId) {
+        let Some(side) = self.replication.owners.get(&id).filter(|side| !side.session.owner().is_deaf())
+        else {
             return;
         };
-        // Every time: what comes before the records that it is about does nothing.
+        let (Some(slot), Some(engine)) = (side.link, self.shared.core.engine()) else { return };
         let floor = side.session.drained(engine);
         if let Some((link, _)) = self.replication.links.get_mut(slot) {
             link.push(&Message::Drained { floor });
+        }
+    }
+
+    /// The volume has been let go of for the peer: what that one knows to be in the image it need not drain once more.
+    pub(super) fn say_goodbye(&mut self, id: VolumeId) {
+        self.tell_floor(id);
+        let slot = self.replication.owners.get(&id).and_then(|side| side.link);
+        if let Some((link, _)) = slot.and_then(|slot| self.replication.links.get_mut(slot)) {
+            link.send_rest();
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod cpio;
 mod kernel;
+mod monitor;
 mod root;
 
 use std::fs::File;
@@ -13,17 +14,23 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tidepool_lab::{Process, Scratch};
 
 use crate::error::{Error, io};
 use kernel::Kernel;
+use monitor::Monitor;
 
 /// Longest wait for a guest to boot; emulation on a busy machine is slow.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Longest migration.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest run of a command that sets the guest up.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory of a guest in MiB.
 const MEMORY_MIB: u32 = 320;
+/// Memory of a guest that has fio, in MiB.
+const FIO_MEMORY_MIB: u32 = 768;
 /// Seconds for which QEMU holds requests while the server is away.
 const RECONNECT_SECONDS: u32 = 60;
 /// Messages of the guest's kernel that tell of a broken disk or filesystem.
@@ -48,18 +55,24 @@ impl Console {
 pub struct GuestImage {
     kernel: Kernel,
     root: PathBuf,
+    memory_mib: u32,
     scratch: Scratch,
 }
 
 impl GuestImage {
     /// Finds the kernel and builds the root.
     pub fn build() -> Result<GuestImage, Error> {
-        GuestImage::build_with(root::Extras { modules: &[], tools: true })
+        GuestImage::build_with(root::Extras { modules: &[], tools: true, fio: false })
+    }
+
+    /// Finds the kernel and builds a root with fio and no other tools.
+    pub fn build_with_fio() -> Result<GuestImage, Error> {
+        GuestImage::build_with(root::Extras { modules: &[], tools: false, fio: true })
     }
 
     /// The same with further kernel modules, and with neither filesystem tools nor the verifier: nothing is compiled.
     pub fn build_bare(modules: &[&str]) -> Result<GuestImage, Error> {
-        GuestImage::build_with(root::Extras { modules, tools: false })
+        GuestImage::build_with(root::Extras { modules, tools: false, fio: false })
     }
 
     fn build_with(extras: root::Extras<'_>) -> Result<GuestImage, Error> {
@@ -68,25 +81,28 @@ impl GuestImage {
         let kernel = Kernel::find()?;
         let root = scratch.join("root.cpio");
         root::build(&kernel, &root, extras)?;
-        Ok(GuestImage { kernel, root, scratch })
+        let memory_mib = if extras.fio { FIO_MEMORY_MIB } else { MEMORY_MIB };
+        Ok(GuestImage { kernel, root, memory_mib, scratch })
     }
 
     /// Boots a guest whose disk `/dev/vda` is `export` of the NBD server at the unix socket `socket`.
     pub fn boot(&self, socket: &Path, export: &str) -> Result<Guest, Error> {
-        let mut disk = format!(
-            "driver=nbd,server.type=unix,server.path={},reconnect-delay={RECONNECT_SECONDS},discard=unmap",
-            socket.display()
-        );
-        if !export.is_empty() {
-            disk.push_str(&format!(",export={export}"));
-        }
-        self.boot_on(&disk)
+        self.boot_on(&disk(socket, export))
+    }
+
+    /// A guest like the one that [`GuestImage::boot`] makes, which waits for [`Guest::migrate_to`].
+    pub fn await_migration(&self, socket: &Path, export: &str) -> Result<Guest, Error> {
+        self.start_on(&disk(socket, export), true)
     }
 
     /// Boots a guest whose disk `/dev/vda` is what QEMU's `-blockdev` makes of `disk`.
     pub fn boot_on(&self, disk: &str) -> Result<Guest, Error> {
+        self.start_on(disk, false)
+    }
+
+    fn start_on(&self, disk: &str, waits: bool) -> Result<Guest, Error> {
         let disk = format!("{disk},node-name=disk");
-        self.start("", &["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"])
+        self.start("", &["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"], waits)
     }
 
     /// Boots a guest without a disk, but with the machine's network: its interface `eth0` reaches the machine's own
@@ -95,17 +111,18 @@ impl GuestImage {
         self.start(
             "guest.disk=none",
             &["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="],
+            false,
         )
     }
 
-    fn start(&self, parameters: &str, devices: &[&str]) -> Result<Guest, Error> {
+    fn start(&self, parameters: &str, devices: &[&str], waits: bool) -> Result<Guest, Error> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let log = self.scratch.join(format!("console.{number}"));
+        let log = self.scratch.join(format!("console-{number}.txt"));
         let mut command = Command::new("qemu-system-x86_64");
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
-            .args(["-machine", "pc,accel=tcg", "-smp", "1", "-m", &MEMORY_MIB.to_string()])
+            .args(["-machine", "pc,accel=tcg", "-smp", "1", "-m", &self.memory_mib.to_string()])
             .arg("-kernel")
             .arg(&self.kernel.image)
             .arg("-initrd")
@@ -113,6 +130,9 @@ impl GuestImage {
             .args(["-append", &format!("console=ttyS0 quiet panic=-1 {parameters}")])
             .args(devices)
             .args(["-serial", "stdio", "-monitor", "none"])
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", log.with_extension("qmp").display()))
+            .args(if waits { &["-incoming", "defer"][..] } else { &[] })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let errors = File::create(log.with_extension("err")).map_err(io("cannot make a log file"))?;
@@ -124,9 +144,25 @@ impl GuestImage {
         let listener = console.clone();
         std::thread::spawn(move || listen(&listener, output, file));
         let mut guest = Guest { process, console, log, seen: 0 };
-        guest.wait_for("guest-ready", BOOT_TIMEOUT)?;
+        if waits {
+            Monitor::connect(&guest.monitor())?;
+        } else {
+            guest.wait_for("guest-ready", BOOT_TIMEOUT)?;
+        }
         Ok(guest)
     }
+}
+
+/// The disk of a guest that is an export of the NBD server at a unix socket, as QEMU's `-blockdev` takes it.
+fn disk(socket: &Path, export: &str) -> String {
+    let mut disk = format!(
+        "driver=nbd,server.type=unix,server.path={},reconnect-delay={RECONNECT_SECONDS},discard=unmap",
+        socket.display()
+    );
+    if !export.is_empty() {
+        disk.push_str(&format!(",export={export}"));
+    }
+    disk
 }
 
 /// Collects what the console prints until the guest ends.
@@ -229,6 +265,36 @@ impl Guest {
             None => Ok(()),
             Some(line) => Err(self.failure(format!("its kernel complains: {line}"))),
         }
+    }
+
+    /// Moves it to one that waits for that, while it runs. Returns for how long neither ran, as QEMU says. This one stands still
+    /// from then on.
+    pub fn migrate_to(&mut self, other: &mut Guest) -> Result<Duration, Error> {
+        let way = format!("unix:{}", other.log.with_extension("way").display());
+        Monitor::connect(&other.monitor())?.execute("migrate-incoming", &json!({ "uri": way }))?;
+        let mut monitor = Monitor::connect(&self.monitor())?;
+        monitor.execute("migrate-set-parameters", &json!({ "max-bandwidth": 4_000_000_000_u64 }))?;
+        monitor.execute("migrate", &json!({ "uri": way }))?;
+        let start = Instant::now();
+        loop {
+            let told = monitor.execute("query-migrate", &json!({}))?;
+            match told["status"].as_str() {
+                Some("completed") => {
+                    return Ok(Duration::from_millis(told["downtime"].as_u64().unwrap_or(0)));
+                }
+                Some("failed" | "cancelled") => {
+                    return Err(self.failure(format!("the migration failed: {told}")));
+                }
+                _ if start.elapsed() > MIGRATION_TIMEOUT => {
+                    return Err(self.failure(format!("the migration does not end: {told}")));
+                }
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    fn monitor(&self) -> PathBuf {
+        self.log.with_extension("qmp")
     }
 
     /// Kills it (SIGKILL), as a power failure of the machine would.

@@ -43,6 +43,8 @@ pub struct Extras<'a> {
     pub modules: &'a [&'a str],
     /// The filesystem tools and the verifier, which has to be compiled.
     pub tools: bool,
+    /// fio.
+    pub fio: bool,
 }
 
 /// Writes the root for `kernel` to `path`.
@@ -67,17 +69,24 @@ pub fn build(kernel: &Kernel, path: &Path, extras: Extras<'_>) -> Result<(), Err
     archive.file("/modules/order", order.as_bytes()).map_err(failed())?;
     if extras.tools {
         archive.file("/bin/verifier", &read(&verifier(&scratch)?)?).map_err(failed())?;
-        add_programs(&mut archive, path)?;
+        add_programs(&mut archive, path, &PROGRAMS)?;
+    }
+    if extras.fio {
+        add_programs(&mut archive, path, &[("fio", "fio")])?;
     }
     archive.finish().map_err(failed())?;
     Ok(())
 }
 
-/// The filesystem tools with their libraries.
-fn add_programs(archive: &mut Archive<impl Write>, path: &Path) -> Result<(), Error> {
+/// Programs with their libraries.
+fn add_programs(
+    archive: &mut Archive<impl Write>,
+    path: &Path,
+    programs: &[(&str, &str)],
+) -> Result<(), Error> {
     let failed = || io(format!("cannot write {}", path.display()));
     let mut libraries = Vec::new();
-    for (program, package) in PROGRAMS {
+    for (program, package) in programs {
         let found = find(program, package)?;
         archive.file(&format!("/sbin/{program}"), &read(&found)?).map_err(failed())?;
         libraries.extend(shared_libraries(&found)?);

@@ -36,7 +36,7 @@ fn in_sync(place: &Place) -> (RbdBackend, u64) {
 
 fn take_over(place: &Place, generation: u64, accept_loss: bool) -> Result<Ownership, BackendError> {
     let (cluster, pool) = place.connect().expect("a client");
-    let how = TakeOver { cache_uuid: other().cache_uuid, generation, accept_loss, state_dir: None };
+    let how = TakeOver { cache_uuid: other().cache_uuid, generation, accept_loss, ..TakeOver::default() };
     super::super::peer::take_over(place, &cluster, &pool, &how)
 }
 

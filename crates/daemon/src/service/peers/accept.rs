@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidepool_backend::BackendUri;
+use tidepool_backend::{BackendUri, Prepared};
 use tidepool_engine::api::{Mode, VolumeSpec};
 use tidepool_replica::wire::{Message, one_line};
 use tidepool_replica::{Party, Record};
@@ -200,7 +200,7 @@ async fn introduced(
 /// Takes over what its owner has let go of.
 async fn take_over(mut stream: Stream, said: Said, volumes: &Arc<Volumes>) -> Result<(), PeerError> {
     let Said { name, owner, generation, .. } = said;
-    match volumes.take_handed_over(&name, owner, generation).await {
+    match volumes.take_handed_over(&name, owner, generation, Prepared::default()).await {
         Ok(()) => stream.send(&Message::Taken { generation }).await,
         Err(error) => {
             let why = one_line(&crate::failure::one_line(&error));

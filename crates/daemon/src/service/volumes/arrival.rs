@@ -15,6 +15,7 @@ use crate::shard::Guest;
 use crate::units::Size;
 use crate::volume::{DrainOrder, Mode};
 use std::sync::Arc;
+use tidepool_backend::{BackendUri, Prepared};
 use tidepool_engine::api::VolumeSpec;
 use tidepool_engine::format::crc32c;
 use tidepool_engine::status::VolumeState;
@@ -47,7 +48,7 @@ enum Told {
 pub(in crate::service) struct Arriving {
     volumes: Arc<Volumes>,
     name: String,
-    image: String,
+    image: BackendUri,
     owner: Party,
     generation: u64,
     leaving: Leaving,
@@ -88,7 +89,7 @@ impl Volumes {
         Ok(Arriving {
             volumes: self.clone(),
             name,
-            image: spec.backend.clone(),
+            image: spec.backend.parse().map_err(|error| format!("{}: {error}", spec.backend))?,
             owner: record.owner,
             generation: record.generation,
             leaving,
@@ -97,7 +98,11 @@ impl Volumes {
     }
 
     /// Serves a volume of which another host has let go with everything in the image.
-    async fn take_clean(self: &Arc<Self>, arriving: &Arriving) -> Result<(), VolumeError> {
+    async fn take_clean(
+        self: &Arc<Self>,
+        arriving: &Arriving,
+        prepared: Prepared,
+    ) -> Result<(), VolumeError> {
         let Arriving { name, image, leaving, .. } = arriving;
         let known = self.shard.volumes().await.map_err(from_shard("add", name))?;
         // A copy that did not count.
@@ -117,11 +122,11 @@ impl Volumes {
             accept_loss: leaving.accept_loss,
             dirty_max: Some(Size(leaving.dirty_bytes_max)),
             drain: leaving.unordered.then_some(DrainOrder::Unordered),
-            ..VolumeConfig::new(image.parse()?)
+            ..VolumeConfig::new(image.clone())
         };
         let wanted = Wanted::new(name, config, leaving.accept_loss, self.drain, peers);
         let invalid = |why: String| VolumeError::Invalid { name: name.clone(), why };
-        self.add(wanted.map_err(|failure| invalid(failure.to_string()))?).await
+        self.add_prepared(wanted.map_err(|failure| invalid(failure.to_string()))?, prepared).await
     }
 }
 
@@ -137,10 +142,18 @@ impl Arriving {
 
     async fn run(mut self, mut stream: Stream) {
         let (stage, staged) = watch::channel(Stage::Waiting);
+        let (volumes, image) = (self.volumes.clone(), self.image.clone());
+        let preparing = tokio::spawn(async move {
+            let prepared = volumes.prepared(&image).await;
+            prepared.inspect_err(|error| info!("{image} cannot be made ready: {error}")).unwrap_or_default()
+        });
         let mut hosted = JoinSet::new();
         let outcome = self.wait(&mut stream, &mut hosted, &staged).await;
+        // What is not ready by now is got ready by whoever needs it.
+        let prepared =
+            if preparing.is_finished() { preparing.await.unwrap_or_default() } else { Prepared::default() };
         let outcome = match outcome {
-            Ok(()) => self.take(&mut stream).await,
+            Ok(()) => self.take(&mut stream, prepared).await,
             Err(error) => Err(error),
         };
         drop(Door(&self));
@@ -203,7 +216,7 @@ impl Arriving {
     }
 
     /// Has the other host let go, and serves the volume.
-    async fn take(&self, stream: &mut Stream) -> Result<(), PeerError> {
+    async fn take(&self, stream: &mut Stream, prepared: Prepared) -> Result<(), PeerError> {
         let since = Instant::now();
         stream.send(&Message::Take).await?;
         let mut head = Vec::new();
@@ -221,8 +234,8 @@ impl Arriving {
         let (volumes, owner, generation) = (self.volumes.clone(), self.owner, self.generation);
         let taking = async {
             match clean {
-                true => volumes.take_clean(self).await,
-                false => volumes.take_handed_over(&self.name, owner, generation).await,
+                true => volumes.take_clean(self, prepared).await,
+                false => volumes.take_handed_over(&self.name, owner, generation, prepared).await,
             }
         };
         match with_words(stream, taking).await {

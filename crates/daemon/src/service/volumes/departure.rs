@@ -25,6 +25,8 @@ pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 /// Pause between two drains that keep the rest small.
 const DRAIN_PAUSE: Duration = Duration::from_millis(200);
+/// How long the drain is waited for before the volume goes to the copy.
+const DRAIN_WAIT_MAX: Duration = Duration::from_millis(150);
 /// How long a change of the volume is waited for that is under way when it is to go.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -135,7 +137,7 @@ impl Volumes {
         let name = &entry.name;
         let answered = tokio::select! {
             answered = self.answer(id, &mut way.stream) => answered,
-            () = self.keep_drained(&entry, id, way.cache) => Ok(()),
+            () = self.keep_drained(&entry, id) => Ok(()),
         };
         match answered {
             // From here on it goes to its end, whoever gives it up.
@@ -182,12 +184,11 @@ impl Volumes {
         }
     }
 
-    /// Where the other host has no copy, everything has to be in the image before it can have the volume: most of it is, then.
-    async fn keep_drained(&self, entry: &Entry, id: VolumeId, cache: u128) {
+    /// Has most of the volume in the image at any moment. Where the other host has no copy, everything has to be in it before it can
+    /// have the volume; and where it has one, it works as write-through until that is so.
+    async fn keep_drained(&self, entry: &Entry, id: VolumeId) {
         loop {
-            if !self.has_copy(id, cache).await
-                && let Err(error) = self.shard.drain(id).await
-            {
+            if let Err(error) = self.shard.drain(id).await {
                 info!("volume {}: draining before it goes: {error}", entry.name);
             }
             sleep(DRAIN_PAUSE).await;
@@ -250,6 +251,8 @@ impl Volumes {
     ) -> Result<Gone, String> {
         let change = self.change_soon(&entry).await?;
         if self.has_copy(id, cache).await {
+            // What is dirty over there has to be in the image before a write is acknowledged there as one that goes through.
+            let _ = timeout(DRAIN_WAIT_MAX, self.shard.drain(id)).await;
             match self.release(&entry, id, true).await {
                 Ok(released) => return released.map(|()| Gone::Dirty),
                 Err(ShardError::NoCopy) => {}

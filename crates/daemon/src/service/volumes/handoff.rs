@@ -7,7 +7,7 @@ use crate::service::peers::{Caller, hand_over, record_of};
 use crate::shard::ShardError;
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_backend::{OwnerState, Ownership};
+use tidepool_backend::{OwnerState, Ownership, Prepared};
 use tidepool_engine::api::{ControlError, VolumeId};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::Party;
@@ -108,7 +108,7 @@ impl Volumes {
         let known = known.into_iter().find(|(known, ..)| *known == id);
         match known {
             Some((_, spec, VolumeState::Detached | VolumeState::Failed)) if current => {
-                let begun = self.begin_attach(id, spec, None, false);
+                let begun = self.begin_attach(id, spec, None, None);
                 begun.inspect_err(|error| warn!("volume {}: {error}", entry.name)).ok()
             }
             Some((.., VolumeState::Replica)) if current => {
@@ -142,13 +142,14 @@ impl Volumes {
         name: &str,
         owner: Party,
         generation: u64,
+        prepared: Prepared,
     ) -> Result<(), VolumeError> {
         let let_go = |found: &Ownership| {
             let record = record_of(found);
             (record.owner.cache, record.generation) == (owner.cache, generation)
                 && found.state == OwnerState::Dirty
         };
-        self.take_over_if(name, false, let_go).await
+        self.take_over_if(name, false, prepared, let_go).await
     }
 
     /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.

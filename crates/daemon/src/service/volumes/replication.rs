@@ -8,7 +8,7 @@ use crate::shard::ShardError;
 use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
-use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, TakeOver};
+use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, Prepared, TakeOver};
 use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::{Copies, Record, Resume, Tail, resume};
@@ -141,10 +141,7 @@ impl Volumes {
     /// The ownership record of an image, as it is now.
     pub(super) async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, BackendError> {
         let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership(&uri, None));
-        read.await.unwrap_or_else(|_| {
-            let why = "reading it ended in an internal error".to_owned();
-            Err(BackendError::Unavailable { what: "the ownership record".into(), why })
-        })
+        read.await.unwrap_or_else(|_| Err(internal("reading the ownership record")))
     }
 
     /// Makes the copy of another host's volume that is in this cache the volume, and serves it. Whoever was the owner is fenced.
@@ -155,14 +152,25 @@ impl Volumes {
     /// There is no such copy, or the ownership record does not say that it counts; nothing has changed then. Or the image cannot
     /// be opened yet: that goes on in the background.
     pub async fn take_over(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<(), VolumeError> {
-        self.take_over_if(name, accept_loss, |_| true).await
+        let uri = self.copy_of("take over", name).await?.2;
+        let prepared = self.prepared(&uri).await;
+        let open = |source| VolumeError::Open { name: name.to_owned(), source };
+        self.take_over_if(name, accept_loss, prepared.map_err(open)?, |_| true).await
     }
 
-    /// The same, while the record is as `wanted`.
+    /// What opening an image needs.
+    pub(super) async fn prepared(&self, uri: &BackendUri) -> Result<Prepared, BackendError> {
+        let uri = uri.clone();
+        let prepared = tokio::task::spawn_blocking(move || tidepool_backend::prepare(&uri));
+        prepared.await.unwrap_or_else(|_| Err(internal("connecting to its image")))
+    }
+
+    /// The same, while the record is as `wanted`, with what was made ready.
     pub(super) async fn take_over_if(
         self: &Arc<Self>,
         name: &str,
         accept_loss: bool,
+        prepared: Prepared,
         wanted: impl Fn(&Ownership) -> bool,
     ) -> Result<(), VolumeError> {
         let shard_error = from_shard("take over", name);
@@ -173,7 +181,7 @@ impl Volumes {
             Some(former) => Some(former.opening.lock().await),
             None => None,
         };
-        let (id, spec, uri, found) = self.copy("take over", name).await?;
+        let (id, spec, uri, found) = self.copy("take over", name, &prepared).await?;
         let open = |source| VolumeError::Open { name: name.to_owned(), source };
         let found = found.ok_or_else(|| VolumeError::Invalid {
             name: name.to_owned(),
@@ -195,6 +203,7 @@ impl Volumes {
                 generation: record.generation,
                 accept_loss,
                 state_dir: None,
+                prepared: prepared.clone(),
             };
             let taken = tokio::task::spawn_blocking(move || tidepool_backend::take_over(&uri, &how));
             let taken = taken.await.map_err(|_| VolumeError::Invalid {
@@ -203,21 +212,21 @@ impl Volumes {
             })?;
             if let Err(error) = taken {
                 // It may have been changed all the same.
-                let found = self.copy("take over", name).await?.3;
+                let found = self.copy("take over", name, &prepared).await?.3;
                 if found.is_none_or(|found| record_of(&found).owner.cache != me.cache) {
                     return Err(open(error));
                 }
             }
             info!("volume {name}: taken over from {}", found.host);
         }
-        let outcome = self.begin_attach(id, spec, None, true)?.await;
+        let outcome = self.begin_attach(id, spec, None, Some(prepared))?.await;
         outcome.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())))
     }
 
     /// Forgets the copy of another host's volume, unless it counts.
     pub(super) async fn forget_copy(&self, name: &str) -> Result<Removed, VolumeError> {
         let _takeover = self.takeovers.lock().await;
-        let (id, spec, _, found) = self.copy("remove", name).await?;
+        let (id, spec, _, found) = self.copy("remove", name, &Prepared::default()).await?;
         let me = me(self.cache_uuid).cache;
         if let Some(found) = found {
             let record = record_of(&found);
@@ -237,7 +246,8 @@ impl Volumes {
 
     /// A copy that is found at the start may be this host's volume already: a takeover was cut short then.
     pub(super) async fn finish_takeover(self: Arc<Self>, name: String) {
-        let Ok((.., Some(found))) = self.copy("take over", &name).await else { return };
+        let copy = self.copy("take over", &name, &Prepared::default()).await;
+        let Ok((.., Some(found))) = copy else { return };
         if record_of(&found).owner.cache == me(self.cache_uuid).cache
             && let Err(error) = self.take_over(&name, false).await
         {
@@ -246,11 +256,26 @@ impl Volumes {
     }
 
     /// A copy of another host's volume, its image, and the ownership record of that.
-    pub(super) async fn copy(
+    async fn copy(
         &self,
         what: &'static str,
         name: &str,
+        prepared: &Prepared,
     ) -> Result<(VolumeId, VolumeSpec, BackendUri, Option<Ownership>), VolumeError> {
+        let (id, spec, uri) = self.copy_of(what, name).await?;
+        let (of, prepared) = (uri.clone(), prepared.clone());
+        let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership_by(&of, &prepared));
+        let found = read.await.unwrap_or_else(|_| Err(internal("reading its ownership record")));
+        let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        Ok((id, spec, uri, found))
+    }
+
+    /// A copy of another host's volume, and its image.
+    async fn copy_of(
+        &self,
+        what: &'static str,
+        name: &str,
+    ) -> Result<(VolumeId, VolumeSpec, BackendUri), VolumeError> {
         let volumes = self.shard.volumes().await.map_err(from_shard(what, name))?;
         let (id, spec, state) = volumes
             .into_iter()
@@ -261,10 +286,13 @@ impl Volumes {
             return Err(VolumeError::Invalid { name: name.to_owned(), why });
         }
         let uri: BackendUri = spec.backend.parse()?;
-        let found = self.ownership(uri.clone()).await;
-        let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
-        Ok((id, spec, uri, found))
+        Ok((id, spec, uri))
     }
+}
+
+fn internal(what: &str) -> BackendError {
+    let why = "an internal error occurred".to_owned();
+    BackendError::Unavailable { what: what.to_owned(), why }
 }
 
 fn not_in_sync(name: &str, found: &Ownership) -> VolumeError {
