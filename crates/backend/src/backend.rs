@@ -242,6 +242,9 @@ pub struct OpenOptions {
     pub state_dir: Option<PathBuf>,
     /// What was made ready for this image; else it is done now.
     pub prepared: Prepared,
+    /// The image is another cache's, which is gone or is to be, and is taken over first; see [`take_over`]. It is this one's from
+    /// then on, also if opening it fails. One that is this cache's already stays so.
+    pub take_over: Option<TakeOver>,
 }
 
 /// The slow part of opening an image, done before: the way to its storage, and the look at what may be done there. Nothing is
@@ -306,6 +309,11 @@ pub struct Parent {
 /// # Errors
 /// One line that says what is wrong and what to do; the image is left as it was.
 pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendError> {
+    if let (Some(how), BackendUri::File { .. } | BackendUri::Nbd(_)) = (&options.take_over, uri)
+        && !ownership(uri, how.state_dir.as_deref())?.is_some_and(|record| record.is_by(how.cache_uuid))
+    {
+        take_over(uri, how)?;
+    }
     match uri {
         BackendUri::File { path, emulate: None, gate: None } => {
             file::open(path, &options, Caching::Direct, |_| Ok(())).map(|(opened, ())| opened)

@@ -337,6 +337,11 @@ impl Ownership {
         json
     }
 
+    /// It is this cache's.
+    pub(crate) fn is_by(&self, cache_uuid: [u8; 16]) -> bool {
+        self.cache_uuid == Uuid::from_bytes(cache_uuid)
+    }
+
     /// The host that wrote it is this one, and has not been restarted since.
     pub(crate) fn is_of_this_boot(&self) -> bool {
         self.host == host_name() && self.boot_id == boot_id()

@@ -46,6 +46,9 @@ pub(super) fn attach(
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.check_kind(place)?;
+    if let Some(how) = &options.take_over {
+        peer::take_first(&mut survey, place, cluster, pool, how)?;
+    }
     survey.check_owner(place, cache_uuid)?;
     survey.check_whole(place, options)?;
     let holder = survey.holder(options);

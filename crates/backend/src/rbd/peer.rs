@@ -71,6 +71,37 @@ pub(super) fn take_over(
 ) -> Result<Ownership, BackendError> {
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.check_kind(place)?;
+    let taken = take_in(&mut survey, place, cluster, how)?;
+    survey.owner.swap(pool, &taken)?;
+    Ok(taken)
+}
+
+/// The first part of opening an image that is to be taken over. Whoever has to be fenced must find the record changed before that;
+/// where there is nobody, it changes with what opening it writes there first.
+pub(super) fn take_first(
+    survey: &mut Survey,
+    place: &Place,
+    cluster: &Arc<Cluster>,
+    pool: &IoCtx,
+    how: &TakeOver,
+) -> Result<(), BackendError> {
+    if survey.record.as_ref().is_some_and(|record| record.is_by(how.cache_uuid)) {
+        return Ok(());
+    }
+    let taken = take_in(survey, place, cluster, how)?;
+    if taken.clients().next().is_some() {
+        survey.owner.swap(pool, &taken)?;
+    }
+    Ok(())
+}
+
+/// Has a survey go on from the record as it is once the image is taken over, if that can be.
+fn take_in(
+    survey: &mut Survey,
+    place: &Place,
+    cluster: &Arc<Cluster>,
+    how: &TakeOver,
+) -> Result<Ownership, BackendError> {
     let Some(before) = &survey.record else {
         let why = "it has no ownership record".into();
         return Err(BackendError::NotPeer { what: place.what.clone(), why });
@@ -80,7 +111,6 @@ pub(super) fn take_over(
     let options = OpenOptions { cache_uuid: how.cache_uuid, ..OpenOptions::default() };
     survey.record = Some(taken.clone());
     survey.check_lock(place, &survey.holder(&options), &options)?;
-    survey.owner.swap(pool, &taken)?;
     Ok(taken)
 }
 

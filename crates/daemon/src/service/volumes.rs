@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
 use tidepool_backend::{
-    Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Prepared, Release,
+    Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Prepared, Release, TakeOver,
 };
 use tidepool_engine::Attach;
 use tidepool_engine::api::{Degraded, DrainOrder, VolumeId, VolumeSpec};
@@ -94,6 +94,15 @@ struct Entry {
     opening: AsyncMutex<()>,
 }
 
+/// How a backend is opened that was another host's.
+#[derive(Default)]
+struct Taking {
+    /// What was made ready for that.
+    prepared: Prepared,
+    /// It has to be taken over first.
+    take_over: Option<TakeOver>,
+}
+
 #[derive(Default)]
 struct Facts {
     /// The core's number, once it serves or has recovered the volume.
@@ -112,8 +121,8 @@ struct Facts {
     snapshot: Option<String>,
     /// It is a copy that is being taken over.
     takes_over: bool,
-    /// What was made ready for the first attempt to open its backend.
-    prepared: Prepared,
+    /// For the first attempt to open its backend.
+    taking: Taking,
     /// What keeps a peer connected.
     keeping: Option<AbortHandle>,
     /// It may go to another host.
@@ -298,7 +307,7 @@ impl Volumes {
         id: VolumeId,
         spec: VolumeSpec,
         asked: Option<Wanted>,
-        taken_over: Option<Prepared>,
+        taken_over: Option<Taking>,
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
         let Some((recorded_loss, attachment)) = attachment::decode(&spec.attachment) else {
@@ -316,9 +325,9 @@ impl Volumes {
         let said = (spec.drain == DrainOrder::Unordered).then_some(volume::DrainOrder::Unordered);
         let drain = asked.as_ref().map_or(said, |asked| asked.drain).or(self.drain);
         let state = Some(State::Opening);
-        let (takes_over, prepared) = (taken_over.is_some(), taken_over.unwrap_or_default());
-        let facts =
-            Facts { id: Some(id), accept_loss, drain, state, takes_over, prepared, ..Facts::default() };
+        let takes_over = taken_over.is_some();
+        let taking = taken_over.unwrap_or_default();
+        let facts = Facts { id: Some(id), accept_loss, drain, state, takes_over, taking, ..Facts::default() };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
         let asked_order = asked.as_ref().and_then(|asked| asked.drain);
@@ -425,6 +434,7 @@ impl Volumes {
         let dirty = known.is_some_and(|v| v.status.dirty);
         entry.clone().look().await;
         self.refuse_shared(entry).await?;
+        let Taking { prepared, take_over } = std::mem::take(&mut lock(&entry.facts).taking);
         let options = OpenOptions {
             cache_uuid: self.cache_uuid,
             attachment: Some(recorded),
@@ -433,7 +443,8 @@ impl Volumes {
             dirty,
             grouped: attach.drain == DrainOrder::Grouped,
             sequence: known.map(|v| v.status.sequence),
-            prepared: std::mem::take(&mut lock(&entry.facts).prepared),
+            prepared,
+            take_over,
             ..OpenOptions::default()
         };
         let opened = self.open_whole(entry, options).await?;
@@ -538,7 +549,8 @@ impl Volumes {
     /// The same with what was made ready for its image.
     async fn add_prepared(self: &Arc<Self>, wanted: Wanted, prepared: Prepared) -> Result<(), VolumeError> {
         let Wanted { accept_loss, drain, .. } = wanted;
-        let facts = Facts { accept_loss, drain, state: Some(State::Opening), prepared, ..Facts::default() };
+        let taking = Taking { prepared, take_over: None };
+        let facts = Facts { accept_loss, drain, state: Some(State::Opening), taking, ..Facts::default() };
         let entry = Entry::new(&wanted.name, wanted.backend.clone(), facts);
         let change = entry.begin_change()?;
         self.claim(&entry)?;
@@ -552,7 +564,7 @@ impl Volumes {
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
         let order = drain_order(&wanted.backend, wanted.drain).into();
         let grouped = order == DrainOrder::Grouped;
-        let prepared = std::mem::take(&mut lock(&entry.facts).prepared);
+        let prepared = std::mem::take(&mut lock(&entry.facts).taking).prepared;
         let options = OpenOptions { cache_uuid, read_only, grouped, prepared, ..OpenOptions::default() };
         let opened = self.open(&entry, options, Some(OPEN_WAIT_MAX)).await?;
         let spec = VolumeSpec {

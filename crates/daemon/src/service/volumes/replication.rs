@@ -1,6 +1,6 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
-use super::{Entry, Volumes, from_shard, lock};
+use super::{Entry, Taking, Volumes, from_shard, lock};
 use crate::admin::Removed;
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, Replicated, Welcomed, dial, me, record_of};
@@ -182,7 +182,6 @@ impl Volumes {
             None => None,
         };
         let (id, spec, uri, found) = self.copy("take over", name, &prepared).await?;
-        let open = |source| VolumeError::Open { name: name.to_owned(), source };
         let found = found.ok_or_else(|| VolumeError::Invalid {
             name: name.to_owned(),
             why: format!("{uri} has no ownership record"),
@@ -193,34 +192,26 @@ impl Volumes {
         }
         let (me, record) = (me(self.cache_uuid), record_of(&found));
         // A takeover that was cut short has made the record this cache's already.
+        let mut take_over = None;
         if record.owner.cache != me.cache {
             self.shard.prepare(id, me, record, accept_loss).await.map_err(|error| match error {
                 ShardError::NotInSync(_) => not_in_sync(name, &found),
                 error => shard_error(error),
             })?;
-            let how = TakeOver {
-                cache_uuid: self.cache_uuid,
-                generation: record.generation,
-                accept_loss,
-                state_dir: None,
-                prepared: prepared.clone(),
-            };
-            let taken = tokio::task::spawn_blocking(move || tidepool_backend::take_over(&uri, &how));
-            let taken = taken.await.map_err(|_| VolumeError::Invalid {
-                name: name.to_owned(),
-                why: "taking its image over ended in an internal error".into(),
-            })?;
-            if let Err(error) = taken {
-                // It may have been changed all the same.
-                let found = self.copy("take over", name, &prepared).await?.3;
-                if found.is_none_or(|found| record_of(&found).owner.cache != me.cache) {
-                    return Err(open(error));
-                }
-            }
-            info!("volume {name}: taken over from {}", found.host);
+            let (cache_uuid, generation) = (self.cache_uuid, record.generation);
+            take_over = Some(TakeOver { cache_uuid, generation, accept_loss, ..TakeOver::default() });
         }
-        let outcome = self.begin_attach(id, spec, None, Some(prepared))?.await;
-        outcome.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())))
+        let taking = Taking { prepared, take_over };
+        let first = self.begin_attach(id, spec, None, Some(taking))?.await;
+        let outcome = first.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())));
+        if outcome.is_err() && record.owner.cache != me.cache {
+            // The record may have been changed all the same: then its image is tried on and on.
+            let found = self.ownership(uri).await.ok().flatten();
+            if found.is_some_and(|found| record_of(&found).owner.cache != me.cache) {
+                lock(&self.entries).remove(name);
+            }
+        }
+        outcome.inspect(|()| info!("volume {name}: taken over from {}", found.host))
     }
 
     /// Forgets the copy of another host's volume, unless it counts.
