@@ -100,7 +100,12 @@ impl World {
             } else {
                 self.hosts[at].disk.power_loss();
             }
-            let left = members.iter().any(|party| self.hosts[host_of(*party)].party() == *party);
+            // A device that has died, and may come back, is no copy, even before its owner has noticed.
+            let is_left = |party: &Party| {
+                let host = &self.hosts[host_of(*party)];
+                host.party() == *party && !host.disk.dead
+            };
+            let left = members.iter().any(is_left);
             if was && !left {
                 self.cover.hit("last copy lost its power");
                 self.lost = true;
