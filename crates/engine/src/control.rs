@@ -17,9 +17,6 @@ const VERIFY_IN_FLIGHT: u32 = 8;
 /// Most stretches of the index that one [`Engine::block_status`] looks at: many may make one extent.
 const STATUS_RUNS_MAX: usize = 4096;
 
-/// The largest volume.
-pub(crate) const VOLUME_BYTES_MAX: u64 = 1 << 50;
-
 /// In [`Engine::stopping`]: the checkpoint that ends a shutdown has begun.
 pub(crate) const LAST_CHECKPOINT: u64 = u64::MAX;
 
@@ -738,11 +735,6 @@ impl Engine {
             at = until;
         }
     }
-}
-
-/// Whether a volume can have so many bytes.
-pub(crate) fn is_size(size_bytes: u64) -> bool {
-    size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES as u64) && size_bytes <= VOLUME_BYTES_MAX
 }
 
 /// A volume can be served under this name, with this size.

@@ -6,9 +6,9 @@
 
 use crate::api::{
     BLOCK_BYTES, Begin, ControlError, Effect, RECORD_BLOCKS_MAX, Request, RequestError, Room, VolumeId,
-    VolumeSpec,
+    VolumeSpec, is_size,
 };
-use crate::control::{AddError, check_spec, is_size};
+use crate::control::{AddError, check_spec};
 use crate::engine::Engine;
 use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};

@@ -1,7 +1,6 @@
 //! Resizing: a volume becomes larger after its image has, and smaller before it does.
 
-use crate::api::{BLOCK_BYTES, BackendOp, ControlError, Effect, IoError, Nanos, VolumeId};
-use crate::control::VOLUME_BYTES_MAX;
+use crate::api::{BLOCK_BYTES, BackendOp, ControlError, Effect, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::index::Lookup;
 use crate::mutation::mutated;

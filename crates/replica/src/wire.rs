@@ -4,7 +4,7 @@
 //! [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied here: a prefix says how long
 //! it is, and whoever reads puts it where it belongs.
 
-use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room, SECTOR_BYTES};
+use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room, SECTOR_BYTES, buffer_bytes};
 use tidepool_engine::format::{
     Entry, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, crc32c, open,
 };
@@ -481,7 +481,9 @@ impl Prefix {
             Kind::Expecting => Message::Expecting { cache: f.u128()? },
             Kind::Ask => {
                 let (offset, len) = (f.u64()?, f.u32()?);
-                let fits = offset.is_multiple_of(SECTOR.into()) && is_askable(len);
+                let fits = offset.is_multiple_of(SECTOR.into())
+                    && is_askable(len)
+                    && buffer_bytes(offset % u64::from(BLOCK), len.into()) <= REQUEST_BYTES_MAX;
                 fits.then_some(Message::Ask { offset, len })?
             }
             Kind::Told => {

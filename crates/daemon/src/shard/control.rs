@@ -144,14 +144,24 @@ impl<C: Core> Reactor<C> {
                 engine.detach(now, id, Nanos::MAX, number);
                 Pending::Remove { id, answer }
             }),
-            Command::HandOver { id, disconnect, answer } => match self.may_hand_over(id, disconnect) {
-                Err(error) => drop(answer.send(Err(error))),
-                Ok(()) => self.operate(id, answer, |shared, number, answer| {
-                    let engine = shared.core.engine().expect("a volume with an owner has an engine");
-                    engine.detach(now, id, HAND_OVER_NS_MAX, number);
-                    Pending::HandOver { id, answer }
-                }),
-            },
+            Command::HandOver { id, disconnect, answer } => {
+                let may = self.may_hand_over(id, disconnect);
+                self.detach_for_another(id, may, answer);
+            }
+            Command::Forget { id, answer } => {
+                let status = self.shared.core.volume_status(now, id);
+                if status.is_none_or(|status| status.state != VolumeState::Detached) {
+                    return drop(answer.send(Err(ShardError::Attached(id))));
+                }
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.remove(now, id, false, number);
+                    Pending::Remove { id, answer }
+                });
+            }
+            Command::LetGo { id, answer } => {
+                let may = self.may_let_go(id);
+                self.detach_for_another(id, may, answer);
+            }
             Command::Drain { id, answer } => self.operate(id, answer, |shared, number, answer| {
                 shared.core.drain(now, id, number);
                 Pending::Simple { answer }
@@ -208,8 +218,10 @@ impl<C: Core> Reactor<C> {
             Command::WantsPeer { id, answer } => {
                 let _ = answer.send(self.wants_peer(id));
             }
-            Command::Expect { name, size_bytes, guests } => self.expect(name, size_bytes, guests),
-            Command::Unexpect { name } => self.unexpect(&name),
+            Command::Expect { number, name, size_bytes, guests } => {
+                self.expect(number, name, size_bytes, guests);
+            }
+            Command::Unexpect { number } => self.unexpect(number),
             Command::Adopt { guest } => self.adopt(guest),
             Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
             Command::SetAlone { id, alone } => self.set_alone(id, alone),
@@ -219,6 +231,24 @@ impl<C: Core> Reactor<C> {
             Command::Prepare { id, me, record, accept_loss, answer } => {
                 self.prepare(id, (me, record, accept_loss), answer);
             }
+        }
+    }
+
+    /// Lets go of a volume that another host is to serve, if it may; else it stays as it is.
+    fn detach_for_another(
+        &mut self,
+        id: VolumeId,
+        may: Result<(), ShardError>,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    ) {
+        let now = self.shared.now;
+        match may {
+            Err(error) => drop(answer.send(Err(error))),
+            Ok(()) => self.operate(id, answer, |shared, number, answer| {
+                let engine = shared.core.engine().expect("a volume with an owner has an engine");
+                engine.detach(now, id, HAND_OVER_NS_MAX, number);
+                Pending::HandOver { id, answer }
+            }),
         }
     }
 

@@ -11,10 +11,12 @@ use super::replication::{ASK_SLOT, request_id};
 use super::volume::Volume;
 use std::os::fd::OwnedFd;
 use tidepool_driver::Slab;
-use tidepool_engine::api::{BLOCK_BYTES, Op, Request, RequestError, VolumeId, buffer_bytes};
+use tidepool_engine::api::{
+    BLOCK_BYTES, Op, REQUEST_BYTES_MAX, Request, RequestError, VolumeId, buffer_bytes,
+};
 use tidepool_engine::mem::Buf;
 use tidepool_nbd::{Export, Session};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 
 /// [`Export::id`] of volumes that are not served yet: no volume has this number.
 pub(super) const EXPECTED: u64 = 1 << 32;
@@ -33,9 +35,11 @@ pub struct Guest {
 
 /// A volume whose clients are let in before it is served.
 pub(super) struct Expected {
-    name: String,
+    /// Which: another one of this name may follow.
+    number: u64,
+    pub(super) name: String,
     size_bytes: u64,
-    guests: UnboundedSender<Guest>,
+    guests: Sender<Guest>,
 }
 
 impl Expected {
@@ -65,14 +69,14 @@ impl Asks {
 
 impl<C: Core> Reactor<C> {
     /// Lets clients of a volume in that is not served here yet. What was expected under this name before is not any more.
-    pub(super) fn expect(&mut self, name: String, size_bytes: u64, guests: UnboundedSender<Guest>) {
-        self.unexpect(&name);
-        self.shared.expected.push(Expected { name, size_bytes, guests });
+    pub(super) fn expect(&mut self, number: u64, name: String, size_bytes: u64, guests: Sender<Guest>) {
+        self.shared.expected.retain(|expected| expected.name != name);
+        self.shared.expected.push(Expected { number, name, size_bytes, guests });
     }
 
     /// Lets no more of them in.
-    pub(super) fn unexpect(&mut self, name: &str) {
-        self.shared.expected.retain(|expected| expected.name != name);
+    pub(super) fn unexpect(&mut self, number: u64) {
+        self.shared.expected.retain(|expected| expected.number != number);
     }
 
     /// A client that uses a volume which is not served yet goes to whoever expects it.
@@ -82,22 +86,27 @@ impl<C: Core> Reactor<C> {
         connection.dismantle(&mut self.shared);
         let Some((session, unread)) = guest else { return };
         let Connection { fd, peer, .. } = *connection;
-        if let Some(expected) = self.shared.expected.iter().find(|expected| expected.name == session.name) {
-            // Without anybody who waits for it the connection ends.
-            let _ = expected.guests.send(Guest { fd, peer, session, unread });
+        let expected = self.shared.expected.iter().find(|expected| expected.name == session.name);
+        let guest = Guest { fd, peer, session, unread };
+        match expected {
+            // Without anybody who waits for it, or with too many waiting, the connection ends.
+            Some(expected) => drop(expected.guests.try_send(guest)),
+            // It may have come meanwhile.
+            None => self.adopt(guest),
         }
     }
 
     /// The volume of a client is served now. Where it is not, the connection ends.
     pub(super) fn adopt(&mut self, guest: Guest) {
         let volume = self.shared.volumes.iter().find(|v| v.serving && v.name == guest.session.name);
-        let Some(id) = volume.map(|volume| volume.id) else { return };
+        let Some((id, size_bytes)) = volume.map(|volume| (volume.id, volume.size_bytes)) else { return };
         if self.stopping.is_some() || self.connections.is_full() {
             return;
         }
         let Guest { fd, peer, session, unread } = guest;
         let mut connection = Box::new(Connection::new(fd, peer, None, self.shared.now));
-        connection.welcome(Session { export: u64::from(id.0), ..session }, &unread, &mut self.shared);
+        let session = Session { export: u64::from(id.0), size_bytes, ..session };
+        connection.welcome(session, &unread, &mut self.shared);
         let slot = self.connections.insert(connection).expect("it is not full");
         self.connections.get_mut(slot).expect("just inserted").slot = slot;
         self.list(slot);
@@ -107,8 +116,12 @@ impl<C: Core> Reactor<C> {
     pub(super) fn ask(&mut self, id: VolumeId, offset: u64, len: u32, answer: Answer<Vec<u8>>) {
         let size = self.shared.volumes.get(id).filter(|volume| volume.serving).map(|v| v.size_bytes);
         let Some(size) = size else { return drop(answer.send(Err(ShardError::NoVolume(id)))) };
+        let inside = offset.checked_add(len.into()).is_some_and(|end| end <= size);
+        if !inside || buffer_bytes(offset, len.into()) > REQUEST_BYTES_MAX {
+            return drop(answer.send(Err(ShardError::Request(RequestError::Invalid))));
+        }
         let limit = ShardError::Limit { what: "request of another host", limit: ASKS_MAX };
-        if self.asks.0.is_full() || offset.saturating_add(len.into()) > size {
+        if self.asks.0.is_full() {
             return drop(answer.send(Err(limit)));
         }
         let mut held = Held::of(id);

@@ -5,6 +5,7 @@ use super::guests::Guest;
 use super::owner::{Connected, Wants};
 use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use tidepool_backend::Backend;
 use tidepool_driver::CacheFile;
@@ -12,7 +13,7 @@ use tidepool_engine::api::{ControlError, Degraded, Mode, RequestError, VolumeId,
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{AddError, Attach, OwnObjects, RecoveryReport};
 use tidepool_replica::{Party, Record};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, oneshot};
 
 /// Why a shard did not do what it was asked.
@@ -219,17 +220,26 @@ pub(super) enum Command {
         disconnect: bool,
         answer: Answer<Option<Box<dyn Backend>>>,
     },
+    LetGo {
+        id: VolumeId,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    },
+    Forget {
+        id: VolumeId,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    },
     SetAlone {
         id: VolumeId,
         alone: Degraded,
     },
     Expect {
+        number: u64,
         name: String,
         size_bytes: u64,
-        guests: UnboundedSender<Guest>,
+        guests: Sender<Guest>,
     },
     Unexpect {
-        name: String,
+        number: u64,
     },
     Adopt {
         guest: Guest,
@@ -370,6 +380,22 @@ impl ShardHandle {
         self.ask(|answer| Command::HandOver { id, disconnect, answer }).await?
     }
 
+    /// The same for a volume without a second copy; its clients lose the connection.
+    ///
+    /// # Errors
+    /// As above, and if there is a copy.
+    pub async fn let_go(&self, id: VolumeId) -> Result<Option<Box<dyn Backend>>, ShardError> {
+        self.ask(|answer| Command::LetGo { id, answer }).await?
+    }
+
+    /// Forgets a volume that has no backend and is nobody's copy.
+    ///
+    /// # Errors
+    /// It is something else, or as for any operation.
+    pub async fn forget(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Forget { id, answer }).await?.map(drop)
+    }
+
     /// Returns when everything that was acknowledged before is in the backend.
     ///
     /// # Errors
@@ -387,25 +413,23 @@ impl ShardHandle {
     }
 
     /// Lets clients of a volume in that is not served here yet: they go to `guests` after the handshake. What was expected under
-    /// this name before is not any more.
+    /// this name before is not any more. Returns the number for [`ShardHandle::unexpect`].
     ///
     /// # Errors
     /// Only when the reactor has stopped.
-    pub fn expect(
-        &self,
-        name: &str,
-        size_bytes: u64,
-        guests: UnboundedSender<Guest>,
-    ) -> Result<(), ShardError> {
-        self.send(Command::Expect { name: name.to_owned(), size_bytes, guests })
+    pub fn expect(&self, name: &str, size_bytes: u64, guests: Sender<Guest>) -> Result<u64, ShardError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.send(Command::Expect { number, name: name.to_owned(), size_bytes, guests })?;
+        Ok(number)
     }
 
     /// Lets no more of them in.
     ///
     /// # Errors
     /// Only when the reactor has stopped.
-    pub fn unexpect(&self, name: &str) -> Result<(), ShardError> {
-        self.send(Command::Unexpect { name: name.to_owned() })
+    pub fn unexpect(&self, number: u64) -> Result<(), ShardError> {
+        self.send(Command::Unexpect { number })
     }
 
     /// A client whose volume is served now goes on here; if it is not, the connection ends.

@@ -233,6 +233,24 @@ impl<C: Core> Reactor<C> {
         Ok(())
     }
 
+    /// Begins to let go of a volume that has no second copy, if it has none.
+    pub(super) fn may_let_go(&mut self, id: VolumeId) -> Result<(), ShardError> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        if !self.shared.volumes.get(id).is_some_and(|volume| volume.serving) {
+            return Err(ShardError::NoVolume(id));
+        }
+        if let Some(side) = self.replication.owners.get_mut(&id) {
+            if side.session.owner().phase() != Phase::Solo {
+                return Err(tidepool_engine::api::ControlError::Paired.into());
+            }
+            side.handing_over = true;
+        }
+        self.close_door(id);
+        Ok(())
+    }
+
     /// Another host has the volume.
     pub(super) fn is_lost(&self, id: VolumeId) -> bool {
         let side = self.replication.owners.get(&id);

@@ -278,23 +278,30 @@ pub(super) struct Offer<'a> {
 
 impl Offer<'_> {
     fn offered(&self) -> impl Iterator<Item = Export<'_>> {
+        let is_served = |name: &str| self.volumes.iter().any(|v| v.serving && v.name == name);
+        let wanted = move |e: &&Expected| !is_served(&e.name) && self.only.is_none_or(|only| only == e.name);
+        self.served().chain(self.expected.iter().filter(wanted).map(Expected::export))
+    }
+
+    fn served(&self) -> impl Iterator<Item = Export<'_>> {
         let wanted = |v: &&Volume| {
             v.serving && !is_parent_name(&v.name) && self.only.is_none_or(|only| only == v.name)
         };
-        let served = self.volumes.iter().filter(wanted).map(|v| Export {
+        self.volumes.iter().filter(wanted).map(|v| Export {
             read_only: v.read_only,
             ..Export::new(u64::from(v.id.0), &v.name, v.size_bytes)
-        });
-        let expected = self.expected.iter().map(Expected::export);
-        served.chain(expected.filter(|export| self.only.is_none_or(|only| only == export.name)))
+        })
     }
 }
 
 impl Exports for Offer<'_> {
     fn find(&self, name: &str) -> Option<Export<'_>> {
         if name.is_empty() {
-            // Without a choice there is a default.
-            let mut all = self.offered();
+            // Without a choice there is a default. What is not here yet is no choice where there are others.
+            if self.only.is_some() {
+                return self.offered().next();
+            }
+            let mut all = self.served();
             return all.next().filter(|_| all.next().is_none());
         }
         self.offered().find(|export| export.name == name)

@@ -11,19 +11,19 @@ use crate::config::VolumeConfig;
 use crate::service::VolumeError;
 use crate::service::peers::{Leaving, PeerError, Stream};
 use crate::service::plan::{Wanted, mode_rule};
-use crate::shard::Guest;
+use crate::shard::{Guest, ShardHandle};
 use crate::units::Size;
-use crate::volume::{DrainOrder, Mode};
+use crate::volume::{DrainOrder, Mode, is_parent_name};
 use std::sync::Arc;
 use tidepool_backend::{BackendUri, Prepared};
-use tidepool_engine::api::VolumeSpec;
+use tidepool_engine::api::{VolumeSpec, is_size};
 use tidepool_engine::format::crc32c;
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::wire::{Message, one_line};
 use tidepool_replica::{Party, Record};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, interval, timeout};
 use tracing::{info, warn};
 
 /// Clients of one volume that wait for it.
@@ -52,16 +52,21 @@ pub(in crate::service) struct Arriving {
     owner: Party,
     generation: u64,
     leaving: Leaving,
-    guests: mpsc::UnboundedReceiver<Guest>,
+    guests: mpsc::Receiver<Guest>,
+    /// Lets them in.
+    door: Door,
 }
 
 /// Lets no more clients in when it goes.
-struct Door<'a>(&'a Arriving);
+struct Door {
+    shard: ShardHandle,
+    number: u64,
+}
 
-impl Drop for Door<'_> {
+impl Drop for Door {
     fn drop(&mut self) {
         // A reactor that has stopped lets nobody in.
-        let _ = self.0.volumes.shard.unexpect(&self.0.name);
+        let _ = self.shard.unexpect(self.number);
     }
 }
 
@@ -83,9 +88,14 @@ impl Volumes {
         if self.contains(&spec.name) && !known.iter().any(copy) {
             return Err("a volume of this name is here, and not as the copy of another host's".into());
         }
-        let (sender, guests) = mpsc::unbounded_channel();
+        if is_parent_name(&spec.name) || !is_size(leaving.size_bytes) {
+            return Err(format!("no volume is like that: {} with {} bytes", spec.name, leaving.size_bytes));
+        }
+        let (sender, guests) = mpsc::channel(GUESTS_MAX);
         let name = spec.name.clone();
-        self.shard.expect(&name, leaving.size_bytes, sender).map_err(|error| error.to_string())?;
+        let number =
+            self.shard.expect(&name, leaving.size_bytes, sender).map_err(|error| error.to_string())?;
+        let door = Door { shard: self.shard.clone(), number };
         Ok(Arriving {
             volumes: self.clone(),
             name,
@@ -94,19 +104,21 @@ impl Volumes {
             generation: record.generation,
             leaving,
             guests,
+            door,
         })
     }
 
     /// Serves a volume of which another host has let go with everything in the image.
     async fn take_clean(
         self: &Arc<Self>,
-        arriving: &Arriving,
+        name: &str,
+        image: BackendUri,
+        leaving: &Leaving,
         prepared: Prepared,
     ) -> Result<(), VolumeError> {
-        let Arriving { name, image, leaving, .. } = arriving;
         let known = self.shard.volumes().await.map_err(from_shard("add", name))?;
         // A copy that did not count.
-        if known.iter().any(|(_, spec, state)| spec.name == *name && *state == VolumeState::Replica) {
+        if known.iter().any(|(_, spec, state)| spec.name == name && *state == VolumeState::Replica) {
             self.forget_copy(name).await?;
         }
         let peers = !self.peers.is_empty();
@@ -122,10 +134,10 @@ impl Volumes {
             accept_loss: leaving.accept_loss,
             dirty_max: Some(Size(leaving.dirty_bytes_max)),
             drain: leaving.unordered.then_some(DrainOrder::Unordered),
-            ..VolumeConfig::new(image.clone())
+            ..VolumeConfig::new(image)
         };
         let wanted = Wanted::new(name, config, leaving.accept_loss, self.drain, peers);
-        let invalid = |why: String| VolumeError::Invalid { name: name.clone(), why };
+        let invalid = |why: String| VolumeError::Invalid { name: name.to_owned(), why };
         self.add_prepared(wanted.map_err(|failure| invalid(failure.to_string()))?, prepared).await
     }
 }
@@ -156,18 +168,19 @@ impl Arriving {
             Ok(()) => self.take(&mut stream, prepared).await,
             Err(error) => Err(error),
         };
-        drop(Door(&self));
+        let Arriving { volumes, name, mut guests, door, .. } = self;
+        drop(door);
         match outcome {
             Ok(()) => {
-                while let Ok(guest) = self.guests.try_recv() {
+                while let Ok(guest) = guests.try_recv() {
                     // A reactor that has stopped serves nobody.
-                    let _ = self.volumes.shard.adopt(guest);
+                    let _ = volumes.shard.adopt(guest);
                 }
                 stage.send_replace(Stage::Here);
                 // They go to the reactor one by one, as soon as they have been told what they have asked.
                 while hosted.join_next().await.is_some() {}
             }
-            Err(error) => info!("volume {}: does not come here: {error}", self.name),
+            Err(error) => info!("volume {name}: does not come here: {error}"),
         }
     }
 
@@ -180,6 +193,7 @@ impl Arriving {
     ) -> Result<(), PeerError> {
         let (wishes, mut wished) = mpsc::channel(GUESTS_MAX);
         let turn = Arc::new(Mutex::new(()));
+        let mut beat = interval(WORD_PAUSE);
         loop {
             tokio::select! {
                 guest = self.guests.recv() => match guest {
@@ -200,7 +214,7 @@ impl Arriving {
                     }
                     Some(Wish::Write) | None => return Ok(()),
                 },
-                () = sleep(WORD_PAUSE) => {
+                _ = beat.tick() => {
                     stream.send(&Message::Beat { time_ns: 0 }).await?;
                     let mut head = Vec::new();
                     let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
@@ -232,17 +246,21 @@ impl Arriving {
         let released = since.elapsed().as_millis();
         // What has begun is finished, whoever offers the volume meanwhile.
         let (volumes, owner, generation) = (self.volumes.clone(), self.owner, self.generation);
-        let taking = async {
+        let (name, image, leaving) = (self.name.clone(), self.image.clone(), self.leaving.clone());
+        let taking = tokio::spawn(async move {
             match clean {
-                true => volumes.take_clean(self, prepared).await,
-                false => volumes.take_handed_over(&self.name, owner, generation, prepared).await,
+                true => volumes.take_clean(&name, image, &leaving, prepared).await,
+                false => volumes.take_handed_over(&name, owner, generation, prepared).await,
             }
-        };
-        match with_words(stream, taking).await {
+        });
+        let taken = with_words(stream, taking).await;
+        match taken.map_err(|_| PeerError::Refused("taking it ended in an internal error".into()))? {
             Ok(()) => {
                 let all = since.elapsed().as_millis();
                 info!("volume {}: has come here ({all} ms, {released} ms of them over there)", self.name);
-                stream.send(&Message::Taken { generation }).await
+                // Who does not hear it finds it in the record.
+                let _ = stream.send(&Message::Taken { generation }).await;
+                Ok(())
             }
             Err(error) => {
                 let why = one_line(&crate::failure::one_line(&error));

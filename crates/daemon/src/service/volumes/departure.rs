@@ -5,9 +5,8 @@ use super::{Entry, Volumes, from_shard, lock};
 use crate::admin::HandedOver;
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, Leaving, PeerError, Stream, offer, record_of};
-use crate::service::plan::Wanted;
 use crate::shard::ShardError;
-use crate::volume::{DrainOrder, Mode};
+use crate::volume::Mode;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_engine::api::{DrainOrder as Order, VolumeId};
@@ -21,8 +20,11 @@ use tracing::{info, warn};
 pub(super) const WORD_PAUSE: Duration = Duration::from_secs(1);
 /// Without a word for so long the other side counts as gone.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// Pause before a read is tried again that found no room.
+/// Pause before a read is tried again that found no room, and how long it is tried.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long the rest is drained that has to be in the image before a volume goes to a host without a copy.
+const REST_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Pause between two drains that keep the rest small.
 const DRAIN_PAUSE: Duration = Duration::from_millis(200);
 /// How long the drain is waited for before the volume goes to the copy.
@@ -35,6 +37,28 @@ pub(super) struct Departing {
     /// Where to.
     host: String,
     task: AbortHandle,
+    /// It goes, and nobody gives that up.
+    goes: bool,
+}
+
+impl Entry {
+    pub(super) fn is_departing(&self) -> bool {
+        lock(&self.facts).departing.as_ref().is_some_and(|departing| !departing.task.is_finished())
+    }
+
+    /// It does not go after all, unless it does so already. Returns where it would have gone to.
+    pub(super) fn stay(&self) -> Option<String> {
+        let mut facts = lock(&self.facts);
+        let departing = facts.departing.take_if(|departing| !departing.goes)?;
+        let waited = !departing.task.is_finished();
+        departing.task.abort();
+        waited.then_some(departing.host)
+    }
+
+    /// It goes now, unless that was given up.
+    fn begin_to_go(&self) -> bool {
+        lock(&self.facts).departing.as_mut().map(|departing| departing.goes = true).is_some()
+    }
 }
 
 /// Where a volume goes, and how.
@@ -46,11 +70,12 @@ struct Way {
 }
 
 /// How a volume has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gone {
     /// The copy there has everything.
     Dirty,
-    /// The image has; as it is to be added here again if it is not taken there.
-    Clean(Box<Wanted>),
+    /// The image has.
+    Clean,
 }
 
 impl Volumes {
@@ -61,8 +86,9 @@ impl Volumes {
     pub async fn offer(self: &Arc<Self>, name: &str, to: Option<&str>) -> Result<HandedOver, VolumeError> {
         let entry = self.entry(name)?;
         let id = entry.attached("hand over")?;
+        let _change = entry.begin_change()?;
         let refused = |why: String| VolumeError::NotHandedOver { name: name.to_owned(), why };
-        if let Some(Departing { host, task }) = &lock(&entry.facts).departing
+        if let Some(Departing { host, task, .. }) = &lock(&entry.facts).departing
             && !task.is_finished()
         {
             return Err(refused(format!("it is on its way to {host} already (--cancel ends that)")));
@@ -84,8 +110,9 @@ impl Volumes {
                 Ok((stream, cache)) => {
                     info!("volume {name}: goes to {host} as soon as a client writes there");
                     let way = Way { host: host.clone(), cache, stream };
+                    let mut facts = lock(&entry.facts);
                     let task = tokio::spawn(self.clone().depart(entry.clone(), id, way)).abort_handle();
-                    lock(&entry.facts).departing = Some(Departing { host: host.clone(), task });
+                    facts.departing = Some(Departing { host: host.clone(), task, goes: false });
                     return Ok(HandedOver { name: name.to_owned(), host, live: true });
                 }
                 Err(error) => failures.push(format!("peer {route}: {error}")),
@@ -103,12 +130,10 @@ impl Volumes {
     /// It was not to go, or is gone.
     pub fn stay(&self, name: &str) -> Result<HandedOver, VolumeError> {
         let entry = self.entry(name)?;
-        let departing = lock(&entry.facts).departing.take().filter(|departing| !departing.task.is_finished());
-        let Some(Departing { host, task }) = departing else {
-            let why = "it is not on its way to another host".to_owned();
+        let Some(host) = entry.stay() else {
+            let why = "it is not on its way to another host, or has arrived there".to_owned();
             return Err(VolumeError::NotHandedOver { name: name.to_owned(), why });
         };
-        task.abort();
         info!("volume {name}: does not go to {host}");
         Ok(HandedOver { name: name.to_owned(), host: self.host.clone(), live: false })
     }
@@ -136,22 +161,32 @@ impl Volumes {
     async fn depart(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId, mut way: Way) {
         let name = &entry.name;
         let answered = tokio::select! {
-            answered = self.answer(id, &mut way.stream) => answered,
+            answered = self.answer(&entry, id, &mut way.stream) => answered,
             () = self.keep_drained(&entry, id) => Ok(()),
         };
         match answered {
-            // From here on it goes to its end, whoever gives it up.
-            Ok(()) => drop(tokio::spawn(self.clone().go(entry, id, way))),
+            Ok(()) if entry.begin_to_go() => self.clone().go(entry.clone(), id, way).await,
+            Ok(()) => {}
             Err(error) => warn!("volume {name}: stays here, {} is not ready any more: {error}", way.host),
         }
     }
 
-    async fn answer(&self, id: VolumeId, stream: &mut Stream) -> Result<(), PeerError> {
+    /// Another volume may have this number by now.
+    fn is_current(&self, entry: &Arc<Entry>, id: VolumeId) -> bool {
+        let current = lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
+        current && lock(&entry.facts).id == Some(id)
+    }
+
+    async fn answer(&self, entry: &Arc<Entry>, id: VolumeId, stream: &mut Stream) -> Result<(), PeerError> {
         let mut head = Vec::new();
         loop {
             let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
-            match heard.map_err(|_| PeerError::Silent)?? {
-                Message::Beat { time_ns } => stream.send(&Message::Beat { time_ns }).await?,
+            let message = heard.map_err(|_| PeerError::Silent)??;
+            if !self.is_current(entry, id) {
+                return Err(PeerError::Refused("it is not served here any more".into()));
+            }
+            match message {
+                Message::Beat { time_ns } => said(stream.send(&Message::Beat { time_ns })).await?,
                 Message::Ask { offset, len } => self.answer_one(id, stream, offset, len).await?,
                 Message::Take => return Ok(()),
                 _ => return Err(PeerError::Unexpected),
@@ -166,10 +201,13 @@ impl Volumes {
         offset: u64,
         len: u32,
     ) -> Result<(), PeerError> {
+        let since = Instant::now();
         let told = async {
             loop {
                 match self.shard.ask_for(id, offset, len).await {
-                    Err(ShardError::Limit { .. }) => sleep(ROOM_PAUSE).await,
+                    Err(ShardError::Limit { .. }) if since.elapsed() < ROOM_WAIT_MAX => {
+                        sleep(ROOM_PAUSE).await
+                    }
                     told => break told,
                 }
             }
@@ -178,9 +216,9 @@ impl Volumes {
             Ok(data) => {
                 let crc = tidepool_engine::format::crc32c(&data);
                 let told = Message::Told { done: true, crc, data_bytes: data.len() as u32 };
-                stream.send_with(&told, &data).await
+                said(stream.send_with(&told, &data)).await
             }
-            Err(_) => stream.send(&Message::Told { done: false, crc: 0, data_bytes: 0 }).await,
+            Err(_) => said(stream.send(&Message::Told { done: false, crc: 0, data_bytes: 0 })).await,
         }
     }
 
@@ -206,35 +244,34 @@ impl Volumes {
     async fn go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId, mut way: Way) {
         let (name, since) = (entry.name.clone(), Instant::now());
         let generation = self.generation(id).await;
-        let letting_go = self.clone().let_go_to(entry.clone(), id, way.cache);
-        let gone = match with_words(&mut way.stream, letting_go).await {
-            Ok(gone) => gone,
+        let letting_go = self.let_go_to(&entry, id, way.cache);
+        let outcome = match with_words(&mut way.stream, letting_go).await {
+            Ok(gone) => {
+                let clean = gone == Gone::Clean;
+                taken(&mut way.stream, Message::LetGo { generation, clean }).await.map(|()| gone)
+            }
             Err(why) => {
-                warn!("volume {name}: does not go to {}: {why}", way.host);
-                // It may be gone as well.
+                // Nobody may be there to hear it.
                 let _ = way.stream.send(&Message::Refused(&one_line(&why))).await;
-                // Nothing has changed, or its image has been let go of.
-                return drop(self.go_on(&entry, id).await);
+                Err(PeerError::Refused(why))
             }
         };
-        let clean = matches!(gone, Gone::Clean(_));
-        let outcome = taken(&mut way.stream, Message::LetGo { generation, clean }).await;
-        match &outcome {
-            Ok(()) => info!("volume {name}: gone to {} ({} ms)", way.host, since.elapsed().as_millis()),
-            Err(error) => {
-                warn!("volume {name}: {} has not taken it ({error}): it goes on here if it can", way.host);
-            }
-        }
-        match gone {
-            Gone::Dirty => drop(self.go_on(&entry, id).await),
-            // Whoever has the image by now keeps it.
-            Gone::Clean(wanted) if outcome.is_err() => {
-                if let Err(error) = self.add(*wanted).await {
-                    warn!("volume {name}: {}", crate::failure::one_line(&error));
+        lock(&entry.facts).departing = None;
+        match outcome {
+            Ok(gone) => {
+                info!("volume {name}: gone to {} ({} ms)", way.host, since.elapsed().as_millis());
+                // If it is to be the copy here already, it stays.
+                if gone == Gone::Clean && self.shard.forget(id).await.is_ok() {
+                    lock(&self.entries).remove(&name);
+                    return self.forget_parents();
                 }
             }
-            Gone::Clean(_) => {}
+            Err(error) => {
+                warn!("volume {name}: has not gone to {} ({error}): it stays here if it can", way.host)
+            }
         }
+        // It is served here still, or is as after a restart: then the record says whose it is.
+        self.go_on(&entry, id).await;
     }
 
     async fn generation(&self, id: VolumeId) -> u64 {
@@ -243,49 +280,42 @@ impl Volumes {
     }
 
     /// Lets go of a volume: dirty, if the cache over there has a copy that counts, else with everything in the image.
-    async fn let_go_to(
-        self: Arc<Self>,
-        entry: Arc<Entry>,
-        id: VolumeId,
-        cache: u128,
-    ) -> Result<Gone, String> {
-        let change = self.change_soon(&entry).await?;
+    async fn let_go_to(&self, entry: &Arc<Entry>, id: VolumeId, cache: u128) -> Result<Gone, String> {
+        let _change = self.change_soon(entry).await?;
+        if !self.is_current(entry, id) {
+            return Err("it is not served here any more".into());
+        }
         if self.has_copy(id, cache).await {
             // What is dirty over there has to be in the image before a write is acknowledged there as one that goes through.
             let _ = timeout(DRAIN_WAIT_MAX, self.shard.drain(id)).await;
-            match self.release(&entry, id, true).await {
+            match self.release(entry, id, true).await {
                 Ok(released) => return released.map(|()| Gone::Dirty),
                 Err(ShardError::NoCopy) => {}
                 Err(error) => return Err(error.to_string()),
             }
         }
-        let wanted = self.as_wanted(&entry, id).await.map_err(|error| crate::failure::one_line(&error))?;
-        let line = |error: &dyn std::error::Error| crate::failure::one_line(error);
-        let _alone = self.alone(id).await.map_err(|error| line(&error))?;
-        self.shard.drain(id).await.map_err(|error| line(&error))?;
-        self.finish_removal(&entry, id, false).await.map_err(|error| line(&error))?;
-        drop(change);
-        Ok(Gone::Clean(Box::new(wanted)))
+        let late = |_| "its image does not take the rest in time".to_owned();
+        let alone = timeout(REST_WAIT_MAX, self.alone(id)).await.map_err(late)?;
+        let _alone = alone.map_err(|error| error.to_string())?;
+        let drained = timeout(REST_WAIT_MAX, self.shard.drain(id)).await.map_err(late)?;
+        drained.map_err(|error| error.to_string())?;
+        let backend = self.shard.let_go(id).await.map_err(|error| error.to_string())?;
+        let status = self.shard.status().await.map_err(|error| error.to_string())?;
+        let clean =
+            status.volumes.iter().any(|v| v.status.id == id && !v.status.dirty && v.status.lost_blocks == 0);
+        self.close_released(entry, backend, clean).await?;
+        if clean { Ok(Gone::Clean) } else { Err("it was written here at the last moment".into()) }
     }
 
     async fn change_soon(&self, entry: &Entry) -> Result<OwnedMutexGuard<()>, String> {
         let change = timeout(CHANGE_WAIT_MAX, entry.change.clone().lock_owned()).await;
         change.map_err(|_| "it is being changed".to_owned())
     }
+}
 
-    /// A volume as it would be added anew.
-    async fn as_wanted(&self, entry: &Entry, id: VolumeId) -> Result<Wanted, VolumeError> {
-        let leaving = self.leaving(entry, id, String::new()).await?;
-        Ok(Wanted {
-            name: entry.name.clone(),
-            backend: entry.backend.clone(),
-            mode: leaving.mode,
-            accept_loss: leaving.accept_loss,
-            dirty_bytes_max: leaving.dirty_bytes_max,
-            read_only: false,
-            drain: leaving.unordered.then_some(DrainOrder::Unordered),
-        })
-    }
+/// Says something to a side that may not listen.
+async fn said(say: impl Future<Output = Result<(), PeerError>>) -> Result<(), PeerError> {
+    timeout(SILENCE_MAX, say).await.map_err(|_| PeerError::Silent)?
 }
 
 /// Says that the volume is let go of, and waits until the other host serves it.
@@ -311,7 +341,7 @@ pub(super) async fn with_words<T>(stream: &mut Stream, work: impl Future<Output 
         tokio::select! {
             done = &mut work => return done,
             // What is said next finds out, too, that nobody is there.
-            () = sleep(WORD_PAUSE) => drop(stream.send(&Message::Beat { time_ns: 0 }).await),
+            () = sleep(WORD_PAUSE) => drop(said(stream.send(&Message::Beat { time_ns: 0 })).await),
         }
     }
 }

@@ -7,17 +7,20 @@ use crate::service::peers::{Caller, hand_over, record_of};
 use crate::shard::ShardError;
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_backend::{OwnerState, Ownership, Prepared};
+use tidepool_backend::{Backend, OwnerState, Ownership, Prepared};
 use tidepool_engine::api::{ControlError, VolumeId};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::Party;
 use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 /// How the first try to open the image of a volume has ended, some time.
 type Attached = oneshot::Receiver<Result<(), VolumeError>>;
 
+/// How long clients are waited for that may have hung up just now, and the pause between two looks.
+const CLIENTS_WAIT_MAX: Duration = Duration::from_millis(500);
+const CLIENTS_PAUSE: Duration = Duration::from_millis(20);
 /// Pause before a volume that is being changed is asked again to let go of its backend.
 const LET_GO_PAUSE: Duration = Duration::from_millis(300);
 
@@ -47,7 +50,17 @@ impl Volumes {
         if let Some(to) = to.filter(|to| *to != peer.host) {
             return Err(refused(format!("its second copy is on host {}, not on {to}", peer.host)));
         }
-        let released = self.release(&entry, id, disconnect).await.map_err(|error| match error {
+        entry.stay();
+        let since = Instant::now();
+        let released = loop {
+            match self.release(&entry, id, disconnect).await {
+                Err(ShardError::Connected(_)) if since.elapsed() < CLIENTS_WAIT_MAX => {
+                    sleep(CLIENTS_PAUSE).await
+                }
+                released => break released,
+            }
+        };
+        let released = released.map_err(|error| match error {
             ShardError::NoCopy | ShardError::Connected(_) => refused(error.to_string()),
             ShardError::Control(ControlError::Paired) => {
                 refused("its peer was lost meanwhile; it is served here as before".into())
@@ -88,15 +101,25 @@ impl Volumes {
         disconnect: bool,
     ) -> Result<Result<(), String>, ShardError> {
         let backend = self.shard.hand_over(id, disconnect).await?;
+        Ok(self.close_released(entry, backend, false).await)
+    }
+
+    /// Closes the image of a volume that another host is to serve.
+    pub(super) async fn close_released(
+        &self,
+        entry: &Entry,
+        backend: Option<Box<dyn Backend>>,
+        clean: bool,
+    ) -> Result<(), String> {
         entry.set_state(Some(State::Opening), None);
         if let Some(keeping) = lock(&entry.facts).keeping.take() {
             keeping.abort();
         }
-        let Some(backend) = backend else { return Ok(Ok(())) };
-        let closed = timeout(CLOSE_WAIT_MAX, close(backend, false)).await;
+        let Some(backend) = backend else { return Ok(()) };
+        let closed = timeout(CLOSE_WAIT_MAX, close(backend, clean)).await;
         let closed = closed.map_err(|_| "it does not answer".to_owned());
         let closed = closed.and_then(|closed| closed.map_err(|error| error.to_string()));
-        Ok(closed.map_err(|why| format!("its image cannot be let go of: {why}")))
+        closed.map_err(|why| format!("its image cannot be let go of: {why}"))
     }
 
     /// A volume that has let go of its image goes on as after a restart: the record says whose it is. Nothing is done where it has
@@ -155,6 +178,7 @@ impl Volumes {
     /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.
     pub(super) async fn let_go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId) {
         let name = &entry.name;
+        entry.stay();
         let backend = loop {
             let removing = lock(&entry.facts).state == Some(State::Removing);
             match self.shard.detach_volume(id).await {

@@ -38,6 +38,11 @@ impl Volumes {
         let entry = self.entry(name)?;
         let _change = entry.begin_change()?;
         let id = entry.attached("resize")?;
+        if entry.is_departing() {
+            let why =
+                "it may go to another host at any moment (volume handoff --cancel ends that)".to_owned();
+            return Err(VolumeError::Invalid { name: name.to_owned(), why });
+        }
         let _alone = self.alone(id).await.map_err(from_shard("resize", name))?;
         self.shard.resize(id, size.0).await.map_err(from_shard("resize", name))
     }
@@ -83,6 +88,7 @@ impl Volumes {
         let Ok(entry) = self.entry(name) else { return self.forget_copy(name).await };
         let change = entry.begin_change()?;
         let id = entry.attached("remove")?;
+        entry.stay();
         let status = self.volume_status(name).await?;
         // What only waits for room or an answer may go on while it drains.
         let waits = status.state == State::Full
@@ -95,7 +101,7 @@ impl Volumes {
         let finish = tokio::spawn(async move {
             let _change = change;
             let _alone = this.alone(id).await.map_err(from_shard("remove", &entry.name))?;
-            this.finish_removal(&entry, id, true).await
+            this.finish_removal(&entry, id).await
         });
         finish.await.unwrap_or_else(|_| {
             let why = "removing it ended in an internal error".to_owned();
@@ -125,16 +131,10 @@ impl Volumes {
         }
     }
 
-    /// Forgets a volume that is drained, and gives its image up; compares the two before, if `verify`.
-    pub(super) async fn finish_removal(
-        self: &Arc<Self>,
-        entry: &Entry,
-        id: VolumeId,
-        verify: bool,
-    ) -> Result<Removed, VolumeError> {
+    async fn finish_removal(self: &Arc<Self>, entry: &Entry, id: VolumeId) -> Result<Removed, VolumeError> {
         let name = entry.name.clone();
         entry.set_state(Some(State::Removing), None);
-        let backend = match self.shard.remove_volume(id, verify).await {
+        let backend = match self.shard.remove_volume(id, true).await {
             Ok(backend) => backend,
             Err(source) => {
                 entry.set_state(None, None);
@@ -155,7 +155,7 @@ impl Volumes {
         Ok(Removed {
             name,
             backend: entry.backend.to_string(),
-            verified: verify,
+            verified: true,
             direct_use: direct::commands(&entry.backend),
         })
     }

@@ -8,11 +8,13 @@ use rustix::io::Errno as SystemError;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use tidepool_engine::api::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use tidepool_nbd::{Command, Context, Errno, Incoming, Refusal, Request, Session, reply, wire};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::time::timeout;
 
 /// How far a volume has come that is to be served here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub(super) enum Stage {
 }
 
 const SECTOR: u64 = SECTOR_BYTES as u64;
+/// How long a client may not read what it has asked for.
+const SEND_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How a client ends.
 enum End {
@@ -105,10 +109,7 @@ impl Host {
                 self.unread.drain(..wire::REQUEST_BYTES);
                 Ok(())
             }
-            Incoming::Refuse(refusal) => {
-                self.unread.drain(..wire::REQUEST_BYTES);
-                self.refuse(&refusal).await
-            }
+            Incoming::Refuse(refusal) => self.refuse(&refusal).await,
             Incoming::Disconnect => Err(End::Leaves),
         }
     }
@@ -129,7 +130,11 @@ impl Host {
     /// Reads piece by piece, and answers when all of it is here: else the volume could come in between.
     async fn read(&mut self, request: &Request) -> Result<(), End> {
         let Request { cookie, offset, len, .. } = *request;
-        let turn = self.way.turn.clone().lock_owned().await;
+        let turn = self.way.turn.clone();
+        let turn = tokio::select! {
+            turn = turn.lock_owned() => turn,
+            end = self.comes() => return Err(end),
+        };
         let (mut data, end) = (Vec::new(), offset + u64::from(len));
         let mut at = offset;
         while at < end {
@@ -165,10 +170,11 @@ impl Host {
     }
 
     async fn refuse(&mut self, refusal: &Refusal) -> Result<(), End> {
-        let mut left = refusal.payload_bytes as usize;
+        // Header and payload; whatever comes here meanwhile, this one is answered here.
+        let mut left = wire::REQUEST_BYTES + refusal.payload_bytes as usize;
         while left > 0 {
             if self.unread.is_empty() {
-                self.receive().await?;
+                self.receive_more().await?;
             }
             let some = left.min(self.unread.len());
             self.unread.drain(..some);
@@ -212,7 +218,8 @@ impl Host {
             let send = |fd: &OwnedFd| {
                 rustix::net::send(fd, bytes, rustix::net::SendFlags::NOSIGNAL).map_err(io::Error::from)
             };
-            let sent = self.fd.async_io(Interest::WRITABLE, send).await?;
+            let sent = timeout(SEND_WAIT_MAX, self.fd.async_io(Interest::WRITABLE, send)).await;
+            let sent = sent.map_err(|_| End::Leaves)??;
             bytes = &bytes[sent..];
         }
         Ok(())
@@ -220,18 +227,23 @@ impl Host {
 
     /// Takes what has come, unless the volume comes first.
     async fn receive(&mut self) -> Result<(), End> {
+        let mut stage = self.way.stage.clone();
+        tokio::select! {
+            biased;
+            here = stage.wait_for(|stage| *stage == Stage::Here) => {
+                Err(if here.is_ok() { End::Goes } else { End::Leaves })
+            }
+            received = self.receive_more() => received,
+        }
+    }
+
+    async fn receive_more(&mut self) -> Result<(), End> {
         let mut some = [0; 4096];
         let receive = |fd: &OwnedFd| match rustix::io::read(fd, &mut some[..]) {
             Err(SystemError::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
             read => read.map_err(io::Error::from),
         };
-        let received = tokio::select! {
-            biased;
-            here = self.way.stage.wait_for(|stage| *stage == Stage::Here) => {
-                return Err(if here.is_ok() { End::Goes } else { End::Leaves });
-            }
-            received = self.fd.async_io(Interest::READABLE, receive) => received?,
-        };
+        let received = self.fd.async_io(Interest::READABLE, receive).await?;
         if received == 0 {
             return Err(End::Leaves);
         }
