@@ -83,7 +83,7 @@ impl Leaving {
             size_bytes: offer.size_bytes,
             mode: offer.mode.parse().map_err(|_| PeerError::Unexpected)?,
             unordered: offer.unordered,
-            accept_loss: offer.accept_loss_ms.map(|ms| units::Duration::from_millis(ms)),
+            accept_loss: offer.accept_loss_ms.map(units::Duration::from_millis),
             dirty_bytes_max: offer.dirty_bytes_max,
         })
     }
