@@ -1,5 +1,6 @@
 //! The lab's measurements: what is not what was meant does not count, what was interrupted goes on, and nothing is left.
 
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -7,9 +8,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidepool_lab::Scratch;
-use tidepool_lab::results::{Results, Run};
+use tidepool_lab::results::{Durability, Results, Run};
 use tidepool_lab::run::{Options, Progress, RunError, run};
 use tidepool_lab::suite::Suite;
 
@@ -96,7 +97,7 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
         &[
             (
                 "mixed",
-                "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"osd-tidepool\", \"host-tidepool\"]",
+                "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456\nplacements = [\"bluestore-colocated\", \"osd-tidepool\", \"host-tidepool\", \"host-tidepool-replicated\"]",
             ),
             ("small", "rw = \"randread\"\nset_bytes = 67108864\nplacements = [\"bluestore-colocated\"]"),
             ("memory", "rw = \"randread\"\nset_bytes = 1048576\nplacements = [\"librbd-cache\"]"),
@@ -123,24 +124,93 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
     // A hit in memory takes no part of the time that a device does.
     let direct = found(&results, "bluestore-colocated", "mixed");
     assert!(memory.figures.p50_us * 2.0 < direct.figures.p50_us, "{:?} {:?}", memory.figures, direct.figures);
-    for placement in ["bluestore-colocated", "osd-tidepool", "host-tidepool"] {
+    for placement in ["bluestore-colocated", "osd-tidepool", "host-tidepool", "host-tidepool-replicated"] {
         let mixed = found(&results, placement, "mixed");
         assert_eq!(faults(mixed), "", "{placement}");
         let (reads, writes) = (mixed.reads.expect("reads").iops, mixed.writes.expect("writes").iops);
         assert!((3.0..5.0).contains(&(reads / writes)), "{placement}: {reads} and {writes}");
         assert!(mixed.samples.len() >= 2 && !mixed.histogram.is_empty(), "{placement}");
     }
-    for placement in ["osd-tidepool", "host-tidepool"] {
+    for placement in ["osd-tidepool", "host-tidepool", "host-tidepool-replicated"] {
         let cached = &found(&results, placement, "mixed").placement[placement];
         assert!(cached["hit_blocks"].as_u64() > cached["miss_blocks"].as_u64(), "it was warm: {cached}");
     }
-    assert!(results.not_run.iter().any(|not_run| not_run.placement == "host-tidepool-replicated"));
+    assert_eq!(results.not_run, []);
     let proven = |name: &str| results.testbeds.iter().any(|testbed| testbed.proofs.contains_key(name));
     assert!(proven("host-tidepool") && proven("librbd-cache"), "{:?}", results.testbeds);
     // What is there is not thrown away by a second start.
     let again = run(options(scratch.path(), &suite, &stop), &|_| ());
     assert!(matches!(again, Err(RunError::Finished(_))), "{again:?}");
     assert_no_traces(scratch.path());
+}
+
+#[test]
+fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count() {
+    for servers in [0, 1] {
+        let scratch = Scratch::new("lab-runs").expect("a directory");
+        let workloads = ["a", "b", "c"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));
+        let placements = "\"bluestore-colocated\", \"host-tidepool-replicated\"";
+        let path = suite(scratch.path(), placements, "replicas = 1\nosd_cache_bytes = 16777216", &workloads);
+        let text = fs::read_to_string(&path).expect("a file");
+        fs::write(&path, text.replace("servers = 1", &format!("servers = {servers}"))).expect("a file");
+        let stop = AtomicBool::new(false);
+        let (measured, lost) = (Cell::new(0), RefCell::new(String::new()));
+        // The second hypervisor dies in the middle of the second measurement.
+        let kill = |progress: &Progress| {
+            if !progress.what.starts_with("host-tidepool-replicated ") {
+                return;
+            }
+            measured.set(measured.get() + 1);
+            if measured.get() == 2 {
+                *lost.borrow_mut() = progress.what.split(' ').nth(1).expect("a workload").into();
+                let peer = peer().expect("a second daemon");
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_secs(2));
+                    rustix::process::kill_process(peer, rustix::process::Signal::KILL).expect("it is ours");
+                });
+            }
+        };
+        let results = run(options(scratch.path(), &path, &stop), &kill).expect("it runs to its end");
+        for (workload, _) in workloads {
+            let run = found(&results, "host-tidepool-replicated", workload);
+            if *lost.borrow() == workload {
+                assert!(faults(run).contains("is not in place"), "{}", faults(run));
+                continue;
+            }
+            assert_eq!(faults(run), "", "{workload}");
+            assert_eq!(run.durability, Durability::TwoCopies);
+            let counted = &run.placement["host-tidepool-replicated"];
+            assert_eq!(counted["partings"], 0, "{counted}");
+            let written = |ssd: &str| run.devices[ssd].written_bytes;
+            let bytes = counted["written_bytes"].as_u64().expect("bytes");
+            assert!(
+                bytes > 0 && written("ssd") >= bytes && written("peer-ssd") >= bytes,
+                "{:?}",
+                run.devices
+            );
+            let sent = run.samples.iter().filter_map(|sample| sample.network.get("peer"));
+            let received: f64 = sent.map(|peer| peer.received_bytes_per_s).sum();
+            assert_eq!(received > 0.0, servers > 0, "it goes past the switch, if there is one");
+        }
+        let proof =
+            results.testbeds.iter().find_map(|testbed| testbed.proofs.get("host-tidepool-replicated"));
+        let proof = proof.expect("a proof");
+        assert_eq!(
+            (&proof["copies_in_sync"], &proof["volumes"][0]["mode"]),
+            (&json!(true), &json!("write-back"))
+        );
+        assert_eq!(proof["peer"]["volumes"][0]["state"], "replica", "{proof}");
+        assert_ne!(proof["peer"]["cache"]["path"], proof["cache"]["path"], "{proof}");
+        assert_no_traces(scratch.path());
+    }
+}
+
+/// The daemon of the second hypervisor.
+fn peer() -> Option<rustix::process::Pid> {
+    children("tidepool").into_iter().find(|pid| {
+        let words = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        words.contains("peer.cache")
+    })
 }
 
 #[test]
@@ -225,7 +295,9 @@ fn children(name: &str) -> Vec<rustix::process::Pid> {
 /// No process, mount, loop device or file has `directory` in its name.
 fn assert_no_traces(directory: &Path) {
     let name = directory.to_str().expect("a name");
-    let processes = Command::new("pgrep").args(["-af", &format!("^(ceph|nbdfuse|fio|rbd).*{name}")]).output();
+    let processes = Command::new("pgrep")
+        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|[^ ]*tidepool serve).*{name}")])
+        .output();
     let processes = String::from_utf8(processes.expect("pgrep runs").stdout).expect("text");
     assert_eq!(processes, "");
     let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");

@@ -11,6 +11,7 @@ use crate::collect::hops::{Hop, Stage};
 use crate::device::Counts;
 use crate::fio::Figures;
 use crate::results::{Durability, Run};
+use crate::testbed::PEER_SSD;
 use crate::words;
 
 /// A part of a request's way, in the order of the way.
@@ -19,7 +20,7 @@ use crate::words;
 pub enum Part {
     /// The client, the network, and whatever else is in front of the OSD.
     Client,
-    /// The client, the cache's daemon, waits for room in the cache, and the network to Ceph.
+    /// The client, the cache's daemon, waits for room in the cache, and the network to Ceph and to a second hypervisor.
     CacheDaemon,
     /// The SSD of a cache on the host.
     CacheSsd,
@@ -41,7 +42,7 @@ pub enum Part {
     JournalWait,
     /// The journal.
     Journal,
-    /// Replicas that take longer than the OSD's own store.
+    /// Replicas that take longer: than the OSD's own store, or, on a second hypervisor's SSD, than the own one.
     Replica,
 }
 
@@ -310,7 +311,9 @@ fn loads(run: &Run) -> Vec<Load> {
             in_flight: seconds.map(|seconds| sampled.1 / 1e6 / seconds),
         }
     };
-    let mut loads: Vec<Load> = run.devices.iter().map(load).collect();
+    // The SSD of somebody else, on the same testbed, has nothing to do.
+    let busy = run.devices.iter().filter(|(_, counts)| commands(counts) > 0.0);
+    let mut loads: Vec<Load> = busy.map(load).collect();
     loads.sort_by(|one, two| two.in_flight.unwrap_or(0.0).total_cmp(&one.in_flight.unwrap_or(0.0)));
     loads
 }
@@ -344,7 +347,11 @@ pub fn breakdown(run: &Run) -> Breakdown {
         if on_host {
             // What the OSDs write meanwhile is the cache's drain, which no request waits for.
             run.devices.get("ssd").filter(|ssd| ssd.writes > 0)?;
-            cut.take(Part::CacheSsd, mean_us(ssd.write_us as f64, ssd.writes as f64));
+            let own_us = mean_us(ssd.write_us as f64, ssd.writes as f64);
+            cut.take(Part::CacheSsd, own_us);
+            // Both write at once: only what the second one takes longer is time of the request.
+            let peer = run.devices.get(PEER_SSD).copied().unwrap_or_default();
+            cut.take(Part::Replica, mean_us(peer.write_us as f64, peer.writes as f64) - own_us);
             cut.rest(Part::CacheDaemon);
         } else {
             stages.find(Hop::OsdWrite)?;
@@ -459,6 +466,21 @@ mod tests {
         assert_eq!((part(&reads, Part::CacheSsd), part(&reads, Part::StoreRead)), (600.0, 1_500.0));
         assert_eq!((part(&reads, Part::OsdOther), part(&reads, Part::CacheDaemon)), (500.0, 400.0));
         assert_eq!(part(&found.writes.expect("writes"), Part::CacheSsd), 600.0);
+        assert_eq!(found.devices.len(), 1);
+    }
+
+    #[test]
+    fn a_second_hypervisor_counts_for_what_its_ssd_takes_longer() {
+        let mut run = run("host-tidepool-replicated", 3_000.0, 1_000.0);
+        let parts = |run: &Run| {
+            let writes = breakdown(run).writes.expect("writes");
+            [Part::CacheSsd, Part::Replica, Part::CacheDaemon].map(|of| part(&writes, of))
+        };
+        let ssd = |write_us| Counts { writes: 5, write_us, ..Counts::default() };
+        run.devices = [("ssd".to_string(), ssd(2_000)), (PEER_SSD.to_string(), ssd(3_000))].into();
+        assert_eq!(parts(&run), [400.0, 200.0, 400.0]);
+        run.devices.insert(PEER_SSD.into(), ssd(1_000));
+        assert_eq!(parts(&run), [400.0, 0.0, 600.0]);
     }
 
     #[test]

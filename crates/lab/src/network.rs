@@ -22,11 +22,15 @@ use crate::switch::{self, Switch};
 pub const SERVERS_MAX: u32 = 16;
 /// What a node calls its end of its cable.
 const LINK: &str = "eth0";
+/// Nobody has this address of a network card.
+const NOBODY: &str = "02:00:00:00:00:01";
 /// Nobody else is in these namespaces, so every network has the same addresses.
 const SUBNET: [u8; 3] = [10, 213, 0];
-/// The last parts of the addresses: of the client, of the monitor, and of the first server, whom the others follow.
+/// The last parts of the addresses: of the client, of the monitor, of the client's peer, and of the first server, whom the others
+/// follow.
 const CLIENT: u8 = 2;
 const MONITOR: u8 = 3;
+const PEER: u8 = 4;
 const SERVER: u8 = 10;
 
 /// Why there is no network.
@@ -101,7 +105,7 @@ impl Node {
         Ok(Node { name, address, namespace: Namespace(Arc::new(file)), holder })
     }
 
-    /// Its name: `client`, `mon`, `node0`, `node1` and so on.
+    /// Its name: `client`, `mon`, `node0`, `node1` and so on, and `peer`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -150,15 +154,17 @@ impl Node {
     }
 }
 
-/// A client, a monitor's machine and servers for OSDs, joined by a switch. Dropping it removes all.
+/// A client, a monitor's machine, servers for OSDs and perhaps a second host for clients, joined by a switch. Dropping it removes all.
 #[derive(Debug)]
 pub struct Network {
     delay: Option<Duration>,
     /// What joins the nodes: a namespace with a bridge, to which one end of each cable is tied, or a switch that takes its time.
-    _bridge: Option<Node>,
+    bridge: Option<Node>,
     _switch: Option<Switch>,
-    /// The client, the monitor, the servers.
+    /// The client, the monitor, the servers, the client's peer.
     nodes: Vec<Node>,
+    /// How many of them are servers.
+    servers: usize,
 }
 
 impl Network {
@@ -167,20 +173,24 @@ impl Network {
     /// # Errors
     /// Those of [`Network::up`].
     pub fn available(delay: Option<Duration>) -> Result<(), NetworkError> {
-        Network::up(1, delay).map(drop)
+        Network::up(1, false, delay).map(drop)
     }
 
-    /// Makes a network with so many servers. With a `delay` every frame is that long on its way from one node to another.
+    /// Makes a network with so many servers, and with a second host beside the client's if `peer` says so. With a `delay` every
+    /// frame is that long on its way from one node to another.
     ///
     /// # Errors
     /// When the user may not make namespaces and interfaces, or `ip` is not installed.
-    pub fn up(servers: u32, delay: Option<Duration>) -> Result<Network, NetworkError> {
+    pub fn up(servers: u32, peer: bool, delay: Option<Duration>) -> Result<Network, NetworkError> {
         if !(1..=SERVERS_MAX).contains(&servers) {
             return Err(NetworkError::Servers(servers));
         }
         let mut nodes = vec![Node::new("client".into(), CLIENT)?, Node::new("mon".into(), MONITOR)?];
         for number in 0..servers as u8 {
             nodes.push(Node::new(format!("node{number}"), SERVER + number)?);
+        }
+        if peer {
+            nodes.push(Node::new("peer".into(), PEER)?);
         }
         let (bridge, switch) = match delay {
             None => (Some(bridge(&nodes)?), None),
@@ -190,13 +200,14 @@ impl Network {
             let address = node.address;
             node.ip(&format!("link set lo up\naddress add {address}/24 dev {LINK}\nlink set {LINK} up\n"))?;
         }
-        Ok(Network { delay, _bridge: bridge, _switch: switch, nodes })
+        Ok(Network { delay, bridge, _switch: switch, nodes, servers: servers as usize })
     }
 
     /// What it is, for a report.
     pub fn describe(&self) -> String {
+        let hosts = if self.peer().is_some() { "a client, its peer" } else { "a client" };
         let nodes =
-            format!("a client, a monitor and {} servers in namespaces of one machine", self.servers().len());
+            format!("{hosts}, a monitor and {} servers in namespaces of one machine", self.servers().len());
         match self.delay.map(|delay| delay.as_micros()) {
             None => format!("{nodes}, with no delay between them but the machine's own"),
             Some(us) => {
@@ -217,12 +228,41 @@ impl Network {
 
     /// Where OSDs are.
     pub fn servers(&self) -> &[Node] {
-        &self.nodes[2..]
+        &self.nodes[2..2 + self.servers]
+    }
+
+    /// The second host for clients, if there is one.
+    pub fn peer(&self) -> Option<&Node> {
+        self.nodes.get(2 + self.servers)
     }
 
     /// All nodes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// Plugs the cable of a node in, or pulls it out of the switch. What is sent then arrives nowhere, and nobody is told.
+    ///
+    /// # Errors
+    /// The switch takes its time: it has no cables.
+    pub fn plug(&self, node: &Node, plugged: bool) -> Result<(), NetworkError> {
+        let no_cables = || NetworkError::Cables("a network with a delay has none".into());
+        let bridge = self.bridge.as_ref().ok_or_else(no_cables)?;
+        bridge.ip(&format!("link set {} {}\n", node.name, if plugged { "up" } else { "down" }))
+    }
+
+    /// Whether what one node sends to another arrives there. Where it does not nobody is told, and what the other one sends arrives
+    /// as before.
+    ///
+    /// # Errors
+    /// `ip` fails.
+    pub fn lead(&self, from: &Node, to: &Node, arrives: bool) -> Result<(), NetworkError> {
+        let to = to.address;
+        from.ip(&if arrives {
+            format!("neighbour flush dev {LINK} to {to} nud permanent\n")
+        } else {
+            format!("neighbour replace {to} lladdr {NOBODY} nud permanent dev {LINK}\n")
+        })
     }
 
     /// The addresses of all nodes, as `ADDRESS/BITS`.
@@ -256,7 +296,8 @@ fn switch(nodes: &[Node], delay: Duration) -> Result<Switch, NetworkError> {
 mod tests {
     use super::*;
     use std::io::Read;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Instant;
 
     /// Does something in a namespace.
@@ -311,7 +352,7 @@ mod tests {
         let bytes: Vec<u8> =
             (0..16u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         for delay in [None, Some(Duration::ZERO), Some(Duration::from_millis(20))] {
-            let network = Network::up(3, delay).expect("a network");
+            let network = Network::up(3, true, delay).expect("a network");
             assert!(echo(&network, &bytes) >= delay.unwrap_or_default() * 2);
             let ids: Vec<u32> = network.nodes().iter().map(Node::id).collect();
             let interfaces = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
@@ -321,13 +362,63 @@ mod tests {
         }
     }
 
+    /// Whether what the one sends arrives at the other within a moment. What was on its way may arrive as late as it likes.
+    fn hears(from: &UdpSocket, to: &UdpSocket) -> bool {
+        static SENT: AtomicU32 = AtomicU32::new(0);
+        let number = SENT.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+        // What the system says of an address that does not answer comes with the next call.
+        let _ = from.send_to(&number, to.local_addr().expect("an address"));
+        let mut heard = [0; 4];
+        while to.recv(&mut heard).is_ok() {
+            if heard == number {
+                return true;
+            }
+        }
+        false
+    }
+
     #[test]
-    fn what_a_network_is_can_be_told() {
-        assert!(matches!(Network::up(0, None), Err(NetworkError::Servers(0))));
+    fn a_cable_is_pulled_and_one_direction_is_lost() {
         if !possible() {
             return;
         }
-        let told = |delay| Network::up(2, delay).expect("a network").describe();
+        let network = Network::up(2, false, None).expect("a network");
+        let [one, other] = [&network.servers()[0], &network.servers()[1]];
+        let socket = |node: &Node| {
+            let socket = within(node, || UdpSocket::bind((node.address(), 7)).expect("a port"));
+            socket.set_read_timeout(Some(Duration::from_millis(300))).expect("a limit");
+            socket
+        };
+        let (here, there) = (socket(one), socket(other));
+        let both = || (hears(&here, &there), hears(&there, &here));
+        assert_eq!(both(), (true, true));
+        for _ in 0..2 {
+            network.lead(one, other, false).expect("one way");
+            assert_eq!(both(), (false, true));
+            network.lead(one, other, true).expect("both ways");
+            assert_eq!(both(), (true, true));
+            network.lead(other, one, false).expect("the other way");
+            assert_eq!(both(), (true, false));
+            network.lead(other, one, true).expect("both ways");
+            network.plug(one, false).expect("pulled");
+            assert_eq!(both(), (false, false));
+            network.plug(one, true).expect("plugged in");
+            let start = Instant::now();
+            while both() != (true, true) {
+                assert!(start.elapsed() < Duration::from_secs(20), "it works again");
+            }
+        }
+        let slow = Network::up(1, false, Some(Duration::ZERO)).expect("a network");
+        assert!(matches!(slow.plug(slow.client(), false), Err(NetworkError::Cables(_))));
+    }
+
+    #[test]
+    fn what_a_network_is_can_be_told() {
+        assert!(matches!(Network::up(0, false, None), Err(NetworkError::Servers(0))));
+        if !possible() {
+            return;
+        }
+        let told = |delay| Network::up(2, false, delay).expect("a network").describe();
         assert!(told(None).contains("2 servers") && told(None).contains("no delay"), "{}", told(None));
         assert!(told(Some(Duration::from_micros(250))).contains("250 µs"));
     }

@@ -94,6 +94,8 @@ pub enum Durability {
     Volatile,
     /// The death of a process, and of power; not of the one device that holds it.
     OneCopy,
+    /// The death of any one device or host that holds it before the cluster has it, and there, in one copy, what `one_copy` says.
+    TwoCopies,
     /// The death of any one device or host.
     Replicated,
 }

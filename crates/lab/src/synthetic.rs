@@ -11,9 +11,11 @@ use crate::fio::Figures;
 use crate::machine::Machine;
 use crate::results::{Drained, Durability, FORMAT, Frozen, NotRun, Results, Run, Testbed};
 use crate::suite::{Cell, Suite};
+use crate::testbed::PEER_SSD;
+use crate::words;
 
 /// Requests per second of a mix, one at a time and at best, and the durability.
-const SPEEDS: [(&str, f64, f64, Durability); 9] = [
+const SPEEDS: [(&str, f64, f64, Durability); 10] = [
     ("bluestore-colocated", 19.0, 96.0, Durability::OneCopy),
     ("bluestore-dbwal", 24.0, 130.0, Durability::OneCopy),
     ("filestore-colocated", 15.0, 70.0, Durability::OneCopy),
@@ -22,8 +24,18 @@ const SPEEDS: [(&str, f64, f64, Durability); 9] = [
     ("osd-passthrough", 18.5, 95.0, Durability::OneCopy),
     ("osd-tidepool", 290.0, 1_150.0, Durability::OneCopy),
     ("host-tidepool", 1_350.0, 4_900.0, Durability::OneCopy),
+    ("host-tidepool-replicated", 1_020.0, 4_300.0, Durability::TwoCopies),
     ("librbd-cache", 48.0, 260.0, Durability::Volatile),
 ];
+
+/// What a placement of this name keeps, with one copy in the cluster.
+fn durability(placement: &str) -> Durability {
+    let known = SPEEDS.iter().find(|(name, ..)| *name == placement);
+    known.map_or(Durability::OneCopy, |(.., durability)| *durability)
+}
+
+/// A placement of the suite that was not run.
+pub(crate) const NOT_RUN: &str = "filestore-journal+host-tidepool";
 
 /// A number from 0 to 1 that belongs to its arguments.
 fn noise(text: &str, number: u64) -> f64 {
@@ -61,7 +73,7 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         },
         repeat,
         testbed: repeat,
-        durability: Durability::OneCopy,
+        durability: durability(placement),
         begun_s: f64::from(repeat) * 100.0,
         commands: vec![format!("CEPH_CONF=/tmp/ceph.conf fio --name=bench --ioengine=rbd --iodepth={depth}")],
         figures: figures(iops, mean_us),
@@ -131,6 +143,9 @@ fn sample(placement: &str, second: u64, iops: f64) -> Sample {
     .into();
     if !["colocated", "passthrough", "librbd-cache"].iter().any(|name| placement.ends_with(name)) {
         devices.insert("ssd".into(), device("ssd", iops * 0.8, iops * 0.3, 410.0));
+    }
+    if words::without_copy(placement).is_some() {
+        devices.insert(PEER_SSD.into(), device(PEER_SSD, 0.0, iops * 0.3, 430.0));
     }
     if placement.contains("tidepool") {
         classes.insert(Class::Tidepool, usage("tidepool", 25.0, 130));
@@ -207,7 +222,7 @@ fn pace(workload: &str, placement: &str) -> f64 {
     match (workload, placement) {
         ("4m-write", _) => 0.12,
         ("cold-scan", _) => 3.0,
-        ("4k-80-20-large", "host-tidepool") => 0.2,
+        ("4k-80-20-large", "host-tidepool" | "host-tidepool-replicated") => 0.2,
         ("4k-80-20-large", "osd-tidepool") => 0.25,
         ("4k-randwrite" | "4k-write-qd1", "bluestore-dbwal" | "filestore-journal") => 2.1,
         _ => 1.0,
@@ -217,9 +232,10 @@ fn pace(workload: &str, placement: &str) -> f64 {
 /// Results of the whole suite, with an invalid run, a lower bound, a missing repeat and a placement that was not run.
 pub(crate) fn which_side() -> Results {
     let mut results = empty();
+    results.suite.placements.push(NOT_RUN.into());
     for cell in results.suite.cells() {
         let found = SPEEDS.iter().find(|(name, ..)| *name == cell.placement);
-        let Some(&(placement, one, best, durability)) = found else { continue };
+        let Some(&(placement, one, best, _)) = found else { continue };
         for repeat in 1..=results.suite.repeats {
             let depth = f64::from(cell.depth);
             let half = best / one;
@@ -232,7 +248,6 @@ pub(crate) fn which_side() -> Results {
                 Some("write" | "randwrite") => run.reads = None,
                 _ => {}
             }
-            run.durability = durability;
             run.samples = (1..=60).map(|second| sample(placement, second, iops)).collect();
             if placement.contains("tidepool") {
                 let dirty_bytes = (iops * 200_000.0) as u64;
@@ -251,7 +266,7 @@ pub(crate) fn which_side() -> Results {
             }
         }
     }
-    let why = "replicas of the cache are not available in this version".to_string();
-    results.not_run.push(NotRun { placement: "host-tidepool-replicated".into(), why });
+    let why = "mkfs.ext4 is not installed".to_string();
+    results.not_run.push(NotRun { placement: NOT_RUN.into(), why });
     results
 }

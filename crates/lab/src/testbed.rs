@@ -11,7 +11,10 @@ use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
 use crate::device::{Counts, Emulated, Preset};
 use crate::fio::Endpoint;
-use crate::placement::{Applied, Arrangement, Ground, Layer, Placement, PlacementError, Slot, Ssd};
+use crate::network::Network;
+use crate::placement::{
+    Applied, Arrangement, Ground, Layer, Placement, PlacementError, SecondHost, SecondNode, Slot, Ssd,
+};
 use crate::results::Drained;
 use crate::scratch::Scratch;
 
@@ -23,6 +26,8 @@ const PARTITION_BYTES_MIN: u64 = 256 << 20;
 const DISK_JOURNAL_BYTES: u64 = 512 << 20;
 /// Unit of partitions.
 const PARTITION_UNIT_BYTES: u64 = 1 << 20;
+/// The name of the SSD in the second hypervisor.
+pub(crate) const PEER_SSD: &str = "peer-ssd";
 /// What clients have in their ceph.conf: librbd's own cache would hide the way that is measured.
 pub(crate) const NO_CACHE: &str = "rbd cache = false\n";
 
@@ -39,6 +44,8 @@ pub struct Layout {
     pub disk_bytes: u64,
     /// Class and size in bytes of the SSD.
     pub ssd: Option<(Preset, u64)>,
+    /// How many of them: with two the second one is that of a second hypervisor.
+    pub ssds: u32,
     /// Copies of each object.
     pub replicas: u32,
     /// How much slower than their class the devices are.
@@ -101,11 +108,14 @@ impl Testbed {
             stores: Vec::new(),
             ceph_conf: layout.ceph_conf.clone(),
             ssd: None,
+            second: None,
             client_conf: PathBuf::new(),
             client: None,
             images: Vec::new(),
         };
-        let ssd = devices.get(layout.disks as usize).map(|(_, ssd)| ssd.directory().to_path_buf());
+        let mut ssds =
+            devices.iter().skip(layout.disks as usize).map(|(_, ssd)| ssd.directory().to_path_buf());
+        let (ssd, second) = (ssds.next(), ssds.next());
         let mut applied = Vec::new();
         for placement in below {
             ground.ssd =
@@ -121,6 +131,7 @@ impl Testbed {
             replicas: layout.replicas,
             extra: ground.ceph_conf.clone(),
             servers: layout.servers(),
+            peer: second.is_some(),
             delay: layout.delay,
             ..ClusterOptions::default()
         };
@@ -129,6 +140,10 @@ impl Testbed {
         let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
         ground.client_conf = scratch.join("client.conf");
         ground.client = cluster.network().map(|network| network.client().namespace().clone());
+        ground.second = second.map(|ssd| SecondHost {
+            ssd: (ssd, ssd_share_bytes),
+            network: cluster.network().and_then(second_node),
+        });
         fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
             .map_err(failed("cannot write the client's ceph.conf"))?;
         Ok(Testbed {
@@ -210,6 +225,14 @@ impl Testbed {
         let proof = front.verify(&self.cluster)?;
         self.front = Some((placement.name(), front));
         Ok(proof)
+    }
+
+    /// Has what is in front of the cluster and below it show that it has worked all the time as it was put in place.
+    ///
+    /// # Errors
+    /// When it has not.
+    pub fn holds(&self) -> Result<(), PlacementError> {
+        self.applied().try_for_each(|(_, applied)| applied.holds())
     }
 
     /// Images are filled: caches below the cluster begin.
@@ -301,7 +324,14 @@ impl Drop for Testbed {
     }
 }
 
-/// Makes the devices: the disks, then the SSD.
+/// Where the second hypervisor is in a network that has one.
+fn second_node(network: &Network) -> Option<SecondNode> {
+    let peer = network.peer()?;
+    let (namespace, address) = (peer.namespace().clone(), peer.address());
+    Some(SecondNode { namespace, address, client: network.client().address() })
+}
+
+/// Makes the devices: the disks, then the SSD, then that of the second hypervisor, which OSDs have no part of.
 fn devices(
     scratch: &Scratch,
     layout: &Layout,
@@ -329,6 +359,9 @@ fn devices(
             return Err(too_small("the SSD", "256 MiB for each OSD"));
         }
         devices.push(start("ssd", preset, *bytes, &vec![part; users * osds as usize])?);
+        if layout.ssds > 1 {
+            devices.push(start(PEER_SSD, preset, *bytes, &[])?);
+        }
     }
     Ok(devices)
 }

@@ -35,6 +35,8 @@ pub struct Verdict {
     pub answer: Vec<String>,
     /// The placements in order, those with most copies first.
     pub rankings: Vec<Ranking>,
+    /// What a second copy of a cache on the host costs, and who needs it. None where it was not measured with and without one.
+    pub second_copy: Option<SecondCopy>,
     /// Placements that were measured and are not ranked.
     pub unranked: Vec<NotRun>,
     /// What became of the published claims.
@@ -84,6 +86,19 @@ pub struct Compared {
     pub p99: Ratio,
 }
 
+/// A cache on the host whose writes are on a second host, too.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SecondCopy {
+    /// The placement.
+    pub placement: String,
+    /// Against the same with one copy, which is lost with its host.
+    pub cost: Compared,
+    /// Against the best of those that keep no acknowledged write on the host at all.
+    pub over_others: Option<Compared>,
+    /// What to take where an acknowledged write has to survive its host. None where it is not certain.
+    pub recommended: Option<String>,
+}
+
 /// What became of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -129,7 +144,8 @@ pub struct Tested {
 pub fn verdict(results: &Results) -> Verdict {
     let suite = &results.suite;
     let (rankings, unranked) = rank(results);
-    let (headline, answer) = answer(results, &rankings, &unranked);
+    let second_copy = second_copy(results, &rankings);
+    let (headline, answer) = answer(results, &rankings, second_copy.as_ref(), &unranked);
     Verdict {
         suite: suite.name.clone(),
         suite_sha256: results.suite_sha256.clone(),
@@ -139,6 +155,7 @@ pub fn verdict(results: &Results) -> Verdict {
         headline,
         answer,
         rankings,
+        second_copy,
         unranked,
         directions: suite.directions.iter().map(|direction| test(results, direction)).collect(),
         not_run: results.not_run.clone(),
@@ -362,8 +379,73 @@ fn lead(ranking: &Ranking) -> String {
     }
 }
 
+/// What a second copy costs, and what to take where a write has to survive its host: what has two copies in caches, or what has
+/// none there.
+fn second_copy(results: &Results, rankings: &[Ranking]) -> Option<SecondCopy> {
+    let places = || rankings.iter().flat_map(|ranking| &ranking.places);
+    let best = |is: &dyn Fn(&Place) -> bool| {
+        places().filter(|place| is(place)).max_by(|one, two| one.iops.total_cmp(&two.iops))
+    };
+    let copied = best(&|place| words::without_copy(&place.placement).is_some())?;
+    let single = words::without_copy(&copied.placement)?;
+    best(&|place| place.placement == single)?;
+    let settings = stats::settings(results, &results.suite.deciding);
+    let against = |other: &str| compared(results, &copied.placement, other, &settings);
+    let over_others = best(&|place| !words::on_host(&place.placement)).map(|place| against(&place.placement));
+    let recommended = match &over_others {
+        None => Some(&copied.placement),
+        Some(over) => match over.iops.finding {
+            Finding::More => Some(&copied.placement),
+            Finding::Less => Some(&over.against),
+            Finding::Same | Finding::Inconclusive => None,
+        },
+    };
+    let recommended = recommended.cloned();
+    Some(SecondCopy { placement: copied.placement.clone(), cost: against(&single), over_others, recommended })
+}
+
+/// The sentences about a second copy.
+fn of_second_copy(results: &Results, found: &SecondCopy) -> Vec<String> {
+    let SecondCopy { placement, cost, over_others, recommended } = found;
+    let single = &cost.against;
+    let costs = format!(
+        "What the second copy costs: {placement} has {} the requests per second of {single}, {} the mean latency and {} the 99th percentile.",
+        cost.iops, cost.mean, cost.p99
+    );
+    let runs = reference_runs(results, single, &results.suite.deciding);
+    let dirty = runs.iter().filter_map(|run| run.drained.map(|drained| drained.dirty_bytes)).max();
+    let dirty =
+        dirty.map(|dirty| format!(", {} at the end of a run", words::bytes(dirty))).unwrap_or_default();
+    let lost = format!(
+        "{single} loses with its host, or with that host's SSD, what it has not written back{dirty}."
+    );
+    let needed = "Where an acknowledged write has to survive its host";
+    let advice = match (recommended, over_others) {
+        (Some(name), None) => format!("{needed}: {name}; nothing else that does was ranked."),
+        (Some(name), Some(over)) => {
+            let Compared { against, iops, .. } = over;
+            let than = format!("{placement} has {iops} the requests per second of {against}");
+            format!("{needed}: {name}. {than}, the best that keeps nothing on the host.")
+        }
+        (None, over) => {
+            let over = over.as_ref().map(|over| {
+                let Compared { against, iops, .. } = over;
+                let why = iops.why.as_deref().unwrap_or("they are equally fast");
+                format!("{placement} or {against}, which keeps nothing on the host ({iops}: {why})")
+            });
+            format!("{needed}: {}.", over.unwrap_or_default())
+        }
+    };
+    vec![costs, lost, advice]
+}
+
 /// The headline, and the sentences after it.
-fn answer(results: &Results, rankings: &[Ranking], unranked: &[NotRun]) -> (String, Vec<String>) {
+fn answer(
+    results: &Results,
+    rankings: &[Ranking],
+    second_copy: Option<&SecondCopy>,
+    unranked: &[NotRun],
+) -> (String, Vec<String>) {
     let decides = rankings.iter().find(|ranking| ranking.places.len() > 1).or(rankings.first());
     let Some(ranking) = decides else {
         let text = format!(
@@ -389,9 +471,16 @@ fn answer(results: &Results, rankings: &[Ranking], unranked: &[NotRun]) -> (Stri
         let names = [first.placement.as_str(), lead.against.as_str()];
         answer.extend(names.into_iter().filter_map(|name| absorbed(results, name)));
     }
+    answer.extend(second_copy.into_iter().flat_map(|found| of_second_copy(results, found)));
     answer.push(conditions(results, ranking));
     answer.push(format!("All of these acknowledge a write with {}.", words::durability(ranking.durability)));
-    for other in rankings.iter().filter(|other| !std::ptr::eq(*other, ranking)) {
+    // What is alone among its like and was told of with its second copy has nothing to win.
+    let told = |other: &&Ranking| {
+        let [place] = other.places.as_slice() else { return false };
+        second_copy.is_some_and(|found| [&found.placement, &found.cost.against].contains(&&place.placement))
+    };
+    let others = rankings.iter().filter(|other| !std::ptr::eq(*other, ranking));
+    for other in others.filter(|other| !told(other)) {
         answer.push(format!("With {}: {}", words::copies(other.durability), lead(other)));
     }
     let mut reasons: Vec<&str> = Vec::new();
@@ -406,7 +495,15 @@ fn answer(results: &Results, rankings: &[Ranking], unranked: &[NotRun]) -> (Stri
         answer.push(format!("Not ranked: {}; {reason}.", words::list(&names)));
     }
     answer.extend(not_run(results));
-    (lead(ranking), answer)
+    let mut headline = lead(ranking);
+    // Whoever reads nothing else is not to lose writes for that.
+    let winner = ranking.places.first().map(|place| &place.placement);
+    if let Some(safe) = second_copy.and_then(|found| found.recommended.as_ref())
+        && winner != Some(safe)
+    {
+        headline.push_str(&format!(" Where a write has to survive its host: {safe}."));
+    }
+    (headline, answer)
 }
 
 fn latencies(first: &str, lead: &Compared) -> String {
@@ -573,16 +670,61 @@ mod tests {
     }
 
     #[test]
+    fn a_second_copy_has_its_price_and_is_advised_where_a_write_has_to_survive_its_host() {
+        let of = |copied: &[f64], under: &[f64]| {
+            verdict(&synthetic::results(&[
+                ("bluestore-colocated", &[100.0, 101.0, 99.0]),
+                ("osd-tidepool", under),
+                ("host-tidepool", &[900.0, 910.0, 890.0]),
+                ("host-tidepool-replicated", copied),
+            ]))
+        };
+        let fast = [720.0, 727.0, 713.0];
+        let found = of(&fast, &[300.0, 301.0, 299.0]);
+        assert!(found.headline.starts_with("In the hypervisor: host-tidepool wins with 3.00 × ("));
+        assert!(
+            found.headline.ends_with("Where a write has to survive its host: host-tidepool-replicated."),
+            "{}",
+            found.headline
+        );
+        assert!(says(&found, "What the second copy costs: host-tidepool-replicated has 0.80 × ("));
+        assert!(says(&found, "host-tidepool loses with its host, or with that host's SSD, what"));
+        assert!(says(
+            &found,
+            "survive its host: host-tidepool-replicated. host-tidepool-replicated has 2.40 × ("
+        ));
+        assert!(!says(&found, "With two copies"), "{:?}", found.answer);
+        assert_eq!(names(&found)[0], "host-tidepool-replicated", "those with most copies come first");
+        let copy = found.second_copy.expect("it was measured");
+        assert_eq!(
+            (copy.cost.against.as_str(), copy.cost.iops.finding),
+            ("host-tidepool", Finding::Inconclusive)
+        );
+
+        // A cache under the OSDs survives the host as well: nothing is advised that may be slower.
+        let found = of(&fast, &[700.0, 300.0, 1_100.0]);
+        assert_eq!(found.second_copy.as_ref().expect("measured").recommended, None);
+        assert!(says(
+            &found,
+            "survive its host: host-tidepool-replicated or osd-tidepool, which keeps nothing"
+        ));
+        assert!(!found.headline.contains("survive its host"), "{}", found.headline);
+
+        let one = verdict(&synthetic::results(&[("host-tidepool", &[9.0; 3]), ("osd-tidepool", &[3.0; 3])]));
+        assert_eq!(one.second_copy, None);
+    }
+
+    #[test]
     fn what_was_not_measured_is_told() {
         let mut results =
             synthetic::results(&[("host-tidepool", &[900.0; 3]), ("bluestore-colocated", &[90.0; 3])]);
-        let why = "replication is not available".to_string();
+        let why = "openssl is not installed".to_string();
         results.not_run.push(NotRun { placement: "host-tidepool-replicated".into(), why });
         results
             .runs
             .extend((1..=3).map(|repeat| synthetic::run("host-tidepool", "4k-80-20", 32, repeat, 950.0)));
         let verdict = verdict(&results);
-        assert!(says(&verdict, "host-tidepool-replicated was not run: replication is not available."));
+        assert!(says(&verdict, "host-tidepool-replicated was not run: openssl is not installed."));
         assert!(says(&verdict, "Not ranked: bluestore-colocated; no valid run at depth 32"));
         assert!(says(&verdict, "osd-tidepool and librbd-cache; 4k-80-20 was not measured on it."));
         assert_eq!(names(&verdict), ["host-tidepool"]);
@@ -637,7 +779,12 @@ mod tests {
     fn the_whole_suite_has_a_verdict_that_can_be_written_as_json() {
         let found = verdict(&synthetic::which_side());
         assert!(found.headline.contains("host-tidepool wins with at least 4."), "{}", found.headline);
-        assert_eq!(found.directions.len(), 10);
+        assert!(
+            found.headline.ends_with(" Where a write has to survive its host: host-tidepool-replicated."),
+            "{}",
+            found.headline
+        );
+        assert_eq!(found.directions.len(), 11);
         assert!(found.directions.iter().all(|tested| tested.iops.ratio.is_some()));
         assert!(serde_json::to_string(&found).is_ok_and(|text| !text.contains("null,null")));
         let empty = verdict(&synthetic::empty());

@@ -73,6 +73,7 @@ pub(crate) fn copies(durability: Durability) -> &'static str {
     match durability {
         Durability::Volatile => "no safe copy",
         Durability::OneCopy => "one copy",
+        Durability::TwoCopies => "two copies",
         Durability::Replicated => "two copies or more",
     }
 }
@@ -83,6 +84,9 @@ pub(crate) fn durability(durability: Durability) -> &'static str {
         Durability::Volatile => "volatile: a crash or a power failure loses acknowledged writes",
         Durability::OneCopy => {
             "one copy: survives a crash and a power failure, not the loss of the device that holds it"
+        }
+        Durability::TwoCopies => {
+            "two copies on two hosts: survives the loss of either with its SSD; once it is written back, the cluster has one copy"
         }
         Durability::Replicated => "replicated: survives the loss of any one device or host",
     }
@@ -101,6 +105,12 @@ fn names(placement: &str) -> impl Iterator<Item = &str> {
 /// The placement has a cache on the hypervisor.
 pub(crate) fn on_host(placement: &str) -> bool {
     names(placement).any(|name| name.starts_with("host-"))
+}
+
+/// The same placement without the copy that a second hypervisor keeps of its cache; `None` if there is none.
+pub(crate) fn without_copy(placement: &str) -> Option<String> {
+    let replicated = |name: &str| name == "host-tidepool-replicated";
+    names(placement).any(replicated).then(|| placement.replace("host-tidepool-replicated", "host-tidepool"))
 }
 
 /// The placement is there to show what the lab's own machinery costs.
@@ -170,6 +180,9 @@ mod tests {
     #[test]
     fn a_placement_is_told_by_its_parts() {
         assert!(on_host("filestore-journal+host-tidepool") && !on_host("osd-tidepool"));
+        let with_copy = "host-tidepool-replicated+osd-tidepool@x";
+        assert_eq!(without_copy(with_copy).as_deref(), Some("host-tidepool+osd-tidepool@x"));
+        assert_eq!(without_copy("host-tidepool"), None);
         assert_eq!(side("filestore-journal@x"), "In the OSDs' server");
         assert_eq!(side("filestore-journal+host-tidepool"), "In both");
         assert_eq!(class("filestore-journal@ssd-sata-consumer"), Some("ssd-sata-consumer"));

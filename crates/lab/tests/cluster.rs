@@ -20,6 +20,7 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         osds_per_disk: 2,
         disk_bytes: 8 << 30,
         ssd: Some((preset::find("ssd-sata-plp").expect("a preset"), 2 << 30)),
+        ssds: 1,
         replicas: 2,
         slowed_by: 4,
         servers: 0,

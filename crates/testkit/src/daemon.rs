@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tidepool_lab::Process;
+use tidepool_lab::network::Namespace;
 
 use crate::error::{Error, io};
 
@@ -35,6 +36,7 @@ pub struct Daemon {
     starts: u32,
     boot: Option<PathBuf>,
     host: Option<String>,
+    network: Option<Namespace>,
 }
 
 impl Daemon {
@@ -53,6 +55,7 @@ impl Daemon {
             starts: 0,
             boot: None,
             host: None,
+            network: None,
         })
     }
 
@@ -64,6 +67,11 @@ impl Daemon {
     /// What its host is called from its next start on. That needs root.
     pub fn set_host(&mut self, name: &str) {
         self.host = Some(name.to_owned());
+    }
+
+    /// From its next start on it is in this network namespace. That needs root.
+    pub fn set_network(&mut self, namespace: Namespace) {
+        self.network = Some(namespace);
     }
 
     /// Starts it and waits for its line `ready`; returns how long that took.
@@ -90,6 +98,9 @@ impl Daemon {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        if let Some(network) = &self.network {
+            network.enter(&mut command);
+        }
         let mut process =
             Process::spawn(command).map_err(io(format!("cannot start {}", self.program.display())))?;
         let output = process.child().stdout.take().expect("its output is piped");

@@ -68,6 +68,8 @@ pub struct ClusterOptions {
     pub cephx: bool,
     /// The servers of a cluster that has a network of its own; by default it is on the loopback interface.
     pub servers: Option<Servers>,
+    /// That network has a second host for clients, which is called `peer`.
+    pub peer: bool,
     /// How long each packet is on its way from one node of the network to another.
     pub delay: Option<Duration>,
     /// Lines added to `[global]` of the configuration.
@@ -83,6 +85,7 @@ impl Default for ClusterOptions {
             port: None,
             cephx: false,
             servers: None,
+            peer: false,
             delay: None,
             extra: Vec::new(),
         }
@@ -210,7 +213,7 @@ impl Cluster {
         let scratch =
             Scratch::new_in(&parent, "ceph").map_err(io("cannot make a directory for the cluster"))?;
         let network = match &options.servers {
-            Some(servers) => Some((servers.network(options.delay)?, servers.clone())),
+            Some(servers) => Some((servers.network(options.peer, options.delay)?, servers.clone())),
             None if options.delay.is_some() => return Err(ClusterError::Network(NetworkError::None)),
             None => None,
         };

@@ -26,12 +26,12 @@ impl Servers {
         self.of_osds.get(osd as usize).copied().unwrap_or(osd % self.count.max(1))
     }
 
-    /// Makes their network, in which packets take so long from node to node.
-    pub(super) fn network(&self, delay: Option<Duration>) -> Result<Network, ClusterError> {
+    /// Makes their network, in which packets take so long from node to node, perhaps with a second host for clients.
+    pub(super) fn network(&self, peer: bool, delay: Option<Duration>) -> Result<Network, ClusterError> {
         if let Some(&wrong) = self.of_osds.iter().find(|&&server| server >= self.count) {
             return Err(ClusterError::Network(NetworkError::NoServer(wrong)));
         }
-        Network::up(self.count, delay).map_err(ClusterError::Network)
+        Network::up(self.count, peer, delay).map_err(ClusterError::Network)
     }
 
     /// The line of an OSD's section in ceph.conf that tells Ceph where it is.
@@ -55,6 +55,6 @@ mod tests {
         let servers = Servers { count: 3, of_osds: vec![2, 2] };
         assert_eq!((0..6).map(|osd| servers.of(osd)).collect::<Vec<_>>(), [2, 2, 2, 0, 1, 2]);
         assert!(!servers.separate(3, 2) && servers.separate(4, 2));
-        assert!(Servers { count: 2, of_osds: vec![2] }.network(None).is_err());
+        assert!(Servers { count: 2, of_osds: vec![2] }.network(false, None).is_err());
     }
 }

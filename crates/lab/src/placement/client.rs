@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::daemon::Daemon;
+use super::daemon::{Daemon, Setup};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
 use crate::cluster::Cluster;
 use crate::fio::Endpoint;
@@ -15,7 +15,6 @@ use crate::results::{Drained, Durability};
 use crate::testbed::NO_CACHE;
 
 pub(super) static HOST_TIDEPOOL: Host = Host;
-pub(super) static HOST_TIDEPOOL_REPLICATED: HostReplicated = HostReplicated;
 pub(super) static LIBRBD_CACHE: LibrbdCache = LibrbdCache;
 
 /// Tidepool on the hypervisor, one copy.
@@ -56,19 +55,24 @@ impl Placement for Host {
             let what = "there is no SSD".to_string();
             return Err(PlacementError::NotInPlace { placement: self.name(), what });
         };
-        let conf = ground.client_conf.display();
-        let uri = |image: &String| (image.clone(), format!("rbd:rbd/{image}?conf={conf}"));
-        let volumes: Vec<(String, String)> = ground.images.iter().map(uri).collect();
-        let daemon = Daemon::start(
-            ground,
-            "host",
-            directory.join("host.cache"),
-            *bytes,
-            &volumes,
-            &["--accept-loss=60m"],
-        )?;
-        Ok(Box::new(Hosted { daemon }))
+        let volumes = volumes(ground);
+        let setup = Setup {
+            name: "host",
+            cache: directory.join("host.cache"),
+            cache_bytes: *bytes,
+            volumes: &volumes,
+            options: &["--accept-loss=60m".into()],
+            namespace: ground.client.as_ref(),
+        };
+        Ok(Box::new(Hosted { daemon: Daemon::start(ground, &setup)? }))
     }
+}
+
+/// The images as volumes of a cache in front of the cluster: names and URIs.
+pub(super) fn volumes(ground: &Ground) -> Vec<(String, String)> {
+    let conf = ground.client_conf.display();
+    let uri = |image: &String| (image.clone(), format!("rbd:rbd/{image}?conf={conf}"));
+    ground.images.iter().map(uri).collect()
 }
 
 #[derive(Debug)]
@@ -78,11 +82,12 @@ struct Hosted {
 
 impl Applied for Hosted {
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
-        if let Some(mode) = self.daemon.modes()?.into_iter().find(|mode| mode != "write-back") {
-            let what = format!("its mode is {mode}");
-            return Err(PlacementError::NotInPlace { placement: HOST_TIDEPOOL.name(), what });
-        }
+        self.holds()?;
         self.daemon.proof()
+    }
+
+    fn holds(&self) -> Result<(), PlacementError> {
+        self.daemon.is_in_mode(HOST_TIDEPOOL.name(), "write-back")
     }
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
@@ -90,7 +95,7 @@ impl Applied for Hosted {
     }
 
     fn counters(&self) -> Result<Value, PlacementError> {
-        self.daemon.counters()
+        Ok(Value::Object(self.daemon.counters()?))
     }
 
     fn drain(
@@ -105,41 +110,6 @@ impl Applied for Hosted {
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
         self.daemon.drain(0.0, &|| (), &|| true)?;
         self.daemon.stop()
-    }
-}
-
-/// Tidepool on the hypervisor with a copy on a second one.
-#[derive(Debug)]
-pub(super) struct HostReplicated;
-
-impl Placement for HostReplicated {
-    fn name(&self) -> &'static str {
-        "host-tidepool-replicated"
-    }
-
-    fn what(&self) -> &'static str {
-        "a write-back cache on the SSDs of two hypervisors"
-    }
-
-    fn layer(&self) -> Layer {
-        Layer::Client
-    }
-
-    fn ssd(&self) -> Ssd {
-        Ssd::File
-    }
-
-    fn caches_reads(&self) -> bool {
-        true
-    }
-
-    fn probe(&self) -> Result<(), String> {
-        Err("this version of Tidepool has no replica on a second host".into())
-    }
-
-    fn apply(&self, _ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        let what = "this version of Tidepool has no replica".to_string();
-        Err(PlacementError::NotInPlace { placement: self.name(), what })
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::{Ground, PlacementError, failed};
+use crate::network::Namespace;
 use crate::process::Process;
 use crate::results::Drained;
 
@@ -24,7 +25,7 @@ const HURRIED_LIMIT: Duration = Duration::from_secs(300);
 /// How often a drain is looked at.
 const POLL: Duration = Duration::from_millis(100);
 /// Counters of a volume that are kept, beside its latencies.
-const COUNTERS: [&str; 9] = [
+const COUNTERS: [&str; 10] = [
     "hit_blocks",
     "miss_blocks",
     "reads",
@@ -32,9 +33,27 @@ const COUNTERS: [&str; 9] = [
     "flushes",
     "backend_reads",
     "backend_writes",
+    "written_bytes",
     "backend_written_bytes",
     "drained_blocks",
 ];
+
+/// What a daemon is started with.
+#[derive(Debug)]
+pub(super) struct Setup<'a> {
+    /// What its sockets and its log, in the ground's directory, begin with.
+    pub(super) name: &'a str,
+    /// The file for its cache.
+    pub(super) cache: PathBuf,
+    /// Size of the cache in bytes.
+    pub(super) cache_bytes: u64,
+    /// Names and URIs of the volumes that it serves.
+    pub(super) volumes: &'a [(String, String)],
+    /// Further options.
+    pub(super) options: &'a [String],
+    /// Where it runs, if not in the machine's own network.
+    pub(super) namespace: Option<&'a Namespace>,
+}
 
 /// A daemon with its cache. Dropping it kills it and removes the cache.
 #[derive(Debug)]
@@ -44,33 +63,27 @@ pub(super) struct Daemon {
     cache: PathBuf,
     admin: PathBuf,
     socket: PathBuf,
+    log: PathBuf,
 }
 
 impl Daemon {
-    /// Starts a daemon with a new cache of `cache_bytes` in the file `cache` that serves `volumes` (name and URI). Its sockets and
-    /// its log are in the ground's directory and begin with `name`. It runs where clients are, if they are there already.
-    pub(super) fn start(
-        ground: &Ground,
-        name: &str,
-        cache: PathBuf,
-        cache_bytes: u64,
-        volumes: &[(String, String)],
-        options: &[&str],
-    ) -> Result<Daemon, PlacementError> {
-        let (program, directory) = (&ground.program, &ground.directory);
-        let (admin, socket) =
-            (directory.join(format!("{name}.admin")), directory.join(format!("{name}.nbd")));
-        let log_path = directory.join(format!("{name}.log"));
+    /// Starts a daemon with a new cache.
+    pub(super) fn start(ground: &Ground, setup: &Setup<'_>) -> Result<Daemon, PlacementError> {
+        let (program, cache) = (&ground.program, setup.cache.clone());
+        let [admin, socket, log_path] =
+            ["admin", "nbd", "log"].map(|what| ground.directory.join(format!("{}.{what}", setup.name)));
         let log = File::create(&log_path).map_err(failed("cannot make the daemon's log"))?;
         let mut command = Command::new(program);
-        command.arg("serve").args(options);
-        command.arg(format!("--cache={}", cache.display())).arg(format!("--cache-size={cache_bytes}"));
+        command.arg("serve").args(setup.options);
+        command
+            .arg(format!("--cache={}", cache.display()))
+            .arg(format!("--cache-size={}", setup.cache_bytes));
         command.arg(format!("--nbd=nbd+unix:///?socket={}", socket.display()));
         command.arg(format!("--admin={}", admin.display()));
-        command.args(volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
+        command.args(setup.volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let line = format!("{command:?}").replace('"', "");
-        ground.client.iter().for_each(|client| client.enter(&mut command));
+        setup.namespace.iter().for_each(|namespace| namespace.enter(&mut command));
         let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
         let output = process.child().stdout.take().expect("its output is piped");
         let (sender, ready) = channel();
@@ -81,13 +94,17 @@ impl Daemon {
             lines.for_each(drop);
         });
         let ready = ready.recv_timeout(START_LIMIT).unwrap_or(false);
-        let daemon = Daemon { program: program.clone(), process, cache, admin, socket };
+        let daemon = Daemon { program: program.clone(), process, cache, admin, socket, log: log_path };
         if ready {
             return Ok(daemon);
         }
-        let text = fs::read_to_string(&log_path).unwrap_or_default();
-        let output = text.lines().last().unwrap_or("it has ended").to_string();
+        let output = daemon.log().lines().last().unwrap_or("it has ended").to_string();
         Err(PlacementError::Command { command: line, output })
+    }
+
+    /// What it has logged.
+    pub(super) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Where it serves NBD.
@@ -117,9 +134,10 @@ impl Daemon {
     pub(super) fn proof(&self) -> Result<Value, PlacementError> {
         let status = self.ask(&["status"])?;
         let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
-        let keys = ["name", "backend", "mode", "state", "dirty_bytes_max"];
+        let keys = ["name", "backend", "mode", "state", "dirty_bytes_max", "peer"];
         let volume = |volume: &Value| -> Map<String, Value> {
-            keys.iter().map(|key| (key.to_string(), volume[*key].clone())).collect()
+            let told = keys.iter().filter(|key| !volume[**key].is_null());
+            told.map(|key| (key.to_string(), volume[*key].clone())).collect()
         };
         Ok(json!({
             "version": status["version"],
@@ -128,18 +146,27 @@ impl Daemon {
         }))
     }
 
-    /// Modes of its volumes.
-    pub(super) fn modes(&self) -> Result<Vec<String>, PlacementError> {
-        let status = self.ask(&["status"])?;
-        let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
-        Ok(volumes.iter().map(|volume| volume["mode"].as_str().unwrap_or_default().to_string()).collect())
+    /// What it says of its volumes.
+    pub(super) fn volumes(&self) -> Result<Vec<Value>, PlacementError> {
+        Ok(self.ask(&["status"])?["volumes"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// Shows that its volumes are in this mode; else `placement` is not in place.
+    pub(super) fn is_in_mode(&self, placement: &'static str, wanted: &str) -> Result<(), PlacementError> {
+        match self.volumes()?.iter().find(|volume| volume["mode"] != wanted) {
+            None => Ok(()),
+            Some(volume) => {
+                let what =
+                    format!("the mode of {} is {}, not {wanted}", text(volume, "name"), text(volume, "mode"));
+                Err(PlacementError::NotInPlace { placement, what })
+            }
+        }
     }
 
     /// Counters over all volumes: those in [`COUNTERS`], the time of reads, writes and flushes in microseconds all together, and
     /// `dirty_bytes`, which is a level.
-    pub(super) fn counters(&self) -> Result<Value, PlacementError> {
-        let status = self.ask(&["status"])?;
-        let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
+    pub(super) fn counters(&self) -> Result<Map<String, Value>, PlacementError> {
+        let volumes = self.volumes()?;
         let sum = |of: &dyn Fn(&Value) -> Option<f64>| volumes.iter().filter_map(of).sum::<f64>();
         let mut counters: Map<String, Value> = COUNTERS
             .iter()
@@ -153,7 +180,7 @@ impl Daemon {
             counters.insert(format!("{kind}_us"), json!(sum(&took) as u64));
         }
         counters.insert("dirty_bytes".into(), json!(sum(&|volume| volume["dirty_bytes"].as_f64()) as u64));
-        Ok(Value::Object(counters))
+        Ok(counters)
     }
 
     /// Drains all volumes, for `limit_s` seconds as fast as the devices are; then, or when `stop` says so, `hurry` is called.
@@ -198,6 +225,11 @@ impl Daemon {
             None => Err(failed("tidepool serve")(std::io::ErrorKind::TimedOut.into())),
         }
     }
+}
+
+/// A field of a report that is a text.
+pub(super) fn text<'a>(report: &'a Value, field: &str) -> &'a str {
+    report[field].as_str().unwrap_or_default()
 }
 
 impl Drop for Daemon {

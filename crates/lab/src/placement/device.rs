@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::daemon::Daemon;
+use super::daemon::{Daemon, Setup};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, wait};
 use crate::cluster::Cluster;
 use crate::mounts::unmount_below;
@@ -69,16 +69,19 @@ impl Placement for Under {
             .collect();
         // As a cache that knows nothing of Ceph would: in its own order, and the disk alone is nothing while data is dirty.
         let options: &[&str] = if self.caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
-        let daemon = Daemon::start(ground, "osd", cache, cache_bytes, &volumes, options)?;
+        let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
+        let (volumes, options) = (&volumes[..], &options[..]);
+        let setup = Setup { name: "osd", cache, cache_bytes, volumes, options, namespace: None };
+        let daemon = Daemon::start(ground, &setup)?;
         // Until the disks are filled nothing that is written stays in the cache.
         let mode = if self.caches { "write-around" } else { "off" };
-        for (volume, _) in &volumes {
+        for (volume, _) in volumes {
             daemon.set_mode(volume, mode)?;
         }
         let names = volumes.iter().map(|(volume, _)| volume.clone()).collect();
         let mut below =
             Below { placement: self.name(), caches: self.caches, names, mounts: Vec::new(), daemon };
-        for (slot, (volume, _)) in ground.slots.iter_mut().zip(&volumes) {
+        for (slot, (volume, _)) in ground.slots.iter_mut().zip(volumes) {
             slot.data = below.mount(ground.directory.join(format!("{volume}.disk")), volume)?;
         }
         Ok(Box::new(below))
@@ -118,16 +121,16 @@ impl Applied for Below {
     }
 
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
-        let wanted = if self.caches { "write-back" } else { "off" };
-        if let Some(mode) = self.daemon.modes()?.into_iter().find(|mode| mode != wanted) {
-            let what = format!("its mode is {mode}");
-            return Err(PlacementError::NotInPlace { placement: self.placement, what });
-        }
+        self.holds()?;
         self.daemon.proof()
     }
 
+    fn holds(&self) -> Result<(), PlacementError> {
+        self.daemon.is_in_mode(self.placement, if self.caches { "write-back" } else { "off" })
+    }
+
     fn counters(&self) -> Result<Value, PlacementError> {
-        self.daemon.counters()
+        Ok(Value::Object(self.daemon.counters()?))
     }
 
     fn drain(

@@ -7,9 +7,11 @@
 mod client;
 mod daemon;
 mod device;
+mod replicated;
 mod store;
 
 use std::fmt::Debug;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -52,6 +54,14 @@ pub trait Placement: Debug + Sync {
     /// What it wants of the SSD.
     fn ssd(&self) -> Ssd {
         Ssd::Unused
+    }
+    /// How many SSDs it stands on: one, or one in each of two hypervisors.
+    fn ssds(&self) -> u32 {
+        u32::from(self.ssd() != Ssd::Unused)
+    }
+    /// Until the cluster has a write it is on two hosts.
+    fn keeps_two_copies(&self) -> bool {
+        false
     }
     /// Wants the OSD's journal on its data disk.
     fn journal_on_disk(&self) -> bool {
@@ -96,12 +106,34 @@ pub struct Ground {
     pub ceph_conf: Vec<String>,
     /// The SSD's directory, and how many of its bytes are for this placement.
     pub ssd: Option<(PathBuf, u64)>,
+    /// A second hypervisor, if the testbed has one.
+    pub second: Option<SecondHost>,
     /// ceph.conf for clients, once the cluster is up.
     pub client_conf: PathBuf,
     /// Where clients are, if the cluster has a network of its own and is up.
     pub client: Option<Namespace>,
     /// The images, once the cluster is up.
     pub images: Vec<String>,
+}
+
+/// A hypervisor beside the one where clients are, with an SSD of its own.
+#[derive(Debug, Clone)]
+pub struct SecondHost {
+    /// Its SSD's directory, and how many of its bytes are for the placement.
+    pub ssd: (PathBuf, u64),
+    /// Its place in the cluster's network, if that has one.
+    pub network: Option<SecondNode>,
+}
+
+/// The place of a second hypervisor in a network.
+#[derive(Debug, Clone)]
+pub struct SecondNode {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// The address of the hypervisor where clients are.
+    pub client: Ipv4Addr,
 }
 
 /// What an OSD gets.
@@ -126,6 +158,13 @@ pub trait Applied: Debug {
     /// # Errors
     /// When it is not.
     fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError>;
+    /// Shows that it works as it did when it was put in place: asked after each measurement, before anything else is done.
+    ///
+    /// # Errors
+    /// When it does not, or did not for a while.
+    fn holds(&self) -> Result<(), PlacementError> {
+        Ok(())
+    }
     /// Images are filled and what is measured comes next: a cache begins only now, as one that is new in front of old disks.
     ///
     /// # Errors
@@ -210,7 +249,7 @@ pub fn all() -> [&'static dyn Placement; 9] {
         &device::OSD_PASSTHROUGH,
         &device::OSD_TIDEPOOL,
         &client::HOST_TIDEPOOL,
-        &client::HOST_TIDEPOOL_REPLICATED,
+        &replicated::HOST_TIDEPOOL_REPLICATED,
         &client::LIBRBD_CACHE,
     ]
 }
@@ -273,7 +312,18 @@ impl Arrangement {
     /// What a write through all of them is safe from, with so many copies in the cluster.
     pub fn durability(&self, replicas: u32) -> Durability {
         let cluster = if replicas > 1 { Durability::Replicated } else { Durability::OneCopy };
-        self.placements.iter().map(|placement| placement.durability()).fold(cluster, Ord::min)
+        let found = self.placements.iter().map(|placement| placement.durability()).fold(cluster, Ord::min);
+        match found {
+            Durability::OneCopy if self.placements.iter().any(|placement| placement.keeps_two_copies()) => {
+                Durability::TwoCopies
+            }
+            found => found,
+        }
+    }
+
+    /// How many SSDs it stands on.
+    pub fn ssds(&self) -> u32 {
+        self.placements.iter().map(|placement| placement.ssds()).max().unwrap_or(0)
     }
 
     /// The one between client and cluster.
@@ -349,6 +399,11 @@ mod tests {
             ["osd-tidepool", "filestore-journal", "host-tidepool"]
         );
         assert_eq!(Arrangement::parse("filestore-journal@x").expect("a class").ssd.as_deref(), Some("x"));
+        let ssds = |text: &str| Arrangement::parse(text).expect(text).ssds();
+        assert_eq!(
+            ["librbd-cache", "host-tidepool", "osd-tidepool+host-tidepool-replicated"].map(ssds),
+            [0, 1, 2]
+        );
         for (text, wanted) in
             [("nothing", "no placement"), ("host-tidepool+librbd-cache", "same place"), ("", "no placement")]
         {
@@ -363,6 +418,8 @@ mod tests {
         assert_eq!(durability("bluestore-dbwal", 1), Durability::OneCopy);
         assert_eq!(durability("bluestore-dbwal", 2), Durability::Replicated);
         assert_eq!(durability("host-tidepool", 2), Durability::OneCopy);
+        assert_eq!(durability("host-tidepool-replicated", 1), Durability::TwoCopies);
+        assert_eq!(durability("host-tidepool-replicated+osd-tidepool", 2), Durability::Replicated);
         assert_eq!(durability("librbd-cache", 2), Durability::Volatile);
         assert_eq!(durability("osd-tidepool", 3), Durability::Replicated);
     }

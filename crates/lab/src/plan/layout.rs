@@ -185,7 +185,7 @@ fn host_cache(inventory: &Inventory, drive: &Drive, set: u64) -> Placed {
     placed.advice.push(match loss {
         Some(loss) => {
             let text = format!(
-                "one copy: with this SSD or its host up to {loss} of writes are lost; a replica on a second host is not available in this version"
+                "one copy: with this SSD or its host up to {loss} of writes are lost; with a second copy on another hypervisor's SSD (--peer in place of --accept-loss) none are"
             );
             Advice::new(text, &[HOST_ONE_COPY])
         }

@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(placed.years.map(f64::round), Some(5.0));
         let text = |part: &str| placed.advice.iter().any(|advice| advice.text.contains(part));
         assert!(text("50 % of the working set") && text("up to 5s of writes are lost"), "{placed:?}");
-        assert!(text("replica on a second host is not available"), "{placed:?}");
+        assert!(text("a second copy on another hypervisor's SSD"), "{placed:?}");
         assert_eq!(
             placed.commands,
             [

@@ -59,7 +59,7 @@ rules! {
         "An SSD in the hypervisor answers before the network, the gateway and two OSDs do; it takes as many SSDs as there are hypervisors, however many servers have OSDs.",
         "Host cache against OSD-side cache: 4 KiB, 80 % reads, the host's side ahead in throughput and latency";
     HOST_ONE_COPY, "host-one-copy",
-        "Write-back on a hypervisor has one copy: what is not drained is lost with the host's SSD. A second host's SSD as replica is not available in this version.",
+        "Write-back on a hypervisor has one copy: what is not drained is lost with the host's SSD. With a second host as peer (--peer) it has two, and nothing is lost with either.",
         "Tidepool, docs/guarantees.md; the published comparison had two copies";
     HOST_THROUGH, "host-through",
         "Without an accepted loss a volume runs write-through: reads become faster, writes do not.",

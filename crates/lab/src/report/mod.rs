@@ -153,9 +153,14 @@ fn forest(page: &Page<'_>, ranking: &Ranking) -> Markup {
             None => ("1 (the baseline)".to_string(), None, stats::Bound::Exact),
             Some(ratio) => (ratio.to_string(), Some(ratio.ratio?), ratio.bound),
         };
-        let ranked = ranking.places.iter().any(|place| place.placement == *name);
+        let ranks = |ranking: &&Ranking| ranking.places.iter().any(|place| place.placement == *name);
+        let class = page.verdict.rankings.iter().find(ranks).map(|ranking| ranking.durability);
         Some(Row {
-            label: if ranked { name.to_string() } else { format!("{name} (not ranked)") },
+            label: match class {
+                Some(class) if class == ranking.durability => name.to_string(),
+                Some(class) => format!("{name} ({})", words::copies(class)),
+                None => format!("{name} (not ranked)"),
+            },
             value,
             look: page.look(name),
             dots: Vec::new(),
@@ -247,7 +252,8 @@ mod tests {
         }
         for part in [
             "Emulated devices, slowed by 4: relative order only.",
-            "host-tidepool-replicated",
+            "host-tidepool-replicated (two copies)",
+            "peer-ssd",
             "an OSD was marked down meanwhile",
             "busy for 97 % of the time",
             "not reproduced",

@@ -170,7 +170,7 @@ impl Look {
 
     /// Its marker.
     pub fn marker(self, x: f64, y: f64, r: f64) -> Markup {
-        let full = if self.durability == Some(Durability::Replicated) { " full" } else { "" };
+        let full = if self.durability > Some(Durability::OneCopy) { " full" } else { "" };
         let class = format!("mark {}{full}", self.colour());
         if self.is_volatile() {
             let cross =

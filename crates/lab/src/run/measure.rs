@@ -48,6 +48,8 @@ struct Look {
     placements: Map<String, Value>,
     stages: Option<Counters>,
     osds: u32,
+    /// What a placement was instead of what it is to be.
+    out_of_place: Option<String>,
 }
 
 impl Runner<'_> {
@@ -157,6 +159,7 @@ impl Runner<'_> {
             client_thread: mean(&|sample| sample.busiest_client_percent) / 100.0,
             busy: mean(&|sample| sample.busy_percent) / 100.0,
             failure: load.failure.clone(),
+            out_of_place: after.out_of_place.clone(),
         };
         run.invalid = validity::faults(&evidence);
         run.lower_bound = validity::lower_bound(&evidence).filter(|_| run.invalid.is_empty());
@@ -179,6 +182,11 @@ impl Runner<'_> {
         arrangement: &Arrangement,
     ) -> Result<(), RunError> {
         stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
+        // One that was something else in the measurement before is put in place anew.
+        if let Some(front) = arrangement.front().filter(|_| stand.testbed.holds().is_err()) {
+            stand.warm = (0, 0);
+            stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
+        }
         match workload.caches {
             Caches::Cold => {
                 let front = arrangement.front().filter(|front| front.caches_reads());
@@ -280,6 +288,7 @@ fn look(testbed: &Testbed) -> Look {
         placements: testbed.counters().unwrap_or_default(),
         osds: answers.len() as u32,
         stages: (!answers.is_empty()).then(|| Counters::joined(answers)),
+        out_of_place: testbed.holds().err().map(|why| why.to_string()),
     }
 }
 
@@ -292,13 +301,13 @@ fn stages(before: &Look, after: &Look) -> Vec<crate::collect::hops::Stage> {
     both.map(|(after, before)| after.since(before)).unwrap_or_default()
 }
 
-/// What placements have counted between two looks. A level, such as `dirty_bytes`, is the one at the end.
+/// What placements have counted between two looks. A level, which is what is named after dirty bytes, is the one at the end.
 fn differences(before: &Map<String, Value>, after: &Map<String, Value>) -> Value {
     let of = |(name, now): (&String, &Value)| {
         let counters = now.as_object().into_iter().flatten().map(|(key, value)| {
             let earlier = before.get(name).and_then(|before| before[key].as_u64()).unwrap_or(0);
             let grown = value.as_u64().unwrap_or(0).saturating_sub(earlier);
-            (key.clone(), if key == "dirty_bytes" { value.clone() } else { json!(grown) })
+            (key.clone(), if key.ends_with("dirty_bytes") { value.clone() } else { json!(grown) })
         });
         (name.clone(), Value::Object(counters.collect()))
     };

@@ -25,7 +25,7 @@ use crate::suite::{Cell, Suite};
 use crate::testbed::{Layout, Testbed};
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
-use schedule::{Block, Clock, Shape, Step};
+use schedule::{Block, Clock, Step};
 
 /// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
 const DRAIN_S: (f64, f64) = (10.0, 600.0);
@@ -280,6 +280,8 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     }
     let impossible = |cell: &Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
     let blocks = schedule::blocks(suite, options.seed, &impossible).map_err(RunError::Suite)?;
+    let ssds = blocks.iter().map(Block::ssds).collect::<Result<Vec<u32>, _>>().map_err(RunError::Suite)?;
+    let ssds = u64::from(ssds.into_iter().max().unwrap_or(1));
     let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
     let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
     let clients = suite.workloads.iter().flat_map(|workload| &workload.clients).max().copied().unwrap_or(1);
@@ -287,7 +289,8 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let images = suite.ground.image_bytes * u64::from(clients * suite.ground.replicas);
     Ok(Plan {
         seconds: Clock::new(suite).left_s(blocks.len(), runs),
-        bytes: (images + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks)) + ssd,
+        bytes: (images + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks))
+            + ssd * ssds,
         testbeds,
         not_run,
         runs,
@@ -359,7 +362,7 @@ impl Runner<'_> {
         };
         tell(format!("a cluster with {}", block.shape.below), clock, later.len() + 1, left);
         let start = Instant::now();
-        let stand = self.stand(&block.shape, journal);
+        let stand = self.stand(block, journal);
         let Some(mut stand) = self.attempt(stand)? else { return Ok(()) };
         clock.testbed(start.elapsed().as_secs_f64());
         for step in &block.steps {
@@ -403,8 +406,8 @@ impl Runner<'_> {
     }
 
     /// Brings a testbed up and fills its images.
-    fn stand(&self, shape: &Shape, journal: &mut Journal) -> Result<Stand, RunError> {
-        let ground = &self.suite.ground;
+    fn stand(&self, block: &Block, journal: &mut Journal) -> Result<Stand, RunError> {
+        let (ground, shape) = (&self.suite.ground, &block.shape);
         let arrangement = Arrangement::parse(&shape.below).map_err(RunError::Suite)?;
         let layout = Layout {
             disk: class(&ground.disk)?,
@@ -412,6 +415,7 @@ impl Runner<'_> {
             osds_per_disk: shape.osds_per_disk,
             disk_bytes: ground.disk_bytes,
             ssd: Some((class(&shape.ssd)?, ground.ssd_bytes)),
+            ssds: block.ssds().map_err(RunError::Suite)?,
             replicas: ground.replicas,
             slowed_by: ground.slowed_by,
             ssd_shares: shape.ssd_shares,

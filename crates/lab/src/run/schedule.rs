@@ -47,6 +47,17 @@ pub struct Step {
     pub cells: Vec<Cell>,
 }
 
+impl Block {
+    /// SSDs that a testbed for it has: one, or one in each of two hypervisors.
+    ///
+    /// # Errors
+    /// When the name of a placement is none.
+    pub fn ssds(&self) -> Result<u32, String> {
+        let of = |step: &Step| Arrangement::parse(&step.placement).map(|arrangement| arrangement.ssds());
+        self.steps.iter().try_fold(1, |most, step| Ok(of(step)?.max(most)))
+    }
+}
+
 impl Shape {
     /// What a placement needs.
     ///
@@ -169,6 +180,9 @@ mod tests {
             blocks.iter().filter(of).map(|block| block.shape.clone()).collect::<Vec<_>>()
         };
         assert_eq!(with("host-tidepool"), with("bluestore-colocated"));
+        assert_eq!(with("host-tidepool-replicated"), with("host-tidepool"));
+        let ssds: Vec<u32> = blocks.iter().map(|block| block.ssds().expect("known")).collect();
+        assert_eq!(ssds.iter().filter(|ssds| **ssds == 2).count(), 1, "{ssds:?}");
         assert_eq!(with("filestore-journal").len(), 1);
         assert_ne!(with("filestore-journal"), with("filestore-journal@ssd-sata-consumer"));
     }

@@ -35,12 +35,15 @@ pub struct Evidence {
     pub busy: f64,
     /// Why the load generator gave up.
     pub failure: Option<String>,
+    /// What the placement was instead of what it is to be, meanwhile or at the end.
+    pub out_of_place: Option<String>,
 }
 
 /// Why a run is not what was meant; empty when it is.
 pub fn faults(evidence: &Evidence) -> Vec<String> {
     let mut faults = Vec::new();
     faults.extend(evidence.failure.clone());
+    faults.extend(evidence.out_of_place.clone());
     if evidence.osds_answering < evidence.osds {
         faults.push(format!(
             "{} of {} OSDs did not answer",
@@ -116,6 +119,7 @@ mod tests {
             (Evidence { device_read_bytes: 1 << 10, ..good() }, "no device"),
             (Evidence { requests: 3, ..good() }, "only 3 requests"),
             (Evidence { failure: Some("fio failed".into()), requests: 0, ..good() }, "fio failed"),
+            (Evidence { out_of_place: Some("its mode is write-through".into()), ..good() }, "write-through"),
         ] {
             let found = faults(&bad);
             assert!(found.len() == 1 && found[0].contains(wanted), "{found:?}");

@@ -459,13 +459,13 @@ fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> 
         // It stays among the pending: nobody knows whether it has taken effect.
         return Err(Error::Disconnected);
     }
-    let pending = state.pending.remove(&cookie).expect("only this thread removes it");
     if errno != 0 {
         let (Pending::Read { request, .. } | Pending::Write { request, .. } | Pending::Flush { request, .. }) =
-            pending;
+            &state.pending[&cookie];
+        // It stays among the pending, too.
         return Err(Error::Refused { errno, request: format!("{request:?}") });
     }
-    match pending {
+    match state.pending.remove(&cookie).expect("only this thread removes it") {
         Pending::Read { snapshot, .. } => {
             state.summary.reads += 1;
             state.summary.read_bytes += data.len() as u64;

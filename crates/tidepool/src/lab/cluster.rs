@@ -151,6 +151,7 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
         osds_per_disk: args.osds_per_disk,
         disk_bytes: args.disk_size.0,
         ssd: ssd.map(|preset| (preset, args.ssd_size.0)),
+        ssds: 1,
         replicas: args.replicas,
         slowed_by: args.slow,
         servers: args.nodes,
