@@ -60,6 +60,12 @@ pub enum Op {
     },
     /// Bring the range into the cache; no data is returned.
     Prefetch,
+    /// Read the one block at the request's offset of a replica, which has this CRC-32C (RFC 9); if it has not, or is not here,
+    /// [`RequestError::Invalid`].
+    Block {
+        /// That of the block that the owner has lost.
+        crc: u32,
+    },
     /// A record of the owner's log, for a replica of the volume (RFC 9). The request's buffer holds it as it stands in
     /// the owner's log, header block and data blocks; offset and length are zero. The reply says that it is in the log, or
     /// that it is not the next record of this copy ([`RequestError::Invalid`]).
@@ -252,6 +258,14 @@ pub enum PeerOp {
     Stabilise {
         /// Its number in the volume's log.
         sequence: u64,
+    },
+    /// The only copy of this block that is here is bad: [`Engine::peer_block`](crate::Engine::peer_block) is to be told what the
+    /// peer has of it.
+    Block {
+        /// Block of the volume.
+        block: u64,
+        /// CRC-32C that its content has.
+        crc: u32,
     },
 }
 

@@ -132,6 +132,10 @@ impl Engine {
             if !volume.attached || volume.is_leaving() || volume.retry_at > now || volume.spec.read_only {
                 return;
             }
+            if self.repairs.are_of(id) {
+                // What is bad would be found bad again.
+                return;
+            }
             let in_flight = volume.drain_in_flight;
             let urgent = self.drain_is_urgent(id);
             // A volume may use as many buffers as are left for the others: a stopped backend cannot
@@ -416,7 +420,7 @@ impl Engine {
             }
             self.pieces[index].bad = true;
             if piece.again {
-                self.volume_mut(id).count.corrupt_blocks += 1;
+                self.note_corrupt(id, piece.positions[i]);
                 self.lose_drained(id, &piece, i);
             }
         }

@@ -12,6 +12,7 @@ use crate::log::{Append, Log};
 use crate::mem::{Arena, Buf};
 use crate::read::{CachedRead, Fills, MissRead};
 use crate::reclaim::{MOVE_BLOCKS, Reclaim};
+use crate::repair::Repairs;
 use crate::space::Space;
 use crate::status::DeviceStatus;
 use crate::util::Slab;
@@ -116,6 +117,7 @@ pub(crate) struct Pools {
     pub(crate) checkpoint: Pool,
     pub(crate) reclaim_summary: Buf,
     pub(crate) reclaim_data: Buf,
+    pub(crate) repair: Buf,
 }
 
 impl Pools {
@@ -123,6 +125,7 @@ impl Pools {
         let appends = config.appends_in_flight + BUFFERS_FOR_FILLS + BUFFERS_FOR_MOVES;
         let mut one = |bytes| arena.alloc(bytes).expect("the arena holds the core's buffers");
         let (reclaim_summary, reclaim_data) = (one(SUMMARY_BYTES), one(MOVE_BLOCKS * BLOCK_BYTES));
+        let repair = one(BLOCK_BYTES);
         Pools {
             append: Pool::new(arena, appends, config.append_bytes.max(256 << 10)),
             summary: Pool::new(arena, SUMMARY_BUFFERS, SUMMARY_BYTES),
@@ -131,6 +134,7 @@ impl Pools {
             checkpoint: Pool::new(arena, CHECKPOINT_BUFFERS, 256 << 10),
             reclaim_summary,
             reclaim_data,
+            repair,
         }
     }
 }
@@ -182,6 +186,7 @@ pub struct Engine {
     pub(crate) appends: Slab<Append>,
     pub(crate) sync: Sync,
     pub(crate) fills: Fills,
+    pub(crate) repairs: Repairs,
     pub(crate) drains: Slab<Drain>,
     pub(crate) pieces: Slab<Piece>,
     pub(crate) frames: Slab<Frame>,
@@ -237,6 +242,7 @@ impl Engine {
             appends: Slab::with_capacity(64),
             sync: Sync::default(),
             fills: Fills::new(),
+            repairs: Repairs::default(),
             drains: Slab::with_capacity(256),
             pieces: Slab::with_capacity(config.drain_buffers),
             frames: Slab::with_capacity(config.drain_buffers),
@@ -334,7 +340,7 @@ impl Engine {
         let drain = if self.stopping.is_none() { self.drain_deadline(now) } else { None };
         let group = if self.stopping.is_none() { self.group_deadline(now) } else { None };
         let stop = self.stop_deadline(now);
-        [held, drain, group, stop, self.fills.deadline(), self.checkpoint.deadline()]
+        [held, drain, group, stop, self.fills.deadline(), self.repairs.deadline(), self.checkpoint.deadline()]
             .into_iter()
             .flatten()
             .min()
@@ -347,6 +353,7 @@ impl Engine {
                 volume.recheck = true;
             }
         }
+        self.pump_repairs(now);
         self.pump_waiting_reads();
         self.pump_parked(now);
         self.pump_held(now);
@@ -498,34 +505,42 @@ impl Engine {
             Op::Flush => self.start_flush(now, id),
             _ if request.len == 0 => self.complete(id, Ok(())),
             Op::Read | Op::Prefetch => self.start_read(id),
+            Op::Block { crc } => self.start_block(id, crc),
             Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => self.start_change(id),
         }
     }
 
     fn admit_request(&self, request: &Request) -> Result<(), RequestError> {
         let volume = self.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
-        let takes = |v: &Volume| v.attached || request.op == Op::Flush && v.replica.is_some();
+        let takes = |v: &Volume| match request.op {
+            Op::Block { .. } => v.replica.is_some(),
+            Op::Flush => v.attached || v.replica.is_some(),
+            _ => v.attached,
+        };
         let volume = volume.filter(|v| takes(v) && !v.closing && self.stopping.is_none());
         let volume = volume.ok_or(RequestError::Shutdown)?;
         let sector = SECTOR_BYTES as u64;
         let end = request.offset.checked_add(request.len).ok_or(RequestError::Invalid)?;
-        if !request.offset.is_multiple_of(sector)
-            || !request.len.is_multiple_of(sector)
-            || end > volume.spec.size_bytes
-        {
+        let size_bytes = match request.op {
+            // The last one, too, of a volume that ends within it.
+            Op::Block { .. } => volume.spec.size_bytes.next_multiple_of(BLOCK_BYTES as u64),
+            _ => volume.spec.size_bytes,
+        };
+        if !request.offset.is_multiple_of(sector) || !request.len.is_multiple_of(sector) || end > size_bytes {
             return Err(RequestError::Invalid);
         }
         if request.len > RANGE_BYTES_MAX {
             return Err(RequestError::Invalid);
         }
-        let changes = !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush);
+        let changes = !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. });
         if changes && volume.spec.read_only {
             return Err(RequestError::ReadOnly);
         }
         if volume.is_refusing() || self.dead && volume.replica.is_some() {
             return Err(RequestError::Io);
         }
-        if matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. }) && request.len > 0 {
+        let carries = matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. } | Op::Block { .. });
+        if carries && request.len > 0 {
             let buf = request.buf.expect("a read or write has a buffer");
             let bytes = buffer_bytes(request.offset, request.len);
             assert!(bytes <= REQUEST_BYTES_MAX, "front doors split requests");

@@ -154,7 +154,7 @@ impl Engine {
         }
         frame.reads -= 1;
         for (block, position) in lost {
-            self.volume_mut(id).count.corrupt_blocks += 1;
+            self.note_corrupt(id, position);
             self.lose_copy(id, block, position);
         }
         let frame = &mut self.frames[index];

@@ -41,6 +41,7 @@ mod read;
 mod reclaim;
 mod recover;
 pub mod redo;
+mod repair;
 mod replay;
 mod replica;
 mod resize;

@@ -57,6 +57,8 @@ pub(crate) struct Append {
     pub(crate) done: bool,
     /// Written so that it is stable when it completes.
     pub(crate) dsync: bool,
+    /// It brings back a block that was bad.
+    pub(crate) repairs: bool,
     pub(crate) records: Vec<Built>,
     pub(crate) entries: Vec<BuiltEntry>,
     /// Client operations that have parts in it.
@@ -73,6 +75,7 @@ impl Append {
             number: 0,
             done: false,
             dsync: false,
+            repairs: false,
             records: Vec::with_capacity(16),
             entries: Vec::with_capacity(RECORD_ENTRIES_MAX),
             ops: Vec::with_capacity(RECORD_ENTRIES_MAX),
@@ -364,9 +367,9 @@ impl Engine {
         if stream == Stream::Log
             && !moving
             && self.space.free_count() < RESERVE_WRITES
-            && !self.reclaim.is_idle()
+            && !(self.reclaim.is_idle() && self.repairs.is_empty())
         {
-            // Reclaim is packing into the last segments: it would not get done with what writes left it.
+            // Reclaim is packing into the last segments, or something is repaired: it would not get done with what writes left it.
             return Err(buf);
         }
         let state = &self.log.streams[stream as usize];
@@ -408,6 +411,7 @@ impl Engine {
         append.buf = buf;
         append.done = false;
         append.dsync = false;
+        append.repairs = false;
         append.records.clear();
         append.entries.clear();
         append.ops.clear();
@@ -589,7 +593,7 @@ impl Engine {
             }
         }
         if append.records[0].kind == RecordKind::Move {
-            self.reclaim_published();
+            if append.repairs { self.repaired() } else { self.reclaim_published() }
         }
         self.note_places(append);
         let state = self.log.stream(append.stream);

@@ -98,6 +98,11 @@ impl Volume {
         self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack && idle
     }
 
+    /// The peer gets every record, and may have what is bad here.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.sends)
+    }
+
     /// The peer will soon have no room any more.
     pub(crate) fn peer_is_short(&self) -> bool {
         let short = |room: Room| room.bytes < WINDOW_BYTES || room.ranges < RANGES_SHORT;

@@ -139,6 +139,12 @@ impl Engine {
         self.read_progress(id);
     }
 
+    /// Something that an operation has waited for is over, and whatever came of that has been begun.
+    pub(crate) fn read_is_nearer(&mut self, id: OpId) {
+        self.ops[id].waiting -= 1;
+        self.read_progress(id);
+    }
+
     /// One stretch less to wait for.
     fn read_progress(&mut self, id: OpId) {
         let op = &self.ops[id];
@@ -146,7 +152,7 @@ impl Engine {
             return;
         }
         match op.request.op {
-            Op::Read | Op::Prefetch => {
+            Op::Read | Op::Prefetch | Op::Block { .. } => {
                 let result = op.error.map_or(Ok(()), Err);
                 self.complete(id, result);
             }
@@ -224,8 +230,7 @@ impl Engine {
             }
             self.fills.waiting.swap_remove(i);
             self.read_after_waiting(read);
-            self.ops[read.op].waiting -= 1;
-            self.read_progress(read.op);
+            self.read_is_nearer(read.op);
         }
     }
 
@@ -243,7 +248,7 @@ impl Engine {
         }
     }
 
-    fn read_cached(&mut self, read: CachedRead) {
+    pub(crate) fn read_cached(&mut self, read: CachedRead) {
         self.space.pin(read.position);
         self.ops[read.op].waiting += 1;
         let token = self.start_io(Io::Cached(read));
@@ -314,18 +319,29 @@ impl Engine {
                 self.bad_block(vid, read, i, part);
             }
         }
-        self.ops[read.op].waiting -= 1;
-        self.read_progress(read.op);
+        self.read_is_nearer(read.op);
     }
 
-    /// A cached block does not verify: fetched again when it is clean, lost when it is not.
+    /// A cached block does not verify: fetched again when it is clean. If it is not, the peer may have a good copy; else it is
+    /// lost.
     fn bad_block(&mut self, vid: VolumeId, read: CachedRead, i: u32, part: Buf) {
         let (block, position) = (read.block + u64::from(i), read.position + i);
+        if matches!(self.ops[read.op].request.op, Op::Block { .. }) {
+            // It is the owner's to decide what is lost.
+            match read.again {
+                true => self.ops[read.op].error = Some(RequestError::Io),
+                false => self.read_cached(CachedRead { again: true, ..read }),
+            }
+            return;
+        }
         let current = self.volume(vid).index.lookup(block) == Lookup::At(position);
         if current && self.space.marks.is_dirty(position) {
             if read.again {
-                self.volume_mut(vid).count.corrupt_blocks += 1;
-                self.lose_block(vid, block, position);
+                self.note_corrupt(vid, position);
+                if self.repair(vid, block, position) {
+                    return self.wait_for_repair(read, block, part);
+                }
+                self.lose_for_good(vid, block, position);
                 self.ops[read.op].error = Some(RequestError::Io);
             } else {
                 // The only copy: it may have been the transfer and not the medium.
@@ -341,8 +357,16 @@ impl Engine {
         self.read_blocks(read.op, block, 1, part);
     }
 
-    /// The only copy of a dirty block is lost: it reads EIO until it is overwritten.
+    /// A dirty block has no good copy here; with none at the peer either it is lost.
     pub(crate) fn lose_block(&mut self, vid: VolumeId, block: u64, position: Position) {
+        let current = self.volume(vid).index.lookup(block) == Lookup::At(position);
+        if current && !self.repair(vid, block, position) {
+            self.lose_for_good(vid, block, position);
+        }
+    }
+
+    /// The only copy of a dirty block is lost: it reads EIO until it is overwritten.
+    pub(crate) fn lose_for_good(&mut self, vid: VolumeId, block: u64, position: Position) {
         if self.volume(vid).index.lookup(block) != Lookup::At(position) {
             return;
         }
@@ -399,8 +423,7 @@ impl Engine {
                 }
             }
         }
-        self.ops[read.op].waiting -= 1;
-        self.read_progress(read.op);
+        self.read_is_nearer(read.op);
     }
 
     fn cancel_read_fills(&mut self, vid: VolumeId, read: MissRead) {

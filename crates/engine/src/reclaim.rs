@@ -139,7 +139,10 @@ impl Engine {
             return clean;
         }
         // Everything left is dirty, and the drain may be stopped: pack the dirty blocks together.
-        let least = log.iter().copied().min_by_key(|&s| segments[s as usize].dirty)?;
+        // What is being repaired would be found bad again.
+        let blocks = |s: u32| self.geo.segment_block(s)..self.geo.segment_block(s) + self.geo.segment_blocks;
+        let whole = log.iter().copied().filter(|&s| !self.repairs.are_in(blocks(s)));
+        let least = whole.min_by_key(|&s| segments[s as usize].dirty)?;
         (segments[least as usize].dirty < self.geo.segment_blocks * 15 / 16).then_some(least)
     }
 
@@ -365,7 +368,7 @@ impl Engine {
             if result.is_ok() && crc32c(bytes) == self.space.marks.crc(c.position) {
                 job.good |= 1 << i;
             } else if self.is_needed(c) {
-                self.volume_mut(c.volume).count.corrupt_blocks += 1;
+                self.note_corrupt(c.volume, c.position);
                 if self.space.marks.is_dirty(c.position) {
                     self.lose_copy(c.volume, c.block, c.position);
                 } else {

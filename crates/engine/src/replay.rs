@@ -5,14 +5,14 @@ use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::format::*;
-use crate::index::Lookup;
+use crate::index::{Lookup, Position};
 use crate::log::{BuiltEntry, decode_summary};
 use crate::mem::AlignedBuf;
 use crate::mutation::mutated;
 use crate::publish::{apply_data, apply_zeroes};
 use crate::recover::{OpenError, RecoveryReport, read};
 use crate::volume::Volume;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32};
 
@@ -285,13 +285,15 @@ pub(crate) fn replay(
     report: &mut RecoveryReport,
     now: Nanos,
 ) -> bool {
-    let verdicts: Vec<Option<Verdict>> =
-        (0..engine.volumes.len()).map(|v| Some(judge(engine.volumes[v].as_ref()?, v as u16, tail))).collect();
+    let moved = moved_copies(&engine.geo, tail);
+    let judged = |v: usize| Some(judge(engine.volumes[v].as_ref()?, v as u16, &engine.geo, tail, &moved));
+    let verdicts: Vec<Option<Verdict>> = (0..engine.volumes.len()).map(judged).collect();
     let unreadable = tail.iter().any(SegmentRecords::hides_log)
         || verdicts.iter().flatten().any(|verdict| verdict.unreadable);
     let checkpointed: Vec<u64> =
         engine.volumes.iter().map(|v| v.as_ref().map_or(0, |v| v.sequence)).collect();
-    let mut r = Replay { engine, verdicts, checkpointed, voided: Vec::new(), report, now };
+    let mut r =
+        Replay { engine, verdicts, checkpointed, voided: Vec::new(), bad: HashMap::new(), report, now };
     for segment in tail {
         for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
             let first = r.engine.geo.segment_block(segment.segment) + record.first_block + 1;
@@ -307,9 +309,55 @@ pub(crate) fn replay(
     unreadable
 }
 
+impl FoundRecord {
+    /// Some of its data, which begins at `first`, does not verify. What has been moved since was whole once: it has gone bad, and the
+    /// peer had another copy.
+    fn is_torn(&self, first: Position, moved: &HashSet<(Position, u32)>) -> bool {
+        let mut position = first;
+        self.entries.iter().zip(&self.good).any(|(entry, good)| {
+            let torn = !good && !moved.contains(&(position, entry.value()));
+            position += u32::from(entry.has_data());
+            torn
+        })
+    }
+}
+
+/// Where blocks stood that have another good copy, moved from there in one step or more, with their CRC.
+fn moved_copies(geo: &Geometry, tail: &[SegmentRecords]) -> HashSet<(Position, u32)> {
+    let mut moves: HashMap<(Position, u32), (Position, bool)> = HashMap::new();
+    for segment in tail {
+        for record in segment.records.iter().filter(|record| record.first_block >= segment.tail_from) {
+            let first = geo.segment_block(segment.segment) + record.first_block + 1;
+            let entries = record.olds.iter().zip(&record.entries).zip(&record.good);
+            for (position, ((&old, entry), &good)) in (first..).zip(entries) {
+                moves.insert((old, entry.value()), (position, good));
+            }
+        }
+    }
+    let is_good = |&(old, crc): &(Position, u32)| {
+        let mut at = old;
+        // A place is moved from once, so that this ends; what is damaged may say anything.
+        for _ in 0..=moves.len() {
+            match moves.get(&(at, crc)) {
+                Some(&(_, true)) => return true,
+                Some(&(next, false)) => at = next,
+                None => return false,
+            }
+        }
+        false
+    };
+    moves.keys().copied().filter(is_good).collect()
+}
+
 /// Walks a volume's write records in order and finds where its log ends.
-fn judge(volume: &Volume, id: u16, tail: &[SegmentRecords]) -> Verdict {
-    let mut writes: BTreeMap<u64, &FoundRecord> = BTreeMap::new();
+fn judge(
+    volume: &Volume,
+    id: u16,
+    geo: &Geometry,
+    tail: &[SegmentRecords],
+    moved: &HashSet<(Position, u32)>,
+) -> Verdict {
+    let mut writes: BTreeMap<u64, (Position, &FoundRecord)> = BTreeMap::new();
     let mut durable = volume.sequence;
     for segment in tail {
         for record in segment.records.iter().filter(|r| r.first_block >= segment.tail_from) {
@@ -319,7 +367,8 @@ fn judge(volume: &Volume, id: u16, tail: &[SegmentRecords]) -> Verdict {
             }
             durable = durable.max(h.durable_sequence.get());
             if h.kind == RecordKind::Write as u8 && h.sequence.get() > volume.sequence {
-                writes.insert(h.sequence.get(), record);
+                let first = geo.segment_block(segment.segment) + record.first_block + 1;
+                writes.insert(h.sequence.get(), (first, record));
             }
         }
     }
@@ -332,8 +381,8 @@ fn judge(volume: &Volume, id: u16, tail: &[SegmentRecords]) -> Verdict {
     loop {
         let next = verdict.cut + 1;
         match writes.get(&next) {
-            Some(record) => {
-                let torn = record.good.contains(&false) && !mutated!(ReplayPastTornRecord);
+            Some(&(first, record)) => {
+                let torn = record.is_torn(first, moved) && !mutated!(ReplayPastTornRecord);
                 let linked = chain.is_none_or(|c| c == record.header.chain.get());
                 if (torn || !linked) && next > durable {
                     verdict.unreadable = record.unreadable;
@@ -376,6 +425,8 @@ struct Replay<'a> {
     checkpointed: Vec<u64>,
     /// Ranges that invalidations made void: volume, first block, end, sequence.
     voided: Vec<(usize, u64, u64, u64)>,
+    /// Where the newest copy of a lost block is that is bad, by volume and block: it may have been repaired.
+    bad: HashMap<(usize, u64), Position>,
     report: &'a mut RecoveryReport,
     now: Nanos,
 }
@@ -416,7 +467,10 @@ impl Replay<'_> {
                     apply_data(volume, space, &[built], self.now);
                     self.report.blocks_replayed += 1;
                 }
-                Some(EntryKind::Data) => self.lose(v, entry.block(), 1),
+                Some(EntryKind::Data) => {
+                    self.lose(v, entry.block(), 1);
+                    self.bad.insert((v, entry.block()), position);
+                }
                 Some(EntryKind::Discard | EntryKind::WriteZeroes) => {
                     let keep = entry.kind() == Some(EntryKind::WriteZeroes);
                     let range = entry.block()..entry.block() + len;
@@ -452,6 +506,7 @@ impl Replay<'_> {
     }
 
     fn lose(&mut self, v: usize, block: u64, n: u64) {
+        self.bad.retain(|&(of, bad), _| of != v || !(block..block + n).contains(&bad));
         let (volume, space) = self.engine.volume_and_space(VolumeId(v as u16));
         if block + n > volume.blocks() {
             return;
@@ -472,10 +527,23 @@ impl Replay<'_> {
             let Some(Some(volume)) = self.engine.volumes.get_mut(v) else { return };
             let space = &mut self.engine.space;
             let block = entry.block();
-            if !good || block >= volume.blocks() || volume.index.lookup(block) != Lookup::At(old) {
+            let position = first + i as u32;
+            if !good && self.bad.get(&(v, block)) == Some(&old) {
+                // The repaired one has gone bad as well.
+                self.bad.insert((v, block), position);
+            }
+            if !good || block >= volume.blocks() {
                 continue;
             }
-            let position = first + i as u32;
+            let found = volume.index.lookup(block);
+            if found == Lookup::Lost && self.bad.get(&(v, block)) == Some(&old) {
+                let built = BuiltEntry { entry: *entry, position, old };
+                apply_data(volume, space, &[built], self.now);
+                continue;
+            }
+            if found != Lookup::At(old) {
+                continue;
+            }
             volume.index.insert(block, 1, position, &mut |_, _, _| ());
             let dirty = space.kill(old);
             space.place(position, entry.value(), dirty);
@@ -589,7 +657,8 @@ mod tests {
             unreadable: Vec::new(),
             hidden: Vec::new(),
         }];
-        let verdict = judge(&volume, 0, &tail);
+        let geo = Geometry::new([1; 16], 64 << 20, None).expect("a device of that size");
+        let verdict = judge(&volume, 0, &geo, &tail, &HashSet::new());
         assert!(verdict.failed);
         assert_eq!(verdict.cut, COUNTER_MAX);
         assert_eq!(verdict.gone.into_keys().collect::<Vec<_>>(), [3]);

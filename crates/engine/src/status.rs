@@ -122,6 +122,8 @@ pub struct VolumeCounters {
     pub drained_blocks: u64,
     /// Cached blocks whose checksum did not match.
     pub corrupt_blocks: u64,
+    /// Dirty ones among them that came back from the peer.
+    pub repaired_blocks: u64,
     /// Writes that waited because the quota was reached.
     pub quota_waits: u64,
     /// Nanoseconds for which acknowledgements were held back (back-pressure).

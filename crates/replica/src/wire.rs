@@ -418,6 +418,11 @@ impl Prefix {
         Prefix { crc: crc32c(&crcs.map(u32::to_le_bytes).concat()), ..self }
     }
 
+    /// Bytes of the block that follows the head of a [`Message::Block`].
+    pub fn block_bytes(&self) -> usize {
+        if self.kind == Kind::Block { self.data_bytes() } else { 0 }
+    }
+
     /// Bytes of the head that follows.
     pub fn head_bytes(&self) -> usize {
         self.head_bytes.into()

@@ -143,7 +143,7 @@ impl World {
                     }
                 }
             }
-            Op::Flush | Op::Prefetch | Op::Record { .. } => {}
+            Op::Flush | Op::Prefetch | Op::Record { .. } | Op::Block { .. } => {}
         }
         let id = self.next_request;
         self.next_request += 1;
@@ -159,6 +159,7 @@ impl World {
             Op::WriteZeroes { .. } => "> zeroes",
             Op::Prefetch => "> prefetch",
             Op::Record { .. } => "> record",
+            Op::Block { .. } => "> block",
         };
         self.note(what, v as u64, first, sectors | start << 32);
         let request = Request { id, volume, op, offset, len, buf };
@@ -230,7 +231,7 @@ impl World {
                 }
             }
             Op::Flush => vol.checker.flushed(sent.start),
-            Op::Prefetch | Op::Record { .. } => {}
+            Op::Prefetch | Op::Record { .. } | Op::Block { .. } => {}
             Op::Write { fua } | Op::Discard { fua } | Op::WriteZeroes { fua, .. } => {
                 vol.changing -= 1;
                 vol.checker.end_change(sent.start, tick, true, fua || !vol.flushed);
@@ -246,7 +247,7 @@ impl World {
         let vol = &mut self.vols[sent.volume];
         match sent.op {
             Op::Read => vol.checker.forget_read(sent.start),
-            Op::Flush | Op::Prefetch | Op::Record { .. } => {}
+            Op::Flush | Op::Prefetch | Op::Record { .. } | Op::Block { .. } => {}
             _ => {
                 vol.changing -= 1;
                 vol.checker.end_change(sent.start, tick, false, false);

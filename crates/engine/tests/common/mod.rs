@@ -279,7 +279,7 @@ impl World {
             Effect::Peer { op, .. } => {
                 let bytes = match op {
                     PeerOp::Record { buf, .. } => self.engine.arena().bytes(buf).to_vec(),
-                    PeerOp::Stabilise { .. } => Vec::new(),
+                    PeerOp::Stabilise { .. } | PeerOp::Block { .. } => Vec::new(),
                 };
                 self.to_peer.push((op, bytes));
             }
@@ -562,7 +562,7 @@ impl World {
         data: Option<&[u8]>,
     ) -> (RequestId, Option<Buf>) {
         let id = self.fresh();
-        let buf = matches!(op, Op::Read | Op::Write { .. } | Op::Prefetch).then(|| {
+        let buf = matches!(op, Op::Read | Op::Write { .. } | Op::Prefetch | Op::Block { .. }).then(|| {
             let buf = self.engine.arena_mut().alloc(buffer_bytes(offset, len)).expect("room");
             if let Some(data) = data {
                 let at = (offset % BLOCK_BYTES as u64) as usize;

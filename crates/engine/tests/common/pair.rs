@@ -80,6 +80,7 @@ impl Pair {
                         let id = self.peer.send_record(0, &bytes, durable);
                         self.records.push((sequence, id));
                     }
+                    PeerOp::Block { block, crc } => self.answer_block(block, crc),
                     PeerOp::Stabilise { .. } => {
                         self.flushes.push(self.peer.request(0, Op::Flush, 0, 0, None).0);
                     }
@@ -87,6 +88,18 @@ impl Pair {
             }
             self.confirm();
         }
+    }
+
+    /// The owner hears what the copy has of a block.
+    fn answer_block(&mut self, block: u64, crc: u32) {
+        let offset = block * BLOCK;
+        let (id, buf) = self.peer.request(0, Op::Block { crc }, offset, BLOCK, None);
+        let result = self.peer.replies.remove(&id).expect("it is answered at once");
+        let buf = buf.expect("it has a buffer");
+        let data = result.is_ok().then(|| self.peer.engine.arena().bytes(buf).to_vec());
+        self.peer.engine.arena_mut().free(buf);
+        self.owner.engine.peer_block(self.owner.now, VolumeId(0), block, crc, data.as_deref());
+        self.owner.run();
     }
 
     /// The owner hears how far the copy goes.

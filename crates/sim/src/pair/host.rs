@@ -571,6 +571,10 @@ impl World {
                         Message::Record { bytes: engine.arena().bytes(buf).to_vec(), durable }
                     }
                     PeerOp::Stabilise { sequence } => Message::Stabilise { sequence },
+                    // No block of theirs goes bad.
+                    PeerOp::Block { block, .. } => {
+                        return self.fail(format!("block {block} is bad on host {at}"));
+                    }
                 };
                 return self.send(at, message);
             }
