@@ -339,7 +339,7 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
 /// When the image cannot be found, or its record not be read.
 pub fn ownership(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     match uri {
-        BackendUri::Rbd { .. } => ownership_by(uri, &Prepared::default()),
+        BackendUri::Rbd { .. } => rbd::record(uri, None),
         _ => recover::look(uri, state_dir).map(|(_, record, _)| record),
     }
 }
@@ -366,8 +366,6 @@ pub struct TakeOver {
     pub accept_loss: bool,
     /// As in [`OpenOptions::state_dir`].
     pub state_dir: Option<PathBuf>,
-    /// As in [`OpenOptions::prepared`].
-    pub prepared: Prepared,
 }
 
 /// Makes an image the peer's whose owner is gone, or is to be: changes the record, if it names this peer, and nothing else.

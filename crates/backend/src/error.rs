@@ -33,7 +33,8 @@ pub enum BackendError {
     },
     /// This cache is the owner's, but its host was restarted or its device has failed: the peer may have more than it.
     #[error(
-        "{what}: this host was restarted, or its cache device failed, while host {peer_host} held the other copy, whose log may be newer; start tidepool there, or take the volume over there, or accept the loss"
+        "{what}: {} while host {peer_host} held the other copy, whose log may be newer; start tidepool there, or take the volume over there, or accept the loss",
+        if *device_failed { "the cache device failed" } else { "this host was restarted" }
     )]
     PeerFirst {
         /// Which image.
@@ -42,6 +43,8 @@ pub enum BackendError {
         peer_host: String,
         /// Generation of the record that says so, see [`crate::OpenOptions::whole_as_of`].
         generation: u64,
+        /// The record says that this cache's device has failed.
+        device_failed: bool,
     },
     /// This cache is not the one that may take the image over.
     #[error("{what}: it cannot be taken over: {why}")]

@@ -371,7 +371,8 @@ impl Ownership {
             return Ok(());
         }
         let (peer_host, generation) = (peer.host.clone(), self.generation);
-        Err(BackendError::PeerFirst { what: what.into(), peer_host, generation })
+        let device_failed = peer.only;
+        Err(BackendError::PeerFirst { what: what.into(), peer_host, generation, device_failed })
     }
 
     /// Refuses a cache of the owner's that knows less of the image than it has known: its device has lost that the

@@ -3,7 +3,7 @@
 use crate::backend::{Backend, OpenOptions, Release, Transfer, abandon, open};
 use crate::error::BackendError;
 use crate::record::{OwnerState, Ownership};
-use crate::redo::{self, Found, Shelf};
+use crate::redo::{self, Found, Progress, Shelf};
 use crate::{BackendUri, Loss, file, mailbox, nbd, rbd};
 use serde::Serialize;
 use std::path::Path;
@@ -84,6 +84,16 @@ pub fn recover(
         abandon(uri, state_dir)?;
     }
     Ok(recovered)
+}
+
+/// How far the owner of an image was when it last said so beside the image; `None` where nobody owns it, or its drain is not
+/// grouped. Blocks.
+///
+/// # Errors
+/// When the image cannot be found, or what is beside it cannot be read.
+pub fn progress(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Progress>, BackendError> {
+    let (what, record, shelf) = look(uri, state_dir)?;
+    record.map_or(Ok(None), |record| redo::progress(&what, &*shelf, &record))
 }
 
 /// Waits until the cluster has forgotten an owner that has died without a word.

@@ -424,6 +424,45 @@ pub struct Loss {
 /// The longest that an owner with something to lose is silent, in milliseconds, with twice the time for a slow backend.
 const SILENCE_MS: u64 = 2_000;
 
+/// How far the owner of an image was when it last said so beside the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Sequence of its newest record.
+    pub sequence: u64,
+    /// The same of the newest one that is in the image or its redo.
+    pub committed: u64,
+    /// When that was, in milliseconds since 1970.
+    pub time_unix_ms: u64,
+    /// Bytes that were in no committed group of the redo then.
+    pub bytes: u64,
+    /// The longest that it went on after that without a word, if it reached the backend to its end, in milliseconds.
+    pub silence_ms: u64,
+}
+
+/// How far the owner was; `None` where its drain is not grouped.
+pub(crate) fn progress(
+    what: &str,
+    shelf: &dyn Shelf,
+    record: &Ownership,
+) -> Result<Option<Progress>, BackendError> {
+    let Some(header) = find_header(what, shelf, record)? else { return Ok(None) };
+    let silence_ms = SILENCE_MS;
+    let committed = Progress {
+        sequence: header.sequence,
+        committed: header.sequence,
+        time_unix_ms: header.cut_unix_ms,
+        bytes: 0,
+        silence_ms,
+    };
+    let note = Note::read(what, shelf)?.filter(|note| note.generation >= header.generation);
+    Ok(Some(note.map_or(committed, |note| Progress {
+        sequence: note.sequence.max(committed.sequence),
+        time_unix_ms: note.time_unix_ms.max(committed.time_unix_ms),
+        bytes: if note.sequence > committed.sequence { note.bytes } else { 0 },
+        ..committed
+    })))
+}
+
 impl Loss {
     /// As far as a redo's header and the owner's last note tell.
     fn of(header: &Header, note: Option<&Note>) -> Loss {

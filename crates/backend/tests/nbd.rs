@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tidepool_backend::{
@@ -111,6 +111,16 @@ impl Drop for Scratch {
 /// A server that ends with the test.
 struct Server(Child);
 
+/// Somebody accepts connections there: a socket is in the file system a moment before that.
+fn is_listening(socket: &Path) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let all = fs::read_to_string("/proc/net/unix").expect("the kernel's list of sockets");
+    all.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(3) == Some(&ACCEPTS) && fields.last().map(Path::new) == Some(socket)
+    })
+}
+
 impl Server {
     fn start(scratch: &Scratch, package: &str, mut command: Command) -> Server {
         // A killed server leaves its socket behind.
@@ -121,7 +131,8 @@ impl Server {
             command.spawn().unwrap_or_else(|e| panic!("{e}; install it with: apt-get install {package}"));
         let mut server = Server(child);
         for _ in 0..1000 {
-            if scratch.socket().exists() {
+            // In place of a socket a server may write its process number when it is ready.
+            if is_listening(&scratch.socket()) || scratch.socket().is_file() {
                 return server;
             }
             if let Ok(Some(status)) = server.0.try_wait() {
@@ -221,7 +232,6 @@ fn the_export_holds_exactly_what_was_written() {
 fn an_export_is_reached_over_tcp() {
     let scratch = Scratch::new();
     let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
-    // The unix socket only tells that the server is there.
     let mut command = Command::new("nbdkit");
     command.args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-P"]).arg(scratch.socket());
     command.args(["-e", "a disk", "memory", "32M"]);
@@ -653,7 +663,6 @@ fn a_peer_is_named_and_takes_the_export_over_when_its_owner_is_gone() {
         generation,
         state_dir: Some(state.clone()),
         accept_loss: false,
-        ..TakeOver::default()
     };
     let take_over = |generation| tidepool_backend::take_over(&uri, &how(generation));
     let server = scratch.filtered(&[], &[]);

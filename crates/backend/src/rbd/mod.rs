@@ -127,15 +127,19 @@ pub(crate) struct Way {
 /// Connects, and looks whether an owner's rights are there.
 pub(crate) fn prepare(uri: &BackendUri) -> Result<Way, BackendError> {
     let place = image_of(uri)?;
-    let (cluster, pool) = place.connect()?;
-    rights::check(&place, &cluster, &pool, false)?;
-    Ok(Way { cluster })
+    owners_way(&place, None).map(|(cluster, _)| Way { cluster })
+}
+
+impl Way {
+    fn to(&self, place: &Place) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
+        Ok((self.cluster.clone(), self.cluster.pool(&place.pool, &place.namespace)?))
+    }
 }
 
 /// The way to an image whose owner this client is to be; its rights are there.
 fn owners_way(place: &Place, way: Option<&Way>) -> Result<(Arc<Cluster>, IoCtx), BackendError> {
-    if let Some(Way { cluster }) = way {
-        return Ok((cluster.clone(), cluster.pool(&place.pool, &place.namespace)?));
+    if let Some(way) = way {
+        return way.to(place);
     }
     let (cluster, pool) = place.connect()?;
     rights::check(place, &cluster, &pool, false)?;
@@ -145,10 +149,7 @@ fn owners_way(place: &Place, way: Option<&Way>) -> Result<(Arc<Cluster>, IoCtx),
 /// Who owns an image.
 pub(crate) fn record(uri: &BackendUri, way: Option<&Way>) -> Result<Option<Ownership>, BackendError> {
     let place = image_of(uri)?;
-    let (cluster, pool) = match way {
-        Some(Way { cluster }) => (cluster.clone(), cluster.pool(&place.pool, &place.namespace)?),
-        None => place.connect()?,
-    };
+    let (cluster, pool) = way.map_or_else(|| place.connect(), |way| way.to(&place))?;
     let object = image::owner_object(&place.image_id(&cluster, &pool)?);
     OwnerObject::read(&place.what, &pool, &object).map(|(_, record)| record)
 }
@@ -172,7 +173,7 @@ pub(crate) fn abandon(uri: &BackendUri) -> Result<Option<Ownership>, BackendErro
 /// Makes an image the peer's; see [`crate::take_over`].
 pub(crate) fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendError> {
     let place = image_of(uri)?;
-    let (cluster, pool) = owners_way(&place, how.prepared.way())?;
+    let (cluster, pool) = owners_way(&place, None)?;
     peer::take_over(&place, &cluster, &pool, how)
 }
 
@@ -469,11 +470,12 @@ impl RbdBackend {
             self.changes.refuse_all(IoError::Fenced);
         }
         if let Some(change) = self.changes.start(&held.claim.record) {
-            let (claim, mailbox) = (held.claim.clone(), Arc::clone(self.io.mailbox()));
+            let (claim, known) = (held.claim.clone(), held.owner.clone());
+            let mailbox = Arc::clone(self.io.mailbox());
             let work = move || {
                 let outcome = match change {
                     changes::Change::Disown => attach::disown(&claim),
-                    changes::Change::Peer(peer) => peer::name(&claim, peer.as_ref()),
+                    changes::Change::Peer(peer) => peer::name(&claim, &known, peer.as_ref()),
                 };
                 drop(claim);
                 mailbox.post(Letter::Recorded(Box::new(outcome)));
@@ -610,7 +612,7 @@ impl Backend for RbdBackend {
             return Err(BackendError::Fenced { what: self.place.what.clone() });
         }
         if self.changes.is_unsure() || how.clean && claim.record.peer.is_some() {
-            (owner, claim.record) = peer::before_release(&claim, how.clean)?;
+            (owner, claim.record) = peer::before_release(&claim, &owner, how.clean)?;
         }
         // Without a handle an attempt to replace it has failed, and what it had was released.
         let image = self.io.image.take();

@@ -6,11 +6,14 @@ use crate::record::{Ownership, RECORD_BYTES_MAX};
 use std::io;
 
 /// The record's object with what was last seen in it.
+#[derive(Clone)]
 pub(super) struct OwnerObject {
     what: String,
     object: String,
     /// Version of the object; `None` while there is none.
     version: Option<u64>,
+    /// The record in that version.
+    record: Option<Ownership>,
 }
 
 impl OwnerObject {
@@ -29,14 +32,21 @@ impl OwnerObject {
                 (Some(version), Some(Ownership::from_json(&format!("{what} (object {object})"), &bytes)?))
             }
         };
-        Ok((OwnerObject { what: what.into(), object: object.into(), version }, record))
+        let owner = OwnerObject { what: what.into(), object: object.into(), version, record: record.clone() };
+        Ok((owner, record))
     }
 
     /// Writes the record if nobody has changed it since this was read or written.
     pub(super) fn swap(&mut self, pool: &IoCtx, record: &Ownership) -> Result<(), BackendError> {
         let swapped = pool.swap(&self.object, self.version, &record.to_json());
         self.version = Some(swapped.map_err(|e| self.swap_error(e))?);
+        self.record = Some(record.clone());
         Ok(())
+    }
+
+    /// The record as it was last read or written.
+    pub(super) fn seen(&self) -> Option<&Ownership> {
+        self.record.as_ref()
     }
 
     fn swap_error(&self, e: io::Error) -> BackendError {

@@ -15,13 +15,23 @@ use std::sync::Arc;
 /// How often the record is read again because somebody was faster to change it.
 const ATTEMPTS: u32 = 3;
 
-/// Has the record name a peer, or none; see [`crate::Backend::set_peer`]. Returns the owner's record with it.
-pub(super) fn name(claim: &Claim, peer: Option<&Peer>) -> Result<(OwnerObject, Ownership), BackendError> {
+/// Has the record name a peer, or none; see [`crate::Backend::set_peer`]. Returns the owner's record with it. Nothing is acknowledged
+/// meanwhile, so that what is `known` of the record is not read again: the change itself tells whether it is still that.
+pub(super) fn name(
+    claim: &Claim,
+    known: &OwnerObject,
+    peer: Option<&Peer>,
+) -> Result<(OwnerObject, Ownership), BackendError> {
     let Claim { cluster, place, .. } = claim;
     let pool = cluster.pool(&place.pool, &place.namespace)?;
     let mut outcome = Err(BackendError::Fenced { what: place.what.clone() });
+    let known = known
+        .seen()
+        .filter(|seen| is_ours(claim, seen) && seen.peer.as_ref() != peer)
+        .map(|seen| (known, seen));
+    let mut known = known.map(|(owner, seen)| (owner.clone(), seen.clone()));
     for _ in 0..ATTEMPTS {
-        let (mut owner, found) = read(claim, &pool)?;
+        let (mut owner, found) = known.take().map_or_else(|| read(claim, &pool), Ok)?;
         found.check_peer(&place.what, peer)?;
         let wanted = claim.record.with_peer(peer.cloned());
         if found.peer.as_ref() == peer {
@@ -39,30 +49,36 @@ pub(super) fn name(claim: &Claim, peer: Option<&Peer>) -> Result<(OwnerObject, O
 
 /// The record as it is before a release. A clean one names nobody any more: whoever it named could take the image over while it
 /// is given up.
-pub(super) fn before_release(claim: &Claim, clean: bool) -> Result<(OwnerObject, Ownership), BackendError> {
+pub(super) fn before_release(
+    claim: &Claim,
+    known: &OwnerObject,
+    clean: bool,
+) -> Result<(OwnerObject, Ownership), BackendError> {
     if clean {
-        return name(claim, None);
+        return name(claim, known, None);
     }
     let pool = claim.cluster.pool(&claim.place.pool, &claim.place.namespace)?;
     let (owner, found) = read(claim, &pool)?;
     Ok((owner, claim.record.with_peer(found.peer)))
 }
 
+/// The record is the owner's still, and nobody has used a moment without its guard.
+fn is_ours(claim: &Claim, found: &Ownership) -> bool {
+    found.is_of(&claim.record) && (found.superseded.is_none() || claim.record.superseded.is_some())
+}
+
 /// The record, if it is still the owner's and nobody has used a moment without its guard.
 fn read(claim: &Claim, pool: &IoCtx) -> Result<(OwnerObject, Ownership), BackendError> {
     let what = &claim.place.what;
     let (owner, found) = OwnerObject::read(what, pool, &claim.owner)?;
-    let ours = |found: &Ownership| {
-        found.is_of(&claim.record) && (found.superseded.is_none() || claim.record.superseded.is_some())
-    };
-    match found.filter(ours) {
+    match found.filter(|found| is_ours(claim, found)) {
         Some(found) => Ok((owner, found)),
         None => Err(BackendError::Fenced { what: what.clone() }),
     }
 }
 
-/// Makes the record the peer's, with a client that has an owner's rights; see [`crate::take_over`]. What would keep the open that follows from taking the image is looked
-/// for before.
+/// Makes the record the peer's, with a client that has an owner's rights; see [`crate::take_over`]. What would keep the open that
+/// follows from taking the image is looked for before.
 pub(super) fn take_over(
     place: &Place,
     cluster: &Arc<Cluster>,
