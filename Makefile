@@ -65,7 +65,7 @@ lost: deps ## thirty rounds in which the cache is destroyed under load; ARGS=--f
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin lost -- $(ARGS)
 
-pair: deps ## fifty rounds in which one of two hosts is lost under load, on Ceph; or a guest moves; ARGS=owner, peer-killed, peer-stopped, link, migration, guest or guest-elsewhere
+pair: deps ## fifty rounds in which one of two hosts is lost under load, on Ceph; or a guest moves; ARGS=owner, peer-killed, peer-stopped, link, handoff-kill, takeover-kill, loss-kill, migration, guest or guest-elsewhere
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-tests --bin pair -- $(if $(ARGS),$(ARGS),owner)
 

@@ -5,8 +5,10 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::{Origin, SECTOR_BYTES, Stamp};
 use tidepool_testkit::{Error, one_at_a_time, rng};
+use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, Rig, VOLUME, refused};
 
 const BLOCK_BYTES: usize = 4096;
@@ -181,4 +183,54 @@ fn one_bad_copy_of_the_superblock_is_survived_and_two_are_refused() {
     assert_eq!(status, 1);
     assert!(line.contains(&cache), "{line}");
     assert_eq!(std::fs::read(&rig.cache).expect("the cache file"), before, "nothing is touched");
+}
+
+/// One of a pair's hosts has a block whose only copy in its cache is bad, and the image does not have it yet.
+#[test]
+fn g7_a_rotten_dirty_block_comes_back_from_the_second_copy() {
+    let _turn = one_at_a_time();
+    let options = PairOptions {
+        cache_bytes: 64 * MIB,
+        image: Err(32 * MIB),
+        extra: Vec::new(),
+        third: false,
+        class: None,
+    };
+    let mut pair = Pair::new(&options).expect("two hosts in sync");
+    let number = |pair: &Pair, key: &str| {
+        let volume = pair.owner().volume().expect("status").expect("the volume");
+        volume["counters"][key].as_u64().or(volume[key].as_u64()).expect("a figure")
+    };
+    // Two seconds after a write the image has it: then there was nothing to repair, and it is tried again.
+    for round in 0..20 {
+        let seed = rng::seed(54 + round);
+        let mut client = Client::connect(&pair.owner().socket, VOLUME).expect("connect");
+        for at in 0..16 {
+            client.write(at * BLOCK_BYTES as u64, &block(seed, at)).expect("write");
+        }
+        for at in [3, 4, 11] {
+            assert!(rot(&pair.owner().cache, &block(seed, at), 100) > 0, "the block is in the cache");
+        }
+        for at in 0..16 {
+            let found = client.read(at * BLOCK_BYTES as u64, BLOCK_BYTES).expect("read");
+            assert!(found == block(seed, at), "block {at}");
+        }
+        assert_eq!(number(&pair, "lost_blocks"), 0);
+        if number(&pair, "repaired_blocks") == 0 {
+            continue;
+        }
+        // What came back is as good as what was written.
+        drop(client);
+        let owner = pair.owner;
+        pair.hosts[owner].daemon.kill().expect("kill");
+        pair.hosts[owner].daemon.start().expect("it starts");
+        pair.owner().wait_sync().expect("in sync again");
+        let mut client = Client::connect(&pair.owner().socket, VOLUME).expect("connect");
+        for at in 0..16 {
+            let found = client.read(at * BLOCK_BYTES as u64, BLOCK_BYTES).expect("read");
+            assert!(found == block(seed, at), "block {at} after a restart");
+        }
+        return;
+    }
+    panic!("no dirty block has gone bad in time");
 }

@@ -1,13 +1,15 @@
 //! The same on images of a real cluster, whose owners can be fenced.
 
+use super::failover::{goes_on, holder};
 use super::{IMAGE_BYTES, lose_owner, under_load, workload};
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Progress, Workload};
 use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time};
+use tidepool_tests::failover::{ended, fail_over, start_failover};
 use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 
@@ -15,10 +17,15 @@ use tidepool_tests::rig::{MIB, VOLUME};
 const ROUNDS: u64 = 4;
 
 fn pair_on(cluster: &Cluster, image: &str) -> Pair {
+    hosts_on(cluster, image, false)
+}
+
+/// Two hosts in sync, and a third one beside them, which have names then.
+fn hosts_on(cluster: &Cluster, image: &str, third: bool) -> Pair {
     cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
     let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
     let options =
-        PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), third: false, class: None };
+        PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), third, class: None };
     Pair::new(&options).expect("two hosts in sync")
 }
 
@@ -96,4 +103,61 @@ fn g6_an_owner_that_was_stopped_writes_nothing_when_it_goes_on() {
     }
     workload.disconnect().expect("goodbye");
     check_image(&cluster, "stopped", &pair, &mut workload);
+}
+
+/// A manager that was wrong about its fence: the owner was stopped, goes on, and finds itself fenced by the failover.
+#[test]
+fn g6_a_host_that_was_not_fenced_after_all_writes_nothing_after_a_failover() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let mut pair = hosts_on(&cluster, "fenced", true);
+    let mut workload = workload(&pair, 617);
+    let to = holder(&pair);
+    let (hosts, gauge) = (&pair.hosts, workload.gauge());
+    let end = under_load(&mut workload, 500, || {
+        let alive = fail_over(&hosts[to], &[VOLUME, "--fenced", "h0"]).expect("it runs");
+        assert!(alive.status == 1 && alive.error.contains("host h0 is alive"), "{alive:?}");
+        hosts[0].daemon.signal(Signal::STOP).expect("it stops");
+        // At once, while it was heard a moment ago.
+        let since = Instant::now();
+        let taken = fail_over(&hosts[to], &["--fenced", "h0"]).expect("it runs");
+        println!("failed over from a stopped owner in {} ms", since.elapsed().as_millis());
+        assert_eq!((taken.status, &taken.volume()["outcome"]), (0, &"taken-over".into()), "{taken:?}");
+        gauge.give_up();
+    });
+    assert_eq!(end, Progress::Disconnected);
+    goes_on(&mut pair, &mut workload, to);
+    workload.run(500).expect("a run");
+    pair.hosts[0].daemon.signal(Signal::CONT).expect("it goes on");
+    let copy = pair.hosts[0].wait("another host's volume", |volume| volume["state"] != "serving");
+    copy.expect("it knows that it is not the owner");
+    workload.run(500).expect("a run");
+    workload.verify().expect("nothing of the old owner is in the image");
+    pair.owner().wait_sync().expect("in sync again");
+    workload.disconnect().expect("goodbye");
+    check_image(&cluster, "fenced", &pair, &mut workload);
+}
+
+/// The monitors do not answer while the host fails: a failover that finds nobody to ask tries again.
+#[test]
+fn g4_a_failover_waits_for_a_cluster_that_does_not_answer_for_a_while() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let mut pair = hosts_on(&cluster, "away", true);
+    let mut workload = workload(&pair, 618);
+    let to = holder(&pair);
+    let hosts = &mut pair.hosts;
+    let end = under_load(&mut workload, 500, || hosts[0].daemon.kill().expect("kill"));
+    assert_eq!(end, Progress::Disconnected);
+    cluster.ceph(&["osd", "pause"]).expect("nothing is read or written");
+    let early = fail_over(&pair.hosts[to], &[VOLUME, "--fenced", "h0", "--wait", "1s"]).expect("it runs");
+    assert!(early.status == 1 && early.error.contains("ask again"), "{early:?}");
+    let waiting =
+        start_failover(&pair.hosts[to], &[VOLUME, "--fenced", "h0", "--wait", "2m"]).expect("it starts");
+    std::thread::sleep(Duration::from_secs(3));
+    cluster.ceph(&["osd", "unpause"]).expect("as before");
+    let taken = ended(waiting).expect("it ends");
+    assert_eq!(taken.status, 0, "{taken:?}");
+    goes_on(&mut pair, &mut workload, to);
+    workload.disconnect().expect("goodbye");
 }

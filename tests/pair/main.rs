@@ -1,8 +1,13 @@
 //! A second copy on another host: nothing acknowledged is lost with one of the two.
 
 mod ceph;
+mod failover;
+mod killed;
+mod managers;
 mod migration;
+mod network;
 mod power;
+mod zombie;
 
 use std::fs::File;
 use std::process::Command;
@@ -12,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
-use tidepool_testkit::{Scratch, one_at_a_time};
+use tidepool_testkit::{Error, Scratch, one_at_a_time};
 use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
@@ -22,11 +27,16 @@ const IMAGE_BYTES: u64 = 32 * MIB;
 const ROUNDS: usize = 6;
 
 fn pair() -> Pair {
+    hosts(false)
+}
+
+/// Two hosts in sync, and a third one beside them.
+fn hosts(third: bool) -> Pair {
     let options = PairOptions {
         cache_bytes: 192 * MIB,
         image: Err(IMAGE_BYTES),
         extra: Vec::new(),
-        third: false,
+        third,
         class: None,
     };
     Pair::new(&options).expect("two hosts in sync")
@@ -44,16 +54,31 @@ fn workload_on(pair: &Pair, seed: u64, bytes: u64) -> Workload {
     workload
 }
 
+/// Has a load end, also when what is done meanwhile panics.
+struct EndsLoad<'a>(&'a AtomicBool);
+
+impl Drop for EndsLoad<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Does something after a random time under load, and has the load go on for as long; how the load has ended.
 fn under_load(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Progress {
+    load_during(workload, ms, what).expect("no request fails")
+}
+
+/// The same, where requests may fail.
+fn load_during(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Result<Progress, Error> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let run = scope.spawn(|| workload.run_until(&stop));
+        let ends = EndsLoad(&stop);
         std::thread::sleep(Duration::from_millis(ms));
         what();
         std::thread::sleep(Duration::from_millis(ms));
-        stop.store(true, Ordering::Relaxed);
-        run.join().expect("no panic").expect("no request fails")
+        drop(ends);
+        run.join().expect("no panic")
     })
 }
 

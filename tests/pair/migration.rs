@@ -40,14 +40,7 @@ fn g1_a_guest_that_moves_reads_and_writes_what_it_had_written_where_it_was() {
 #[test]
 fn g1_a_guest_that_moves_to_a_host_without_a_copy_finds_everything_there() {
     let _turn = one_at_a_time();
-    let options = PairOptions {
-        cache_bytes: 192 * MIB,
-        image: Err(IMAGE_BYTES),
-        extra: Vec::new(),
-        third: true,
-        class: None,
-    };
-    let mut pair = Pair::new(&options).expect("three hosts, two in sync");
+    let mut pair = hosts(true);
     let mut workload = workload(&pair, 621);
     for round in 0..ROUNDS {
         let volume = pair.owner().wait_sync().expect("two in sync");
@@ -120,18 +113,11 @@ fn a_guest_that_stays_keeps_its_volume() {
 #[test]
 fn g1_a_running_guest_moves_to_the_peer_and_on_to_a_third_host() {
     let _turn = one_at_a_time();
-    let options = PairOptions {
-        cache_bytes: 192 * MIB,
-        image: Err(IMAGE_BYTES),
-        extra: Vec::new(),
-        third: true,
-        class: None,
-    };
-    let mut pair = Pair::new(&options).expect("three hosts, two in sync");
+    let mut pair = hosts(true);
     let mut guest = Traveller::boot(&pair).expect("the guest boots");
     for to in [1, 2, 0] {
         pair.owner().wait_sync().expect("two in sync");
-        let moved = guest.go(&mut pair, to, true).expect("it moves, and nothing is lost");
+        let moved = guest.go(&mut pair, to).expect("it moves, and nothing is lost");
         println!("to h{to}: {moved:?}");
     }
 }

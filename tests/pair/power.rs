@@ -100,3 +100,36 @@ fn g3_both_hosts_lose_their_power_and_only_the_copy_comes_back() {
         pair.owner().wait_sync().expect("in sync again");
     }
 }
+
+#[test]
+fn g3_both_hosts_lose_their_power_and_only_the_owner_comes_back() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 625);
+    let mut rng = Rng::new(rng::seed(626));
+    for round in 0..ROUNDS {
+        fail(&mut pair, &mut workload, &mut rng);
+        let owner = pair.owner;
+        pair.hosts[owner].daemon.start().expect("it starts");
+        let alone = pair.owner().wait("why it does not serve", |volume| volume["error"].is_string());
+        let alone = alone.expect("it does not serve by itself")["error"].to_string();
+        let figures = ["newest records of 20", "has all that the volume was at 20"];
+        assert!(
+            figures.iter().any(|figures| alone.contains(figures))
+                && alone.contains("nothing of it was flushed"),
+            "{alone}"
+        );
+        println!("round {round}: {alone}");
+        let refused = pair.owner().take_over(false).expect_err("nobody has accepted it").to_string();
+        assert!(refused.contains("--accept-loss"), "{refused}");
+        pair.owner().take_over(true).expect("whoever says so gets what was flushed");
+        serving(&pair);
+        let lost = pair.compare(&mut workload, IMAGE_BYTES).expect("it is compared");
+        println!("round {round}: {lost:?}");
+        // What the other one has is the past now, whether or not it was more.
+        pair.hosts[1 - owner].daemon.start().expect("it starts");
+        pair.owner().wait_sync().expect("in sync again");
+    }
+    let whole = workload.verify().expect("every sector is read");
+    assert_eq!(whole, Progress::Done, "nothing that was not there came back");
+}

@@ -4,13 +4,16 @@
 pub mod crash;
 pub mod disk;
 pub mod document;
+pub mod failover;
 pub mod faulty;
+pub mod killed;
 pub mod lost;
 pub mod lost_postgres;
 pub mod migration;
 pub mod pair;
 pub mod postgres;
 pub mod rig;
+pub mod trio;
 pub mod wire;
 
 pub use rig::{Rig, RigOptions};

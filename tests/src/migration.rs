@@ -47,7 +47,7 @@ impl Traveller {
     }
 
     /// Moves it to another host (or to another process on its own) while fio runs, and checks there what it has written. The volume has gone with it then.
-    pub fn go(&mut self, pair: &mut Pair, to: usize, by_name: bool) -> Result<Move, Error> {
+    pub fn go(&mut self, pair: &mut Pair, to: usize) -> Result<Move, Error> {
         let job = format!("{JOB} --randseed={}", self.seed);
         self.seed += 1;
         self.guest.run(&format!("fio {job} --output-format=json --output=/tmp/fio.json & "), MINUTES)?;
@@ -55,7 +55,7 @@ impl Traveller {
         // Else only QEMU's own part is seen.
         let from = pair.owner;
         if to != from {
-            pair.offer(by_name.then_some(to))?;
+            pair.offer(Some(to))?;
         }
         let mut other = self.image.await_migration(&pair.hosts[to].socket, VOLUME)?;
         let stopped = self.guest.migrate_to(&mut other)?;

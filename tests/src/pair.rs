@@ -35,6 +35,11 @@ pub struct Host {
 }
 
 impl Host {
+    /// A host with a daemon that does not run yet.
+    pub(crate) fn new(daemon: Daemon, admin: Admin, socket: PathBuf, cache: PathBuf, boot: PathBuf) -> Host {
+        Host { device: None, daemon, admin, socket, cache, boot }
+    }
+
     /// The volume's report; `None` where the daemon knows nothing of it.
     pub fn volume(&self) -> Result<Option<Value>, Error> {
         let status = self.admin.status()?;
@@ -70,6 +75,14 @@ impl Host {
         std::fs::write(&self.boot, format!("00000000-0000-4000-8000-{boot:012x}\n"))?;
         self.daemon.set_boot(self.boot.clone());
         Ok(())
+    }
+
+    /// Is killed, and comes back on another boot; what was not flushed is lost only where it can lose its power.
+    pub fn reboot(&mut self, boot: u64) -> Result<(), Error> {
+        self.daemon.kill()?;
+        self.boot_again(boot)
+            .map_err(|source| Error::Io { what: "cannot write a boot down".into(), source })?;
+        self.daemon.start().map(drop)
     }
 
     /// What was not flushed is lost, as `seed` decides, and the next boot is another one.

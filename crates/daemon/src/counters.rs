@@ -83,6 +83,11 @@ pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
         counter("redo_bytes", "Bytes of redo written beside the image", count.redo_bytes),
         counter("drained_blocks", "Dirty blocks drained", count.drained_blocks),
         counter("corrupt_blocks", "Cached blocks whose checksum did not match", count.corrupt_blocks),
+        counter(
+            "repaired_blocks",
+            "Dirty blocks among them that came back from the second copy",
+            count.repaired_blocks,
+        ),
         counter("quota_waits", "Writes that waited because the dirty quota was reached", count.quota_waits),
         seconds(
             Kind::Counter,

@@ -1,6 +1,6 @@
 //! Turns the shard's numbers into the admin API's reports.
 
-use crate::admin::{BackendState, Exposure, Latency, Owner, Replication, State, VolumeReport};
+use crate::admin::{BackendState, Exposure, Followed, Latency, Owner, Replication, State, VolumeReport};
 use crate::counters::{self, Number};
 use crate::shard::{LatencyHistogram, ShardVolumeStatus};
 use crate::units::Duration;
@@ -93,9 +93,22 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
             degraded: pair.degraded != Degraded::No && status.spec.mode == Mode::WriteBack,
             lag_records: pair.lag_records,
         }),
+        followed: volume.followed.as_ref().map(|followed| Followed {
+            host: followed.host.clone(),
+            silence_ms: followed.silence_ns / 1_000_000,
+        }),
         parent: known.parent,
-        owner: Owner { host: known.host, generation: status.spec.generation },
+        owner: Owner { host: owner_host(volume, known.host), generation: status.spec.generation },
         counters: by_name(counters::of_volume(&status.count)),
+    }
+}
+
+/// Whose volume it is, as far as that is known without its ownership record.
+fn owner_host(volume: &ShardVolumeStatus, host: String) -> String {
+    match &volume.followed {
+        Some(followed) => followed.host.clone(),
+        None if volume.status.state == VolumeState::Replica => "unknown".into(),
+        None => host,
     }
 }
 
@@ -203,6 +216,7 @@ pub(crate) mod tests {
             flush_latency: empty,
             connections: 2,
             pair: None,
+            followed: None,
         }
     }
 

@@ -209,6 +209,12 @@ impl<'de> Deserialize<'de> for Duration {
     }
 }
 
+/// A point of time for people, from milliseconds since 1970.
+pub fn time(unix_ms: u64) -> String {
+    let time = i64::try_from(unix_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    time.map_or_else(|| format!("{unix_ms} ms"), |time| format!("{time:.3}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -443,10 +443,31 @@ pub enum VolumeCommand {
     Takeover {
         /// The volume.
         name: VolumeName,
-        /// Also where this host was restarted since its copy counted, and the owner's cache is lost: what was flushed is here,
-        /// the newest of what was not may be lost.
+        /// Also where this host was restarted since its copy counted, and the other host's cache is lost; also a volume of this
+        /// host's that is not served because the other one may have more. What was flushed is here, the newest of what was not may be
+        /// lost; without this option the refusal tells how much.
         #[arg(long)]
         accept_loss: bool,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Serve the volumes of a host that has failed, as a program asks that watches the hosts: Pacemaker, Proxmox HA, a hook of
+    /// libvirt. What is served here already is fine. It is refused until the host is known to be fenced, while its daemon is
+    /// heard, and where a copy does not count: there is no option that accepts a loss.
+    Failover {
+        /// The volumes [default: all of which a copy is here and whose ownership record names HOST].
+        #[arg(value_name = "NAME")]
+        names: Vec<VolumeName>,
+        /// The host that owns them, and is known to be off, or cut off from the storage for good.
+        #[arg(long, value_name = "HOST")]
+        fenced: Option<String>,
+        /// For how long what may pass by itself is tried again, such as storage that does not answer.
+        #[arg(long, value_name = "DURATION", default_value = "30s")]
+        wait: Duration,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,
@@ -719,6 +740,9 @@ mod tests {
             "volume drain --all",
             "volume snapshot a before-upgrade",
             "volume resize a 20GiB",
+            "volume failover a b",
+            "volume failover --fenced h1",
+            "volume failover a --fenced h1 --wait 5s --format json",
             "volume resize a 10GiB --shrink",
             "cache format /c --size 1GiB --force",
             "cache inspect /c",
@@ -753,6 +777,8 @@ mod tests {
             ("serve --drain sideways", "grouped or unordered"),
             ("serve --metrics here", "here"),
             ("volume snapshot a", "SNAPSHOT"),
+            ("volume failover a --accept-loss", "--accept-loss"),
+            ("volume failover a --wait 5", "\"5\" is not a duration"),
             ("volume drain", "NAME"),
             ("volume drain a --all", "--all"),
             ("volume set a --mode fast", "write-through"),

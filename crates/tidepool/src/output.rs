@@ -56,12 +56,6 @@ pub fn latency(us: f64) -> String {
     }
 }
 
-/// A point of time, in milliseconds since 1970.
-pub fn time(unix_ms: u64) -> String {
-    let time = i64::try_from(unix_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
-    time.map_or_else(|| format!("{unix_ms} ms"), |time| format!("{time:.3}"))
-}
-
 /// A bar of bytes on a terminal; nothing elsewhere.
 pub fn bytes_bar(what: &str) -> ProgressBar {
     let bar = ProgressBar::new(0);

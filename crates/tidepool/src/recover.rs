@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::fmt::Write;
 use tidepool_backend::{Loss, Recovered};
 use tidepool_daemon::failure::{Failure, reason};
-use tidepool_daemon::units::Size;
+use tidepool_daemon::units::{Size, time};
 use tidepool_daemon::volume::absolute_backend;
 
 /// What was done.
@@ -44,11 +44,8 @@ fn cost(recovered: &Recovered) -> String {
 
 fn loss_line(loss: &Loss) -> String {
     let size = |bytes| Size(bytes).approximate();
-    let mut line = format!(
-        "what was acknowledged after {}: at most {:.1} s",
-        output::time(loss.since_unix_ms),
-        loss.seconds
-    );
+    let mut line =
+        format!("what was acknowledged after {}: at most {:.1} s", time(loss.since_unix_ms), loss.seconds);
     let _ = match loss.bytes {
         0 => write!(line, ", nothing by its last note"),
         bytes => write!(line, ", {} by its last note", size(bytes)),

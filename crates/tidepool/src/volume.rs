@@ -6,7 +6,9 @@ use crate::status::client;
 use indicatif::ProgressBar;
 use std::time::Duration as Time;
 use tidepool_daemon::admin::client::{Client, ClientError};
-use tidepool_daemon::admin::{AddVolume, HandOver, HandedOver, Removed, SetVolume, VolumeReport};
+use tidepool_daemon::admin::{
+    AddVolume, FailOver, FailedOver, FailoverOutcome, HandOver, HandedOver, Removed, SetVolume, VolumeReport,
+};
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_daemon::units::Size;
 use tidepool_daemon::volume::absolute_backend;
@@ -53,6 +55,20 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let gone = "the daemon goes on with the takeover (see `tidepool volume list`)";
             let report = interruptible(gone, client.take_over(name.as_str(), accept_loss)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
+        }
+        VolumeCommand::Failover { names, fenced, wait, admin, output } => {
+            if names.is_empty() && fenced.is_none() {
+                return Err(Failure::usage(
+                    "nothing to fail over: name volumes, or the host with --fenced HOST",
+                ));
+            }
+            let client = client(&admin)?;
+            let gone = "the daemon goes on with what it has begun (see `tidepool volume list`)";
+            let volumes = names.iter().map(ToString::to_string).collect();
+            let asked = FailOver { volumes, fenced, wait };
+            let done = interruptible(gone, client.fail_over(&asked)).await?;
+            output::print(output.format, &done, |done| failed_over(done))?;
+            all_here(&done)
         }
         VolumeCommand::Handoff { name, to, disconnect, live, cancel, admin, output } => {
             let client = client(&admin)?;
@@ -193,6 +209,24 @@ fn list(volumes: &[VolumeReport]) -> String {
         ]);
     }
     render(&table)
+}
+
+fn failed_over(done: &[FailedOver]) -> String {
+    if done.is_empty() {
+        return "no copy here is of a volume of that host\n".into();
+    }
+    let mut table = output::table(&["VOLUME", "OUTCOME", "OWNER"], &[]);
+    for FailedOver { name, outcome, owner, .. } in done {
+        table.add_row([name.as_str(), outcome.as_str(), owner.as_deref().unwrap_or("unknown")]);
+    }
+    render(&table)
+}
+
+/// Whoever asked goes by the exit status, and shows what is on the standard error.
+fn all_here(done: &[FailedOver]) -> Result<(), Failure> {
+    let refused = done.iter().filter(|done| done.outcome == FailoverOutcome::Refused);
+    let whys: Vec<&str> = refused.map(|refused| refused.why.as_deref().unwrap_or("refused")).collect();
+    if whys.is_empty() { Ok(()) } else { Err(Failure::failed(whys.join("; "))) }
 }
 
 fn handed_over(done: &HandedOver) -> String {

@@ -275,6 +275,11 @@ fn commands_without_a_daemon_say_how_to_find_one() {
         place.refused([args, vec!["--admin", &admin]].concat(), 1, "no such socket");
     }
     place.refused(["volume", "set", "vm1", "--admin", &admin], 2, "nothing to change");
+    place.refused(
+        ["volume", "failover", "--admin", &admin],
+        2,
+        "name volumes, or the host with --fenced HOST",
+    );
 }
 
 #[test]

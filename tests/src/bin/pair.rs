@@ -12,6 +12,7 @@ use tidepool_testkit::Error;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_tests::killed::{self, Midst};
 use tidepool_tests::migration::Traveller;
 use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
@@ -49,6 +50,12 @@ enum What {
     PeerStopped,
     /// The link swallows everything, and works again.
     Link,
+    /// One of the two, at a random moment of a handoff.
+    HandoffKill,
+    /// The owner, and its peer at a random moment of the takeover.
+    TakeoverKill,
+    /// The peer, and the owner at a random moment of parting with it.
+    LossKill,
     /// None: the volume goes to the peer with the client that uses it.
     Migration,
     /// None: a running guest goes to the peer.
@@ -124,6 +131,9 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 let story = lose_peer(&mut pair, &mut workload, &mut rng, what)?;
                 story.tell(&mut figures)
             }
+            What::HandoffKill => killed::round(&mut pair, &mut workload, &mut rng, Midst::Handoff)?,
+            What::TakeoverKill => killed::round(&mut pair, &mut workload, &mut rng, Midst::Takeover)?,
+            What::LossKill => killed::round(&mut pair, &mut workload, &mut rng, Midst::Loss)?,
             What::Guest | What::GuestElsewhere | What::GuestStays => unreachable!("that is for `travel`"),
         };
         println!("round {round}: {line}");
@@ -145,7 +155,7 @@ fn travel(pair: &mut Pair, options: &Options) -> Result<(), Box<dyn std::error::
             _ => (0..3).find(|at| *at != pair.owner && !is_copy(at)),
         };
         let to = to.ok_or("two hosts and a third")?;
-        let moved = guest.go(pair, to, true)?;
+        let moved = guest.go(pair, to)?;
         figures.note("stopped by QEMU", moved.stopped);
         figures.note("longest write in the guest", moved.longest_write);
         figures.note("99 % of the guest's writes", moved.p99_write);

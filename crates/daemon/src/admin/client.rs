@@ -1,8 +1,8 @@
 //! Calls the admin API.
 
 use super::{
-    AddVolume, ErrorBody, HandOver, HandedOver, Removed, ResizeVolume, SetVolume, Snapshot, Status,
-    TakeSnapshot, TakeVolume, VolumeReport,
+    AddVolume, ErrorBody, FailOver, FailedOver, HandOver, HandedOver, Removed, ResizeVolume, SetVolume,
+    Snapshot, Status, TakeSnapshot, TakeVolume, VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;
@@ -135,6 +135,14 @@ impl Client {
     /// See [`ClientError`].
     pub async fn hand_over(&self, name: &str, how: &HandOver) -> Result<HandedOver, ClientError> {
         self.call(Method::POST, format!("/v1/volumes/{name}/handoff"), Some(how)).await
+    }
+
+    /// Has volumes of a host that has failed served here; returns what became of each.
+    ///
+    /// # Errors
+    /// See [`ClientError`]. A volume that is refused is none.
+    pub async fn fail_over(&self, asked: &FailOver) -> Result<Vec<FailedOver>, ClientError> {
+        self.call(Method::POST, "/v1/failover".into(), Some(asked)).await
     }
 
     /// Gives the image back; returns when it is complete, compared and released.

@@ -11,6 +11,9 @@
 //! | `POST /v1/volumes/NAME/drain` | [`VolumeReport`], when everything acknowledged before is in the backend |
 //! | `POST /v1/volumes/NAME/resize` with [`ResizeVolume`] | [`VolumeReport`], when volume and image have the size |
 //! | `POST /v1/volumes/NAME/snapshots` with [`TakeSnapshot`] | [`Snapshot`], when the image has it |
+//! | `POST /v1/volumes/NAME/takeover` with [`TakeVolume`] | [`VolumeReport`], when it is served here |
+//! | `POST /v1/volumes/NAME/handoff` with [`HandOver`] | [`HandedOver`], when it is served there |
+//! | `POST /v1/failover` with [`FailOver`] | list of [`FailedOver`], also of those that were refused |
 //! | `DELETE /v1/volumes/NAME` | [`Removed`], when the image is complete, compared and released |
 //!
 //! Whatever fails answers with a status of 400 or above and [`ErrorBody`]. A caller that goes away
@@ -185,6 +188,9 @@ pub struct VolumeReport {
     /// The second copy, where there is to be one and this host is the owner.
     #[serde(default)]
     pub replication: Option<Replication>,
+    /// The owner, where this is the copy of another host's volume and that host is connected.
+    #[serde(default)]
+    pub followed: Option<Followed>,
     /// For a clone: the volume through which it reads what it has from its parent, so that all clones share what is cached.
     #[serde(default)]
     pub parent: Option<String>,
@@ -205,6 +211,15 @@ pub struct Replication {
     pub degraded: bool,
     /// Records that the peer has not confirmed.
     pub lag_records: u64,
+}
+
+/// The owner of a volume of which a copy is here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Followed {
+    /// Its host.
+    pub host: String,
+    /// Milliseconds since something was last received of it.
+    pub silence_ms: u64,
 }
 
 /// What would be lost if the only copy of the cache died now.
@@ -240,7 +255,7 @@ pub struct Latency {
 /// Who serves a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Name of the host.
+    /// Name of the host; `unknown` for the copy of another host's volume while that host is not connected.
     pub host: String,
     /// Generation of the ownership; 0 where none is taken.
     pub generation: u64,
@@ -332,6 +347,59 @@ pub struct HandedOver {
     /// Not yet: as soon as a client writes there.
     #[serde(default)]
     pub live: bool,
+}
+
+/// Volumes of a host that has failed, which are to be served here from their copies.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailOver {
+    /// The volumes; without any, all of which there is a copy here and whose ownership record names the fenced host.
+    #[serde(default)]
+    pub volumes: Vec<String>,
+    /// The host that is known to be off, or cut off from the storage for good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fenced: Option<String>,
+    /// For how long what may pass by itself is tried again.
+    pub wait: Duration,
+}
+
+/// How the failover of a volume has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailoverOutcome {
+    /// It was served here already.
+    Here,
+    /// It is served here from now on.
+    TakenOver,
+    /// It is about to come here with a guest that moves while it runs: its clients are let in.
+    Arriving,
+    /// It is not served here.
+    Refused,
+}
+
+impl FailoverOutcome {
+    /// Its spelling for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FailoverOutcome::Here => "here",
+            FailoverOutcome::TakenOver => "taken over",
+            FailoverOutcome::Arriving => "arriving",
+            FailoverOutcome::Refused => "refused",
+        }
+    }
+}
+
+/// What became of one volume in a failover.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedOver {
+    /// The volume.
+    pub name: String,
+    /// How it has ended.
+    pub outcome: FailoverOutcome,
+    /// Its owner's host, as the ownership record has it now; none if that could not be found out.
+    pub owner: Option<String>,
+    /// One line: from whom it was taken over, or why it is not served here.
+    pub why: Option<String>,
 }
 
 /// A snapshot to be taken.

@@ -1,7 +1,8 @@
 //! Answers the admin API and the metrics endpoint.
 
 use super::{
-    AddVolume, CacheReport, ErrorBody, HandOver, ResizeVolume, SetVolume, Status, TakeSnapshot, TakeVolume,
+    AddVolume, CacheReport, ErrorBody, FailOver, HandOver, ResizeVolume, SetVolume, Status, TakeSnapshot,
+    TakeVolume,
 };
 use crate::bounded::Bounded;
 use crate::counters;
@@ -72,6 +73,7 @@ impl From<VolumeError> for Problem {
             | VolumeError::NotForgotten { .. }
             | VolumeError::NotHandedOver { .. }
             | VolumeError::Behind { .. }
+            | VolumeError::Alone { .. }
             | VolumeError::OtherImage { .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { .. }
@@ -124,6 +126,7 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/takeover", post(take_over))
         .route("/v1/volumes/{name}/handoff", post(hand_over))
+        .route("/v1/failover", post(fail_over))
         .fallback(|| async { Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
         .method_not_allowed_fallback(|| async {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
@@ -261,6 +264,19 @@ async fn hand_over(
         return json(to_the_end(async move { volumes.offer(&name, to.as_deref()).await }).await?);
     }
     json(to_the_end(async move { volumes.hand_over(&name, to.as_deref(), disconnect).await }).await?)
+}
+
+async fn fail_over(
+    State(context): State<Arc<Context>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Vec<super::FailedOver>> {
+    let asked: FailOver = parse(body)?;
+    if asked.volumes.is_empty() && asked.fenced.is_none() {
+        let why = "a failover needs the names of volumes, or that of the host that is fenced";
+        return Err(Problem(StatusCode::BAD_REQUEST, why.into()));
+    }
+    let volumes = context.volumes.clone();
+    json(to_the_end(async move { volumes.fail_over(asked).await }).await?)
 }
 
 async fn remove(State(context): State<Arc<Context>>, Path(name): Path<String>) -> Answer<super::Removed> {

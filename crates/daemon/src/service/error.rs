@@ -125,6 +125,18 @@ pub enum VolumeError {
         /// How much more.
         records: u64,
     },
+    /// This cache held the volume with a peer that cannot be asked, and may have less than it.
+    #[error(
+        "cannot open the backend of volume {name}: {source} (tidepool volume takeover {name} --accept-loss): {cost}"
+    )]
+    Alone {
+        /// The volume.
+        name: String,
+        /// Why the peer comes first.
+        source: BackendError,
+        /// What accepting the loss costs, as far as known.
+        cost: String,
+    },
     /// The copy in this cache does not count.
     #[error("cannot take volume {name} over: {why}")]
     NotInSync {

@@ -4,9 +4,11 @@
 mod arrival;
 mod clones;
 mod departure;
+mod failover;
 mod handoff;
 mod operations;
 mod replication;
+mod whole;
 
 use super::attachment;
 use super::error::VolumeError;
@@ -28,9 +30,9 @@ use tidepool_backend::{
 use tidepool_engine::Attach;
 use tidepool_engine::api::{Degraded, DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, oneshot};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 /// How often the log says that a backend is still being waited for.
@@ -92,6 +94,8 @@ struct Entry {
     look: Arc<AsyncMutex<()>>,
     /// Held while its backend is being opened.
     opening: AsyncMutex<()>,
+    /// Has its backend tried again at once.
+    again: Notify,
 }
 
 /// How a backend is opened that was another host's.
@@ -125,6 +129,12 @@ struct Facts {
     taking: Taking,
     /// What keeps a peer connected.
     keeping: Option<AbortHandle>,
+    /// It is not served because its peer may have more than this cache, as the record of this generation says.
+    waits_as_of: Option<u64>,
+    /// With the next attempt it is served all the same, if the record is of this generation.
+    whole_as_of: Option<u64>,
+    /// Who wants to know how the next attempt to open its backend ends.
+    asking: Option<oneshot::Sender<Result<(), VolumeError>>>,
     /// It may go to another host.
     departing: Option<departure::Departing>,
 }
@@ -148,6 +158,7 @@ impl Entry {
             change: Arc::default(),
             look: Arc::default(),
             opening: AsyncMutex::default(),
+            again: Notify::new(),
         })
     }
 
@@ -360,14 +371,17 @@ impl Volumes {
         let mut said = String::new();
         loop {
             let opening = entry.opening.lock().await;
+            first = first.or_else(|| lock(&entry.facts).asking.take());
             if !self.is_wanted(&entry, id).await {
                 return;
             }
             let outcome = self.attach_once(&entry, id, attach.clone(), recorded.clone()).await;
             drop(opening);
+            lock(&entry.facts).waits_as_of = whole::waits_as_of(&outcome);
             let (error, lasting) = match outcome {
                 Ok(parent) => {
                     entry.set_state(None, None);
+                    first = first.or_else(|| lock(&entry.facts).asking.take());
                     info!("volume {}: serving {}", entry.name, entry.backend);
                     self.share(&entry, parent).await;
                     first.map(|first| first.send(Ok(())));
@@ -395,9 +409,11 @@ impl Volumes {
             }
             said = text;
             if lasting {
+                // Nobody tries it again.
+                drop(lock(&entry.facts).asking.take());
                 return;
             }
-            sleep(pause).await;
+            let _ = timeout(pause, entry.again.notified()).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }
     }
@@ -701,6 +717,12 @@ impl Volumes {
         Ok(())
     }
 
+    /// What the core knows of a volume.
+    async fn spec_of(&self, id: VolumeId) -> Result<Option<VolumeSpec>, ShardError> {
+        let volumes = self.shard.volumes().await?;
+        Ok(volumes.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec))
+    }
+
     /// Writes the accepted loss of a volume down where the next start finds it.
     async fn keep_accepted_loss(
         &self,
@@ -709,8 +731,7 @@ impl Volumes {
         accept_loss: Option<Duration>,
     ) -> Result<(), VolumeError> {
         let shard_error = from_shard("change", name);
-        let volumes = self.shard.volumes().await.map_err(shard_error)?;
-        let spec = volumes.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec);
+        let spec = self.spec_of(id).await.map_err(shard_error)?;
         let backend = spec.and_then(|spec| attachment::decode(&spec.attachment)).map(|(_, backend)| backend);
         let bytes = attachment::encode(accept_loss, &backend.unwrap_or_default());
         let bytes = bytes.expect("the backend's part has fitted before");

@@ -225,6 +225,9 @@ impl<C: Core> Reactor<C> {
             Command::Adopt { guest } => self.adopt(guest),
             Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
             Command::SetAlone { id, alone } => self.set_alone(id, alone),
+            Command::SilenceOf { host, answer } => {
+                let _ = answer.send(self.replication.silence_of(&host, now));
+            }
             Command::Welcome { hello, answer } => {
                 let _ = answer.send(self.welcome(hello));
             }
@@ -500,6 +503,7 @@ impl<C: Core> Reactor<C> {
                 backend_error: volume.and_then(|v| v.backend_error(now)).or(status.backend_error),
                 connections: volume.map_or(0, |v| u64::from(v.connections)),
                 pair: self.replication.owners.get(&id).map(OwnerSide::status),
+                followed: self.replication.followed(id, now),
                 status,
                 read_latency,
                 write_latency,

@@ -16,6 +16,8 @@ use tidepool_replica::{Copies, Party, PeerEffect, PeerSession, Record};
 
 /// Number of a link's flush among its requests.
 const FLUSH: u32 = u32::MAX;
+/// The same of the block that it is asked for.
+const BLOCK: u32 = u32::MAX - 1;
 
 /// An owner that has said hello.
 pub struct Hello {
@@ -45,6 +47,10 @@ pub(super) struct Follower {
     /// Records in the core.
     records: Slab<(u64, Buf)>,
     flushing: bool,
+    /// A block that the owner has lost is being read for it: which, and its CRC-32C.
+    block: Option<(u64, u32, Buf)>,
+    /// The one that is asked for next: the owner does not wait for the answer about what it has overwritten meanwhile.
+    next_block: Option<(u64, u32)>,
     /// The copy begins: the generation and base that it was asked for with.
     beginning: Option<(u64, u64)>,
     held: Held,
@@ -54,7 +60,12 @@ pub(super) struct Follower {
 impl Follower {
     /// The core owes it no answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.records.is_empty() && !self.flushing && self.beginning.is_none()
+        self.records.is_empty() && !self.flushing && self.block.is_none() && self.beginning.is_none()
+    }
+
+    /// Whose copy it is.
+    pub(super) fn volume(&self) -> Option<VolumeId> {
+        self.volume
     }
 
     /// Gives back what it holds.
@@ -72,7 +83,7 @@ impl<C: Core> Reactor<C> {
     /// An owner wants to send its volume's records here: says what there is of it. Refused where the volume is served.
     pub(super) fn welcome(&mut self, hello: Hello) -> Result<(), ShardError> {
         let Hello { socket, host, me, my_host, record, spec } = hello;
-        let mut link = Link::new(socket, format!("{host} (volume {})", spec.name), self.shared.now);
+        let mut link = Link::new(socket, host, &spec.name, self.shared.now);
         let known = match self.may_follow(&spec) {
             Ok(known) => known,
             Err(error) => {
@@ -98,6 +109,8 @@ impl<C: Core> Reactor<C> {
             has_begun: false,
             records: Slab::new(RECORDS_MAX),
             flushing: false,
+            block: None,
+            next_block: None,
             beginning: None,
             held: Held::default(),
             joined: false,
@@ -158,7 +171,15 @@ impl<C: Core> Reactor<C> {
         };
         match *message {
             Message::Beat { .. } => link.push(message),
-            Message::Flush { .. } | Message::Drained { .. } if !follower.has_begun => return false,
+            Message::Flush { .. } | Message::Drained { .. } | Message::Block { .. }
+                if !follower.has_begun =>
+            {
+                return false;
+            }
+            Message::Block { block, crc, data_bytes: 0 } => {
+                follower.next_block = Some((block, crc));
+                self.read_block(slot);
+            }
             Message::Flush { sequence } => follower.session.stabilise(sequence),
             Message::Drained { floor } => {
                 if let Some(engine) = self.shared.core.engine() {
@@ -272,12 +293,48 @@ impl<C: Core> Reactor<C> {
             follower.flushing = false;
             return follower.session.flushed(result);
         }
+        if number == BLOCK {
+            return self.block_answered(slot, result);
+        }
         let (sequence, buf) = follower.records.remove(number);
         self.shared.free(&mut follower.held, buf);
         if result == Err(RequestError::Invalid) {
             tracing::error!("record {sequence} of the owner does not fit the copy");
         }
         follower.session.logged(sequence, result);
+    }
+
+    /// The owner has lost a block, and may be sent this copy's. Where that cannot be found out nothing is said: it asks again.
+    fn read_block(&mut self, slot: u32) {
+        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
+        if follower.block.is_some() {
+            return;
+        }
+        let Some((block, crc)) = follower.next_block.take() else { return };
+        let (Some(volume), Some(offset)) = (follower.volume, block.checked_mul(BLOCK_BYTES as u64)) else {
+            return;
+        };
+        let Some(buf) = self.shared.alloc(&mut follower.held, BLOCK_BYTES) else { return };
+        follower.block = Some((block, crc, buf));
+        let (id, op, len) = (request_id(slot, BLOCK), Op::Block { crc }, BLOCK_BYTES as u64);
+        self.shared.submit(Request { id, volume, op, offset, len, buf: Some(buf) });
+    }
+
+    /// The block has been read, or is not here.
+    fn block_answered(&mut self, slot: u32, result: Result<(), RequestError>) {
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return };
+        let Some((block, crc, buf)) = follower.block.take() else { return };
+        let data = self.shared.core.arena().bytes(buf);
+        match result {
+            Ok(()) => link.push_with(&Message::Block { block, crc, data_bytes: BLOCK_BYTES as u32 }, data),
+            // Another one is here, or a bad one.
+            Err(RequestError::Invalid | RequestError::Io) => {
+                link.push(&Message::Block { block, crc, data_bytes: 0 });
+            }
+            Err(_) => {}
+        }
+        self.shared.free(&mut follower.held, buf);
+        self.read_block(slot);
     }
 
     /// Says what the owner is to know; whether the core has been given something.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use tidepool_backend::Backend;
 use tidepool_driver::CacheFile;
-use tidepool_engine::api::{ControlError, Degraded, Mode, RequestError, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ControlError, Degraded, Mode, Nanos, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{AddError, Attach, OwnObjects, RecoveryReport};
 use tidepool_replica::{Party, Record};
@@ -249,6 +249,10 @@ pub(super) enum Command {
         offset: u64,
         len: u32,
         answer: Answer<Vec<u8>>,
+    },
+    SilenceOf {
+        host: String,
+        answer: oneshot::Sender<Option<Nanos>>,
     },
     Welcome {
         hello: Hello,
@@ -568,6 +572,15 @@ impl ShardHandle {
     /// Only when the reactor has stopped.
     pub fn set_alone(&self, id: VolumeId, alone: Degraded) -> Result<(), ShardError> {
         self.send(Command::SetAlone { id, alone })
+    }
+
+    /// For how long nothing has been received of a host's daemon; `None` if there is no connection with it.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn silence_of(&self, host: &str) -> Result<Option<std::time::Duration>, ShardError> {
+        let silence = self.ask(|answer| Command::SilenceOf { host: host.to_owned(), answer }).await?;
+        Ok(silence.map(std::time::Duration::from_nanos))
     }
 
     /// An owner wants to send a volume's records here. It is answered on its connection, also when it is refused.

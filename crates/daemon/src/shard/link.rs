@@ -48,7 +48,7 @@ pub(super) struct Arriving {
 pub(super) enum Next {
     /// Not here yet.
     Nothing,
-    /// A message; its head is in the caller's buffer, and taken with [`Link::take`].
+    /// A message; its head is in the caller's buffer, with the data of a block, and taken with [`Link::take`].
     Frame(Prefix),
     /// All data of a record is here.
     Record(Arriving),
@@ -56,7 +56,9 @@ pub(super) enum Next {
 
 pub(super) struct Link {
     fd: OwnedFd,
-    /// Who is at the other end, for the log.
+    /// The host at the other end.
+    pub host: String,
+    /// The same with the volume, for the log.
     pub peer: String,
     /// What has come; with TLS it is encrypted.
     inbox: Inbox,
@@ -72,6 +74,8 @@ pub(super) struct Link {
     pub stalled: bool,
     /// When something was last received, or could not be for reasons of our own.
     pub heard: Nanos,
+    /// When something was last received.
+    pub spoke: Nanos,
     /// The last receive has emptied the socket.
     drained: bool,
     broken: bool,
@@ -79,10 +83,11 @@ pub(super) struct Link {
 
 impl Link {
     /// A connection whose greetings are exchanged.
-    pub(super) fn new(socket: Socket, peer: String, now: Nanos) -> Link {
+    pub(super) fn new(socket: Socket, host: String, volume: &str, now: Nanos) -> Link {
         Link {
             fd: socket.fd,
-            peer,
+            peer: format!("{host} (volume {volume})"),
+            host,
             inbox: Inbox::new(),
             secure: socket.tls.map(Secure::new),
             arriving: None,
@@ -93,6 +98,7 @@ impl Link {
             send_in_flight: false,
             stalled: false,
             heard: now,
+            spoke: now,
             drained: false,
             broken: false,
         }
@@ -161,14 +167,14 @@ impl Link {
         let _ = self.send_now();
     }
 
-    /// What comes next. `head` is overwritten.
+    /// What comes next. `head` is overwritten with the frame's head, and the data of a block behind it.
     pub(super) fn next(&mut self, arena: &mut Arena, head: &mut Vec<u8>) -> Result<Next, Unreadable> {
         if self.arriving.is_some() {
             return self.next_data(arena);
         }
         let Some(prefix) = self.peek(PREFIX_BYTES)?.first_chunk() else { return Ok(Next::Nothing) };
         let prefix = Prefix::decode(prefix)?;
-        let end = PREFIX_BYTES + prefix.head_bytes();
+        let end = frame_bytes(&prefix);
         let Some(bytes) = self.peek(end)?.get(PREFIX_BYTES..end) else { return Ok(Next::Nothing) };
         head.clear();
         head.extend_from_slice(bytes);
@@ -209,7 +215,7 @@ impl Link {
 
     /// Takes the frame that [`Link::next`] has returned.
     pub(super) fn take(&mut self, prefix: &Prefix) {
-        let bytes = PREFIX_BYTES + prefix.head_bytes();
+        let bytes = frame_bytes(prefix);
         match &mut self.secure {
             Some(secure) => secure.take(bytes),
             None => self.inbox.take(bytes),
@@ -310,9 +316,14 @@ impl Link {
             arriving.filled += direct;
         }
         if bytes > 0 {
-            self.heard = now;
+            (self.heard, self.spoke) = (now, now);
         } else {
             self.break_off();
         }
     }
+}
+
+/// Bytes of a frame that come to its reader in one piece: the data of a record goes where the core wants it.
+fn frame_bytes(prefix: &Prefix) -> usize {
+    PREFIX_BYTES + prefix.head_bytes() + prefix.block_bytes()
 }

@@ -32,9 +32,12 @@ pub use self::core::Core;
 pub use follower::Hello;
 pub use guests::Guest;
 pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
+pub use limits::SILENCE_NS;
 pub use link::Socket;
 pub use owner::{Connected, Wants};
-pub use stats::{LatencyHistogram, PairStatus, ReactorCounters, ShardStatus, ShardVolumeStatus};
+pub use stats::{
+    FollowedStatus, LatencyHistogram, PairStatus, ReactorCounters, ShardStatus, ShardVolumeStatus,
+};
 
 use reactor::Reactor;
 use std::os::fd::OwnedFd;

@@ -167,7 +167,7 @@ impl<C: Core> Reactor<C> {
             return false;
         }
         side.rung = false;
-        let link = Link::new(socket, format!("{} (volume {})", peer.host, side.name), now);
+        let link = Link::new(socket, peer.host.clone(), &side.name, now);
         let slot = self.replication.insert(link, Role::Owner(id));
         let side = self.replication.owners.get_mut(&id).expect("looked at just now");
         side.link = Some(slot);
@@ -462,6 +462,7 @@ impl<C: Core> Reactor<C> {
         let Some((link, _)) = side.link.and_then(|slot| self.replication.links.get_mut(slot)) else { return };
         match op {
             PeerOp::Stabilise { sequence } => link.push(&Message::Flush { sequence }),
+            PeerOp::Block { block, crc } => link.push(&Message::Block { block, crc, data_bytes: 0 }),
             PeerOp::Record { buf, durable, .. } => {
                 let bytes = self.shared.core.arena().bytes(buf);
                 let (block, data) = bytes.split_first_chunk::<BLOCK_BYTES>().expect("a record has a header");
@@ -471,8 +472,8 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// A message of the peer's; false if it should not have been sent.
-    pub(super) fn hear_peer(&mut self, slot: u32, message: &Message<'_>) -> bool {
+    /// A message of the peer's, and the block that came with it; false if it should not have been sent.
+    pub(super) fn hear_peer(&mut self, slot: u32, message: &Message<'_>, data: &[u8]) -> bool {
         let Some((_, Role::Owner(id))) = self.replication.links.get(slot) else { return false };
         let id = *id;
         let now = self.shared.now;
@@ -496,6 +497,11 @@ impl<C: Core> Reactor<C> {
                 let mut effects = Vec::new();
                 side.session.has(engine, now, have, &mut effects);
                 self.owner_effects(id, effects);
+            }
+            Message::Block { block, crc, data_bytes } => {
+                if let Some(engine) = self.shared.core.engine() {
+                    engine.peer_block(now, id, block, crc, (data_bytes > 0).then_some(data));
+                }
             }
             Message::Refused(why) => {
                 let why = format!("it refuses: {why}");

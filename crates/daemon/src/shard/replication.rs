@@ -8,6 +8,7 @@ use super::limits::{BEAT_NS, LINKS_MAX, SILENCE_NS};
 use super::link::{Link, Next};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
+use super::stats::FollowedStatus;
 use std::collections::BTreeMap;
 use tidepool_driver::Slab;
 use tidepool_engine::api::{Nanos, RequestError, RequestId, VolumeId};
@@ -73,6 +74,24 @@ impl Replication {
         self.used.get(at).copied()
     }
 
+    /// For how long nothing has been received of a host, over whichever link it was heard last; `None` if no link leads there. What
+    /// waits here unread tells nothing about the host.
+    pub(super) fn silence_of(&self, host: &str, now: Nanos) -> Option<Nanos> {
+        let links = self.links.iter().map(|(_, (link, _))| link);
+        let to_host = links.filter(|link| !link.broken() && link.host == host);
+        to_host.map(|link| now.saturating_sub(link.spoke)).min()
+    }
+
+    /// The owner whose records a copy follows.
+    pub(super) fn followed(&self, id: VolumeId, now: Nanos) -> Option<FollowedStatus> {
+        self.links.iter().find_map(|(_, (link, role))| match role {
+            Role::Follower(follower) if follower.volume() == Some(id) && !link.broken() => {
+                Some(FollowedStatus { host: link.host.clone(), silence_ns: now.saturating_sub(link.spoke) })
+            }
+            _ => None,
+        })
+    }
+
     /// The first volume from `from` on that is owned here and is to have a second copy.
     fn owner_from(&self, from: VolumeId) -> Option<VolumeId> {
         self.owners.range(from..).next().map(|(id, _)| *id)
@@ -136,7 +155,8 @@ impl<C: Core> Reactor<C> {
                     break;
                 }
             };
-            let message = match prefix.message(&head) {
+            let (head_of, data) = head.split_at(prefix.head_bytes());
+            let message = match prefix.message(head_of) {
                 Ok(message) => message,
                 Err(error) => {
                     self.hang_up(slot, &error.to_string());
@@ -144,7 +164,7 @@ impl<C: Core> Reactor<C> {
                 }
             };
             if let (Message::Record { record, durable }, Role::Follower(_)) = (&message, &*role) {
-                if !self.accept_record(slot, &prefix, record, *durable, &head) {
+                if !self.accept_record(slot, &prefix, record, *durable, head_of) {
                     break;
                 }
                 continue;
@@ -152,7 +172,7 @@ impl<C: Core> Reactor<C> {
             link.take(&prefix);
             given = true;
             let follows = matches!(role, Role::Follower(_));
-            if !(if follows { self.follow(slot, &message) } else { self.hear_peer(slot, &message) }) {
+            if !(if follows { self.follow(slot, &message) } else { self.hear_peer(slot, &message, data) }) {
                 self.hang_up(slot, "it has sent what it should not");
             }
         }

@@ -28,6 +28,17 @@ pub struct ShardVolumeStatus {
     pub connections: u64,
     /// The second copy of a volume that is to have one and is owned here.
     pub pair: Option<PairStatus>,
+    /// For the copy of another host's volume: its owner, while that is connected.
+    pub followed: Option<FollowedStatus>,
+}
+
+/// The owner of a volume of which a copy is here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FollowedStatus {
+    /// Its host.
+    pub host: String,
+    /// For how long nothing has been received of it.
+    pub silence_ns: Nanos,
 }
 
 /// The second copy of a volume that is owned here.

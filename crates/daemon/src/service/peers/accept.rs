@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidepool_backend::{BackendUri, Prepared};
 use tidepool_engine::api::{Mode, VolumeSpec};
-use tidepool_replica::wire::{Message, one_line};
+use tidepool_replica::wire::Message;
 use tidepool_replica::{Party, Record};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -183,11 +183,7 @@ async fn introduced(
     let me = me(shard.opened().uuid);
     let (record, spec) = match look(&said, me, shard).await {
         Ok(looked) => looked,
-        Err(why) => {
-            let why = one_line(&why);
-            stream.send(&Message::Refused(&why)).await?;
-            return Err(PeerError::Refused(why));
-        }
+        Err(why) => return stream.refuse(&why).await,
     };
     let Said { host, name, .. } = said;
     let hello = Hello { socket: stream.into_socket()?, host: host.clone(), me, my_host, record, spec };
@@ -202,11 +198,7 @@ async fn take_over(mut stream: Stream, said: Said, volumes: &Arc<Volumes>) -> Re
     let Said { name, owner, generation, .. } = said;
     match volumes.take_handed_over(&name, owner, generation, Prepared::default()).await {
         Ok(()) => stream.send(&Message::Taken { generation }).await,
-        Err(error) => {
-            let why = one_line(&crate::failure::one_line(&error));
-            stream.send(&Message::Refused(&why)).await?;
-            Err(PeerError::Refused(why))
-        }
+        Err(error) => stream.refuse(&crate::failure::one_line(&error)).await,
     }
 }
 
@@ -235,11 +227,7 @@ async fn expect(
             arriving.start(stream);
             Ok(())
         }
-        Err(why) => {
-            let why = one_line(&why);
-            stream.send(&Message::Refused(&why)).await?;
-            Err(PeerError::Refused(why))
-        }
+        Err(why) => stream.refuse(&why).await,
     }
 }
 

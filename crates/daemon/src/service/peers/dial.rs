@@ -65,10 +65,12 @@ pub(in crate::service) async fn hand_over(route: &Route, caller: &Caller<'_>) ->
 pub(in crate::service) struct Leaving {
     /// The host.
     pub(in crate::service) to: String,
+    /// Bytes.
     pub(in crate::service) size_bytes: u64,
     pub(in crate::service) mode: Mode,
+    /// It is drained in no order.
     pub(in crate::service) unordered: bool,
-    pub(in crate::service) accept_loss: Option<crate::units::Duration>,
+    pub(in crate::service) accept_loss: Option<units::Duration>,
     pub(in crate::service) dirty_bytes_max: u64,
 }
 

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_replica::wire::{GREETING_BYTES, Greeting, Message, PREFIX_BYTES, Prefix};
+use tidepool_replica::wire::{GREETING_BYTES, Greeting, Message, PREFIX_BYTES, Prefix, one_line};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
@@ -171,6 +171,16 @@ impl Stream {
         message.encode(&mut bytes);
         bytes.extend_from_slice(data);
         Ok(self.write_all(&bytes).await?)
+    }
+
+    /// Says that this side does not do as it is asked, and why.
+    ///
+    /// # Errors
+    /// Always: what was said, or that it could not be.
+    pub(in crate::service) async fn refuse<T>(&mut self, why: &str) -> Result<T, PeerError> {
+        let why = one_line(why);
+        self.send(&Message::Refused(&why)).await?;
+        Err(PeerError::Refused(why))
     }
 
     /// Receives one message without data; its head goes to `head`. What comes behind it is left for the reactor.

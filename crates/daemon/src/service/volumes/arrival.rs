@@ -5,7 +5,7 @@
 mod guest;
 
 use self::guest::Stage;
-use super::departure::{SILENCE_MAX, WORD_PAUSE, with_words};
+use super::departure::{SILENCE_MAX, WORD_PAUSE, heard, with_words};
 use super::{Volumes, from_shard, lock};
 use crate::config::VolumeConfig;
 use crate::service::VolumeError;
@@ -19,7 +19,7 @@ use tidepool_backend::{BackendUri, Prepared};
 use tidepool_engine::api::{VolumeSpec, is_size};
 use tidepool_engine::format::crc32c;
 use tidepool_engine::status::VolumeState;
-use tidepool_replica::wire::{Message, one_line};
+use tidepool_replica::wire::Message;
 use tidepool_replica::{Party, Record};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -217,8 +217,7 @@ impl Arriving {
                 _ = beat.tick() => {
                     stream.send(&Message::Beat { time_ns: 0 }).await?;
                     let mut head = Vec::new();
-                    let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
-                    if !matches!(heard.map_err(|_| PeerError::Silent)??, Message::Beat { .. }) {
+                    if !matches!(heard(stream, &mut head).await?, Message::Beat { .. }) {
                         return Err(PeerError::Unexpected);
                     }
                 }
@@ -235,8 +234,7 @@ impl Arriving {
         stream.send(&Message::Take).await?;
         let mut head = Vec::new();
         let clean = loop {
-            let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
-            match heard.map_err(|_| PeerError::Silent)?? {
+            match heard(stream, &mut head).await? {
                 Message::Beat { .. } => {}
                 Message::LetGo { clean, .. } => break clean,
                 Message::Refused(why) => return Err(PeerError::Refused(why.to_owned())),
@@ -262,11 +260,7 @@ impl Arriving {
                 let _ = stream.send(&Message::Taken { generation }).await;
                 Ok(())
             }
-            Err(error) => {
-                let why = one_line(&crate::failure::one_line(&error));
-                stream.send(&Message::Refused(&why)).await?;
-                Err(PeerError::Refused(why))
-            }
+            Err(error) => stream.refuse(&crate::failure::one_line(&error)).await,
         }
     }
 }

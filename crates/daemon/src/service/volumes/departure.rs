@@ -140,8 +140,7 @@ impl Volumes {
 
     /// A volume as another host has to know it.
     async fn leaving(&self, entry: &Entry, id: VolumeId, to: String) -> Result<Leaving, VolumeError> {
-        let volumes = self.shard.volumes().await.map_err(from_shard("hand over", &entry.name))?;
-        let spec = volumes.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec);
+        let spec = self.spec_of(id).await.map_err(from_shard("hand over", &entry.name))?;
         let spec = spec.ok_or_else(|| VolumeError::Unknown(entry.name.clone()))?;
         if spec.read_only {
             let why = "it is read-only: any host can serve it as well".to_owned();
@@ -180,8 +179,7 @@ impl Volumes {
     async fn answer(&self, entry: &Arc<Entry>, id: VolumeId, stream: &mut Stream) -> Result<(), PeerError> {
         let mut head = Vec::new();
         loop {
-            let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
-            let message = heard.map_err(|_| PeerError::Silent)??;
+            let message = heard(stream, &mut head).await?;
             if !self.is_current(entry, id) {
                 return Err(PeerError::Refused("it is not served here any more".into()));
             }
@@ -275,8 +273,7 @@ impl Volumes {
     }
 
     async fn generation(&self, id: VolumeId) -> u64 {
-        let volumes = self.shard.volumes().await.unwrap_or_default();
-        volumes.into_iter().find(|(known, ..)| *known == id).map_or(0, |(_, spec, _)| spec.generation)
+        self.spec_of(id).await.ok().flatten().map_or(0, |spec| spec.generation)
     }
 
     /// Lets go of a volume: dirty, if the cache over there has a copy that counts, else with everything in the image.
@@ -318,13 +315,17 @@ async fn said(say: impl Future<Output = Result<(), PeerError>>) -> Result<(), Pe
     timeout(SILENCE_MAX, say).await.map_err(|_| PeerError::Silent)?
 }
 
+/// What the other side says next, unless it says nothing for too long.
+pub(super) async fn heard<'h>(stream: &mut Stream, head: &'h mut Vec<u8>) -> Result<Message<'h>, PeerError> {
+    timeout(SILENCE_MAX, stream.receive(head)).await.map_err(|_| PeerError::Silent)?
+}
+
 /// Says that the volume is let go of, and waits until the other host serves it.
 async fn taken(stream: &mut Stream, let_go: Message<'_>) -> Result<(), PeerError> {
     stream.send(&let_go).await?;
     let mut head = Vec::new();
     loop {
-        let heard = timeout(SILENCE_MAX, stream.receive(&mut head)).await;
-        match heard.map_err(|_| PeerError::Silent)?? {
+        match heard(stream, &mut head).await? {
             Message::Beat { .. } => {}
             Message::Taken { .. } => return Ok(()),
             Message::Refused(why) => return Err(PeerError::Refused(why.to_owned())),

@@ -169,8 +169,9 @@ impl Volumes {
     ) -> Result<(), VolumeError> {
         let let_go = |found: &Ownership| {
             let record = record_of(found);
-            (record.owner.cache, record.generation) == (owner.cache, generation)
-                && found.state == OwnerState::Dirty
+            let is_so = (record.owner.cache, record.generation) == (owner.cache, generation)
+                && found.state == OwnerState::Dirty;
+            is_so.then_some(()).ok_or_else(|| "its owner has not let go of it".to_owned())
         };
         self.take_over_if(name, false, prepared, let_go).await
     }

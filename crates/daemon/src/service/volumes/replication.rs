@@ -3,15 +3,15 @@
 use super::{Entry, Taking, Volumes, from_shard, lock};
 use crate::admin::Removed;
 use crate::service::VolumeError;
-use crate::service::peers::{Caller, Replicated, Welcomed, dial, me, record_of};
+use crate::service::peers::{Replicated, me, record_of};
 use crate::shard::ShardError;
 use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
-use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, Prepared, TakeOver};
+use tidepool_backend::{BackendError, BackendUri, Ownership, Prepared, TakeOver};
 use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
-use tidepool_replica::{Copies, Record, Resume, Tail, resume};
+use tidepool_replica::{Copies, Record};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
@@ -78,66 +78,6 @@ impl Volumes {
         Ok(alone)
     }
 
-    /// Opens the backend of a volume that is known. If another cache held a copy and this host was restarted since, that one is asked
-    /// first.
-    pub(super) async fn open_whole(
-        &self,
-        entry: &Entry,
-        options: OpenOptions,
-    ) -> Result<Opened, VolumeError> {
-        let first = self.open(entry, options.clone(), None).await;
-        if options.read_only
-            || !matches!(first, Err(VolumeError::Open { source: BackendError::PeerFirst { .. }, .. }))
-        {
-            return first;
-        }
-        match self.whole_as_of(entry, options.sequence.unwrap_or(0)).await? {
-            None => first,
-            whole_as_of => self.open(entry, OpenOptions { whole_as_of, ..options }, None).await,
-        }
-    }
-
-    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since:
-    /// then the generation of the record of which that is known.
-    async fn whole_as_of(&self, entry: &Entry, own_sequence: u64) -> Result<Option<u64>, VolumeError> {
-        // What is wrong with the record is said when the image is opened.
-        let Ok(Some(found)) = self.ownership(entry.backend.clone()).await else { return Ok(None) };
-        let (me, record) = (me(self.cache_uuid), record_of(&found));
-        let alone = resume(me, &record, own_sequence, None);
-        let (Some(holder), Resume::Unreachable) = (record.peer(), alone) else { return Ok(None) };
-        let image = entry.backend.to_string();
-        let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
-        for address in self.peers.iter() {
-            let Welcomed { party, host, holds, .. } = match dial(address, &caller).await {
-                Ok(welcomed) => welcomed,
-                Err(error) => {
-                    warn!("volume {}: peer {address}: {error}", entry.name);
-                    continue;
-                }
-            };
-            if party.cache != holder.cache {
-                continue;
-            }
-            let tail =
-                holds.map(|holds| Tail { generation: holds.generation, logged: holds.logged, holder: party });
-            match resume(me, &record, own_sequence, tail) {
-                Resume::Serve => {
-                    info!("volume {}: the copy on {host} has nothing that is not here", entry.name);
-                    return Ok(Some(record.generation));
-                }
-                Resume::Fetch { after, through } => {
-                    return Err(VolumeError::Behind {
-                        name: entry.name.clone(),
-                        host,
-                        records: through - after,
-                    });
-                }
-                Resume::Unreachable | Resume::Taken => {}
-            }
-        }
-        Ok(None)
-    }
-
     /// The ownership record of an image, as it is now.
     pub(super) async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, BackendError> {
         let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership(&uri, None));
@@ -145,17 +85,20 @@ impl Volumes {
     }
 
     /// Makes the copy of another host's volume that is in this cache the volume, and serves it. Whoever was the owner is fenced.
-    /// With `accept_loss` also where this host was restarted since the copy counted: what was flushed is in it, the newest of what
-    /// was not may be lost.
+    /// With `accept_loss` also where this host was restarted since the copy counted, and a volume of this host's that waits for the
+    /// word of its peer: what was flushed is here, the newest of what was not may be lost.
     ///
     /// # Errors
     /// There is no such copy, or the ownership record does not say that it counts; nothing has changed then. Or the image cannot
     /// be opened yet: that goes on in the background.
     pub async fn take_over(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<(), VolumeError> {
+        if let Some(waiting) = self.waiting(name) {
+            return self.serve_alone(&waiting, accept_loss).await;
+        }
         let uri = self.copy_of("take over", name).await?.2;
         let prepared = self.prepared(&uri).await;
         let open = |source| VolumeError::Open { name: name.to_owned(), source };
-        self.take_over_if(name, accept_loss, prepared.map_err(open)?, |_| true).await
+        self.take_over_if(name, accept_loss, prepared.map_err(open)?, |_| Ok(())).await
     }
 
     /// What opening an image needs.
@@ -165,13 +108,14 @@ impl Volumes {
         prepared.await.unwrap_or_else(|_| Err(internal("connecting to its image")))
     }
 
-    /// The same, while the record is as `wanted`, with what was made ready.
+    /// The same, while the record is as `wanted`, with what was made ready. What `wanted` has looked at is what changes: a record of
+    /// another generation by then is left as it is.
     pub(super) async fn take_over_if(
         self: &Arc<Self>,
         name: &str,
         accept_loss: bool,
         prepared: Prepared,
-        wanted: impl Fn(&Ownership) -> bool,
+        wanted: impl Fn(&Ownership) -> Result<(), String>,
     ) -> Result<(), VolumeError> {
         let shard_error = from_shard("take over", name);
         let _takeover = self.takeovers.lock().await;
@@ -186,18 +130,15 @@ impl Volumes {
             name: name.to_owned(),
             why: format!("{uri} has no ownership record"),
         })?;
-        if !wanted(&found) {
-            let why = "its owner has not let go of it".to_owned();
-            return Err(VolumeError::NotInSync { name: name.to_owned(), why });
-        }
+        wanted(&found).map_err(|why| VolumeError::NotInSync { name: name.to_owned(), why })?;
         let (me, record) = (me(self.cache_uuid), record_of(&found));
         // A takeover that was cut short has made the record this cache's already.
         let mut take_over = None;
         if record.owner.cache != me.cache {
-            self.shard.prepare(id, me, record, accept_loss).await.map_err(|error| match error {
-                ShardError::NotInSync(_) => not_in_sync(name, &found),
-                error => shard_error(error),
-            })?;
+            match self.shard.prepare(id, me, record, accept_loss).await {
+                Err(ShardError::NotInSync(_)) => return Err(self.not_in_sync(name, id, &uri, &found).await),
+                prepared => prepared.map_err(shard_error)?,
+            }
             let (cache_uuid, generation) = (self.cache_uuid, record.generation);
             take_over = Some(TakeOver { cache_uuid, generation, accept_loss, ..TakeOver::default() });
         }
@@ -281,18 +222,7 @@ impl Volumes {
     }
 }
 
-fn internal(what: &str) -> BackendError {
+pub(super) fn internal(what: &str) -> BackendError {
     let why = "an internal error occurred".to_owned();
     BackendError::Unavailable { what: what.to_owned(), why }
-}
-
-fn not_in_sync(name: &str, found: &Ownership) -> VolumeError {
-    let why = match &found.peer {
-        Some(peer) => format!(
-            "its record names {} as the holder of the other copy, on a boot that is over or with another cache (--accept-loss takes what a copy in this cache has of what was flushed)",
-            peer.host
-        ),
-        None => format!("its record says that {} alone has its newest data", found.host),
-    };
-    VolumeError::NotInSync { name: name.to_owned(), why }
 }

@@ -90,6 +90,14 @@ fn blocking(fd: &OwnedFd, on: bool) -> io::Result<()> {
     Ok(fcntl_setfl(fd, flags)?)
 }
 
+/// The volume is about to come here: what has not been answered is for the reactor.
+async fn comes(stage: &mut watch::Receiver<Stage>) -> End {
+    match stage.wait_for(|stage| *stage == Stage::Here).await {
+        Ok(_) => End::Goes,
+        Err(_) => End::Leaves,
+    }
+}
+
 impl Host {
     /// One request.
     async fn step(&mut self) -> Result<(), End> {
@@ -102,7 +110,7 @@ impl Host {
             Incoming::Execute(request) if request.command.writes() => {
                 // Somebody else may have wished for it before.
                 let _ = self.way.wishes.send(Wish::Write).await;
-                Err(self.comes().await)
+                Err(comes(&mut self.way.stage).await)
             }
             Incoming::Execute(request) => {
                 self.execute(&request).await?;
@@ -133,7 +141,7 @@ impl Host {
         let turn = self.way.turn.clone();
         let turn = tokio::select! {
             turn = turn.lock_owned() => turn,
-            end = self.comes() => return Err(end),
+            end = comes(&mut self.way.stage) => return Err(end),
         };
         let (mut data, end) = (Vec::new(), offset + u64::from(len));
         let mut at = offset;
@@ -189,14 +197,6 @@ impl Host {
         self.say(|head, structured| reply::error(head, structured, cookie, Errno::Io, message)).await
     }
 
-    /// The volume is about to come here: what has not been answered is for the reactor.
-    async fn comes(&mut self) -> End {
-        match self.way.stage.wait_for(|stage| *stage == Stage::Here).await {
-            Ok(_) => End::Goes,
-            Err(_) => End::Leaves,
-        }
-    }
-
     async fn ask(&mut self, offset: u64, len: u32) -> Result<Told, End> {
         let (answer, told) = oneshot::channel();
         if self.way.wishes.send(Wish::Ask { offset, len, answer }).await.is_ok()
@@ -204,7 +204,7 @@ impl Host {
         {
             return Ok(told);
         }
-        Err(self.comes().await)
+        Err(comes(&mut self.way.stage).await)
     }
 
     async fn say(&self, write: impl FnOnce(&mut reply::Head, bool) -> usize) -> Result<(), End> {
@@ -230,9 +230,7 @@ impl Host {
         let mut stage = self.way.stage.clone();
         tokio::select! {
             biased;
-            here = stage.wait_for(|stage| *stage == Stage::Here) => {
-                Err(if here.is_ok() { End::Goes } else { End::Leaves })
-            }
+            end = comes(&mut stage) => Err(end),
             received = self.receive_more() => received,
         }
     }

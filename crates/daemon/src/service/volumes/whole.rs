@@ -1,0 +1,215 @@
+//! Whether a cache has everything: where two held a volume's newest data and one of them is not there, the other may lack what was
+//! never flushed (RFC 9). Somebody has to accept that, and is told what is known of it.
+
+use super::replication::internal;
+use super::{Entry, OPEN_WAIT_MAX, Volumes, lock};
+use crate::service::VolumeError;
+use crate::service::peers::{Caller, Welcomed, dial, me, record_of};
+use crate::units::{Size, time};
+use std::sync::Arc;
+use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, Progress};
+use tidepool_engine::api::VolumeId;
+use tidepool_replica::{Resume, Tail, resume};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+/// The generation of the record that keeps a volume waiting for its peer, if that is how opening its backend has ended.
+pub(super) fn waits_as_of<T>(outcome: &Result<T, VolumeError>) -> Option<u64> {
+    match outcome {
+        Err(VolumeError::Alone { source: BackendError::PeerFirst { generation, .. }, .. }) => {
+            Some(*generation)
+        }
+        _ => None,
+    }
+}
+
+impl Volumes {
+    /// Opens the backend of a volume that is known. If another cache held a copy and this host was restarted since, that one is asked
+    /// first.
+    pub(super) async fn open_whole(
+        &self,
+        entry: &Entry,
+        options: OpenOptions,
+    ) -> Result<Opened, VolumeError> {
+        // It is accepted for one attempt: later the peer may be there.
+        let accepted = lock(&entry.facts).whole_as_of.take();
+        let source = match self.open(entry, options.clone(), None).await {
+            Err(VolumeError::Open { source: source @ BackendError::PeerFirst { .. }, .. })
+                if !options.read_only =>
+            {
+                source
+            }
+            first => return first,
+        };
+        let own_sequence = options.sequence.unwrap_or(0);
+        let whole_as_of = self.whole_as_of(entry, own_sequence).await?.or(accepted);
+        if whole_as_of.is_some() {
+            return self.open(entry, OpenOptions { whole_as_of, ..options }, None).await;
+        }
+        let device_failed = matches!(source, BackendError::PeerFirst { device_failed: true, .. });
+        let cost = self.cost(&entry.backend, own_sequence, device_failed).await;
+        Err(VolumeError::Alone { name: entry.name.clone(), source, cost })
+    }
+
+    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since:
+    /// then the generation of the record of which that is known.
+    async fn whole_as_of(&self, entry: &Entry, own_sequence: u64) -> Result<Option<u64>, VolumeError> {
+        // What is wrong with the record is said when the image is opened.
+        let Ok(Some(found)) = self.ownership(entry.backend.clone()).await else { return Ok(None) };
+        let (me, record) = (me(self.cache_uuid), record_of(&found));
+        let alone = resume(me, &record, own_sequence, None);
+        let (Some(holder), Resume::Unreachable) = (record.peer(), alone) else { return Ok(None) };
+        let image = entry.backend.to_string();
+        let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
+        for address in self.peers.iter() {
+            let Welcomed { party, host, holds, .. } = match dial(address, &caller).await {
+                Ok(welcomed) => welcomed,
+                Err(error) => {
+                    warn!("volume {}: peer {address}: {error}", entry.name);
+                    continue;
+                }
+            };
+            if party.cache != holder.cache {
+                continue;
+            }
+            let tail =
+                holds.map(|holds| Tail { generation: holds.generation, logged: holds.logged, holder: party });
+            match resume(me, &record, own_sequence, tail) {
+                Resume::Serve => {
+                    info!("volume {}: the copy on {host} has nothing that is not here", entry.name);
+                    return Ok(Some(record.generation));
+                }
+                Resume::Fetch { after, through } => {
+                    return Err(VolumeError::Behind {
+                        name: entry.name.clone(),
+                        host,
+                        records: through - after,
+                    });
+                }
+                Resume::Unreachable | Resume::Taken => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// A volume of this host's that is not served because its peer may have more, and cannot be asked.
+    pub(super) fn waiting(&self, name: &str) -> Option<Arc<Entry>> {
+        let entry = lock(&self.entries).get(name).cloned();
+        entry.filter(|entry| lock(&entry.facts).waits_as_of.is_some())
+    }
+
+    /// Serves such a volume from this cache alone, if the loss is accepted; returns when it is served.
+    pub(super) async fn serve_alone(&self, entry: &Entry, accept_loss: bool) -> Result<(), VolumeError> {
+        let (asking, outcome) = oneshot::channel();
+        {
+            let mut facts = lock(&entry.facts);
+            let Some(generation) = facts.waits_as_of else {
+                return Err(VolumeError::Busy(entry.name.clone()));
+            };
+            if !accept_loss {
+                let why = facts.error.clone().unwrap_or_default();
+                return Err(VolumeError::NotInSync { name: entry.name.clone(), why });
+            }
+            (facts.whole_as_of, facts.asking) = (Some(generation), Some(asking));
+        }
+        info!("volume {}: the loss of what only its peer may have is accepted", entry.name);
+        entry.again.notify_one();
+        match timeout(OPEN_WAIT_MAX, outcome).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(VolumeError::Busy(entry.name.clone())),
+            Err(_) => Err(VolumeError::Silent {
+                name: entry.name.clone(),
+                backend: entry.backend.to_string(),
+                seconds: OPEN_WAIT_MAX.as_secs(),
+            }),
+        }
+    }
+
+    /// Why the copy in this cache does not count, and what is known of what it lacks.
+    pub(super) async fn not_in_sync(
+        &self,
+        name: &str,
+        id: VolumeId,
+        uri: &BackendUri,
+        found: &Ownership,
+    ) -> VolumeError {
+        let name = name.to_owned();
+        let Some(peer) = &found.peer else {
+            let why = format!("its record says that {} alone has its newest data", found.host);
+            return VolumeError::NotInSync { name, why };
+        };
+        let mut why = format!(
+            "its record names {} as the holder of the other copy, on a boot that is over or with another cache",
+            peer.host
+        );
+        if peer.cache_uuid.as_bytes() == &self.cache_uuid {
+            let status = self.shard.status().await.ok();
+            let known = status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
+            let cost = self.cost(uri, known.map_or(0, |v| v.status.sequence), false).await;
+            why = format!(
+                "{why}; `tidepool volume takeover {name} --accept-loss` takes what this cache has of it: {cost}"
+            );
+        }
+        VolumeError::NotInSync { name, why }
+    }
+
+    /// What a cache whose newest record is `own_sequence` may lack, in one line.
+    async fn cost(&self, uri: &BackendUri, own_sequence: u64, device_failed: bool) -> String {
+        let uri = uri.clone();
+        let read = tokio::task::spawn_blocking(move || tidepool_backend::progress(&uri, None));
+        match read.await.unwrap_or_else(|_| Err(internal("reading how far the owner was"))) {
+            Ok(progress) => cost(progress, own_sequence, device_failed),
+            Err(error) => format!("how much would be lost cannot be read ({error})"),
+        }
+    }
+}
+
+fn cost(progress: Option<Progress>, own_sequence: u64, device_failed: bool) -> String {
+    // The image has nothing that was not on stable media in both caches.
+    let behind = progress.is_some_and(|progress| own_sequence < progress.committed);
+    let flushed = match device_failed || behind {
+        true => "what was flushed may be among it, since the cache device has failed",
+        false => "nothing of it was flushed, if the cache device has kept what it was told to",
+    };
+    let Some(Progress { sequence, time_unix_ms, bytes, silence_ms, .. }) = progress else {
+        return format!(
+            "how much would be lost is not known, since no figures stand beside the image; {flushed}"
+        );
+    };
+    let (time, silence) = (time(time_unix_ms), silence_ms as f64 / 1e3);
+    let then = format!("the last {silence:.1} s of its owner's life, if that reached the image to its end");
+    match sequence.saturating_sub(own_sequence) {
+        0 => format!("this cache has all that the volume was at {time}; lost are at most {then}; {flushed}"),
+        records => {
+            let bytes = Size(bytes).approximate();
+            format!(
+                "lost are its {records} newest records of {time}, {bytes} at most, and at most {then}; {flushed}"
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_has_what_is_known_in_figures() {
+        let progress = Progress {
+            sequence: 815,
+            committed: 810,
+            time_unix_ms: 1_700_000_000_000,
+            bytes: 5 << 20,
+            silence_ms: 2_000,
+        };
+        let text = cost(Some(progress), 812, false);
+        assert!(text.starts_with("lost are its 3 newest records of 2023-11-14T22:13:20"), "{text}");
+        assert!(text.contains("5MiB at most") && text.contains("nothing of it was flushed, if"), "{text}");
+        let text = cost(Some(progress), 815, true);
+        assert!(text.starts_with("this cache has all that the volume was at 2023"), "{text}");
+        assert!(text.contains("the last 2.0 s") && text.contains("may be among it"), "{text}");
+        assert!(cost(Some(progress), 809, false).contains("may be among it"));
+        assert!(cost(None, 1, false).contains("not known"));
+    }
+}
