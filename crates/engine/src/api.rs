@@ -353,7 +353,7 @@ pub struct LogStatus {
     pub stable: u64,
     /// Something of everything up to here may have been sent to the backend.
     pub sent: u64,
-    /// Everything up to here is in the backend.
+    /// Everything up to here is in the backend. With something lost it stays what it was before: the peer may have that.
     pub drained: u64,
     /// Everything up to here may have been acknowledged.
     pub acknowledged: u64,

@@ -663,6 +663,7 @@ impl Engine {
         let before = if mutated!(DrainedOneTooFar) { 0 } else { 1 };
         let drained = oldest.map_or(volume.sequence, |s| s.saturating_sub(before));
         volume.sequence_drained = volume.sequence_drained.max(drained);
+        volume.drained_whole = volume.sequence_whole();
         if volume.sequence_safe() >= volume.backlog_sequence {
             volume.credit_bytes = 0;
         }

@@ -167,11 +167,12 @@ impl Engine {
         self.pump_peer(now, id);
     }
 
-    /// A second copy of the volume may begin: it is served, and neither its size nor its place is about to change.
+    /// A second copy of the volume may begin: it is served, and neither its size nor its place is about to change. Nor has it lost
+    /// anything: a copy would take what the image has instead for what the volume is.
     pub fn may_pair(&self, id: VolumeId) -> bool {
         let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let idle = |volume: &Volume| volume.attached && !volume.closing && volume.task == Task::None;
-        !self.dead && volume.is_some_and(|volume| idle(volume) && !volume.is_refusing())
+        !self.dead && volume.is_some_and(|volume| idle(volume) && !volume.fenced && volume.loss().is_none())
     }
 
     /// The volume is to work in write-back; `false` if there is no such volume.
@@ -198,7 +199,7 @@ impl Engine {
             published: volume.sequence,
             stable: volume.sequence_durable,
             sent: volume.sequence_sent,
-            drained: volume.sequence_drained,
+            drained: volume.sequence_whole(),
             acknowledged: volume.sequence_acknowledged,
             failed: self.dead,
             held_up: self.is_held_up(volume),

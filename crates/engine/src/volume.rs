@@ -156,6 +156,8 @@ pub(crate) struct Volume {
     /// What `sequence_durable` becomes when the sync in flight completes.
     pub(crate) sequence_syncing: u64,
     pub(crate) sequence_drained: u64,
+    /// The same of when nothing was lost.
+    pub(crate) drained_whole: u64,
     /// Something of everything up to here may have been sent to the backend.
     pub(crate) sequence_sent: u64,
     /// Newest record of an acknowledged change.
@@ -275,6 +277,7 @@ impl Volume {
             sequence_durable: 0,
             sequence_syncing: 0,
             sequence_drained: 0,
+            drained_whole: 0,
             sequence_sent: 0,
             sequence_acknowledged: 0,
             chain: 0,
@@ -419,6 +422,11 @@ impl Volume {
             0 => self.failed.then_some(ControlError::Failed),
             lost => Some(ControlError::Lost(lost)),
         }
+    }
+
+    /// The backend has everything up to here.
+    pub(crate) fn sequence_whole(&self) -> u64 {
+        if self.loss().is_some() { self.drained_whole } else { self.sequence_drained }
     }
 
     /// Something of the volume is not in the backend.

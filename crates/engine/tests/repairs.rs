@@ -117,6 +117,54 @@ fn g7_a_block_of_which_the_peer_has_no_good_copy_is_lost_and_said_to_be() {
 }
 
 #[test]
+fn g1_what_is_lost_here_is_not_taken_for_what_the_image_has_by_the_peer() {
+    let mut pair = paired();
+    let data = pattern(7, 8 * BLOCK as usize);
+    pair.write(0, &data);
+    pair.owner.corrupt(block(&data, 2));
+    pair.held = true;
+    for _ in 0..9 {
+        pair.pass(SECOND);
+    }
+    assert_eq!(pair.owner.status(0).lost_blocks, 1);
+    pair.held = false;
+    pair.exchange();
+    // The image gets the rest, and whatever is written.
+    for at in [3, 4, 5] {
+        pair.write(at * BLOCK, &fill(9, 1));
+    }
+    pair.pass(5 * SECOND);
+    let drained = pair.owner.log().drained;
+    assert_eq!(pair.owner.status(0).dirty_bytes, 0);
+    assert!(!pair.owner.engine.may_pair(VolumeId(0)), "a new copy would lack it");
+    pair.peer.engine.replica_drained(VolumeId(0), drained);
+    pair.peer.run();
+    let image = pair.owner.images[0].clone();
+    let mut world = take_over(pair, image);
+    assert!(world.try_read(0, 2 * BLOCK, BLOCK) == Ok(block(&data, 2).to_vec()), "the peer has it");
+    world.drain(0);
+    assert!(world.images[0][2 * BLOCK_BYTES..][..BLOCK_BYTES] == *block(&data, 2));
+}
+
+#[test]
+fn a_volume_that_had_lost_a_block_may_have_a_copy_when_it_is_overwritten() {
+    let (mut pair, data) = dirty();
+    pair.owner.corrupt(block(&data, 2));
+    pair.owner.engine.set_pairing(pair.owner.now, VolumeId(0), Pairing::Alone);
+    assert_eq!(pair.owner.try_read(0, 2 * BLOCK, BLOCK), Err(RequestError::Io));
+    pair.owner.backend_stopped = false;
+    pair.owner.pass(5 * SECOND);
+    assert!(!pair.owner.engine.may_pair(VolumeId(0)));
+    let before = pair.owner.log();
+    assert!(before.drained < before.logged, "{before:?}");
+    pair.owner.write(0, 2 * BLOCK, &fill(9, 1));
+    pair.owner.drain(0);
+    assert!(pair.owner.engine.may_pair(VolumeId(0)));
+    let after = pair.owner.log();
+    assert_eq!(after.drained, after.logged);
+}
+
+#[test]
 fn g7_a_peer_that_says_nothing_is_asked_again_and_nothing_is_lost_until_it_does() {
     let (mut pair, data) = dirty();
     for at in [2, 5] {
