@@ -11,8 +11,8 @@ const SIZE_BYTES: u64 = 32 << 20;
 
 fn file_server(scratch: &Scratch, image: &Path) -> Server {
     let file = format!("file={}", image.display());
-    // One request at a time: on a file in the page cache a read beside a write may see half of a sector, which no disk shows.
-    let words = ["--filter=noparallel", "file", &file, "serialize=requests"];
+    // One request at a time, whatever connection it comes over: on a file in the page cache a read beside a write may see half of a sector, which no disk shows.
+    let words = ["--filter=noparallel", "file", &file, "serialize=all-requests"];
     Server::nbdkit(&scratch.join("nbd.sock"), words).expect("nbdkit serves a file")
 }
 
