@@ -129,6 +129,8 @@ fn g6_a_host_that_was_not_fenced_after_all_writes_nothing_after_a_failover() {
     goes_on(&mut pair, &mut workload, to);
     workload.run(500).expect("a run");
     pair.hosts[0].daemon.signal(Signal::CONT).expect("it goes on");
+    let asked = fail_over(&pair.hosts[0], &[VOLUME]).expect("it runs");
+    assert_ne!(asked.volume()["outcome"], "here", "whether it knows already or not: {asked:?}");
     let copy = pair.hosts[0].wait("another host's volume", |volume| volume["state"] != "serving");
     copy.expect("it knows that it is not the owner");
     workload.run(500).expect("a run");

@@ -139,14 +139,26 @@ impl Volumes {
             Err(error) => return Step::again(error, None),
         };
         match report.state {
-            State::Serving | State::Draining | State::Full => {
-                let (name, owner) = (name.to_owned(), Some(self.host.clone()));
-                Step::Done(FailedOver { name, outcome: FailoverOutcome::Here, owner, why: None })
-            }
+            State::Serving | State::Draining | State::Full => self.is_here(&report, asked).await,
             State::Removing => Step::again(VolumeError::Busy(name.to_owned()), None),
             State::Failed => Step::refused(name, report.error.unwrap_or_default(), None),
             State::Replica => self.fail_over_copy(&report, asked).await,
             State::Opening | State::Unavailable | State::Fenced => self.await_open(&report, asked).await,
+        }
+    }
+
+    /// A volume that is served here, unless another host has taken it over and this one has not found out yet.
+    async fn is_here(&self, report: &VolumeReport, asked: &Asked) -> Step {
+        let name = report.name.clone();
+        match self.record_in_time(&report.backend, asked).await {
+            Ok(Some(found)) if record_of(&found).owner.cache != me(self.cache_uuid).cache => {
+                Step::again(format!("host {} has taken volume {name} over", found.host), Some(&found))
+            }
+            Ok(_) => {
+                let owner = Some(self.host.clone());
+                Step::Done(FailedOver { name, outcome: FailoverOutcome::Here, owner, why: None })
+            }
+            Err(error) => Step::again(open_error(&name, error), None),
         }
     }
 
