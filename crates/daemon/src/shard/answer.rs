@@ -10,7 +10,7 @@
 use super::connection::{Asked, Connection, Stall};
 use super::core::Core;
 use super::shared::Shared;
-use super::volume::{Kind, Volume};
+use super::volume::Kind;
 use tidepool_engine::api::{BLOCK_BYTES, RequestError};
 use tidepool_engine::mem::Buf;
 use tidepool_nbd::{Command, Errno, reply};
@@ -75,11 +75,6 @@ impl Connection {
         let read = match asked.command {
             Command::Read { df } => Some(df),
             _ => None,
-        };
-        let volume = self.volume.filter(|_| read.is_some()).and_then(|id| shared.volumes.get(id));
-        let result = match volume.is_none_or(Volume::is_leased) {
-            true => result,
-            false => result.and(Err(RequestError::Io)),
         };
         let failed = result.err().map(errno);
         match (read, buf) {

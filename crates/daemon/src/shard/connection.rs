@@ -9,7 +9,7 @@ use super::inbox::Inbox;
 use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, STATUS_BYTES_MAX};
 use super::outbox::Outbox;
 use super::shared::Shared;
-use super::volume::Offer;
+use super::volume::{Offer, Volume};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -85,6 +85,8 @@ pub(super) enum Stall {
     Memory,
     /// An unaligned write has the volume for itself.
     Gate,
+    /// Another host may own the volume.
+    Lease,
     /// Too many requests under way, or too many replies unsent.
     Own,
 }
@@ -114,7 +116,7 @@ pub(super) struct Connection {
     pub handshake_deadline: Option<Nanos>,
     /// In the reactor's list of connections to look at.
     pub listed: bool,
-    /// In the reactor's queue of connections that wait for memory or a gate.
+    /// In the reactor's queue of connections that wait for memory, a gate or a lease.
     pub waiting: bool,
     /// There is something to parse.
     pub wake: bool,
@@ -400,6 +402,9 @@ impl Connection {
         };
         match incoming {
             Incoming::Execute(request) => {
+                if !request.command.writes() && !self.is_leased(shared) {
+                    return self.stall(Stall::Lease);
+                }
                 if let Command::BlockStatus { one } = request.command {
                     return self.block_status(&request, one, shared);
                 }
@@ -512,6 +517,10 @@ impl Connection {
 
     fn gate_is_closed<C: Core>(&self, shared: &Shared<C>) -> bool {
         self.volume.and_then(|id| shared.volumes.get(id)).is_some_and(|v| v.gate.is_closed())
+    }
+
+    fn is_leased<C: Core>(&self, shared: &Shared<C>) -> bool {
+        self.volume.and_then(|id| shared.volumes.get(id)).is_none_or(Volume::is_leased)
     }
 
     /// Takes payload from the receive buffer; submits the piece when it is complete.

@@ -52,7 +52,6 @@ impl Expected {
 struct Ask {
     held: Held,
     buf: Option<Buf>,
-    volume: VolumeId,
     /// Where the data begins in the buffer, and its length.
     data: (usize, usize),
     answer: Answer<Vec<u8>>,
@@ -116,6 +115,10 @@ impl<C: Core> Reactor<C> {
     pub(super) fn ask(&mut self, id: VolumeId, offset: u64, len: u32, answer: Answer<Vec<u8>>) {
         let size = self.shared.volumes.get(id).filter(|volume| volume.serving).map(|v| v.size_bytes);
         let Some(size) = size else { return drop(answer.send(Err(ShardError::NoVolume(id)))) };
+        // As for a client here.
+        if !self.shared.volumes.get(id).is_some_and(Volume::is_leased) {
+            return drop(answer.send(Err(ShardError::Lapsed)));
+        }
         let inside = offset.checked_add(len.into()).is_some_and(|end| end <= size);
         if !inside || buffer_bytes(offset, len.into()) > REQUEST_BYTES_MAX {
             return drop(answer.send(Err(ShardError::Request(RequestError::Invalid))));
@@ -133,7 +136,7 @@ impl<C: Core> Reactor<C> {
             }
         }
         let data = ((offset % BLOCK_BYTES as u64) as usize, len as usize);
-        let number = self.asks.0.insert(Ask { held, buf, volume: id, data, answer });
+        let number = self.asks.0.insert(Ask { held, buf, data, answer });
         let number = number.expect("room was looked for");
         let op = if len > 0 { Op::Read } else { Op::Flush };
         let name = request_id(ASK_SLOT, number);
@@ -142,10 +145,7 @@ impl<C: Core> Reactor<C> {
 
     /// The core has answered.
     pub(super) fn asked(&mut self, number: u32, result: Result<(), RequestError>) {
-        let Ask { mut held, buf, volume, data: (from, len), answer } = self.asks.0.remove(number);
-        // As for a client here: what is read has to be of now.
-        let leased = self.shared.volumes.get(volume).is_some_and(Volume::is_leased);
-        let result = if leased { result } else { result.and(Err(RequestError::Io)) };
+        let Ask { mut held, buf, data: (from, len), answer } = self.asks.0.remove(number);
         let told = result.map(|()| {
             buf.map(|buf| self.shared.core.arena().bytes(buf.slice(from, len)).to_vec()).unwrap_or_default()
         });

@@ -51,6 +51,9 @@ pub enum ShardError {
     /// The operation failed while it ran.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// Another host may own the volume.
+    #[error("neither its peer nor its image has said for a while that the volume is this host's")]
+    Lapsed,
     /// A request of a client on another host has failed.
     #[error("a request of another host's client has failed: {0:?}")]
     Request(RequestError),

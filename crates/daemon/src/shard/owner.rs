@@ -327,17 +327,19 @@ impl<C: Core> Reactor<C> {
         moved
     }
 
-    /// Where the record names a peer, or may, that one may be the owner as soon as it does not follow any more: reads are answered
-    /// for so long.
+    /// Where the record names a peer, or may, that one may be the owner as soon as it does not follow any more: reads are taken for so
+    /// long, and wait after that until it is known. What is lost for this host the core refuses by itself.
     fn renew_lease(&mut self, id: VolumeId) {
         let Some(side) = self.replication.owners.get(&id) else { return };
         let alone = matches!(
             side.session.owner().phase(),
-            Phase::Solo | Phase::Filling { .. } | Phase::Catching { .. }
+            Phase::Solo | Phase::Filling { .. } | Phase::Catching { .. } | Phase::Lost
         );
         let until = (!alone).then_some(side.followed_at.saturating_add(LEASE_NS));
         if let Some(volume) = self.shared.volumes.get_mut(id) {
+            let lapsed = !volume.is_leased();
             volume.leased_until = until;
+            self.shared.leased |= lapsed && volume.is_leased();
         }
     }
 
@@ -484,6 +486,7 @@ impl<C: Core> Reactor<C> {
                 if let Some(side) = self.replication.owners.get_mut(&id) {
                     side.followed_at = side.followed_at.max(time_ns);
                 }
+                self.renew_lease(id);
             }
             Message::Begun { generation, .. } => {
                 let side = self.replication.owners.get(&id);

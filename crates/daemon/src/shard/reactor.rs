@@ -287,7 +287,9 @@ impl<C: Core> Reactor<C> {
             let Some(connection) = self.connections.get_mut(slot).filter(|c| c.wake) else { continue };
             parsed = true;
             connection.process(&mut self.shared);
-            if matches!(connection.stall, Some(Stall::Memory | Stall::Gate)) && !connection.waiting {
+            if matches!(connection.stall, Some(Stall::Memory | Stall::Gate | Stall::Lease))
+                && !connection.waiting
+            {
                 connection.waiting = true;
                 self.stalled.push_back(slot);
             }
@@ -302,7 +304,9 @@ impl<C: Core> Reactor<C> {
             let id = self.shared.gated[index];
             started |= gate::advance(&mut self.shared, id);
         }
-        let changed = std::mem::take(&mut self.shared.freed) | std::mem::take(&mut self.shared.gate_opened);
+        let changed = std::mem::take(&mut self.shared.freed)
+            | std::mem::take(&mut self.shared.gate_opened)
+            | std::mem::take(&mut self.shared.leased);
         if !changed {
             return started;
         }

@@ -27,6 +27,8 @@ pub(super) struct Shared<C> {
     pub gated: Vec<VolumeId>,
     /// A gate was opened since somebody last looked.
     pub gate_opened: bool,
+    /// A volume may be read again since somebody last looked.
+    pub leased: bool,
 }
 
 /// Bytes that a buffer of `len` bytes takes from the arena.
@@ -50,6 +52,7 @@ impl<C: Core> Shared<C> {
             freed: false,
             gated: Vec::new(),
             gate_opened: false,
+            leased: false,
         }
     }
 

@@ -127,8 +127,8 @@ impl Volume {
         self.backend.set_peer(RECORD_TOKEN, peer);
     }
 
-    /// What is read here is the volume's content now. Looked at when a read is answered, with the clock of that moment: the process
-    /// may have been stopped in between.
+    /// What is read here is the volume's content now. Looked at when a read has come, with the clock of that moment: whatever
+    /// another host acknowledges later is not older than the read.
     pub(super) fn is_leased(&self) -> bool {
         self.leased_until.is_none_or(|until| tidepool_driver::now() <= until)
     }

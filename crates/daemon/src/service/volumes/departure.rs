@@ -185,7 +185,7 @@ impl Volumes {
             }
             match message {
                 Message::Beat { time_ns } => said(stream.send(&Message::Beat { time_ns })).await?,
-                Message::Ask { offset, len } => self.answer_one(id, stream, offset, len).await?,
+                Message::Ask { offset, len } => self.answer_one(entry, id, stream, (offset, len)).await?,
                 Message::Take => return Ok(()),
                 _ => return Err(PeerError::Unexpected),
             }
@@ -194,10 +194,10 @@ impl Volumes {
 
     async fn answer_one(
         &self,
+        entry: &Arc<Entry>,
         id: VolumeId,
         stream: &mut Stream,
-        offset: u64,
-        len: u32,
+        (offset, len): (u64, u32),
     ) -> Result<(), PeerError> {
         let since = Instant::now();
         let told = async {
@@ -206,6 +206,8 @@ impl Volumes {
                     Err(ShardError::Limit { .. }) if since.elapsed() < ROOM_WAIT_MAX => {
                         sleep(ROOM_PAUSE).await
                     }
+                    // As a client here it waits until that is known.
+                    Err(ShardError::Lapsed) if self.is_current(entry, id) => sleep(ROOM_PAUSE).await,
                     told => break told,
                 }
             }

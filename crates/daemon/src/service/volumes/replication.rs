@@ -1,19 +1,25 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
-use super::{Entry, Taking, Volumes, from_shard, lock};
+use super::attach::Taking;
+use super::{Entry, Volumes, from_shard, lock};
 use crate::admin::Removed;
 use crate::service::VolumeError;
 use crate::service::peers::{Replicated, me, record_of};
-use crate::shard::ShardError;
+use crate::shard::{LEASE_NS, ShardError};
 use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
-use tidepool_backend::{BackendError, BackendUri, Ownership, Prepared, TakeOver};
+use std::time::Duration as Time;
+use tidepool_backend::{BackendError, BackendUri, OwnerState, Ownership, Prepared, TakeOver};
 use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::{Copies, Record};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tracing::{info, warn};
+
+/// How long a former owner may answer reads after it was followed the last time, with what two hosts' clocks may differ by meanwhile.
+const HIS_LEASE: Time = Time::from_nanos(LEASE_NS + LEASE_NS / 10);
 
 /// A volume is without a second copy as long as this is there.
 pub(super) struct Alone<'a> {
@@ -142,7 +148,9 @@ impl Volumes {
             let (cache_uuid, generation) = (self.cache_uuid, record.generation);
             take_over = Some(TakeOver { cache_uuid, generation, accept_loss, ..TakeOver::default() });
         }
-        let taking = Taking { prepared, take_over };
+        // It is not followed any more. One that has let go of the image serves nothing.
+        let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + HIS_LEASE);
+        let taking = Taking { prepared, take_over, serve_from };
         let first = self.begin_attach(id, spec, None, Some(taking))?.await;
         let outcome = first.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())));
         if outcome.is_err() && record.owner.cache != me.cache {

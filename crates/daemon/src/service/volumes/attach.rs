@@ -1,0 +1,292 @@
+//! How a volume that is known gets its backend: opened, tried again, taken over.
+
+use super::{Entry, Facts, Volumes, close, from_shard, lock, whole};
+use crate::admin::State;
+use crate::service::VolumeError;
+use crate::service::attachment;
+use crate::service::plan::{Wanted, drain_order};
+use crate::shard::{Refused, ShardError};
+use crate::units::Duration;
+use crate::volume::{self, Mode, is_parent_name};
+use std::sync::Arc;
+use std::time::Duration as Time;
+use tidepool_backend::{Backend, BackendError, OpenOptions, Opened, Parent, Prepared, TakeOver};
+use tidepool_engine::Attach;
+use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
+use tidepool_engine::status::VolumeState;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{info, warn};
+
+/// How often the log says that a backend is still being waited for.
+const WAIT_NOTE: Time = Time::from_secs(10);
+/// Pause before the first further try to open the backend of a recovered volume; doubles each time.
+const RETRY_PAUSE_MIN: Time = Time::from_secs(1);
+/// Longest such pause.
+const RETRY_PAUSE_MAX: Time = Time::from_secs(30);
+
+/// How a backend is opened that was another host's.
+#[derive(Default)]
+pub(super) struct Taking {
+    /// What was made ready for that.
+    pub prepared: Prepared,
+    /// It has to be taken over first.
+    pub take_over: Option<TakeOver>,
+    /// Its former owner may answer reads until then: nothing is acknowledged here before.
+    pub serve_from: Option<Instant>,
+}
+
+impl Volumes {
+    /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try. One that is `taken_over`
+    /// comes with what was made ready for that.
+    pub(super) fn begin_attach(
+        self: &Arc<Self>,
+        id: VolumeId,
+        spec: VolumeSpec,
+        asked: Option<Wanted>,
+        taken_over: Option<Taking>,
+    ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
+        let name = spec.name.clone();
+        let Some((recorded_loss, attachment)) = attachment::decode(&spec.attachment) else {
+            let why = "another version of tidepool recorded it; use that version".to_owned();
+            return Err(VolumeError::Invalid { name, why });
+        };
+        let (mode, accept_loss, dirty_bytes_max, read_only) = match &asked {
+            Some(asked) => (asked.mode.into(), asked.accept_loss, asked.dirty_bytes_max, asked.read_only),
+            None => (spec.mode, recorded_loss, spec.dirty_bytes_max, spec.read_only),
+        };
+        if asked.is_some() && mode != spec.mode {
+            let (was, is) = (Mode::from(spec.mode), Mode::from(mode));
+            info!("volume {name}: was {was}, is {is} from now on as asked for");
+        }
+        let said = (spec.drain == DrainOrder::Unordered).then_some(volume::DrainOrder::Unordered);
+        let drain = asked.as_ref().map_or(said, |asked| asked.drain).or(self.drain);
+        let state = Some(State::Opening);
+        let takes_over = taken_over.is_some();
+        let taking = taken_over.unwrap_or_default();
+        let facts = Facts { id: Some(id), accept_loss, drain, state, takes_over, taking, ..Facts::default() };
+        let entry = Entry::new(&name, spec.backend.parse()?, facts);
+        lock(&self.entries).insert(name, entry.clone());
+        let asked_order = asked.as_ref().and_then(|asked| asked.drain);
+        let order = asked_order.map_or(spec.drain, |said| drain_order(&entry.backend, Some(said)).into());
+        let attach = Attach {
+            generation: 0,
+            size_bytes: 0,
+            mode,
+            drain: order,
+            dirty_bytes_max,
+            read_only,
+            attachment: Vec::new(),
+            keep_clean: false,
+        };
+        let (first, outcome) = oneshot::channel();
+        tokio::spawn(self.clone().attach_until_done(entry, id, attach, attachment, first));
+        Ok(outcome)
+    }
+
+    async fn attach_until_done(
+        self: Arc<Self>,
+        entry: Arc<Entry>,
+        id: VolumeId,
+        attach: Attach,
+        recorded: Vec<u8>,
+        first: oneshot::Sender<Result<(), VolumeError>>,
+    ) {
+        let mut first = Some(first);
+        let mut pause = RETRY_PAUSE_MIN;
+        let mut said = String::new();
+        loop {
+            let opening = entry.opening.lock().await;
+            first = first.or_else(|| lock(&entry.facts).asking.take());
+            if !self.is_wanted(&entry, id).await {
+                return;
+            }
+            let outcome = self.attach_once(&entry, id, attach.clone(), recorded.clone()).await;
+            drop(opening);
+            lock(&entry.facts).waits_as_of = whole::waits_as_of(&outcome);
+            let (error, lasting) = match outcome {
+                Ok(parent) => {
+                    entry.set_state(None, None);
+                    first = first.or_else(|| lock(&entry.facts).asking.take());
+                    info!("volume {}: serving {}", entry.name, entry.backend);
+                    self.share(&entry, parent).await;
+                    first.map(|first| first.send(Ok(())));
+                    return;
+                }
+                Err(error) if self.forget_if_gone(&entry, &error).await => return,
+                Err(error) => {
+                    let lasting = matches!(
+                        error,
+                        VolumeError::Open {
+                            source: BackendError::Overwritten { .. } | BackendError::Behind { .. },
+                            ..
+                        } | VolumeError::Shard { .. }
+                    ) && !lock(&entry.facts).takes_over;
+                    (error, lasting)
+                }
+            };
+            let text = crate::failure::one_line(&error);
+            entry.set_state(Some(State::Unavailable), Some(text.clone()));
+            match first.take() {
+                // Whoever waits for the first outcome decides whether it is told as the command's error.
+                Some(first) => drop(first.send(Err(error))),
+                None if said != text => warn!("{text}"),
+                None => {}
+            }
+            said = text;
+            if lasting {
+                // Nobody tries it again.
+                drop(lock(&entry.facts).asking.take());
+                return;
+            }
+            let _ = timeout(pause, entry.again.notified()).await;
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        }
+    }
+
+    /// Whether a volume still waits for its backend: its owner may have begun to send its records here, and then it may have been
+    /// taken over, which has made another entry of it.
+    async fn is_wanted(&self, entry: &Arc<Entry>, id: VolumeId) -> bool {
+        let volumes = self.shard.volumes().await.unwrap_or_default();
+        let copy = volumes.iter().any(|(known, _, state)| *known == id && *state == VolumeState::Replica);
+        let mut entries = lock(&self.entries);
+        let current = entries.get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
+        if copy && current && !lock(&entry.facts).takes_over {
+            entries.remove(&entry.name);
+            return false;
+        }
+        current
+    }
+
+    async fn attach_once(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        id: VolumeId,
+        attach: Attach,
+        recorded: Vec<u8>,
+    ) -> Result<Option<Parent>, VolumeError> {
+        let name = &entry.name;
+        let shard_error = from_shard("attach", name);
+        let status = self.shard.status().await.map_err(shard_error)?;
+        // Without a backend nothing is drained, so this does not change until the volume is attached.
+        let known = status.volumes.iter().find(|v| v.status.id == id);
+        if known.is_some_and(|v| is_attached(v.status.state)) {
+            return Err(shard_error(ShardError::Attached(id)));
+        }
+        let dirty = known.is_some_and(|v| v.status.dirty);
+        entry.clone().look().await;
+        self.refuse_shared(entry).await?;
+        let Taking { prepared, take_over, serve_from } = std::mem::take(&mut lock(&entry.facts).taking);
+        let options = OpenOptions {
+            cache_uuid: self.cache_uuid,
+            attachment: Some(recorded),
+            generation: known.map(|v| v.status.spec.generation),
+            read_only: attach.read_only,
+            dirty,
+            grouped: attach.drain == DrainOrder::Grouped,
+            sequence: known.map(|v| v.status.sequence),
+            prepared,
+            take_over,
+            ..OpenOptions::default()
+        };
+        let opened = self.open_whole(entry, options).await?;
+        info!(
+            "volume {name}: cached data {}: {}",
+            if opened.keep_clean { "stays" } else { "is dropped" },
+            opened.reason
+        );
+        let loss = {
+            let mut facts = lock(&entry.facts);
+            facts.snapshot = opened.snapshot;
+            facts.accept_loss
+        };
+        if is_parent_name(name) && lock(&entry.facts).snapshot.as_ref() != Some(name) {
+            self.put_back(entry, Some(opened.backend), true).await;
+            let (what, why) = (entry.backend.to_string(), "it is another snapshot by now".to_owned());
+            let source = BackendError::NotFound { what, why };
+            return Err(VolumeError::Open { name: name.clone(), source });
+        }
+        let attach = Attach {
+            generation: opened.generation,
+            size_bytes: opened.backend.size_bytes(),
+            read_only: attach.read_only || opened.backend.read_only(),
+            attachment: self.attachment(entry, loss, &*opened.backend)?,
+            keep_clean: opened.keep_clean,
+            ..attach
+        };
+        let (generation, read_only) = (attach.generation, attach.read_only);
+        if let Some(at) = serve_from {
+            sleep_until(at).await;
+        }
+        match self.shard.attach_volume(id, attach, opened.backend, self.alone_with(loss)).await {
+            Ok(()) => {
+                self.replicate(entry, id, generation, read_only).await;
+                Ok(opened.parent)
+            }
+            Err(Refused { error, backend }) => {
+                self.put_back(entry, backend, !dirty).await;
+                Err(shard_error(error))
+            }
+        }
+    }
+
+    pub(super) fn attachment(
+        &self,
+        entry: &Entry,
+        accept_loss: Option<Duration>,
+        backend: &dyn Backend,
+    ) -> Result<Vec<u8>, VolumeError> {
+        attachment::encode(accept_loss, &backend.attachment()).ok_or_else(|| VolumeError::Invalid {
+            name: entry.name.clone(),
+            why: "its backend wants too much to be remembered".into(),
+        })
+    }
+
+    /// Opens a backend on a thread that may block, and says in the log when that takes long. With a
+    /// `patience` it is given up after that; should it open later, it is closed at once.
+    pub(super) async fn open(
+        &self,
+        entry: &Entry,
+        options: OpenOptions,
+        patience: Option<Time>,
+    ) -> Result<Opened, VolumeError> {
+        let uri = entry.backend.clone();
+        let mut task = tokio::task::spawn_blocking(move || tidepool_backend::open(&uri, options));
+        let start = Instant::now();
+        loop {
+            let left = patience
+                .map_or(WAIT_NOTE, |patience| patience.saturating_sub(start.elapsed()).min(WAIT_NOTE));
+            match timeout(left, &mut task).await {
+                Ok(Ok(Ok(opened))) => return Ok(opened),
+                Ok(Ok(Err(source))) => return Err(VolumeError::Open { name: entry.name.clone(), source }),
+                Ok(Err(_)) => {
+                    let why = "opening its backend ended in an internal error".to_owned();
+                    return Err(VolumeError::Invalid { name: entry.name.clone(), why });
+                }
+                Err(_) => {}
+            }
+            let seconds = start.elapsed().as_secs();
+            if patience.is_some_and(|patience| start.elapsed() >= patience) {
+                close_when_open(task);
+                let (name, backend) = (entry.name.clone(), entry.backend.to_string());
+                return Err(VolumeError::Silent { name, backend, seconds });
+            }
+            warn!("volume {}: still waiting for {} ({seconds} s)", entry.name, entry.backend);
+        }
+    }
+}
+
+/// A volume in this state has its backend.
+fn is_attached(state: VolumeState) -> bool {
+    use VolumeState::*;
+    matches!(state, Serving | Draining | Full | Fenced)
+}
+
+/// A backend that opens after nobody waits for it any more is closed at once.
+fn close_when_open(task: tokio::task::JoinHandle<Result<Opened, BackendError>>) {
+    tokio::spawn(async move {
+        if let Ok(Ok(opened)) = task.await {
+            let _ = close(opened.backend, true).await;
+        }
+    });
+}
