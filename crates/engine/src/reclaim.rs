@@ -481,9 +481,13 @@ impl Engine {
             let dirty = space.kill(built.old) && !mutated!(MovedBlockIsClean);
             space.place(built.position, built.entry.value(), dirty);
             let object = object_of(block);
-            let queued = volume.index.flags(object).contains(ObjectFlags::QUEUED);
+            let flags = volume.index.flags(object);
+            let queued = flags.contains(ObjectFlags::QUEUED);
+            // A drain under way knows the old position only: it will not make this copy clean.
+            if dirty && queued && flags.contains(ObjectFlags::DRAINING) {
+                volume.drain_again(object);
+            }
             if dirty && !queued && !mutated!(MovedWhileDrained) {
-                // A drain under way knows the old position only: it will not make this copy clean.
                 let first_sequence = volume.sequence_drained + 1;
                 volume.requeue_dirty(DirtyObject {
                     object,

@@ -508,6 +508,14 @@ impl Volume {
         self.drain_cursor = self.drain_cursor.min(at);
     }
 
+    /// Something of a queued object can be drained at once, whatever the rest waits for.
+    pub(crate) fn drain_again(&mut self, object: u32) {
+        let at = self.dirty_objects.iter().position(|dirty| dirty.object == object);
+        let at = at.expect("an object with the flag is in the queue");
+        self.dirty_objects[at].drain_from = 0;
+        self.drain_cursor = self.drain_cursor.min(at);
+    }
+
     /// Everything up to `sequence` is committed: what waited for that can be drained.
     pub(crate) fn commit_objects(&mut self, sequence: u64) {
         let mut moved = false;
