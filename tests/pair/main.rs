@@ -93,7 +93,6 @@ fn lose_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
     assert_eq!(end, Progress::Disconnected);
     let took = pair.fail_over(workload).expect("nothing is lost");
     println!("taken over in {} ms", took.as_millis());
-    assert!(took >= LEASE, "its former owner, if it had lived, might have answered reads meanwhile");
     pair.hosts[owner].daemon.start().expect("it starts");
     pair.owner().wait_sync().expect("in sync again");
     let copy = pair.peer().volume().expect("a status").expect("a copy");

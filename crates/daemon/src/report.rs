@@ -135,7 +135,13 @@ fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
             Some(format!("the backend fails: {}", crate::failure::reason(&error)))
         }
         (_, None) if status.lost_blocks > 0 => {
-            Some(format!("{} blocks are lost and read as errors", status.lost_blocks))
+            let copy =
+                volume.pair.as_ref().map(|_| ", and there is no second copy before they are overwritten");
+            Some(format!(
+                "{} blocks are lost and read as errors{}",
+                status.lost_blocks,
+                copy.unwrap_or_default()
+            ))
         }
         (_, None) if backend_state(volume) == BackendState::Slow => {
             Some("the backend has not answered for seconds".into())

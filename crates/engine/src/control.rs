@@ -696,6 +696,10 @@ impl Engine {
         let block = BLOCK_BYTES as u64;
         let end = offset.saturating_add(len).min(volume.spec.size_bytes);
         let mut at = offset;
+        if volume.is_refusing() && at < end {
+            // Another host may have written what reads as zero here: whoever is told of data reads it, and is told.
+            return out.push(Extent { len: end - at, cached: false, dirty: false, zero: false });
+        }
         for _ in 0..STATUS_RUNS_MAX {
             if at >= end {
                 return;

@@ -44,6 +44,8 @@ pub(crate) struct Peer {
     waiting: Vec<OpId>,
     /// Parts of the drain that wait for its stable media.
     drains: Vec<Waiting>,
+    /// Something was lost here that it may have.
+    pub(crate) lost: bool,
 }
 
 impl Peer {
@@ -95,7 +97,9 @@ impl Volume {
     fn is_stopped(&self) -> bool {
         // What is about to change or to go waits for what has come before.
         let idle = !self.closing && matches!(self.task, Task::None | Task::Snapshot { .. });
-        self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack && idle
+        // Nothing can have a copy before what is lost is overwritten.
+        let whole = self.loss().is_none();
+        self.degraded == Degraded::Stopped && self.spec.mode == Mode::WriteBack && idle && whole
     }
 
     /// The peer gets every record, and may have what is bad here.
@@ -173,6 +177,12 @@ impl Engine {
         let volume = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let idle = |volume: &Volume| volume.attached && !volume.closing && volume.task == Task::None;
         !self.dead && volume.is_some_and(|volume| idle(volume) && !volume.fenced && volume.loss().is_none())
+    }
+
+    /// The volume has lost something since its copy began: that one is to be parted with, and what is there of it does not count as
+    /// clean before.
+    pub fn has_loss(&self, id: VolumeId) -> bool {
+        self.volumes.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|volume| volume.has_loss())
     }
 
     /// The volume is to work in write-back; `false` if there is no such volume.

@@ -372,6 +372,9 @@ impl Engine {
         }
         let (volume, space) = self.volume_and_space(vid);
         volume.index.set_lost(block, 1, &mut |_, _, _| ());
+        if let Some(peer) = &mut volume.peer {
+            peer.lost = true;
+        }
         if let Some(groups) = &mut volume.groups {
             groups.forget(block, position);
         }

@@ -426,7 +426,12 @@ impl Volume {
 
     /// The backend has everything up to here.
     pub(crate) fn sequence_whole(&self) -> u64 {
-        if self.loss().is_some() { self.drained_whole } else { self.sequence_drained }
+        if self.has_loss() { self.drained_whole } else { self.sequence_drained }
+    }
+
+    /// Something is lost, or was since its copy began.
+    pub(crate) fn has_loss(&self) -> bool {
+        self.loss().is_some() || self.peer.as_ref().is_some_and(|peer| peer.lost)
     }
 
     /// Something of the volume is not in the backend.

@@ -147,6 +147,43 @@ fn g1_what_is_lost_here_is_not_taken_for_what_the_image_has_by_the_peer() {
 }
 
 #[test]
+fn g1_what_was_lost_counts_until_its_copy_is_parted_with() {
+    let (mut pair, data) = dirty();
+    pair.owner.corrupt(block(&data, 2));
+    pair.peer.corrupt(block(&data, 2));
+    assert_eq!(read(&mut pair, 2 * BLOCK, BLOCK), Err(RequestError::Io));
+    let (id, lost) = (VolumeId(0), pair.owner.log().drained);
+    pair.owner.backend_stopped = false;
+    pair.write(2 * BLOCK, &fill(9, 1));
+    pair.pass(5 * SECOND);
+    // The peer need not have the new block yet.
+    assert!(pair.owner.engine.has_loss(id) && pair.owner.log().drained == lost);
+    pair.owner.engine.set_pairing(pair.owner.now, id, Pairing::Alone);
+    assert!(!pair.owner.engine.has_loss(id) && pair.owner.engine.may_pair(id));
+    assert_eq!(pair.owner.log().drained, pair.owner.log().logged);
+}
+
+#[test]
+fn what_is_lost_can_be_overwritten_also_where_nothing_is_written_without_a_copy() {
+    let (mut pair, data) = dirty();
+    let id = VolumeId(0);
+    pair.owner.engine.set_pairing(pair.owner.now, id, Pairing::Alone);
+    pair.owner.engine.set_degraded(pair.owner.now, id, Degraded::Stopped);
+    let logged = pair.owner.log().logged;
+    let (waits, buf) = pair.owner.request(0, Op::Write { fua: false }, 0, BLOCK, Some(&fill(8, 1)));
+    pair.owner.pass(SECOND / 2);
+    assert!(!pair.owner.replies.contains_key(&waits) && pair.owner.log().logged == logged, "for a copy");
+    pair.owner.corrupt(block(&data, 2));
+    assert!(pair.owner.try_read(0, 2 * BLOCK, BLOCK) == Err(RequestError::Io));
+    pair.owner.backend_stopped = false;
+    pair.owner.write(0, 2 * BLOCK, &fill(9, 1));
+    assert_eq!(pair.owner.replies.remove(&waits), Some(Ok(())));
+    pair.owner.engine.arena_mut().free(buf.expect("a buffer"));
+    assert!(pair.owner.images[0][2 * BLOCK_BYTES..][..BLOCK_BYTES] == fill(9, 1), "it is in the image");
+    assert!(pair.owner.engine.may_pair(id));
+}
+
+#[test]
 fn a_volume_that_had_lost_a_block_may_have_a_copy_when_it_is_overwritten() {
     let (mut pair, data) = dirty();
     pair.owner.corrupt(block(&data, 2));

@@ -50,6 +50,7 @@ pub struct Volumes {
     host: String,
     /// The order that was asked for of all volumes.
     drain: Option<volume::DrainOrder>,
+    since: Instant,
     /// Where second copies may be, the best first.
     peers: Arc<[Route]>,
     /// Others' second copies may be here.
@@ -201,6 +202,7 @@ impl Volumes {
             cache_uuid,
             host,
             drain,
+            since: Instant::now(),
             peers: peers.into(),
             takes_copies,
             without_peer,

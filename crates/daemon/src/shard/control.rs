@@ -228,6 +228,10 @@ impl<C: Core> Reactor<C> {
             Command::SilenceOf { host, answer } => {
                 let _ = answer.send(self.replication.silence_of(&host, now));
             }
+            Command::Unfollowed { id, answer } => {
+                let since = self.replication.followed_at.get(&id);
+                let _ = answer.send(since.map(|since| now.saturating_sub(*since)));
+            }
             Command::Welcome { hello, answer } => {
                 let _ = answer.send(self.welcome(hello));
             }

@@ -170,7 +170,12 @@ impl<C: Core> Reactor<C> {
             return false;
         };
         match *message {
-            Message::Beat { .. } => link.push(message),
+            Message::Beat { .. } => {
+                link.push(message);
+                if let Some(id) = follower.volume {
+                    self.replication.followed_at.insert(id, self.shared.now);
+                }
+            }
             Message::Flush { .. } | Message::Drained { .. } | Message::Block { .. }
                 if !follower.has_begun =>
             {

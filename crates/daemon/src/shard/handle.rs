@@ -257,6 +257,10 @@ pub(super) enum Command {
         host: String,
         answer: oneshot::Sender<Option<Nanos>>,
     },
+    Unfollowed {
+        id: VolumeId,
+        answer: oneshot::Sender<Option<Nanos>>,
+    },
     Welcome {
         hello: Hello,
         answer: Answer<()>,
@@ -584,6 +588,15 @@ impl ShardHandle {
     pub async fn silence_of(&self, host: &str) -> Result<Option<std::time::Duration>, ShardError> {
         let silence = self.ask(|answer| Command::SilenceOf { host: host.to_owned(), answer }).await?;
         Ok(silence.map(std::time::Duration::from_nanos))
+    }
+
+    /// For how long the owner of a copy has not been told that it is followed; `None` if it never was since the reactor began.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn unfollowed_for(&self, id: VolumeId) -> Result<Option<std::time::Duration>, ShardError> {
+        let time = self.ask(|answer| Command::Unfollowed { id, answer }).await?;
+        Ok(time.map(std::time::Duration::from_nanos))
     }
 
     /// An owner wants to send a volume's records here. It is answered on its connection, also when it is refused.

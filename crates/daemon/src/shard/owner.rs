@@ -523,6 +523,11 @@ impl<C: Core> Reactor<C> {
             return self.write_record(id);
         }
         let Some(slot) = side.link else { return };
+        let lost = self.shared.core.engine().is_some_and(|engine| engine.has_loss(id));
+        if lost {
+            return self
+                .hang_up(slot, "something of the volume is lost here, and the image will not have it");
+        }
         if side.session.is_held_up(now) {
             return self.hang_up(slot, "it has no room, and its copy is not whole yet");
         }

@@ -12,6 +12,7 @@ use super::limits::{CONNECTIONS_MAX, DEVICE_OPS_MAX, LISTENERS_MAX};
 use super::listener::Listener;
 use super::replication::{self, ASK_SLOT, Replication};
 use super::shared::Shared;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -70,7 +71,9 @@ pub(super) struct Reactor<C> {
     /// Connections to look at before the next entry into the kernel.
     listed: Vec<u32>,
     /// Connections that wait for memory or a gate, longest first.
-    stalled: std::collections::VecDeque<u32>,
+    stalled: VecDeque<u32>,
+    /// The same for those that wait until it is known whose their volume is.
+    unleased: VecDeque<u32>,
     pub listeners: Slab<Listener>,
     pub controls: Controls,
     pub replication: Replication,
@@ -99,7 +102,8 @@ impl<C: Core> Reactor<C> {
             device_ops: Slab::new(DEVICE_OPS_MAX),
             connections: Slab::new(CONNECTIONS_MAX),
             listed: Vec::with_capacity(CONNECTIONS_MAX),
-            stalled: std::collections::VecDeque::with_capacity(CONNECTIONS_MAX),
+            stalled: VecDeque::with_capacity(CONNECTIONS_MAX),
+            unleased: VecDeque::with_capacity(CONNECTIONS_MAX),
             listeners: Slab::new(LISTENERS_MAX),
             controls: Controls::default(),
             replication: Replication::default(),
@@ -287,11 +291,13 @@ impl<C: Core> Reactor<C> {
             let Some(connection) = self.connections.get_mut(slot).filter(|c| c.wake) else { continue };
             parsed = true;
             connection.process(&mut self.shared);
-            if matches!(connection.stall, Some(Stall::Memory | Stall::Gate | Stall::Lease))
-                && !connection.waiting
-            {
-                connection.waiting = true;
-                self.stalled.push_back(slot);
+            let queue = match connection.stall {
+                Some(Stall::Memory | Stall::Gate) => &mut self.stalled,
+                Some(Stall::Lease) => &mut self.unleased,
+                Some(Stall::Own) | None => continue,
+            };
+            if !std::mem::replace(&mut connection.waiting, true) {
+                queue.push_back(slot);
             }
         }
         parsed
@@ -304,21 +310,29 @@ impl<C: Core> Reactor<C> {
             let id = self.shared.gated[index];
             started |= gate::advance(&mut self.shared, id);
         }
-        let changed = std::mem::take(&mut self.shared.freed)
-            | std::mem::take(&mut self.shared.gate_opened)
-            | std::mem::take(&mut self.shared.leased);
-        if !changed {
-            return started;
+        let changed = std::mem::take(&mut self.shared.freed) | std::mem::take(&mut self.shared.gate_opened);
+        let leased = std::mem::take(&mut self.shared.leased);
+        if changed {
+            let mut woken = std::mem::take(&mut self.stalled);
+            self.wake(&mut woken);
+            self.stalled = woken;
         }
-        for _ in 0..self.stalled.len() {
-            let Some(slot) = self.stalled.pop_front() else { break };
+        if leased {
+            let mut woken = std::mem::take(&mut self.unleased);
+            self.wake(&mut woken);
+            self.unleased = woken;
+        }
+        started | changed | leased
+    }
+
+    fn wake(&mut self, waiting: &mut VecDeque<u32>) {
+        for slot in waiting.drain(..) {
             if let Some(connection) = self.connections.get_mut(slot) {
                 connection.waiting = false;
                 connection.wake = true;
                 self.list(slot);
             }
         }
-        true
     }
 
     /// Executes what the core wants, as far as there is room for it.

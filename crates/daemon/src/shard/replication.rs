@@ -37,6 +37,8 @@ pub(super) struct Replication {
     used: Vec<u32>,
     /// A link has ended since somebody last looked.
     pub hung_up: bool,
+    /// When the owner of a copy was last told that it is followed.
+    pub followed_at: BTreeMap<VolumeId, Nanos>,
     /// Copies that are made stable, to be taken over.
     pub takeovers: Vec<(VolumeId, Answer<()>)>,
     /// When beats are sent next; `None` while nothing needs time.
@@ -53,6 +55,7 @@ impl Default for Replication {
             links: Slab::new(LINKS_MAX),
             used: Vec::with_capacity(LINKS_MAX),
             hung_up: false,
+            followed_at: BTreeMap::new(),
             takeovers: Vec::new(),
             beat_at: None,
             head: Vec::new(),

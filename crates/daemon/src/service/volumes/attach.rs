@@ -176,7 +176,12 @@ impl Volumes {
         let dirty = known.is_some_and(|v| v.status.dirty);
         entry.clone().look().await;
         self.refuse_shared(entry).await?;
-        let Taking { prepared, take_over, serve_from } = std::mem::take(&mut lock(&entry.facts).taking);
+        let Taking { prepared, take_over, serve_from } = {
+            let taking = &mut lock(&entry.facts).taking;
+            // Also a later attempt has to wait for that.
+            let serve_from = taking.serve_from;
+            std::mem::replace(taking, Taking { serve_from, ..Taking::default() })
+        };
         let options = OpenOptions {
             cache_uuid: self.cache_uuid,
             attachment: Some(recorded),

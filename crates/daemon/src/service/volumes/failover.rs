@@ -139,6 +139,8 @@ impl Volumes {
             Err(error) => return Step::again(error, None),
         };
         match report.state {
+            // Nobody takes over what nobody writes.
+            State::Serving | State::Draining | State::Full if report.read_only => self.here(name),
             State::Serving | State::Draining | State::Full => self.is_here(&report, asked).await,
             State::Removing => Step::again(VolumeError::Busy(name.to_owned()), None),
             State::Failed => Step::refused(name, report.error.unwrap_or_default(), None),
@@ -154,12 +156,14 @@ impl Volumes {
             Ok(Some(found)) if record_of(&found).owner.cache != me(self.cache_uuid).cache => {
                 Step::again(format!("host {} has taken volume {name} over", found.host), Some(&found))
             }
-            Ok(_) => {
-                let owner = Some(self.host.clone());
-                Step::Done(FailedOver { name, outcome: FailoverOutcome::Here, owner, why: None })
-            }
+            Ok(_) => self.here(&name),
             Err(error) => Step::again(open_error(&name, error), None),
         }
+    }
+
+    fn here(&self, name: &str) -> Step {
+        let (name, owner) = (name.to_owned(), Some(self.host.clone()));
+        Step::Done(FailedOver { name, outcome: FailoverOutcome::Here, owner, why: None })
     }
 
     /// A volume that has no backend: it may be about to get it.

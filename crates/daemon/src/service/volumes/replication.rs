@@ -149,7 +149,9 @@ impl Volumes {
             take_over = Some(TakeOver { cache_uuid, generation, accept_loss, ..TakeOver::default() });
         }
         // It is not followed any more. One that has let go of the image serves nothing.
-        let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + HIS_LEASE);
+        let unfollowed = self.shard.unfollowed_for(id).await.map_err(shard_error)?;
+        let left = HIS_LEASE.saturating_sub(unfollowed.unwrap_or_else(|| self.since.elapsed()));
+        let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + left);
         let taking = Taking { prepared, take_over, serve_from };
         let first = self.begin_attach(id, spec, None, Some(taking))?.await;
         let outcome = first.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())));
