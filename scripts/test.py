@@ -3,7 +3,7 @@
 nothing failed. Arguments go to cargo: scripts/test.py --package tidepool-engine
 
 The same profile as the program that users run, so that everything is compiled once and what is tested is what is shipped; the tests
-with real parts find the program next to themselves. Most of them wait for clusters and guests most of the time, so two test programs
+with real parts find the program next to themselves. Most of them wait for clusters and guests most of the time, so three test programs
 run at once, and beside them, with the time that they leave, those that only compute.
 """
 
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-AT_ONCE = 2
+AT_ONCE = 3
 # Most that is said again of a program that failed.
 FAILURE_CHARACTERS = 6000
 # Longest first, so that none is left over at the end.
