@@ -1,7 +1,7 @@
 //! The same on images of a real cluster, whose owners can be fenced.
 
 use super::failover::{goes_on, holder};
-use super::{IMAGE_BYTES, lose_owner, under_load, workload};
+use super::{IMAGE_BYTES, kill_owner, lose_owner, under_load, workload};
 
 use std::time::{Duration, Instant};
 
@@ -148,9 +148,7 @@ fn g4_a_failover_waits_for_a_cluster_that_does_not_answer_for_a_while() {
     let mut pair = hosts_on(&cluster, "away", true);
     let mut workload = workload(&pair, 618);
     let to = holder(&pair);
-    let hosts = &mut pair.hosts;
-    let end = under_load(&mut workload, 500, || hosts[0].daemon.kill().expect("kill"));
-    assert_eq!(end, Progress::Disconnected);
+    kill_owner(&mut pair, &mut workload, 500);
     cluster.ceph(&["osd", "pause"]).expect("nothing is read or written");
     let early = fail_over(&pair.hosts[to], &[VOLUME, "--fenced", "h0", "--wait", "1s"]).expect("it runs");
     assert!(early.status == 1 && early.error.contains("ask again"), "{early:?}");

@@ -35,19 +35,9 @@ pub(super) fn goes_on(pair: &mut Pair, workload: &mut Workload, owner: usize) {
     pair.verify(workload).expect("nothing is lost");
 }
 
-pub(super) fn kill_owner(pair: &mut Pair, workload: &mut Workload, ms: u64) -> usize {
-    let owner = pair.owner;
-    let hosts = &mut pair.hosts;
-    let end = under_load(workload, ms, || hosts[owner].daemon.kill().expect("kill"));
-    assert_eq!(end, Progress::Disconnected);
-    owner
-}
-
 /// The host that holds the copy of a volume in sync.
 pub(super) fn holder(pair: &Pair) -> usize {
-    let volume = pair.owner().wait_sync().expect("in sync");
-    let host = volume["peer"].as_str().expect("a peer");
-    host.trim_start_matches('h').parse().expect("a number")
+    pair.owner().holder().expect("in sync")
 }
 
 #[test]

@@ -84,13 +84,18 @@ fn load_during(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Result<
     })
 }
 
-/// The owner is killed under load, its peer takes over with everything, and the old owner comes back as the peer of the new one.
-fn lose_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
+/// The owner is killed under load; returns which host that was.
+fn kill_owner(pair: &mut Pair, workload: &mut Workload, ms: u64) -> usize {
     let owner = pair.owner;
-    let ms = 50 + rng.below(800);
     let hosts = &mut pair.hosts;
     let end = under_load(workload, ms, || hosts[owner].daemon.kill().expect("kill"));
     assert_eq!(end, Progress::Disconnected);
+    owner
+}
+
+/// The owner is killed under load, its peer takes over with everything, and the old owner comes back as the peer of the new one.
+fn lose_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
+    let owner = kill_owner(pair, workload, 50 + rng.below(800));
     let took = pair.fail_over(workload).expect("nothing is lost");
     println!("taken over in {} ms", took.as_millis());
     pair.hosts[owner].daemon.start().expect("it starts");
@@ -132,9 +137,7 @@ fn g2_an_owner_that_was_killed_goes_on_where_it_was() {
     let mut pair = pair();
     let mut workload = workload(&pair, 603);
     for _ in 0..3 {
-        let hosts = &mut pair.hosts;
-        let end = under_load(&mut workload, 300, || hosts[0].daemon.kill().expect("kill"));
-        assert_eq!(end, Progress::Disconnected);
+        kill_owner(&mut pair, &mut workload, 300);
         pair.hosts[0].daemon.start().expect("it starts");
         workload.server_died();
         pair.verify(&mut workload).expect("nothing is lost");
@@ -316,10 +319,7 @@ fn g4_a_volume_is_handed_over_and_back_and_nothing_is_lost() {
         pair.owner().wait_sync().expect("in sync again");
     }
     // What was handed over counts as any other: its peer takes over from it.
-    let owner = pair.owner;
-    let hosts = &mut pair.hosts;
-    let end = under_load(&mut workload, 300, || hosts[owner].daemon.kill().expect("kill"));
-    assert_eq!(end, Progress::Disconnected);
+    kill_owner(&mut pair, &mut workload, 300);
     pair.fail_over(&mut workload).expect("nothing is lost");
 }
 

@@ -1,7 +1,7 @@
 //! What is shipped for managers of hosts (packaging/ha), with stand-ins for their programs: a host that is not fenced keeps its
 //! volume, and the volume of one that is comes here.
 
-use super::failover::{goes_on, holder, kill_owner, record};
+use super::failover::{goes_on, holder, record};
 use super::*;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidepool_tests::failover::{Ended, Manager};

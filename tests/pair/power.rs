@@ -44,6 +44,12 @@ fn serving(pair: &Pair) {
     served.expect("the owner serves");
 }
 
+/// Why the owner does not serve by itself.
+fn why_not_served(pair: &Pair) -> String {
+    let volume = pair.owner().wait("why it does not serve", |volume| volume["error"].is_string());
+    volume.expect("it does not serve by itself")["error"].to_string()
+}
+
 #[test]
 fn g3_both_hosts_lose_their_power_and_the_owner_waits_for_the_word_of_its_peer() {
     let _turn = one_at_a_time();
@@ -64,8 +70,7 @@ fn g3_both_hosts_lose_their_power_and_the_owner_waits_for_the_word_of_its_peer()
         }
         pair.hosts[owner].daemon.start().expect("it starts");
         if !peer_first {
-            let alone = pair.owner().wait("why it does not serve", |volume| volume["error"].is_string());
-            let alone = alone.expect("it does not serve by itself")["error"].to_string();
+            let alone = why_not_served(&pair);
             assert!(
                 alone.contains("this host was restarted") && alone.contains("accept the loss"),
                 "{alone}"
@@ -111,8 +116,7 @@ fn g3_both_hosts_lose_their_power_and_only_the_owner_comes_back() {
         fail(&mut pair, &mut workload, &mut rng);
         let owner = pair.owner;
         pair.hosts[owner].daemon.start().expect("it starts");
-        let alone = pair.owner().wait("why it does not serve", |volume| volume["error"].is_string());
-        let alone = alone.expect("it does not serve by itself")["error"].to_string();
+        let alone = why_not_served(&pair);
         let figures = ["newest records of 20", "has all that the volume was at 20"];
         assert!(
             figures.iter().any(|figures| alone.contains(figures))

@@ -40,6 +40,22 @@ impl Host {
         Host { device: None, daemon, admin, socket, cache, boot }
     }
 
+    /// The host whose copy of this one's volume counts, where hosts are called `h0`, `h1` and so on; waits until there is one.
+    pub fn holder(&self) -> Result<usize, Error> {
+        let volume = self.wait_sync()?;
+        let named = volume["peer"].as_str().and_then(|host| host.strip_prefix('h')?.parse().ok());
+        named.ok_or_else(|| Error::Protocol(format!("no host holds the copy: {volume}")))
+    }
+
+    /// Connects a workload and checks every sector.
+    pub fn verify(&self, workload: &mut Workload) -> Result<(), Error> {
+        workload.connect(&self.socket, VOLUME)?;
+        match workload.verify()? {
+            Progress::Done => Ok(()),
+            _ => Err(Error::Disconnected),
+        }
+    }
+
     /// The volume's report; `None` where the daemon knows nothing of it.
     pub fn volume(&self) -> Result<Option<Value>, Error> {
         let status = self.admin.status()?;
@@ -275,10 +291,6 @@ impl Pair {
 
     /// Connects a workload to the owner and checks every sector.
     pub fn verify(&self, workload: &mut Workload) -> Result<(), Error> {
-        workload.connect(&self.owner().socket, VOLUME)?;
-        match workload.verify()? {
-            Progress::Done => Ok(()),
-            _ => Err(Error::Disconnected),
-        }
+        self.owner().verify(workload)
     }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use tidepool_lab::cluster::Servers;
 use tidepool_lab::network::{Network, Node};
 use tidepool_testkit::nbd::Client;
-use tidepool_testkit::stamps::{Progress, Workload};
+use tidepool_testkit::stamps::Workload;
 use tidepool_testkit::{Admin, Cluster, ClusterOptions, Daemon, Error, Scratch};
 
 use crate::pair::Host;
@@ -163,9 +163,7 @@ impl Trio {
 
     /// The one whose copy counts, as the owner says, when there is one.
     pub fn holder(&self) -> Result<usize, Error> {
-        let volume = self.owner().wait_sync()?;
-        let named = (0..HOSTS).find(|at| volume["peer"] == format!("h{at}"));
-        named.ok_or_else(|| Error::Protocol(format!("no host holds the copy: {volume}")))
+        self.owner().holder()
     }
 
     /// A workload's daemon is gone, and `to` takes the volume over with everything.
@@ -183,11 +181,7 @@ impl Trio {
 
     /// Connects a workload to the owner and checks every sector.
     pub fn verify(&self, workload: &mut Workload) -> Result<(), Error> {
-        workload.connect(&self.owner().socket, VOLUME)?;
-        match workload.verify()? {
-            Progress::Done => Ok(()),
-            _ => Err(Error::Disconnected),
-        }
+        self.owner().verify(workload)
     }
 
     /// The hosts that acknowledge a write now. All are asked at the same moment.
