@@ -176,11 +176,10 @@ impl Volumes {
         let dirty = known.is_some_and(|v| v.status.dirty);
         entry.clone().look().await;
         self.refuse_shared(entry).await?;
-        let Taking { prepared, take_over, serve_from } = {
+        let (prepared, take_over, serve_from) = {
             let taking = &mut lock(&entry.facts).taking;
-            // Also a later attempt has to wait for that.
-            let serve_from = taking.serve_from;
-            std::mem::replace(taking, Taking { serve_from, ..Taking::default() })
+            // Also a later attempt has to wait for the last.
+            (std::mem::take(&mut taking.prepared), taking.take_over.take(), taking.serve_from)
         };
         let options = OpenOptions {
             cache_uuid: self.cache_uuid,

@@ -7,7 +7,6 @@ use super::{Volumes, lock};
 use crate::admin::{FailOver, FailedOver, FailoverOutcome, State, VolumeReport};
 use crate::failure::one_line;
 use crate::service::VolumeError;
-use crate::service::peers::{me, record_of};
 use crate::shard::SILENCE_NS;
 use std::sync::Arc;
 use std::time::Duration as Time;
@@ -153,7 +152,7 @@ impl Volumes {
     async fn is_here(&self, report: &VolumeReport, asked: &Asked) -> Step {
         let name = report.name.clone();
         match self.record_in_time(&report.backend, asked).await {
-            Ok(Some(found)) if record_of(&found).owner.cache != me(self.cache_uuid).cache => {
+            Ok(Some(found)) if !self.owns(&found) => {
                 Step::again(format!("host {} has taken volume {name} over", found.host), Some(&found))
             }
             Ok(_) => self.here(&name),
@@ -179,7 +178,7 @@ impl Volumes {
             Err(error) => return Step::failed(name, &open_error(name, error), None),
         };
         let entry = lock(&self.entries).get(name).cloned();
-        if record_of(&found).owner.cache == me(self.cache_uuid).cache {
+        if self.owns(&found) {
             if !asked.means(&found, true) {
                 return Step::NotMeant;
             }
@@ -206,7 +205,7 @@ impl Volumes {
             Err(error) => return Step::failed(name, &open_error(name, error), None),
         };
         // A takeover that was cut short has made the record this cache's already, and only then.
-        let is_ours = record_of(&found).owner.cache == me(self.cache_uuid).cache;
+        let is_ours = self.owns(&found);
         if !asked.means(&found, is_ours) {
             return Step::NotMeant;
         }
@@ -247,13 +246,13 @@ impl Volumes {
             Ok(Err(error)) => return Step::failed(name, &open_error(name, error), Some(found)),
             Err(_) => return Step::again(format!("{uri} does not answer"), Some(found)),
         };
-        let mine = found.cache_uuid.as_bytes() == &self.cache_uuid;
+        let mine = self.owns(found);
         if !mine && let Err(why) = self.silent(&found.host).await {
             return Step::refused(name, why, Some(found));
         }
         // The record that is looked at here is the one that is changed, by compare-and-set.
-        let (still, cache) = (asked.clone(), self.cache_uuid);
-        let wanted = move |now: &Ownership| still.may_begin(now, cache);
+        let (still, here) = (asked.clone(), self.clone());
+        let wanted = move |now: &Ownership| still.may_begin(now, here.owns(now));
         let (volumes, of) = (self.clone(), name.clone());
         // What has begun goes on to its end, whoever waits for it.
         let taking = tokio::spawn(async move { volumes.take_over_if(&of, false, prepared, wanted).await });
@@ -314,9 +313,9 @@ impl Asked {
     }
 
     /// Whether a takeover may begin while the record is this one: time has passed since it was looked at.
-    fn may_begin(&self, now: &Ownership, cache_uuid: [u8; 16]) -> Result<(), String> {
+    fn may_begin(&self, now: &Ownership, ours: bool) -> Result<(), String> {
         // A takeover that was cut short is only finished.
-        if record_of(now).owner.cache == me(cache_uuid).cache {
+        if ours {
             return Ok(());
         }
         if self.fenced.as_ref() != Some(&now.host) {
@@ -395,15 +394,15 @@ mod tests {
             begin_until: Instant::now() + left,
         };
         let (now, soon) = (Time::ZERO, Time::from_secs(60));
-        asked("h1", soon).may_begin(&record(1, "h1"), [2; 16]).expect("its owner is fenced");
-        asked("h1", now).may_begin(&record(2, "h2"), [2; 16]).expect("it is this cache's already");
-        let other = asked("h1", soon).may_begin(&record(3, "h3"), [2; 16]).expect_err("another owner");
+        asked("h1", soon).may_begin(&record(1, "h1"), false).expect("its owner is fenced");
+        asked("h1", now).may_begin(&record(2, "h2"), true).expect("it is this cache's already");
+        let other = asked("h1", soon).may_begin(&record(3, "h3"), false).expect_err("another owner");
         assert!(other.contains("host h3 owns it by now"), "{other}");
         let late = asked("h1", now);
         std::thread::sleep(Time::from_millis(2));
-        late.may_begin(&record(1, "h1"), [2; 16]).expect_err("what was said of the fence is old");
+        late.may_begin(&record(1, "h1"), false).expect_err("what was said of the fence is old");
         let nobody = Asked { fenced: None, ..asked("h1", soon) };
-        nobody.may_begin(&record(1, "h1"), [2; 16]).expect_err("nobody is fenced");
+        nobody.may_begin(&record(1, "h1"), false).expect_err("nobody is fenced");
     }
 
     #[test]

@@ -84,6 +84,16 @@ impl Volumes {
         Ok(alone)
     }
 
+    /// The record says that this cache owns the image.
+    pub(super) fn owns(&self, found: &Ownership) -> bool {
+        found.cache_uuid.as_bytes() == &self.cache_uuid
+    }
+
+    /// The record says that this cache holds the other copy.
+    pub(super) fn has_copy_of(&self, found: &Ownership) -> bool {
+        found.peer.as_ref().is_some_and(|peer| peer.cache_uuid.as_bytes() == &self.cache_uuid)
+    }
+
     /// The ownership record of an image, as it is now.
     pub(super) async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, BackendError> {
         let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership(&uri, None));
@@ -140,7 +150,7 @@ impl Volumes {
         let (me, record) = (me(self.cache_uuid), record_of(&found));
         // A takeover that was cut short has made the record this cache's already.
         let mut take_over = None;
-        if record.owner.cache != me.cache {
+        if !self.owns(&found) {
             match self.shard.prepare(id, me, record, accept_loss).await {
                 Err(ShardError::NotInSync(_)) => return Err(self.not_in_sync(name, id, &uri, &found).await),
                 prepared => prepared.map_err(shard_error)?,
@@ -155,10 +165,10 @@ impl Volumes {
         let taking = Taking { prepared, take_over, serve_from };
         let first = self.begin_attach(id, spec, None, Some(taking))?.await;
         let outcome = first.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())));
-        if outcome.is_err() && record.owner.cache != me.cache {
+        if outcome.is_err() && !self.owns(&found) {
             // The record may have been changed all the same: then its image is tried on and on.
             let found = self.ownership(uri).await.ok().flatten();
-            if found.is_some_and(|found| record_of(&found).owner.cache != me.cache) {
+            if found.is_some_and(|found| !self.owns(&found)) {
                 lock(&self.entries).remove(name);
             }
         }
@@ -169,17 +179,12 @@ impl Volumes {
     pub(super) async fn forget_copy(&self, name: &str) -> Result<Removed, VolumeError> {
         let _takeover = self.takeovers.lock().await;
         let (id, spec, _, found) = self.copy("remove", name, &Prepared::default()).await?;
-        let me = me(self.cache_uuid).cache;
-        if let Some(found) = found {
-            let record = record_of(&found);
-            let counts = record.peer().is_some_and(|peer| peer.cache == me);
-            if counts || record.owner.cache == me {
-                let why = format!(
-                    "it is the second copy of a volume of {}, and counts; name another --peer there, or remove the volume there, first",
-                    found.host
-                );
-                return Err(VolumeError::NotForgotten { name: name.to_owned(), why });
-            }
+        if let Some(found) = found.filter(|found| self.owns(found) || self.has_copy_of(found)) {
+            let why = format!(
+                "it is the second copy of a volume of {}, and counts; name another --peer there, or remove the volume there, first",
+                found.host
+            );
+            return Err(VolumeError::NotForgotten { name: name.to_owned(), why });
         }
         self.shard.remove_volume(id, false).await.map_err(from_shard("remove", name))?;
         info!("volume {name}: the copy of another host's is forgotten");
@@ -190,7 +195,7 @@ impl Volumes {
     pub(super) async fn finish_takeover(self: Arc<Self>, name: String) {
         let copy = self.copy("take over", &name, &Prepared::default()).await;
         let Ok((.., Some(found))) = copy else { return };
-        if record_of(&found).owner.cache == me(self.cache_uuid).cache
+        if self.owns(&found)
             && let Err(error) = self.take_over(&name, false).await
         {
             warn!("{error}");

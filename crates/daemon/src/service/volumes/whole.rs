@@ -143,7 +143,7 @@ impl Volumes {
             "its record names {} as the holder of the other copy, on a boot that is over or with another cache",
             peer.host
         );
-        if peer.cache_uuid.as_bytes() == &self.cache_uuid {
+        if self.has_copy_of(found) {
             let status = self.shard.status().await.ok();
             let known = status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
             let cost = self.cost(uri, known.map_or(0, |v| v.status.sequence), false).await;
