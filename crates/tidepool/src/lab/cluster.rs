@@ -108,8 +108,9 @@ fn up(args: &ClusterUpArgs) -> Result<(), Failure> {
         return Err(Failure::failed(format!("the cluster {} is not up: {why}", args.name)));
     }
     println!("{}", line.trim_end());
-    let example = match find(args.name.as_str()).filter(|_| args.nodes > 0) {
-        Some(directory) => status_in(&directory)?.example(),
+    let directory = find(args.name.as_str()).filter(|_| args.nodes > 0);
+    let example = match directory.map(|directory| status_in(&directory)).transpose()?.flatten() {
+        Some(status) => status.example(),
         None => format!("ceph -c {} status", line.trim_end()),
     };
     eprintln!("until `tidepool lab cluster down {}`; for example: {example}", args.name);
@@ -250,27 +251,37 @@ fn find(name: &str) -> Option<PathBuf> {
     running().into_iter().find(|(running, _)| running == name).map(|(_, directory)| directory)
 }
 
-/// Says something to the holder of a cluster and returns what it answers until it closes the connection.
+/// Says something to the holder of a cluster and returns what it answers until it closes the connection: nothing, if it has
+/// ended or is about to.
 fn ask(directory: &Path, what: &str) -> Result<String, Failure> {
-    let failed = |e: std::io::Error| Failure::failed(format!("the cluster in {}: {e}", directory.display()));
-    let mut stream = UnixStream::connect(directory.join(CONTROL)).map_err(failed)?;
-    stream.set_read_timeout(Some(DOWN_LIMIT)).map_err(failed)?;
-    writeln!(stream, "{what}").map_err(failed)?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).map_err(failed)?;
-    Ok(answer)
+    let exchange = || -> std::io::Result<String> {
+        let mut stream = UnixStream::connect(directory.join(CONTROL))?;
+        stream.set_read_timeout(Some(DOWN_LIMIT))?;
+        writeln!(stream, "{what}")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    use std::io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
+    match exchange() {
+        Err(e) if [BrokenPipe, ConnectionRefused, ConnectionReset, NotFound].contains(&e.kind()) => {
+            Ok(String::new())
+        }
+        result => result.map_err(|e| Failure::failed(format!("the cluster in {}: {e}", directory.display()))),
+    }
 }
 
-/// What the holder of the cluster in `directory` says of it.
-fn status_in(directory: &Path) -> Result<Status, Failure> {
-    serde_json::from_str(&ask(directory, STATUS)?).map_err(Failure::failed)
+/// What the holder of the cluster in `directory` says of it; `None` when there is no holder any more.
+fn status_in(directory: &Path) -> Result<Option<Status>, Failure> {
+    let answer = ask(directory, STATUS)?;
+    (!answer.is_empty()).then(|| serde_json::from_str(&answer).map_err(Failure::failed)).transpose()
 }
 
 fn status(args: &OutputArgs) -> Result<(), Failure> {
     scratch::sweep_leftovers().map_err(Failure::failed)?;
     let mut clusters: Vec<Status> = Vec::new();
     for (_, directory) in running() {
-        clusters.push(status_in(&directory)?);
+        clusters.extend(status_in(&directory)?);
     }
     output::print(args.format, &clusters, |clusters| {
         let mut table = output::table(
