@@ -130,7 +130,7 @@ impl Server {
         let child =
             command.spawn().unwrap_or_else(|e| panic!("{e}; install it with: apt-get install {package}"));
         let mut server = Server(child);
-        for _ in 0..1000 {
+        for _ in 0..6000 {
             // In place of a socket a server may write its process number when it is ready.
             if is_listening(&scratch.socket()) || scratch.socket().is_file() {
                 return server;
@@ -582,7 +582,7 @@ fn an_export_that_has_changed_fails_transfers_until_it_is_back() {
         drop(other);
         server = scratch.filtered(&[], &[]);
         let back = |driver: &mut Driver| {
-            (0..200).any(|_| {
+            (0..1200).any(|_| {
                 std::thread::sleep(Duration::from_millis(50));
                 driver.write(4096, &data).is_ok()
             })

@@ -576,7 +576,8 @@ fn a_fenced_owner_is_told_so_and_writes_nothing() {
     let mut driver = serve(&uri);
     driver.write(0, &pattern(1, 4096)).expect("a write");
     let address = cluster.lock_address("fenced").expect("our lock");
-    cluster.ceph(&["osd", "blocklist", "add", &address, "60"]).expect("blocklisted");
+    // It does not expire while other tests look at the list.
+    cluster.ceph(&["osd", "blocklist", "add", &address, "3600"]).expect("blocklisted");
     // The monitor answers before the OSD has the new map; a client that has it makes the OSD fetch it.
     cluster.rbd(&["info", "fenced"]).expect("rbd info");
     assert_eq!(driver.write(0, &pattern(2, 4096)), Err(IoError::Fenced));

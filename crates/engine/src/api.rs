@@ -66,6 +66,12 @@ pub enum Op {
         /// That of the block that the owner has lost.
         crc: u32,
     },
+    /// Read a record of a replica's log as it stands there, header block and data blocks, into the beginning of a buffer of
+    /// [`FETCH_BYTES`](crate::FETCH_BYTES); offset and length are zero. [`RequestError::Invalid`] if it is not where it was logged any more.
+    Fetch {
+        /// Its sequence.
+        sequence: u64,
+    },
     /// A record of the owner's log, for a replica of the volume (RFC 9). The request's buffer holds it as it stands in
     /// the owner's log, header block and data blocks; offset and length are zero. The reply says that it is in the log, or
     /// that it is not the next record of this copy ([`RequestError::Invalid`]).

@@ -691,7 +691,7 @@ impl Engine {
             }
             (_, Op::Flush) => count.flushes += 1,
             (_, Op::Discard { .. } | Op::WriteZeroes { .. }) => count.discards += 1,
-            (_, Op::Prefetch | Op::Record { .. } | Op::Block { .. }) => {}
+            (_, Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. }) => {}
         }
         if op.locked {
             volume.locks.retain(|l| l.op != id);

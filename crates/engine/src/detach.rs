@@ -142,6 +142,7 @@ impl Engine {
     fn is_at_rest(&mut self, id: VolumeId) -> bool {
         let log = &self.log.streams[Stream::Log as usize];
         let syncs = self.sync.in_flight.is_some() || log.stable == log.published;
+        let repairs = self.repairs.are_of(id);
         let volume = self.volume_mut(id);
         // What went past the cache is to outlive the handle that wrote it.
         let asks = !volume.fenced && volume.backend_is_dirty();
@@ -150,7 +151,7 @@ impl Engine {
         let unflushed = volume.backend_flush_wanted && !volume.fenced || volume.flush_in_flight;
         let groups = volume.groups.as_ref().is_some_and(|groups| groups.is_in_flight());
         let drains = !volume.drains.is_empty() || volume.drain_in_flight > 0;
-        let in_flight = drains || groups || volume.disowning || volume.direct_in_flight > 0;
+        let in_flight = repairs || drains || groups || volume.disowning || volume.direct_in_flight > 0;
         let sequence = volume.sequence;
         let unstable = volume.sequence_durable < sequence;
         self.sync.wanted |= unstable;

@@ -5,6 +5,7 @@ use crate::api::*;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
 use crate::drain::{Drain, PIECE_BLOCKS, Piece, Written};
+use crate::fetch::{FETCH_BYTES, FetchRead};
 use crate::format::{Geometry, SUMMARY_BLOCKS_MAX, Stream};
 use crate::frame::Frame;
 use crate::ghost::Ghost;
@@ -146,6 +147,7 @@ pub(crate) enum Io {
     Seal { segment: u32, buf: Buf },
     Sync,
     Cached(CachedRead),
+    Fetch(FetchRead),
     Miss(MissRead),
     Direct { op: OpId },
     DirectFlush { op: OpId, covers: u64 },
@@ -427,6 +429,7 @@ impl Engine {
             },
             Io::Sync => self.sync_done(now, result),
             Io::Cached(read) => self.cached_done(read, result),
+            Io::Fetch(read) => self.fetch_done(read, result),
             Io::Miss(read) => self.miss_done(now, read, result),
             Io::Direct { op } => self.direct_done(now, op, result),
             Io::DirectFlush { op, covers } => self.direct_flush_done(now, op, covers, result),
@@ -503,6 +506,7 @@ impl Engine {
         match request.op {
             Op::Record { .. } => self.start_record(id, incoming.expect("checked").expect("a record")),
             Op::Flush => self.start_flush(now, id),
+            Op::Fetch { sequence } => self.start_fetch(id, sequence),
             _ if request.len == 0 => self.complete(id, Ok(())),
             Op::Read | Op::Prefetch => self.start_read(id),
             Op::Block { crc } => self.start_block(id, crc),
@@ -513,7 +517,7 @@ impl Engine {
     fn admit_request(&self, request: &Request) -> Result<(), RequestError> {
         let volume = self.volumes.get(request.volume.0 as usize).and_then(Option::as_ref);
         let takes = |v: &Volume| match request.op {
-            Op::Block { .. } => v.replica.is_some(),
+            Op::Block { .. } | Op::Fetch { .. } => v.replica.is_some(),
             Op::Flush => v.attached || v.replica.is_some(),
             _ => v.attached,
         };
@@ -532,12 +536,17 @@ impl Engine {
         if request.len > RANGE_BYTES_MAX {
             return Err(RequestError::Invalid);
         }
-        let changes = !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. });
+        let changes =
+            !matches!(request.op, Op::Read | Op::Prefetch | Op::Flush | Op::Block { .. } | Op::Fetch { .. });
         if changes && volume.spec.read_only {
             return Err(RequestError::ReadOnly);
         }
         if volume.is_refusing() || self.dead && volume.replica.is_some() {
             return Err(RequestError::Io);
+        }
+        if matches!(request.op, Op::Fetch { .. }) {
+            let bytes = request.buf.expect("a record is read into a buffer").len as usize;
+            assert_eq!((bytes, request.len), (FETCH_BYTES, 0), "a buffer holds every record");
         }
         let carries = matches!(request.op, Op::Read | Op::Prefetch | Op::Write { .. } | Op::Block { .. });
         if carries && request.len > 0 {

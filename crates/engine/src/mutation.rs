@@ -105,6 +105,11 @@ mod list {
         RestartedCopyTakesOver: "a copy takes over although its host has lost its power",
         TailNotAsked: "an owner that lost its power comes back without asking its peer",
         OutcomeIgnored: "a change of the record counts as made whatever stands there",
+        LastRecordNotFetched: "an owner that lost its power gets all but the last of the records that its peer has",
+        BlockNotGiven: "a peer says that it has no good copy of a block",
+        LeaseForgotten: "an owner takes reads however long its peer has not followed it",
+        ServesAtOnce: "whoever takes a volume over does not wait until its former owner takes no more reads",
+        LossForgotten: "an owner tells its peer how far the image is as if nothing had been lost",
     }
 
     thread_local! {

@@ -59,6 +59,11 @@ impl Peer {
         !self.counts || sequence <= if stable { self.stable } else { self.logged }
     }
 
+    /// The newest record in its log, whatever that counts for.
+    pub(crate) fn logged(&self) -> u64 {
+        self.logged
+    }
+
     /// Takes out what waits for it.
     pub(crate) fn take_waiting(&mut self) -> (Vec<OpId>, Vec<Waiting>) {
         (std::mem::take(&mut self.waiting), std::mem::take(&mut self.drains))

@@ -7,8 +7,9 @@ use crate::format::{RecordKind, Stream, crc32c};
 use crate::index::{Lookup, Position};
 use crate::log::RecordFields;
 use crate::mem::Buf;
+use crate::mutation::mutated;
 use crate::read::CachedRead;
-use crate::volume::OpId;
+use crate::volume::{OpId, Volume};
 use std::collections::VecDeque;
 
 /// So long the peer is waited for, or room in the log; a peer that is alive answers in the time of a device read.
@@ -27,6 +28,9 @@ enum Stage {
     Asked(Nanos),
     /// A good copy is in the repairs' buffer, and room in the log is waited for until then.
     Here(Nanos),
+    /// The peer has something else, which may be a newer one that is on its way to the log here, or an older one while the record with
+    /// this one is on its way there: it is asked again when both have everything up to this sequence, if the block counts by then.
+    Unsettled(u64),
     /// It is on its way to the log.
     Logging,
 }
@@ -52,6 +56,8 @@ struct Repair {
     stage: Stage,
     /// Attempts that have taken too long.
     attempts: u32,
+    /// What was on its way when the peer had something else has arrived.
+    settled: bool,
 }
 
 /// A block of a request that waits for a repair.
@@ -93,7 +99,7 @@ impl Repairs {
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         match self.queue.front()?.stage {
             Stage::Queued(at) | Stage::Asked(at) | Stage::Here(at) => Some(at),
-            Stage::Logging => None,
+            Stage::Unsettled(_) | Stage::Logging => None,
         }
     }
 }
@@ -116,6 +122,7 @@ impl Engine {
             crc,
             stage: Stage::Queued(0),
             attempts: 0,
+            settled: false,
         });
         self.stir();
         true
@@ -144,19 +151,30 @@ impl Engine {
         {
             return;
         }
+        let of = self.volumes[id.0 as usize].as_ref();
+        let arrived = |of: &Volume| {
+            let there = of.peer.as_ref().map_or(0, |peer| peer.logged());
+            of.sequence.min(there) >= of.sequence_built
+        };
+        let unsettled = of.filter(|of| !front.settled && !arrived(of));
         match data.filter(|data| data.len() == BLOCK_BYTES && crc32c(data) == crc) {
             Some(data) => {
                 front.stage = Stage::Here(now + STAGE_NS_MAX);
                 self.arena.bytes_mut(self.pools.repair).copy_from_slice(data);
             }
-            None => self.end_repair(End::Lost),
+            None => match unsettled {
+                Some(of) => front.stage = Stage::Unsettled(of.sequence_built),
+                None => self.end_repair(End::Lost),
+            },
         }
         self.stir();
     }
 
     pub(crate) fn pump_repairs(&mut self, now: Nanos) {
         while let Some(&Repair { volume, block, crc, stage, attempts, .. }) = self.repairs.queue.front() {
-            let sends = self.volumes[volume.0 as usize].as_ref().is_some_and(|of| of.is_sending());
+            let of = self.volumes[volume.0 as usize].as_ref();
+            let (sends, published) = of.map_or((false, 0), |of| (of.is_sending(), of.sequence));
+            let there = of.and_then(|of| of.peer.as_ref()).map_or(0, |peer| peer.logged());
             // What is not wanted any more has nothing to lose.
             if self.dead || stage != Stage::Logging && !self.is_wanted() {
                 self.end_repair(End::Lost);
@@ -165,14 +183,19 @@ impl Engine {
             let late = matches!(stage, Stage::Asked(until) | Stage::Here(until) if now >= until);
             match stage {
                 Stage::Logging => return,
+                Stage::Unsettled(sequence) if published < sequence => return,
                 Stage::Here(_) if self.log_repaired() => {}
-                Stage::Asked(_) | Stage::Queued(_) if !sends => self.end_repair(End::Lost),
+                Stage::Asked(_) | Stage::Queued(_) | Stage::Unsettled(_) if !sends => {
+                    self.end_repair(End::Lost);
+                }
                 _ if late && attempts + 1 == ATTEMPTS => self.end_repair(End::Lost),
                 _ if late => self.end_repair(End::Later(now + RETRY_NS)),
                 Stage::Here(_) | Stage::Asked(_) => return,
                 Stage::Queued(at) if now < at => return,
-                Stage::Queued(_) => {
+                Stage::Unsettled(sequence) if there < sequence => return,
+                Stage::Queued(_) | Stage::Unsettled(_) => {
                     let front = self.repairs.queue.front_mut().expect("looked at just now");
+                    front.settled |= matches!(stage, Stage::Unsettled(_));
                     front.stage = Stage::Asked(now + STAGE_NS_MAX);
                     let op = PeerOp::Block { block, crc };
                     self.effects.push_back(Effect::Peer { volume, op });
@@ -262,7 +285,9 @@ impl Engine {
         let op = self.ops[id];
         let (volume, block) = (op.request.volume, op.first_block);
         match self.volume(volume).index.lookup(block) {
-            Lookup::At(position) if op.blocks == 1 && self.space.marks.crc(position) == crc => {
+            Lookup::At(position)
+                if op.blocks == 1 && self.space.marks.crc(position) == crc && !mutated!(BlockNotGiven) =>
+            {
                 let buf = op.request.buf.expect("a read has a buffer");
                 self.read_cached(CachedRead {
                     op: id,

@@ -12,7 +12,7 @@ use crate::control::{AddError, check_spec};
 use crate::engine::Engine;
 use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
-use crate::log::{Append, Builder, BuiltEntry, RecordFields};
+use crate::log::{Append, Builder, Built, BuiltEntry, RecordFields};
 use crate::mem::Buf;
 use crate::mutation::mutated;
 use crate::peer::WINDOW_BYTES;
@@ -32,15 +32,52 @@ const ROOM_MAX: Room = Room { bytes: 2 * WINDOW_BYTES, ranges: 128 };
 /// What a copy begins with, if the cache can give as much.
 const ROOM_AT_BEGIN: Room = Room { bytes: WINDOW_BYTES, ranges: 32 };
 
+/// Records whose places are remembered one by one. Of older ones, which nobody asks for any more, two and two share theirs.
+const PLACES_MAX: usize = 1 << 16;
+
+/// Where a record of the copy was logged.
+#[derive(Debug, Clone, Copy)]
+struct Logged {
+    sequence: u64,
+    /// Segment, and which life of it.
+    segment: u32,
+    life: u64,
+    /// First block, and the first one behind it. No block where several records share the place behind them.
+    first: u32,
+    end: u32,
+}
+
+impl Logged {
+    fn behind(&self) -> Place {
+        (self.life, self.end)
+    }
+}
+
+/// Has every other place of the older half stand for the one before it, too: what is clean before a place is clean before a later
+/// one when the image has that record as well.
+fn thin_out(places: &mut VecDeque<Logged>) {
+    let half = places.len() / 2;
+    let mut number = 0;
+    places.retain_mut(|logged| {
+        number += 1;
+        if number <= half {
+            logged.first = logged.end;
+        }
+        number > half || number % 2 == 0
+    });
+}
+
 /// What is special about a volume that is a replica.
 pub(crate) struct Replica {
     /// Nothing of an owner before this generation is taken.
     pub(crate) promised: u64,
     /// Newest record that was taken, perhaps not logged yet.
     pub(crate) taken: u64,
-    /// Records and the places behind them, oldest first: what the volume has before such a place is of that record or
+    /// It is this host's own volume, which gets back what its log has lost: what had room once has it again, whatever the quotas.
+    pub(crate) own: bool,
+    /// Records that the image may lack, oldest first: what the volume has before the end of one is of that record or
     /// of an earlier one.
-    places: VecDeque<(u64, Place)>,
+    places: VecDeque<Logged>,
     /// Of objects with zeroes that are not in the image: the newest record that zeroed something in them.
     zeroed: BTreeMap<u32, u64>,
     /// What the owner was told and has not used yet.
@@ -132,7 +169,7 @@ impl Engine {
             return self.effects.push_back(Effect::ControlDone { control, result });
         }
         let promised = volume.spec.generation;
-        volume.replica.get_or_insert_with(|| Box::new(Replica::new(promised)));
+        volume.replica.get_or_insert_with(|| Box::new(Replica::new(promised))).own = false;
         self.refuse_pending(id);
         self.withdraw_room(id);
         self.grant(id, begin.room);
@@ -263,8 +300,8 @@ impl Engine {
         let (volume, space) = self.volume_and_space(id);
         let Some(mut replica) = volume.replica.take() else { return };
         let mut place = (0, 0);
-        while let Some(&(_, behind)) = replica.places.front().filter(|&&(newest, _)| newest <= sequence) {
-            place = behind;
+        while let Some(logged) = replica.places.front().filter(|logged| logged.sequence <= sequence) {
+            place = logged.behind();
             replica.places.pop_front();
         }
         if sequence >= volume.sequence {
@@ -324,13 +361,18 @@ impl Engine {
             blocks: header.blocks.get(),
             ranges: record.entries.iter().filter(|entry| is_zeroes(entry.kind())).count() as u16,
         };
-        let Room { bytes, ranges } = incoming.room();
+        let room = incoming.room();
+        let has_room = match replica.own {
+            true => {
+                room.bytes <= self.blocks_left() * BLOCK_BYTES as u64 && room.ranges <= self.ranges_left()
+            }
+            false => room.bytes <= replica.granted.bytes && room.ranges <= replica.granted.ranges,
+        };
         let expected = header.kind == RecordKind::Write as u8
             && generation == volume.spec.generation
             && generation >= replica.promised
             && incoming.sequence == replica.taken + 1
-            && bytes <= replica.granted.bytes
-            && ranges <= replica.granted.ranges
+            && has_room
             && usize::from(incoming.blocks) <= RECORD_BLOCKS_MAX
             && usize::from(incoming.blocks) * BLOCK_BYTES == data.len();
         let inside = record.entries.iter().all(|entry| {
@@ -350,6 +392,9 @@ impl Engine {
         op.stage = Stage::InLog;
         op.sequence = incoming.sequence;
         let vid = op.request.volume;
+        if self.volume(vid).replica.as_ref().is_some_and(|replica| replica.own) {
+            self.grant(vid, incoming.room());
+        }
         let volume = self.volume_mut(vid);
         let replica = volume.replica.as_mut().expect("a replica takes records");
         replica.taken = incoming.sequence;
@@ -403,17 +448,24 @@ impl Engine {
 
     /// Remembers what of an append's records the owner's word about its image will be measured by.
     pub(crate) fn note_places(&mut self, append: &Append) {
-        let place = (self.space.segments[append.segment as usize].sequence, append.end_block);
+        let (segment, life) = (append.segment, self.space.segments[append.segment as usize].sequence);
+        let blocks_of = |record: &Built| {
+            let entries = &append.entries[record.first as usize..record.end as usize];
+            1 + entries.iter().filter(|built| built.entry.has_data()).count() as u32
+        };
+        let mut end = append.end_block - append.records.iter().map(blocks_of).sum::<u32>();
         for record in &append.records {
+            let first = end;
+            end += blocks_of(record);
             let Some(Some(volume)) = self.volumes.get_mut(record.volume.0 as usize) else { continue };
             let Some(replica) = volume.replica.as_mut().filter(|_| record.kind == RecordKind::Write) else {
                 continue;
             };
             replica.note_zeroes(record.sequence, &append.entries[record.first as usize..record.end as usize]);
-            match replica.places.back_mut() {
-                Some(last) if last.1 == place => last.0 = record.sequence,
-                _ => replica.places.push_back((record.sequence, place)),
+            if replica.places.len() == PLACES_MAX {
+                thin_out(&mut replica.places);
             }
+            replica.places.push_back(Logged { sequence: record.sequence, segment, life, first, end });
         }
     }
 
@@ -486,12 +538,21 @@ impl Replica {
         Replica {
             promised,
             taken: 0,
+            own: false,
             places: VecDeque::new(),
             zeroed: BTreeMap::new(),
             granted: none,
             pending: none,
             unpublished: none,
         }
+    }
+
+    /// Where a record was logged, if that is remembered and the image is not known to have it: segment, life of that, first block and
+    /// how many.
+    pub(crate) fn place_of_record(&self, sequence: u64) -> Option<(u32, u64, u32, u32)> {
+        let at = self.places.binary_search_by_key(&sequence, |logged| logged.sequence).ok()?;
+        let Logged { segment, life, first, end, .. } = self.places[at];
+        (first < end).then_some((segment, life, first, end - first))
     }
 
     fn note_zeroes(&mut self, sequence: u64, entries: &[BuiltEntry]) {
@@ -552,4 +613,24 @@ fn clean_before(index: &VolumeIndex, space: &mut Space, object: u32, place: Plac
 fn place_of(space: &Space, position: Position) -> Place {
     let segment = space.geo.segment_of(position);
     (space.life_of(position), position - space.geo.segment_block(segment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_that_are_shared_are_those_of_the_newer_record() {
+        let logged = |sequence: u64| {
+            let first = sequence as u32 * 2;
+            Logged { sequence, segment: 0, life: 9, first, end: first + 2 }
+        };
+        let mut replica = Replica::new(1);
+        replica.places = (1..=8).map(logged).collect();
+        thin_out(&mut replica.places);
+        let left: Vec<_> = replica.places.iter().map(|logged| (logged.sequence, logged.behind())).collect();
+        assert_eq!(left, [2, 4, 5, 6, 7, 8].map(|n| (n, (9, n as u32 * 2 + 2))));
+        assert_eq!([1, 2, 4].map(|n| replica.place_of_record(n)), [None; 3]);
+        assert_eq!(replica.place_of_record(5), Some((0, 9, 10, 2)));
+    }
 }

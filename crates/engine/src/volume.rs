@@ -431,7 +431,8 @@ impl Volume {
 
     /// Something is lost, or was since its copy began.
     pub(crate) fn has_loss(&self) -> bool {
-        self.loss().is_some() || self.peer.as_ref().is_some_and(|peer| peer.lost)
+        let lost = self.loss().is_some() || self.peer.as_ref().is_some_and(|peer| peer.lost);
+        lost && !mutated!(LossForgotten)
     }
 
     /// Something of the volume is not in the backend.

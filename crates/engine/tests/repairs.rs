@@ -259,6 +259,54 @@ fn g7_a_write_overtakes_the_repair_of_what_it_overwrites() {
     assert_eq!(pair.peer.status(0).lost_blocks, 0);
 }
 
+/// The peer has a newer block already, which is still on its way to the owner's own device: nothing is lost.
+#[test]
+fn g7_a_bad_block_that_the_peer_has_overwritten_before_its_owner_is_not_lost() {
+    let (mut pair, data) = dirty();
+    pair.owner.corrupt(block(&data, 2));
+    pair.owner.hold_device_writes = true;
+    let new = fill(9, 1);
+    let (written, with) = pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
+    pair.pass(10_000_000);
+    let (id, buf) = pair.owner.request(0, Op::Read, BLOCK, 2 * BLOCK, None);
+    pair.pass(10_000_000);
+    assert!(!pair.owner.replies.contains_key(&id), "it waits for what is on its way");
+    assert_eq!(pair.owner.status(0).lost_blocks, 0);
+    pair.owner.release_device_writes();
+    pair.pass(10_000_000);
+    for (id, buf) in [(id, buf), (written, with)] {
+        assert_eq!(pair.owner.replies.remove(&id), Some(Ok(())));
+        pair.owner.engine.arena_mut().free(buf.expect("a buffer"));
+    }
+    assert!(read(&mut pair, BLOCK, 2 * BLOCK) == Ok([block(&data, 1), &new].concat()));
+    assert!(!pair.owner.engine.has_loss(VolumeId(0)));
+}
+
+/// The record with the block is still on its way to the peer's log.
+#[test]
+fn g7_a_bad_block_that_the_peer_has_not_logged_yet_is_waited_for() {
+    let (mut pair, _) = dirty();
+    pair.peer.hold_device_writes = true;
+    let new = fill(9, 1);
+    let (written, with) = pair.owner.request(0, Op::Write { fua: false }, 2 * BLOCK, BLOCK, Some(&new));
+    pair.pass(10_000_000);
+    pair.owner.corrupt(&new);
+    let (id, buf) = pair.owner.request(0, Op::Read, 2 * BLOCK, BLOCK, None);
+    pair.pass(10_000_000);
+    assert!(!pair.owner.replies.contains_key(&id), "it waits for the peer's log");
+    assert_eq!(pair.owner.status(0).lost_blocks, 0);
+    pair.peer.release_device_writes();
+    pair.peer.run();
+    pair.confirm();
+    pair.pass(10_000_000);
+    for (id, buf) in [(id, buf), (written, with)] {
+        assert_eq!(pair.owner.replies.remove(&id), Some(Ok(())));
+        pair.owner.engine.arena_mut().free(buf.expect("a buffer"));
+    }
+    assert!(read(&mut pair, 2 * BLOCK, BLOCK) == Ok(new));
+    assert_eq!((pair.owner.status(0).lost_blocks, pair.owner.status(0).count.repaired_blocks), (0, 1));
+}
+
 #[test]
 fn a_copy_gives_the_block_that_is_meant_and_no_other() {
     let (mut pair, data) = dirty();

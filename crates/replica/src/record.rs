@@ -74,6 +74,12 @@ pub enum Resume {
         /// Newest that the peer has.
         through: u64,
     },
+    /// The peer's log goes further by so many records, and nobody knows what else a device has lost that has failed: it is for the peer
+    /// to take over.
+    Behind {
+        /// How many.
+        records: u64,
+    },
     /// The newest data may be with the peer, which cannot be asked.
     Unreachable,
     /// Another owner has it.
@@ -94,8 +100,15 @@ pub fn resume(me: Party, record: &Record, own: u64, peer: Option<Tail>) -> Resum
     }
     match peer.filter(|peer| peer.generation == record.generation && peer.holder.cache == holder.cache) {
         // Where the owner's device has failed, not even what was flushed is known to be on it.
-        Some(peer) if (peer.holder == holder || failed) && peer.logged > own && !mutated!(TailNotAsked) => {
-            Resume::Fetch { after: own, through: peer.logged }
+        Some(peer)
+            if (peer.holder == holder || failed)
+                && peer.logged > own + u64::from(mutated!(LastRecordNotFetched))
+                && !mutated!(TailNotAsked) =>
+        {
+            match failed {
+                true => Resume::Behind { records: peer.logged - own },
+                false => Resume::Fetch { after: own, through: peer.logged },
+            }
         }
         // It has no more than we have, or has lost its power as well: what was flushed is in either.
         Some(_) => Resume::Serve,

@@ -1,5 +1,6 @@
 //! The machines joined to the core: what an owner's volume is to know of its copy, and what a replica says of itself.
 
+use crate::lease::LEASE_NS;
 use crate::owner::{Effect, Event, Owner, Phase};
 use crate::peer::{Copy, Peer};
 use crate::record::{Party, Record};
@@ -15,6 +16,10 @@ const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 4 };
 const HELD_UP_NS: Nanos = 100_000_000;
 const BEGINNING_NS: Nanos = 300_000_000;
 
+/// So much longer than reads are taken the peer may say no beat back: what is behind other things on a slow link would have reads wait
+/// for as long as it is busy.
+const UNFOLLOWED_NS_MAX: Nanos = 1_000_000_000;
+
 /// An owner's machine with the core that serves the volume.
 #[derive(Debug)]
 pub struct OwnerSession {
@@ -25,6 +30,10 @@ pub struct OwnerSession {
     room: Room,
     /// Since when the log has been waiting for room at the peer.
     held_up_since: Option<Nanos>,
+    /// When the newest beat was sent that the peer has said back on this connection; 0 before the first.
+    followed_at: Nanos,
+    /// Since when there is this connection.
+    connected_at: Nanos,
     /// What write-back does without a copy.
     alone: Degraded,
 }
@@ -39,7 +48,16 @@ impl OwnerSession {
         let log = engine.log_status(volume).expect("the volume is served");
         let owner = Owner::new(record, log.logged, log.drained);
         let (pairing, room) = (Pairing::Alone, Room::default());
-        OwnerSession { volume, owner, pairing, room, held_up_since: None, alone }
+        OwnerSession {
+            volume,
+            owner,
+            pairing,
+            room,
+            held_up_since: None,
+            followed_at: 0,
+            connected_at: 0,
+            alone,
+        }
     }
 
     /// What write-back does now, which only in sync has two logs that count.
@@ -76,20 +94,49 @@ impl OwnerSession {
         if too_little || !engine.may_pair(self.volume) {
             return false;
         }
-        self.room = room;
+        // What another one has said back, or this one earlier, is no word of it that it will wait.
+        (self.room, self.followed_at, self.connected_at) = (room, 0, now);
         self.take(engine, now, Event::PeerUp(peer), effects);
         true
     }
 
-    /// The copy counts for nothing yet and the log has to wait for it: the connection is to be given up, and a peer to be
-    /// tried again later.
-    pub fn is_held_up(&self, now: Nanos) -> bool {
+    /// The peer has said back a beat that was sent at this time.
+    pub fn followed(&mut self, sent_at: Nanos) {
+        self.followed_at = self.followed_at.max(sent_at);
+    }
+
+    /// Until when reads are taken; `None` is for ever. Where the record names a peer, or may, that one may be the owner as soon as it
+    /// does not follow any more. What is lost for this host the core refuses by itself.
+    pub fn leased_until(&self) -> Option<Nanos> {
+        let alone = matches!(
+            self.owner.phase(),
+            Phase::Solo | Phase::Filling { .. } | Phase::Catching { .. } | Phase::Lost
+        );
+        (!alone && !mutated!(LeaseForgotten)).then_some(self.followed_at.saturating_add(LEASE_NS))
+    }
+
+    /// Why the connection is to be given up, and a peer to be tried again later.
+    pub fn parts_because(&self, engine: &Engine, now: Nanos) -> Option<&'static str> {
+        let has_failed = engine.log_status(self.volume).is_some_and(|log| log.failed);
+        // Where the device has failed the peer's copy is the one that counts, and has what is lost here.
+        if engine.has_loss(self.volume) && !has_failed {
+            return Some("something of the volume is lost here, and the image will not have it");
+        }
+        let followed = self.followed_at.max(self.connected_at);
+        if matches!(self.owner.phase(), Phase::Sync { .. })
+            && !has_failed
+            && now > followed + LEASE_NS + UNFOLLOWED_NS_MAX
+        {
+            return Some("it says beats back too late, and reads wait for that");
+        }
+        // The copy counts for nothing yet and the log has to wait for it.
         let limit = match self.owner.phase() {
             Phase::Filling { begun: false, .. } => BEGINNING_NS,
             Phase::Filling { .. } | Phase::Catching { .. } => HELD_UP_NS,
-            _ => return false,
+            _ => return None,
         };
-        self.held_up_since.is_some_and(|since| now >= since + limit)
+        let held_up = self.held_up_since.is_some_and(|since| now >= since + limit);
+        held_up.then_some("it has no room, and its copy is not whole yet")
     }
 
     /// What the peer is to be told when the machine wants it to begin with the record after `base`.

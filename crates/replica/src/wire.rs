@@ -317,7 +317,7 @@ pub enum Message<'a> {
     Ask {
         /// Byte offset in the volume; a multiple of a sector.
         offset: u64,
-        /// Bytes; a multiple of a sector, at most [`REQUEST_BYTES_MAX`].
+        /// Bytes; a multiple of a sector. The blocks that it touches have at most [`REQUEST_BYTES_MAX`] bytes.
         len: u32,
     },
     /// How that has ended.

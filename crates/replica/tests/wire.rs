@@ -1,7 +1,7 @@
 //! What is said is understood as it was said, and nothing else is taken for a message.
 
 use proptest::prelude::*;
-use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
+use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room};
 use tidepool_engine::format::{
     Entry, EntryKind, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, seal,
 };
@@ -113,7 +113,12 @@ impl Said {
                 dirty_bytes_max: d,
             }),
             16 => Message::Expecting { cache },
-            17 => Message::Ask { offset: a & !511, len: b as u32 % 513 * 512 },
+            17 => {
+                let offset = a & !511;
+                // Up to where the buffer of one request ends.
+                let room = REQUEST_BYTES_MAX as u64 - offset % REQUEST_BYTES_MAX as u64;
+                Message::Ask { offset, len: (b % (room / 512 + 1) * 512) as u32 }
+            }
             18 => Message::Told {
                 done: self.flag,
                 crc: a as u32,

@@ -143,7 +143,7 @@ impl World {
                     }
                 }
             }
-            Op::Flush | Op::Prefetch | Op::Record { .. } | Op::Block { .. } => {}
+            Op::Flush | Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. } => {}
         }
         let id = self.next_request;
         self.next_request += 1;
@@ -160,6 +160,7 @@ impl World {
             Op::Prefetch => "> prefetch",
             Op::Record { .. } => "> record",
             Op::Block { .. } => "> block",
+            Op::Fetch { .. } => "> fetch",
         };
         self.note(what, v as u64, first, sectors | start << 32);
         let request = Request { id, volume, op, offset, len, buf };
@@ -231,7 +232,7 @@ impl World {
                 }
             }
             Op::Flush => vol.checker.flushed(sent.start),
-            Op::Prefetch | Op::Record { .. } | Op::Block { .. } => {}
+            Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. } => {}
             Op::Write { fua } | Op::Discard { fua } | Op::WriteZeroes { fua, .. } => {
                 vol.changing -= 1;
                 vol.checker.end_change(sent.start, tick, true, fua || !vol.flushed);
@@ -247,7 +248,7 @@ impl World {
         let vol = &mut self.vols[sent.volume];
         match sent.op {
             Op::Read => vol.checker.forget_read(sent.start),
-            Op::Flush | Op::Prefetch | Op::Record { .. } | Op::Block { .. } => {}
+            Op::Flush | Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. } => {}
             _ => {
                 vol.changing -= 1;
                 vol.checker.end_change(sent.start, tick, false, false);

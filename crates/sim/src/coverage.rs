@@ -87,7 +87,7 @@ pub struct Coverage {
 }
 
 /// What two hosts with a copy each must go through.
-pub const PAIRS: [&str; 34] = [
+pub const PAIRS: [&str; 39] = [
     "host kill",
     "host power loss",
     "last copy lost its power",
@@ -104,8 +104,13 @@ pub const PAIRS: [&str; 34] = [
     "peer left",
     "owner back in sync",
     "owner back with less than its peer",
+    "record fetched",
+    "block gone bad",
+    "block from the peer",
     "owner back and unsure",
     "owner closed",
+    "read that waits for the lease",
+    "former owner's lease waited for",
     "volume let go of",
     "fenced transfer",
     "volume served",

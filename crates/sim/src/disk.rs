@@ -249,7 +249,8 @@ impl Disk {
         chosen
     }
 
-    fn damage_block(&mut self, block: u64) {
+    /// Damages one block in one of these ways.
+    pub(crate) fn damage_block(&mut self, block: u64) {
         self.faults_done += 1;
         if self.rng.permille(500) {
             self.unreadable.insert(block);
@@ -262,6 +263,17 @@ impl Disk {
             bytes[bit / 8] ^= 1 << (bit % 8);
             self.store.damage(block, content(&bytes));
         }
+    }
+
+    /// A damaged block is again what it was.
+    pub(crate) fn restore(&mut self, block: u64, content: Content) {
+        self.unreadable.remove(&block);
+        self.store.damage(block, content);
+    }
+
+    /// Blocks that are in use and can be read.
+    pub(crate) fn readable(&self) -> impl Iterator<Item = u64> {
+        self.store.used().into_iter().filter(|block| !self.unreadable.contains(block))
     }
 
     fn step(&mut self) -> Result<(), IoError> {

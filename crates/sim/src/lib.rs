@@ -6,6 +6,7 @@
 
 mod action;
 pub mod backend;
+pub mod ceph;
 pub mod checker;
 mod client;
 pub mod coverage;

@@ -195,6 +195,31 @@ fn a_copy_that_came_with_tls_is_whole_and_nobody_on_the_way_has_read_it() {
     assert!(taken_over(&Place::new(), "tcp", [None, None]));
 }
 
+/// The same command line serves on either host: a door for the volume by name is open where only its copy is, and lets its clients
+/// in when it is taken over.
+#[test]
+fn a_front_door_for_one_volume_is_open_where_its_copy_is() {
+    let place = Place::new();
+    let port = free_port();
+    let address = format!("tcp://127.0.0.1:{port}");
+    let peer = start_peer(&place, &address, None);
+    let owner = start_owner(&place, &address, None);
+    wait_for_sync(&place);
+    peer.kill();
+    let door = place.text("door");
+    let uri = format!("nbd+unix:///vm1?socket={door}");
+    let peer = start(&place, "b", &["--peer-listen", &address, "--nbd", &uri]);
+    wait_for_sync(&place);
+    client(&place, "a").write_fua(0, &[9; 4096]).expect("written");
+    owner.kill();
+    run(["volume", "takeover", "vm1", "--admin", &admin(&place, "b")]).done();
+    let mut found = [0; 4096];
+    let mut vm = BlockingClient::connect(&uri.parse().expect("a URI")).expect("a connection");
+    vm.read(0, &mut found).expect("read");
+    assert_eq!(found, [9; 4096]);
+    peer.kill();
+}
+
 #[test]
 fn certificates_of_others_are_refused_by_either_side_until_they_are_replaced() {
     let place = Place::new();

@@ -1,5 +1,7 @@
 //! The throw-away Ceph cluster that the tests of one program share.
 
+#![allow(dead_code)]
+
 use std::sync::{Mutex, MutexGuard};
 use tidepool_lab::cluster::{Cluster, ClusterOptions};
 

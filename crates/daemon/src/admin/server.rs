@@ -74,7 +74,8 @@ impl From<VolumeError> for Problem {
             | VolumeError::NotHandedOver { .. }
             | VolumeError::Behind { .. }
             | VolumeError::Alone { .. }
-            | VolumeError::OtherImage { .. } => StatusCode::CONFLICT,
+            | VolumeError::OtherImage { .. }
+            | VolumeError::Shard { source: ShardError::CopyNeeded { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { .. }
             | VolumeError::Silent { .. }

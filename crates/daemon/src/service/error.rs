@@ -115,7 +115,7 @@ pub enum VolumeError {
     },
     /// This host was restarted, and what it has is not the newest.
     #[error(
-        "cannot serve volume {name}: this host was restarted, or its cache device failed, and the copy on {host} has {records} newer records; take the volume over there (tidepool volume takeover {name})"
+        "cannot serve volume {name}: this host was restarted, or its cache device failed, and the copy on {host} has {records} newer records, which cannot be had ({why}); take the volume over there (tidepool volume takeover {name})"
     )]
     Behind {
         /// The volume.
@@ -124,6 +124,8 @@ pub enum VolumeError {
         host: String,
         /// How much more.
         records: u64,
+        /// Why they did not come.
+        why: String,
     },
     /// This cache held the volume with a peer that cannot be asked, and may have less than it.
     #[error(

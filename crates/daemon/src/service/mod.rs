@@ -207,7 +207,9 @@ async fn start(
     volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());
-        if let Some(name) = volume.as_ref().filter(|name| !volumes.contains(name)) {
+        if let Some(name) = &volume
+            && !volumes.contains(name).await.map_err(Failure::failed)?
+        {
             return Err(Failure::failed(format!(
                 "cannot offer volume {name} on {uri}: there is none of this name (add it with --volume {name}=URI)"
             )));

@@ -9,6 +9,7 @@ mod failover;
 mod handoff;
 mod operations;
 mod replication;
+mod turns;
 mod whole;
 
 use super::attachment;
@@ -33,6 +34,7 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
+use turns::Turns;
 
 /// How long a backend that was never open before is waited for.
 const OPEN_WAIT_MAX: Time = Time::from_secs(60);
@@ -61,7 +63,9 @@ pub struct Volumes {
     /// Held while a parent of clones is looked for, added or removed.
     parents: AsyncMutex<()>,
     /// Held while a copy of another host's volume becomes this host's.
-    takeovers: AsyncMutex<()>,
+    takeovers: Turns,
+    /// Held by a thread that asks an image something, under the image's name.
+    images: Turns,
     /// Volumes that are to come here, with what lets their clients in.
     arriving: Mutex<BTreeMap<String, AbortHandle>>,
 }
@@ -108,8 +112,10 @@ struct Facts {
     parent: Option<String>,
     /// Which snapshot its backend has open, if it is one.
     snapshot: Option<String>,
-    /// It is a copy that is being taken over.
+    /// It is to be served although the cache takes it for a copy: it is being taken over, or gets back what its log has lost.
     takes_over: bool,
+    /// Its record was this cache's.
+    was_ours: bool,
     /// For the first attempt to open its backend.
     taking: Taking,
     /// What keeps a peer connected.
@@ -208,7 +214,8 @@ impl Volumes {
             without_peer,
             entries: Mutex::default(),
             parents: AsyncMutex::default(),
-            takeovers: AsyncMutex::default(),
+            takeovers: Turns::default(),
+            images: Turns::default(),
             arriving: Mutex::default(),
         })
     }
@@ -218,12 +225,25 @@ impl Volumes {
         &self.shard
     }
 
+    fn knows(&self, entry: &Arc<Entry>) -> bool {
+        is_among(&lock(&self.entries), entry)
+    }
+
     fn entry(&self, name: &str) -> Result<Arc<Entry>, VolumeError> {
         lock(&self.entries).get(name).cloned().ok_or_else(|| VolumeError::Unknown(name.to_owned()))
     }
 
-    /// Whether there is a volume of this name.
-    pub fn contains(&self, name: &str) -> bool {
+    /// Whether a volume of this name is here, if only as the copy of another host's.
+    ///
+    /// # Errors
+    /// The shard has stopped.
+    pub async fn contains(&self, name: &str) -> Result<bool, ShardError> {
+        let known = self.shard.volumes().await?;
+        Ok(self.is_opening(name) || known.iter().any(|(_, spec, _)| spec.name == name))
+    }
+
+    /// Whether a volume of this name is served here, or is to be.
+    fn is_opening(&self, name: &str) -> bool {
         lock(&self.entries).contains_key(name)
     }
 
@@ -241,7 +261,7 @@ impl Volumes {
             let asked = wanted.remove(&status.spec.name);
             if status.state == VolumeState::Replica {
                 info!("volume {}: a copy of another host's is here", status.spec.name);
-                tokio::spawn(self.clone().finish_takeover(status.spec.name));
+                tokio::spawn(self.clone().finish_takeover(status.spec.name, asked));
                 continue;
             }
             match asked {
@@ -322,7 +342,7 @@ impl Volumes {
         let change = entry.begin_change()?;
         self.claim(&entry)?;
         // Also when the caller goes away in the middle, the name is free again.
-        let mut claim = Claim { volumes: self, name: Some(&entry.name) };
+        let mut claim = Claim { volumes: self, entry: Some(&entry) };
         if timeout(OPEN_WAIT_MAX, entry.clone().look()).await.is_err() {
             let (name, backend) = (entry.name.clone(), entry.backend.to_string());
             return Err(VolumeError::Silent { name, backend, seconds: OPEN_WAIT_MAX.as_secs() });
@@ -354,7 +374,7 @@ impl Volumes {
                 }
                 self.replicate(&entry, id, generation, read_only).await;
                 entry.set_state(None, None);
-                claim.name = None;
+                claim.entry = None;
                 info!("volume {}: added, serving {}", entry.name, entry.backend);
                 drop(change);
                 self.share(&entry, opened.parent).await;
@@ -571,16 +591,24 @@ pub async fn close_all(stopped: Stopped) {
     }
 }
 
+/// The volume is still the one of its name.
+fn is_among(entries: &BTreeMap<String, Arc<Entry>>, entry: &Arc<Entry>) -> bool {
+    entries.get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry))
+}
+
 /// Takes a new volume's entry away unless it is being served.
 struct Claim<'a> {
     volumes: &'a Volumes,
-    name: Option<&'a str>,
+    entry: Option<&'a Arc<Entry>>,
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if let Some(name) = self.name {
-            lock(&self.volumes.entries).remove(name);
+        let Some(entry) = self.entry else { return };
+        let mut entries = lock(&self.volumes.entries);
+        // A takeover may have entered another one meanwhile.
+        if is_among(&entries, entry) {
+            entries.remove(&entry.name);
         }
     }
 }

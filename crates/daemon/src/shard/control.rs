@@ -224,6 +224,12 @@ impl<C: Core> Reactor<C> {
             Command::Unexpect { number } => self.unexpect(number),
             Command::Adopt { guest } => self.adopt(guest),
             Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
+            Command::FollowOn { id, answer } => {
+                let _ = answer.send(self.follow_on(id));
+            }
+            Command::LogRecord { id, bytes, durable, answer } => {
+                self.log_record(id, &bytes, durable, answer);
+            }
             Command::SetAlone { id, alone } => self.set_alone(id, alone),
             Command::SilenceOf { host, answer } => {
                 let _ = answer.send(self.replication.silence_of(&host, now));

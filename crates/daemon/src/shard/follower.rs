@@ -8,6 +8,7 @@ use super::link::{Arriving, Link, Socket};
 use super::reactor::Reactor;
 use super::replication::{Role, TAKEOVER_SLOT, request_id};
 use super::shared::Shared;
+use std::ops::Range;
 use tidepool_driver::Slab;
 use tidepool_engine::api::{BLOCK_BYTES, ControlError, Op, Request, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::mem::Buf;
@@ -18,6 +19,8 @@ use tidepool_replica::{Copies, Party, PeerEffect, PeerSession, Record};
 const FLUSH: u32 = u32::MAX;
 /// The same of the block that it is asked for.
 const BLOCK: u32 = u32::MAX - 1;
+/// And of the record that it reads for its owner.
+pub(super) const FETCH: u32 = u32::MAX - 2;
 
 /// An owner that has said hello.
 pub struct Hello {
@@ -51,16 +54,30 @@ pub(super) struct Follower {
     block: Option<(u64, u32, Buf)>,
     /// The one that is asked for next: the owner does not wait for the answer about what it has overwritten meanwhile.
     next_block: Option<(u64, u32)>,
+    /// Records that the owner has lost and wants, and the one that is being read.
+    pub(super) wanted: Range<u64>,
+    pub(super) fetched: Option<(u64, Buf)>,
     /// The copy begins: the generation and base that it was asked for with.
     beginning: Option<(u64, u64)>,
-    held: Held,
-    joined: bool,
+    pub(super) held: Held,
+    pub(super) joined: bool,
 }
 
 impl Follower {
     /// The core owes it no answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.records.is_empty() && !self.flushing && self.block.is_none() && self.beginning.is_none()
+        let reads = self.block.is_some() || self.fetched.is_some();
+        self.records.is_empty() && !self.flushing && !reads && self.beginning.is_none()
+    }
+
+    /// A copy has begun on this link, or is about to.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// The owner gets no more records.
+    pub(super) fn forget_wanted(&mut self) {
+        self.wanted = 0..0;
     }
 
     /// Whose copy it is.
@@ -111,6 +128,8 @@ impl<C: Core> Reactor<C> {
             flushing: false,
             block: None,
             next_block: None,
+            wanted: 0..0,
+            fetched: None,
             beginning: None,
             held: Held::default(),
             joined: false,
@@ -171,8 +190,9 @@ impl<C: Core> Reactor<C> {
         };
         match *message {
             Message::Beat { .. } => {
-                link.push(message);
+                // What is not remembered is not said: a takeover waits for what the owner was told last.
                 if let Some(id) = follower.volume {
+                    link.push(message);
                     self.replication.followed_at.insert(id, self.shared.now);
                 }
             }
@@ -185,6 +205,7 @@ impl<C: Core> Reactor<C> {
                 follower.next_block = Some((block, crc));
                 self.read_block(slot);
             }
+            Message::Fetch { after, through } => return self.fetch(slot, after, through),
             Message::Flush { sequence } => follower.session.stabilise(sequence),
             Message::Drained { floor } => {
                 if let Some(engine) = self.shared.core.engine() {
@@ -199,6 +220,7 @@ impl<C: Core> Reactor<C> {
                     return false;
                 }
                 follower.has_begun = true;
+                follower.forget_wanted();
                 follower.beginning = Some((begin.generation, begin.base));
                 let volume = follower.volume;
                 let spec = VolumeSpec {
@@ -301,6 +323,9 @@ impl<C: Core> Reactor<C> {
         if number == BLOCK {
             return self.block_answered(slot, result);
         }
+        if number == FETCH {
+            return self.record_read(slot, result);
+        }
         let (sequence, buf) = follower.records.remove(number);
         self.shared.free(&mut follower.held, buf);
         if result == Err(RequestError::Invalid) {
@@ -369,7 +394,7 @@ impl<C: Core> Reactor<C> {
         if ends {
             self.hang_up(slot, "this host cannot take its records");
         }
-        given
+        given | self.read_record(slot)
     }
 
     /// Makes a copy ready to be this host's own volume: nothing more is taken from the owner, what is there is on stable media,

@@ -12,7 +12,7 @@ use super::volume::Volume;
 use std::os::fd::OwnedFd;
 use tidepool_driver::Slab;
 use tidepool_engine::api::{
-    BLOCK_BYTES, Op, REQUEST_BYTES_MAX, Request, RequestError, VolumeId, buffer_bytes,
+    BLOCK_BYTES, Op, REQUEST_BYTES_MAX, Request, RequestError, RequestId, VolumeId, buffer_bytes,
 };
 use tidepool_engine::mem::Buf;
 use tidepool_nbd::{Export, Session};
@@ -123,24 +123,32 @@ impl<C: Core> Reactor<C> {
         if !inside || buffer_bytes(offset, len.into()) > REQUEST_BYTES_MAX {
             return drop(answer.send(Err(ShardError::Request(RequestError::Invalid))));
         }
-        let limit = ShardError::Limit { what: "request of another host", limit: ASKS_MAX };
-        if self.asks.0.is_full() {
-            return drop(answer.send(Err(limit)));
-        }
-        let mut held = Held::of(id);
-        let mut buf = None;
-        if len > 0 {
-            buf = self.shared.alloc(&mut held, buffer_bytes(offset, len.into()));
-            if buf.is_none() {
-                return drop(answer.send(Err(limit)));
-            }
-        }
         let data = ((offset % BLOCK_BYTES as u64) as usize, len as usize);
-        let number = self.asks.0.insert(Ask { held, buf, data, answer });
-        let number = number.expect("room was looked for");
+        let bytes = if len > 0 { buffer_bytes(offset, len.into()) } else { 0 };
+        let Some((name, buf)) = self.begin_ask(id, bytes, data, answer) else { return };
         let op = if len > 0 { Op::Read } else { Op::Flush };
-        let name = request_id(ASK_SLOT, number);
         self.shared.submit(Request { id: name, volume: id, op, offset, len: len.into(), buf });
+    }
+
+    /// Remembers who is to be answered, with a buffer of so many bytes, and the part of it that is the answer. `None` if there is
+    /// no room, which has been answered then.
+    pub(super) fn begin_ask(
+        &mut self,
+        id: VolumeId,
+        bytes: usize,
+        data: (usize, usize),
+        answer: Answer<Vec<u8>>,
+    ) -> Option<(RequestId, Option<Buf>)> {
+        let mut held = Held::of(id);
+        let room = !self.asks.0.is_full();
+        let buf = (room && bytes > 0).then(|| self.shared.alloc(&mut held, bytes)).flatten();
+        if !room || bytes > 0 && buf.is_none() {
+            let limit = ShardError::Limit { what: "request of another host", limit: ASKS_MAX };
+            let _ = answer.send(Err(limit));
+            return None;
+        }
+        let number = self.asks.0.insert(Ask { held, buf, data, answer }).expect("room was looked for");
+        Some((request_id(ASK_SLOT, number), buf))
     }
 
     /// The core has answered.

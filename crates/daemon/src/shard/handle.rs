@@ -37,6 +37,14 @@ pub enum ShardError {
     /// There is no second copy that counts.
     #[error("it has no second copy in sync")]
     NoCopy,
+    /// The cache device has failed: until the image has everything the second copy must not end.
+    #[error(
+        "the cache device here has failed, and until the image has everything only the copy on {host} counts: try again when it has, or take the volume over there (tidepool volume takeover)"
+    )]
+    CopyNeeded {
+        /// Who has it.
+        host: String,
+    },
     /// Somebody would lose the connection.
     #[error(
         "{0} of its clients are connected: stop them first, or say that they are to be disconnected (--disconnect)"
@@ -253,6 +261,16 @@ pub(super) enum Command {
         len: u32,
         answer: Answer<Vec<u8>>,
     },
+    FollowOn {
+        id: VolumeId,
+        answer: Answer<()>,
+    },
+    LogRecord {
+        id: VolumeId,
+        bytes: Vec<u8>,
+        durable: bool,
+        answer: Answer<Vec<u8>>,
+    },
     SilenceOf {
         host: String,
         answer: oneshot::Sender<Option<Nanos>>,
@@ -457,6 +475,22 @@ impl ShardHandle {
     /// The volume is not served, there is no room at the moment, or the request has failed.
     pub async fn ask_for(&self, id: VolumeId, offset: u64, len: u32) -> Result<Vec<u8>, ShardError> {
         self.ask(|answer| Command::Ask { id, offset, len, answer }).await?
+    }
+
+    /// Has a volume that is not served take records of its own log that it has lost (see [`ShardHandle::log_record`]).
+    ///
+    /// # Errors
+    /// It is served, or something else is being done with it.
+    pub async fn follow_on(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.ask(|answer| Command::FollowOn { id, answer }).await?
+    }
+
+    /// Logs such a record, header block and data; with `durable` everything is on stable media afterwards.
+    ///
+    /// # Errors
+    /// It is not the next one, or there is no room for it.
+    pub async fn log_record(&self, id: VolumeId, bytes: Vec<u8>, durable: bool) -> Result<(), ShardError> {
+        self.ask(|answer| Command::LogRecord { id, bytes, durable, answer }).await?.map(drop)
     }
 
     /// Gives a volume and its image another size; what lies beyond the end of a smaller one is lost. Connected clients

@@ -41,9 +41,6 @@ pub const SILENCE_NS: u64 = 300_000_000;
 pub const PROGRESS_NS_MAX: u64 = 2_000_000_000;
 /// Nanoseconds for which a volume that is to be handed over waits for what is on its way.
 pub const HAND_OVER_NS_MAX: u64 = 10_000_000_000;
-/// Nanoseconds after its peer was last known to follow it for which an owner that may have been taken over takes reads. Whoever takes
-/// a volume over serves it no sooner after it has ceased to follow.
-pub const LEASE_NS: u64 = 500_000_000;
 /// Requests of clients on other hosts in the core.
 pub const ASKS_MAX: usize = 64;
 /// Pause before a change of the ownership record is tried again.

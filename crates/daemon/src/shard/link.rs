@@ -145,6 +145,11 @@ impl Link {
         }
     }
 
+    /// What was queued and is not on its way yet.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.queued.len()
+    }
+
     /// Queues a message and its data.
     pub(super) fn push_with(&mut self, message: &Message<'_>, data: &[u8]) {
         self.push(message);

@@ -193,7 +193,7 @@ impl MemoryCore {
             Op::Write { .. } => volume.count.writes += 1,
             Op::Flush => volume.count.flushes += 1,
             Op::Discard { .. } | Op::WriteZeroes { .. } => volume.count.discards += 1,
-            Op::Prefetch | Op::Record { .. } | Op::Block { .. } => {}
+            Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. } => {}
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod budget;
 mod connection;
 mod control;
 mod core;
+mod fetch;
 mod follower;
 mod gate;
 mod guests;
@@ -32,7 +33,7 @@ pub use self::core::Core;
 pub use follower::Hello;
 pub use guests::Guest;
 pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
-pub use limits::{LEASE_NS, SILENCE_NS};
+pub use limits::SILENCE_NS;
 pub use link::Socket;
 pub use owner::{Connected, Wants};
 pub use stats::{

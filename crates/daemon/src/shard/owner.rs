@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::handle::{Answer, ShardError};
-use super::limits::{LEASE_NS, LINKS_MAX, PROGRESS_NS_MAX, RECORD_RETRY_NS};
+use super::limits::{LINKS_MAX, PROGRESS_NS_MAX, RECORD_RETRY_NS};
 use super::link::{Link, Socket};
 use super::reactor::Reactor;
 use super::replication::Role;
@@ -51,8 +51,6 @@ pub(super) struct OwnerSide {
     /// How far the peer has got, and since when it has not got further although it is behind.
     confirmed: u64,
     behind_since: Option<Nanos>,
-    /// When the peer is known to have followed.
-    followed_at: Nanos,
     /// What the record is being changed from and to, and when that is tried again.
     writing: Option<(Record, Record)>,
     retry_at: Option<Nanos>,
@@ -142,7 +140,6 @@ impl<C: Core> Reactor<C> {
             handing_over: false,
             confirmed: 0,
             behind_since: None,
-            followed_at: 0,
             writing: None,
             retry_at: None,
             trouble: None,
@@ -172,12 +169,16 @@ impl<C: Core> Reactor<C> {
         let side = self.replication.owners.get_mut(&id).expect("looked at just now");
         side.link = Some(slot);
         side.peer = Some(peer);
-        (side.behind_since, side.followed_at) = (None, now);
+        side.behind_since = None;
         let mut effects = Vec::new();
         let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
         let up = side.session.peer_up(engine, now, (party, room), &mut effects);
         self.owner_effects(id, effects);
         if up {
+            // Reads wait for its answer as soon as the record may name the peer, which knows the volume by what has gone before.
+            if let Some((link, _)) = self.replication.links.get_mut(slot) {
+                link.push(&Message::Beat { time_ns: now });
+            }
             self.start_beats();
         } else {
             self.hang_up(slot, "it has too little room for a copy");
@@ -197,12 +198,24 @@ impl<C: Core> Reactor<C> {
         Some(if wants { Wants::Peer } else { Wants::Nothing })
     }
 
-    /// Ends the second copy of a volume until [`Reactor::pair_again`]; the answer comes when the record says so.
+    /// Ends the second copy of a volume until [`Reactor::pair_again`]; the answer comes when the record says so. Refused while
+    /// that copy is the only one that counts.
     pub(super) fn part(&mut self, id: VolumeId, answer: Answer<()>) {
+        self.look_as_owner(id);
+        let log = self.shared.core.engine().and_then(|engine| engine.log_status(id));
         let Some(side) = self.replication.owners.get_mut(&id) else {
             let _ = answer.send(Ok(()));
             return;
         };
+        let counts = matches!(
+            side.session.owner().phase(),
+            Phase::Joining { .. } | Phase::Sync { .. } | Phase::Conceding { .. }
+        );
+        if counts && log.is_some_and(|log| log.failed) {
+            let host = side.peer.as_ref().map_or_else(String::new, |peer| peer.host.clone());
+            let _ = answer.send(Err(ShardError::CopyNeeded { host }));
+            return;
+        }
         side.alone = true;
         side.parting.push(answer);
         if let Some(slot) = side.link {
@@ -327,15 +340,10 @@ impl<C: Core> Reactor<C> {
         moved
     }
 
-    /// Where the record names a peer, or may, that one may be the owner as soon as it does not follow any more: reads are taken for so
-    /// long, and wait after that until it is known. What is lost for this host the core refuses by itself.
+    /// Reads are taken for so long, and wait after that until it is known whose the volume is.
     fn renew_lease(&mut self, id: VolumeId) {
         let Some(side) = self.replication.owners.get(&id) else { return };
-        let alone = matches!(
-            side.session.owner().phase(),
-            Phase::Solo | Phase::Filling { .. } | Phase::Catching { .. } | Phase::Lost
-        );
-        let until = (!alone).then_some(side.followed_at.saturating_add(LEASE_NS));
+        let until = side.session.leased_until();
         if let Some(volume) = self.shared.volumes.get_mut(id) {
             let lapsed = !volume.is_leased();
             volume.leased_until = until;
@@ -484,7 +492,7 @@ impl<C: Core> Reactor<C> {
             Message::Beat { time_ns } if time_ns > now => return false,
             Message::Beat { time_ns } => {
                 if let Some(side) = self.replication.owners.get_mut(&id) {
-                    side.followed_at = side.followed_at.max(time_ns);
+                    side.session.followed(time_ns);
                 }
                 self.renew_lease(id);
             }
@@ -523,13 +531,9 @@ impl<C: Core> Reactor<C> {
             return self.write_record(id);
         }
         let Some(slot) = side.link else { return };
-        let lost = self.shared.core.engine().is_some_and(|engine| engine.has_loss(id));
-        if lost {
-            return self
-                .hang_up(slot, "something of the volume is lost here, and the image will not have it");
-        }
-        if side.session.is_held_up(now) {
-            return self.hang_up(slot, "it has no room, and its copy is not whole yet");
+        let engine = self.shared.core.engine();
+        if let Some(why) = engine.and_then(|engine| side.session.parts_because(engine, now)) {
+            return self.hang_up(slot, why);
         }
         if side.behind_ns(now) > PROGRESS_NS_MAX {
             return self.hang_up(slot, "it confirms nothing any more");

@@ -8,7 +8,7 @@ use tidepool_engine::api::*;
 use tidepool_engine::device::{Device, DeviceRead};
 use tidepool_engine::mem::Buf;
 use tidepool_engine::redo::{Change, FrameName, decode};
-use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, OpenError, format_device};
+use tidepool_engine::{Attach, Engine, EngineConfig, FETCH_BYTES, FormatOptions, OpenError, format_device};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -562,8 +562,13 @@ impl World {
         data: Option<&[u8]>,
     ) -> (RequestId, Option<Buf>) {
         let id = self.fresh();
-        let buf = matches!(op, Op::Read | Op::Write { .. } | Op::Prefetch | Op::Block { .. }).then(|| {
-            let buf = self.engine.arena_mut().alloc(buffer_bytes(offset, len)).expect("room");
+        let bytes = match op {
+            Op::Read | Op::Write { .. } | Op::Prefetch | Op::Block { .. } => Some(buffer_bytes(offset, len)),
+            Op::Fetch { .. } => Some(FETCH_BYTES),
+            _ => None,
+        };
+        let buf = bytes.map(|bytes| {
+            let buf = self.engine.arena_mut().alloc(bytes).expect("room");
             if let Some(data) = data {
                 let at = (offset % BLOCK_BYTES as u64) as usize;
                 self.engine.arena_mut().bytes_mut(buf)[at..at + data.len()].copy_from_slice(data);

@@ -51,6 +51,11 @@ impl Client {
         self.slots.iter().all(Option::is_none)
     }
 
+    /// That host serves the volume.
+    pub(super) fn is_served_by(&self, at: usize) -> bool {
+        self.serving == Some(at)
+    }
+
     /// Nobody serves the volume.
     pub(super) fn is_unserved(&self) -> bool {
         self.serving.is_none()
@@ -79,7 +84,7 @@ impl World {
     /// A host is the owner now and serves.
     pub(super) fn serve(&mut self, at: usize) {
         let tick = self.next_tick();
-        self.note("serve", at as u64, self.witness.generation, u64::from(self.lost));
+        self.note("serve", at as u64, self.ceph.record().generation, u64::from(self.lost));
         self.cover.hit("volume served");
         self.checker.killed(tick);
         if !std::mem::take(&mut self.lost) && !self.client.verifying {
@@ -91,6 +96,8 @@ impl World {
         self.whole_image = false;
         self.client.slots.iter_mut().for_each(|slot| *slot = None);
         self.client.serving = Some(at);
+        self.hosts[at].serves = true;
+        self.check_lease(1 - at);
         self.client.flushed = false;
         self.drained_control = None;
         for slot in 0..self.client.slots.len() {
@@ -111,8 +118,11 @@ impl World {
         if self.client.verifying {
             return self.verify(at, slot);
         }
+        if let Some((first, blocks)) = self.rot.as_mut().and_then(|rot| rot.mend.pop()) {
+            return self.request(at, slot, Op::Write { fua: false }, first, blocks);
+        }
         if self.client.stop_after.is_some_and(|stop| self.now >= stop) {
-            return;
+            return self.overwrite_what_is_lost(at, slot);
         }
         let plan = &self.plan;
         let (reads, flushes, fua, zeroes) = (plan.reads, plan.flushes, plan.fua, plan.zeroes);
@@ -134,12 +144,22 @@ impl World {
     /// Changes may go past the log.
     fn goes_direct(&self, at: usize) -> bool {
         let host = &self.hosts[at];
-        let status = host.engine.as_ref().and_then(|engine| engine.volume_status(self.now, VOLUME));
+        let status = host.engine.as_ref().and_then(|engine| engine.volume_status(self.clock(at), VOLUME));
         let mode = status.map_or(Mode::Off, |status| status.spec.mode);
         matches!(mode, Mode::WriteAround | Mode::Off) || host.disk.dead
     }
 
+    /// The host may take reads: nobody else serves the volume yet, as far as it knows.
+    pub(super) fn is_leased(&self, at: usize) -> bool {
+        let Run::Owner(session) = &self.hosts[at].run else { return false };
+        session.leased_until().is_none_or(|until| self.clock(at) <= until)
+    }
+
     fn request(&mut self, at: usize, slot: usize, op: Op, first: u64, blocks: u64) {
+        if matches!(op, Op::Read | Op::Flush) && !self.is_leased(at) {
+            self.cover.hit("read that waits for the lease");
+            return self.after(5 * MS, What::Think(slot));
+        }
         let (offset, len) = (first * BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64);
         let engine = self.hosts[at].engine.as_mut().expect("it serves");
         let mut buf = None;
@@ -169,12 +189,16 @@ impl World {
             _ => {}
         }
         self.client.flushed |= op.is_fua() || op == Op::Flush;
+        if !matches!(op, Op::Read | Op::Flush) {
+            // What was lost may be overwritten while the last drain is under way.
+            (self.drain_done, self.drained_control) = (false, None);
+        }
         self.client.next_id += 1;
         let id = self.client.next_id;
         self.client.slots[slot] = Some(Sent { id, op, start, first: sector, buf });
         self.note("> request", slot as u64, offset, len);
         let request = Request { id, volume: VOLUME, op, offset, len, buf };
-        let now = self.now;
+        let now = self.clock(at);
         self.hosts[at].engine.as_mut().expect("it serves").handle(now, Event::Request(request));
         self.drive(at);
     }
@@ -190,14 +214,15 @@ impl World {
         match (sent.op, result) {
             (Op::Read, Ok(())) => {
                 let bytes = engine.arena().bytes(sent.buf.expect("a read has a buffer")).to_vec();
-                // A fenced owner may answer from its past until it knows.
-                if self.witness.owner == self.hosts[at].party()
-                    && let Err(what) = self.checker.end_read(sent.start, tick, sent.first, &bytes)
-                {
+                if let Err(what) = self.checker.end_read(sent.start, tick, sent.first, &bytes) {
                     self.fail(what);
                 }
             }
-            (Op::Read, Err(_)) => self.checker.forget_read(sent.start),
+            (Op::Read, Err(_)) => {
+                self.checker.forget_read(sent.start);
+                let blocks = sent.buf.map_or(0, |buf| u64::from(buf.len)) / BLOCK_BYTES as u64;
+                self.may_be_lost(at, sent.first * SECTOR_BYTES as u64 / BLOCK_BYTES as u64, blocks);
+            }
             (Op::Flush, Ok(())) => self.checker.flushed(sent.start),
             (Op::Flush, Err(_)) => {}
             (op, Ok(())) => {
@@ -213,6 +238,31 @@ impl World {
         }
         let ns = if result.is_err() { 100 * MS } else { self.rng.around(self.plan.think_ns) };
         self.after(ns, What::Think(slot));
+    }
+
+    /// A read has failed: what is lost is overwritten.
+    fn may_be_lost(&mut self, at: usize, first: u64, blocks: u64) {
+        let is_lost = self.lost_blocks(at) > 0;
+        let Some(rot) = self.rot.as_mut().filter(|_| is_lost) else { return };
+        rot.mend.push((first, blocks));
+        if self.client.verifying {
+            self.checker.skip_verify(first);
+        }
+    }
+
+    /// In the end everything is overwritten, where something is lost still.
+    fn overwrite_what_is_lost(&mut self, at: usize, slot: usize) {
+        let is_lost = self.lost_blocks(at) > 0;
+        let Some(rot) = self.rot.as_mut() else { return };
+        if !is_lost {
+            // The drain may find something later.
+            return self.after(50 * MS, What::Think(slot));
+        }
+        let all = self.plan.size_bytes / BLOCK_BYTES as u64;
+        let first = rot.sweep % all;
+        let blocks = BLOCKS_MAX.min(all - first);
+        rot.sweep = first + blocks;
+        self.request(at, slot, Op::Write { fua: false }, first, blocks);
     }
 
     /// Looks at what a power loss has left before anything is written.
@@ -241,7 +291,7 @@ impl World {
         {
             return false;
         }
-        let now = self.now;
+        let (now, tick) = (self.clock(at), self.next_tick());
         let host = &mut self.hosts[at];
         let Run::Owner(session) = &host.run else { return false };
         if !matches!(session.owner().phase(), Phase::Sync { .. }) {
@@ -249,7 +299,8 @@ impl World {
         }
         if !self.drain_done {
             if self.drained_control.is_none() {
-                let control = 1 << 61;
+                // An earlier one may be answered yet.
+                let control = 1 << 61 | tick;
                 self.drained_control = Some((at, control));
                 host.engine.as_mut().expect("it serves").drain(now, VOLUME, control);
                 self.drive(at);
@@ -258,7 +309,7 @@ impl World {
         }
         for block in self.checker.touched() {
             let mut bytes = [0; BLOCK_BYTES];
-            self.image.read(block, &mut bytes);
+            self.ceph.read(block, &mut bytes);
             let tick = self.next_tick();
             if let Err(what) = self.checker.check_image(block, &bytes, tick) {
                 self.fail(what);

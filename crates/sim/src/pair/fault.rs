@@ -19,7 +19,7 @@ impl World {
             return;
         }
         if self.calm {
-            let in_sync = self.witness.copies != Copies::Solo;
+            let in_sync = self.ceph.record().copies != Copies::Solo;
             if self.plan.sync_first && !in_sync {
                 return self.after(BEAT_NS, What::Fault);
             }
@@ -81,18 +81,24 @@ impl World {
         }
         self.note(if power { "power loss" } else { "kill" }, at as u64, 0, 0);
         self.cover.hit(if power { "host power loss" } else { "host kill" });
+        // The record may say that the owner's copy counts before it is back. Its image's redo tells then that it is behind.
+        let parting = matches!(&self.hosts[at].run,
+            Run::Owner(session) if matches!(session.owner().phase(), Phase::Leaving { writing: true, .. }));
         self.hosts[at].stop();
         self.end_writes(at);
+        self.mend_device(at);
         self.hosts[at].paused_until = 0;
         self.client.left(at);
-        let conceded = matches!(self.witness.copies, Copies::Peer(_)) && host_of(self.witness.owner) == at;
-        if dead && !power && conceded && self.rng.permille(700) {
+        let conceded =
+            matches!(self.ceph.record().copies, Copies::Peer(_)) && host_of(self.ceph.record().owner) == at;
+        if dead && !power && conceded && !parting && self.rng.permille(700) {
             self.cover.hit("failed device back");
             self.hosts[at].disk.come_back();
         } else if power || dead {
             let members = self.members();
             let was = !self.whole_image && members.contains(&self.hosts[at].party());
             self.hosts[at].boot += 1;
+            self.hosts[at].clock.restart(self.now);
             if dead {
                 self.cover.hit("device replaced");
                 let rng = Rng::new(self.rng.bits());
@@ -131,9 +137,9 @@ impl World {
 
     /// Who has everything that is acknowledged.
     pub(super) fn members(&self) -> Vec<tidepool_replica::Party> {
-        match self.witness.copies {
-            Copies::Solo => vec![self.witness.owner],
-            Copies::Sync(peer) => vec![self.witness.owner, peer],
+        match self.ceph.record().copies {
+            Copies::Solo => vec![self.ceph.record().owner],
+            Copies::Sync(peer) => vec![self.ceph.record().owner, peer],
             Copies::Peer(peer) => vec![peer],
         }
     }
@@ -165,23 +171,27 @@ impl World {
         };
         // Alone with what it has, its death would be a loss that two copies do not prevent.
         let alone = members == [self.hosts[at].party()];
-        if self.hosts[at].engine.is_none() || alone || !members.iter().all(there) {
+        // What is bad, and then on a dead device whose peer is lost as well, only `recover` ends.
+        let rots = self.rot.is_some();
+        if self.hosts[at].engine.is_none() || alone || rots || !members.iter().all(there) {
             return;
         }
         self.note("device dies", at as u64, 0, 0);
         self.cover.hit(if is_peer { "peer's device died" } else { "owner's device died" });
+        self.mend_device(at);
         self.hosts[at].disk.break_down(None);
         self.checker.goes_direct(self.tick);
     }
 
     /// The owner's host is gone with its device, and its peer loses its power.
     fn lose_owner_and_power(&mut self) {
-        let Some(peer) = self.witness.peer() else { return };
-        let (owner, other) = (host_of(self.witness.owner), host_of(peer));
-        let there = self.hosts[owner].party() == self.witness.owner && self.hosts[other].party() == peer;
+        let Some(peer) = self.ceph.record().peer() else { return };
+        let (owner, other) = (host_of(self.ceph.record().owner), host_of(peer));
+        let there =
+            self.hosts[owner].party() == self.ceph.record().owner && self.hosts[other].party() == peer;
         let dead = self.hosts.iter().any(|host| host.disk.dead);
         let serves = matches!(self.hosts[owner].run, Run::Owner(_));
-        if !there || dead || !serves {
+        if !there || dead || !serves || self.rot.is_some() {
             return;
         }
         self.cover.hit("owner lost, and its peer's power");
@@ -217,7 +227,7 @@ impl World {
     /// Nobody serves, and nobody may by himself: the cache that was flushed to last is made the volume, whatever else is
     /// missing.
     pub(super) fn accept_loss(&mut self) {
-        let record = self.witness;
+        let record = self.ceph.record();
         let owner = host_of(record.owner);
         let host = &mut self.hosts[owner];
         if matches!(host.run, Run::Waiting) && host.party().cache == record.owner.cache {
@@ -244,7 +254,7 @@ impl World {
         if host.detaching.is_none() && self.rng.permille(700) {
             let control = host.fresh();
             host.detaching = Some(control);
-            let now = self.now;
+            let now = self.clock(at);
             return self.hosts[at].engine().detach(now, VOLUME, u64::MAX, control);
         }
         let life = host.life;
@@ -259,7 +269,7 @@ impl World {
         }
         self.cover.hit("volume let go of");
         let host = &mut self.hosts[at];
-        (host.detaching, host.fenced) = (None, false);
+        (host.detaching, host.fenced, host.serves) = (None, false, false);
         host.run = Run::Waiting;
         self.client.left(at);
         self.decide(at);
@@ -295,7 +305,7 @@ impl World {
         if matches!(mode, Mode::WriteAround | Mode::Off) {
             self.checker.goes_direct(self.tick);
         }
-        let now = self.now;
+        let now = self.clock(at);
         let control = self.hosts[at].fresh();
         self.hosts[at].engine().set_mode(now, VOLUME, mode, control);
         self.drive(at);

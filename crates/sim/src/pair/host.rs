@@ -1,5 +1,6 @@
 //! One host: its disk, its core, and what it is to the volume.
 
+use super::clock::Clock;
 use super::neighbour::NEIGHBOURS;
 use super::{Message, Plan, What, World};
 use crate::disk::Disk;
@@ -9,10 +10,10 @@ use std::collections::{HashMap, VecDeque};
 use tidepool_engine::api::*;
 use tidepool_engine::format::{RecordHeader, open};
 use tidepool_engine::mem::Buf;
-use tidepool_engine::{Attach, Engine, EngineConfig, FormatOptions, format_device};
+use tidepool_engine::status::VolumeState;
+use tidepool_engine::{Engine, EngineConfig, FormatOptions, format_device};
 use tidepool_replica::{
-    Copies, Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession, Record,
-    Resume, resume,
+    Effect as OwnerEffect, Event as OwnerEvent, OwnerSession, Party, PeerEffect, PeerSession, Record,
 };
 
 /// The host's other volume.
@@ -30,6 +31,8 @@ pub(super) enum Run {
     Down,
     /// It runs and waits for its time to come.
     Waiting,
+    /// It gets a record from its peer that it has lost, or gives up at that time.
+    Fetching { sequence: u64, through: u64, until: Nanos },
     /// It is the owner.
     Owner(OwnerSession),
     /// It holds a copy, or may be asked to.
@@ -52,6 +55,7 @@ impl Run {
         match self {
             Run::Down => "down".into(),
             Run::Waiting => "waiting".into(),
+            Run::Fetching { sequence, .. } => format!("fetching {sequence}"),
             Run::Owner(session) => format!("owner, {:?}", session.owner().phase()),
             Run::Peer(session) => format!("peer, {:?}", session.peer()),
             Run::Stabilising { .. } => "stabilising".into(),
@@ -83,16 +87,20 @@ pub(super) struct Host {
     /// Counts starts of the machine, and of the process.
     pub(super) boot: u64,
     pub(super) life: u64,
+    pub(super) clock: Clock,
     pub(super) paused_until: Nanos,
     /// The connection that it believes to have, and when it last heard something.
     pub(super) connection: Option<u64>,
     pub(super) heard: Nanos,
     next_id: u64,
     /// Records on their way into the log, and those that wait for the copy to begin.
-    records: HashMap<RequestId, (u64, Buf)>,
+    pub(super) records: HashMap<RequestId, (u64, Buf)>,
+    /// Records that are read for the owner, and blocks, with their CRC-32C.
+    pub(super) fetches: HashMap<RequestId, Buf>,
+    pub(super) blocks: HashMap<RequestId, (u64, u32, Buf)>,
     queue: VecDeque<(Vec<u8>, bool)>,
     /// The copy begins: control operation, generation.
-    beginning: Option<(u64, u64)>,
+    pub(super) beginning: Option<(u64, u64)>,
     flush: Option<RequestId>,
     /// Writes of its other volume.
     pub(super) neighbours: HashMap<RequestId, Buf>,
@@ -101,13 +109,17 @@ pub(super) struct Host {
     disks: u128,
     /// It knows that it is not the owner any more.
     pub(super) fenced: bool,
+    /// Its clients are let in.
+    pub(super) serves: bool,
+    /// When the owner of its copy was last told that it is followed, or the process began.
+    pub(super) followed_at: Nanos,
     /// It is to serve although the image may have more than it: nothing that is clean in it counts.
     pub(super) is_behind: bool,
     /// The operation that takes the backend of a lost volume away.
     pub(super) detaching: Option<u64>,
     /// Generation of its client of the image.
-    generation: u64,
-    told_drained: u64,
+    pub(super) generation: u64,
+    pub(super) told_drained: u64,
     /// When it is ticked next.
     pub(super) armed: Nanos,
 }
@@ -148,7 +160,7 @@ pub(super) enum Transfer {
 
 impl Host {
     /// A host with a formatted cache.
-    pub(super) fn new(at: usize, plan: &Plan, rng: Rng) -> Host {
+    pub(super) fn new(at: usize, plan: &Plan, rng: Rng, clock: Clock) -> Host {
         Host {
             at,
             disk: new_disk(at, plan, rng),
@@ -156,11 +168,14 @@ impl Host {
             run: Run::Down,
             boot: 0,
             life: 0,
+            clock,
             paused_until: 0,
             connection: None,
             heard: 0,
             next_id: OWN_REQUESTS,
             records: HashMap::new(),
+            fetches: HashMap::new(),
+            blocks: HashMap::new(),
             queue: VecDeque::new(),
             beginning: None,
             flush: None,
@@ -168,6 +183,8 @@ impl Host {
             append_bytes: plan.append_bytes,
             disks: 0,
             fenced: false,
+            serves: false,
+            followed_at: 0,
             is_behind: false,
             detaching: None,
             generation: 0,
@@ -191,9 +208,15 @@ impl Host {
     }
 
     /// What its cache knows of the volume.
-    fn known(&self) -> Option<VolumeSpec> {
+    pub(super) fn known(&self) -> Option<VolumeSpec> {
         let volumes = self.engine.as_ref()?.volumes();
         volumes.into_iter().find(|(id, _)| *id == VOLUME).map(|(_, spec)| spec)
+    }
+
+    /// What its cache has of the volume is a copy of another host's.
+    pub(super) fn has_copy(&self) -> bool {
+        let status = self.engine.as_ref().and_then(|engine| engine.volume_status(0, VOLUME));
+        status.is_some_and(|status| status.state == VolumeState::Replica)
     }
 
     /// It gets another device, with an empty cache.
@@ -209,9 +232,11 @@ impl Host {
         self.run = Run::Down;
         self.connection = None;
         self.records.clear();
+        self.fetches.clear();
+        self.blocks.clear();
         self.queue.clear();
         self.neighbours.clear();
-        (self.fenced, self.detaching) = (false, None);
+        (self.fenced, self.detaching, self.serves) = (false, None, false);
         (self.beginning, self.flush) = (None, None);
         self.armed = 0;
     }
@@ -237,7 +262,7 @@ fn new_disk(at: usize, plan: &Plan, rng: Rng) -> Disk {
 impl World {
     /// The process starts: it opens its cache and looks what it is to the volume.
     pub(super) fn start(&mut self, at: usize) {
-        let now = self.now;
+        let now = self.clock(at);
         let host = &mut self.hosts[at];
         if !matches!(host.run, Run::Down) {
             return;
@@ -249,160 +274,15 @@ impl World {
             Err(error) => return self.fail(format!("host {at} cannot open its cache: {error}")),
         }
         self.note("start", at as u64, 0, 0);
-        self.hosts[at].run = Run::Waiting;
+        (self.hosts[at].run, self.hosts[at].followed_at) = (Run::Waiting, now);
         self.start_neighbour(at);
         self.decide(at);
         self.drive(at);
     }
 
-    /// What a host that is nothing yet becomes.
-    pub(super) fn decide(&mut self, at: usize) {
-        if !matches!(self.hosts[at].run, Run::Waiting) || !self.witness_reachable(at) {
-            return;
-        }
-        let record = self.witness;
-        let tail = match &self.hosts[1 - at].run {
-            Run::Peer(session) if self.link_works() && !self.is_paused(1 - at) => session.peer().tail(),
-            _ => None,
-        };
-        let host = &mut self.hosts[at];
-        let own = host.engine().log_status(VOLUME).map_or(0, |log| log.logged);
-        if self.whole_image && record.copies == Copies::Solo && host_of(record.owner) == at {
-            // Its device is a new one, and somebody knows that the old one had nothing of its own.
-            let after = record.taken_by(host.party());
-            return self.ask(at, record, after);
-        }
-        match resume(host.party(), &record, own, tail) {
-            Resume::Serve => {
-                if record.peer().is_some() {
-                    self.cover.hit("owner back in sync");
-                }
-                let after = record.taken_by(self.hosts[at].party());
-                self.ask(at, record, after);
-            }
-            Resume::Taken => self.become_peer(at),
-            // The peer has more: it is for it to take over.
-            Resume::Fetch { .. } => self.cover.hit("owner back with less than its peer"),
-            Resume::Unreachable => self.cover.hit("owner back and unsure"),
-        }
-    }
-
-    pub(super) fn become_peer(&mut self, at: usize) {
-        let host = &mut self.hosts[at];
-        let me = host.party();
-        let volume = host.known();
-        let status = volume.as_ref().and_then(|_| host.engine.as_ref()?.volume_status(0, VOLUME));
-        let is_replica = status.is_some_and(|s| s.state == tidepool_engine::status::VolumeState::Replica);
-        let generation = volume.filter(|_| is_replica).map_or(0, |spec| spec.generation);
-        let session = PeerSession::new(host.engine(), Some(VOLUME), me, &self.witness, generation);
-        host.run = Run::Peer(session);
-    }
-
-    /// Asks the witness for a change of the record, as an owner to be.
-    pub(super) fn ask(&mut self, at: usize, before: Record, after: Record) {
-        self.hosts[at].run = Run::Asking { before, after };
-        self.send_change(at, before, after);
-    }
-
-    /// The peer takes the volume over.
-    pub(super) fn take_over(&mut self, at: usize) {
-        let record = self.witness;
-        if !self.witness_reachable(at) || self.is_paused(at) {
-            return;
-        }
-        let host = &mut self.hosts[at];
-        if host.beginning.is_some() {
-            return;
-        }
-        let Run::Peer(session) = &mut host.run else { return };
-        if let Ok(after) = session.peer_mut().take_over(&record) {
-            self.take_over_as(at, record, after);
-        }
-    }
-
-    /// The peer makes its copy stable, to become the owner.
-    pub(super) fn take_over_as(&mut self, at: usize, record: Record, after: Record) {
-        self.note("take over", at as u64, after.generation, 0);
-        self.hang_up(at);
-        let host = &mut self.hosts[at];
-        let flush = host.fresh();
-        let request = Request { id: flush, volume: VOLUME, op: Op::Flush, offset: 0, len: 0, buf: None };
-        let Run::Peer(session) = std::mem::replace(&mut host.run, Run::Waiting) else { unreachable!() };
-        host.run = Run::Stabilising { session, before: record, after, flush };
-        let now = self.now;
-        self.hosts[at].engine().handle(now, Event::Request(request));
-        self.drive(at);
-    }
-
-    /// The witness has answered, or is asked what stands there.
-    pub(super) fn answer(&mut self, at: usize, written: Option<bool>) {
-        let record = self.witness;
-        match self.hosts[at].run {
-            Run::Asking { before, after } => {
-                if record == after {
-                    self.hosts[at].run = Run::Fencing { record };
-                    self.send_fence(at, record.generation);
-                } else if record == before {
-                    self.send_change(at, before, after);
-                } else {
-                    self.hosts[at].run = Run::Waiting;
-                    self.decide(at);
-                }
-            }
-            Run::Owner(_) => {
-                let event = match written {
-                    Some(true) => OwnerEvent::Written,
-                    _ => OwnerEvent::Found(record),
-                };
-                self.tell(at, event);
-            }
-            _ => {}
-        }
-        self.drive(at);
-    }
-
-    /// Nobody of an earlier generation reaches the image any more.
-    pub(super) fn fenced(&mut self, at: usize) {
-        if let Run::Fencing { record } = self.hosts[at].run {
-            self.attach(at, record);
-            self.drive(at);
-        }
-    }
-
-    fn attach(&mut self, at: usize, record: Record) {
-        let now = self.now;
-        let host = &mut self.hosts[at];
-        let control = host.fresh();
-        host.generation = record.generation;
-        let attached = match host.known() {
-            Some(spec) => {
-                let keep_clean = !host.is_behind;
-                let attach = Attach { generation: record.generation, ..Attach::again(&spec, keep_clean) };
-                host.engine().attach(now, VOLUME, attach, control).is_ok()
-            }
-            None if self.whole_image => {
-                let spec = self.plan.spec(record.generation);
-                host.engine().add_volume(now, spec, control).expect("there is room for a second volume");
-                true
-            }
-            None => return self.fail(format!("host {at} owns the volume and has nothing of it")),
-        };
-        if attached {
-            host.engine().set_degraded(now, VOLUME, self.plan.alone);
-        }
-        host.run = match attached {
-            true => Run::Attaching { record, control },
-            // Something is still on its way to the log.
-            false => Run::Fencing { record },
-        };
-        if !attached {
-            self.send_fence(at, record.generation);
-        }
-    }
-
     /// The owner's machine takes an event in.
     pub(super) fn tell(&mut self, at: usize, event: OwnerEvent) {
-        let now = self.now;
+        let now = self.clock(at);
         let host = &mut self.hosts[at];
         let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
         let mut effects = Vec::new();
@@ -412,7 +292,7 @@ impl World {
 
     /// The owner hears how far the copy goes.
     fn peer_has(&mut self, at: usize, have: Have) {
-        let now = self.now;
+        let now = self.clock(at);
         let host = &mut self.hosts[at];
         let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
         let mut effects = Vec::new();
@@ -452,7 +332,7 @@ impl World {
     /// Lets a host do all that it can.
     pub(super) fn drive(&mut self, at: usize) {
         loop {
-            let now = self.now;
+            let now = self.clock(at);
             while let Some(effect) = self.hosts[at].engine.as_mut().and_then(|engine| engine.next_effect(now))
             {
                 self.effect(at, effect);
@@ -468,7 +348,7 @@ impl World {
 
     /// Lets the machines look at the core; whether the core has to be driven again.
     fn look(&mut self, at: usize) -> bool {
-        let now = self.now;
+        let now = self.clock(at);
         let host = &mut self.hosts[at];
         let Some(engine) = &mut host.engine else { return false };
         match &mut host.run {
@@ -505,7 +385,7 @@ impl World {
 
     /// Gives the core the records that have arrived; whether there was one.
     fn feed(&mut self, at: usize) -> bool {
-        let now = self.now;
+        let now = self.clock(at);
         let mut fed = false;
         loop {
             let host = &mut self.hosts[at];
@@ -571,10 +451,7 @@ impl World {
                         Message::Record { bytes: engine.arena().bytes(buf).to_vec(), durable }
                     }
                     PeerOp::Stabilise { sequence } => Message::Stabilise { sequence },
-                    // No block of theirs goes bad.
-                    PeerOp::Block { block, .. } => {
-                        return self.fail(format!("block {block} is bad on host {at}"));
-                    }
+                    PeerOp::Block { block, crc } => Message::AskBlock { block, crc },
                 };
                 return self.send(at, message);
             }
@@ -593,8 +470,22 @@ impl World {
         if let Some(buf) = host.neighbours.remove(&id) {
             return host.engine().arena_mut().free(buf);
         }
+        if let Some(buf) = host.fetches.remove(&id) {
+            return self.fetched(at, buf, result);
+        }
+        if let Some(asked) = host.blocks.remove(&id) {
+            return self.block_read(at, asked, result);
+        }
         if let Some((sequence, buf)) = host.records.remove(&id) {
             host.engine().arena_mut().free(buf);
+            if matches!(host.run, Run::Fetching { .. }) {
+                host.run = Run::Waiting;
+                if result == Err(RequestError::Invalid) {
+                    // Another volume was promised the room meanwhile: it is tried again.
+                    self.cover.hit("record without room");
+                }
+                return self.decide(at);
+            }
             if let Run::Peer(session) = &mut host.run {
                 if result == Err(RequestError::Invalid) && session.takes_records() {
                     return self.fail(format!("host {at} cannot take record {sequence} of its owner"));
@@ -671,7 +562,7 @@ impl World {
 
     /// A message arrives.
     pub(super) fn receive(&mut self, at: usize, message: Message) {
-        let now = self.now;
+        let now = self.clock(at);
         self.hosts[at].heard = now;
         match message {
             Message::Begin(begin) => self.begin(at, begin),
@@ -695,11 +586,16 @@ impl World {
                     session.drained(engine, sequence);
                 }
             }
-            Message::Beat => {
-                if matches!(self.hosts[at].run, Run::Peer(_)) {
-                    self.send(at, Message::Beat);
+            Message::AskBlock { block, crc } => self.asked_for_block(at, block, crc),
+            Message::Block { block, crc, data } => self.block_came(at, block, crc, data.as_deref()),
+            Message::Beat { time_ns } => match &mut self.hosts[at].run {
+                Run::Peer(_) => {
+                    self.hosts[at].followed_at = now;
+                    self.send(at, Message::Beat { time_ns });
                 }
-            }
+                Run::Owner(session) => session.followed(time_ns),
+                _ => {}
+            },
         }
         self.drive(at);
     }
@@ -726,24 +622,37 @@ impl World {
         }
     }
 
+    /// Of two hosts at most one takes reads, whatever their clocks show.
+    pub(super) fn check_lease(&mut self, at: usize) {
+        let host = &self.hosts[at];
+        let taken = self.client.is_served_by(1 - at);
+        if taken && host.serves && !host.fenced && self.is_leased(at) {
+            self.fail(format!("host {at} takes reads of a volume that is served by the other one"));
+        }
+    }
+
     /// Beats, looks for silence, and ticks.
     pub(super) fn beat(&mut self, at: usize) {
-        let now = self.now;
+        let now = self.clock(at);
         if self.hosts[at].engine.is_none() {
             return;
         }
+        self.check_lease(at);
         if self.hosts[at].connection.is_some() && now > self.hosts[at].heard + SILENCE_NS {
             self.hang_up(at);
         }
         let host = &mut self.hosts[at];
-        if matches!(&host.run, Run::Owner(session) if session.is_held_up(now)) {
-            self.cover.hit("copy without room given up");
+        if let (Run::Owner(session), Some(engine), Some(_)) = (&host.run, &host.engine, host.connection)
+            && session.parts_because(engine, now).is_some()
+        {
+            let lost = engine.has_loss(VOLUME);
+            self.cover.hit(if lost { "copy parted with for a loss" } else { "copy without room given up" });
             return self.hang_up(at);
         }
         if let (Run::Owner(session), Some(engine)) = (&host.run, &host.engine) {
             let drained = session.drained(engine);
             if host.connection.is_some() {
-                self.send(at, Message::Beat);
+                self.send(at, Message::Beat { time_ns: now });
                 if drained > self.hosts[at].told_drained {
                     self.hosts[at].told_drained = drained;
                     self.send(at, Message::Drained { sequence: drained });
@@ -753,21 +662,13 @@ impl World {
         if self.is_owner_unawares(at) {
             self.hosts[at].run = Run::Waiting;
         }
+        if matches!(self.hosts[at].run, Run::Fetching { until, .. } if now > until) {
+            self.hosts[at].run = Run::Waiting;
+        }
         if matches!(self.hosts[at].run, Run::Waiting) {
             self.decide(at);
         }
         self.drive(at);
-    }
-
-    /// A takeover that a former life of the peer had asked for has come about.
-    fn is_owner_unawares(&mut self, at: usize) -> bool {
-        let host = &self.hosts[at];
-        let own = self.witness.owner.cache == host.party().cache;
-        let found = matches!(host.run, Run::Peer(_)) && own && self.witness_reachable(at);
-        if found {
-            self.cover.hit("owner unawares");
-        }
-        found
     }
 
     /// A host gives its connection up.
@@ -786,10 +687,10 @@ impl World {
 
     /// The two are connected; the owner hears who the other one is.
     pub(super) fn connected(&mut self, at: usize, connection: u64) {
-        let now = self.now;
+        let now = self.clock(at);
         for host in &mut self.hosts {
             host.connection = Some(connection);
-            host.heard = now;
+            host.heard = host.clock.read(self.now);
             host.queue.clear();
             host.told_drained = 0;
         }
@@ -805,6 +706,7 @@ impl World {
             self.hang_up(1 - at);
         }
         self.owner_effects(at, effects);
+        self.send(at, Message::Beat { time_ns: now });
         self.drive(at);
     }
 }

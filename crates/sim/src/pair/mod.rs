@@ -4,17 +4,24 @@
 //! record lets it.
 
 mod client;
+mod clock;
 mod fault;
+mod fetch;
 mod host;
 mod neighbour;
+mod rot;
+mod taking;
 
+use crate::ceph::Ceph;
 use crate::checker::Checker;
 use crate::coverage::Coverage;
 use crate::rng::Rng;
 use crate::store::Store;
 use crate::world::Outcome;
 use client::Client;
+use clock::Clock;
 use host::{Host, Run, Transfer};
+use rot::Rot;
 use std::collections::{BTreeMap, VecDeque};
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
@@ -33,12 +40,33 @@ const NOTES_MAX: usize = 300;
 /// What the hosts say to each other.
 enum Message {
     Begin(Begin),
-    Begun { generation: u64 },
-    Record { bytes: Vec<u8>, durable: bool },
-    Stabilise { sequence: u64 },
+    Begun {
+        generation: u64,
+    },
+    Record {
+        bytes: Vec<u8>,
+        durable: bool,
+    },
+    Stabilise {
+        sequence: u64,
+    },
     Have(Have),
-    Drained { sequence: u64 },
-    Beat,
+    Drained {
+        sequence: u64,
+    },
+    AskBlock {
+        block: u64,
+        crc: u32,
+    },
+    Block {
+        block: u64,
+        crc: u32,
+        data: Option<Vec<u8>>,
+    },
+    /// With the time of the owner's clock, which the peer says back.
+    Beat {
+        time_ns: Nanos,
+    },
 }
 
 /// What a run is like.
@@ -235,7 +263,7 @@ struct World {
     tick: u64,
     hash: u64,
     hosts: [Host; 2],
-    witness: Record,
+    ceph: Ceph,
     /// Until when a host does not reach the witness, and until when what it sends to the other one gets lost.
     away_until: [Nanos; 2],
     hole_until: [Nanos; 2],
@@ -243,9 +271,6 @@ struct World {
     /// A connection of which something was lost: nothing more comes over it.
     broken: u64,
     last_delivery: [Nanos; 2],
-    image: Store,
-    /// Nobody of an earlier generation changes the image.
-    fence: u64,
     checker: Checker,
     client: Client,
     /// Both copies of what was acknowledged and not flushed are gone.
@@ -265,6 +290,8 @@ struct World {
     steps_max: u64,
     healing: bool,
     drained_control: Option<(usize, u64)>,
+    /// In some lives blocks go bad.
+    rot: Option<Rot>,
     drain_done: bool,
     cover: Coverage,
     notes: VecDeque<Note>,
@@ -295,7 +322,8 @@ impl World {
     fn new(seed: u64, seconds: u64, verbose: bool) -> World {
         let mut rng = Rng::new(seed);
         let plan = Plan::new(&mut rng);
-        let mut host = |at: usize| Host::new(at, &plan, Rng::new(rng.bits()));
+        let mut clocks = Rng::new(seed ^ 0x636c_6f63_6b73);
+        let mut host = |at: usize| Host::new(at, &plan, Rng::new(rng.bits()), Clock::new(&mut clocks));
         let hosts = [host(0), host(1)];
         let first = hosts[0].party();
         let base_bytes = plan.size_bytes / 2;
@@ -314,14 +342,12 @@ impl World {
             tick: 1,
             hash: 0xcbf2_9ce4_8422_2325,
             hosts,
-            witness: Record { generation: 1, owner: first, copies: Copies::Solo },
+            ceph: Ceph::new(Record { generation: 1, owner: first, copies: Copies::Solo }, image),
             away_until: [0; 2],
             hole_until: [0; 2],
             connections: 0,
             broken: 0,
             last_delivery: [0; 2],
-            image,
-            fence: 0,
             checker,
             lost: false,
             whole_image: true,
@@ -332,6 +358,7 @@ impl World {
             steps_max: u64::MAX,
             healing: false,
             drained_control: None,
+            rot: Rot::of(seed),
             drain_done: false,
             cover: Coverage::default(),
             notes: VecDeque::new(),
@@ -389,6 +416,11 @@ impl World {
         self.at(self.now + ns, what);
     }
 
+    /// The time that a host's clock shows.
+    fn clock(&self, at: usize) -> Nanos {
+        self.hosts[at].clock.read(self.now)
+    }
+
     fn is_paused(&self, at: usize) -> bool {
         self.hosts[at].paused_until > self.now
     }
@@ -434,7 +466,7 @@ impl World {
                 let runs: Vec<String> = self.hosts.iter().map(Host::state).collect();
                 self.fail(format!(
                     "nothing more happens: {runs:?}, {:?}, {}",
-                    self.witness,
+                    self.ceph.record(),
                     self.client.state()
                 ));
             }
@@ -445,8 +477,10 @@ impl World {
         match what {
             What::Fault => self.fault(),
             What::Beat(at) => {
+                self.check_rot(at);
                 self.beat(at);
                 self.connect();
+                self.decay(at);
                 if self.healing {
                     self.replace_dead(at);
                 }
@@ -460,7 +494,7 @@ impl World {
                 self.after(BEAT_NS, What::Beat(at));
             }
             What::Tick { at, life } if self.hosts[at].life == life => {
-                let now = self.now;
+                let now = self.clock(at);
                 if let Some(engine) = &mut self.hosts[at].engine {
                     engine.handle(now, Event::Tick);
                 }
@@ -472,7 +506,7 @@ impl World {
                 self.arrive(at, life, token, generation, transfer);
             }
             What::Done { at, life, token, result, into } if self.hosts[at].life == life => {
-                let now = self.now;
+                let now = self.clock(at);
                 let engine = self.hosts[at].engine.as_mut().expect("this life runs");
                 if let Some((buf, bytes)) = into {
                     engine.arena_mut().bytes_mut(buf).copy_from_slice(&bytes);
@@ -495,7 +529,7 @@ impl World {
             }
             What::Fence { at, life, generation } => {
                 self.note("fence", generation, 0, 0);
-                self.fence = self.fence.max(generation);
+                self.ceph.fence(generation);
                 let ns = self.rng.around(MS);
                 self.after(ns, What::Fenced { at, life });
             }
@@ -514,7 +548,8 @@ impl World {
     /// Makes sure that a core is ticked when it asked to be.
     fn arm(&mut self, at: usize) {
         let (now, host) = (self.now, &self.hosts[at]);
-        let due = host.engine.as_ref().and_then(|engine| engine.next_deadline(now));
+        let due = host.engine.as_ref().and_then(|engine| engine.next_deadline(self.clock(at)));
+        let due = due.map(|due| host.clock.when(due));
         if let Some(due) =
             due.map(|due| due.max(now + 1)).filter(|&due| due < host.armed || host.armed <= now)
         {
@@ -554,25 +589,25 @@ impl World {
                 into = buf.map(|buf| (buf, vec![0; buf.len as usize]));
                 Ok(())
             }
-            _ if generation < self.fence => {
+            _ if self.ceph.reach(generation).is_err() => {
                 self.cover.hit("fenced transfer");
-                Err(IoError::Fenced)
+                self.ceph.reach(generation)
             }
             Transfer::ImageRead { offset, buf } => {
                 let mut bytes = vec![0; buf.len as usize];
                 let first = offset / BLOCK_BYTES as u64;
                 for (block, out) in (first..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
-                    self.image.read(block, out);
+                    self.ceph.read(block, out);
                 }
                 into = Some((buf, bytes));
                 Ok(())
             }
             Transfer::ImageWrite { first, data } => {
-                (first..).zip(data).for_each(|(block, content)| self.image.write(block, content, true));
+                (first..).zip(data).for_each(|(block, content)| self.ceph.write(block, content));
                 Ok(())
             }
             Transfer::ImageZeroes { first, blocks } => {
-                (first..first + blocks).for_each(|block| self.image.write(block, None, true));
+                (first..first + blocks).for_each(|block| self.ceph.write(block, None));
                 Ok(())
             }
             Transfer::ImageOther => Ok(()),
@@ -634,7 +669,7 @@ impl World {
     }
 
     fn change(&mut self, at: usize, life: u64, before: Record, after: Record) {
-        let written = self.witness == before;
+        let written = self.ceph.change(before, after);
         if written {
             self.note(
                 "record",
@@ -667,7 +702,6 @@ impl World {
             self.whole_image |= after.generation == before.generation
                 && after.copies == Copies::Solo
                 && std::mem::take(&mut self.drained_at_leave);
-            self.witness = after;
         }
         let lost = !self.healing && self.rng.permille(self.plan.lost_answers);
         if lost {

@@ -14,7 +14,7 @@ const WRITE_BYTES: u64 = 64 << 10;
 impl World {
     /// The host's other volume is added, or attached, after a start.
     pub(super) fn start_neighbour(&mut self, at: usize) {
-        let now = self.now;
+        let now = self.clock(at);
         let engine = self.hosts[at].engine();
         match engine.volumes().into_iter().find(|(id, _)| *id == NEIGHBOUR) {
             Some((id, spec)) => {
@@ -38,7 +38,7 @@ impl World {
 
     /// Writes as much as is to be in flight.
     pub(super) fn neighbour(&mut self, at: usize) {
-        let (now, life) = (self.now, self.hosts[at].life);
+        let (now, life) = (self.clock(at), self.hosts[at].life);
         let pause = self.rng.around(5 * MS);
         while self.hosts[at].neighbours.len() < self.plan.neighbour && !self.healing {
             let engine = self.hosts[at].engine();

@@ -4,7 +4,7 @@ use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, me, record_of
 use crate::service::attachment;
 use crate::service::plan::drain_order;
 use crate::service::volumes::Volumes;
-use crate::shard::{Hello, ShardHandle};
+use crate::shard::Hello;
 use crate::volume::check_name;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -181,7 +181,7 @@ async fn introduced(
     }
     let shard = volumes.shard();
     let me = me(shard.opened().uuid);
-    let (record, spec) = match look(&said, me, shard).await {
+    let (record, spec) = match look(&said, me, volumes).await {
         Ok(looked) => looked,
         Err(why) => return stream.refuse(&why).await,
     };
@@ -189,6 +189,7 @@ async fn introduced(
     let hello = Hello { socket: stream.into_socket()?, host: host.clone(), me, my_host, record, spec };
     let welcome = shard.welcome(hello).await;
     welcome.map_err(|error| PeerError::Refused(format!("volume {name} of {host}: {error}")))?;
+    volumes.look_again(&name);
     info!("volume {name}: {host} owns it and may send its records here");
     Ok(())
 }
@@ -215,7 +216,7 @@ async fn expect(
     let looked = if leaving.to != my_host {
         Err(format!("this is host {my_host}"))
     } else {
-        match look(&said, me, shard).await {
+        match look(&said, me, volumes).await {
             Ok((record, spec)) => volumes.expect(&spec, record, leaving).await,
             Err(why) => Err(why),
         }
@@ -273,26 +274,26 @@ async fn hear(accepted: Accepted) -> Result<(Stream, Said), PeerError> {
 }
 
 /// Asks the ownership record whether that is true. Returns what it says, and the volume as it would be here.
-async fn look(said: &Said, me: Party, shard: &ShardHandle) -> Result<(Record, VolumeSpec), String> {
+async fn look(said: &Said, me: Party, volumes: &Volumes) -> Result<(Record, VolumeSpec), String> {
     check_name(&said.name).map_err(|e| e.to_string())?;
     if said.owner.cache == me.cache {
         return Err("that is this very host".into());
     }
     let uri: BackendUri = said.image.parse().map_err(|e| format!("{}: {e}", said.image))?;
-    let volumes = shard.volumes().await.map_err(|e| e.to_string())?;
-    let known = volumes.into_iter().map(|(_, spec, _)| spec).find(|spec| spec.name == said.name);
+    let here = volumes.shard().volumes().await.map_err(|e| e.to_string())?;
+    let known = here.into_iter().map(|(_, spec, _)| spec).find(|spec| spec.name == said.name);
     let own: Option<BackendUri> = known.as_ref().and_then(|known| known.backend.parse().ok());
     let drain = drain_order(&uri, None).into();
-    let read = tokio::task::spawn_blocking(move || {
+    let read = volumes.ask_image(&uri, "reading the ownership record", move |uri| {
         let same = own.is_none_or(|own| {
-            own == uri || tidepool_backend::identity(&own) == tidepool_backend::identity(&uri)
+            own == *uri || tidepool_backend::identity(&own) == tidepool_backend::identity(uri)
         });
-        (same, tidepool_backend::ownership(&uri, None))
+        Ok(if same { Some(tidepool_backend::ownership(uri, None)?) } else { None })
     });
     let found = match timeout(RECORD_WAIT_MAX, read).await {
-        Ok(Ok((false, _))) => return Err("another volume of this name is here".into()),
-        Ok(Ok((true, found))) => found.map_err(|e| e.to_string())?,
-        Ok(Err(_)) => return Err("reading the ownership record ended in an internal error".into()),
+        Ok(Ok(Some(found))) => found,
+        Ok(Ok(None)) => return Err("another volume of this name is here".into()),
+        Ok(Err(error)) => return Err(error.to_string()),
         Err(_) => return Err(format!("the ownership record of {} cannot be read in time", said.image)),
     };
     let found = found.ok_or_else(|| format!("{} has no ownership record", said.image))?;

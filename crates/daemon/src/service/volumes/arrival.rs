@@ -85,7 +85,7 @@ impl Volumes {
         let copy = |(_, known, state): &(_, VolumeSpec, _)| {
             known.name == spec.name && *state == VolumeState::Replica
         };
-        if self.contains(&spec.name) && !known.iter().any(copy) {
+        if self.is_opening(&spec.name) && !known.iter().any(copy) {
             return Err("a volume of this name is here, and not as the copy of another host's".into());
         }
         if is_parent_name(&spec.name) || !is_size(leaving.size_bytes) {
@@ -251,7 +251,7 @@ impl Arriving {
                 false => volumes.take_handed_over(&name, owner, generation, prepared).await,
             }
         });
-        let taken = with_words(stream, taking).await;
+        let taken = with_words(stream, WORD_PAUSE, taking).await;
         match taken.map_err(|_| PeerError::Refused("taking it ended in an internal error".into()))? {
             Ok(()) => {
                 let all = since.elapsed().as_millis();

@@ -1,6 +1,6 @@
 //! How a volume that is known gets its backend: opened, tried again, taken over.
 
-use super::{Entry, Facts, Volumes, close, from_shard, lock, whole};
+use super::{Entry, Facts, Volumes, close, from_shard, is_among, lock, whole};
 use crate::admin::State;
 use crate::service::VolumeError;
 use crate::service::attachment;
@@ -64,7 +64,17 @@ impl Volumes {
         let state = Some(State::Opening);
         let takes_over = taken_over.is_some();
         let taking = taken_over.unwrap_or_default();
-        let facts = Facts { id: Some(id), accept_loss, drain, state, takes_over, taking, ..Facts::default() };
+        let was_ours = takes_over && taking.take_over.is_none();
+        let facts = Facts {
+            id: Some(id),
+            accept_loss,
+            drain,
+            state,
+            takes_over,
+            was_ours,
+            taking,
+            ..Facts::default()
+        };
         let entry = Entry::new(&name, spec.backend.parse()?, facts);
         lock(&self.entries).insert(name, entry.clone());
         let asked_order = asked.as_ref().and_then(|asked| asked.drain);
@@ -125,6 +135,7 @@ impl Volumes {
                     (error, lasting)
                 }
             };
+            self.note_whose(&entry).await;
             let text = crate::failure::one_line(&error);
             entry.set_state(Some(State::Unavailable), Some(text.clone()));
             match first.take() {
@@ -144,13 +155,33 @@ impl Volumes {
         }
     }
 
+    /// A copy that is to be served could not be. If its record was this cache's and is not any more, another host serves the volume:
+    /// then it may become the copy of that one's.
+    async fn note_whose(&self, entry: &Entry) {
+        if !lock(&entry.facts).takes_over {
+            return;
+        }
+        let Ok(Some(found)) = self.ownership(&entry.backend).await else { return };
+        let is_ours = self.owns(&found);
+        let mut facts = lock(&entry.facts);
+        facts.takes_over &= is_ours || !facts.was_ours;
+        facts.was_ours |= is_ours;
+    }
+
+    /// Another host owns a volume and may send its records here.
+    pub(in crate::service) fn look_again(&self, name: &str) {
+        if let Some(entry) = lock(&self.entries).get(name) {
+            entry.again.notify_one();
+        }
+    }
+
     /// Whether a volume still waits for its backend: its owner may have begun to send its records here, and then it may have been
     /// taken over, which has made another entry of it.
     async fn is_wanted(&self, entry: &Arc<Entry>, id: VolumeId) -> bool {
         let volumes = self.shard.volumes().await.unwrap_or_default();
         let copy = volumes.iter().any(|(known, _, state)| *known == id && *state == VolumeState::Replica);
         let mut entries = lock(&self.entries);
-        let current = entries.get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
+        let current = is_among(&entries, entry);
         if copy && current && !lock(&entry.facts).takes_over {
             entries.remove(&entry.name);
             return false;
@@ -181,7 +212,7 @@ impl Volumes {
             // Also a later attempt has to wait for the last.
             (std::mem::take(&mut taking.prepared), taking.take_over.take(), taking.serve_from)
         };
-        let options = OpenOptions {
+        let mut options = OpenOptions {
             cache_uuid: self.cache_uuid,
             attachment: Some(recorded),
             generation: known.map(|v| v.status.spec.generation),
@@ -193,7 +224,8 @@ impl Volumes {
             take_over,
             ..OpenOptions::default()
         };
-        let opened = self.open_whole(entry, options).await?;
+        let opened = self.open_whole(entry, id, &mut options).await?;
+        let dirty = options.dirty;
         info!(
             "volume {name}: cached data {}: {}",
             if opened.keep_clean { "stays" } else { "is dropped" },

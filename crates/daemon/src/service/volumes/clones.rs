@@ -81,11 +81,6 @@ impl Volumes {
         Ok(Some(found.name.clone()))
     }
 
-    /// The volume is still the one of its name.
-    fn knows(&self, entry: &Arc<Entry>) -> bool {
-        lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry))
-    }
-
     /// The volume of a parent: one that serves that snapshot, whatever its name is, or a new one. One that a restart has found may still
     /// be on its way.
     async fn parent_entry(self: &Arc<Self>, parent: &Parent) -> Result<Arc<Entry>, VolumeError> {

@@ -93,7 +93,7 @@ impl Volumes {
         {
             return Err(refused(format!("it is on its way to {host} already (--cancel ends that)")));
         }
-        let found = self.ownership(entry.backend.clone()).await;
+        let found = self.ownership(&entry.backend).await;
         let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
         let found = found.ok_or_else(|| refused("its image has no ownership record".into()))?;
         let host = match (to, &found.peer) {
@@ -172,8 +172,7 @@ impl Volumes {
 
     /// Another volume may have this number by now.
     fn is_current(&self, entry: &Arc<Entry>, id: VolumeId) -> bool {
-        let current = lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
-        current && lock(&entry.facts).id == Some(id)
+        self.knows(entry) && lock(&entry.facts).id == Some(id)
     }
 
     async fn answer(&self, entry: &Arc<Entry>, id: VolumeId, stream: &mut Stream) -> Result<(), PeerError> {
@@ -212,7 +211,7 @@ impl Volumes {
                 }
             }
         };
-        match with_words(stream, told).await {
+        match with_words(stream, WORD_PAUSE, told).await {
             Ok(data) => {
                 let crc = tidepool_engine::format::crc32c(&data);
                 let told = Message::Told { done: true, crc, data_bytes: data.len() as u32 };
@@ -245,7 +244,7 @@ impl Volumes {
         let (name, since) = (entry.name.clone(), Instant::now());
         let generation = self.generation(id).await;
         let letting_go = self.let_go_to(&entry, id, way.cache);
-        let outcome = match with_words(&mut way.stream, letting_go).await {
+        let outcome = match with_words(&mut way.stream, WORD_PAUSE, letting_go).await {
             Ok(gone) => {
                 let clean = gone == Gone::Clean;
                 taken(&mut way.stream, Message::LetGo { generation, clean }).await.map(|()| gone)
@@ -336,15 +335,15 @@ async fn taken(stream: &mut Stream, let_go: Message<'_>) -> Result<(), PeerError
     }
 }
 
-/// Does something that may take long, and tells the other side all the while that this one is there. What has begun is finished
+/// Does something that may take long, and tells the other side after every such pause that this one is there. What has begun is finished
 /// even if the other side is gone.
-pub(super) async fn with_words<T>(stream: &mut Stream, work: impl Future<Output = T>) -> T {
+pub(super) async fn with_words<T>(stream: &mut Stream, pause: Duration, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     loop {
         tokio::select! {
             done = &mut work => return done,
             // What is said next finds out, too, that nobody is there.
-            () = sleep(WORD_PAUSE) => drop(said(stream.send(&Message::Beat { time_ns: 0 })).await),
+            () = sleep(pause) => drop(said(stream.send(&Message::Beat { time_ns: 0 })).await),
         }
     }
 }

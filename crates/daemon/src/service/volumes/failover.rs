@@ -166,7 +166,7 @@ impl Volumes {
     }
 
     /// A volume that has no backend: it may be about to get it.
-    async fn await_open(&self, report: &VolumeReport, asked: &Arc<Asked>) -> Step {
+    async fn await_open(self: &Arc<Self>, report: &VolumeReport, asked: &Arc<Asked>) -> Step {
         let name = &report.name;
         let why = report.error.clone().unwrap_or_else(|| format!("volume {name} is still being opened"));
         if self.waiting(name).is_some() {
@@ -186,8 +186,12 @@ impl Volumes {
             entry.inspect(|entry| entry.again.notify_one());
             return Step::again(why, Some(&found));
         }
-        if entry.is_some_and(|entry| lock(&entry.facts).takes_over) {
-            return Step::again(why, Some(&found));
+        if let Some(entry) = entry.filter(|entry| lock(&entry.facts).takes_over) {
+            // A takeover that was cut short before it had the record is nobody's business any more.
+            return match entry.opening.try_lock().is_ok() {
+                true => self.fail_over_copy(report, asked).await,
+                false => Step::again(why, Some(&found)),
+            };
         }
         let other = found.peer.as_ref().map(|peer| format!(", and the other copy on host {}", peer.host));
         let why = format!("its newest data is on host {}{}", found.host, other.unwrap_or_default());
@@ -255,7 +259,8 @@ impl Volumes {
         let wanted = move |now: &Ownership| still.may_begin(now, here.owns(now));
         let (volumes, of) = (self.clone(), name.clone());
         // What has begun goes on to its end, whoever waits for it.
-        let taking = tokio::spawn(async move { volumes.take_over_if(&of, false, prepared, wanted).await });
+        let taking =
+            tokio::spawn(async move { volumes.take_over_if(&of, false, (prepared, None), wanted).await });
         match timeout_at(asked.begin_until, taking).await {
             Ok(Ok(Ok(()))) => Step::Done(self.taken_over(name, found, mine)),
             Ok(Ok(Err(error))) => Step::failed(name, &error, Some(found)),
@@ -294,7 +299,7 @@ impl Volumes {
     /// The ownership record of an image, if it can be read while there is time.
     async fn record_in_time(&self, image: &str, asked: &Asked) -> Result<Option<Ownership>, BackendError> {
         let uri: BackendUri = image.parse().map_err(|_| internal("reading the name of its image"))?;
-        match timeout_at(asked.begin_until, self.ownership(uri)).await {
+        match timeout_at(asked.begin_until, self.ownership(&uri)).await {
             Ok(found) => found,
             Err(_) => {
                 let (what, why) =
@@ -336,7 +341,7 @@ fn open_error(name: &str, source: BackendError) -> VolumeError {
 }
 
 /// Whether asking again would bring the same.
-fn is_decision(error: &VolumeError) -> bool {
+pub(super) fn is_decision(error: &VolumeError) -> bool {
     match error {
         VolumeError::NotInSync { .. }
         | VolumeError::Alone { .. }

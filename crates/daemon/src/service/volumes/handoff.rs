@@ -42,7 +42,7 @@ impl Volumes {
         let id = entry.attached("hand over")?;
         let change = entry.begin_change()?;
         let refused = |why: String| VolumeError::NotHandedOver { name: name.to_owned(), why };
-        let found = self.ownership(entry.backend.clone()).await;
+        let found = self.ownership(&entry.backend).await;
         let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
         let Some((found, peer)) = found.and_then(|found| found.peer.clone().map(|peer| (found, peer))) else {
             return Err(refused(ShardError::NoCopy.to_string()));
@@ -125,8 +125,8 @@ impl Volumes {
     /// A volume that has let go of its image goes on as after a restart: the record says whose it is. Nothing is done where it has
     /// become another's copy, or this host's again, meanwhile.
     pub(super) async fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, id: VolumeId) -> Option<Attached> {
-        let _takeover = self.takeovers.lock().await;
-        let current = lock(&self.entries).get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
+        let _takeover = self.takeovers.of(&entry.name).await;
+        let current = self.knows(entry);
         let known = self.shard.volumes().await.unwrap_or_default();
         let known = known.into_iter().find(|(known, ..)| *known == id);
         match known {
@@ -173,7 +173,7 @@ impl Volumes {
                 && found.state == OwnerState::Dirty;
             is_so.then_some(()).ok_or_else(|| "its owner has not let go of it".to_owned())
         };
-        self.take_over_if(name, false, prepared, let_go).await
+        self.take_over_if(name, false, (prepared, None), let_go).await
     }
 
     /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.

@@ -1,11 +1,14 @@
 //! Second copies of volumes (RFC 9): which volumes are to have one, and how a copy becomes a volume.
 
 use super::attach::Taking;
+use super::failover::is_decision;
 use super::{Entry, Volumes, from_shard, lock};
 use crate::admin::Removed;
+use crate::failure::one_line;
 use crate::service::VolumeError;
 use crate::service::peers::{Replicated, me, record_of};
-use crate::shard::{LEASE_NS, ShardError};
+use crate::service::plan::Wanted;
+use crate::shard::ShardError;
 use crate::units::Duration;
 use crate::volume::is_parent_name;
 use std::sync::Arc;
@@ -13,13 +16,13 @@ use std::time::Duration as Time;
 use tidepool_backend::{BackendError, BackendUri, OwnerState, Ownership, Prepared, TakeOver};
 use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
-use tidepool_replica::{Copies, Record};
+use tidepool_replica::{Copies, Record, serves_after};
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-/// How long a former owner may answer reads after it was followed the last time, with what two hosts' clocks may differ by meanwhile.
-const HIS_LEASE: Time = Time::from_nanos(LEASE_NS + LEASE_NS / 10);
+/// Pause before a record that cannot be read is read again.
+const RECORD_PAUSE: Time = Time::from_secs(5);
 
 /// A volume is without a second copy as long as this is there.
 pub(super) struct Alone<'a> {
@@ -95,9 +98,9 @@ impl Volumes {
     }
 
     /// The ownership record of an image, as it is now.
-    pub(super) async fn ownership(&self, uri: BackendUri) -> Result<Option<Ownership>, BackendError> {
-        let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership(&uri, None));
-        read.await.unwrap_or_else(|_| Err(internal("reading the ownership record")))
+    pub(super) async fn ownership(&self, uri: &BackendUri) -> Result<Option<Ownership>, BackendError> {
+        self.ask_image(uri, "reading the ownership record", |uri| tidepool_backend::ownership(uri, None))
+            .await
     }
 
     /// Makes the copy of another host's volume that is in this cache the volume, and serves it. Whoever was the owner is fenced.
@@ -114,27 +117,41 @@ impl Volumes {
         let uri = self.copy_of("take over", name).await?.2;
         let prepared = self.prepared(&uri).await;
         let open = |source| VolumeError::Open { name: name.to_owned(), source };
-        self.take_over_if(name, accept_loss, prepared.map_err(open)?, |_| Ok(())).await
+        self.take_over_if(name, accept_loss, (prepared.map_err(open)?, None), |_| Ok(())).await
     }
 
     /// What opening an image needs.
     pub(super) async fn prepared(&self, uri: &BackendUri) -> Result<Prepared, BackendError> {
-        let uri = uri.clone();
-        let prepared = tokio::task::spawn_blocking(move || tidepool_backend::prepare(&uri));
-        prepared.await.unwrap_or_else(|_| Err(internal("connecting to its image")))
+        self.ask_image(uri, "connecting to its image", tidepool_backend::prepare).await
     }
 
-    /// The same, while the record is as `wanted`, with what was made ready. What `wanted` has looked at is what changes: a record of
+    /// Asks something of an image on a thread that may block. Never more than one thread hangs in an image that does not answer,
+    /// however often it is asked.
+    pub(in crate::service) async fn ask_image<T: Send + 'static>(
+        &self,
+        uri: &BackendUri,
+        what: &str,
+        ask: impl FnOnce(&BackendUri) -> Result<T, BackendError> + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let (turn, uri) = (self.images.of(&uri.to_string()).await, uri.clone());
+        let asked = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            ask(&uri)
+        });
+        asked.await.unwrap_or_else(|_| Err(internal(what)))
+    }
+
+    /// The same, while the record is as `wanted`, with what was made ready and the settings that are asked for. What `wanted` has looked at is what changes: a record of
     /// another generation by then is left as it is.
     pub(super) async fn take_over_if(
         self: &Arc<Self>,
         name: &str,
         accept_loss: bool,
-        prepared: Prepared,
+        (prepared, asked): (Prepared, Option<Wanted>),
         wanted: impl Fn(&Ownership) -> Result<(), String>,
     ) -> Result<(), VolumeError> {
         let shard_error = from_shard("take over", name);
-        let _takeover = self.takeovers.lock().await;
+        let _takeover = self.takeovers.of(name).await;
         // This host may have been the owner, and still try to be.
         let former = lock(&self.entries).get(name).cloned();
         let _opening = match &former {
@@ -160,14 +177,15 @@ impl Volumes {
         }
         // It is not followed any more. One that has let go of the image serves nothing.
         let unfollowed = self.shard.unfollowed_for(id).await.map_err(shard_error)?;
-        let left = HIS_LEASE.saturating_sub(unfollowed.unwrap_or_else(|| self.since.elapsed()));
+        let unfollowed = unfollowed.unwrap_or_else(|| self.since.elapsed());
+        let left = Time::from_nanos(serves_after(u64::try_from(unfollowed.as_nanos()).unwrap_or(u64::MAX)));
         let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + left);
         let taking = Taking { prepared, take_over, serve_from };
-        let first = self.begin_attach(id, spec, None, Some(taking))?.await;
+        let first = self.begin_attach(id, spec, asked, Some(taking))?.await;
         let outcome = first.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())));
         if outcome.is_err() && !self.owns(&found) {
             // The record may have been changed all the same: then its image is tried on and on.
-            let found = self.ownership(uri).await.ok().flatten();
+            let found = self.ownership(&uri).await.ok().flatten();
             if found.is_some_and(|found| !self.owns(&found)) {
                 lock(&self.entries).remove(name);
             }
@@ -177,7 +195,7 @@ impl Volumes {
 
     /// Forgets the copy of another host's volume, unless it counts.
     pub(super) async fn forget_copy(&self, name: &str) -> Result<Removed, VolumeError> {
-        let _takeover = self.takeovers.lock().await;
+        let _takeover = self.takeovers.of(name).await;
         let (id, spec, _, found) = self.copy("remove", name, &Prepared::default()).await?;
         if let Some(found) = found.filter(|found| self.owns(found) || self.has_copy_of(found)) {
             let why = format!(
@@ -191,15 +209,35 @@ impl Volumes {
         Ok(Removed { name: name.to_owned(), backend: spec.backend, verified: false, direct_use: Vec::new() })
     }
 
-    /// A copy that is found at the start may be this host's volume already: a takeover was cut short then.
-    pub(super) async fn finish_takeover(self: Arc<Self>, name: String) {
-        let copy = self.copy("take over", &name, &Prepared::default()).await;
-        let Ok((.., Some(found))) = copy else { return };
-        if self.owns(&found)
-            && let Err(error) = self.take_over(&name, false).await
-        {
-            warn!("{error}");
+    /// A copy that is found at the start may be this host's volume already: a takeover was cut short then, or an owner that was
+    /// getting from its peer what it had lost.
+    pub(super) async fn finish_takeover(self: Arc<Self>, name: String, asked: Option<Wanted>) {
+        let mut said = String::new();
+        loop {
+            let Err(error) = self.finish_if_owned(&name, asked.clone()).await else { return };
+            let text = one_line(&error);
+            if said != text {
+                warn!("{text}");
+            }
+            // What is being opened is tried on and on there; else its record cannot be read for now.
+            let passes = matches!(error, VolumeError::Open { .. }) && !is_decision(&error);
+            if !passes || self.is_opening(&name) {
+                return;
+            }
+            said = text;
+            sleep(RECORD_PAUSE).await;
         }
+    }
+
+    async fn finish_if_owned(self: &Arc<Self>, name: &str, asked: Option<Wanted>) -> Result<(), VolumeError> {
+        let (_, spec, uri, found) = self.copy("take over", name, &Prepared::default()).await?;
+        if !found.is_some_and(|found| self.owns(&found)) {
+            return Ok(());
+        }
+        let open = |source| VolumeError::Open { name: name.to_owned(), source };
+        let prepared = self.prepared(&uri).await.map_err(open)?;
+        let asked = asked.filter(|asked| asked.backend.to_string() == spec.backend);
+        self.take_over_if(name, false, (prepared, asked), |_| Ok(())).await
     }
 
     /// A copy of another host's volume, its image, and the ownership record of that.
@@ -210,9 +248,9 @@ impl Volumes {
         prepared: &Prepared,
     ) -> Result<(VolumeId, VolumeSpec, BackendUri, Option<Ownership>), VolumeError> {
         let (id, spec, uri) = self.copy_of(what, name).await?;
-        let (of, prepared) = (uri.clone(), prepared.clone());
-        let read = tokio::task::spawn_blocking(move || tidepool_backend::ownership_by(&of, &prepared));
-        let found = read.await.unwrap_or_else(|_| Err(internal("reading its ownership record")));
+        let prepared = prepared.clone();
+        let read = move |uri: &BackendUri| tidepool_backend::ownership_by(uri, &prepared);
+        let found = self.ask_image(&uri, "reading its ownership record", read).await;
         let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
         Ok((id, spec, uri, found))
     }

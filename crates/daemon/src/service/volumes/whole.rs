@@ -1,18 +1,36 @@
 //! Whether a cache has everything: where two held a volume's newest data and one of them is not there, the other may lack what was
 //! never flushed (RFC 9). Somebody has to accept that, and is told what is known of it.
 
-use super::replication::internal;
+use super::departure::with_words;
 use super::{Entry, OPEN_WAIT_MAX, Volumes, lock};
+use crate::failure::one_line;
 use crate::service::VolumeError;
-use crate::service::peers::{Caller, Welcomed, dial, me, record_of};
+use crate::service::peers::{Caller, PeerError, Stream, Welcomed, dial, me, record_of};
+use crate::shard::ShardError;
 use crate::units::{Size, time};
 use std::sync::Arc;
+use std::time::Duration;
 use tidepool_backend::{BackendError, BackendUri, OpenOptions, Opened, Ownership, Progress};
-use tidepool_engine::api::VolumeId;
+use tidepool_engine::api::{BLOCK_BYTES, VolumeId};
+use tidepool_replica::wire::Message;
 use tidepool_replica::{Resume, Tail, resume};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
+
+/// How long a record that was asked for may take, whatever else is said meanwhile.
+const RECORD_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Longest pause between two words to the peer that gives records.
+const BEAT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why records do not come.
+#[derive(Debug, thiserror::Error)]
+enum FetchError {
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+}
 
 /// The generation of the record that keeps a volume waiting for its peer, if that is how opening its backend has ended.
 pub(super) fn waits_as_of<T>(outcome: &Result<T, VolumeError>) -> Option<u64> {
@@ -26,11 +44,12 @@ pub(super) fn waits_as_of<T>(outcome: &Result<T, VolumeError>) -> Option<u64> {
 
 impl Volumes {
     /// Opens the backend of a volume that is known. If another cache held a copy and this host was restarted since, that one is asked
-    /// first.
+    /// first, and this cache gets from it what it lacks. Then `options` say so.
     pub(super) async fn open_whole(
         &self,
         entry: &Entry,
-        options: OpenOptions,
+        id: VolumeId,
+        options: &mut OpenOptions,
     ) -> Result<Opened, VolumeError> {
         // It is accepted for one attempt: later the peer may be there.
         let accepted = lock(&entry.facts).whole_as_of.take();
@@ -43,54 +62,132 @@ impl Volumes {
             first => return first,
         };
         let own_sequence = options.sequence.unwrap_or(0);
-        let whole_as_of = self.whole_as_of(entry, own_sequence).await?.or(accepted);
-        if whole_as_of.is_some() {
-            return self.open(entry, OpenOptions { whole_as_of, ..options }, None).await;
+        let mut own = own_sequence;
+        options.whole_as_of = self.whole_as_of(entry, id, &mut own).await?.or(accepted);
+        if own > own_sequence {
+            (options.sequence, options.dirty) = (Some(own), true);
+        }
+        if options.whole_as_of.is_some() {
+            return self.open(entry, options.clone(), None).await;
         }
         let device_failed = matches!(source, BackendError::PeerFirst { device_failed: true, .. });
-        let cost = self.cost(&entry.backend, own_sequence, device_failed).await;
+        let cost = self.cost(&entry.backend, own, device_failed).await;
         Err(VolumeError::Alone { name: entry.name.clone(), source, cost })
     }
 
-    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since:
-    /// then the generation of the record of which that is known.
-    async fn whole_as_of(&self, entry: &Entry, own_sequence: u64) -> Result<Option<u64>, VolumeError> {
+    /// Whether this cache's log is known to have everything although another one held a copy and this host was restarted since: then
+    /// the generation of the record of which that is known. What it lacks comes from there, and `own` tells its newest record.
+    async fn whole_as_of(
+        &self,
+        entry: &Entry,
+        id: VolumeId,
+        own: &mut u64,
+    ) -> Result<Option<u64>, VolumeError> {
         // What is wrong with the record is said when the image is opened.
-        let Ok(Some(found)) = self.ownership(entry.backend.clone()).await else { return Ok(None) };
+        let Ok(Some(found)) = self.ownership(&entry.backend).await else { return Ok(None) };
         let (me, record) = (me(self.cache_uuid), record_of(&found));
-        let alone = resume(me, &record, own_sequence, None);
+        let alone = resume(me, &record, *own, None);
         let (Some(holder), Resume::Unreachable) = (record.peer(), alone) else { return Ok(None) };
         let image = entry.backend.to_string();
         let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
-        for address in self.peers.iter() {
-            let Welcomed { party, host, holds, .. } = match dial(address, &caller).await {
+        let mut addresses = self.peers.iter().peekable();
+        while let Some(address) = addresses.peek() {
+            let Welcomed { mut stream, party, host, holds, .. } = match dial(address, &caller).await {
                 Ok(welcomed) => welcomed,
                 Err(error) => {
                     warn!("volume {}: peer {address}: {error}", entry.name);
+                    addresses.next();
                     continue;
                 }
             };
             if party.cache != holder.cache {
+                addresses.next();
                 continue;
             }
             let tail =
                 holds.map(|holds| Tail { generation: holds.generation, logged: holds.logged, holder: party });
-            match resume(me, &record, own_sequence, tail) {
+            let whole = Ok(Some(record.generation));
+            let name = entry.name.clone();
+            match resume(me, &record, *own, tail) {
                 Resume::Serve => {
-                    info!("volume {}: the copy on {host} has nothing that is not here", entry.name);
-                    return Ok(Some(record.generation));
+                    info!("volume {name}: the copy on {host} has nothing that is not here");
+                    return whole;
+                }
+                Resume::Behind { records } => {
+                    let why = "the cache device here has failed".to_owned();
+                    return Err(VolumeError::Behind { name, host, records, why });
+                }
+                Resume::Fetch { after, through } if self.lost_blocks(id).await > 0 => {
+                    let why = "blocks are lost here that are good there".to_owned();
+                    return Err(VolumeError::Behind { name, host, records: through - after, why });
                 }
                 Resume::Fetch { after, through } => {
-                    return Err(VolumeError::Behind {
-                        name: entry.name.clone(),
-                        host,
-                        records: through - after,
-                    });
+                    let records = through - after;
+                    info!("volume {name}: its newest records, {records} in all, are fetched from {host}");
+                    match self.fetch(entry, id, &mut stream, own, through).await {
+                        Ok(()) => return whole,
+                        // It goes on where it has got to.
+                        Err(why) if *own > after => info!("volume {name}: {}", one_line(&why)),
+                        Err(why) => {
+                            let why = one_line(&why);
+                            return Err(VolumeError::Behind { name, host, records, why });
+                        }
+                    }
                 }
-                Resume::Unreachable | Resume::Taken => {}
+                Resume::Unreachable | Resume::Taken => drop(addresses.next()),
             }
         }
         Ok(None)
+    }
+
+    /// Blocks that are known to be lost in this cache.
+    async fn lost_blocks(&self, id: VolumeId) -> u64 {
+        let status = self.shard.status().await.ok();
+        let known = status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
+        known.map_or(0, |known| known.status.lost_blocks)
+    }
+
+    /// Logs the records behind `own`, up to `through`, that the peer at the other end of `stream` has. Those that are logged when it
+    /// fails, of which `own` tells the newest, stay: they are the volume's.
+    async fn fetch(
+        &self,
+        entry: &Entry,
+        id: VolumeId,
+        stream: &mut Stream,
+        own: &mut u64,
+        through: u64,
+    ) -> Result<(), FetchError> {
+        self.shard.follow_on(id).await?;
+        // The cache takes it for a copy until it is served.
+        {
+            let mut facts = lock(&entry.facts);
+            (facts.takes_over, facts.was_ours) = (true, true);
+        }
+        stream.send(&Message::Fetch { after: *own, through }).await?;
+        let (mut head, mut data) = (Vec::new(), Vec::new());
+        let (mut spoke, mut waits_until) = (Instant::now(), Instant::now() + RECORD_WAIT_MAX);
+        while *own < through {
+            if spoke.elapsed() >= BEAT_PAUSE {
+                stream.send(&Message::Beat { time_ns: 0 }).await?;
+                spoke = Instant::now();
+            }
+            let received = timeout_at(waits_until, stream.receive_with(&mut head, &mut data)).await;
+            let sequence = match received.map_err(|_| PeerError::Silent)?? {
+                Message::Record { record, .. } => record.header().sequence.get(),
+                Message::Beat { .. } | Message::Have(_) => continue,
+                Message::Refused(why) => return Err(PeerError::Refused(why.to_owned()).into()),
+                _ => return Err(PeerError::Unexpected.into()),
+            };
+            let mut bytes = vec![0; BLOCK_BYTES];
+            bytes[..head.len()].copy_from_slice(&head);
+            bytes.extend_from_slice(&data);
+            let logged = self.shard.log_record(id, bytes, sequence == through);
+            with_words(stream, BEAT_PAUSE, logged).await?;
+            *own = sequence;
+            waits_until = Instant::now() + RECORD_WAIT_MAX;
+        }
+        info!("volume {}: it has everything", entry.name);
+        Ok(())
     }
 
     /// A volume of this host's that is not served because its peer may have more, and cannot be asked.
@@ -156,9 +253,8 @@ impl Volumes {
 
     /// What a cache whose newest record is `own_sequence` may lack, in one line.
     async fn cost(&self, uri: &BackendUri, own_sequence: u64, device_failed: bool) -> String {
-        let uri = uri.clone();
-        let read = tokio::task::spawn_blocking(move || tidepool_backend::progress(&uri, None));
-        match read.await.unwrap_or_else(|_| Err(internal("reading how far the owner was"))) {
+        let read = |uri: &BackendUri| tidepool_backend::progress(uri, None);
+        match self.ask_image(uri, "reading how far the owner was", read).await {
             Ok(progress) => cost(progress, own_sequence, device_failed),
             Err(error) => format!("how much would be lost cannot be read ({error})"),
         }

@@ -1,0 +1,154 @@
+//! Blocks of an owner's cache go bad while it is in sync with its peer, which has another copy of what is dirty among them, unless those
+//! go bad, too. A block is bad until its host's process ends: what a restart makes of one is for the lives of a single host.
+
+use super::host::{Run, VOLUME};
+use super::{Message, World};
+use crate::rng::Rng;
+use crate::store::Content;
+use tidepool_engine::api::*;
+use tidepool_engine::mem::Buf;
+use tidepool_replica::Phase;
+
+/// In so many lives of a thousand blocks go bad.
+const LIVES: u64 = 300;
+/// One does so in so many beats of a thousand.
+const BEATS: u64 = 150;
+/// In so many of these lives of a thousand the peer's copies go bad as well, so that some blocks are lost.
+const BOTH: u64 = 300;
+
+/// What has gone bad, and what the volume had of a second copy then.
+pub(super) struct Rot {
+    rng: Rng,
+    both: bool,
+    /// Host, block of its device, and what is there, and was.
+    bad: Vec<(usize, u64, Content, Content)>,
+    /// Host, life of its process, connection.
+    since: Option<(usize, u64, u64)>,
+    /// What the client has found lost, and overwrites: first block, blocks.
+    pub(super) mend: Vec<(u64, u64)>,
+    /// What it overwrites in the end, if something is lost that it has not found.
+    pub(super) sweep: u64,
+}
+
+impl Rot {
+    /// With a generator of its own, so that other lives are what they were.
+    pub(super) fn of(seed: u64) -> Option<Rot> {
+        let mut rng = Rng::new(seed ^ 0x0062_6164_2062_6974);
+        let (rots, both) = (rng.permille(LIVES), rng.permille(BOTH));
+        rots.then(|| Rot { rng, both, bad: Vec::new(), since: None, mend: Vec::new(), sweep: 0 })
+    }
+}
+
+/// A block of data and not one that says where data is: those are sectors in which each word is as much larger than the last.
+fn is_data(content: &Content) -> bool {
+    let Some(bytes) = content else { return false };
+    let word = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("eight bytes"));
+    let step = word(1).wrapping_sub(word(0));
+    (1..8).all(|at| word(at + 1).wrapping_sub(word(at)) == step)
+}
+
+impl World {
+    /// Blocks that the volume has lost on a host.
+    pub(super) fn lost_blocks(&self, at: usize) -> u64 {
+        let status =
+            self.hosts[at].engine.as_ref().and_then(|engine| engine.volume_status(self.clock(at), VOLUME));
+        status.map_or(0, |status| status.lost_blocks)
+    }
+
+    /// The connection in which a host is in sync with its peer, of which life.
+    fn in_sync_since(&self, at: usize) -> Option<(usize, u64, u64)> {
+        let host = &self.hosts[at];
+        let in_sync = matches!(&host.run, Run::Owner(session)
+            if matches!(session.owner().phase(), Phase::Sync { .. }));
+        let connection = host.connection.filter(|_| in_sync)?;
+        Some((at, host.life, connection))
+    }
+
+    /// Nothing is lost of which the peer has a good copy. To be looked at before the two part because of it.
+    pub(super) fn check_rot(&mut self, at: usize) {
+        let since = self.in_sync_since(at);
+        let whole = self.rot.as_ref().is_some_and(|rot| since.is_some() && rot.since == since);
+        let lost = self.lost_blocks(at);
+        if whole && lost > 0 {
+            self.fail(format!("host {at} has lost {lost} blocks of which its peer has a good copy"));
+        }
+    }
+
+    /// Blocks go bad.
+    pub(super) fn decay(&mut self, at: usize) {
+        let (now_is, lost) = (self.in_sync_since(at), self.lost_blocks(at));
+        let healthy = self.hosts.iter().all(|host| !host.disk.dead);
+        let quiet = self.calm || self.healing || lost > 0;
+        let Some(rot) = self.rot.as_mut() else { return };
+        let (Some(since), false, true) = (now_is, quiet, healthy) else { return };
+        if !rot.rng.permille(BEATS) {
+            return;
+        }
+        let count = if rot.both { 1000 } else { rot.rng.pick(&[1, 8, 100]) };
+        for host in (0..2).filter(|&host| host == at || rot.both) {
+            // What is bad when a process begins stays bad.
+            if self.hosts[host].engine.is_none() {
+                continue;
+            }
+            let disk = &mut self.hosts[host].disk;
+            let data: Vec<u64> = disk.readable().filter(|&block| is_data(&disk.content(block))).collect();
+            for _ in 0..count.min(data.len()) {
+                let block = rot.rng.pick(&data);
+                let was = disk.content(block);
+                disk.damage_block(block);
+                rot.bad.push((host, block, disk.content(block), was));
+            }
+        }
+        rot.since = Some(since).filter(|_| !rot.both);
+        self.note("rot", at as u64, 0, 0);
+        self.cover.hit("block gone bad");
+    }
+
+    /// The process of a host ends: what is bad on its device and was not written since is good again.
+    pub(super) fn mend_device(&mut self, at: usize) {
+        let Some(rot) = &mut self.rot else { return };
+        let disk = &mut self.hosts[at].disk;
+        // The other way round: a block may have gone bad twice.
+        for (host, block, is, was) in std::mem::take(&mut rot.bad).into_iter().rev() {
+            if host != at {
+                rot.bad.insert(0, (host, block, is, was));
+            } else if disk.content(block) == is {
+                disk.restore(block, was);
+            }
+        }
+    }
+
+    /// The owner asks for a block.
+    pub(super) fn asked_for_block(&mut self, at: usize, block: u64, crc: u32) {
+        let now = self.clock(at);
+        let host = &mut self.hosts[at];
+        let Some(buf) = host.engine().arena_mut().alloc(BLOCK_BYTES) else { return };
+        let id = host.fresh();
+        host.blocks.insert(id, (block, crc, buf));
+        let (op, offset, len) = (Op::Block { crc }, block * BLOCK_BYTES as u64, BLOCK_BYTES as u64);
+        let request = Request { id, volume: VOLUME, op, offset, len, buf: Some(buf) };
+        host.engine().handle(now, Event::Request(request));
+    }
+
+    /// It has been read, or is not here.
+    pub(super) fn block_read(
+        &mut self,
+        at: usize,
+        (block, crc, buf): (u64, u32, Buf),
+        result: Result<(), RequestError>,
+    ) {
+        let arena = self.hosts[at].engine().arena_mut();
+        let data = result.is_ok().then(|| arena.bytes(buf).to_vec());
+        arena.free(buf);
+        if matches!(result, Ok(()) | Err(RequestError::Invalid | RequestError::Io)) {
+            self.send(at, Message::Block { block, crc, data });
+        }
+    }
+
+    /// The owner gets it.
+    pub(super) fn block_came(&mut self, at: usize, block: u64, crc: u32, data: Option<&[u8]>) {
+        let now = self.clock(at);
+        self.cover.hit(if data.is_some() { "block from the peer" } else { "block that the peer has not" });
+        self.hosts[at].engine().peer_block(now, VOLUME, block, crc, data);
+    }
+}
