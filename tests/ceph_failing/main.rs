@@ -123,6 +123,15 @@ fn wait_drained_more(rig: &Rig) {
     wait(rig, |volume| volume["counters"]["drained_blocks"].as_u64() > Some(before));
 }
 
+/// What a command says that only looks, at the third attempt at the latest: the cluster may be getting over what was done to it.
+fn ask<T, E: std::fmt::Debug>(command: impl Fn() -> Result<T, E>) -> T {
+    let again = || {
+        std::thread::sleep(Duration::from_secs(1));
+        command()
+    };
+    command().or_else(|_| again()).or_else(|_| again()).expect("the cluster answers")
+}
+
 /// Everything is in the image, and no redo is left beside it.
 fn end(cluster: &Cluster, image: &str, mut rig: Rig, mut workload: Workload) {
     workload.verify().expect("nothing is lost");
@@ -130,16 +139,22 @@ fn end(cluster: &Cluster, image: &str, mut rig: Rig, mut workload: Workload) {
     rig.admin.drain(VOLUME).expect("drain");
     assert_eq!(rig.volume_number("errors"), 0, "no request has failed");
     assert!(rig.daemon.terminate().expect("it ends").success());
-    rig.verify_export(cluster, image, &mut workload).expect("the image is what was written");
+    let export = rig.scratch.join("export");
+    ask(|| {
+        // What an attempt has left that failed.
+        let _ = std::fs::remove_file(&export);
+        cluster.rbd_export(image, &export)
+    });
+    rig.verify_plain(&mut workload, &export).expect("the image is what was written");
     assert_eq!(redo(cluster, image), BTreeSet::new(), "no redo is left");
 }
 
 /// Generation and group of each group of an image that has objects of redo.
 fn redo(cluster: &Cluster, image: &str) -> BTreeSet<String> {
-    let info = cluster.rbd(&["info", "--format", "json", image]).expect("rbd info");
+    let info = ask(|| cluster.rbd(&["info", "--format", "json", image]));
     let info: Value = serde_json::from_str(&info).expect("json");
     let prefix = format!("tidepool_redo.{}.", info["id"].as_str().expect("an id"));
-    let objects = cluster.rados(&["-p", "rbd", "ls"]).expect("the pool's objects");
+    let objects = ask(|| cluster.rados(&["-p", "rbd", "ls"]));
     let names = objects.lines().filter_map(|name| name.strip_prefix(&prefix)?.rsplit_once('.'));
     names.map(|(group, _)| group.to_owned()).collect()
 }

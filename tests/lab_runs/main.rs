@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -13,6 +14,7 @@ use tidepool_lab::Scratch;
 use tidepool_lab::results::{Durability, Results, Run};
 use tidepool_lab::run::{Options, Progress, RunError, run};
 use tidepool_lab::suite::Suite;
+use tidepool_testkit::one_at_a_time;
 
 /// Longest wait for something that a running lab is to do.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -76,7 +78,9 @@ fn unwritten_images_and_dead_osds_make_runs_that_do_not_count() {
     // An OSD dies before the run that writes.
     let kill = |progress: &Progress| {
         if progress.what.contains(" write ") {
-            let osd = children("ceph-osd").into_iter().next().expect("an OSD");
+            // Other clusters run beside this one.
+            let osd =
+                children("ceph-osd").into_iter().find(|&osd| names(osd, scratch.path())).expect("an OSD");
             rustix::process::kill_process(osd, rustix::process::Signal::KILL).expect("it is ours");
         }
     };
@@ -89,6 +93,8 @@ fn unwritten_images_and_dead_osds_make_runs_that_do_not_count() {
 
 #[test]
 fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
+    // Two copies part when nobody answers for a moment: the other test with them does not run while this one keeps all processors busy.
+    let _turn = one_at_a_time();
     let scratch = Scratch::new("lab-runs").expect("a directory");
     let suite = suite(
         scratch.path(),
@@ -104,17 +110,17 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
         ],
     );
     let stop = AtomicBool::new(false);
-    // Somebody else keeps all processors busy while that is measured.
+    // Somebody else keeps all processors busy from when that begins until something else does.
+    let busy = Arc::new(AtomicBool::new(false));
     let others = |progress: &Progress| {
-        if progress.what.contains(" memory ") {
-            let end = Instant::now() + Duration::from_secs(6);
-            let processors = std::thread::available_parallelism().expect("a number").get();
-            for _ in 0..processors {
-                std::thread::spawn(move || while Instant::now() < end {});
-            }
+        let memory = progress.what.contains(" memory ");
+        if !busy.swap(memory, Ordering::Relaxed) && memory {
+            burn_while(&busy);
         }
     };
-    let results = run(options(scratch.path(), &suite, &stop), &others).expect("it runs to its end");
+    let results = run(options(scratch.path(), &suite, &stop), &others);
+    busy.store(false, Ordering::Relaxed);
+    let results = results.expect("it runs to its end");
     let small = found(&results, "bluestore-colocated", "small");
     assert!(faults(small).contains("that the placement does not name"), "{}", faults(small));
     let memory = found(&results, "librbd-cache", "memory");
@@ -144,8 +150,18 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
     assert_no_traces(scratch.path());
 }
 
+/// Keeps all processors busy as long as `busy` is set.
+fn burn_while(busy: &Arc<AtomicBool>) {
+    let processors = std::thread::available_parallelism().expect("a number").get();
+    for _ in 0..processors {
+        let busy = Arc::clone(busy);
+        std::thread::spawn(move || while busy.load(Ordering::Relaxed) {});
+    }
+}
+
 #[test]
 fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count() {
+    let _turn = one_at_a_time();
     for servers in [0, 1] {
         let scratch = Scratch::new("lab-runs").expect("a directory");
         let workloads = ["a", "b", "c"].map(|name| (name, "rw = \"randwrite\"\nset_bytes = 67108864"));
@@ -163,9 +179,14 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
             measured.set(measured.get() + 1);
             if measured.get() == 2 {
                 *lost.borrow_mut() = progress.what.split(' ').nth(1).expect("a workload").into();
-                let peer = peer().expect("a second daemon");
+                let directory = scratch.path().to_owned();
                 std::thread::spawn(move || {
-                    std::thread::sleep(Duration::from_secs(2));
+                    // Before that it would be put in place anew.
+                    while !is_under_load(&directory) {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    std::thread::sleep(Duration::from_millis(500));
+                    let peer = peer(&directory).expect("a second daemon");
                     rustix::process::kill_process(peer, rustix::process::Signal::KILL).expect("it is ours");
                 });
             }
@@ -205,11 +226,20 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
     }
 }
 
-/// The daemon of the second hypervisor.
-fn peer() -> Option<rustix::process::Pid> {
+/// What is measured in this directory is written to.
+fn is_under_load(directory: &Path) -> bool {
+    let writes = |pid: &rustix::process::Pid| {
+        let line = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        line.contains("randwrite") && names(*pid, directory)
+    };
+    children("fio").iter().any(writes)
+}
+
+/// The daemon of the second hypervisor of what is measured in this directory.
+fn peer(directory: &Path) -> Option<rustix::process::Pid> {
     children("tidepool").into_iter().find(|pid| {
         let words = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        words.contains("peer.cache")
+        words.contains("peer.cache") && names(*pid, directory)
     })
 }
 
@@ -290,6 +320,12 @@ fn children(name: &str) -> Vec<rustix::process::Pid> {
     let output = Command::new("pgrep").args(["-x", name, "-P", &std::process::id().to_string()]).output();
     let text = String::from_utf8(output.expect("pgrep runs").stdout).expect("numbers");
     text.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)).collect()
+}
+
+/// The command line of a process has something in this directory.
+fn names(process: rustix::process::Pid, directory: &Path) -> bool {
+    let line = fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero())).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains(directory.to_str().expect("a name"))
 }
 
 /// No process, mount, loop device or file has `directory` in its name.

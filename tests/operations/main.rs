@@ -53,6 +53,14 @@ status_shows() {
     echo "the status never shows $1"
     return 1
 }
+vm_has_written() {
+    for _ in $(seq 600); do
+        grep -q ^wrote /run/vm.log && return
+        sleep 0.1
+    done
+    echo "the VM does not write: $(cat /run/vm.log)"
+    return 1
+}
 image_is_right() { rbd export --no-progress rbd/vm1 - | cmp - /mnt/model; }
 killed() {
     kill -9 "$(cat /run/tidepool.pid)"
@@ -101,11 +109,11 @@ fn live(host: &mut Host, manual: &mut Manual) {
     let [upgrade] = manual.section("## Upgrading");
     host.act(
         "options=driver=nbd,server.type=unix,server.path=$socket,export=vm1,reconnect-delay=60\n\
-         qemu-io --image-opts $options -c 'write -P 5 1M 1M' -c 'sleep 3000' -c 'write -P 6 3M 1M' -c flush &\n\
-         vm=$!; sleep 1",
+         stdbuf -oL qemu-io --image-opts $options -c 'write -P 5 1M 1M' -c 'sleep 3000' -c 'write -P 6 3M 1M' -c flush >/run/vm.log 2>&1 &\n\
+         vm=$!; vm_has_written",
     );
     host.follow(&upgrade);
-    host.act("wait $vm; qemu-io -f raw -c 'write -P 5 1M 1M' -c 'write -P 6 3M 1M' /mnt/model");
+    host.act("wait $vm || { cat /run/vm.log; false; }; qemu-io -f raw -c 'write -P 5 1M 1M' -c 'write -P 6 3M 1M' /mnt/model");
 
     let [back] = manual.section("## The host died");
     host.act("both -c 'write -P 7 30M 8M' -c flush; killed");

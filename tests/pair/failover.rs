@@ -1,6 +1,10 @@
 //! A program that watches the hosts has the volumes of a dead one served by its peer: `tidepool volume failover`.
 
 use super::*;
+use serde_json::{Value, json};
+use tidepool_lab::device::faults::{Act, Remains};
+use tidepool_lab::device::{Emulated, preset};
+use tidepool_testkit::Admin;
 use tidepool_tests::failover::{Ended, ended, fail_over, start_failover};
 
 /// What a record says beside the time: it must not change where a failover is refused.
@@ -77,20 +81,25 @@ fn g6_a_host_that_is_alive_is_not_failed_over_whatever_is_said_of_its_fence() {
     let mut workload = workload(&pair, 641);
     let (to, third) = (holder(&pair), 3 - holder(&pair));
     under_load(&mut workload, 200, || {
+        // What is refused is refused as long as the two are in sync.
+        let refused = |host, arguments: &[&str], owner, why| {
+            pair.owner().wait_sync().expect("in sync");
+            refused(&pair, host, arguments, owner, why);
+        };
         let since = Instant::now();
-        refused(&pair, to, &[VOLUME, "--fenced", "h0"], Some("h0"), "host h0 is alive: its daemon was heard");
-        assert!(since.elapsed() < Duration::from_secs(5), "it is a decision, and not tried again");
-        refused(&pair, to, &["--fenced", "h0"], Some("h0"), "host h0 is alive");
-        refused(&pair, to, &[VOLUME], Some("h0"), "host h0 may still be running; confirm that it is fenced");
-        refused(&pair, to, &[VOLUME, "--fenced", "h7"], Some("h0"), "host h0 owns it, not h7");
-        refused(&pair, third, &[VOLUME, "--fenced", "h0"], None, "no copy of it is in this cache");
+        refused(to, &[VOLUME, "--fenced", "h0"], Some("h0"), "host h0 is alive: its daemon was heard");
+        assert!(since.elapsed() < Duration::from_secs(20), "it is a decision, and not tried again");
+        refused(to, &["--fenced", "h0"], Some("h0"), "host h0 is alive");
+        refused(to, &[VOLUME], Some("h0"), "host h0 may still be running; confirm that it is fenced");
+        refused(to, &[VOLUME, "--fenced", "h7"], Some("h0"), "host h0 owns it, not h7");
+        refused(third, &[VOLUME, "--fenced", "h0"], None, "no copy of it is in this cache");
         let nothing = fail_over(&pair.hosts[to], &["--fenced", "h7"]).expect("it runs");
         assert_eq!((nothing.status, nothing.output.trim()), (0, "[]"), "{nothing:?}");
         done(&fail_over(pair.owner(), &[VOLUME, "--fenced", "h7"]).expect("it runs"), "here");
     });
-    let copy = pair.hosts[to].volume().expect("a status").expect("a copy");
-    assert_eq!((&copy["followed"]["host"], &copy["owner"]["host"]), (&"h0".into(), &"h0".into()), "{copy}");
-    assert_eq!(pair.owner().volume().expect("a status").expect("it")["replication"]["in_sync"], true);
+    pair.owner().wait_sync().expect("in sync");
+    let follows = |copy: &Value| copy["followed"]["host"] == "h0" && copy["owner"]["host"] == "h0";
+    pair.hosts[to].wait("a copy that follows its owner", follows).expect("h0 is the owner");
     workload.verify().expect("nothing is lost");
 }
 
@@ -162,6 +171,66 @@ fn two_that_ask_at_once_are_both_served() {
     goes_on(&mut pair, &mut workload, to);
 }
 
+/// One more volume of the owner's, with a copy in sync.
+pub(super) fn add_volume(pair: &Pair, name: &str, image: &str) {
+    let body = json!({ "name": name, "backend": image });
+    let admin = &pair.owner().admin;
+    admin.call("POST", "/v1/volumes", Some(&body)).expect("it is served");
+    wait_in_sync(pair, name);
+}
+
+/// Waits until a volume of the owner's has a copy in sync.
+pub(super) fn wait_in_sync(pair: &Pair, name: &str) {
+    let in_sync = |volume: &Value| volume["replication"]["in_sync"] == true;
+    pair.owner().admin.wait_volume(name, Duration::from_secs(60), in_sync).expect("in sync");
+}
+
+/// The image of one volume does not answer while its host's volumes are taken over: the others are not held up by it.
+#[test]
+fn g8_an_image_that_does_not_answer_holds_up_its_own_volume_alone() {
+    let _turn = one_at_a_time();
+    let mut pair = hosts(true);
+    let mut workload = workload(&pair, 649);
+    let spec = preset::find("ssd-sata-consumer").expect("a class of the lab").spec;
+    let place = |what: &str| pair.scratch.join(what);
+    let device = Emulated::start(spec, 64 * MIB, &[], &place("backing"), &place("device")).expect("a device");
+    let image = device.directory().join("image");
+    File::create(&image).and_then(|file| file.set_len(16 * MIB)).expect("an image");
+    add_volume(&pair, "stuck", &format!("file:{}", image.display()));
+    let to = holder(&pair);
+    kill_owner(&mut pair, &mut workload, 100);
+    device.faults().plan(|_| Act::Hold(Remains::Nothing));
+    let path = "/v1/volumes/stuck/takeover";
+    let admin = Admin::new(pair.hosts[to].admin.socket());
+    let stuck = std::thread::spawn(move || admin.call("POST", path, Some(&json!({ "accept_loss": false }))));
+    assert!(device.faults().wait_held(Duration::from_secs(60)), "nothing is asked of its image");
+    let both = fail_over(&pair.hosts[to], &["--fenced", "h0", "--wait", "15s"]).expect("it runs");
+    let outcome = |volume: &Value| format!("{} {}", volume["name"], volume["outcome"]).replace('"', "");
+    let outcomes: Vec<_> = both.volumes().iter().map(outcome).collect();
+    assert_eq!(outcomes, ["stuck refused", "vm taken-over"], "{both:?}");
+    goes_on(&mut pair, &mut workload, to);
+    // However often somebody asks.
+    let threads = || {
+        let daemon = pair.hosts[to].daemon.id().expect("it runs");
+        std::fs::read_dir(format!("/proc/{daemon}/task")).expect("its threads").count()
+    };
+    let before = threads();
+    let arguments = ["stuck", "--fenced", "h0", "--wait", "0s"];
+    let all = [(); 8].map(|()| start_failover(&pair.hosts[to], &arguments).expect("it starts"));
+    for child in all {
+        let ended = ended(child).expect("it ends");
+        assert_eq!(ended.status, 1, "{ended:?}");
+    }
+    assert!(threads() < before + 4, "{before} threads, then {}", threads());
+    assert!(!stuck.is_finished());
+    device.faults().disconnect();
+    // What its image answers now is an error; that it is there again is found without asking again.
+    let _ = stuck.join().expect("no panic");
+    device.faults().reconnect();
+    let arguments = ["stuck", "--fenced", "h0"];
+    done(&fail_over(&pair.hosts[to], &arguments).expect("it runs"), "taken-over");
+}
+
 /// The daemon that takes over is killed in the middle, at any moment of it, and started again: the hook is called again.
 #[test]
 fn g4_a_failover_that_is_cut_short_is_finished_by_the_next() {
@@ -196,6 +265,7 @@ fn what_may_pass_is_tried_again_for_as_long_as_is_said() {
     let mut workload = workload(&pair, 647);
     let to = holder(&pair);
     under_load(&mut workload, 100, || ());
+    pair.owner().wait_sync().expect("in sync");
     pair.hosts[0].daemon.signal(Signal::STOP).expect("it stops");
     let since = Instant::now();
     refused(&pair, to, &[VOLUME, "--fenced", "h0", "--wait", "1s"], Some("h0"), "in use");

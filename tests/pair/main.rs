@@ -10,15 +10,17 @@ mod power;
 mod zombie;
 
 use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+use serde_json::json;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
 use tidepool_testkit::{Error, Scratch, one_at_a_time};
-use tidepool_tests::pair::{Pair, PairOptions};
+use tidepool_tests::pair::{Host, Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::wire::WireMode;
 
@@ -84,11 +86,15 @@ fn load_during(workload: &mut Workload, ms: u64, what: impl FnOnce()) -> Result<
     })
 }
 
-/// The owner is killed under load; returns which host that was.
+/// The owner is killed under load, with a copy in sync: a busy machine may have had the two part for a moment. Returns which host
+/// that was.
 fn kill_owner(pair: &mut Pair, workload: &mut Workload, ms: u64) -> usize {
     let owner = pair.owner;
     let hosts = &mut pair.hosts;
-    let end = under_load(workload, ms, || hosts[owner].daemon.kill().expect("kill"));
+    let end = under_load(workload, ms, || {
+        hosts[owner].wait_sync().expect("in sync");
+        hosts[owner].daemon.kill().expect("kill");
+    });
     assert_eq!(end, Progress::Disconnected);
     owner
 }
@@ -203,6 +209,7 @@ fn g4_a_copy_that_does_not_count_is_not_taken_over() {
     let _turn = one_at_a_time();
     let mut pair = pair();
     let mut workload = workload(&pair, 605);
+    pair.owner().wait_sync().expect("in sync");
     let alive = pair.peer().take_over(false).expect_err("the owner lives").to_string();
     assert!(alive.contains("in use"), "{alive}");
     pair.owner().wait_sync().expect("it is in sync again after the attempt");
@@ -262,6 +269,23 @@ fn g1_an_owner_that_is_cut_off_from_everybody_answers_no_reads_until_it_knows() 
     pair.owner().wait_degraded().expect("the record says that it is alone");
 }
 
+/// Writes of a host's daemon behind so many bytes of a file fail from here on.
+fn writes_fail(host: &Host, bytes: u64) {
+    let pid = host.daemon.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
+    let limit = Rlimit { current: Some(bytes), maximum: None };
+    prlimit(Some(pid), Resource::Fsize, limit).expect("a limit");
+}
+
+/// The first host's daemon starts on a device that has what it had long before, and does not serve the volume; returns its log.
+fn comes_back_on(pair: &mut Pair, old: &Path) -> String {
+    let host = &mut pair.hosts[0];
+    std::fs::copy(old, &host.cache).expect("what the device has then");
+    let refused = host.daemon.start();
+    let volume = host.volume().ok().flatten();
+    assert!(volume.is_none_or(|volume| volume["state"] != "serving"), "{refused:?}");
+    host.daemon.log()
+}
+
 /// The owner's cache device fails, the daemon dies, and the device comes back with what it had long before.
 #[test]
 fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
@@ -276,31 +300,63 @@ fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
         PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), third: false, class: None };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let mut workload = workload_on(&pair, 610, bytes);
-    let cache = pair.owner().cache.clone();
     let old = scratch.join("old");
-    std::fs::copy(&cache, &old).expect("a copy of the cache");
+    std::fs::copy(&pair.owner().cache, &old).expect("a copy of the cache");
     let record = || std::fs::read_to_string(scratch.join("image.tidepool")).expect("a record");
     let hosts = &mut pair.hosts;
     let end = under_load(&mut workload, 1500, || {
-        let pid = hosts[0].daemon.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
-        let limit = Rlimit { current: Some(MIB), maximum: None };
-        prlimit(Some(pid), Resource::Fsize, limit).expect("writes fail from here on");
+        writes_fail(&hosts[0], MIB);
         let since = Instant::now();
         while !record().contains("\"only\": true") {
             assert!(since.elapsed() < Duration::from_secs(30), "{}", record());
             std::thread::sleep(Duration::from_millis(1));
         }
+        // Nothing that somebody asks for ends the only copy that counts.
+        let path = format!("/v1/volumes/{VOLUME}");
+        let asked = hosts[0].admin.call("PATCH", &path, Some(&json!({ "mode": "write-through" })));
+        let why = asked.expect_err("the mode stays").to_string();
+        assert!(why.contains("409") && why.contains("only the copy on"), "{why}");
+        assert!(record().contains("\"only\": true"), "{}", record());
         hosts[0].daemon.kill().expect("kill");
     });
     assert_eq!(end, Progress::Disconnected);
-    std::fs::copy(&old, &cache).expect("what the device has then");
-    let refused = pair.hosts[0].daemon.start();
-    let volume = pair.hosts[0].volume().ok().flatten();
-    assert!(volume.is_none_or(|volume| volume["state"] != "serving"), "{refused:?}");
-    let log = pair.hosts[0].daemon.log();
+    let log = comes_back_on(&mut pair, &old);
     assert!(log.contains("newer records"), "{log}");
     pair.fail_over(&mut workload).expect("nothing is lost");
     workload.disconnect().expect("goodbye");
+}
+
+/// The owner's cache device fails, the image gets everything, the two part, and the image goes on without either. Then the daemon
+/// dies, and the device comes back with what it had long before.
+fn parted_from_a_failed_device(seed: u64, drain: &str) {
+    let options = PairOptions {
+        cache_bytes: 192 * MIB,
+        image: Err(8 * MIB),
+        extra: vec![format!("--drain={drain}")],
+        third: false,
+        class: None,
+    };
+    let mut pair = Pair::new(&options).expect("two hosts in sync");
+    let mut workload = workload_on(&pair, seed, 8 * MIB);
+    under_load(&mut workload, 300, || ());
+    let old = pair.scratch.join("old");
+    std::fs::copy(&pair.owner().cache, &old).expect("a copy of the cache");
+    // The image is no larger.
+    under_load(&mut workload, 300, || writes_fail(pair.owner(), 8 * MIB));
+    pair.owner().wait("the two part", |volume| volume["replication"]["phase"] == "solo").expect("drained");
+    workload.disconnect().expect("goodbye");
+    pair.hosts[0].daemon.kill().expect("kill");
+    let log = comes_back_on(&mut pair, &old);
+    assert!(log.contains("the cache device had failed"), "{log}");
+    let image = pair.image();
+    pair.verify_plain(&mut workload, &image).expect("the image has everything");
+}
+
+#[test]
+fn g1_a_failed_device_that_comes_back_after_the_two_have_parted_is_not_believed() {
+    let _turn = one_at_a_time();
+    parted_from_a_failed_device(660, "grouped");
+    parted_from_a_failed_device(661, "unordered");
 }
 
 #[test]

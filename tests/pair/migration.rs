@@ -2,8 +2,14 @@
 
 use super::*;
 use serde_json::json;
+use std::io::Write;
 use tidepool_testkit::nbd::Client;
 use tidepool_tests::migration::Traveller;
+
+/// Longest wait for a host to forget what it has given away.
+const MINUTE: Duration = Duration::from_secs(60);
+/// Guests that are moved around at most.
+const ATTEMPTS: u32 = 3;
 
 #[test]
 fn g1_a_guest_that_moves_reads_and_writes_what_it_had_written_where_it_was() {
@@ -59,11 +65,13 @@ fn g1_a_guest_that_moves_to_a_host_without_a_copy_finds_everything_there() {
         println!("round {round}: a write that has the volume come took {} ms", since.elapsed().as_millis());
         workload.run(300).expect("a run");
         workload.verify().expect("nothing is lost");
-        let left = pair.hosts[from].volume().expect("a status");
-        assert!(
-            left.is_none_or(|left| left["state"] == "replica"),
-            "it is gone where it was, or its copy is there"
-        );
+        let since = Instant::now();
+        let gone =
+            || pair.hosts[from].volume().expect("a status").is_none_or(|left| left["state"] == "replica");
+        while !gone() {
+            assert!(since.elapsed() < MINUTE, "it is gone where it was, or its copy is there");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
     workload.disconnect().expect("goodbye");
 }
@@ -84,6 +92,8 @@ fn a_guest_that_stays_keeps_its_volume() {
     pair.offer(None).expect("clients are let in over there");
     let mut arrived = Client::connect(&pair.peer().socket, VOLUME).expect("it is let in");
     arrived.read(0, 4096).expect("it reads");
+    let twice = pair.offer(None).expect_err("it can go to one host only").to_string();
+    assert!(twice.contains("on its way to") && twice.contains("--cancel"), "{twice}");
     under_load(&mut workload, 200, || ());
     cancel(&pair).expect("it was begun");
     let gone = arrived.write(IMAGE_BYTES - 4096, &[1; 4096]);
@@ -113,11 +123,25 @@ fn a_guest_that_stays_keeps_its_volume() {
 #[test]
 fn g1_a_running_guest_moves_to_the_peer_and_on_to_a_third_host() {
     let _turn = one_at_a_time();
+    // On a busy machine the kernel of an emulated guest dies of a move now and then, presumably as QEMU's log of dirty memory races
+    // with translated code. Nothing of the kernel or of fio is on the volume.
+    let moved = (0..ATTEMPTS).any(|_| travels());
+    assert!(moved, "its kernel dies of each journey");
+}
+
+/// Moves a guest around; false if its kernel has died.
+fn travels() -> bool {
     let mut pair = hosts(true);
     let mut guest = Traveller::boot(&pair).expect("the guest boots");
     for to in [1, 2, 0] {
         pair.owner().wait_sync().expect("two in sync");
-        let moved = guest.go(&mut pair, to).expect("it moves, and nothing is lost");
-        println!("to h{to}: {moved:?}");
+        let moved = guest.go(&mut pair, to);
+        if let (Err(_), Some(said)) = (&moved, guest.crash()) {
+            // Written past the capture of a test's output: who runs the tests is to see it.
+            let _ = writeln!(std::io::stderr(), "the guest's kernel has died on its way to h{to}: {said}");
+            return false;
+        }
+        println!("to h{to}: {:?}", moved.expect("it moves, and nothing is lost"));
     }
+    true
 }

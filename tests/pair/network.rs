@@ -46,12 +46,15 @@ fn lose_the_owner(trio: &mut Trio, workload: &mut Workload) {
     let (owner, holder) = (trio.owner, trio.holder().expect("two in sync"));
     assert_eq!(trio.wait_one_serving().expect("one"), owner);
     let hosts = &mut trio.hosts;
-    let end = under_load(workload, 300, || hosts[owner].daemon.kill().expect("kill"));
+    let end = under_load(workload, 300, || {
+        hosts[owner].wait_sync().expect("in sync");
+        hosts[owner].daemon.kill().expect("kill");
+    });
     assert_eq!(end, Progress::Disconnected);
     let stranger = 3 - owner - holder;
     trio.hosts[stranger].take_over(false).expect_err("its copy does not count, if it has one");
     trio.fail_over(holder, workload).expect("nothing is lost");
-    assert_eq!(trio.serving(), [holder]);
+    assert_eq!(trio.wait_one_serving().expect("one"), holder);
 }
 
 /// The holder of the copy is lost under load for good, and the other one gets it.
@@ -120,11 +123,12 @@ fn race(trio: &mut Trio, workload: &mut Workload, loss: Loss, after_ms: u64) -> 
     let (mut taken, mut stale) = (None, false);
     let set = |works| trio.set(loss, works);
     let end = load_during(workload, 300, || {
+        hosts[owner].wait_sync().expect("in sync");
         set(false);
         std::thread::sleep(Duration::from_millis(after_ms));
         let took = hosts[holder].take_over(false);
         if took.is_ok() {
-            let mut new = Probe::new(&hosts[holder].socket).expect("it serves");
+            let mut new = Probe::patient(&hosts[holder].socket).expect("it serves");
             assert!(new.write(2), "it serves");
             stale = reads_what_was(&mut probe, 1);
             assert_eq!(new.read(), Some(2), "what it has acknowledged");
@@ -152,7 +156,7 @@ fn race(trio: &mut Trio, workload: &mut Workload, loss: Loss, after_ms: u64) -> 
             format!("stays: {error}")
         }
     };
-    assert_eq!(trio.serving(), [trio.owner], "{told}");
+    assert_eq!(trio.wait_one_serving().expect("one"), trio.owner, "{told}");
     workload.run(300).expect("it is written right afterwards");
     workload.verify().expect("nothing is lost");
     assert_eq!(

@@ -2,6 +2,8 @@
 
 use super::under_load;
 
+use serde_json::Value;
+use std::time::Duration;
 use tidepool_testkit::one_at_a_time;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
@@ -34,7 +36,10 @@ fn workload(pair: &Pair, seed: u64) -> Workload {
 /// Both hosts lose their power under load.
 fn fail(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
     let (ms, seed) = (20 + rng.below(600), rng.word());
-    let end = under_load(workload, ms, || pair.fail_power(seed).expect("the power fails"));
+    let end = under_load(workload, ms, || {
+        pair.owner().wait_sync().expect("in sync");
+        pair.fail_power(seed).expect("the power fails");
+    });
     assert_eq!(end, Progress::Disconnected);
     workload.server_died();
 }
@@ -136,4 +141,92 @@ fn g3_both_hosts_lose_their_power_and_only_the_owner_comes_back() {
     }
     let whole = workload.verify().expect("every sector is read");
     assert_eq!(whole, Progress::Done, "nothing that was not there came back");
+}
+
+/// The owner loses its power under load.
+fn fail_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
+    let (ms, seed) = (20 + rng.below(600), rng.word());
+    let end = under_load(workload, ms, || {
+        pair.owner().wait_sync().expect("in sync");
+        pair.fail_power_of_owner(seed).expect("the power fails");
+    });
+    assert_eq!(end, Progress::Disconnected);
+    workload.server_died();
+}
+
+#[test]
+fn g4_an_owner_that_has_lost_its_power_gets_from_its_peer_what_it_has_lost() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 627);
+    let mut rng = Rng::new(rng::seed(628));
+    let mut fetched = 0;
+    for round in 0..2 * ROUNDS {
+        fail_owner(&mut pair, &mut workload, &mut rng);
+        let host = &mut pair.hosts[pair.owner];
+        if round % 3 == 2 {
+            // Once more while it gets them, perhaps.
+            host.daemon.start().expect("it starts");
+            std::thread::sleep(Duration::from_millis(rng.below(100)));
+            pair.fail_power_of_owner(rng.word()).expect("the power fails");
+        }
+        let host = &mut pair.hosts[pair.owner];
+        host.daemon.start().expect("it starts");
+        serving(&pair);
+        // Not only what was flushed: all that was acknowledged.
+        pair.verify(&mut workload).expect("nothing is missing");
+        let log = pair.owner().daemon.log();
+        let said: Vec<&str> = log.lines().filter(|line| line.contains("its newest records")).collect();
+        fetched += said.len();
+        println!("round {round}: {said:?}");
+        pair.owner().wait_sync().expect("in sync again");
+    }
+    assert!(fetched > 0, "no power loss has taken anything with it");
+}
+
+#[test]
+fn g4_what_cannot_be_got_from_the_peer_is_taken_over_there() {
+    let _turn = one_at_a_time();
+    let mut pair = pair();
+    let mut workload = workload(&pair, 629);
+    let mut rng = Rng::new(rng::seed(630));
+    for round in 0..20 {
+        fail_owner(&mut pair, &mut workload, &mut rng);
+        // Where its records stand in the log the peer's daemon knows as long as it runs.
+        let peer = 1 - pair.owner;
+        pair.hosts[peer].daemon.kill().expect("kill");
+        pair.hosts[peer].daemon.start().expect("it starts");
+        let owner = pair.owner;
+        pair.hosts[owner].daemon.start().expect("it starts");
+        let is_known = |volume: &Value| volume["state"] == "serving" || volume["error"].is_string();
+        let known = pair.owner().wait("served, or not", is_known).expect("one of the two");
+        if known["state"] == "serving" {
+            println!("round {round}: nothing was lost");
+            pair.verify(&mut workload).expect("nothing is missing");
+            pair.owner().wait_sync().expect("in sync again");
+            continue;
+        }
+        // It says so, also after a restart that finds a copy.
+        for _ in 0..2 {
+            let why = why_not_served(&pair);
+            assert!(why.contains("cannot be had") && why.contains("volume takeover"), "{why}");
+            println!("round {round}: {why}");
+            pair.hosts[owner].daemon.terminate().expect("it stops");
+            pair.hosts[owner].daemon.start().expect("it starts");
+        }
+        // While it tries, the image is locked for a moment.
+        why_not_served(&pair);
+        pair.peer().take_over(false).expect("it has everything");
+        pair.owner = peer;
+        pair.verify(&mut workload).expect("nothing is missing");
+        pair.owner().wait_sync().expect("in sync again");
+        // Whoever was refused holds a copy like any other, and says so.
+        let former = pair.hosts[owner].wait("a copy", |volume| volume["state"] == "replica");
+        assert!(former.expect("a copy")["error"].is_null());
+        fail_owner(&mut pair, &mut workload, &mut rng);
+        pair.hosts[owner].take_over(false).expect("it has everything");
+        pair.owner = owner;
+        return pair.verify(&mut workload).expect("nothing is missing");
+    }
+    panic!("no power loss has taken anything with it");
 }

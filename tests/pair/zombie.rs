@@ -68,7 +68,8 @@ fn stop_in_the_drain(pair: &Pair, workload: &mut Workload) {
             if dirty < DIRTY_BYTES.start {
                 break;
             }
-            if dirty < DIRTY_BYTES.end && writes >= IN_FLIGHT_MIN {
+            let in_sync = volume["replication"]["in_sync"] == true;
+            if dirty < DIRTY_BYTES.end && writes >= IN_FLIGHT_MIN && in_sync {
                 owner.daemon.signal(Signal::STOP).expect("it stops");
                 println!("stopped with {writes} drain writes under way and {} MiB dirty", dirty / MIB);
                 return;

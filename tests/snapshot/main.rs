@@ -180,8 +180,13 @@ fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
     };
     assert!(read(&rig) >= f64::from(4 << 20), "it is fetched once");
     rig.admin
-        .wait_volume("old", Duration::from_secs(20), |volume| {
-            number(volume, "cached_bytes") == Some(f64::from(4 << 20))
+        .wait_volume("old", Duration::from_secs(60), |volume| {
+            let cached = number(volume, "cached_bytes") == Some(f64::from(4 << 20));
+            if !cached {
+                // What a busy device had no room for is taken in when it is fetched again.
+                read(&rig);
+            }
+            cached
         })
         .expect("all of it is cached");
     rig.daemon.kill().expect("kill -9");

@@ -16,6 +16,8 @@ pub const IN_FLIGHT_MIN: usize = 16;
 const AIM_TIMEOUT: Duration = Duration::from_secs(60);
 /// Kills while the daemon recovers, in one round: each further one finds a cache that a killed recovery has left.
 const REPLAY_KILLS: u32 = 3;
+/// Most of them, while none has found the daemon at it.
+const REPLAY_KILLS_MAX: u32 = 30;
 
 /// What the daemon is doing when it is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -87,9 +89,7 @@ impl Crasher {
     pub fn round(&mut self, aim: Aim) -> Result<(), Error> {
         self.kill_under_load(aim)?;
         if aim == Aim::Replay {
-            for _ in 0..REPLAY_KILLS {
-                self.kill_in_replay()?;
-            }
+            self.kill_in_replays()?;
         }
         let ready = self.rig.start_and_verify(&mut self.workload)?;
         self.tally.ready_max = self.tally.ready_max.max(ready);
@@ -124,21 +124,37 @@ impl Crasher {
         Ok(())
     }
 
-    /// Starts the daemon and kills it while it has the cache open and is not ready: it replays its log.
-    fn kill_in_replay(&mut self) -> Result<(), Error> {
+    /// Kills the daemon while it recovers, again and again, and at least once if that can be had.
+    fn kill_in_replays(&mut self) -> Result<(), Error> {
+        let mut hits = 0;
+        for kill in 0..REPLAY_KILLS_MAX {
+            if kill >= REPLAY_KILLS && hits > 0 {
+                break;
+            }
+            // What was too late three times is tried as early as possible.
+            let within_us = if kill < REPLAY_KILLS { self.ready_last.as_micros() as u64 / 2 } else { 0 };
+            hits += u32::from(self.kill_in_replay(within_us)?);
+        }
+        Ok(())
+    }
+
+    /// Starts the daemon and kills it at some time within `within_us` while it has the cache open and is not ready: it replays its
+    /// log. Returns whether it was so.
+    fn kill_in_replay(&mut self, within_us: u64) -> Result<bool, Error> {
         let daemon = &mut self.rig.daemon;
         daemon.start_unready()?;
         while daemon.runs() && !daemon.has_open(&self.rig.cache) {
             std::thread::sleep(Duration::from_micros(200));
         }
-        let usual_us = (self.ready_last.as_micros() as u64 / 2).max(1);
-        std::thread::sleep(Duration::from_micros(self.rng.below(usual_us)));
+        if within_us > 0 {
+            std::thread::sleep(Duration::from_micros(self.rng.below(within_us)));
+        }
         let replays = daemon.runs() && !daemon.is_ready();
         daemon.kill()?;
         if replays {
             *self.tally.kills.entry(Aim::Replay).or_default() += 1;
         }
-        Ok(())
+        Ok(replays)
     }
 
     /// What the rounds so far have shown.

@@ -32,14 +32,21 @@ impl Ended {
         }
     }
 
+    /// What became of each volume.
+    ///
+    /// # Panics
+    /// When there is no report.
+    pub fn volumes(&self) -> Vec<Value> {
+        serde_json::from_str(&self.output).unwrap_or_else(|_| panic!("{self:?}"))
+    }
+
     /// What became of the only volume.
     ///
     /// # Panics
     /// When the report is not of one volume.
     pub fn volume(&self) -> Value {
-        let report: Value = serde_json::from_str(&self.output).unwrap_or_else(|_| panic!("{self:?}"));
-        assert_eq!(report.as_array().map(Vec::len), Some(1), "{self:?}");
-        report[0].clone()
+        let [volume] = &self.volumes()[..] else { panic!("{self:?}") };
+        volume.clone()
     }
 }
 
@@ -125,7 +132,7 @@ impl Manager {
             .env("TIDEPOOL_NBD", &host.socket)
             .env("OCF_RESKEY_volume", crate::rig::VOLUME)
             .env("OCF_RESKEY_admin", socket)
-            .env("OCF_RESKEY_wait", "5s")
+            .env("OCF_RESKEY_wait", "30s")
             .env("OCF_RESKEY_confirm", place("lib/fenced-pacemaker"))
             .env("OCF_RESKEY_failover", place("lib/tidepool-failover"))
             .stdin(Stdio::piped())

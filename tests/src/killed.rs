@@ -56,12 +56,14 @@ pub fn round(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng, midst: Mid
     let (dead, told) = match midst {
         Midst::Handoff => {
             workload.disconnect()?;
+            pair.hosts[owner].wait_sync()?;
             let victim = if rng.chance(50) { owner } else { peer };
             let how = format!("/v1/volumes/{VOLUME}/handoff");
             let told = die_during(pair, victim, delay, owner, &how, &json!({}))?;
             (vec![victim], told)
         }
         Midst::Takeover => {
+            pair.hosts[owner].wait_sync()?;
             pair.hosts[owner].daemon.kill()?;
             workload.server_died();
             let how = format!("/v1/volumes/{VOLUME}/takeover");

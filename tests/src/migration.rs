@@ -62,17 +62,24 @@ impl Traveller {
         std::mem::replace(&mut self.guest, other).kill()?;
         pair.owner = to;
         self.guest.run("wait", MINUTES)?;
+        // On a busy machine fio may have written everything before the guest moved, and the volume comes with a write.
+        self.guest.run("dd if=/dev/zero of=/dev/vda bs=4096 seek=4000 count=1 conv=fsync", MINUTES)?;
         let told = self.guest.run("cat /tmp/fio.json", MINUTES)?;
         self.guest
             .run(&format!("fio {job} --verify_only --output=/tmp/fio.txt || cat /tmp/fio.txt"), MINUTES)?;
         self.guest.check_kernel_log()?;
         let start = Instant::now();
         while pair.owner().volume()?.is_none_or(|volume| volume["state"] == "replica") {
-            assert!(start.elapsed() < Duration::from_secs(10), "the volume has not come: {told}");
+            assert!(start.elapsed() < MINUTES, "the volume has not come: {told}");
             std::thread::sleep(Duration::from_millis(50));
         }
         let came = if from == to { None } else { came(&pair.owner().daemon.log()) };
         Ok(Move { stopped, came, ..moved(&told)? })
+    }
+
+    /// What the guest has said since its kernel has died, if that is so.
+    pub fn crash(&self) -> Option<String> {
+        self.guest.crash()
     }
 }
 

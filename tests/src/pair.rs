@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidepool_lab::device::Emulated;
 use tidepool_testkit::stamps::{Lost, Progress, Workload};
@@ -248,6 +249,9 @@ impl Pair {
 
     /// The owner has its peer, or the third host if that is said, let clients in; it gets the volume as soon as one of them writes.
     pub fn offer(&self, to: Option<usize>) -> Result<Value, Error> {
+        if to.is_none() {
+            self.owner().wait_sync()?;
+        }
         let body = json!({ "live": true, "to": to.map(|to| format!("h{to}")) });
         self.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/handoff"), Some(&body))
     }
@@ -255,6 +259,7 @@ impl Pair {
     /// The owner hands the volume over to its peer, and the workload, which is not connected, goes on there. Returns how long
     /// that took.
     pub fn hand_over(&mut self, workload: &mut Workload) -> Result<Duration, Error> {
+        self.owner().wait_sync()?;
         let start = Instant::now();
         self.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/handoff"), Some(&json!({})))?;
         let took = start.elapsed();
@@ -272,6 +277,9 @@ impl Pair {
     pub fn fail_power(&mut self, seed: u64) -> Result<(), Error> {
         // Neither may see that the other one is gone.
         self.hosts.iter().flat_map(|host| &host.device).for_each(|device| device.faults().cut());
+        for at in [self.owner, 1 - self.owner] {
+            self.hosts[at].daemon.signal(Signal::KILL)?;
+        }
         for Host { daemon, device, .. } in &mut self.hosts {
             kill_on(daemon, device.iter())?;
         }
@@ -279,6 +287,14 @@ impl Pair {
             host.lose_power(seed ^ (0x5eed << at))?;
         }
         Ok(())
+    }
+
+    /// The owner loses its power; the peer sees that it is gone.
+    pub fn fail_power_of_owner(&mut self, seed: u64) -> Result<(), Error> {
+        let host = &mut self.hosts[self.owner];
+        host.device.iter().for_each(|device| device.faults().cut());
+        kill_on(&mut host.daemon, host.device.iter())?;
+        host.lose_power(seed)
     }
 
     /// After a power failure, when the volume is served again: looks for what is missing, and connects the workload.

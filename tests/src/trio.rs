@@ -26,6 +26,8 @@ pub const IMAGE_BYTES: u64 = WORKLOAD_BYTES + MIB;
 pub const WORKLOAD_BYTES: u64 = 32 * MIB;
 /// Longest wait of a probe for an answer. A host that answers later than that serves nobody.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same of one on the host that is to serve: its first answer waits until the image has what only the logs had.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The manual, whose commands make the certificates.
 const MANUAL: &str = include_str!("../../docs/operations.md");
 
@@ -220,8 +222,17 @@ pub struct Probe(Client);
 impl Probe {
     /// Connects; nothing where nobody is let in.
     pub fn new(socket: &Path) -> Option<Probe> {
+        Probe::with_limit(socket, PROBE_TIMEOUT)
+    }
+
+    /// Connects to the host that is known to have the volume.
+    pub fn patient(socket: &Path) -> Option<Probe> {
+        Probe::with_limit(socket, PATIENCE)
+    }
+
+    fn with_limit(socket: &Path, limit: Duration) -> Option<Probe> {
         let client = Client::connect(socket, VOLUME).ok()?;
-        client.give_up_after(PROBE_TIMEOUT).ok()?;
+        client.give_up_after(limit).ok()?;
         Some(Probe(client))
     }
 

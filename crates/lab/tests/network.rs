@@ -1,11 +1,15 @@
 //! Clusters whose nodes have a network of their own.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidepool_lab::cluster::Servers;
-use tidepool_lab::collect::{Carried, Collector, Sample, Sources};
+use tidepool_lab::collect::{Carried, Collector, CountsOf, Sample, Sources};
+use tidepool_lab::device::Counts;
 use tidepool_lab::network::Network;
 use tidepool_lab::{Cluster, ClusterOptions, Scratch};
 
@@ -36,6 +40,18 @@ fn carried(samples: &[Sample], node: &str, of: impl Fn(&Carried) -> f64) -> u64 
     bytes as u64
 }
 
+/// Counts how often everything is looked at.
+fn count_looks(sources: &mut Sources) -> Arc<AtomicUsize> {
+    let looks = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&looks);
+    let counts: CountsOf = Box::new(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Counts::default()
+    });
+    sources.devices.push(("looks".into(), counts));
+    looks
+}
+
 #[test]
 fn copies_go_between_servers_and_all_is_counted_where_it_passes() {
     if !possible() {
@@ -48,14 +64,18 @@ fn copies_go_between_servers_and_all_is_counted_where_it_passes() {
         assert!(line.contains(&format!("v2:{}:", server.address())), "{line}");
     }
     cluster.rbd_create("image", 64 << 20).expect("an image");
-    let sources = Sources::default().with_network(cluster.network()).expect("the nodes");
+    let mut sources = Sources::default().with_network(cluster.network()).expect("the nodes");
+    let looks = count_looks(&mut sources);
     let collector = Collector::start(sources);
     let total = WRITTEN.to_string();
     let bench =
         ["bench", "--io-type=write", "--io-size=65536", "--io-threads=4", "--io-total", &total, "image"];
     cluster.rbd(&bench).expect("a load");
-    // Until a sample has it all.
-    std::thread::sleep(Duration::from_millis(1_500));
+    // Until a sample has it all: a look may be under way that has begun too early.
+    let enough = looks.load(Ordering::Relaxed) + 2;
+    while looks.load(Ordering::Relaxed) < enough {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let samples = collector.stop();
     let nodes: Vec<&String> = samples[0].network.keys().collect();
     assert_eq!(nodes, ["client", "mon", "node0", "node1"]);
@@ -112,10 +132,12 @@ fn each_way_takes_its_time_and_a_killed_process_leaves_nothing_of_its_network() 
     let ours = namespace(std::process::id()).expect("a namespace");
     let distinct: std::collections::BTreeSet<_> = namespaces.iter().filter(|&other| *other != ours).collect();
     assert_eq!(distinct.len(), 4, "a client, a monitor and two servers: {namespaces:?}");
+    // A namespace that is gone may leave its number to a new one; not while it is open.
+    let held: Vec<_> = family.iter().flat_map(|pid| File::open(format!("/proc/{pid}/ns/net"))).collect();
     child.kill().expect("kill");
     child.wait().expect("its end");
     let gone = || family.iter().all(|pid| namespace(*pid).is_none());
-    for _ in 0..100 {
+    for _ in 0..600 {
         if gone() {
             break;
         }
@@ -124,6 +146,7 @@ fn each_way_takes_its_time_and_a_killed_process_leaves_nothing_of_its_network() 
     assert!(gone(), "its processes have ended with it");
     let everywhere = all().filter_map(namespace).any(|left| distinct.contains(&left));
     assert!(!everywhere, "nobody is in one of its namespaces");
+    drop(held);
     let interfaces = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
     assert!(!interfaces.contains("node0"), "{interfaces}");
 }

@@ -5,7 +5,7 @@ mod support;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{Server, TempDir, Volume};
 use tidepool_nbd::client::{BlockingClient, ClientError, Duplex, Moved, Stream, Wanted};
 use tidepool_nbd::{Command, Errno, NbdUri, wire};
@@ -16,6 +16,17 @@ const MIB: u64 = 1 << 20;
 struct Foreign {
     child: Child,
     dir: TempDir,
+}
+
+/// Somebody accepts connections there: a socket is in the file system a moment before that. Nobody connects to find out, because
+/// qemu-nbd serves one client at a time.
+fn is_listening(socket: &Path) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let all = std::fs::read_to_string("/proc/net/unix").expect("the kernel's list of sockets");
+    all.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(3) == Some(&ACCEPTS) && fields.last().map(Path::new) == Some(socket)
+    })
 }
 
 impl Foreign {
@@ -29,8 +40,9 @@ impl Foreign {
             .spawn()
             .unwrap_or_else(|e| panic!("cannot run {tool}: {e}; install it with: apt-get install {package}"));
         let mut server = Foreign { child, dir };
-        for _ in 0..500 {
-            if socket.exists() {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(60) {
+            if is_listening(&socket) {
                 return server;
             }
             if let Ok(Some(status)) = server.child.try_wait() {
@@ -39,7 +51,7 @@ impl Foreign {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        panic!("{tool} did not create its socket");
+        panic!("{tool} does not listen on its socket");
     }
 
     fn nbdkit(options: &[&str]) -> Foreign {

@@ -10,6 +10,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// Failures after which no more seeds are begun.
 const FAILURES_MAX: usize = 20;
 
+/// Lots of fresh seeds that are run at most.
+const LOTS_MAX: u32 = 4;
+
 /// Which seeds are run.
 pub struct Seeds {
     range: Range<u64>,
@@ -100,6 +103,19 @@ impl Crowd {
         let lock = || failures.lock().unwrap_or_else(PoisonError::into_inner);
         self.run(seeds, jobs, &|failure| lock().push(failure.to_owned()));
         failures.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs so many seeds that nobody has run before, and as many again while something is `missing` of what they are to reach: what
+    /// is rare is missing from one lot by chance. Returns what went wrong.
+    pub fn fresh_failures<T>(&mut self, n: u64, missing: impl Fn(&Coverage) -> Vec<T>) -> Vec<String> {
+        let mut failures = self.failures(&Seeds::fresh(n));
+        for _ in 1..LOTS_MAX {
+            if !failures.is_empty() || missing(&self.coverage).is_empty() {
+                break;
+            }
+            failures = self.failures(&Seeds::fresh(n));
+        }
+        failures
     }
 
     /// Runs seeds, `jobs` at once; `tell` gets what went wrong, as soon as it did.

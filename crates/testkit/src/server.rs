@@ -11,7 +11,7 @@ use tidepool_lab::Process;
 use crate::error::{Error, io};
 
 /// Longest wait for a server's socket.
-const SOCKET_TIMEOUT: Duration = Duration::from_secs(20);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running server that listens on a unix socket. Dropping it kills it.
 #[derive(Debug)]

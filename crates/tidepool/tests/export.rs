@@ -9,8 +9,16 @@ use std::os::unix::fs::FileExt;
 use tidepool_nbd::client::BlockingClient;
 
 const MIB: usize = 1 << 20;
-/// Where others write: dirty in the cache, and unknown to it.
-const FOREIGN: [u64; 2] = [64 << 10, 15 << 20];
+/// Blocks that a client writes.
+const WRITTEN: u64 = 1024;
+/// Where others write: what is written last, hence dirty in the cache still, however slow this machine's disk is; and what the cache
+/// does not know.
+const FOREIGN: [u64; 2] = [offset_of(WRITTEN - 1), 15 << 20];
+
+/// Where a client writes the block with this number.
+const fn offset_of(number: u64) -> u64 {
+    number * 37 % WRITTEN * 8192
+}
 
 fn client(place: &Place) -> BlockingClient {
     let uri = format!("nbd+unix:///vm1?socket={}", place.text("nbd.sock"));
@@ -38,8 +46,8 @@ fn write(place: &Place) -> Vec<u8> {
     let mut vm = client(place);
     // From here on a write does not wait for stable media.
     vm.flush().expect("flushed");
-    for block in 0..1024u64 {
-        let offset = block * 37 % 1024 * 8192;
+    for block in 0..WRITTEN {
+        let offset = offset_of(block);
         let mut data = [block as u8; 4096];
         data[..8].copy_from_slice(&block.to_le_bytes());
         vm.write(offset, &data).expect("absorbed");
@@ -129,8 +137,8 @@ fn a_cache_that_was_given_up_and_found_again_still_exports_what_verifies() {
     write_behind(&place);
     start_again(&place).refused(1, "was given up");
 
-    let last = 1023 * 37 % 1024 * 8192;
-    let block = &model[last..last + 4096];
+    let bad = offset_of(WRITTEN - 2) as usize;
+    let block = &model[bad..bad + 4096];
     let mut cache = fs::read(place.path("cache")).expect("a cache");
     let copies: Vec<usize> =
         (0..cache.len()).step_by(4096).filter(|at| cache[*at..*at + 4096] == *block).collect();
@@ -142,8 +150,8 @@ fn a_cache_that_was_given_up_and_found_again_still_exports_what_verifies() {
     assert_eq!(ended.status, Some(1), "{}", ended.stderr);
     assert!(ended.stderr.contains("4KiB of its dirty data are lost"), "{}", ended.stderr);
     let told: Value = serde_json::from_str(&ended.stdout).expect("JSON");
-    assert_eq!(told["lost"], serde_json::json!([{ "offset_bytes": last, "length_bytes": 4096 }]));
+    assert_eq!(told["lost"], serde_json::json!([{ "offset_bytes": bad, "length_bytes": 4096 }]));
     let ours = fs::read(place.path("ours")).expect("an export");
-    assert!(ours[last..last + 4096].iter().all(|byte| *byte == 0), "nothing is made up");
-    assert!(ours[..last] == model[..last] && ours[last + 4096..8 * MIB] == model[last + 4096..8 * MIB]);
+    assert!(ours[bad..bad + 4096].iter().all(|byte| *byte == 0), "nothing is made up");
+    assert!(ours[..bad] == model[..bad] && ours[bad + 4096..8 * MIB] == model[bad + 4096..8 * MIB]);
 }

@@ -5,6 +5,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 /// A directory for the lab's own, so that other runs on the machine are left alone.
 fn tidepool(parent: &Path, words: &[&str]) -> Output {
@@ -17,6 +18,18 @@ fn tidepool(parent: &Path, words: &[&str]) -> Output {
 
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON on the output")
+}
+
+/// Asks until the answer is right, for a minute at most: a cluster on a busy machine has warnings at times.
+fn ask_until<T>(right: impl Fn(&T) -> bool, ask: impl Fn() -> T) -> T {
+    let begun = Instant::now();
+    loop {
+        let said = ask();
+        if right(&said) || begun.elapsed() > Duration::from_secs(60) {
+            return said;
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
 }
 
 fn parent() -> tempfile::TempDir {
@@ -145,12 +158,21 @@ fn a_plan_for_this_machine_asks_for_what_lsblk_does_not_know_and_gives_no_comman
 fn a_good_ssd_and_a_bad_one_get_their_grades() {
     let parent = parent();
     // So slow that what else the machine does is little beside it.
-    for (class, grade, slow) in [("ssd-sata-plp", "good", "128"), ("ssd-sata-consumer", "reject", "32")] {
+    for (class, grade, slow, attempts) in
+        [("ssd-sata-plp", "good", "128", 3), ("ssd-sata-consumer", "reject", "32", 1)]
+    {
         let device = format!("emulated:{class}");
         let words = [
             "lab", "qualify", &device, "--run", "2s", "--size", "256MiB", "--slow", slow, "--format", "json",
         ];
-        let found = json(&tidepool(parent.path(), &words));
+        let qualify = || json(&tidepool(parent.path(), &words));
+        let mut found = qualify();
+        for _ in 1..attempts {
+            if found["grade"] != grade {
+                // Two seconds are few: whatever else the machine does makes an SSD look worse than it is.
+                found = qualify();
+            }
+        }
         assert_eq!(found["grade"], grade, "{found}");
         // Without a cache every write is the media's, which is slower for a good SSD and no slower for one that flushes anyway.
         let without = found["without_cache"]["figures"]["iops"].as_f64().expect("a figure");
@@ -173,15 +195,7 @@ fn a_cluster_stays_until_it_is_told_to_go_and_a_killed_one_leaves_nothing() {
     };
     let status = || json(&tidepool(parent.path(), &["lab", "cluster", "status", "--format", "json"]));
     let conf = up("a");
-    // A cluster on a busy machine has warnings at times.
-    let mut said = status();
-    for _ in 0..60 {
-        if said[0]["health"] == "HEALTH_OK" {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        said = status();
-    }
+    let said = ask_until(|said| said[0]["health"] == "HEALTH_OK", status);
     assert_eq!((&said[0]["name"], &said[0]["health"]), (&"a".into(), &"HEALTH_OK".into()), "{said}");
     assert_eq!(said[0]["conf"], conf.as_str());
     let again = tidepool(parent.path(), &["lab", "cluster", "up", "--name", "a"]);
@@ -222,8 +236,9 @@ fn a_cluster_with_a_network_says_how_it_is_reached() {
     assert_eq!(status[0]["nodes"], 1, "{status}");
     let example = said.split_once("for example: ").expect("an example").1.trim();
     assert!(example.starts_with(status[0]["enter"].as_str().expect("a prefix")), "{example}");
-    let ran = Command::new("sh").args(["-c", example]).output().expect("a shell");
-    assert!(String::from_utf8_lossy(&ran.stdout).contains("HEALTH_OK"), "{ran:?}");
+    let is_well = |ran: &Output| String::from_utf8_lossy(&ran.stdout).contains("HEALTH_OK");
+    let ran = ask_until(is_well, || Command::new("sh").args(["-c", example]).output().expect("a shell"));
+    assert!(is_well(&ran), "{ran:?}");
     let table = tidepool(parent.path(), &["lab", "cluster", "status"]);
     assert!(String::from_utf8_lossy(&table.stdout).contains(example), "{table:?}");
     assert!(tidepool(parent.path(), &["lab", "cluster", "down"]).status.success());

@@ -170,6 +170,15 @@ fn travel(pair: &mut Pair, options: &Options) -> Result<(), Box<dyn std::error::
     Ok(())
 }
 
+/// What is compared when the peer comes back.
+const ALONE: &str = "a write without the peer";
+const LONGEST_BACK: &str = "longest that a write waited while the copy came back";
+
+/// The duration below which so many of a thousand are.
+fn at(sorted: &[Duration], permille: usize) -> Duration {
+    sorted[(sorted.len() * permille / 1000).min(sorted.len() - 1)]
+}
+
 /// Durations of many rounds, by what they are of.
 #[derive(Debug, Default)]
 struct Figures(Vec<(&'static str, Vec<Duration>)>);
@@ -183,13 +192,23 @@ impl Figures {
     }
 
     fn print(&mut self) {
-        for (what, times) in &mut self.0 {
-            times.sort();
-            let at = |permille: usize| times[(times.len() * permille / 1000).min(times.len() - 1)];
-            let [median, p99, worst] = [500, 990, 1000].map(|permille| at(permille).as_secs_f64() * 1e3);
+        self.0.iter_mut().for_each(|(_, times)| times.sort());
+        for (what, times) in &self.0 {
+            let [median, p99, worst] =
+                [500, 990, 1000].map(|permille| at(times, permille).as_secs_f64() * 1e3);
             println!(
                 "{what}: median {median:.1} ms, p99 {p99:.1} ms, worst {worst:.1} ms ({} times)",
                 times.len()
+            );
+        }
+        let of = |what: &str| self.0.iter().find(|(known, _)| *known == what).map(|(_, times)| times);
+        if let (Some(alone), Some(longest)) = (of(ALONE), of(LONGEST_BACK)) {
+            let bound = 3 * at(alone, 990);
+            let above = longest.iter().filter(|&&took| took > bound).count();
+            println!(
+                "{LONGEST_BACK}: above three times the p99 of {ALONE} ({} ms) in {above} of {} rounds",
+                bound.as_millis(),
+                longest.len()
             );
         }
     }
@@ -220,7 +239,7 @@ impl Story {
                     paused = end - self.noticed;
                 }
                 if start > self.noticed {
-                    figures.note("a write without the peer", took);
+                    figures.note(ALONE, took);
                 }
             } else {
                 figures.note("a write while the copy comes back", took);
@@ -231,7 +250,7 @@ impl Story {
         figures.note("until the loss is noticed", noticed);
         figures.note("pause of acknowledgements after that", paused);
         figures.note("longest that a write waited", longest[0]);
-        figures.note("longest that a write waited while the copy came back", longest[1]);
+        figures.note(LONGEST_BACK, longest[1]);
         let [noticed, paused, gone, back] = [noticed, paused, longest[0], longest[1]].map(|d| d.as_millis());
         format!(
             "noticed after {noticed} ms, paused for {paused} ms, longest write {gone} ms, and {back} ms coming back"

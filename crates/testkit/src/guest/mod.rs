@@ -36,6 +36,8 @@ const RECONNECT_SECONDS: u32 = 60;
 /// Messages of the guest's kernel that tell of a broken disk or filesystem.
 const COMPLAINTS: [&str; 6] =
     ["I/O error", "EXT4-fs error", "EXT4-fs warning", "blocked for more than", "Call Trace", "JBD2:"];
+/// Messages with which it dies. A disk or filesystem that is broken has others.
+const CRASHES: [&str; 3] = ["Kernel panic", "Oops: ", "exited with irqs disabled"];
 
 /// The console's text so far.
 #[derive(Debug, Default)]
@@ -256,6 +258,13 @@ impl Guest {
     /// The versions that the verifier has reported as synced, as arguments for `verifier check`.
     pub fn synced(&self) -> String {
         synced(&self.console())
+    }
+
+    /// What the console has printed since its kernel has died; `None` if it lives.
+    pub fn crash(&self) -> Option<String> {
+        let console = self.console();
+        let begin = CRASHES.iter().filter_map(|crash| console.find(crash)).min()?;
+        Some(console[begin..].to_owned())
     }
 
     /// Fails when the guest's kernel has complained about its disk or filesystem.
