@@ -32,7 +32,7 @@ impl Written {
     }
 }
 
-/// The records that one life of the core has written for a volume.
+/// The records that one life of the core has written for a volume since it was added.
 #[derive(Default)]
 pub struct Evidence {
     records: Vec<Written>,
@@ -73,7 +73,7 @@ impl Evidence {
         unsure.map(|r| r.tick).min().unwrap_or(u64::MAX)
     }
 
-    /// Another life begins.
+    /// Another life or another log begins.
     pub fn clear(&mut self) {
         self.records.clear();
     }

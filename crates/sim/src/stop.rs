@@ -575,6 +575,8 @@ impl World {
             Ok(id) => {
                 self.note("add", v as u64, self.vols[v].mode as u64, control);
                 self.vols[v].id = Some(id);
+                // The log begins anew, and the number may be that of a volume that was removed.
+                self.vols[v].evidence.clear();
                 self.vols[v].place = Place::Adding;
             }
             Err(error) => {
