@@ -23,7 +23,7 @@ long: deps ## tests that wait for half a minute and more, such as a cluster that
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones --test faulty_disk -- --ignored --nocapture
 
-bench: deps ## raw device, empty NBD server, Tidepool, librbd; ARGS=--quick for a look
+bench: deps ## raw device, empty NBD server, Tidepool with one copy and with two, librbd; ARGS=--quick for a look
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) run --release --locked -p tidepool-bench -- $(ARGS)
 

@@ -89,7 +89,7 @@ const RAMP_SECONDS: u32 = 30;
 /// A target's name on the command line.
 fn target(text: &str) -> Result<Target, String> {
     serde_json::from_value(serde_json::Value::String(text.into()))
-        .map_err(|_| "use raw, null, tidepool, tidepool-unordered or librbd".to_string())
+        .map_err(|_| "use raw, null, tidepool, tidepool-unordered, tidepool-replicated or librbd".to_string())
 }
 
 fn main() -> ExitCode {
@@ -144,13 +144,14 @@ fn bench(options: &Options) -> Result<(), Failure> {
                         // Nothing in them changes with the length of a run, and large requests only show the device.
                         continue;
                     }
-                    if target == Target::TidepoolUnordered && (steady || !row.job.pattern.writes()) {
-                        // A read meets no drain, and a steady level is the image's speed in either order.
+                    let variant = matches!(target, Target::TidepoolUnordered | Target::TidepoolReplicated);
+                    if variant && (steady || !row.job.pattern.writes()) {
+                        // A read meets neither drain nor peer, and a steady level is the image's speed with any of them.
                         continue;
                     }
                     let point = measure(&targets, row, target, sizes, seconds, repeat)?;
                     eprintln!(
-                        "{:>3} s, repeat {repeat}: {:<26} {:<18} {:>9.0} IOPS, mean {:>8.0} µs, p99 {:>8.0} µs",
+                        "{:>3} s, repeat {repeat}: {:<26} {:<20} {:>9.0} IOPS, mean {:>8.0} µs, p99 {:>8.0} µs",
                         seconds,
                         row.name,
                         target.title(),

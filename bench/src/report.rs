@@ -103,6 +103,7 @@ impl Results {
         for seconds in lengths {
             self.table(&mut text, seconds);
         }
+        self.copies_table(&mut text);
         self.drain_table(&mut text);
         self.restart_table(&mut text);
         self.all_points(&mut text);
@@ -149,6 +150,38 @@ impl Results {
             let _ = writeln!(text, "{line}");
         }
         text.push('\n');
+    }
+
+    /// What a second copy costs a write: each repeat's run with it against the one without.
+    fn copies_table(&self, text: &mut String) {
+        let ratios = |row: &str, of: fn(&Figures) -> f64| -> Vec<f64> {
+            let replicated = |point: &&Point| point.row == row && point.target == Target::TidepoolReplicated;
+            let ratio = |two: &Point| {
+                let mut ones = self.cell(row, Target::Tidepool, two.seconds).into_iter();
+                let one = of(&ones.find(|one| one.repeat == two.repeat)?.figures);
+                (one > 0.0).then(|| of(&two.figures) / one)
+            };
+            self.points.iter().filter(replicated).filter_map(ratio).collect()
+        };
+        let mut rows = String::new();
+        for row in ROWS {
+            let cell = |of| {
+                let mut all = ratios(row.name, of);
+                all.sort_by(f64::total_cmp);
+                let [least, .., most] = all[..] else { return all.first().map(|one| format!("{one:.2}")) };
+                Some(format!("{:.2} ({least:.2}–{most:.2})", median(all)?))
+            };
+            if let Some((latency, iops)) = cell(|figures| figures.mean_us).zip(cell(|figures| figures.iops)) {
+                let _ = writeln!(rows, "| {} | {latency} | {iops} |", row.name);
+            }
+        }
+        if !rows.is_empty() {
+            let _ = writeln!(
+                text,
+                "## Two copies against one\n\nBoth daemons, their caches and the OSD on this machine and one disk. Median of the repeats (least–most).\n\n\
+                 | workload | mean latency × | IOPS × |\n|---|---:|---:|\n{rows}"
+            );
+        }
     }
 
     /// How fast dirty data goes to the image after a run, when nothing else happens.

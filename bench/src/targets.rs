@@ -15,6 +15,8 @@ use tidepool_lab::fio::{self, Endpoint};
 const WARM_PASSES_MAX: u32 = 5;
 /// It is warm when a pass misses less than this part of it.
 const WARM_MISSES_MAX: f64 = 0.002;
+/// Longest wait for a second copy that counts.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One thing that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -28,14 +30,22 @@ pub enum Target {
     Tidepool,
     /// The same, its drain without groups.
     TidepoolUnordered,
+    /// A volume with a second copy, which another daemon keeps on the same machine and disk.
+    TidepoolReplicated,
     /// The image itself.
     Librbd,
 }
 
 impl Target {
     /// All of them, in the order of the table.
-    pub const ALL: [Target; 5] =
-        [Target::Raw, Target::Null, Target::Tidepool, Target::TidepoolUnordered, Target::Librbd];
+    pub const ALL: [Target; 6] = [
+        Target::Raw,
+        Target::Null,
+        Target::Tidepool,
+        Target::TidepoolUnordered,
+        Target::TidepoolReplicated,
+        Target::Librbd,
+    ];
 
     /// Its name in the table.
     pub fn title(self) -> &'static str {
@@ -44,6 +54,7 @@ impl Target {
             Target::Null => "empty NBD server",
             Target::Tidepool => "Tidepool",
             Target::TidepoolUnordered => "Tidepool, unordered",
+            Target::TidepoolReplicated => "Tidepool, two copies",
             Target::Librbd => "librbd, uncached",
         }
     }
@@ -54,13 +65,14 @@ impl Target {
             Target::Raw | Target::Null => None,
             Target::Tidepool => Some("cached"),
             Target::TidepoolUnordered => Some("unordered"),
+            Target::TidepoolReplicated => Some("replicated"),
             Target::Librbd => Some("plain"),
         }
     }
 
     /// A daemon serves it.
     pub fn is_cached(self) -> bool {
-        matches!(self, Target::Tidepool | Target::TidepoolUnordered)
+        matches!(self, Target::Tidepool | Target::TidepoolUnordered | Target::TidepoolReplicated)
     }
 }
 
@@ -69,6 +81,8 @@ impl Target {
 struct Served {
     target: Target,
     _daemon: Daemon,
+    /// Whoever keeps the second copy.
+    _peer: Option<Daemon>,
     admin: Admin,
     socket: PathBuf,
 }
@@ -148,32 +162,62 @@ impl Targets {
         Ok(())
     }
 
-    /// Starts a daemon.
+    /// Starts a daemon, and the one that keeps its second copy.
     fn start_tidepool(&mut self, target: Target, sizes: Sizes) -> Result<(), Failure> {
         let cluster = self.cluster.as_ref().expect("the cluster is started first");
         let volume = target.image().expect("a cached target has an image");
         let file = |what: &str| self._scratch.join(format!("{volume}.{what}"));
-        let (socket, admin) = (file("nbd.sock"), file("admin.sock"));
+        let (socket, admin) = (file("nbd.sock"), Admin::new(file("admin.sock")));
+        let uri = format!("rbd:rbd/{volume}?conf={}", cluster.conf().display());
+        let mut options = vec![
+            format!("--volume={volume}={uri}"),
+            format!("--nbd=nbd+unix:///?socket={}", socket.display()),
+        ];
+        let replicated = target == Target::TidepoolReplicated;
+        if replicated {
+            options.extend(self.peers(volume, "host", "peer"));
+        } else {
+            options.push("--accept-loss=60m".to_string());
+        }
+        if target == Target::TidepoolUnordered {
+            options.push("--drain=unordered".to_string());
+        }
+        let peer = replicated.then(|| {
+            let options = self.peers(volume, "peer", "host");
+            self.serve(&format!("{volume}.peer"), sizes, options.into())
+        });
+        let peer = peer.transpose()?;
+        let daemon = self.serve(volume, sizes, options)?;
+        // Until its first flush a client is taken for one that never flushes, and every write waits for stable media. Any guest of this
+        // century flushes when it mounts.
+        Client::connect(&socket, volume)?.flush()?;
+        if replicated {
+            admin.wait_volume(volume, SYNC_TIMEOUT, |volume| volume["replication"]["in_sync"] == true)?;
+        }
+        self.cached.push(Served { target, _daemon: daemon, _peer: peer, admin, socket });
+        Ok(())
+    }
+
+    /// What one of two daemons that keep copies for each other is told of the other one.
+    fn peers(&self, volume: &str, own: &str, other: &str) -> [String; 2] {
+        let address = |name: &str| self._scratch.join(format!("{volume}.{name}.sock")).display().to_string();
+        [format!("--peer-listen=unix:{}", address(own)), format!("--peer=unix:{}", address(other))]
+    }
+
+    /// A running daemon whose files are called `name`.
+    fn serve(&self, name: &str, sizes: Sizes, options: Vec<String>) -> Result<Daemon, Failure> {
+        let file = |what: &str| self._scratch.join(format!("{name}.{what}"));
         let mut arguments = vec![
             "serve".to_string(),
             format!("--cache={}", file("cache").display()),
             format!("--cache-size={}", sizes.cache_bytes),
-            format!("--volume={volume}=rbd:rbd/{volume}?conf={}", cluster.conf().display()),
-            format!("--nbd=nbd+unix:///?socket={}", socket.display()),
-            format!("--admin={}", admin.display()),
-            "--accept-loss=60m".to_string(),
+            format!("--admin={}", file("admin.sock").display()),
         ];
-        if target == Target::TidepoolUnordered {
-            arguments.push("--drain=unordered".to_string());
-        }
+        arguments.extend(options);
         eprintln!("starting tidepool {}", arguments.join(" "));
         let mut daemon = Daemon::new(arguments, file("log"))?;
         daemon.start()?;
-        // Until its first flush a client is taken for one that never flushes, and every write waits for stable media. Any guest of this
-        // century flushes when it mounts.
-        Client::connect(&socket, volume)?.flush()?;
-        self.cached.push(Served { target, _daemon: daemon, admin: Admin::new(admin), socket });
-        Ok(())
+        Ok(daemon)
     }
 
     /// Makes the image for a restart; returns the client's ceph.conf.
@@ -191,7 +235,7 @@ impl Targets {
                 let server = self.null.as_ref().expect("the empty server was started");
                 Endpoint::Nbd { socket: server.socket().into(), export: String::new() }
             }
-            Target::Tidepool | Target::TidepoolUnordered => {
+            Target::Tidepool | Target::TidepoolUnordered | Target::TidepoolReplicated => {
                 let (served, volume) = self.served(target).expect("the daemon was started");
                 Endpoint::Nbd { socket: served.socket.clone(), export: volume.into() }
             }
