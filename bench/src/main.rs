@@ -202,6 +202,7 @@ fn measure(
     let dirty_before = targets.dirty_bytes(target)?;
     let reads_before = targets.hits_and_misses(target)?;
     let document = fio::run(&endpoint, &words)?;
+    targets.check_copy(target)?;
     let dirty_after = targets.dirty_bytes(target)?;
     let reads_after = targets.hits_and_misses(target)?;
     let hit_ratio = reads_before.zip(reads_after).and_then(|(before, after)| {

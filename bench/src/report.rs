@@ -64,6 +64,16 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
+/// The median, and the least and the greatest of several.
+fn least_to_most(mut values: Vec<f64>) -> Option<String> {
+    values.sort_by(f64::total_cmp);
+    let middle = median(values.clone())?;
+    Some(match values[..] {
+        [least, .., most] => format!("{middle:.2} ({least:.2}–{most:.2})"),
+        _ => format!("{middle:.2}"),
+    })
+}
+
 impl Results {
     /// The points of one cell.
     fn cell(&self, row: &str, target: Target, seconds: u32) -> Vec<&Point> {
@@ -100,10 +110,10 @@ impl Results {
         let mut lengths: Vec<u32> = self.points.iter().map(|point| point.seconds).collect();
         lengths.sort_unstable();
         lengths.dedup();
-        for seconds in lengths {
+        for &seconds in &lengths {
             self.table(&mut text, seconds);
         }
-        self.copies_table(&mut text);
+        self.copies_table(&mut text, &lengths);
         self.drain_table(&mut text);
         self.restart_table(&mut text);
         self.all_points(&mut text);
@@ -153,35 +163,31 @@ impl Results {
     }
 
     /// What a second copy costs a write: each repeat's run with it against the one without.
-    fn copies_table(&self, text: &mut String) {
-        let ratios = |row: &str, of: fn(&Figures) -> f64| -> Vec<f64> {
-            let replicated = |point: &&Point| point.row == row && point.target == Target::TidepoolReplicated;
-            let ratio = |two: &Point| {
-                let mut ones = self.cell(row, Target::Tidepool, two.seconds).into_iter();
-                let one = of(&ones.find(|one| one.repeat == two.repeat)?.figures);
-                (one > 0.0).then(|| of(&two.figures) / one)
-            };
-            self.points.iter().filter(replicated).filter_map(ratio).collect()
-        };
+    fn copies_table(&self, text: &mut String, lengths: &[u32]) {
         let mut rows = String::new();
-        for row in ROWS {
-            let cell = |of| {
-                let mut all = ratios(row.name, of);
-                all.sort_by(f64::total_cmp);
-                let [least, .., most] = all[..] else { return all.first().map(|one| format!("{one:.2}")) };
-                Some(format!("{:.2} ({least:.2}–{most:.2})", median(all)?))
-            };
+        for (&seconds, row) in lengths.iter().flat_map(|seconds| ROWS.iter().map(move |row| (seconds, row))) {
+            let cell = |of| least_to_most(self.ratios_of_copies(row.name, seconds, of));
             if let Some((latency, iops)) = cell(|figures| figures.mean_us).zip(cell(|figures| figures.iops)) {
-                let _ = writeln!(rows, "| {} | {latency} | {iops} |", row.name);
+                let _ = writeln!(rows, "| {} | {seconds} | {latency} | {iops} |", row.name);
             }
         }
         if !rows.is_empty() {
             let _ = writeln!(
                 text,
-                "## Two copies against one\n\nBoth daemons, their caches and the OSD on this machine and one disk. Median of the repeats (least–most).\n\n\
-                 | workload | mean latency × | IOPS × |\n|---|---:|---:|\n{rows}"
+                "## Two copies against one\n\nBoth daemons, their caches and the OSD on this machine. Each repeat's ratio: the median (least–most).\n\n\
+                 | workload | s | mean latency × | IOPS × |\n|---|---:|---:|---:|\n{rows}"
             );
         }
+    }
+
+    /// Of each repeat a figure with a second copy, in parts of that without one.
+    fn ratios_of_copies(&self, row: &str, seconds: u32, of: fn(&Figures) -> f64) -> Vec<f64> {
+        let ones = self.cell(row, Target::Tidepool, seconds);
+        let ratio = |two: &&Point| {
+            let one = of(&ones.iter().find(|one| one.repeat == two.repeat)?.figures);
+            (one > 0.0).then(|| of(&two.figures) / one)
+        };
+        self.cell(row, Target::TidepoolReplicated, seconds).iter().filter_map(ratio).collect()
     }
 
     /// How fast dirty data goes to the image after a run, when nothing else happens.
@@ -271,5 +277,12 @@ mod tests {
         assert_eq!(median(vec![]), None);
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn a_spread_is_told_where_there_is_one() {
+        assert_eq!(least_to_most(vec![]), None);
+        assert_eq!(least_to_most(vec![1.5]), Some("1.50".into()));
+        assert_eq!(least_to_most(vec![3.0, 1.0, 2.0]), Some("2.00 (1.00–3.00)".into()));
     }
 }

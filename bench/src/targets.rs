@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidepool_lab::{Cluster, ClusterOptions, Scratch, Store};
 use tidepool_testkit::admin::number;
 use tidepool_testkit::nbd::Client;
-use tidepool_testkit::{Admin, Daemon, Server};
+use tidepool_testkit::{Admin, Daemon, Error, Server};
 
 use crate::{Failure, Sizes};
 use tidepool_lab::fio::{self, Endpoint};
@@ -142,7 +142,7 @@ impl Targets {
         eprintln!("bringing a Ceph cluster of one OSD up");
         let options = ClusterOptions {
             parent: Some(parent.to_path_buf()),
-            stores: vec![Store::File(sizes.image_bytes * 4 + (14 << 30))],
+            stores: vec![Store::File(sizes.image_bytes * 5 + (14 << 30))],
             ..ClusterOptions::default()
         };
         let cluster = Cluster::up(&options)?;
@@ -235,13 +235,13 @@ impl Targets {
                 let server = self.null.as_ref().expect("the empty server was started");
                 Endpoint::Nbd { socket: server.socket().into(), export: String::new() }
             }
-            Target::Tidepool | Target::TidepoolUnordered | Target::TidepoolReplicated => {
-                let (served, volume) = self.served(target).expect("the daemon was started");
-                Endpoint::Nbd { socket: served.socket.clone(), export: volume.into() }
-            }
             Target::Librbd => {
                 let image = target.image().expect("librbd has an image");
                 Endpoint::rbd(&self.conf, image)
+            }
+            cached => {
+                let (served, volume) = self.served(cached).expect("the daemon was started");
+                Endpoint::Nbd { socket: served.socket.clone(), export: volume.into() }
             }
         }
     }
@@ -249,6 +249,17 @@ impl Targets {
     /// The daemon of a target and the name of its volume.
     fn served(&self, target: Target) -> Option<(&Served, &'static str)> {
         self.cached.iter().find(|served| served.target == target).zip(target.image())
+    }
+
+    /// Whether a target that is to have a second copy has it: without one it works as write-through.
+    pub fn check_copy(&self, target: Target) -> Result<(), Failure> {
+        let served = self.served(target).filter(|_| target == Target::TidepoolReplicated);
+        let Some((served, volume)) = served else { return Ok(()) };
+        let volume = served.admin.volume(volume)?;
+        match volume["replication"]["in_sync"] == true {
+            true => Ok(()),
+            false => Err(Error::Protocol(format!("the second copy was lost in a run: {volume}")).into()),
+        }
     }
 
     /// Dirty bytes of a target that has some.

@@ -32,7 +32,7 @@ impl Written {
     }
 }
 
-/// The records that one life of the core has written for a volume since it was added.
+/// The records that the core has written for a volume since that was added, or since the core came back from a crash.
 #[derive(Default)]
 pub struct Evidence {
     records: Vec<Written>,
@@ -73,7 +73,7 @@ impl Evidence {
         unsure.map(|r| r.tick).min().unwrap_or(u64::MAX)
     }
 
-    /// Another life or another log begins.
+    /// What comes is of another log, or behind a crash.
     pub fn clear(&mut self) {
         self.records.clear();
     }

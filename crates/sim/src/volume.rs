@@ -103,7 +103,7 @@ pub struct Vol {
     pub own_at_open: OwnObjects,
     /// It reads through its parent.
     pub linked: bool,
-    /// What this life of the core has written of its log.
+    /// What the core has written of its log, since the volume was added or the core came back from a crash.
     pub evidence: Evidence,
     /// When it was seen to have failed.
     pub failed_at: Option<Nanos>,
