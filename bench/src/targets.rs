@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidepool_lab::{Cluster, ClusterOptions, Scratch, Store};
-use tidepool_testkit::admin::number;
+use tidepool_testkit::admin::{in_sync, number};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Admin, Daemon, Error, Server};
 
@@ -192,7 +192,7 @@ impl Targets {
         // century flushes when it mounts.
         Client::connect(&socket, volume)?.flush()?;
         if replicated {
-            admin.wait_volume(volume, SYNC_TIMEOUT, |volume| volume["replication"]["in_sync"] == true)?;
+            admin.wait_volume(volume, SYNC_TIMEOUT, in_sync)?;
         }
         self.cached.push(Served { target, _daemon: daemon, _peer: peer, admin, socket });
         Ok(())
@@ -256,7 +256,7 @@ impl Targets {
         let served = self.served(target).filter(|_| target == Target::TidepoolReplicated);
         let Some((served, volume)) = served else { return Ok(()) };
         let volume = served.admin.volume(volume)?;
-        match volume["replication"]["in_sync"] == true {
+        match in_sync(&volume) {
             true => Ok(()),
             false => Err(Error::Protocol(format!("the second copy was lost in a run: {volume}")).into()),
         }

@@ -79,8 +79,7 @@ fn unwritten_images_and_dead_osds_make_runs_that_do_not_count() {
     let kill = |progress: &Progress| {
         if progress.what.contains(" write ") {
             // Other clusters run beside this one.
-            let osd =
-                children("ceph-osd").into_iter().find(|&osd| names(osd, scratch.path())).expect("an OSD");
+            let osd = child_in(scratch.path(), "ceph-osd", "").expect("an OSD");
             rustix::process::kill_process(osd, rustix::process::Signal::KILL).expect("it is ours");
         }
     };
@@ -182,11 +181,11 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
                 let directory = scratch.path().to_owned();
                 std::thread::spawn(move || {
                     // Before that it would be put in place anew.
-                    while !is_under_load(&directory) {
+                    while child_in(&directory, "fio", "randwrite").is_none() {
                         std::thread::sleep(Duration::from_millis(20));
                     }
                     std::thread::sleep(Duration::from_millis(500));
-                    let peer = peer(&directory).expect("a second daemon");
+                    let peer = child_in(&directory, "tidepool", "peer.cache").expect("a second daemon");
                     rustix::process::kill_process(peer, rustix::process::Signal::KILL).expect("it is ours");
                 });
             }
@@ -224,23 +223,6 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
         assert_ne!(proof["peer"]["cache"]["path"], proof["cache"]["path"], "{proof}");
         assert_no_traces(scratch.path());
     }
-}
-
-/// What is measured in this directory is written to.
-fn is_under_load(directory: &Path) -> bool {
-    let writes = |pid: &rustix::process::Pid| {
-        let line = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        line.contains("randwrite") && names(*pid, directory)
-    };
-    children("fio").iter().any(writes)
-}
-
-/// The daemon of the second hypervisor of what is measured in this directory.
-fn peer(directory: &Path) -> Option<rustix::process::Pid> {
-    children("tidepool").into_iter().find(|pid| {
-        let words = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        words.contains("peer.cache") && names(*pid, directory)
-    })
 }
 
 #[test]
@@ -322,10 +304,14 @@ fn children(name: &str) -> Vec<rustix::process::Pid> {
     text.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)).collect()
 }
 
-/// The command line of a process has something in this directory.
-fn names(process: rustix::process::Pid, directory: &Path) -> bool {
-    let line = fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero())).unwrap_or_default();
-    String::from_utf8_lossy(&line).contains(directory.to_str().expect("a name"))
+/// One of them whose command line has that word and something in this directory.
+fn child_in(directory: &Path, name: &str, word: &str) -> Option<rustix::process::Pid> {
+    let directory = directory.to_str().expect("a name");
+    children(name).into_iter().find(|pid| {
+        let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.contains(directory) && line.contains(word)
+    })
 }
 
 /// No process, mount, loop device or file has `directory` in its name.

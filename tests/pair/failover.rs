@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tidepool_lab::device::faults::{Act, Remains};
 use tidepool_lab::device::{Emulated, preset};
 use tidepool_testkit::Admin;
+use tidepool_testkit::admin::in_sync;
 use tidepool_tests::failover::{Ended, ended, fail_over, start_failover};
 
 /// What a record says beside the time: it must not change where a failover is refused.
@@ -181,7 +182,6 @@ pub(super) fn add_volume(pair: &Pair, name: &str, image: &str) {
 
 /// Waits until a volume of the owner's has a copy in sync.
 pub(super) fn wait_in_sync(pair: &Pair, name: &str) {
-    let in_sync = |volume: &Value| volume["replication"]["in_sync"] == true;
     pair.owner().admin.wait_volume(name, Duration::from_secs(60), in_sync).expect("in sync");
 }
 

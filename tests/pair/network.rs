@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
 use tidepool_testkit::{Error, one_at_a_time};
@@ -71,8 +72,7 @@ fn lose_the_holder(trio: &Trio, workload: &mut Workload, lost: impl Fn(usize) ->
         });
     }
     wait_under_load(trio, workload, "a copy on the next peer in order", |volume| {
-        let in_sync = volume["replication"]["in_sync"] == true && volume["mode"] == "write-back";
-        in_sync && volume["peer"] == format!("h{next}")
+        in_sync(volume) && volume["mode"] == "write-back" && volume["peer"] == format!("h{next}")
     });
     workload.verify().expect("nothing is lost");
     // The one that was lost still has its copy, which does not count any more.

@@ -4,9 +4,9 @@ use super::under_load;
 
 use serde_json::Value;
 use std::time::Duration;
-use tidepool_testkit::one_at_a_time;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_testkit::{Error, one_at_a_time};
 use tidepool_tests::pair::{Pair, PairOptions};
 use tidepool_tests::rig::{MIB, VOLUME};
 
@@ -33,12 +33,17 @@ fn workload(pair: &Pair, seed: u64) -> Workload {
     workload
 }
 
-/// Both hosts lose their power under load.
-fn fail(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
+/// The power fails under load: that of both hosts, or of the owner alone.
+fn fail(
+    pair: &mut Pair,
+    workload: &mut Workload,
+    rng: &mut Rng,
+    power: fn(&mut Pair, u64) -> Result<(), Error>,
+) {
     let (ms, seed) = (20 + rng.below(600), rng.word());
     let end = under_load(workload, ms, || {
         pair.owner().wait_sync().expect("in sync");
-        pair.fail_power(seed).expect("the power fails");
+        power(pair, seed).expect("the power fails");
     });
     assert_eq!(end, Progress::Disconnected);
     workload.server_died();
@@ -62,7 +67,7 @@ fn g3_both_hosts_lose_their_power_and_the_owner_waits_for_the_word_of_its_peer()
     let mut workload = workload(&pair, 621);
     let mut rng = Rng::new(rng::seed(622));
     for round in 0..ROUNDS {
-        fail(&mut pair, &mut workload, &mut rng);
+        fail(&mut pair, &mut workload, &mut rng, Pair::fail_power);
         let owner = pair.owner;
         let peer_first = round % 2 == 1;
         if peer_first {
@@ -96,7 +101,7 @@ fn g3_both_hosts_lose_their_power_and_only_the_copy_comes_back() {
     let mut workload = workload(&pair, 623);
     let mut rng = Rng::new(rng::seed(624));
     for round in 0..ROUNDS {
-        fail(&mut pair, &mut workload, &mut rng);
+        fail(&mut pair, &mut workload, &mut rng, Pair::fail_power);
         let peer = 1 - pair.owner;
         pair.hosts[peer].daemon.start().expect("it starts");
         let refused = pair.peer().take_over(false).expect_err("it was restarted").to_string();
@@ -118,7 +123,7 @@ fn g3_both_hosts_lose_their_power_and_only_the_owner_comes_back() {
     let mut workload = workload(&pair, 625);
     let mut rng = Rng::new(rng::seed(626));
     for round in 0..ROUNDS {
-        fail(&mut pair, &mut workload, &mut rng);
+        fail(&mut pair, &mut workload, &mut rng, Pair::fail_power);
         let owner = pair.owner;
         pair.hosts[owner].daemon.start().expect("it starts");
         let alone = why_not_served(&pair);
@@ -143,17 +148,6 @@ fn g3_both_hosts_lose_their_power_and_only_the_owner_comes_back() {
     assert_eq!(whole, Progress::Done, "nothing that was not there came back");
 }
 
-/// The owner loses its power under load.
-fn fail_owner(pair: &mut Pair, workload: &mut Workload, rng: &mut Rng) {
-    let (ms, seed) = (20 + rng.below(600), rng.word());
-    let end = under_load(workload, ms, || {
-        pair.owner().wait_sync().expect("in sync");
-        pair.fail_power_of_owner(seed).expect("the power fails");
-    });
-    assert_eq!(end, Progress::Disconnected);
-    workload.server_died();
-}
-
 #[test]
 fn g4_an_owner_that_has_lost_its_power_gets_from_its_peer_what_it_has_lost() {
     let _turn = one_at_a_time();
@@ -162,7 +156,7 @@ fn g4_an_owner_that_has_lost_its_power_gets_from_its_peer_what_it_has_lost() {
     let mut rng = Rng::new(rng::seed(628));
     let mut fetched = 0;
     for round in 0..2 * ROUNDS {
-        fail_owner(&mut pair, &mut workload, &mut rng);
+        fail(&mut pair, &mut workload, &mut rng, Pair::fail_power_of_owner);
         let host = &mut pair.hosts[pair.owner];
         if round % 3 == 2 {
             // Once more while it gets them, perhaps.
@@ -191,7 +185,7 @@ fn g4_what_cannot_be_got_from_the_peer_is_taken_over_there() {
     let mut workload = workload(&pair, 629);
     let mut rng = Rng::new(rng::seed(630));
     for round in 0..20 {
-        fail_owner(&mut pair, &mut workload, &mut rng);
+        fail(&mut pair, &mut workload, &mut rng, Pair::fail_power_of_owner);
         // Where its records stand in the log the peer's daemon knows as long as it runs.
         let peer = 1 - pair.owner;
         pair.hosts[peer].daemon.kill().expect("kill");
@@ -223,7 +217,7 @@ fn g4_what_cannot_be_got_from_the_peer_is_taken_over_there() {
         // Whoever was refused holds a copy like any other, and says so.
         let former = pair.hosts[owner].wait("a copy", |volume| volume["state"] == "replica");
         assert!(former.expect("a copy")["error"].is_null());
-        fail_owner(&mut pair, &mut workload, &mut rng);
+        fail(&mut pair, &mut workload, &mut rng, Pair::fail_power_of_owner);
         pair.hosts[owner].take_over(false).expect("it has everything");
         pair.owner = owner;
         return pair.verify(&mut workload).expect("nothing is missing");

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tidepool_testkit::admin::number;
+use tidepool_testkit::admin::{in_sync, number};
 use tidepool_testkit::stamps::{Kind, Request, Workload};
 use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time};
 use tidepool_tests::pair::{Pair, PairOptions};
@@ -68,8 +68,7 @@ fn stop_in_the_drain(pair: &Pair, workload: &mut Workload) {
             if dirty < DIRTY_BYTES.start {
                 break;
             }
-            let in_sync = volume["replication"]["in_sync"] == true;
-            if dirty < DIRTY_BYTES.end && writes >= IN_FLIGHT_MIN && in_sync {
+            if dirty < DIRTY_BYTES.end && writes >= IN_FLIGHT_MIN && in_sync(&volume) {
                 owner.daemon.signal(Signal::STOP).expect("it stops");
                 println!("stopped with {writes} drain writes under way and {} MiB dirty", dirty / MIB);
                 return;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidepool_lab::device::Emulated;
+use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::stamps::{Lost, Progress, Workload};
 use tidepool_testkit::{Admin, Daemon, Error, Scratch};
 
@@ -77,7 +78,7 @@ impl Host {
 
     /// Waits until whatever is acknowledged is in both logs.
     pub fn wait_sync(&self) -> Result<Value, Error> {
-        self.wait("a second copy in sync", |volume| volume["replication"]["in_sync"] == true)
+        self.wait("a second copy in sync", in_sync)
     }
 
     /// Waits until there is no second copy, and write-back works as write-through.

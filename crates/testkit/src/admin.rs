@@ -126,6 +126,11 @@ pub fn number(report: &Value, name: &str) -> Option<f64> {
     report[name].as_f64().or_else(|| report["counters"][name].as_f64())
 }
 
+/// Whether a volume's report says that whatever is acknowledged is in two logs.
+pub fn in_sync(volume: &Value) -> bool {
+    volume["replication"]["in_sync"] == true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -160,6 +160,7 @@ impl World {
             self.send_fence(at, record.generation);
         }
     }
+
     /// The record names a device that a host had before, and somebody knows that it had nothing of its own.
     fn is_missed(&self, at: usize) -> bool {
         self.whole_image
