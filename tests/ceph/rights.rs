@@ -134,6 +134,6 @@ fn check_and_serve_name_the_right_that_is_missing_before_anything_is_touched() {
             });
         }
     });
-    let objects = cluster.rados(&["-p", "rbd", "ls"]).expect("objects");
+    let objects = cluster.rados(&["ls"]).expect("objects");
     assert!(!objects.contains("tidepool_"), "a refused client has left something behind: {objects}");
 }

@@ -154,7 +154,7 @@ fn redo(cluster: &Cluster, image: &str) -> BTreeSet<String> {
     let info = ask(|| cluster.rbd(&["info", "--format", "json", image]));
     let info: Value = serde_json::from_str(&info).expect("json");
     let prefix = format!("tidepool_redo.{}.", info["id"].as_str().expect("an id"));
-    let objects = ask(|| cluster.rados(&["-p", "rbd", "ls"]));
+    let objects = ask(|| cluster.rados(&["ls"]));
     let names = objects.lines().filter_map(|name| name.strip_prefix(&prefix)?.rsplit_once('.'));
     names.map(|(group, _)| group.to_owned()).collect()
 }

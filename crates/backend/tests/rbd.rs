@@ -174,12 +174,7 @@ fn discarded_objects_give_their_space_back() {
     }
     let objects = |cluster: &Shared| {
         let prefix = cluster.header("space").replace("rbd_header", "rbd_data");
-        cluster
-            .rados(&["-p", "rbd", "ls"])
-            .expect("objects")
-            .lines()
-            .filter(|name| name.starts_with(&prefix))
-            .count()
+        cluster.rados(&["ls"]).expect("objects").lines().filter(|name| name.starts_with(&prefix)).count()
     };
     assert_eq!(objects(&cluster), 16);
     driver.other(Transfer::Discard { offset: 4 * MIB, len: 56 * MIB }).expect("a discard");
@@ -228,7 +223,7 @@ fn without_the_right_to_fence_an_image_is_refused_and_untouched() {
     cluster.client_add("weak", &[("mon", "allow r"), ("osd", "allow rwx pool=rbd")]).expect("a client");
     cluster.client_add("blind", &[("mon", "profile rbd"), ("osd", "allow r pool=rbd")]).expect("a client");
     cluster.client_add("good", &[("mon", "profile rbd"), ("osd", "profile rbd pool=rbd")]).expect("a client");
-    let objects = |cluster: &Cluster| cluster.rados(&["-p", "rbd", "ls"]).expect("objects").lines().count();
+    let objects = |cluster: &Cluster| cluster.rados(&["ls"]).expect("objects").lines().count();
     let before = objects(&cluster);
     let line = refused(&format!("{uri}&id=weak"), options(OURS));
     assert!(
@@ -301,8 +296,8 @@ fn a_check_tells_what_would_be_done_and_changes_nothing() {
     let uri = cluster.image("checked", 8);
     let state = |cluster: &Shared| {
         let header = cluster.header("checked");
-        let objects = cluster.rados(&["-p", "rbd", "ls"]).expect("objects");
-        let locks = cluster.rados(&["-p", "rbd", "lock", "info", &header, "rbd_lock"]).expect("locks");
+        let objects = cluster.rados(&["ls"]).expect("objects");
+        let locks = cluster.rados(&["lock", "info", &header, "rbd_lock"]).expect("locks");
         let blocklist = cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
         (objects, locks, cluster.rbd(&["info", "checked"]).expect("info"), blocklist)
     };
@@ -418,7 +413,7 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
         }
         let owner = cluster.header("contested").replace("rbd_header", "tidepool_owner");
         let look = || {
-            let record = cluster.rados(&["-p", "rbd", "get", &owner, "-"]).expect("the record");
+            let record = cluster.rados(&["get", &owner, "-"]).expect("the record");
             (cluster.export("contested"), record, cluster.lock_address("contested"))
         };
         let before = look();
@@ -537,12 +532,12 @@ fn a_killed_owners_image_cannot_be_written_by_others_even_when_its_lock_has_fall
     let Some(cluster) = Shared::get() else { return };
     let uri = cluster.image("orphan", 64);
     drop(Child::start(&uri).kill());
-    let (pool, header) = (["-p", "rbd", "lock"], cluster.header("orphan"));
-    let info = cluster.rados(&[&pool[..], &["info", &header, "rbd_lock"]].concat()).expect("the lock");
+    let (lock, header) = (["lock"], cluster.header("orphan"));
+    let info = cluster.rados(&[&lock[..], &["info", &header, "rbd_lock"]].concat()).expect("the lock");
     let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
     let locker = |field: &str| info["lockers"][0][field].as_str().expect("a locker").to_owned();
     let (cookie, client) = (locker("cookie"), locker("name"));
-    let take = [&pool[..], &["break", &header, "rbd_lock", &client, "--lock-cookie", &cookie]].concat();
+    let take = [&lock[..], &["break", &header, "rbd_lock", &client, "--lock-cookie", &cookie]].concat();
     cluster.rados(&take).expect("a fallen lock");
     assert_eq!(cluster.lock_address("orphan"), None);
     assert!(!cluster.foreign_write("orphan"), "written although the newest data is in a cache");
@@ -597,10 +592,10 @@ fn an_owner_whose_lock_was_taken_is_fenced() {
     // The record says that another cache has it: a write that meets a read-only handle must not be forced.
     let owner = cluster.header("usurped").replace("rbd_header", "tidepool_owner");
     let path = cluster.dir().join("record");
-    cluster.rados(&["-p", "rbd", "get", &owner, path.to_str().expect("UTF-8")]).expect("the record");
+    cluster.rados(&["get", &owner, path.to_str().expect("UTF-8")]).expect("the record");
     let record = std::fs::read_to_string(&path).expect("the record");
     std::fs::write(&path, record.replace("\"generation\": 1", "\"generation\": 2")).expect("a record");
-    cluster.rados(&["-p", "rbd", "put", &owner, path.to_str().expect("UTF-8")]).expect("a new record");
+    cluster.rados(&["put", &owner, path.to_str().expect("UTF-8")]).expect("a new record");
     let line = match driver.close(true) {
         Ok(()) => panic!("closed over another owner's record"),
         Err(e) => e.to_string(),

@@ -54,9 +54,7 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         Counters::now(sockets.iter().map(|socket| socket.as_path())).expect("counters")
     };
     let begin = counters();
-    cluster
-        .rados(&["-p", "rbd", "bench", "2", "write", "-b", "4096", "-t", "4", "--no-cleanup"])
-        .expect("a load");
+    cluster.rados(&["bench", "2", "write", "-b", "4096", "-t", "4", "--no-cleanup"]).expect("a load");
     assert!(written("disk0") > before.0 && written("ssd") > before.1, "both have something of it");
     let stages = counters().since(&begin);
     let mean = |hop| stages.iter().find(|stage| stage.hop == hop).expect("it was gone").mean_us;

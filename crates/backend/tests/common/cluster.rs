@@ -54,7 +54,7 @@ impl Shared {
 
     /// Address of the client that holds an image's lock.
     pub fn lock_address(&self, name: &str) -> Option<String> {
-        let info = self.rados(&["-p", "rbd", "lock", "info", &self.header(name), "rbd_lock"]).ok()?;
+        let info = self.rados(&["lock", "info", &self.header(name), "rbd_lock"]).ok()?;
         let info: serde_json::Value = serde_json::from_str(&info).ok()?;
         Some(info["lockers"][0]["addr"].as_str()?.to_owned())
     }

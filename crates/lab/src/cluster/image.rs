@@ -13,7 +13,7 @@ use crate::process::Process;
 const CHUNK_BYTES: usize = 1 << 20;
 
 impl Cluster {
-    /// Makes `image` (`NAME`, `POOL/NAME`) of `size_bytes`, a multiple of 1 MiB, in the pool `rbd` unless it names another.
+    /// Makes `image` (`NAME`, `POOL/NAME`) of `size_bytes`, a multiple of 1 MiB, in the cluster's pool unless it names another.
     pub fn rbd_create(&self, image: &str, size_bytes: u64) -> Result<(), ClusterError> {
         self.rbd(&["create", image, "--size", &format!("{}M", size_bytes >> 20)]).map(drop)
     }

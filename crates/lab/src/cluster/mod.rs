@@ -34,6 +34,10 @@ const OSD_BYTES: u64 = 10 << 30;
 /// Monitor ports are picked from here, below the range that Linux gives to outgoing connections.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
+/// The pool of a new cluster, and its placement groups.
+const POOL: &str = "rbd";
+const POOL_GROUPS: &str = "32";
+
 /// The programs that a cluster needs, each with the Debian package that brings it.
 const PROGRAMS: [(&str, &str); 8] = [
     ("ceph-mon", "ceph-mon"),
@@ -164,6 +168,9 @@ pub enum ClusterError {
     /// No OSD of that number.
     #[error("the cluster has no running OSD {0}")]
     NoOsd(u32),
+    /// The cluster was joined: others use it.
+    #[error("the cluster is shared: its daemons are not this program's to stop")]
+    Joined,
 }
 
 /// Turns an I/O error into a [`ClusterError`] that says what was tried.
@@ -172,13 +179,16 @@ fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ClusterError {
     move |source| ClusterError::Io { what, source }
 }
 
-/// A running cluster with a pool named `rbd`. Dropping it ends its daemons and removes its directory.
+/// A running cluster with a pool for images. Dropping it ends its daemons and removes its directory; a cluster that was joined
+/// stays, without the pool.
 #[derive(Debug)]
 pub struct Cluster {
     // Fields drop in this order: OSDs first, the directory last.
     osds: Vec<Option<Process>>,
-    _manager: Process,
-    monitor: Process,
+    _manager: Option<Process>,
+    /// `None` in a cluster that was joined.
+    monitor: Option<Process>,
+    pool: String,
     /// Keeps its ports from other clusters of this machine that are about to come up.
     _port: Option<UnixListener>,
     /// With the server of each OSD.
@@ -231,8 +241,9 @@ impl Cluster {
         let manager = start(&conf, scratch.path(), "ceph-mgr", "x", place.inside)?;
         let mut cluster = Cluster {
             osds: Vec::new(),
-            _manager: manager,
-            monitor,
+            _manager: Some(manager),
+            monitor: Some(monitor),
+            pool: POOL.into(),
             _port: reserved,
             network,
             conf,
@@ -242,10 +253,51 @@ impl Cluster {
         for number in 0..osds {
             cluster.osd_add(number, &options.stores[number as usize])?;
         }
-        cluster.ceph(&["osd", "pool", "create", "rbd", "32", "32"])?;
-        cluster.rbd(&["pool", "init", "rbd"])?;
+        cluster.pool_create(POOL_GROUPS)?;
         cluster.wait_clean()?;
         Ok(cluster)
+    }
+
+    /// Makes a pool of its own, with one placement group, in a running cluster whose configuration is at `conf`. The cluster's
+    /// daemons cannot be stopped through what this returns. Dropping it removes the pool.
+    ///
+    /// # Errors
+    /// When the cluster does not answer, or has a pool of that name.
+    pub fn join(conf: &Path, pool: &str) -> Result<Cluster, ClusterError> {
+        Cluster::available()?;
+        let scratch = Scratch::new("pool").map_err(io("cannot make a directory for the configuration"))?;
+        let text = fs::read_to_string(conf).map_err(io(format!("cannot read {}", conf.display())))?;
+        let own = scratch.join("ceph.conf");
+        fs::write(&own, format!("{text}\n[client]\nrbd default pool = {pool}\n"))
+            .map_err(io("cannot write a configuration"))?;
+        let cluster = Cluster {
+            osds: Vec::new(),
+            _manager: None,
+            monitor: None,
+            pool: pool.into(),
+            _port: None,
+            network: None,
+            conf: own,
+            cephx: text.lines().any(|line| line == "auth client required = cephx"),
+            scratch,
+        };
+        cluster.pool_create("1")?;
+        Ok(cluster)
+    }
+
+    fn pool_create(&self, groups: &str) -> Result<(), ClusterError> {
+        self.ceph(&["osd", "pool", "create", &self.pool, groups, groups, "--autoscale-mode", "off"])?;
+        self.rbd(&["pool", "init", &self.pool]).map(drop)
+    }
+
+    /// The pool that images are in unless another one is named.
+    pub fn pool(&self) -> &str {
+        &self.pool
+    }
+
+    /// The URI under which Tidepool reaches `image` (`NAME` or `NAMESPACE/NAME`) in the pool.
+    pub fn uri(&self, image: &str) -> String {
+        format!("rbd:{}/{image}?conf={}", self.pool, self.conf.display())
     }
 
     /// The path of its ceph.conf.
@@ -263,12 +315,12 @@ impl Cluster {
         self.command("ceph", arguments)
     }
 
-    /// Runs `rados` with `arguments` and returns its output.
+    /// Runs `rados` with `arguments` in the pool and returns its output.
     pub fn rados(&self, arguments: &[&str]) -> Result<String, ClusterError> {
-        self.command("rados", arguments)
+        self.command("rados", &[&["-p", &self.pool], arguments].concat())
     }
 
-    /// Runs `rbd` with `arguments` and returns its output.
+    /// Runs `rbd` with `arguments`, which mean images of the pool unless they name another one, and returns its output.
     pub fn rbd(&self, arguments: &[&str]) -> Result<String, ClusterError> {
         self.command("rbd", arguments)
     }
@@ -352,12 +404,16 @@ impl Cluster {
 
     /// Stops the monitor in its tracks (SIGSTOP).
     pub fn monitor_stop(&self) -> Result<(), ClusterError> {
-        self.monitor.stop().map_err(io("cannot stop the monitor"))
+        self.monitor()?.stop().map_err(io("cannot stop the monitor"))
     }
 
     /// Lets a stopped monitor go on (SIGCONT).
     pub fn monitor_continue(&self) -> Result<(), ClusterError> {
-        self.monitor.signal(Signal::CONT).map_err(io("cannot continue the monitor"))
+        self.monitor()?.signal(Signal::CONT).map_err(io("cannot continue the monitor"))
+    }
+
+    fn monitor(&self) -> Result<&Process, ClusterError> {
+        self.monitor.as_ref().ok_or(ClusterError::Joined)
     }
 
     /// Waits until every placement group is active+clean.
@@ -382,9 +438,6 @@ impl Cluster {
         }
         Err(ClusterError::NotUp { seconds: UP_TIMEOUT.as_secs(), state })
     }
-
-    /// Ends the cluster now; the same as dropping it.
-    pub fn down(self) {}
 
     /// The running OSD of that number.
     fn osd(&self, number: u32) -> Result<&Process, ClusterError> {
@@ -413,6 +466,16 @@ impl Cluster {
             .as_ref()
             .map(|(network, servers)| network.servers()[servers.of(number) as usize].namespace());
         start(&self.conf, self.scratch.path(), "ceph-osd", &number.to_string(), server)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.monitor.is_none() {
+            let pool = self.pool.clone();
+            // The cluster may be gone by now, and the pool goes with it.
+            let _ = self.ceph(&["osd", "pool", "delete", &pool, &pool, "--yes-i-really-really-mean-it"]);
+        }
     }
 }
 
