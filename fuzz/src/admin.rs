@@ -19,6 +19,7 @@ use tidepool_daemon::config::VolumeConfig;
 use tidepool_daemon::service::{Pairs, Volumes, Wanted};
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions};
 use tidepool_daemon::shard::{Opened, start_with};
+use tidepool_replica::Limits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -57,7 +58,9 @@ impl Daemon {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (connections, door) = unbounded_channel();
         let options = MemoryOptions { arena_bytes: 2 << 20, ..MemoryOptions::default() };
-        let shard = start_with(None, move || Ok((MemoryCore::new(options), None, Opened::default())));
+        let shard = start_with(None, Limits::SHIPPED, move || {
+            Ok((MemoryCore::new(options), None, Opened::default()))
+        });
         let shard = shard.expect("a reactor");
         drop(runtime.block_on(shard.shutdown()).expect("an end"));
         let context = Context {

@@ -12,6 +12,7 @@ use tidepool_daemon::shard::{Opened, ShardHandle, start_with};
 use tidepool_engine::api::{Degraded, DrainOrder, Mode, VolumeSpec};
 use tidepool_lab::Scratch;
 use tidepool_nbd::wire;
+use tidepool_replica::Limits;
 use tokio::runtime::{Builder, Runtime};
 
 /// Longest wait for anything; only a hang is that slow.
@@ -32,7 +33,9 @@ impl Door {
     fn open() -> Door {
         let options =
             MemoryOptions { arena_bytes: 16 << 20, null: false, shuffle: 7, bad_byte: Some(1 << 20) };
-        let shard = start_with(None, move || Ok((MemoryCore::new(options), None, Opened::default())));
+        let shard = start_with(None, Limits::SHIPPED, move || {
+            Ok((MemoryCore::new(options), None, Opened::default()))
+        });
         let shard = shard.expect("a reactor");
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let directory = Scratch::new("fuzz-door").expect("a directory");

@@ -8,6 +8,7 @@ use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, Room};
 use tidepool_engine::format::{FORMAT_VERSION, RECORD_MAGIC, RecordHeader, RecordKind, seal};
 use tidepool_lab::Scratch;
 use tidepool_nbd::{Errno, reply};
+use tidepool_replica::LEASE_V1_NS;
 use tidepool_replica::wire::{Call, Greeting, Holds, Message, Offer, Record};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -46,7 +47,8 @@ fn replicas() {
     let record = Record::of_block(&block).expect("a record");
     let call = Call { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm-1", image: "rbd:pool/vm-1" };
     let owner = [
-        Message::Hello(call),
+        Message::Hello { call, lease_ns: LEASE_V1_NS },
+        Message::Hello { call, lease_ns: 5_000_000_000 },
         Message::Begin(Begin { generation: 3, size_bytes: 1 << 30, base: 10, room }),
         Message::Record { record, durable: true },
         Message::Flush { sequence: 11 },

@@ -189,13 +189,7 @@ fn one_bad_copy_of_the_superblock_is_survived_and_two_are_refused() {
 #[test]
 fn g7_a_rotten_dirty_block_comes_back_from_the_second_copy() {
     let _turn = one_at_a_time();
-    let options = PairOptions {
-        cache_bytes: 64 * MIB,
-        image: Err(32 * MIB),
-        extra: Vec::new(),
-        third: false,
-        class: None,
-    };
+    let options = PairOptions { cache_bytes: 64 * MIB, image: Err(32 * MIB), ..PairOptions::default() };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let number = |pair: &Pair, key: &str| {
         let volume = pair.owner().volume().expect("status").expect("the volume");

@@ -25,8 +25,7 @@ fn pair_on(cluster: &Cluster, image: &str) -> Pair {
 fn hosts_on(cluster: &Cluster, image: &str, third: bool) -> Pair {
     cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
     let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
-    let options =
-        PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), third, class: None };
+    let options = PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), third, ..PairOptions::default() };
     Pair::new(&options).expect("two hosts in sync")
 }
 

@@ -36,13 +36,8 @@ fn pair() -> Pair {
 
 /// Two hosts in sync, and a third one beside them.
 fn hosts(third: bool) -> Pair {
-    let options = PairOptions {
-        cache_bytes: 192 * MIB,
-        image: Err(IMAGE_BYTES),
-        extra: Vec::new(),
-        third,
-        class: None,
-    };
+    let options =
+        PairOptions { cache_bytes: 192 * MIB, image: Err(IMAGE_BYTES), third, ..PairOptions::default() };
     Pair::new(&options).expect("two hosts in sync")
 }
 
@@ -296,8 +291,7 @@ fn g4_an_owner_whose_device_had_failed_does_not_go_on_with_less() {
     let bytes = 3 * MIB;
     File::create(&image).and_then(|file| file.set_len(bytes)).expect("an image");
     let uri = format!("file:{}?emulate=hdd", image.display());
-    let options =
-        PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), extra: Vec::new(), third: false, class: None };
+    let options = PairOptions { cache_bytes: 192 * MIB, image: Ok(uri), ..PairOptions::default() };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let mut workload = workload_on(&pair, 610, bytes);
     let old = scratch.join("old");
@@ -333,8 +327,7 @@ fn parted_from_a_failed_device(seed: u64, drain: &str) {
         cache_bytes: 192 * MIB,
         image: Err(8 * MIB),
         extra: vec![format!("--drain={drain}")],
-        third: false,
-        class: None,
+        ..PairOptions::default()
     };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let mut workload = workload_on(&pair, seed, 8 * MIB);

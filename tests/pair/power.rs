@@ -17,9 +17,8 @@ fn pair() -> Pair {
     let options = PairOptions {
         cache_bytes: 64 * MIB,
         image: Err(IMAGE_BYTES),
-        extra: Vec::new(),
-        third: false,
         class: Some("ssd-sata-consumer"),
+        ..PairOptions::default()
     };
     Pair::new(&options).expect("two hosts in sync")
 }

@@ -98,8 +98,7 @@ fn blocks_of_a_zombie(fence: Fence) -> usize {
     let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
     cluster.rbd_create(VOLUME, IMAGE_BYTES).expect("an image");
     let uri = format!("rbd:rbd/{VOLUME}?conf={}", cluster.conf().display());
-    let options =
-        PairOptions { cache_bytes: 512 * MIB, image: Ok(uri), extra: Vec::new(), third: false, class: None };
+    let options = PairOptions { cache_bytes: 512 * MIB, image: Ok(uri), ..PairOptions::default() };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let mut workload = workload_on(&pair, 650, IMAGE_BYTES);
     let before = fenced(&cluster);

@@ -133,6 +133,22 @@ pub struct PairOptions {
     pub third: bool,
     /// The hosts can lose their power: their caches are on emulated devices of this class, as the lab names it.
     pub class: Option<&'static str>,
+    /// The hosts wait for each other as long as a release does; else ten times as long, so that a busy machine does not matter.
+    pub shipped_limits: bool,
+}
+
+impl Default for PairOptions {
+    /// Two hosts with caches of 192 MiB and a new image of 32 MiB.
+    fn default() -> PairOptions {
+        PairOptions {
+            cache_bytes: 192 << 20,
+            image: Err(32 << 20),
+            extra: Vec::new(),
+            third: false,
+            class: None,
+            shipped_limits: false,
+        }
+    }
 }
 
 /// Two hosts under test. Everything goes when it is dropped.
@@ -192,6 +208,9 @@ impl Pair {
                 cache,
                 boot: place("boot"),
             };
+            if !options.shipped_limits {
+                host.daemon.use_long_limits()?;
+            }
             if options.third {
                 host.daemon.set_host(&format!("h{at}"));
             }

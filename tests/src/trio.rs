@@ -125,6 +125,7 @@ impl Trio {
         let others = (0..HOSTS).filter(|other| *other != at);
         arguments.extend(others.map(|other| format!("--peer={}", address(other))));
         let mut daemon = Daemon::new(arguments, place("log"))?;
+        daemon.use_long_limits()?;
         daemon.set_host(&format!("h{at}"));
         daemon.set_network(self.node(at).namespace().clone());
         Ok(Host::new(daemon, Admin::new(place("admin")), place("nbd"), place("cache"), place("boot")))

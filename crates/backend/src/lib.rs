@@ -29,6 +29,7 @@ pub use backend::{
 pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
 pub use identity::{Identity, identity};
+pub use rbd::FENCE_NS_MIN;
 pub use record::{Copies, ImageStamp, OwnerState, Ownership, Peer, boot_id, host_name};
 pub use recover::{Recovered, progress, recover};
 pub use redo::{Loss, Progress};

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener;
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
 use tidepool_daemon::shard::{Opened, start_with};
 use tidepool_engine::api::{Degraded, Mode, VolumeSpec};
+use tidepool_replica::Limits;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -23,7 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let shard = start_with(None, move || Ok((MemoryCore::new(options), None, Opened::default())))?;
+    let shard =
+        start_with(None, Limits::SHIPPED, move || Ok((MemoryCore::new(options), None, Opened::default())))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let spec = VolumeSpec {

@@ -10,6 +10,7 @@ use tidepool_engine::api::{Degraded, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{FormatOptions, format_device};
 use tidepool_nbd::client::{BlockingClient, Wanted};
+use tidepool_replica::Limits;
 use tokio::runtime::Runtime;
 
 const UUID: [u8; 16] = [7; 16];
@@ -38,7 +39,12 @@ impl Host {
     }
 
     fn config(&self) -> ShardConfig {
-        ShardConfig { cache: self.path("cache"), engine: EngineConfig::small(), cpu: None }
+        ShardConfig {
+            cache: self.path("cache"),
+            engine: EngineConfig::small(),
+            cpu: None,
+            limits: Limits::SHIPPED,
+        }
     }
 
     /// Starts the shard, gives its volume the image, and listens on the socket of that name.

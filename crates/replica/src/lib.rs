@@ -16,14 +16,14 @@ macro_rules! mutated {
     }};
 }
 
-mod lease;
+mod limits;
 mod owner;
 mod peer;
 mod record;
 mod session;
 pub mod wire;
 
-pub use lease::{LEASE_NS, serves_after};
+pub use limits::{LEASE_V1_NS, Limits};
 pub use owner::{Effect, Event, Owner, Phase};
 pub use peer::{Copy, Peer, Rejected};
 pub use record::{Copies, Party, Record, Resume, Tail, resume};

@@ -1,6 +1,6 @@
 //! The machines joined to the core: what an owner's volume is to know of its copy, and what a replica says of itself.
 
-use crate::lease::LEASE_NS;
+use crate::limits::Limits;
 use crate::owner::{Effect, Event, Owner, Phase};
 use crate::peer::{Copy, Peer};
 use crate::record::{Party, Record};
@@ -12,19 +12,12 @@ const ROOM_STEP: u64 = 256 << 10;
 /// A copy does not begin where there is less room than this: the owner's log would wait for it at once.
 const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 4 };
 
-/// For so long the log may wait for a copy that counts for nothing and gets no further; and for one that begins.
-const HELD_UP_NS: Nanos = 100_000_000;
-const BEGINNING_NS: Nanos = 300_000_000;
-
-/// So much longer than reads are taken the peer may say no beat back: what is behind other things on a slow link would have reads wait
-/// for as long as it is busy.
-const UNFOLLOWED_NS_MAX: Nanos = 1_000_000_000;
-
 /// An owner's machine with the core that serves the volume.
 #[derive(Debug)]
 pub struct OwnerSession {
     volume: VolumeId,
     owner: Owner,
+    limits: Limits,
     pairing: Pairing,
     /// What the peer had room for when it was connected.
     room: Room,
@@ -34,6 +27,9 @@ pub struct OwnerSession {
     followed_at: Nanos,
     /// Since when there is this connection.
     connected_at: Nanos,
+    /// Newest record that the peer has confirmed, and since when it has confirmed no newer one although it is behind.
+    confirmed: u64,
+    behind_since: Option<Nanos>,
     /// What write-back does without a copy.
     alone: Degraded,
 }
@@ -44,18 +40,27 @@ impl OwnerSession {
     ///
     /// # Panics
     /// If the core has no such volume, or the record names a copy.
-    pub fn new(engine: &Engine, volume: VolumeId, record: Record, alone: Degraded) -> OwnerSession {
+    pub fn new(
+        engine: &Engine,
+        volume: VolumeId,
+        record: Record,
+        limits: Limits,
+        alone: Degraded,
+    ) -> OwnerSession {
         let log = engine.log_status(volume).expect("the volume is served");
         let owner = Owner::new(record, log.logged, log.drained);
         let (pairing, room) = (Pairing::Alone, Room::default());
         OwnerSession {
             volume,
             owner,
+            limits,
             pairing,
             room,
             held_up_since: None,
             followed_at: 0,
             connected_at: 0,
+            confirmed: 0,
+            behind_since: None,
             alone,
         }
     }
@@ -96,6 +101,7 @@ impl OwnerSession {
         }
         // What another one has said back, or this one earlier, is no word of it that it will wait.
         (self.room, self.followed_at, self.connected_at) = (room, 0, now);
+        self.behind_since = None;
         self.take(engine, now, Event::PeerUp(peer), effects);
         true
     }
@@ -112,11 +118,14 @@ impl OwnerSession {
             self.owner.phase(),
             Phase::Solo | Phase::Filling { .. } | Phase::Catching { .. } | Phase::Lost
         );
-        (!alone && !mutated!(LeaseForgotten)).then_some(self.followed_at.saturating_add(LEASE_NS))
+        (!alone && !mutated!(LeaseForgotten)).then_some(self.followed_at.saturating_add(self.limits.lease_ns))
     }
 
     /// Why the connection is to be given up, and a peer to be tried again later.
-    pub fn parts_because(&self, engine: &Engine, now: Nanos) -> Option<&'static str> {
+    pub fn parts_because(&mut self, engine: &Engine, now: Nanos) -> Option<&'static str> {
+        if self.behind_ns(now) > self.limits.progress_ns {
+            return Some("it has confirmed no record for too long");
+        }
         let has_failed = engine.log_status(self.volume).is_some_and(|log| log.failed);
         // Where the device has failed the peer's copy is the one that counts, and has what is lost here.
         if engine.has_loss(self.volume) && !has_failed {
@@ -125,18 +134,30 @@ impl OwnerSession {
         let followed = self.followed_at.max(self.connected_at);
         if matches!(self.owner.phase(), Phase::Sync { .. })
             && !has_failed
-            && now > followed + LEASE_NS + UNFOLLOWED_NS_MAX
+            && now > followed + self.limits.lease_ns + self.limits.late_ns
         {
-            return Some("it says beats back too late, and reads wait for that");
+            return Some("it echoes heartbeats too late, and reads wait for that");
         }
         // The copy counts for nothing yet and the log has to wait for it.
         let limit = match self.owner.phase() {
-            Phase::Filling { begun: false, .. } => BEGINNING_NS,
-            Phase::Filling { .. } | Phase::Catching { .. } => HELD_UP_NS,
+            Phase::Filling { begun: false, .. } => self.limits.beginning_ns,
+            Phase::Filling { .. } | Phase::Catching { .. } => self.limits.held_up_ns,
             _ => return None,
         };
         let held_up = self.held_up_since.is_some_and(|since| now >= since + limit);
-        held_up.then_some("it has no room, and its copy is not whole yet")
+        held_up.then_some("it has no room, and its copy is incomplete")
+    }
+
+    /// For how long the peer has confirmed no record although it is behind.
+    fn behind_ns(&mut self, now: Nanos) -> Nanos {
+        let (confirmed, logged) = (self.owner.peer_has().0, self.owner.logged());
+        if confirmed != self.confirmed || confirmed >= logged {
+            (self.confirmed, self.behind_since) = (confirmed, None);
+        }
+        if confirmed < logged {
+            return now - *self.behind_since.get_or_insert(now);
+        }
+        0
     }
 
     /// What the peer is to be told when the machine wants it to begin with the record after `base`.

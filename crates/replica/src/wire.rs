@@ -4,7 +4,10 @@
 //! [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied here: a prefix says how long
 //! it is, and whoever reads puts it where it belongs.
 
-use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room, SECTOR_BYTES, buffer_bytes};
+use crate::limits::LEASE_V1_NS;
+use tidepool_engine::api::{
+    BLOCK_BYTES, Begin, Have, Nanos, REQUEST_BYTES_MAX, Room, SECTOR_BYTES, buffer_bytes,
+};
 use tidepool_engine::format::{
     Entry, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, crc32c, open,
 };
@@ -233,7 +236,12 @@ pub struct Offer<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message<'a> {
     /// First message of an owner whose records are to follow.
-    Hello(Call<'a>),
+    Hello {
+        /// The owner, and the volume.
+        call: Call<'a>,
+        /// The owner's lease in nanoseconds. A message without one means [`LEASE_V1_NS`], as the first releases had it.
+        lease_ns: Nanos,
+    },
     /// First and only message of an owner that has let go of the volume: the peer is to take it over.
     HandOver(Call<'a>),
     /// The volume is taken over, and served.
@@ -460,7 +468,11 @@ impl Prefix {
     fn fixed<'a>(&self, f: &mut Fields<'a>) -> Option<Message<'a>> {
         Some(match self.kind {
             Kind::Record => return None,
-            Kind::Hello => Message::Hello(f.call()?),
+            Kind::Hello => {
+                let call = f.call()?;
+                let lease_ns = if f.0.is_empty() { LEASE_V1_NS } else { f.u64()? };
+                Message::Hello { call, lease_ns }
+            }
             Kind::HandOver => Message::HandOver(f.call()?),
             Kind::Taken => Message::Taken { generation: f.u64()? },
             Kind::Welcome => {
@@ -625,7 +637,13 @@ impl Message<'_> {
                 (Kind::Refused, 0)
             }
             Message::Taken { generation } => numbers(Kind::Taken, &[generation]),
-            Message::Hello(call) => (put_call(out, &call, Kind::Hello), 0),
+            Message::Hello { call, lease_ns } => {
+                put_call(out, &call, Kind::Hello);
+                if lease_ns != LEASE_V1_NS {
+                    put_numbers(out, &[lease_ns]);
+                }
+                (Kind::Hello, 0)
+            }
             Message::HandOver(call) => (put_call(out, &call, Kind::HandOver), 0),
             Message::Offer(offer) => {
                 put_offer(out, &offer);

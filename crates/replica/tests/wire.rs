@@ -5,6 +5,7 @@ use tidepool_engine::api::{BLOCK_BYTES, Begin, Have, REQUEST_BYTES_MAX, Room};
 use tidepool_engine::format::{
     Entry, EntryKind, FORMAT_VERSION, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader, RecordKind, seal,
 };
+use tidepool_replica::LEASE_V1_NS;
 use tidepool_replica::wire::*;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -78,7 +79,7 @@ impl Said {
         let (name, host) = (&self.texts[0], &self.texts[1]);
         let call = Call { cache, boot, generation: a, host, name, image: host };
         f(match self.kind {
-            1 => Message::Hello(call),
+            1 => Message::Hello { call, lease_ns: if self.flag { LEASE_V1_NS } else { e } },
             13 => Message::HandOver(call),
             14 => Message::Taken { generation: a },
             2 => {
@@ -205,6 +206,16 @@ fn a_record_that_says_more_than_it_has_is_none() {
     let mut torn = good;
     torn[200] ^= 1;
     assert_eq!(Record::of_block(&torn), Err(Malformed::Crc));
+}
+
+#[test]
+fn a_hello_without_a_lease_has_that_of_the_first_releases() {
+    let call = Call { cache: 1, boot: 2, generation: 3, host: "h1", name: "vm", image: "file:/vm" };
+    let hello = |lease_ns| encoded(&Message::Hello { call, lease_ns });
+    let (first, other) = (hello(LEASE_V1_NS), hello(LEASE_V1_NS + 1));
+    assert_eq!(first.len() + 8, other.len(), "the first releases read it, and say it");
+    assert_eq!(decoded(&first), Ok(Message::Hello { call, lease_ns: 500_000_000 }));
+    assert_eq!(decoded(&other), Ok(Message::Hello { call, lease_ns: 500_000_001 }));
 }
 
 #[test]

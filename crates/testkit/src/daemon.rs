@@ -59,6 +59,16 @@ impl Daemon {
         })
     }
 
+    /// From its next start on it waits ten times as long for other hosts as a release does: for a test of two hosts that is not about
+    /// these limits, on a machine that may be busy.
+    ///
+    /// # Errors
+    /// The program cannot be built.
+    pub fn use_long_limits(&mut self) -> Result<(), Error> {
+        self.program = LONG_LIMITS.path()?.to_path_buf();
+        Ok(())
+    }
+
     /// What it takes for the boot of its host from its next start on is what stands in this file. That needs root.
     pub fn set_boot(&mut self, boot: PathBuf) {
         self.boot = Some(boot);
@@ -245,22 +255,48 @@ where
     Command::new(tidepool()?).args(arguments).stdin(Stdio::null()).output().map_err(io("cannot run tidepool"))
 }
 
-/// The path of the `tidepool` binary: `TIDEPOOL_BIN`, or the one that cargo builds next to the running program.
-pub fn tidepool() -> Result<&'static Path, Error> {
-    static PATH: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let path = PATH.get_or_init(|| match std::env::var_os("TIDEPOOL_BIN") {
-        Some(path) if Path::new(&path).is_file() => Ok(path.into()),
-        Some(path) => Err(format!("TIDEPOOL_BIN names {}, which is no file", Path::new(&path).display())),
-        None => build().map_err(|error| error.to_string()),
-    });
-    path.as_deref().map_err(|text| Error::Io {
-        what: format!("there is no tidepool binary to test: {text}"),
-        source: std::io::ErrorKind::NotFound.into(),
-    })
+/// A program under test.
+struct Program {
+    package: &'static str,
+    name: &'static str,
+    /// The environment variable that names its path.
+    variable: &'static str,
+    path: OnceLock<Result<PathBuf, String>>,
 }
 
-/// Builds the binary with the profile and into the target directory of the running program.
-fn build() -> Result<PathBuf, Error> {
+/// The program that users run.
+static TIDEPOOL: Program =
+    Program { package: "tidepool", name: "tidepool", variable: "TIDEPOOL_BIN", path: OnceLock::new() };
+/// The program with longer limits.
+static LONG_LIMITS: Program = Program {
+    package: "tidepool-tests",
+    name: "tidepool-long-limits",
+    variable: "TIDEPOOL_LONG_LIMITS_BIN",
+    path: OnceLock::new(),
+};
+
+/// The path of the `tidepool` binary: `TIDEPOOL_BIN`, or the one that cargo builds next to the running program.
+pub fn tidepool() -> Result<&'static Path, Error> {
+    TIDEPOOL.path()
+}
+
+impl Program {
+    fn path(&'static self) -> Result<&'static Path, Error> {
+        let Program { package, name, variable, path } = self;
+        let path = path.get_or_init(|| match std::env::var_os(variable) {
+            Some(path) if Path::new(&path).is_file() => Ok(path.into()),
+            Some(path) => Err(format!("{variable} names {}, which is no file", Path::new(&path).display())),
+            None => build(package, name).map_err(|error| error.to_string()),
+        });
+        path.as_deref().map_err(|text| Error::Io {
+            what: format!("there is no program {name} to test: {text}"),
+            source: std::io::ErrorKind::NotFound.into(),
+        })
+    }
+}
+
+/// Builds a binary with the profile and into the target directory of the running program.
+fn build(package: &str, name: &str) -> Result<PathBuf, Error> {
     let program = std::env::current_exe().map_err(io("cannot find the running program"))?;
     let directory = program.ancestors().find(|path| path.join("deps").is_dir()).ok_or_else(|| Error::Io {
         what: "no target directory".into(),
@@ -272,7 +308,7 @@ fn build() -> Result<PathBuf, Error> {
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["build", "--quiet", "--package", "tidepool", "--profile", profile, "--target-dir"])
+        .args(["build", "--quiet", "--package", package, "--bin", name, "--profile", profile, "--target-dir"])
         .arg(directory.parent().expect("a profile's directory has a parent"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
@@ -281,5 +317,5 @@ fn build() -> Result<PathBuf, Error> {
         let log = tail(&String::from_utf8_lossy(&output.stderr));
         return Err(Error::Ended { program: "cargo build".into(), status: output.status.to_string(), log });
     }
-    Ok(directory.join("tidepool"))
+    Ok(directory.join(name))
 }

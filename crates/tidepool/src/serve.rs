@@ -9,17 +9,18 @@ use tidepool_daemon::config::{Config, VolumeConfig};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::service::{self, Console};
 use tidepool_daemon::units::Size;
+use tidepool_replica::Limits;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
-/// Runs the daemon.
-pub fn run(args: ServeArgs) -> Result<(), Failure> {
+/// Runs the daemon, which waits for other hosts as `limits` says.
+pub fn run(args: ServeArgs, limits: Limits) -> Result<(), Failure> {
     let config = configuration(args)?;
     start_log();
     abort_on_panic();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::failed(format!("cannot start: {e}")))?;
-    let outcome = runtime.block_on(service::serve(config, Arc::new(Terminal::default())));
+    let outcome = runtime.block_on(service::serve(config, limits, Arc::new(Terminal::default())));
     // A backend that hangs in a blocking call must not keep the process; the caller ends it on the spot.
     runtime.shutdown_background();
     outcome

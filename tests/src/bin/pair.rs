@@ -99,13 +99,8 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let travels = matches!(options.what, What::Guest | What::GuestElsewhere | What::GuestStays);
-    let mut pair = Pair::new(&PairOptions {
-        cache_bytes: 192 * MIB,
-        image,
-        extra: Vec::new(),
-        third: travels,
-        class: None,
-    })?;
+    let mut pair =
+        Pair::new(&PairOptions { image, third: travels, shipped_limits: true, ..PairOptions::default() })?;
     if travels {
         return travel(&mut pair, options);
     }

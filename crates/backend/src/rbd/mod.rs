@@ -31,6 +31,7 @@ use crate::recover::Remains;
 use crate::redo::{self as group_redo, Writer};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
+pub use survey::FENCE_NS_MIN;
 
 use attach::{Attached, Claim, Failed, Retaken};
 use cluster::{Cluster, IoCtx};

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use tidepool_backend::{CheckStatus, OpenOptions};
 use tidepool_engine::{EngineConfig, OpenError};
 use tidepool_nbd::{NbdUri, Transport};
+use tidepool_replica::Limits;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
@@ -45,11 +46,12 @@ pub trait Console: Send + Sync + 'static {
     fn ready(&self);
 }
 
-/// Serves until a signal asks for the end.
+/// Serves until a signal asks for the end. `limits` says how long this host waits for others.
 ///
 /// # Errors
 /// One line: what failed, on what, what to do.
-pub async fn serve(config: Config, console: Arc<dyn Console>) -> Result<(), Failure> {
+pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) -> Result<(), Failure> {
+    assert!(limits.fit(tidepool_backend::FENCE_NS_MIN), "limits that do not fit each other: {limits:?}");
     let plan = Plan::new(config)?;
     let certificates = plan.peer_tls.as_deref().map(Certificates::new).transpose();
     let certificates = certificates.map_err(Failure::failed)?.map(Arc::new);
@@ -58,7 +60,7 @@ pub async fn serve(config: Config, console: Arc<dyn Console>) -> Result<(), Fail
     let sockets = Sockets::bind(&plan)?;
     let shard = OnceLock::new();
     let daemon = tokio::select! {
-        daemon = start(&plan, sockets, certificates, &shard, console.clone()) => match daemon {
+        daemon = start(&plan, limits, sockets, certificates, &shard, console.clone()) => match daemon {
             Ok(daemon) => daemon,
             Err(failure) => {
                 stop_shard(shard.get(), &mut stop).await;
@@ -182,6 +184,7 @@ impl Drop for Daemon {
 
 async fn start(
     plan: &Plan,
+    limits: Limits,
     sockets: Sockets,
     certificates: Option<Arc<Certificates>>,
     running: &OnceLock<ShardHandle>,
@@ -190,16 +193,17 @@ async fn start(
     if !plan.cache.exists() {
         check_images(&plan.volumes).await?;
     }
-    let shard = start_shard(plan, console).await?;
+    let shard = start_shard(plan, limits, console).await?;
     let shard = running.get_or_init(|| shard).clone();
     let opened = shard.opened();
     let host = host_name();
     let volumes = {
-        let route = |address: &PeerAddress| Route::new(address.clone(), certificates.clone());
+        let route = |address: &PeerAddress| Route::new(address.clone(), certificates.clone(), limits);
         let pairs = Pairs {
             peers: plan.peers.iter().map(route).collect(),
             takes_copies: !plan.peer_doors.is_empty(),
             without_peer: plan.without_peer.into(),
+            limits,
         };
         Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain, pairs)
     };
@@ -306,12 +310,12 @@ async fn check_images(volumes: &[Wanted]) -> Result<(), Failure> {
 }
 
 /// Makes the cache if it is missing, recovers it and starts its reactor.
-async fn start_shard(plan: &Plan, console: Arc<dyn Console>) -> Result<ShardHandle, Failure> {
+async fn start_shard(plan: &Plan, limits: Limits, console: Arc<dyn Console>) -> Result<ShardHandle, Failure> {
     let (path, size) = (plan.cache.clone(), plan.cache_size);
     let task = tokio::task::spawn_blocking(move || {
         cache::ensure(&path, size, &mut |done, total| console.formatting(done, total))
             .map_err(Failure::failed)?;
-        let config = ShardConfig { cache: path, engine: EngineConfig::default(), cpu: None };
+        let config = ShardConfig { cache: path, engine: EngineConfig::default(), cpu: None, limits };
         shard::start(config).map_err(start_failure)
     });
     task.await.unwrap_or_else(|_| Err(Failure::failed("cannot start: an internal error occurred")))

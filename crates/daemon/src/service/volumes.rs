@@ -30,6 +30,7 @@ use std::time::Duration as Time;
 use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Prepared, Release};
 use tidepool_engine::api::{Degraded, DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
+use tidepool_replica::Limits;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
@@ -59,6 +60,7 @@ pub struct Volumes {
     takes_copies: bool,
     /// What write-back does while there is no second copy that counts.
     without_peer: Degraded,
+    limits: Limits,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Held while a parent of clones is looked for, added or removed.
     parents: AsyncMutex<()>,
@@ -79,6 +81,8 @@ pub struct Pairs {
     pub takes_copies: bool,
     /// What write-back does while there is none that counts, and no loss is accepted.
     pub without_peer: Degraded,
+    /// How long this host waits for others.
+    pub limits: Limits,
 }
 
 /// One volume as the control plane knows it.
@@ -202,7 +206,7 @@ impl Volumes {
         drain: Option<volume::DrainOrder>,
         pairs: Pairs,
     ) -> Arc<Volumes> {
-        let Pairs { peers, takes_copies, without_peer } = pairs;
+        let Pairs { peers, takes_copies, without_peer, limits } = pairs;
         Arc::new(Volumes {
             shard,
             cache_uuid,
@@ -212,6 +216,7 @@ impl Volumes {
             peers: peers.into(),
             takes_copies,
             without_peer,
+            limits,
             entries: Mutex::default(),
             parents: AsyncMutex::default(),
             takeovers: Turns::default(),
@@ -223,6 +228,11 @@ impl Volumes {
     /// The shard that serves them.
     pub fn shard(&self) -> &ShardHandle {
         &self.shard
+    }
+
+    /// How long this host waits for others.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     fn knows(&self, entry: &Arc<Entry>) -> bool {

@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::handle::{Answer, Command, Refused, ShardError, Stopped, StoppedVolume};
-use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX, HAND_OVER_NS_MAX};
+use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
 use super::shared::Shared;
@@ -254,12 +254,12 @@ impl<C: Core> Reactor<C> {
         may: Result<(), ShardError>,
         answer: Answer<Option<Box<dyn Backend>>>,
     ) {
-        let now = self.shared.now;
+        let (now, wait_ns) = (self.shared.now, self.limits.hand_over_ns);
         match may {
             Err(error) => drop(answer.send(Err(error))),
             Ok(()) => self.operate(id, answer, |shared, number, answer| {
                 let engine = shared.core.engine().expect("a volume with an owner has an engine");
-                engine.detach(now, id, HAND_OVER_NS_MAX, number);
+                engine.detach(now, id, wait_ns, number);
                 Pending::HandOver { id, answer }
             }),
         }

@@ -1,4 +1,4 @@
-//! The reactor's bounds.
+//! The reactor's bounds. How long hosts wait for each other is in [`tidepool_replica::Limits`].
 
 /// Client connections of one shard.
 pub const CONNECTIONS_MAX: usize = 512;
@@ -33,14 +33,6 @@ pub const EXTENTS_MAX: usize =
 pub const LINKS_MAX: usize = 2 * tidepool_engine::api::VOLUMES_MAX;
 /// Records of one link in the core: as many as an owner has room told for.
 pub const RECORDS_MAX: usize = 4096;
-/// Nanoseconds between two beats of a link.
-pub const BEAT_NS: u64 = 100_000_000;
-/// Nanoseconds without a word after which the other host counts as gone.
-pub const SILENCE_NS: u64 = 300_000_000;
-/// Nanoseconds for which a peer may be behind without getting further.
-pub const PROGRESS_NS_MAX: u64 = 2_000_000_000;
-/// Nanoseconds for which a volume that is to be handed over waits for what is on its way.
-pub const HAND_OVER_NS_MAX: u64 = 10_000_000_000;
 /// Requests of clients on other hosts in the core.
 pub const ASKS_MAX: usize = 64;
 /// Pause before a change of the ownership record is tried again.

@@ -33,7 +33,6 @@ pub use self::core::Core;
 pub use follower::Hello;
 pub use guests::Guest;
 pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
-pub use limits::SILENCE_NS;
 pub use link::Socket;
 pub use owner::{Connected, Wants};
 pub use stats::{
@@ -47,6 +46,7 @@ use std::sync::{Arc, mpsc};
 use tidepool_driver::{CacheFile, Ring};
 use tidepool_engine::Engine;
 pub use tidepool_engine::{AddError, Attach, EngineConfig, OpenError};
+use tidepool_replica::Limits;
 
 /// How to start a shard.
 #[derive(Debug, Clone)]
@@ -57,6 +57,8 @@ pub struct ShardConfig {
     pub engine: EngineConfig,
     /// The processor that the reactor thread is bound to; `None` leaves it to the scheduler.
     pub cpu: Option<usize>,
+    /// How long this host waits for others.
+    pub limits: Limits,
 }
 
 /// Why a shard did not start.
@@ -97,8 +99,8 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> StartError {
 /// # Errors
 /// See [`StartError`]; nothing has been changed then.
 pub fn start(config: ShardConfig) -> Result<ShardHandle, StartError> {
-    let ShardConfig { cache: path, engine, cpu } = config;
-    start_with(cpu, move || {
+    let ShardConfig { cache: path, engine, cpu, limits } = config;
+    start_with(cpu, limits, move || {
         let cache = CacheFile::open(&path)?;
         if !cache.direct() {
             tracing::warn!(
@@ -117,7 +119,7 @@ pub fn start(config: ShardConfig) -> Result<ShardHandle, StartError> {
 ///
 /// # Errors
 /// What `open` says, or the kernel refused a ring or a thread.
-pub fn start_with<C, F>(cpu: Option<usize>, open: F) -> Result<ShardHandle, StartError>
+pub fn start_with<C, F>(cpu: Option<usize>, limits: Limits, open: F) -> Result<ShardHandle, StartError>
 where
     C: Core,
     F: FnOnce() -> Result<(C, Option<CacheFile>, Opened), StartError> + Send + 'static,
@@ -138,7 +140,7 @@ where
             Ok(((core, cache, opened), ring)) => {
                 bind(cpu);
                 let _ = started.send(Ok(opened));
-                Reactor::new(ring, core, cache, commands, reactor_bell).run();
+                Reactor::new(ring, core, cache, commands, reactor_bell, limits).run();
             }
             Err(error) => {
                 let _ = started.send(Err(error));

@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::handle::{Answer, ShardError};
-use super::limits::{LINKS_MAX, PROGRESS_NS_MAX, RECORD_RETRY_NS};
+use super::limits::{LINKS_MAX, RECORD_RETRY_NS};
 use super::link::{Link, Socket};
 use super::reactor::Reactor;
 use super::replication::Role;
@@ -48,9 +48,6 @@ pub(super) struct OwnerSide {
     alone: bool,
     /// The volume is about to become the peer's: its record is not changed from here.
     handing_over: bool,
-    /// How far the peer has got, and since when it has not got further although it is behind.
-    confirmed: u64,
-    behind_since: Option<Nanos>,
     /// What the record is being changed from and to, and when that is tried again.
     writing: Option<(Record, Record)>,
     retry_at: Option<Nanos>,
@@ -71,19 +68,6 @@ impl OwnerSide {
 
     fn wants_peer(&self) -> bool {
         self.link.is_none() && !self.alone && self.session.wants_peer()
-    }
-
-    /// For how long the peer has not got further although it is behind.
-    fn behind_ns(&mut self, now: Nanos) -> Nanos {
-        let owner = self.session.owner();
-        let (confirmed, logged) = (owner.peer_has().0, owner.logged());
-        if confirmed != self.confirmed || confirmed >= logged {
-            (self.confirmed, self.behind_since) = (confirmed, None);
-        }
-        if confirmed < logged {
-            return now - *self.behind_since.get_or_insert(now);
-        }
-        0
     }
 
     pub(super) fn status(&self) -> PairStatus {
@@ -129,7 +113,7 @@ impl<C: Core> Reactor<C> {
         if engine.log_status(id).is_none() {
             return Err(ShardError::NoVolume(id));
         }
-        let session = OwnerSession::new(engine, id, record, alone);
+        let session = OwnerSession::new(engine, id, record, self.limits, alone);
         let volumes = &self.shared.volumes;
         let side = OwnerSide {
             name: volumes.get(id).map_or(String::new(), |volume| volume.name.clone()),
@@ -138,8 +122,6 @@ impl<C: Core> Reactor<C> {
             peer: None,
             alone: false,
             handing_over: false,
-            confirmed: 0,
-            behind_since: None,
             writing: None,
             retry_at: None,
             trouble: None,
@@ -169,7 +151,6 @@ impl<C: Core> Reactor<C> {
         let side = self.replication.owners.get_mut(&id).expect("looked at just now");
         side.link = Some(slot);
         side.peer = Some(peer);
-        side.behind_since = None;
         let mut effects = Vec::new();
         let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
         let up = side.session.peer_up(engine, now, (party, room), &mut effects);
@@ -534,9 +515,6 @@ impl<C: Core> Reactor<C> {
         let engine = self.shared.core.engine();
         if let Some(why) = engine.and_then(|engine| side.session.parts_because(engine, now)) {
             return self.hang_up(slot, why);
-        }
-        if side.behind_ns(now) > PROGRESS_NS_MAX {
-            return self.hang_up(slot, "it confirms nothing any more");
         }
         // Every time: what comes before the records that it is about does nothing.
         self.tell_floor(id);

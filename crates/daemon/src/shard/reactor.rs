@@ -18,6 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tidepool_driver::{CacheFile, Completion, Ring, Slab};
 use tidepool_engine::api::{Effect, Event, IoError, Nanos, Token, VolumeId};
+use tidepool_replica::Limits;
 
 /// What a completion belongs to; the upper part of its user data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,7 @@ struct DeviceOp {
 pub(super) struct Reactor<C> {
     // First, so that the kernel lets go of all memory before it is freed.
     pub ring: Ring,
+    pub limits: Limits,
     pub shared: Shared<C>,
     cache: Option<CacheFile>,
     device_ops: Slab<DeviceOp>,
@@ -94,9 +96,11 @@ impl<C: Core> Reactor<C> {
         cache: Option<CacheFile>,
         commands: mpsc::Receiver<Command>,
         bell: Arc<OwnedFd>,
+        limits: Limits,
     ) -> Reactor<C> {
         let mut reactor = Reactor {
             ring,
+            limits,
             shared: Shared::new(core, tidepool_driver::now()),
             cache,
             device_ops: Slab::new(DEVICE_OPS_MAX),

@@ -4,7 +4,7 @@
 use super::core::Core;
 use super::follower::Follower;
 use super::handle::Answer;
-use super::limits::{BEAT_NS, LINKS_MAX, SILENCE_NS};
+use super::limits::LINKS_MAX;
 use super::link::{Link, Next};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
@@ -274,7 +274,7 @@ impl<C: Core> Reactor<C> {
                 // What it says waits here.
                 link.heard = now;
             }
-            let silent = now > link.heard + SILENCE_NS;
+            let silent = now > link.heard + self.limits.silence_ns;
             let follows = matches!(role, Role::Follower(_));
             link.push(&Message::Beat { time_ns: if follows { 0 } else { now } });
             if silent {
@@ -293,7 +293,7 @@ impl<C: Core> Reactor<C> {
 
     /// From now on time is looked at.
     pub(super) fn start_beats(&mut self) {
-        let at = *self.replication.beat_at.get_or_insert(self.shared.now + BEAT_NS);
+        let at = *self.replication.beat_at.get_or_insert(self.shared.now + self.limits.beat_ns);
         self.alarm_at(at);
     }
 

@@ -9,6 +9,7 @@ use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
 use tidepool_daemon::shard::{Opened, ShardHandle, ShardStatus, Stopped, start_with};
 use tidepool_engine::api::{Degraded, Mode, VolumeId, VolumeSpec};
 use tidepool_nbd::client::{BlockingClient, Wanted};
+use tidepool_replica::Limits;
 use tokio::runtime::Runtime;
 
 /// Longest wait for anything; only a hang is that slow.
@@ -37,7 +38,9 @@ pub fn spec(name: &str, size_bytes: u64) -> VolumeSpec {
 impl Door {
     /// One volume `v` of `size_bytes`.
     pub fn open(size_bytes: u64, options: MemoryOptions) -> Door {
-        let shard = start_with(None, move || Ok((MemoryCore::new(options), None, Opened::default())));
+        let shard = start_with(None, Limits::SHIPPED, move || {
+            Ok((MemoryCore::new(options), None, Opened::default()))
+        });
         let shard = shard.expect("the reactor starts");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,7 +1,7 @@
 //! What goes wrong, and the end of it.
 
 use super::host::{Host, Run, Transfer, VOLUME, host_of};
-use super::{BEAT_NS, MS, S, STEPS_MAX, What, World};
+use super::{LIMITS, MS, S, STEPS_MAX, What, World};
 use crate::rng::Rng;
 use tidepool_engine::api::*;
 use tidepool_replica::{Copies, Party, Phase};
@@ -21,12 +21,12 @@ impl World {
         if self.calm {
             let in_sync = self.ceph.record().copies != Copies::Solo;
             if self.plan.sync_first && !in_sync {
-                return self.after(BEAT_NS, What::Fault);
+                return self.after(LIMITS.beat_ns, What::Fault);
             }
             self.end_calm();
         }
         if self.plan.patient && !self.is_in_sync() && self.now < self.patience_until {
-            return self.after(BEAT_NS / 2, What::Fault);
+            return self.after(LIMITS.beat_ns / 2, What::Fault);
         }
         let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
         let at = owner.filter(|_| self.rng.permille(300)).unwrap_or(self.rng.below(2) as usize);

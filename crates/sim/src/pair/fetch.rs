@@ -1,14 +1,11 @@
 //! An owner that comes back with less than its peer gets from it what it has lost.
 
-use super::World;
 use super::host::{Run, VOLUME};
+use super::{LIMITS, World};
 use tidepool_engine::FETCH_BYTES;
 use tidepool_engine::api::*;
 use tidepool_engine::format::{RecordHeader, open};
 use tidepool_engine::mem::Buf;
-
-/// So long a record is waited for.
-const PATIENCE_NS: Nanos = 300_000_000;
 
 impl World {
     /// Asks the peer for the next record. Where that cannot be, it is asked again later.
@@ -24,7 +21,7 @@ impl World {
         let request = Request { id, volume: VOLUME, op, offset: 0, len: 0, buf: Some(buf) };
         let peers_now = self.clock(1 - at);
         self.hosts[1 - at].engine().handle(peers_now, Event::Request(request));
-        self.hosts[at].run = Run::Fetching { sequence, through, until: self.clock(at) + PATIENCE_NS };
+        self.hosts[at].run = Run::Fetching { sequence, through, until: self.clock(at) + LIMITS.answer_ns };
         self.cover.hit("record fetched");
         self.drive(1 - at);
     }

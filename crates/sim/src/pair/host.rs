@@ -2,7 +2,7 @@
 
 use super::clock::Clock;
 use super::neighbour::NEIGHBOURS;
-use super::{Message, Plan, What, World};
+use super::{LIMITS, Message, Plan, What, World};
 use crate::disk::Disk;
 use crate::rng::Rng;
 use crate::store::{Content, content};
@@ -20,8 +20,6 @@ use tidepool_replica::{
 pub(super) const NEIGHBOUR: VolumeId = VolumeId(0);
 /// The volume's number in every cache that has it.
 pub(super) const VOLUME: VolumeId = VolumeId(1);
-/// A connection without a word for this long is given up.
-pub(super) const SILENCE_NS: Nanos = 300_000_000;
 /// Requests of the host itself are numbered from here on.
 const OWN_REQUESTS: RequestId = 1 << 60;
 
@@ -551,7 +549,7 @@ impl World {
                 Err(_) => host.run = Run::Waiting,
             },
             Run::Attaching { record, control: attaches } if attaches == control => {
-                let session = OwnerSession::new(host.engine(), VOLUME, record, self.plan.alone);
+                let session = OwnerSession::new(host.engine(), VOLUME, record, LIMITS, self.plan.alone);
                 host.run = Run::Owner(session);
                 (host.told_drained, host.is_behind) = (0, false);
                 self.serve(at);
@@ -638,11 +636,11 @@ impl World {
             return;
         }
         self.check_lease(at);
-        if self.hosts[at].connection.is_some() && now > self.hosts[at].heard + SILENCE_NS {
+        if self.hosts[at].connection.is_some() && now > self.hosts[at].heard + LIMITS.silence_ns {
             self.hang_up(at);
         }
         let host = &mut self.hosts[at];
-        if let (Run::Owner(session), Some(engine), Some(_)) = (&host.run, &host.engine, host.connection)
+        if let (Run::Owner(session), Some(engine), Some(_)) = (&mut host.run, &host.engine, host.connection)
             && session.parts_because(engine, now).is_some()
         {
             let lost = engine.has_loss(VOLUME);

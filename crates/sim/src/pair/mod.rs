@@ -25,12 +25,12 @@ use rot::Rot;
 use std::collections::{BTreeMap, VecDeque};
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
-use tidepool_replica::{Copies, Record};
+use tidepool_replica::{Copies, Limits, Record};
 
 const MS: Nanos = 1_000_000;
 const S: Nanos = 1_000_000_000;
-/// How often a host says that it is there.
-const BEAT_NS: Nanos = 50 * MS;
+/// How long the hosts wait for each other: as those of a release.
+const LIMITS: Limits = Limits::SHIPPED;
 /// After the last fault everything must have come to its end within this time.
 const LIVENESS_NS: Nanos = 120 * S;
 /// Events from the first fault to the last.
@@ -436,7 +436,7 @@ impl World {
     fn run(&mut self) {
         for at in 0..2 {
             self.start(at);
-            self.after(BEAT_NS, What::Beat(at));
+            self.after(LIMITS.beat_ns, What::Beat(at));
         }
         let first = self.rng.around(self.plan.fault_ns);
         self.after(first, What::Fault);
@@ -491,7 +491,7 @@ impl World {
                 {
                     self.take_over(at);
                 }
-                self.after(BEAT_NS, What::Beat(at));
+                self.after(LIMITS.beat_ns, What::Beat(at));
             }
             What::Tick { at, life } if self.hosts[at].life == life => {
                 let now = self.clock(at);

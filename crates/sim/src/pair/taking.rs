@@ -1,10 +1,10 @@
 //! Whose the volume is: what a host becomes that looks at the record, how a peer takes over, and what an owner to be waits for.
 
 use super::host::{Run, VOLUME, host_of};
-use super::{What, World};
+use super::{LIMITS, What, World};
 use tidepool_engine::Attach;
 use tidepool_engine::api::*;
-use tidepool_replica::{Copies, Event as OwnerEvent, PeerSession, Record, Resume, resume, serves_after};
+use tidepool_replica::{Copies, Event as OwnerEvent, PeerSession, Record, Resume, resume};
 
 impl World {
     /// What a host that is nothing yet becomes.
@@ -120,7 +120,8 @@ impl World {
         // What the cache has is a copy: its former owner may take reads yet.
         let host = &self.hosts[at];
         let now = self.clock(at);
-        let wait = if host.has_copy() { serves_after(now.saturating_sub(host.followed_at)) } else { 0 };
+        let wait =
+            if host.has_copy() { LIMITS.serves_after(now.saturating_sub(host.followed_at)) } else { 0 };
         if wait > 0 {
             self.cover.hit("former owner's lease waited for");
             let (life, when) = (host.life, host.clock.when(now + wait));

@@ -1,6 +1,6 @@
 //! An owner of a volume introduces itself here. Whether it is the owner is asked of the ownership record.
 
-use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, me, record_of};
+use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, Transport, me, record_of};
 use crate::service::attachment;
 use crate::service::plan::drain_order;
 use crate::service::volumes::Volumes;
@@ -13,18 +13,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidepool_backend::{BackendUri, Prepared};
-use tidepool_engine::api::{Mode, VolumeSpec};
+use tidepool_engine::api::{Mode, Nanos, VolumeSpec};
 use tidepool_replica::wire::Message;
-use tidepool_replica::{Party, Record};
+use tidepool_replica::{Limits, Party, Record};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// How long an owner may take to say hello.
-const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long the ownership record is waited for.
-const RECORD_WAIT_MAX: Duration = Duration::from_secs(8);
 /// Introductions at once.
 const INTRODUCTIONS_MAX: usize = 64;
 /// Reasons that are remembered, so that the log has each once while a host tries again and again.
@@ -90,11 +86,14 @@ impl Accepted {
         }
     }
 
-    async fn secured(self) -> Result<Stream, PeerError> {
-        match self {
-            Accepted::Unix(stream) => Ok(Stream::Unix(stream)),
-            Accepted::Tcp(stream, _, certificates) => Stream::accepted(stream, certificates.as_deref()).await,
-        }
+    async fn secured(self, limits: Limits) -> Result<Stream, PeerError> {
+        let transport = match self {
+            Accepted::Unix(stream) => Transport::Unix(stream),
+            Accepted::Tcp(stream, _, certificates) => {
+                Transport::accepted(stream, certificates.as_deref()).await?
+            }
+        };
+        Ok(Stream::new(transport, limits))
     }
 }
 
@@ -165,10 +164,20 @@ async fn introduced(
     my_host: String,
     permit: OwnedSemaphorePermit,
 ) -> Result<(), PeerError> {
-    let heard = timeout(HELLO_WAIT_MAX, hear(accepted)).await;
+    let limits = *volumes.limits();
+    let heard = timeout(Duration::from_nanos(limits.hello_ns), hear(accepted, limits)).await;
     let (mut stream, said) = heard.map_err(|_| PeerError::Silent)??;
     match &said.wish {
-        Wish::Follow => {}
+        Wish::Follow { lease_ns } if *lease_ns != limits.lease_ns => {
+            let ms = |ns: Nanos| ns / 1_000_000;
+            let (theirs, ours) = (ms(*lease_ns), ms(limits.lease_ns));
+            let why = format!(
+                "the lease of an owner is {theirs} ms on host {} and {ours} ms here: both hosts need releases with one lease",
+                said.host
+            );
+            return stream.refuse(&why).await;
+        }
+        Wish::Follow { .. } => {}
         Wish::TakeOver => {
             // That may take long, and is in nobody's way.
             drop(permit);
@@ -235,7 +244,10 @@ async fn expect(
 /// What an owner wants.
 enum Wish {
     /// To send its records here.
-    Follow,
+    Follow {
+        /// How long it takes reads without an echo of its beats.
+        lease_ns: Nanos,
+    },
     /// To have the volume taken over.
     TakeOver,
     /// To have its clients let in.
@@ -252,12 +264,12 @@ struct Said {
     image: String,
 }
 
-async fn hear(accepted: Accepted) -> Result<(Stream, Said), PeerError> {
-    let mut stream = accepted.secured().await?;
+async fn hear(accepted: Accepted, limits: Limits) -> Result<(Stream, Said), PeerError> {
+    let mut stream = accepted.secured(limits).await?;
     stream.greet().await?;
     let mut head = Vec::new();
     let (wish, call) = match stream.receive(&mut head).await? {
-        Message::Hello(call) => (Wish::Follow, call),
+        Message::Hello { call, lease_ns } => (Wish::Follow { lease_ns }, call),
         Message::HandOver(call) => (Wish::TakeOver, call),
         Message::Offer(offer) => (Wish::Expect(Leaving::from_offer(&offer)?), offer.call),
         _ => return Err(PeerError::Unexpected),
@@ -290,7 +302,7 @@ async fn look(said: &Said, me: Party, volumes: &Volumes) -> Result<(Record, Volu
         });
         Ok(if same { Some(tidepool_backend::ownership(uri, None)?) } else { None })
     });
-    let found = match timeout(RECORD_WAIT_MAX, read).await {
+    let found = match timeout(Duration::from_nanos(volumes.limits().record_ns), read).await {
         Ok(Ok(Some(found))) => found,
         Ok(Ok(None)) => return Err("another volume of this name is here".into()),
         Ok(Err(error)) => return Err(error.to_string()),

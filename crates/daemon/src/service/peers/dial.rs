@@ -4,17 +4,10 @@ use super::{PeerError, Route, Stream, Welcomed};
 use crate::units;
 use crate::volume::Mode;
 use std::time::Duration;
+use tidepool_engine::api::{Nanos, Room};
 use tidepool_replica::wire::{Call, Message, Offer, one_line};
 use tidepool_replica::{Party, Record};
 use tokio::time::timeout;
-
-/// How long a connection may take to come about.
-const CONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How long a peer may take to say welcome: it reads the ownership record first.
-const WELCOME_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// How long a peer may take to serve a volume that is handed over to it.
-const TAKEN_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Who calls, and about what.
 pub(in crate::service) struct Caller<'a> {
@@ -40,14 +33,10 @@ impl Caller<'_> {
     }
 }
 
-async fn connect(route: &Route) -> Result<Stream, PeerError> {
-    timeout(CONNECT_WAIT_MAX, route.connect()).await.map_err(|_| PeerError::Silent)?
-}
-
 /// Connects to a peer and asks it to take over a volume that this host has let go of. Returns when it serves it.
 pub(in crate::service) async fn hand_over(route: &Route, caller: &Caller<'_>) -> Result<(), PeerError> {
-    let mut stream = connect(route).await?;
-    let asked = timeout(TAKEN_WAIT_MAX, async {
+    let mut stream = route.connect().await?;
+    let asked = timeout(Duration::from_nanos(route.limits().taken_ns), async {
         stream.greet().await?;
         stream.send(&Message::HandOver(caller.call(&caller.lines()))).await?;
         let mut head = Vec::new();
@@ -98,7 +87,7 @@ pub(in crate::service) async fn offer(
     caller: &Caller<'_>,
     leaving: &Leaving,
 ) -> Result<(Stream, u128), PeerError> {
-    let mut stream = connect(route).await?;
+    let mut stream = route.connect().await?;
     let Leaving { to, size_bytes, mode, unordered, accept_loss, dirty_bytes_max } = leaving;
     let (lines, to, mode) = (caller.lines(), one_line(to), mode.to_string());
     let message = Message::Offer(Offer {
@@ -110,7 +99,7 @@ pub(in crate::service) async fn offer(
         accept_loss_ms: accept_loss.map(|loss| loss.as_millis()),
         dirty_bytes_max: *dirty_bytes_max,
     });
-    let asked = timeout(WELCOME_WAIT_MAX, async {
+    let asked = timeout(Duration::from_nanos(route.limits().welcome_ns), async {
         stream.greet().await?;
         stream.send(&message).await?;
         let mut head = Vec::new();
@@ -126,17 +115,25 @@ pub(in crate::service) async fn offer(
 
 /// Connects to a peer and says hello.
 pub(in crate::service) async fn dial(route: &Route, caller: &Caller<'_>) -> Result<Welcomed, PeerError> {
-    let mut stream = connect(route).await?;
-    let introduced = timeout(WELCOME_WAIT_MAX, introduce(&mut stream, caller)).await;
+    let mut stream = route.connect().await?;
+    let introduced = timeout(
+        Duration::from_nanos(route.limits().welcome_ns),
+        introduce(&mut stream, caller, route.limits().lease_ns),
+    )
+    .await;
     let (party, host, room, holds) = introduced.map_err(|_| PeerError::Silent)??;
     Ok(Welcomed { stream, party, host, room, holds })
 }
 
-type Introduced = (Party, String, tidepool_engine::api::Room, Option<tidepool_replica::wire::Holds>);
+type Introduced = (Party, String, Room, Option<tidepool_replica::wire::Holds>);
 
-async fn introduce(stream: &mut Stream, caller: &Caller<'_>) -> Result<Introduced, PeerError> {
+async fn introduce(
+    stream: &mut Stream,
+    caller: &Caller<'_>,
+    lease_ns: Nanos,
+) -> Result<Introduced, PeerError> {
     stream.greet().await?;
-    stream.send(&Message::Hello(caller.call(&caller.lines()))).await?;
+    stream.send(&Message::Hello { call: caller.call(&caller.lines()), lease_ns }).await?;
     let mut head = Vec::new();
     match stream.receive(&mut head).await? {
         Message::Welcome { cache, boot, host, room, holds } => {

@@ -13,6 +13,7 @@ pub(super) use dial::{Caller, Leaving, dial, hand_over, offer};
 pub(super) use keep::{Replicated, me, record_of};
 pub use stream::Route;
 pub(super) use stream::Stream;
+use stream::Transport;
 
 use rustls::pki_types::ServerName;
 use std::fmt;

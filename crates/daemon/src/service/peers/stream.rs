@@ -10,6 +10,7 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
+use tidepool_replica::Limits;
 use tidepool_replica::wire::{GREETING_BYTES, Greeting, Message, PREFIX_BYTES, Prefix, one_line};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -17,7 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-/// How long a side that refuses waits until the other one has read why.
+/// How long a side that refuses waits until the other side has read why.
 const PARTING_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// How a peer is reached.
@@ -27,18 +28,31 @@ pub struct Route {
     certificates: Option<Arc<Certificates>>,
     /// Its name is looked up once at a time: that may take long, and keeps a thread.
     lookup: Arc<Semaphore>,
+    limits: Limits,
 }
 
 impl Route {
     /// The way to an address. With TLS there are certificates.
-    pub fn new(address: PeerAddress, certificates: Option<Arc<Certificates>>) -> Route {
-        Route { address, certificates, lookup: Arc::new(Semaphore::new(1)) }
+    pub fn new(address: PeerAddress, certificates: Option<Arc<Certificates>>, limits: Limits) -> Route {
+        Route { address, certificates, lookup: Arc::new(Semaphore::new(1)), limits }
     }
 
+    /// Connects.
+    ///
+    /// # Errors
+    /// The peer cannot be reached in time.
     pub(super) async fn connect(&self) -> Result<Stream, PeerError> {
+        let connected = timeout(Duration::from_nanos(self.limits.connect_ns), self.transport()).await;
+        let transport = connected.map_err(|_| PeerError::Silent)??;
+        Ok(Stream { transport, limits: self.limits })
+    }
+
+    async fn transport(&self) -> Result<Transport, PeerError> {
         match &self.address {
-            PeerAddress::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path).await?)),
-            PeerAddress::Tcp(address) => Ok(Stream::Tcp(without_delay(TcpStream::connect(address).await?)?)),
+            PeerAddress::Unix(path) => Ok(Transport::Unix(UnixStream::connect(path).await?)),
+            PeerAddress::Tcp(address) => {
+                Ok(Transport::Tcp(without_delay(TcpStream::connect(address).await?)?))
+            }
             PeerAddress::Tls { host, port } => {
                 let certificates = self.certificates.as_ref().ok_or(PeerError::NoCertificates)?;
                 let config = certificates.client()?;
@@ -46,11 +60,16 @@ impl Route {
                 let stream = without_delay(TcpStream::connect(&found[..]).await?)?;
                 let handshake = TlsConnector::from(config).connect(host.clone(), stream).into_fallible();
                 match handshake.await {
-                    Ok(stream) => Ok(Stream::Tls(Box::new(stream.into()))),
+                    Ok(stream) => Ok(Transport::Tls(Box::new(stream.into()))),
                     Err((error, stream)) => Err(part(error, stream).await),
                 }
             }
         }
+    }
+
+    /// How long the peer is waited for.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     async fn look_up(&self, host: ServerName<'static>, port: u16) -> io::Result<Vec<SocketAddr>> {
@@ -108,40 +127,58 @@ async fn part(error: io::Error, mut stream: TcpStream) -> PeerError {
 }
 
 /// A connection with another host.
-pub(in crate::service) enum Stream {
+pub(in crate::service) struct Stream {
+    transport: Transport,
+    limits: Limits,
+}
+
+/// What carries a connection.
+pub(super) enum Transport {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl Stream {
+impl Transport {
     /// A connection that another host has made.
     pub(super) async fn accepted(
         stream: TcpStream,
         certificates: Option<&Certificates>,
-    ) -> Result<Stream, PeerError> {
+    ) -> Result<Transport, PeerError> {
         let stream = without_delay(stream)?;
-        let Some(certificates) = certificates else { return Ok(Stream::Tcp(stream)) };
+        let Some(certificates) = certificates else { return Ok(Transport::Tcp(stream)) };
         let config = certificates.server()?;
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
-            Ok(stream) => Ok(Stream::Tls(Box::new(stream.into()))),
+            Ok(stream) => Ok(Transport::Tls(Box::new(stream.into()))),
             Err((error, stream)) => Err(part(error, stream).await),
         }
     }
+}
+
+impl Stream {
+    /// A connection whose other side is given so much time.
+    pub(super) fn new(transport: Transport, limits: Limits) -> Stream {
+        Stream { transport, limits }
+    }
+
+    /// How long the other side is waited for.
+    pub(in crate::service) fn answer_wait(&self) -> Duration {
+        Duration::from_nanos(self.limits.answer_ns)
+    }
 
     async fn read_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        match self {
-            Stream::Tcp(stream) => stream.read_exact(bytes).await.map(drop),
-            Stream::Unix(stream) => stream.read_exact(bytes).await.map(drop),
-            Stream::Tls(stream) => stream.read_exact(bytes).await.map(drop),
+        match &mut self.transport {
+            Transport::Tcp(stream) => stream.read_exact(bytes).await.map(drop),
+            Transport::Unix(stream) => stream.read_exact(bytes).await.map(drop),
+            Transport::Tls(stream) => stream.read_exact(bytes).await.map(drop),
         }
     }
 
     async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Stream::Tcp(stream) => stream.write_all(bytes).await,
-            Stream::Unix(stream) => stream.write_all(bytes).await,
-            Stream::Tls(stream) => {
+        match &mut self.transport {
+            Transport::Tcp(stream) => stream.write_all(bytes).await,
+            Transport::Unix(stream) => stream.write_all(bytes).await,
+            Transport::Tls(stream) => {
                 stream.write_all(bytes).await?;
                 stream.flush().await
             }
@@ -218,14 +255,14 @@ impl Stream {
 
     /// The connection as the reactor wants it: io_uring waits by itself, and would not with `O_NONBLOCK`.
     pub(super) fn into_socket(self) -> io::Result<Socket> {
-        let (stream, tls) = match self {
-            Stream::Unix(stream) => {
+        let (stream, tls) = match self.transport {
+            Transport::Unix(stream) => {
                 let stream = stream.into_std()?;
                 stream.set_nonblocking(false)?;
                 return Ok(Socket { fd: stream.into(), tls: None });
             }
-            Stream::Tcp(stream) => (stream, None),
-            Stream::Tls(stream) => {
+            Transport::Tcp(stream) => (stream, None),
+            Transport::Tls(stream) => {
                 let (stream, tls) = match *stream {
                     TlsStream::Client(stream) => {
                         let (stream, tls) = stream.into_inner();

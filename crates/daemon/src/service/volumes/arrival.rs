@@ -5,7 +5,7 @@
 mod guest;
 
 use self::guest::Stage;
-use super::departure::{SILENCE_MAX, WORD_PAUSE, heard, with_words};
+use super::departure::{WORD_PAUSE, heard, with_words};
 use super::{Volumes, from_shard, lock};
 use crate::config::VolumeConfig;
 use crate::service::VolumeError;
@@ -269,7 +269,7 @@ async fn ask(stream: &mut Stream, offset: u64, len: u32) -> Result<Told, PeerErr
     stream.send(&Message::Ask { offset, len }).await?;
     let (mut head, mut data) = (Vec::new(), Vec::new());
     loop {
-        let heard = timeout(SILENCE_MAX, stream.receive_with(&mut head, &mut data)).await;
+        let heard = timeout(stream.answer_wait(), stream.receive_with(&mut head, &mut data)).await;
         match heard.map_err(|_| PeerError::Silent)?? {
             Message::Beat { .. } => {}
             Message::Told { done: false, .. } => return Ok(Told::Failed),

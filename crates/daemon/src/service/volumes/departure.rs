@@ -18,8 +18,6 @@ use tracing::{info, warn};
 
 /// Both sides of a moving volume say something at least this often.
 pub(super) const WORD_PAUSE: Duration = Duration::from_secs(1);
-/// Without a word for so long the other side counts as gone.
-pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Pause before a read is tried again that found no room, and how long it is tried.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -183,7 +181,7 @@ impl Volumes {
                 return Err(PeerError::Refused("it is not served here any more".into()));
             }
             match message {
-                Message::Beat { time_ns } => said(stream.send(&Message::Beat { time_ns })).await?,
+                Message::Beat { time_ns } => said(stream, &Message::Beat { time_ns }, &[]).await?,
                 Message::Ask { offset, len } => self.answer_one(entry, id, stream, (offset, len)).await?,
                 Message::Take => return Ok(()),
                 _ => return Err(PeerError::Unexpected),
@@ -215,9 +213,9 @@ impl Volumes {
             Ok(data) => {
                 let crc = tidepool_engine::format::crc32c(&data);
                 let told = Message::Told { done: true, crc, data_bytes: data.len() as u32 };
-                said(stream.send_with(&told, &data)).await
+                said(stream, &told, &data).await
             }
-            Err(_) => said(stream.send(&Message::Told { done: false, crc: 0, data_bytes: 0 })).await,
+            Err(_) => said(stream, &Message::Told { done: false, crc: 0, data_bytes: 0 }, &[]).await,
         }
     }
 
@@ -312,13 +310,13 @@ impl Volumes {
 }
 
 /// Says something to a side that may not listen.
-async fn said(say: impl Future<Output = Result<(), PeerError>>) -> Result<(), PeerError> {
-    timeout(SILENCE_MAX, say).await.map_err(|_| PeerError::Silent)?
+async fn said(stream: &mut Stream, message: &Message<'_>, data: &[u8]) -> Result<(), PeerError> {
+    timeout(stream.answer_wait(), stream.send_with(message, data)).await.map_err(|_| PeerError::Silent)?
 }
 
 /// What the other side says next, unless it says nothing for too long.
 pub(super) async fn heard<'h>(stream: &mut Stream, head: &'h mut Vec<u8>) -> Result<Message<'h>, PeerError> {
-    timeout(SILENCE_MAX, stream.receive(head)).await.map_err(|_| PeerError::Silent)?
+    timeout(stream.answer_wait(), stream.receive(head)).await.map_err(|_| PeerError::Silent)?
 }
 
 /// Says that the volume is let go of, and waits until the other host serves it.
@@ -343,7 +341,7 @@ pub(super) async fn with_words<T>(stream: &mut Stream, pause: Duration, work: im
         tokio::select! {
             done = &mut work => return done,
             // What is said next finds out, too, that nobody is there.
-            () = sleep(pause) => drop(said(stream.send(&Message::Beat { time_ns: 0 })).await),
+            () = sleep(pause) => drop(said(stream, &Message::Beat { time_ns: 0 }, &[]).await),
         }
     }
 }

@@ -7,7 +7,6 @@ use super::{Volumes, lock};
 use crate::admin::{FailOver, FailedOver, FailoverOutcome, State, VolumeReport};
 use crate::failure::one_line;
 use crate::service::VolumeError;
-use crate::shard::SILENCE_NS;
 use std::sync::Arc;
 use std::time::Duration as Time;
 use tidepool_backend::{BackendError, BackendUri, Ownership};
@@ -18,8 +17,6 @@ use tokio::time::{Instant, sleep, timeout_at};
 const PAUSE: Time = Time::from_millis(250);
 /// How long one attempt may take, also where nothing is tried again.
 const ATTEMPT_MAX: Time = Time::from_secs(5);
-/// A host that is silent for this long is not heard any more.
-const SILENCE_MAX: Time = Time::from_nanos(SILENCE_NS);
 /// Pause between two looks at whether a host is silent.
 const LISTEN_PAUSE: Time = Time::from_millis(20);
 
@@ -282,11 +279,11 @@ impl Volumes {
     /// Whether nothing is heard of a host. A word that comes later than the silence that counts as death after the question was
     /// not on its way when the host died: so a host that has just died is waited for, and one that is alive is told for certain.
     async fn silent(&self, host: &str) -> Result<(), String> {
-        let since = Instant::now();
+        let (since, silence_max) = (Instant::now(), Time::from_nanos(self.limits.silence_ns));
         loop {
             let silence = self.shard.silence_of(host).await.ok().flatten();
-            let Some(silence) = silence.filter(|silence| *silence <= SILENCE_MAX) else { return Ok(()) };
-            if since.elapsed() >= silence + SILENCE_MAX {
+            let Some(silence) = silence.filter(|silence| *silence <= silence_max) else { return Ok(()) };
+            if since.elapsed() >= silence + silence_max {
                 let ms = silence.as_millis();
                 return Err(format!(
                     "host {host} is alive: its daemon was heard {ms} ms ago; it is not fenced"

@@ -18,8 +18,7 @@ use tracing::{info, warn};
 /// How the first try to open the image of a volume has ended, some time.
 type Attached = oneshot::Receiver<Result<(), VolumeError>>;
 
-/// How long clients are waited for that may have hung up just now, and the pause between two looks.
-const CLIENTS_WAIT_MAX: Duration = Duration::from_millis(500);
+/// Pause between two looks at whether clients that may have hung up just now are gone.
 const CLIENTS_PAUSE: Duration = Duration::from_millis(20);
 /// Pause before a volume that is being changed is asked again to let go of its backend.
 const LET_GO_PAUSE: Duration = Duration::from_millis(300);
@@ -54,7 +53,9 @@ impl Volumes {
         let since = Instant::now();
         let released = loop {
             match self.release(&entry, id, disconnect).await {
-                Err(ShardError::Connected(_)) if since.elapsed() < CLIENTS_WAIT_MAX => {
+                Err(ShardError::Connected(_))
+                    if since.elapsed() < Duration::from_nanos(self.limits.clients_ns) =>
+                {
                     sleep(CLIENTS_PAUSE).await
                 }
                 released => break released,

@@ -16,7 +16,7 @@ use std::time::Duration as Time;
 use tidepool_backend::{BackendError, BackendUri, OwnerState, Ownership, Prepared, TakeOver};
 use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
-use tidepool_replica::{Copies, Record, serves_after};
+use tidepool_replica::{Copies, Record};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -178,7 +178,9 @@ impl Volumes {
         // It is not followed any more. One that has let go of the image serves nothing.
         let unfollowed = self.shard.unfollowed_for(id).await.map_err(shard_error)?;
         let unfollowed = unfollowed.unwrap_or_else(|| self.since.elapsed());
-        let left = Time::from_nanos(serves_after(u64::try_from(unfollowed.as_nanos()).unwrap_or(u64::MAX)));
+        let left = Time::from_nanos(
+            self.limits.serves_after(u64::try_from(unfollowed.as_nanos()).unwrap_or(u64::MAX)),
+        );
         let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + left);
         let taking = Taking { prepared, take_over, serve_from };
         let first = self.begin_attach(id, spec, asked, Some(taking))?.await;

@@ -18,8 +18,6 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
-/// How long a record that was asked for may take, whatever else is said meanwhile.
-const RECORD_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Longest pause between two words to the peer that gives records.
 const BEAT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -165,7 +163,9 @@ impl Volumes {
         }
         stream.send(&Message::Fetch { after: *own, through }).await?;
         let (mut head, mut data) = (Vec::new(), Vec::new());
-        let (mut spoke, mut waits_until) = (Instant::now(), Instant::now() + RECORD_WAIT_MAX);
+        // Whatever else is said meanwhile.
+        let wait = stream.answer_wait();
+        let (mut spoke, mut waits_until) = (Instant::now(), Instant::now() + wait);
         while *own < through {
             if spoke.elapsed() >= BEAT_PAUSE {
                 stream.send(&Message::Beat { time_ns: 0 }).await?;
@@ -184,7 +184,7 @@ impl Volumes {
             let logged = self.shard.log_record(id, bytes, sequence == through);
             with_words(stream, BEAT_PAUSE, logged).await?;
             *own = sequence;
-            waits_until = Instant::now() + RECORD_WAIT_MAX;
+            waits_until = Instant::now() + wait;
         }
         info!("volume {}: it has everything", entry.name);
         Ok(())
