@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 table=$(mktemp)
 trap 'rm -f "$table"' EXIT
-cargo run --release --locked -p tidepool-sim --features mutations -- --mutations all > "$table"
+cargo run --release --locked -p tidepool-sim --features mutations -- --mutations all --table docs/mutations.md > "$table"
 document=docs/mutations.md
 sed -i '/^| bug |/,$d' "$document"
 cat "$table" >> "$document"

@@ -1,62 +1,76 @@
-//! Many seeds at once, on all cores, and what came of them all.
+//! Many lives at once, on all cores, and what came of them all.
 
-use crate::Outcome;
+use crate::Kind;
 use crate::coverage::Coverage;
-use std::ops::Range;
+use crate::life::Life;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Failures after which no more seeds are begun.
+/// Failures after which no more lives are begun.
 const FAILURES_MAX: usize = 20;
-
-/// Lots of fresh seeds that are run at most.
-const LOTS_MAX: u32 = 4;
+/// Lives that are lived at most in search of what a set of seeds has missed, and how many of them between two looks.
+const SEARCH_MAX: u64 = 600;
+const SEARCH_STEP: u64 = 20;
+/// Lives from which a set of seeds is chosen, at first; and at most, while something is not reached.
+const CANDIDATES: u64 = 400;
+const CANDIDATES_MAX: u64 = 4000;
+/// How many seeds of a chosen set reach each label, where there are so many.
+const TIMES_REACHED: u64 = 2;
+/// Seeds of a chosen set, if it does not need more to reach everything.
+const SET_SEEDS: usize = 120;
 
 /// Which seeds are run.
-pub struct Seeds {
-    range: Range<u64>,
-    until: Option<Instant>,
+pub enum Seeds {
+    /// These.
+    Of(Vec<u64>),
+    /// From one on, until a point of time.
+    Until(u64, Instant),
 }
 
 impl Seeds {
-    /// These.
-    pub fn of(range: Range<u64>) -> Seeds {
-        Seeds { range, until: None }
+    /// Those of a range.
+    pub fn range(range: std::ops::Range<u64>) -> Seeds {
+        Seeds::Of(range.collect())
     }
 
-    /// So many that nobody has run before.
-    pub fn fresh(n: u64) -> Seeds {
-        let first = Seeds::first();
-        Seeds { range: first..first + n, until: None }
-    }
-
-    /// Ones that nobody has run before, until a point of time.
+    /// Ones that nobody has run before, until a point of time. A second has room for some ten thousand seeds, more than a machine
+    /// runs in one.
     pub fn new_until(until: Instant) -> Seeds {
-        Seeds { range: Seeds::first()..u64::MAX, until: Some(until) }
-    }
-
-    /// A second has room for some ten thousand seeds, more than a machine runs in one.
-    fn first() -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
-        now / 100
+        Seeds::Until(now / 100, until)
     }
 
-    fn is_over(&self, seed: u64) -> bool {
-        seed >= self.range.end || self.until.is_some_and(|until| Instant::now() >= until)
+    /// Those of a file: one in a line, beside lines that begin with `#`.
+    ///
+    /// # Errors
+    /// The line that is none.
+    pub fn parse(text: &str) -> Result<Vec<u64>, String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        lines.map(|line| line.parse().map_err(|_| format!("{line:?} is not a seed"))).collect()
+    }
+
+    fn at(&self, index: u64) -> Option<u64> {
+        match self {
+            Seeds::Of(seeds) => seeds.get(usize::try_from(index).ok()?).copied(),
+            Seeds::Until(first, until) => {
+                (Instant::now() < *until).then(|| first.checked_add(index)).flatten()
+            }
+        }
     }
 }
 
-/// What came of many runs.
+/// What came of many lives.
 #[derive(Debug)]
 pub struct Crowd {
-    run: fn(u64, u64, bool) -> Outcome,
-    replay: &'static str,
-    /// Most simulated seconds of one run.
+    /// Who is in them.
+    pub kind: Kind,
+    /// Most simulated seconds of one life.
     pub seconds: u64,
-    /// Seeds that were run.
+    /// Lives.
     pub runs: u64,
-    /// The first of them.
+    /// The seed of the first of them.
     pub first: u64,
     /// Events handled.
     pub steps: u64,
@@ -68,23 +82,15 @@ pub struct Crowd {
     pub recovery_blocks_max: u64,
     /// Seeds that failed.
     pub failed: Vec<u64>,
+    /// What each life reached, with its seed, if that is kept.
+    each: Option<Vec<(u64, Coverage)>>,
 }
 
 impl Crowd {
-    /// Of runs of at most `seconds` of simulated time, of one host.
-    pub fn new(seconds: u64) -> Crowd {
-        Crowd::of(crate::run, "tidepool-sim", seconds)
-    }
-
-    /// Of runs of two hosts with a copy each.
-    pub fn of_pairs(seconds: u64) -> Crowd {
-        Crowd::of(crate::pair::run, "tidepool-sim --pair", seconds)
-    }
-
-    fn of(run: fn(u64, u64, bool) -> Outcome, replay: &'static str, seconds: u64) -> Crowd {
+    /// Of lives of at most `seconds` of simulated time.
+    pub fn new(kind: Kind, seconds: u64) -> Crowd {
         Crowd {
-            run,
-            replay,
+            kind,
             seconds,
             runs: 0,
             first: 0,
@@ -93,54 +99,111 @@ impl Crowd {
             coverage: Coverage::default(),
             recovery_blocks_max: 0,
             failed: Vec::new(),
+            each: None,
         }
     }
 
-    /// Runs seeds on all cores; returns what went wrong.
+    /// The life of a seed.
+    pub fn life(&self, seed: u64) -> Life {
+        Life { kind: self.kind, seed, seconds: self.seconds }
+    }
+
+    /// What must be reached and was not.
+    pub fn missing(&self) -> Vec<&'static str> {
+        match self.kind {
+            Kind::OneHost => self.coverage.missing(1),
+            Kind::TwoHosts => self.coverage.missing_of_pairs(1),
+        }
+    }
+
+    /// Lives the lives of these seeds on all cores; returns what went wrong.
     pub fn failures(&mut self, seeds: &Seeds) -> Vec<String> {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let failures = Mutex::new(Vec::new());
         let lock = || failures.lock().unwrap_or_else(PoisonError::into_inner);
-        self.run(seeds, jobs, &|failure| lock().push(failure.to_owned()));
+        self.run(seeds, jobs, &|_, failure| lock().push(failure.to_owned()));
         failures.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs so many seeds that nobody has run before, and as many again while something is `missing` of what they are to reach: what
-    /// is rare is missing from one lot by chance. Returns what went wrong.
-    pub fn fresh_failures<T>(&mut self, n: u64, missing: impl Fn(&Coverage) -> Vec<T>) -> Vec<String> {
-        let mut failures = self.failures(&Seeds::fresh(n));
-        for _ in 1..LOTS_MAX {
-            if !failures.is_empty() || missing(&self.coverage).is_empty() {
+    /// Lives further lives, from seed 1 on, until nothing is missing of what must be reached, but not for ever. Returns what went
+    /// wrong.
+    pub fn search(&mut self) -> Vec<String> {
+        let mut failures = Vec::new();
+        for first in (1..SEARCH_MAX).step_by(SEARCH_STEP as usize) {
+            if self.missing().is_empty() || !failures.is_empty() {
                 break;
             }
-            failures = self.failures(&Seeds::fresh(n));
+            failures = self.failures(&Seeds::range(first..first + SEARCH_STEP));
         }
         failures
     }
 
-    /// Runs seeds, `jobs` at once; `tell` gets what went wrong, as soon as it did.
-    pub fn run(&mut self, seeds: &Seeds, jobs: usize, tell: &(dyn Fn(&str) + Sync)) {
-        self.first = seeds.range.start;
-        let next = AtomicU64::new(seeds.range.start);
-        let (seconds, run, replay) = (self.seconds, self.run, self.replay);
+    /// Chooses seeds, from 1 on, that reach everything; and what is not reached by any.
+    pub fn choose(&mut self) -> (Vec<u64>, Vec<&'static str>) {
+        self.each = Some(Vec::new());
+        let mut end = 1;
+        while end < CANDIDATES || (end < CANDIDATES_MAX && !self.missing().is_empty()) {
+            self.failures(&Seeds::range(end..end + CANDIDATES));
+            end += CANDIDATES;
+        }
+        let mut each = self.each.take().unwrap_or_default();
+        each.sort_unstable_by_key(|(seed, _)| *seed);
+        let labels = match self.kind {
+            Kind::OneHost => Coverage::default().missing(1),
+            Kind::TwoHosts => Coverage::default().missing_of_pairs(1),
+        };
+        let reached = |chosen: &[usize], label: &str| {
+            chosen.iter().filter(|&&at| each[at].1.count(label) > 0).count() as u64
+        };
+        let mut chosen = Vec::new();
+        loop {
+            let open: Vec<_> =
+                labels.iter().filter(|label| reached(&chosen, label) < TIMES_REACHED).collect();
+            let gain = |at: &usize| open.iter().filter(|label| each[*at].1.count(label) > 0).count();
+            let others = (0..each.len()).filter(|at| !chosen.contains(at));
+            // The first of those that reach most.
+            match others.rev().max_by_key(gain).filter(|at| gain(at) > 0) {
+                Some(best) => chosen.push(best),
+                None => break,
+            }
+        }
+        let mut seeds: BTreeSet<u64> = chosen.iter().map(|&at| each[at].0).collect();
+        let mut more = each.iter().map(|(seed, _)| *seed);
+        while seeds.len() < SET_SEEDS {
+            let Some(seed) = more.next() else { break };
+            seeds.insert(seed);
+        }
+        (seeds.into_iter().collect(), self.missing())
+    }
+
+    /// Lives the lives of these seeds, `jobs` at once; `tell` gets the life in which something went wrong, and what, as soon as it did.
+    pub fn run(&mut self, seeds: &Seeds, jobs: usize, tell: &(dyn Fn(Life, &str) + Sync)) {
+        self.first = seeds.at(0).unwrap_or_default();
+        let next = AtomicU64::new(0);
+        let (kind, seconds) = (self.kind, self.seconds);
         let all = Mutex::new(&mut *self);
         let work = || {
             loop {
-                let seed = next.fetch_add(1, Ordering::Relaxed);
                 let lock = || all.lock().unwrap_or_else(PoisonError::into_inner);
-                if seeds.is_over(seed) || lock().failed.len() >= FAILURES_MAX {
+                let Some(seed) = seeds.at(next.fetch_add(1, Ordering::Relaxed)) else { return };
+                if lock().failed.len() >= FAILURES_MAX {
                     return;
                 }
-                let outcome = run(seed, seconds, false);
+                let life = Life { kind, seed, seconds };
+                let outcome = life.run(false);
                 let mut all = lock();
                 all.runs += 1;
                 all.steps += outcome.steps;
                 all.elapsed_ns += u128::from(outcome.elapsed_ns);
                 all.coverage.merge(&outcome.coverage);
                 all.recovery_blocks_max = all.recovery_blocks_max.max(outcome.recovery_blocks_max);
+                if let Some(each) = &mut all.each {
+                    each.push((seed, outcome.coverage));
+                }
                 if let Some(what) = outcome.failure {
                     all.failed.push(seed);
-                    tell(&format!("{what}replay: {replay} --seed {seed} --seconds {seconds}"));
+                    drop(all);
+                    tell(life, &format!("{what}replay: tidepool-sim {}", life.replay_arguments()));
                 }
             }
         };

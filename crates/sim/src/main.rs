@@ -1,21 +1,49 @@
-//! Runs the simulator by hand: one seed, a range of them, or new ones for a given time.
+//! Runs the simulator by hand: one seed, a range of them, new ones for a given time, or a recorded life.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tidepool_sim::crowd::{Crowd, Seeds};
+use tidepool_sim::recording::{Recording, headline};
+use tidepool_sim::{Kind, Life};
 
-const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO | --for WALL_SECONDS] [--seconds SIMULATED] [--jobs N] \
-                     [--pair] [--summary FILE] [--verbose] [--mutations all|NAME]";
+const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO | --hours N] [--seconds SIMULATED] [--jobs N] [--pair] \
+                     [--summary FILE] [--failures DIRECTORY] [--record FILE] [--replay FILE] [--choose-seeds DIRECTORY] \
+                     [--verbose] [--mutations all|NAME [--table FILE]]";
+
+/// Lives after which a soak must have reached everything.
+const LIVES_ENOUGH: u64 = 3000;
+/// Longest soak.
+const HOURS_MAX: f64 = 10_000.0;
+/// Simulated seconds of the lives of chosen seeds.
+const CHOSEN: [(Kind, u64, &str); 2] =
+    [(Kind::OneHost, 6, "one-host.txt"), (Kind::TwoHosts, 4, "two-hosts.txt")];
 
 fn main() -> ExitCode {
-    match options() {
-        Ok(options) => simulate(&options),
+    let options = match options() {
+        Ok(options) => options,
         Err(what) => {
             eprintln!("tidepool-sim: {what}\n{USAGE}");
-            ExitCode::from(2)
+            return ExitCode::from(2);
         }
-    }
+    };
+    let done = if let Some(name) = &options.mutations {
+        hunt(name, &options)
+    } else if let Some(directory) = &options.choose {
+        choose(directory)
+    } else if let Some(path) = &options.replay {
+        replay(path, options.verbose)
+    } else if let Some(path) = &options.record {
+        record(&options.life(), path)
+    } else if options.verbose {
+        Ok(told(options.life().run(true).failure.as_deref()))
+    } else {
+        simulate(&options)
+    };
+    done.unwrap_or_else(|what| {
+        eprintln!("tidepool-sim: {what}");
+        ExitCode::from(2)
+    })
 }
 
 struct Options {
@@ -24,9 +52,21 @@ struct Options {
     seconds: u64,
     jobs: usize,
     summary: Option<PathBuf>,
+    failures: Option<PathBuf>,
+    record: Option<PathBuf>,
+    replay: Option<PathBuf>,
+    choose: Option<PathBuf>,
     verbose: bool,
-    pair: bool,
+    kind: Kind,
     mutations: Option<String>,
+    table: Option<PathBuf>,
+}
+
+impl Options {
+    /// The life of the first seed.
+    fn life(&self) -> Life {
+        Life { kind: self.kind, seed: self.seeds.start, seconds: self.seconds }
+    }
 }
 
 fn options() -> Result<Options, String> {
@@ -37,9 +77,14 @@ fn options() -> Result<Options, String> {
         seconds: 600,
         jobs,
         summary: None,
+        failures: None,
+        record: None,
+        replay: None,
+        choose: None,
         verbose: false,
-        pair: false,
+        kind: Kind::OneHost,
         mutations: None,
+        table: None,
     };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -55,75 +100,142 @@ fn options() -> Result<Options, String> {
                 let (from, to) = text.split_once("..").ok_or(format!("{text:?} is not FROM..TO"))?;
                 options.seeds = number(from)?..number(to)?;
             }
-            "--for" => options.wall = Some(Duration::from_secs(number(&value()?)?)),
+            "--hours" => {
+                let text = value()?;
+                let hours = text.parse::<f64>().ok().filter(|hours| *hours > 0.0 && *hours <= HOURS_MAX);
+                let hours = hours.ok_or(format!("{text:?} is not a number of hours, such as 8 or 0.05"))?;
+                options.wall = Some(Duration::from_secs_f64(hours * 3600.0));
+            }
             "--seconds" => options.seconds = number(&value()?)?,
             "--jobs" => options.jobs = number(&value()?)?.clamp(1, 1024) as usize,
             "--summary" => options.summary = Some(value()?.into()),
+            "--failures" => options.failures = Some(value()?.into()),
+            "--record" => options.record = Some(value()?.into()),
+            "--replay" => options.replay = Some(value()?.into()),
+            "--choose-seeds" => options.choose = Some(value()?.into()),
             "--verbose" => options.verbose = true,
-            "--pair" => options.pair = true,
+            "--pair" => options.kind = Kind::TwoHosts,
             "--mutations" => options.mutations = Some(value()?),
+            "--table" => options.table = Some(value()?.into()),
             _ => return Err(format!("there is no option {arg:?}")),
         }
     }
     Ok(options)
 }
 
-/// Prints the table of the core's deliberate bugs, or of one of them.
-#[cfg(feature = "mutations")]
-fn hunt(name: &str, jobs: usize) -> ExitCode {
-    use tidepool_engine::mutation::Mutation;
-    use tidepool_sim::mutants::{hunt_all, table};
-    let all = Mutation::ALL.iter().copied();
-    let hunted = all.filter(|m| name == "all" || format!("{m:?}") == name).map(|m| (m, None));
-    let hunted: Vec<_> = hunted.collect();
-    if hunted.is_empty() {
-        eprintln!("tidepool-sim: there is no deliberate bug {name:?}");
-        return ExitCode::from(2);
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
+
+/// Prints what went wrong, if anything did.
+fn told(failure: Option<&str>) -> ExitCode {
+    match failure {
+        Some(what) => {
+            println!("{what}");
+            ExitCode::FAILURE
+        }
+        None => ExitCode::SUCCESS,
     }
-    let found = hunt_all(&hunted, jobs, &|mutation, caught| {
-        eprintln!(
-            "{mutation:?}: {}",
-            caught.map_or("NOT NOTICED".into(), |c| format!("{} seeds: {}", c.seeds, c.what))
-        );
+}
+
+/// Hunts the core's deliberate bugs, or one of them, and prints their table.
+#[cfg(feature = "mutations")]
+fn hunt(name: &str, options: &Options) -> Result<ExitCode, String> {
+    use tidepool_engine::mutation::Mutation;
+    use tidepool_sim::mutants::{SEEDS_MAX, hunt_all, known, table};
+    let known = options.table.as_deref().map(read).transpose()?.map(|text| known(&text)).unwrap_or_default();
+    let named = |mutation: &Mutation| name == "all" || format!("{mutation:?}") == name;
+    let seed = |mutation: Mutation| known.get(&format!("{mutation:?}")).copied().flatten();
+    let all = Mutation::ALL.iter().copied();
+    let hunted: Vec<_> = all.filter(named).map(|mutation| (mutation, seed(mutation))).collect();
+    if hunted.is_empty() {
+        return Err(format!("there is no deliberate bug {name:?}"));
+    }
+    let found = hunt_all(&hunted, SEEDS_MAX, options.jobs, &|mutation, caught| {
+        let what =
+            caught.map_or("NOT NOTICED".into(), |caught| format!("seed {}: {}", caught.seed, caught.what));
+        eprintln!("{mutation:?}: {what}");
     });
     print!("{}", table(&found));
-    if found.iter().any(|(_, caught)| caught.is_none()) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    let all_noticed = found.iter().all(|(_, caught)| caught.is_some());
+    Ok(if all_noticed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(not(feature = "mutations"))]
-fn hunt(_name: &str, _jobs: usize) -> ExitCode {
-    eprintln!("tidepool-sim: the deliberate bugs are there only with --features mutations");
-    ExitCode::from(2)
+fn hunt(_name: &str, _options: &Options) -> Result<ExitCode, String> {
+    Err("the deliberate bugs are there only with --features mutations".into())
 }
 
-fn simulate(options: &Options) -> ExitCode {
-    if let Some(name) = &options.mutations {
-        return hunt(name, options.jobs);
+/// Chooses the seeds that the tests run, and writes them down.
+fn choose(directory: &Path) -> Result<ExitCode, String> {
+    for (kind, seconds, file) in CHOSEN {
+        let mut crowd = Crowd::new(kind, seconds);
+        let (seeds, missing) = crowd.choose();
+        if !missing.is_empty() {
+            return Err(format!("no seed of {} reaches {missing:?}", crowd.runs));
+        }
+        let mut text =
+            "# Seeds whose lives reach everything together. `make seeds` chooses them anew.\n".to_owned();
+        seeds.iter().for_each(|seed| text.push_str(&format!("{seed}\n")));
+        let path = directory.join(file);
+        write(&path, &text)?;
+        println!("{} of {} seeds are in {}", seeds.len(), crowd.runs, path.display());
+        if !crowd.failed.is_empty() {
+            return Err(format!("these seeds failed: {:?}; live one with --seed", crowd.failed));
+        }
     }
-    if options.verbose {
-        let run = if options.pair { tidepool_sim::pair::run } else { tidepool_sim::run };
-        let outcome = run(options.seeds.start, options.seconds, true);
-        return match outcome.failure {
-            Some(what) => {
-                println!("{what}");
-                ExitCode::FAILURE
-            }
-            None => ExitCode::SUCCESS,
-        };
+    Ok(ExitCode::SUCCESS)
+}
+
+fn record(life: &Life, path: &Path) -> Result<ExitCode, String> {
+    let (outcome, recording) = Recording::of(*life);
+    write(path, &recording.to_string())?;
+    Ok(told(outcome.failure.as_deref()))
+}
+
+fn replay(path: &Path, verbose: bool) -> Result<ExitCode, String> {
+    let recording = Recording::parse(&read(path)?).map_err(|what| format!("{}: {what}", path.display()))?;
+    if !recording.failure.is_empty() {
+        println!("what went wrong when it was recorded: {}", recording.failure);
     }
+    Ok(told(recording.replay(verbose).failure.as_deref()))
+}
+
+/// Records a life that failed, for the time when its seed means something else; returns the line that says where.
+fn kept(directory: &Path, life: &Life) -> Result<String, String> {
+    std::fs::create_dir_all(directory)
+        .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
+    let path = directory.join(format!("{}-{}.txt", life.kind.name(), life.seed));
+    let (outcome, recording) = Recording::of(*life);
+    write(&path, &recording.to_string())?;
+    let what = outcome.failure.map_or("it did not fail again".into(), |text| headline(&text, life));
+    Ok(format!("recorded: tidepool-sim --replay {} ({what})", path.display()))
+}
+
+fn simulate(options: &Options) -> Result<ExitCode, String> {
     let seeds = match options.wall {
         Some(wall) => Seeds::new_until(Instant::now() + wall),
-        None => Seeds::of(options.seeds.clone()),
+        None => Seeds::range(options.seeds.clone()),
     };
-    let seconds = options.seconds;
-    let mut crowd = if options.pair { Crowd::of_pairs(seconds) } else { Crowd::new(seconds) };
-    crowd.run(&seeds, options.jobs, &|failure| println!("{failure}"));
+    let mut crowd = Crowd::new(options.kind, options.seconds);
+    crowd.run(&seeds, options.jobs, &|life, failure| {
+        println!("{failure}");
+        if let Some(directory) = &options.failures {
+            println!("{}", kept(directory, &life).unwrap_or_else(|what| format!("not recorded: {what}")));
+        }
+    });
     println!("{crowd}");
-    if let Some(path) = &options.summary
-        && let Err(error) = std::fs::write(path, crowd.to_string())
-    {
-        eprintln!("tidepool-sim: cannot write the summary to {}: {error}", path.display());
-        return ExitCode::FAILURE;
+    if let Some(path) = &options.summary {
+        write(path, &crowd.to_string())?;
     }
-    if crowd.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let missing = crowd.missing();
+    if options.wall.is_some() && crowd.runs >= LIVES_ENOUGH && !missing.is_empty() {
+        println!("{} lives say nothing about {missing:?}", crowd.runs);
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(if crowd.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

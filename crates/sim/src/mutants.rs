@@ -1,12 +1,14 @@
 //! Whether the checker notices the core's deliberate bugs.
 
-use crate::{pair, run};
+use crate::life::{Kind, Life};
+use crate::recording::headline;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidepool_engine::mutation::{Mutation, set};
 
-/// Seeds that are tried on one bug, from 1 on.
+/// Seeds that are tried on one bug when its known seed shows nothing, from 1 on.
 pub const SEEDS_MAX: u64 = 800;
 /// Most simulated seconds of one life.
 pub const SECONDS: u64 = 30;
@@ -18,32 +20,45 @@ const WHAT_CHARACTERS: usize = 120;
 /// How a bug was noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caught {
-    /// Seeds that it took.
-    pub seeds: u64,
+    /// The seed that showed it.
+    pub seed: u64,
     /// The beginning of what the checker, or the core itself, said.
     pub what: String,
 }
 
-/// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then all from 1 on.
-pub fn hunt(mutation: Mutation, known: Option<u64>) -> Option<Caught> {
-    set(Some(mutation));
-    let outcome = |seed| match mutation.needs_two_hosts() {
-        true => pair::run(seed, PAIR_SECONDS, false),
-        false => run(seed, SECONDS, false),
-    };
-    let failure = |seed| outcome(seed).failure.map(|text| (seed, text));
-    let found = known.into_iter().chain(1..=SEEDS_MAX).find_map(failure);
-    set(None);
-    let (seeds, text) = found?;
-    // The line behind the events that led to it.
-    let lines = text.lines().map(|line| line.strip_prefix("pair ").unwrap_or(line));
-    let line = lines.filter_map(|line| line.strip_prefix(&format!("seed {seeds}: "))).next();
-    Some(Caught { seeds, what: line.unwrap_or("?").chars().take(WHAT_CHARACTERS).collect() })
+/// The life of a seed in which a bug is looked for.
+pub fn life(mutation: Mutation, seed: u64) -> Life {
+    match mutation.needs_two_hosts() {
+        true => Life { kind: Kind::TwoHosts, seed, seconds: PAIR_SECONDS },
+        false => Life { kind: Kind::OneHost, seed, seconds: SECONDS },
+    }
 }
 
-/// Hunts bugs, each with a known seed or without, `jobs` at once, and tells of each when it is over. In the order of `hunted`.
+/// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then those from 1 to `seeds_max`.
+pub fn hunt(mutation: Mutation, known: Option<u64>, seeds_max: u64) -> Option<Caught> {
+    set(Some(mutation));
+    let failure = |seed| {
+        let life = life(mutation, seed);
+        let text = life.run(false).failure?;
+        Some(Caught { seed, what: headline(&text, &life).chars().take(WHAT_CHARACTERS).collect() })
+    };
+    let found = known.into_iter().chain(1..=seeds_max).find_map(failure);
+    set(None);
+    found
+}
+
+/// The bugs of a table that [`table`] has written, each with the seed that showed it.
+pub fn known(table: &str) -> BTreeMap<String, Option<u64>> {
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| "));
+    let cells = rows.map(|row| row.split(" | ").collect::<Vec<_>>());
+    let bugs = cells.filter(|cells| cells.len() == 4 && cells[0] != "bug");
+    bugs.map(|cells| (cells[0].to_owned(), cells[2].parse().ok())).collect()
+}
+
+/// Hunts bugs, each with a known seed or without and with at most `seeds_max` further ones, `jobs` at once, and tells of each when it is over. In the order of `hunted`.
 pub fn hunt_all(
     hunted: &[(Mutation, Option<u64>)],
+    seeds_max: u64,
     jobs: usize,
     tell: &(dyn Fn(Mutation, Option<&Caught>) + Sync),
 ) -> Vec<(Mutation, Option<Caught>)> {
@@ -53,7 +68,7 @@ pub fn hunt_all(
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(mutation, known)) = hunted.get(i) else { return };
-            let caught = hunt(mutation, known);
+            let caught = hunt(mutation, known, seeds_max);
             tell(mutation, caught.as_ref());
             found.lock().expect("no hunter panics")[i].1 = caught;
         }
@@ -65,10 +80,10 @@ pub fn hunt_all(
 /// A table of bugs and what came of the hunt.
 pub fn table(found: &[(Mutation, Option<Caught>)]) -> String {
     let mut text =
-        String::from("| bug | what is wrong | seeds until caught | what noticed it |\n|---|---|---|---|\n");
+        String::from("| bug | what is wrong | seed that shows it | what noticed it |\n|---|---|---|---|\n");
     for (mutation, caught) in found {
         let (seeds, what) = match caught {
-            Some(caught) => (caught.seeds.to_string(), plain(&caught.what)),
+            Some(caught) => (caught.seed.to_string(), plain(&caught.what)),
             None => (format!("not in {SEEDS_MAX}"), String::new()),
         };
         let _ = writeln!(text, "| {mutation:?} | {} | {seeds} | {what} |", mutation.what());

@@ -1,36 +1,94 @@
-//! Chance, from one seed: everything that a run does follows from it.
+//! Chance, from one seed: everything that a life does follows from it.
+//!
+//! A life draws from several streams, each with a name (`clients`, `stops`, `disk`): one more draw in one of them changes nothing in
+//! the others. What was drawn can be kept and drawn again ([`Chance::recorded`], [`Chance::replayed`]).
 
-/// xoshiro256**, seeded through SplitMix64.
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What was drawn, by the stream's name, in order.
+pub type Draws = BTreeMap<String, Vec<u64>>;
+
+/// Where the streams of one life come from.
+#[derive(Debug, Default)]
+pub struct Chance {
+    seed: u64,
+    played: Draws,
+    taken: Option<BTreeMap<String, Arc<Mutex<Vec<u64>>>>>,
+}
+
+impl Chance {
+    /// The streams of `seed`.
+    pub fn of(seed: u64) -> Chance {
+        Chance { seed, ..Chance::default() }
+    }
+
+    /// The streams of `seed`; what they give is kept.
+    pub fn recorded(seed: u64) -> Chance {
+        Chance { seed, taken: Some(BTreeMap::new()), ..Chance::default() }
+    }
+
+    /// Streams that give what others have given, and go on as those of `seed` when that is used up.
+    pub fn replayed(seed: u64, draws: Draws) -> Chance {
+        Chance { seed, played: draws, ..Chance::default() }
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A stream. Its name belongs to nothing else in this life.
+    pub fn stream(&mut self, name: &str) -> Rng {
+        // FNV-1a: names that differ in one letter make streams that have nothing in common.
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let mut rng = Rng::new(self.seed ^ hash);
+        rng.played = self.played.remove(name).unwrap_or_default().into_iter();
+        rng.taken = self.taken.as_mut().map(|taken| taken.entry(name.to_owned()).or_default().clone());
+        rng
+    }
+
+    /// What all streams have given so far, if it is kept.
+    pub fn draws(&self) -> Draws {
+        let draws =
+            |taken: &Arc<Mutex<Vec<u64>>>| taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.taken.iter().flatten().map(|(name, taken)| (name.clone(), draws(taken))).collect()
+    }
+}
+
+/// A stream of random numbers: xoshiro256**, seeded through SplitMix64.
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: [u64; 4],
+    played: std::vec::IntoIter<u64>,
+    taken: Option<Arc<Mutex<Vec<u64>>>>,
 }
 
 impl Rng {
-    /// A generator for `seed`.
+    /// A stream of its own for `seed`.
     pub fn new(seed: u64) -> Rng {
         let mut x = seed;
-        Rng { state: std::array::from_fn(|_| split_mix(&mut x)) }
+        let state = std::array::from_fn(|_| split_mix(&mut x));
+        Rng { state, played: Vec::new().into_iter(), taken: None }
     }
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        let s = &mut self.state;
-        let result = s[1].wrapping_mul(5).rotate_left(7).wrapping_mul(9);
-        let t = s[1] << 17;
-        s[2] ^= s[0];
-        s[3] ^= s[1];
-        s[1] ^= s[2];
-        s[0] ^= s[3];
-        s[2] ^= t;
-        s[3] = s[3].rotate_left(45);
-        result
+        let drawn = self.played.next().unwrap_or_else(|| self.step());
+        self.keep(drawn)
     }
 
     /// A number below `end`, which must not be zero.
     pub fn below(&mut self, end: u64) -> u64 {
         assert!(end > 0, "a range has at least one number");
-        ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
+        let drawn = match self.played.next() {
+            // What was drawn from a larger range is a draw, too.
+            Some(played) => played % end,
+            None => ((u128::from(self.step()) * u128::from(end)) >> 64) as u64,
+        };
+        self.keep(drawn)
     }
 
     /// A number of a range.
@@ -48,11 +106,31 @@ impl Rng {
         items[self.below(items.len() as u64) as usize]
     }
 
-    /// An exponentially distributed number around `mean`, at most twenty times it.
+    /// An exponentially distributed number around `mean`, at most eleven times it.
     pub fn around(&mut self, mean: u64) -> u64 {
-        let unit = (self.bits() >> 11) as f64 / (1u64 << 53) as f64;
-        let times = (-(1.0 - unit).ln()).min(20.0);
-        (mean as f64 * times) as u64
+        const STEPS: u64 = 1 << 16;
+        let unit = self.below(STEPS) as f64 / STEPS as f64;
+        (mean as f64 * -(1.0 - unit).ln()) as u64
+    }
+
+    fn keep(&mut self, drawn: u64) -> u64 {
+        if let Some(taken) = &self.taken {
+            taken.lock().unwrap_or_else(PoisonError::into_inner).push(drawn);
+        }
+        drawn
+    }
+
+    fn step(&mut self) -> u64 {
+        let s = &mut self.state;
+        let result = s[1].wrapping_mul(5).rotate_left(7).wrapping_mul(9);
+        let t = s[1] << 17;
+        s[2] ^= s[0];
+        s[3] ^= s[1];
+        s[1] ^= s[2];
+        s[0] ^= s[3];
+        s[2] ^= t;
+        s[3] = s[3].rotate_left(45);
+        result
     }
 }
 
@@ -61,4 +139,35 @@ fn split_mix(x: &mut u64) -> u64 {
     let z = (*x ^ (*x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_stream_says_nothing_about_another_one() {
+        let (mut one, mut other) = (Chance::of(7), Chance::of(7));
+        one.stream("disk").below(10);
+        let draws = |chance: &mut Chance| [(); 8].map(|()| chance.stream("clients").bits());
+        assert_eq!(draws(&mut one), draws(&mut other));
+        assert_ne!(Chance::of(7).stream("a").bits(), Chance::of(7).stream("b").bits());
+        assert_ne!(Chance::of(7).stream("a").bits(), Chance::of(8).stream("a").bits());
+    }
+
+    #[test]
+    fn what_was_drawn_is_drawn_again_and_then_the_seed_goes_on() {
+        let mut chance = Chance::recorded(3);
+        let mut rng = chance.stream("a");
+        let first = (rng.below(1000), rng.around(500), rng.pick(&[1, 2, 3]), rng.bits());
+        let mut again = Chance::replayed(4, chance.draws());
+        let mut replayed = again.stream("a");
+        assert_eq!(
+            first,
+            (replayed.below(1000), replayed.around(500), replayed.pick(&[1, 2, 3]), replayed.bits())
+        );
+        assert_eq!(replayed.below(1 << 40), Chance::of(4).stream("a").below(1 << 40));
+        let mut smaller = Chance::replayed(4, chance.draws()).stream("a");
+        assert_eq!(smaller.below(10), first.0 % 10, "a range that has become smaller still holds it");
+    }
 }

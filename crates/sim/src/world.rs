@@ -9,7 +9,7 @@ use crate::coverage::Coverage;
 use crate::disk::Disk;
 use crate::plan::{Plan, S, Theme};
 use crate::redo::Commit;
-use crate::rng::Rng;
+use crate::rng::{Chance, Draws, Rng};
 use crate::stop::Stop;
 use crate::store::{Content, content};
 use crate::volume::{Sent, Vol};
@@ -194,7 +194,14 @@ pub(crate) enum Ending {
 /// A run.
 pub struct World {
     pub(crate) seed: u64,
+    /// Where further streams come from: a new disk has its own.
+    chance: Chance,
+    disks: u64,
+    /// What the parts do: how long they take, and how it ends.
     pub(crate) rng: Rng,
+    pub(crate) action_rng: Rng,
+    pub(crate) client_rng: Rng,
+    pub(crate) stop_rng: Rng,
     pub(crate) family_rng: Rng,
     pub(crate) now: Nanos,
     pub(crate) tick: u64,
@@ -260,20 +267,25 @@ pub struct Outcome {
 }
 
 impl World {
-    /// The world of a seed; the run ends after `seconds` of simulated time at the latest.
-    pub fn new(seed: u64, seconds: u64, verbose: bool) -> World {
-        let mut rng = Rng::new(seed);
-        let mut plan = Plan::new(&mut rng);
-        let mut family_rng = Rng::new(seed ^ 0x6661_6d69_6c79);
+    /// The world of a life, which ends after `seconds` of simulated time at the latest.
+    pub fn new(mut chance: Chance, seconds: u64, verbose: bool) -> World {
+        let mut plan = Plan::new(&mut chance.stream("plan"));
+        let mut family_rng = chance.stream("family");
         plan.make_family(&mut family_rng);
-        let disk = Disk::new(plan.cache_bytes, Rng::new(rng.bits()));
+        let disk = Disk::new(plan.cache_bytes, chance.stream("disk 1"));
+        let mut rng = chance.stream("parts");
         let vols = plan.volumes.iter().enumerate().map(|(i, p)| Vol::new(i, p.clone())).collect();
         let quantum = rng.pick(&[1, 10_000, 100_000]);
         let geo = Geometry::new([0; 16], plan.cache_bytes, plan.segment_bytes).expect("a possible size");
         World {
-            seed,
+            seed: chance.seed(),
             rng,
+            action_rng: chance.stream("actions"),
+            client_rng: chance.stream("clients"),
+            stop_rng: chance.stream("stops"),
             family_rng,
+            chance,
+            disks: 1,
             now: 0,
             tick: 10,
             step: 0,
@@ -314,6 +326,17 @@ impl World {
             cover: Coverage::default(),
             recovery_blocks_max: 0,
         }
+    }
+
+    /// A disk with nothing on it.
+    pub(crate) fn new_disk(&mut self) -> Disk {
+        self.disks += 1;
+        Disk::new(self.plan.cache_bytes, self.chance.stream(&format!("disk {}", self.disks)))
+    }
+
+    /// What was drawn so far, if it is kept.
+    pub fn draws(&self) -> Draws {
+        self.chance.draws()
     }
 
     /// Runs to the end or to the first failure.

@@ -127,17 +127,17 @@ impl World {
         let plan = &self.plan;
         let (reads, flushes, fua, zeroes) = (plan.reads, plan.flushes, plan.fua, plan.zeroes);
         let blocks = plan.size_bytes / BLOCK_BYTES as u64;
-        let fua = self.rng.permille(fua);
-        let op = match self.rng.below(1000) {
+        let fua = self.client_rng.permille(fua);
+        let op = match self.client_rng.below(1000) {
             n if n < reads => Op::Read,
             n if n < reads + flushes => Op::Flush,
             n if n < reads + flushes + zeroes => Op::Discard { fua },
             n if n < reads + flushes + 2 * zeroes => Op::WriteZeroes { fua, no_hole: true },
             _ => Op::Write { fua },
         };
-        let longest = if self.rng.permille(800) { 4 } else { BLOCKS_MAX };
-        let n = 1 + self.rng.below(longest.min(blocks));
-        let first = self.rng.below(blocks - n + 1);
+        let longest = if self.client_rng.permille(800) { 4 } else { BLOCKS_MAX };
+        let n = 1 + self.client_rng.below(longest.min(blocks));
+        let first = self.client_rng.below(blocks - n + 1);
         if op == Op::Flush { self.request(at, slot, op, 0, 0) } else { self.request(at, slot, op, first, n) }
     }
 
@@ -236,7 +236,7 @@ impl World {
         if let Some(buf) = sent.buf {
             self.hosts[at].engine.as_mut().expect("it has answered").arena_mut().free(buf);
         }
-        let ns = if result.is_err() { 100 * MS } else { self.rng.around(self.plan.think_ns) };
+        let ns = if result.is_err() { 100 * MS } else { self.client_rng.around(self.plan.think_ns) };
         self.after(ns, What::Think(slot));
     }
 

@@ -15,7 +15,7 @@ mod taking;
 use crate::ceph::Ceph;
 use crate::checker::Checker;
 use crate::coverage::Coverage;
-use crate::rng::Rng;
+use crate::rng::{Chance, Draws, Rng};
 use crate::store::Store;
 use crate::world::Outcome;
 use client::Client;
@@ -253,7 +253,13 @@ struct Note {
 /// The world of a seed.
 struct World {
     seed: u64,
+    /// Where further streams come from: a new disk has its own.
+    chance: Chance,
+    disks: u64,
+    /// What the parts do: how long they take, and how it ends.
     rng: Rng,
+    fault_rng: Rng,
+    client_rng: Rng,
     plan: Plan,
     now: Nanos,
     end: Nanos,
@@ -299,31 +305,34 @@ struct World {
     failure: Option<String>,
 }
 
-/// Runs a seed for at most `seconds` of simulated time, and then until everything is quiet.
-pub fn run(seed: u64, seconds: u64, verbose: bool) -> Outcome {
-    let mut world = World::new(seed, seconds, verbose);
+/// Lives a life of at most `seconds` of simulated time, and then until everything is quiet. What it has drawn is beside the outcome,
+/// if it is kept.
+pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool) -> (Outcome, Draws) {
+    let mut world = World::new(chance, seconds, verbose);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
     if let Err(panic) = result {
         let what = panic.downcast_ref::<String>().map(String::as_str);
         let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
         world.fail(format!("panic: {what}"));
     }
-    Outcome {
+    let outcome = Outcome {
         hash: world.hash,
         steps: world.step,
         elapsed_ns: world.now,
         recovery_blocks_max: 0,
         failure: world.failure.as_ref().map(|what| world.report(what)),
         coverage: world.cover,
-    }
+    };
+    (outcome, world.chance.draws())
 }
 
 impl World {
-    fn new(seed: u64, seconds: u64, verbose: bool) -> World {
-        let mut rng = Rng::new(seed);
-        let plan = Plan::new(&mut rng);
-        let mut clocks = Rng::new(seed ^ 0x636c_6f63_6b73);
-        let mut host = |at: usize| Host::new(at, &plan, Rng::new(rng.bits()), Clock::new(&mut clocks));
+    fn new(mut chance: Chance, seconds: u64, verbose: bool) -> World {
+        let plan = Plan::new(&mut chance.stream("plan"));
+        let mut clocks = chance.stream("clocks");
+        let mut host = |at: usize| {
+            Host::new(at, &plan, chance.stream(&format!("disk {}", at + 1)), Clock::new(&mut clocks))
+        };
         let hosts = [host(0), host(1)];
         let first = hosts[0].party();
         let base_bytes = plan.size_bytes / 2;
@@ -331,9 +340,14 @@ impl World {
         let mut image = Store::default();
         client::fill_base(&mut image, 7, base_bytes);
         World {
-            seed,
+            seed: chance.seed(),
             client: Client::new(plan.slots),
-            rng,
+            rng: chance.stream("parts"),
+            fault_rng: chance.stream("faults"),
+            client_rng: chance.stream("clients"),
+            rot: Rot::of(&mut chance),
+            disks: 2,
+            chance,
             now: 0,
             end: seconds * S,
             queue: BTreeMap::new(),
@@ -358,7 +372,6 @@ impl World {
             steps_max: u64::MAX,
             healing: false,
             drained_control: None,
-            rot: Rot::of(seed),
             drain_done: false,
             cover: Coverage::default(),
             notes: VecDeque::new(),

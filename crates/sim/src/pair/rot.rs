@@ -3,7 +3,7 @@
 
 use super::host::{Run, VOLUME};
 use super::{Message, World};
-use crate::rng::Rng;
+use crate::rng::{Chance, Rng};
 use crate::store::Content;
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
@@ -31,9 +31,8 @@ pub(super) struct Rot {
 }
 
 impl Rot {
-    /// With a generator of its own, so that other lives are what they were.
-    pub(super) fn of(seed: u64) -> Option<Rot> {
-        let mut rng = Rng::new(seed ^ 0x0062_6164_2062_6974);
+    pub(super) fn of(chance: &mut Chance) -> Option<Rot> {
+        let mut rng = chance.stream("rot");
         let (rots, both) = (rng.permille(LIVES), rng.permille(BOTH));
         rots.then(|| Rot { rng, both, bad: Vec::new(), since: None, mend: Vec::new(), sweep: 0 })
     }
