@@ -1,8 +1,6 @@
 //! What a file backend guarantees.
 
-mod common;
-
-use common::{
+use crate::common::{
     Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, pattern, refused,
 };
 use std::fs;

@@ -1,8 +1,6 @@
 //! What an NBD backend guarantees, with nbdkit and qemu-nbd as its servers.
 
-mod common;
-
-use common::{
+use crate::common::{
     Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, other_as_peer, pattern,
     refused,
 };

@@ -1,8 +1,6 @@
 //! The second copy's part in the ownership of a file: who is named in the record, and what becomes of it.
 
-mod common;
-
-use common::{
+use crate::common::{
     Driver, OTHER, OURS, failed, frame, open, options, other_as_peer, ownership, pattern, refused, take_over,
 };
 use std::fs;
@@ -336,7 +334,7 @@ fn g1_an_owner_in_sync_comes_back_on_the_same_boot_and_asks_its_peer_on_another(
             line.contains("this host was restarted while host peer.example held the other copy"),
             "{line}"
         );
-        let report = common::check(&uri, &again(whole_as_of));
+        let report = crate::common::check(&uri, &again(whole_as_of));
         assert!(failed(&report, "ownership").contains("take the volume over there"), "{report:?}");
     }
     assert!(matches!(open(&uri, again(None)), Err(BackendError::PeerFirst { .. })));

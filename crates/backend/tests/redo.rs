@@ -1,8 +1,6 @@
 //! The redo beside an image, and what is made of it when the cache is lost.
 
-mod common;
-
-use common::{Driver, OTHER, OURS, frame, open, options, pattern, refused};
+use crate::common::{Driver, OTHER, OURS, frame, open, options, pattern, refused};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

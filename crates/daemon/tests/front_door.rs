@@ -1,8 +1,6 @@
 //! What the NBD server promises, over real sockets, with a volume in memory behind it.
 
-mod door;
-
-use door::{Door, memory, spec};
+use crate::door::{Door, memory, spec};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::RefCell;

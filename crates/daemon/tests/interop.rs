@@ -1,8 +1,6 @@
 //! Other people's NBD clients against the front door.
 
-mod door;
-
-use door::{Door, memory};
+use crate::door::{Door, memory};
 use std::path::Path;
 use std::process::Command;
 use tidepool_daemon::shard::memory::MemoryOptions;

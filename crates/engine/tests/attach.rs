@@ -1,7 +1,6 @@
 //! What a volume is added and attached with is what it has afterwards, and what cannot be is refused.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{AddError, Attach};

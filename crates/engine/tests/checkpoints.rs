@@ -1,7 +1,6 @@
 //! What a checkpoint holds comes back, it is counted when all of it is stable, and ranges wait while there is no room for them in one.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::format::{CHECKPOINT_MAGIC, Geometry, RECORD_ENTRIES_MAX};
 use tidepool_engine::status::VolumeState;

@@ -1,7 +1,6 @@
 //! What can be read from a cache device on which no core runs.
 
-mod common;
-use common::*;
+use crate::common::*;
 use std::collections::HashSet;
 use std::convert::Infallible;
 use tidepool_engine::api::*;

@@ -1,11 +1,8 @@
 //! What a checkpoint says is believed if it can be true, and all of it is found again.
 
-mod common;
-#[path = "common/crafted.rs"]
-mod crafted;
-use common::*;
-use crafted::Part::Data;
-use crafted::*;
+use crate::common::crafted::Part::Data;
+use crate::common::crafted::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::format::*;
 use tidepool_engine::status::VolumeState;

@@ -1,7 +1,6 @@
 //! What waits for nothing but time goes on at a deadline that the core names, without any other event.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const MS: Nanos = 1_000_000;

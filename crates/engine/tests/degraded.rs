@@ -1,8 +1,6 @@
 //! A volume in write-back that is to have a second copy, and has none.
 
-mod common;
-
-use common::{MIB, World, pattern, spec};
+use crate::common::{MIB, World, pattern, spec};
 use tidepool_engine::api::*;
 
 const WRITE: Op = Op::Write { fua: false };

@@ -1,8 +1,6 @@
 //! A volume lets go of its backend while it is in use.
 
-mod common;
-
-use common::{MIB, World, pattern, spec, unflushed};
+use crate::common::{MIB, World, pattern, spec, unflushed};
 use tidepool_engine::Attach;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;

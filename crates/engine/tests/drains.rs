@@ -1,7 +1,6 @@
 //! The drain: what it may send when, and that nothing is forgotten on the way.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::{Engine, EngineConfig};
 

@@ -1,11 +1,7 @@
 //! An owner whose log has lost its newest records with its host's power gets them from its peer's log (RFC 9).
 
-mod common;
-#[path = "common/pair.rs"]
-mod pair;
-
-use common::*;
-use pair::*;
+use crate::common::pair::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::format::{RecordHeader, open};
 

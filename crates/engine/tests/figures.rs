@@ -1,7 +1,6 @@
 //! The figures that users see are what has happened, no more and no less.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::status::{VolumeCounters, VolumeState};
 

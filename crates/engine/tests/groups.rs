@@ -1,7 +1,6 @@
 //! The grouped drain: what is left when the cache is lost.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const KIB: usize = 1024;

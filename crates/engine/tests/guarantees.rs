@@ -1,7 +1,6 @@
 //! The core's promises, each in its simplest form. Disorder and faults are the simulator's business.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const KIB: usize = 1024;

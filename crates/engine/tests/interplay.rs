@@ -1,7 +1,6 @@
 //! Promises that hold when two things happen at once, each with the shortest sequence that tells.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{Attach, EngineConfig};

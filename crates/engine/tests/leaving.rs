@@ -1,7 +1,6 @@
 //! The end: removals, what they leave behind, and what is refused while something ends.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::{Engine, EngineConfig};
 

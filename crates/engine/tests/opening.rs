@@ -1,7 +1,6 @@
 //! Opening: what it says of a device, and that one bad copy of anything is no loss.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::format::{CHECKPOINT_MAGIC, PAGE_MAGIC, SUMMARY_MAGIC, SUPERBLOCK_MAGIC};
 use tidepool_engine::{Engine, EngineConfig, OpenError, RecoveryReport};

@@ -1,11 +1,7 @@
 //! A second copy at another host (RFC 9): what waits for it, and what it holds.
 
-mod common;
-#[path = "common/pair.rs"]
-mod pair;
-
-use common::*;
-use pair::*;
+use crate::common::pair::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
 

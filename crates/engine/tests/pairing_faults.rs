@@ -1,11 +1,7 @@
 //! A second copy at another host (RFC 9): parts that fail, room that ends, and requests that take other ways than the log.
 
-mod common;
-#[path = "common/pair.rs"]
-mod pair;
-
-use common::*;
-use pair::*;
+use crate::common::pair::*;
+use crate::common::*;
 use tidepool_engine::Engine;
 use tidepool_engine::api::*;
 

@@ -1,7 +1,6 @@
 //! Clones read what they have from their parent through its volume.
 
-mod common;
-use common::*;
+use crate::common::*;
 use std::sync::LazyLock;
 use tidepool_engine::OwnObjects;
 use tidepool_engine::api::*;

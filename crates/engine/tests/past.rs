@@ -1,7 +1,6 @@
 //! Changes that go past the cache: what they must not overtake, and what must not come back over them.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const SECOND: Nanos = 1_000_000_000;

@@ -1,7 +1,6 @@
 //! Back-pressure: acknowledgements are held back while there is a reason to, and no longer.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
 

@@ -1,7 +1,6 @@
 //! Reads of what is not in the cache: fetched once, answered with what is newest, and kept.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
 use tidepool_engine::{Engine, EngineConfig};

@@ -1,7 +1,6 @@
 //! Making room: what is dropped, what stays, and that nothing is lost on the way.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::format::SUMMARY_MAGIC;
 use tidepool_engine::mem::Buf;

@@ -1,7 +1,6 @@
 //! What is written beside the image: all of a group and nothing else, when it is time to, and no longer than it is needed.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::status::VolumeState;
 

@@ -1,7 +1,6 @@
 //! How long the redo of a group is kept: until the image can do without it, and no longer.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const SECOND: Nanos = 1_000_000_000;

@@ -1,7 +1,6 @@
 //! What cannot be done is answered with the reason, and with that alone.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::Engine;
 use tidepool_engine::api::*;
 

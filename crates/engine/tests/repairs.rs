@@ -1,11 +1,7 @@
 //! Dirty blocks that go bad on the owner's device and come back from its peer (RFC 9).
 
-mod common;
-#[path = "common/pair.rs"]
-mod pair;
-
-use common::*;
-use pair::*;
+use crate::common::pair::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::format::crc32c;
 

@@ -1,11 +1,8 @@
 //! The end of the log, record by record: which records count, and what is told of those that are missing.
 
-mod common;
-#[path = "common/crafted.rs"]
-mod crafted;
-use common::{MIB, World, pattern, spec};
-use crafted::Part::{self, Data, Range, Torn, Void};
-use crafted::*;
+use crate::common::crafted::Part::{self, Data, Range, Torn, Void};
+use crate::common::crafted::*;
+use crate::common::{MIB, World, pattern, spec};
 use tidepool_engine::OpenError;
 use tidepool_engine::api::{BLOCK_BYTES, Mode};
 use tidepool_engine::format::*;

@@ -1,7 +1,6 @@
 //! Volumes become larger and smaller while they are served.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const KIB: usize = 1024;

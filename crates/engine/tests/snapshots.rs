@@ -1,7 +1,6 @@
 //! Snapshots: the image alone is the volume at one moment, while clients go on.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
 

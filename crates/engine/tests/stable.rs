@@ -1,7 +1,6 @@
 //! Stable media: who waits for it, and that somebody asks for it.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const BLOCK: usize = BLOCK_BYTES;

@@ -1,7 +1,6 @@
 //! A cache device that cannot be read when the cache is opened, in part or not at all.
 
-mod common;
-use common::*;
+use crate::common::*;
 use std::convert::Infallible;
 use tidepool_engine::api::*;
 use tidepool_engine::device::Device;

@@ -1,7 +1,6 @@
 //! A removal that compares: whatever is cached is compared, wherever it stands, and the answer names the place.
 
-mod common;
-use common::*;
+use crate::common::*;
 use tidepool_engine::api::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;

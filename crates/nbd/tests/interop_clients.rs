@@ -1,8 +1,6 @@
 //! Other people's clients against the server codec.
 
-mod support;
-
-use support::{Server, Volume, run, run_well};
+use crate::support::{Server, Volume, run, run_well};
 
 const MIB: usize = 1 << 20;
 

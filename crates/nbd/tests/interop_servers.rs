@@ -1,12 +1,10 @@
 //! The client codec against other people's servers, and against ours.
 
-mod support;
-
+use crate::support::{Server, TempDir, Volume};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::{Duration, Instant};
-use support::{Server, TempDir, Volume};
 use tidepool_nbd::client::{BlockingClient, ClientError, Duplex, Moved, Stream, Wanted};
 use tidepool_nbd::{Command, Errno, NbdUri, wire};
 
@@ -91,7 +89,7 @@ impl Read for Recorder {
 
 impl Recorder {
     fn keep(&mut self, bytes: &[u8]) {
-        let room = support::RECORDED_BYTES_MAX - self.received.len();
+        let room = crate::support::RECORDED_BYTES_MAX - self.received.len();
         self.received.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 }
@@ -122,8 +120,8 @@ impl Duplex for Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        if let Some(dir) = support::record_dir() {
-            support::record(&dir.join("servers"), &self.received);
+        if let Some(dir) = crate::support::record_dir() {
+            crate::support::record(&dir.join("servers"), &self.received);
         }
     }
 }

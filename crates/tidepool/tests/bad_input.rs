@@ -1,8 +1,6 @@
 //! What is wrong with the input is said on one line, with the right exit status, and nothing is touched.
 
-mod common;
-
-use common::{Ended, Place, run};
+use crate::common::{Ended, Place, run};
 use std::fs;
 use std::os::unix::net::UnixListener;
 

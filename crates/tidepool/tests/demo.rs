@@ -1,8 +1,6 @@
 //! The demo, as its user lives it.
 
-mod common;
-
-use common::tidepool;
+use crate::common::tidepool;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::Read;

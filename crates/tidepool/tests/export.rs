@@ -1,8 +1,6 @@
 //! `tidepool cache export`: both sides of an image that others have changed below dirty data.
 
-mod common;
-
-use common::{Daemon, IMAGE_BYTES, Place, run};
+use crate::common::{Daemon, IMAGE_BYTES, Place, run};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -35,7 +33,7 @@ fn start(place: &Place, query: &str) -> Daemon {
 }
 
 /// The daemon again, with the volumes that the cache knows.
-fn start_again(place: &Place) -> common::Ended {
+fn start_again(place: &Place) -> crate::common::Ended {
     let door = format!("nbd+unix:///?socket={}", place.text("nbd.sock"));
     run(["serve", "--cache", &place.text("cache"), "--nbd", &door, "--admin", &place.text("admin.sock")])
 }
@@ -64,7 +62,7 @@ fn write_behind(place: &Place) {
     FOREIGN.iter().for_each(|at| image.write_all_at(&[0x66; 4096], *at).expect("written"));
 }
 
-fn export(place: &Place, out: &str, image: bool) -> common::Ended {
+fn export(place: &Place, out: &str, image: bool) -> crate::common::Ended {
     let mut args: Vec<String> =
         ["cache", "export", &place.text("cache"), "--volume", "vm1"].map(String::from).into();
     args.extend(["--out".into(), place.text(out), "--format".into(), "json".into()]);

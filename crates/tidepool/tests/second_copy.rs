@@ -1,8 +1,6 @@
 //! Second copies on another host, over TLS with the certificates that docs/operations.md has made.
 
-mod common;
-
-use common::{Daemon, Place, run};
+use crate::common::{Daemon, Place, run};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};

@@ -1,8 +1,6 @@
 //! The daemon as its operator lives with it: started, used, killed, asked to end, given commands.
 
-mod common;
-
-use common::{Daemon, IMAGE_BYTES, Place, run, tidepool};
+use crate::common::{Daemon, IMAGE_BYTES, Place, run, tidepool};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each file of tests uses a part of it")]
 
-use crate::common::*;
+use super::*;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use tidepool_engine::api::*;

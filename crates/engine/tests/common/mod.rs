@@ -3,6 +3,9 @@
 
 #![allow(dead_code, reason = "each file of tests uses a part of it")]
 
+pub mod crafted;
+pub mod pair;
+
 use std::collections::HashMap;
 use tidepool_engine::api::*;
 use tidepool_engine::device::{Device, DeviceRead};

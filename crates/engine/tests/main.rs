@@ -1,0 +1,36 @@
+//! The core through its public interface: one program, so that it is linked once.
+
+mod attach;
+mod checkpoints;
+mod common;
+mod content;
+mod crafted_checkpoints;
+mod deadlines;
+mod degraded;
+mod detach;
+mod drains;
+mod fetches;
+mod figures;
+mod groups;
+mod guarantees;
+mod interplay;
+mod layout;
+mod leaving;
+mod opening;
+mod pairing;
+mod pairing_faults;
+mod parents;
+mod past;
+mod pressure;
+mod reads;
+mod reclaim;
+mod redo;
+mod redo_kept;
+mod refused;
+mod repairs;
+mod replay;
+mod resize;
+mod snapshots;
+mod stable;
+mod unreadable;
+mod verify;

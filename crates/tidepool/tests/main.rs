@@ -1,0 +1,11 @@
+//! The program as users run it: one program of tests, so that it is linked once.
+
+mod bad_input;
+mod common;
+mod demo;
+mod export;
+mod lab;
+mod lab_report;
+mod packaging;
+mod second_copy;
+mod serving;
