@@ -3,7 +3,6 @@
 mod rights;
 
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tidepool_lab::cluster::checksum;
@@ -13,26 +12,10 @@ use tidepool_testkit::{Cluster, ClusterOptions, Process, one_at_a_time};
 use tidepool_tests::crash::{Aim, Crasher};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME, refused};
 
-/// The cluster that the tests share; it goes with the last test that uses it.
-fn cluster() -> Arc<Cluster> {
-    static CLUSTER: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
-    let mut shared = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(cluster) = shared.upgrade() {
-        return cluster;
-    }
-    let cluster = Arc::new(Cluster::up(&ClusterOptions::default()).expect("a cluster"));
-    *shared = Arc::downgrade(&cluster);
-    cluster
-}
-
-fn uri(cluster: &Cluster, image: &str) -> String {
-    format!("rbd:rbd/{image}?conf={}", cluster.conf().display())
-}
-
 /// A running daemon with one volume on a new image.
 fn rig(cluster: &Cluster, image: &str, image_bytes: u64, cache_bytes: u64) -> Rig {
     cluster.rbd_create(image, image_bytes).expect("an image");
-    let volumes = vec![(VOLUME.to_string(), uri(cluster, image))];
+    let volumes = vec![(VOLUME.to_string(), cluster.uri(image))];
     let mut rig = Rig::new(&RigOptions { cache_bytes, volumes, extra: Vec::new() }).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
     rig
@@ -59,7 +42,7 @@ fn serve(scratch: &tidepool_testkit::Scratch, uri: &str) -> [String; 6] {
 
 #[test]
 fn a_converted_disk_image_is_what_rbd_export_gives_after_the_drain() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let size_bytes = 96 * MIB;
     let rig = rig(&cluster, "convert", size_bytes, 128 * MIB);
     let source = rig.scratch.join("disk");
@@ -86,7 +69,7 @@ fn a_converted_disk_image_is_what_rbd_export_gives_after_the_drain() {
 
 #[test]
 fn g2_kills_under_load_lose_nothing_on_an_rbd_image() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let size_bytes = 96 * MIB;
     let rig = rig(&cluster, "crash", size_bytes, 64 * MIB);
     let options = WorkloadOptions::new(rng::seed(82), size_bytes);
@@ -101,7 +84,8 @@ fn g2_kills_under_load_lose_nothing_on_an_rbd_image() {
 
 #[test]
 fn with_a_stopped_osd_the_daemon_ends_in_time_and_the_next_start_takes_the_image_back() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let _turn = one_at_a_time();
+    let cluster = Cluster::up(&ClusterOptions::for_tests()).expect("a cluster");
     let size_bytes = 64 * MIB;
     let mut rig = rig(&cluster, "unreleased", size_bytes, 64 * MIB);
     let mut workload = rig.workload(WorkloadOptions::new(rng::seed(86), size_bytes)).expect("connect");
@@ -128,7 +112,7 @@ fn with_a_stopped_osd_the_daemon_ends_in_time_and_the_next_start_takes_the_image
 
 #[test]
 fn a_removed_volume_is_a_plain_image_that_others_can_write() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let size_bytes = 64 * MIB;
     let mut rig = rig(&cluster, "plain", size_bytes, 64 * MIB);
     let mut workload = rig.workload(WorkloadOptions::new(rng::seed(84), size_bytes)).expect("connect");
@@ -144,12 +128,12 @@ fn a_removed_volume_is_a_plain_image_that_others_can_write() {
 
 #[test]
 fn an_image_in_use_by_another_client_is_refused_on_one_line() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let rig = rig(&cluster, "used", 64 * MIB, 64 * MIB);
     // By another daemon.
-    let (status, line) = refused_serve(&rig.scratch, &uri(&cluster, "used"));
+    let (status, line) = refused_serve(&rig.scratch, &cluster.uri("used"));
     assert_eq!(status, 1);
-    assert!(line.contains("rbd/used"), "{line}");
+    assert!(line.contains(&format!("{}/used", cluster.pool())), "{line}");
     // By a writer of another kind: an export of qemu-nbd that has written.
     cluster.rbd_create("taken", 64 * MIB).expect("an image");
     let socket = rig.scratch.join("qemu.sock");
@@ -157,7 +141,7 @@ fn an_image_in_use_by_another_client_is_refused_on_one_line() {
     command
         .args(["--persistent", "--format", "raw", "--socket"])
         .arg(&socket)
-        .arg(format!("rbd:rbd/taken:conf={}", cluster.conf().display()))
+        .arg(format!("rbd:{}/taken:conf={}", cluster.pool(), cluster.conf().display()))
         .stdin(Stdio::null());
     let _holder: Process = Process::spawn(command).expect("qemu-nbd starts");
     let mut client = None;
@@ -171,24 +155,24 @@ fn an_image_in_use_by_another_client_is_refused_on_one_line() {
         }
     }
     client.as_mut().expect("qemu-nbd serves").write(0, &[1; 4096]).expect("a write takes the lock");
-    let (status, line) = refused_serve(&rig.scratch, &uri(&cluster, "taken"));
+    let (status, line) = refused_serve(&rig.scratch, &cluster.uri("taken"));
     assert_eq!(status, 1);
-    assert!(line.contains("rbd/taken") && line.contains("lock"), "{line}");
+    assert!(line.contains(&format!("{}/taken", cluster.pool())) && line.contains("lock"), "{line}");
     client.as_mut().expect("connected").write(4096, &[2; 4096]).expect("the holder is not disturbed");
 }
 
 #[test]
 fn images_that_are_not_there_are_refused_on_one_line() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let scratch = tidepool_testkit::Scratch::new("rig").expect("a directory");
-    let (status, line) = refused_serve(&scratch, &uri(&cluster, "absent"));
+    let (status, line) = refused_serve(&scratch, &cluster.uri("absent"));
     assert_eq!(status, 1);
     assert!(line.contains("absent"), "{line}");
-    let elsewhere = uri(&cluster, "absent").replace("rbd:rbd/", "rbd:no-such-pool/");
+    let elsewhere = cluster.uri("absent").replace(cluster.pool(), "no-such-pool");
     let (status, line) = refused_serve(&scratch, &elsewhere);
     assert_eq!(status, 1);
     assert!(line.contains("no-such-pool"), "{line}");
-    let output = tidepool_testkit::daemon::run(["check", &uri(&cluster, "absent")]).expect("tidepool runs");
+    let output = tidepool_testkit::daemon::run(["check", &cluster.uri("absent")]).expect("tidepool runs");
     assert_eq!(output.status.code(), Some(1));
     let told =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -197,7 +181,7 @@ fn images_that_are_not_there_are_refused_on_one_line() {
 
 #[test]
 fn a_killed_daemon_takes_its_image_back_from_its_own_dead_client() {
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let size_bytes = 64 * MIB;
     let mut rig = rig(&cluster, "again", size_bytes, 64 * MIB);
     let mut workload = rig.workload(WorkloadOptions::new(rng::seed(85), size_bytes)).expect("connect");
@@ -246,7 +230,7 @@ fn what_a_guest_trims_is_given_back_to_the_pool() {
     if let Err(why) = tidepool_tests::disk::possible() {
         return println!("not tested: {why}");
     }
-    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let (cluster, _turn) = (Cluster::for_test().expect("a cluster"), one_at_a_time());
     let rig = rig(&cluster, "trimmed", 512 * MIB, 128 * MIB);
     in_guest(&rig, "head -c 96M /dev/urandom > disk/large; head -c 1M /dev/urandom > disk/small");
     rig.admin.drain(VOLUME).expect("drain");

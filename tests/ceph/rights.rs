@@ -5,7 +5,7 @@ use tidepool_testkit::stamps::WorkloadOptions;
 use tidepool_testkit::{Cluster, ClusterOptions, Scratch, daemon, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
 
-use crate::{serve, uri};
+use crate::serve;
 
 /// What the document grants to a client of the pool `rbd`.
 struct Rights {
@@ -55,7 +55,7 @@ impl Rights {
 /// A cluster whose clients authenticate, and which forgets dead ones sooner than others do.
 fn cluster() -> Cluster {
     let extra = vec!["osd client watch timeout = 8".to_owned()];
-    let options = ClusterOptions { cephx: true, extra, ..ClusterOptions::default() };
+    let options = ClusterOptions { cephx: true, extra, ..ClusterOptions::for_tests() };
     Cluster::up(&options).expect("a cluster")
 }
 
@@ -66,7 +66,7 @@ fn the_documented_rights_suffice_for_everything() {
     let size_bytes = 64 * MIB;
     cluster.rbd_create("image", size_bytes).expect("an image");
     Rights::documented().give(&cluster, "tidepool");
-    let uri = format!("{}&id=tidepool", uri(&cluster, "image"));
+    let uri = format!("{}&id=tidepool", cluster.uri("image"));
     let check = daemon::run(["check", &uri]).expect("tidepool runs");
     assert!(check.status.success(), "{check:?}");
 
@@ -109,7 +109,7 @@ fn check_and_serve_name_the_right_that_is_missing_before_anything_is_touched() {
             let (image, client) = (format!("image{number}"), format!("less{number}"));
             cluster.rbd_create(&image, 64 * MIB).expect("an image");
             rights.give(&cluster, &client);
-            let uri = format!("{}&id={client}", uri(&cluster, &image));
+            let uri = format!("{}&id={client}", cluster.uri(&image));
             let cluster = &cluster;
             let told = move |by: &str, line: &str| {
                 assert!(line.contains(&named) && line.contains(&client), "{by} without {named}: {line}");

@@ -35,7 +35,7 @@ fn up() -> Cluster {
     // What makes the monitor notice sooner how full the pools are.
     let often = ["mon tick interval", "mgr tick period", "mgr stats period", "mon mgr digest period"];
     let extra = often.map(|period| format!("{period} = 1")).to_vec();
-    Cluster::up(&ClusterOptions { extra, ..ClusterOptions::default() }).expect("a cluster")
+    Cluster::up(&ClusterOptions { extra, ..ClusterOptions::for_tests() }).expect("a cluster")
 }
 
 /// A test that has failed may have left the cluster full, or stopped: the next one gets another.
@@ -50,7 +50,7 @@ fn lock(cluster: &Mutex<Cluster>) -> MutexGuard<'_, Cluster> {
 
 /// A grouped volume on an image, and a workload that has begun to write to it. Its first MiB is in the cache.
 fn volume(cluster: &Cluster, image: &str, seed: u64, mix: Mix) -> (Rig, Workload) {
-    let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
+    let uri = cluster.uri(image);
     let volumes = vec![(VOLUME.to_string(), uri)];
     let options = RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() };
     let mut rig = Rig::new(&options).expect("a rig");

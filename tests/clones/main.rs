@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::{Value, json};
 use tidepool_testkit::admin::number;
 use tidepool_testkit::nbd::{Client, TRIM};
-use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time, rng::Rng};
+use tidepool_testkit::{Cluster, one_at_a_time, rng::Rng};
 use tidepool_tests::rig::{MIB, Rig, RigOptions};
 
 /// What a clone reads at once.
@@ -24,12 +24,11 @@ struct Storm {
 
 impl Storm {
     fn new(golden_bytes: u64, clones: usize, cache_bytes: u64) -> Storm {
-        let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+        let cluster = Cluster::for_test().expect("a cluster");
         let mut rng = Rng::new(11);
         let golden: Vec<u8> = (0..golden_bytes / 8).flat_map(|_| rng.word().to_le_bytes()).collect();
         let clones: Vec<String> = (0..clones).map(|n| format!("vm{n}")).collect();
-        let uri = |image: &String| format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
-        let volumes = clones.iter().map(|name| (name.clone(), uri(name))).collect();
+        let volumes = clones.iter().map(|name| (name.clone(), cluster.uri(name))).collect();
         let rig = Rig::new(&RigOptions { cache_bytes, volumes, extra: Vec::new() }).expect("a rig");
         let file = rig.scratch.join("golden");
         fs::write(&file, &golden).expect("a disk");
@@ -250,10 +249,10 @@ fn a_golden_image_that_is_replaced_under_its_name_is_another_parent() {
     rbd(&storm, &["snap", "protect", "golden@v1"]);
     rbd(&storm, &["clone", "golden@v1", "new"]);
     rbd(&storm, &["clone", "--image-feature", "layering,exclusive-lock", "golden@v1", "plain"]);
-    let uri = |image: &str| format!("rbd:rbd/{image}?conf={}", storm.cluster.conf().display());
     // The snapshot itself is served besides, too.
     for (name, image) in [("new", "new"), ("plain", "plain"), ("itself", "golden@v1")] {
-        let volume = json!({ "name": name, "backend": uri(image), "read_only": image.contains('@') });
+        let volume =
+            json!({ "name": name, "backend": storm.cluster.uri(image), "read_only": image.contains('@') });
         storm.rig.admin.call("POST", "/v1/volumes", Some(&volume)).expect("a volume");
     }
     let check = |storm: &Storm, when: &str| {

@@ -46,7 +46,7 @@ struct Stage {
 impl Stage {
     /// Images with a parent, a snapshot and content, served and drained.
     fn new() -> Stage {
-        let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+        let cluster = Cluster::up(&ClusterOptions::for_tests()).expect("a cluster");
         let scratch = Scratch::new("rig").expect("a directory");
         let model = pattern(1, IMAGE_BYTES as usize);
         std::fs::write(scratch.join("disk"), pattern(2, IMAGE_BYTES as usize)).expect("a disk");
@@ -65,7 +65,7 @@ impl Stage {
         cluster.rbd_create("other", IMAGE_BYTES).expect("an image");
         rbd(&["bench", "--io-type", "write", "--io-total", "1M", "other"]);
         rbd(&["export-diff", "--no-progress", "other", &scratch.join("diff").to_string_lossy()]);
-        let uri = |image: &str| format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
+        let uri = |image: &str| cluster.uri(image);
         let volumes = vec![(VOLUME.to_string(), uri(images[0])), (VICTIM.to_string(), uri(VICTIM))];
         let options = RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() };
         let rig = Rig::within(scratch, &options).expect("a rig");
@@ -172,7 +172,7 @@ impl Stage {
 
     /// A second Tidepool with a cache of its own.
     fn try_second_tidepool(&mut self, when: &str) {
-        let uri = format!("rbd:rbd/{}?conf={}", self.images[0], self.cluster.conf().display());
+        let uri = self.cluster.uri(&self.images[0]);
         let before = State::of(&self.cluster, self.images[0]).expect("the image can be read");
         let scratch = &self.rig.scratch;
         let output = daemon::run([
@@ -228,7 +228,7 @@ impl Stage {
             println!("{when:10} {:26} {outcome}", client.name);
             assert_eq!(outcome, Outcome::Done, "{}", client.name);
         }
-        let uri = format!("rbd:rbd/{image}?conf={}", self.cluster.conf().display());
+        let uri = self.cluster.uri(image);
         let volumes = vec![(VOLUME.to_string(), uri)];
         let options = RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() };
         let mut second = Rig::new(&options).expect("a rig");
@@ -286,7 +286,7 @@ fn an_image_that_was_written_all_the_same_is_not_drained_over_and_both_sides_are
     stage.kill_dirty();
     stage.wait_forgotten();
     let image = stage.images[0];
-    let uri = format!("rbd:rbd/{image}?conf={}", stage.cluster.conf().display());
+    let uri = stage.cluster.uri(image);
     // Somebody takes the cache for lost, and others write: where it has dirty data, and where it has nothing.
     let given_up = daemon::run(["recover", &uri, "--accept-loss"]).expect("tidepool runs");
     assert!(given_up.status.success(), "{given_up:?}");

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tidepool_testkit::{Cluster, ClusterOptions, Process, Scratch, daemon, one_at_a_time, rng};
+use tidepool_testkit::{Cluster, Process, Scratch, daemon, one_at_a_time, rng};
 use tidepool_tests::disk;
 use tidepool_tests::lost::round;
 
@@ -26,7 +26,7 @@ fn g5_a_destroyed_cache_leaves_a_file_as_it_once_was() {
 #[test]
 fn g5_a_destroyed_cache_leaves_an_rbd_image_as_it_once_was() {
     let _turn = one_at_a_time();
-    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let cluster = Cluster::for_test().expect("a cluster");
     let round = round(Some(&cluster), rng::seed(510)).expect("an exact state, and a loss that is bounded");
     println!("{round:?}");
 }

@@ -50,7 +50,7 @@ fn g4_the_volumes_of_a_fenced_host_are_served_by_its_peer_with_everything() {
     let _turn = one_at_a_time();
     let mut pair = hosts(true);
     let mut workload = workload(&pair, 640);
-    for round in 0..4 {
+    for round in 0..2 {
         let to = holder(&pair);
         let owner = kill_owner(&mut pair, &mut workload, 200);
         let fenced = format!("h{owner}");
@@ -87,9 +87,13 @@ fn g6_a_host_that_is_alive_is_not_failed_over_whatever_is_said_of_its_fence() {
             pair.owner().wait_sync().expect("in sync");
             refused(&pair, host, arguments, owner, why);
         };
-        let since = Instant::now();
-        refused(to, &[VOLUME, "--fenced", "h0"], Some("h0"), "host h0 is alive: its daemon was heard");
-        assert!(since.elapsed() < Duration::from_secs(20), "it is a decision, and not tried again");
+        // It is a decision, and not tried again.
+        refused(
+            to,
+            &[VOLUME, "--fenced", "h0", "--wait", "60m"],
+            Some("h0"),
+            "host h0 is alive: its daemon was heard",
+        );
         refused(to, &["--fenced", "h0"], Some("h0"), "host h0 is alive");
         refused(to, &[VOLUME], Some("h0"), "host h0 may still be running; confirm that it is fenced");
         refused(to, &[VOLUME, "--fenced", "h7"], Some("h0"), "host h0 owns it, not h7");

@@ -7,7 +7,7 @@ use tidepool_testkit::rng::{self, Rng};
 use tidepool_tests::killed::{Midst, round};
 
 /// Rounds of the short form; `make pair` has as many as are wanted.
-const ROUNDS: u64 = 8;
+const ROUNDS: u64 = 4;
 
 fn rounds(midst: Midst, seed: u64) {
     let _turn = one_at_a_time();

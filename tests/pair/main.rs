@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::json;
+use tidepool_replica::Limits;
 use tidepool_testkit::rng::{self, Rng};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
 use tidepool_testkit::{Error, Scratch, one_at_a_time};
@@ -26,12 +27,18 @@ use tidepool_tests::wire::WireMode;
 
 const IMAGE_BYTES: u64 = 32 * MIB;
 /// How long an owner answers reads after its peer was heard for the last time (docs/rfcs/0009-replica.md).
-const LEASE: Duration = Duration::from_millis(500);
+const LEASE: Duration = Duration::from_nanos(Limits::SHIPPED.lease_ns);
 /// Rounds of the short form.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 3;
 
 fn pair() -> Pair {
     hosts(false)
+}
+
+/// Two hosts in sync that wait for each other as long as a release does: for what they do without each other's word.
+fn pair_as_shipped() -> Pair {
+    let options = PairOptions { image: Err(IMAGE_BYTES), shipped_limits: true, ..PairOptions::default() };
+    Pair::new(&options).expect("two hosts in sync")
 }
 
 /// Two hosts in sync, and a third one beside them.
@@ -150,7 +157,7 @@ fn g2_an_owner_that_was_killed_goes_on_where_it_was() {
 #[test]
 fn g8_without_its_peer_a_volume_goes_on_as_write_through() {
     let _turn = one_at_a_time();
-    let mut pair = pair();
+    let mut pair = pair_as_shipped();
     let mut workload = workload(&pair, 604);
     for _ in 0..2 {
         let killed = |pair: &mut Pair| pair.hosts[1].daemon.kill().expect("kill");
@@ -168,7 +175,7 @@ fn g8_without_its_peer_a_volume_goes_on_as_write_through() {
 #[test]
 fn g8_a_link_that_is_cut_or_swallows_everything_costs_no_request() {
     let _turn = one_at_a_time();
-    let mut pair = pair();
+    let mut pair = pair_as_shipped();
     let mut workload = workload(&pair, 607);
     for mode in [WireMode::Hole, WireMode::Cut, WireMode::Hole] {
         let set = |mode| move |pair: &mut Pair| pair.set_link(mode);
@@ -180,11 +187,11 @@ fn g8_a_link_that_is_cut_or_swallows_everything_costs_no_request() {
 #[test]
 fn g4_a_link_that_flaps_loses_nothing() {
     let _turn = one_at_a_time();
-    let mut pair = pair();
+    let mut pair = pair_as_shipped();
     let mut workload = workload(&pair, 608);
     let mut rng = Rng::new(rng::seed(609));
     let end = under_load(&mut workload, 200, || {
-        for _ in 0..12 {
+        for _ in 0..6 {
             pair.set_link(if rng.chance(50) { WireMode::Hole } else { WireMode::Cut });
             std::thread::sleep(Duration::from_millis(20 + rng.below(500)));
             pair.set_link(WireMode::Works);
@@ -196,6 +203,35 @@ fn g4_a_link_that_flaps_loses_nothing() {
     // What the peer has now is everything.
     pair.hosts[0].daemon.kill().expect("kill");
     pair.fail_over(&mut workload).expect("nothing is lost");
+    workload.disconnect().expect("goodbye");
+}
+
+/// A host that takes over relies on the lease of the owner: half a second here, five seconds there.
+#[test]
+fn g6_hosts_with_different_leases_keep_no_copies_for_each_other() {
+    let _turn = one_at_a_time();
+    let mut pair = pair_as_shipped();
+    let mut workload = workload(&pair, 662);
+    workload.run(200).expect("a run");
+    let peer = &mut pair.hosts[1].daemon;
+    peer.kill().expect("kill");
+    peer.use_long_limits().expect("another program");
+    peer.start().expect("it starts");
+    let since = Instant::now();
+    while !pair.owner().daemon.log().contains("both hosts need releases with one lease") {
+        assert!(since.elapsed() < Duration::from_secs(60), "{}", pair.owner().daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    pair.owner().wait_degraded().expect("no copy");
+    workload.run(200).expect("a run");
+    let alone = pair.peer().take_over(false).expect_err("it has no copy that counts").to_string();
+    assert!(alone.contains("alone has its newest data") || alone.contains("in use"), "{alone}");
+    let peer = &mut pair.hosts[1].daemon;
+    peer.kill().expect("kill");
+    peer.use_shipped_limits().expect("the program of a release");
+    peer.start().expect("it starts");
+    pair.owner().wait_sync().expect("in sync again");
+    workload.verify().expect("nothing is lost");
     workload.disconnect().expect("goodbye");
 }
 
@@ -239,13 +275,13 @@ fn reader(pair: &Pair) -> Child {
 #[test]
 fn g1_an_owner_that_is_cut_off_from_everybody_answers_no_reads_until_it_knows() {
     let _turn = one_at_a_time();
-    let pair = pair();
+    let pair = pair_as_shipped();
     let uri = format!("nbd+unix:///{VOLUME}?socket={}", pair.owner().socket.display());
     let written = Command::new("qemu-io").args(["-f", "raw", "-c", "write -P 7 0 64k", &uri]).status();
     assert!(written.expect("qemu-io runs (qemu-utils)").success());
     pair.set_link(WireMode::Hole);
     pair.owner().wait_degraded().expect("the record says that it is alone");
-    std::thread::sleep(Duration::from_secs(6));
+    std::thread::sleep(2 * LEASE);
     assert!(read(&pair).contains("read 65536/65536"), "alone it answers as long as it likes");
     pair.set_link(WireMode::Works);
     pair.owner().wait_sync().expect("in sync again");
@@ -255,7 +291,7 @@ fn g1_an_owner_that_is_cut_off_from_everybody_answers_no_reads_until_it_knows() 
     // The peer does not hear its beats any more, and may have taken over.
     std::thread::sleep(LEASE);
     let mut reader = reader(&pair);
-    std::thread::sleep(Duration::from_secs(6));
+    std::thread::sleep(4 * LEASE);
     assert!(reader.try_wait().expect("a status").is_none(), "nobody knows what it is to be told");
     std::fs::remove_file(pair.scratch.join("gate")).expect("the gate is open");
     let output = reader.wait_with_output().expect("qemu-io ends");

@@ -94,14 +94,13 @@ fn blocks_that_differ(one: &Path, other: &Path) -> usize {
 
 /// Blocks of the image that an old owner has overwritten: it is stopped while it drains, its peer takes the volume over, and all of
 /// it is written anew and drained before the old one goes on.
-fn blocks_of_a_zombie(fence: Fence) -> usize {
-    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
-    cluster.rbd_create(VOLUME, IMAGE_BYTES).expect("an image");
-    let uri = format!("rbd:rbd/{VOLUME}?conf={}", cluster.conf().display());
-    let options = PairOptions { cache_bytes: 512 * MIB, image: Ok(uri), ..PairOptions::default() };
+fn blocks_of_a_zombie(cluster: &Cluster, image: &str, fence: Fence) -> usize {
+    cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
+    let options =
+        PairOptions { cache_bytes: 512 * MIB, image: Ok(cluster.uri(image)), ..PairOptions::default() };
     let mut pair = Pair::new(&options).expect("two hosts in sync");
     let mut workload = workload_on(&pair, 650, IMAGE_BYTES);
-    let before = fenced(&cluster);
+    let before = fenced(cluster);
 
     stop_in_the_drain(&pair, &mut workload);
     let old = pair.owner;
@@ -110,13 +109,13 @@ fn blocks_of_a_zombie(fence: Fence) -> usize {
     pair.owner = 1 - old;
     println!("taken over from a stopped owner in {} ms", took.as_millis());
     let fence_of: Vec<String> =
-        fenced(&cluster).into_iter().filter(|client| !before.contains(client)).collect();
+        fenced(cluster).into_iter().filter(|client| !before.contains(client)).collect();
     assert!(!fence_of.is_empty(), "the old owner is fenced");
     workload.connect(&pair.owner().socket, VOLUME).expect("connect");
     overwrite(&mut workload);
     pair.owner().admin.drain(VOLUME).expect("everything is in the image");
     let exports = ["before", "after"].map(|name| pair.scratch.join(name));
-    cluster.rbd_export(VOLUME, &exports[0]).expect("an export");
+    cluster.rbd_export(image, &exports[0]).expect("an export");
     workload.disconnect().expect("goodbye");
     pair.verify_plain(&mut workload, &exports[0]).expect("the image is what was written");
 
@@ -129,7 +128,7 @@ fn blocks_of_a_zombie(fence: Fence) -> usize {
     let copy = pair.hosts[old].wait("the other copy", |volume| volume["state"] == "replica");
     copy.expect("it finds out that it is not the owner");
     std::thread::sleep(SETTLE);
-    cluster.rbd_export(VOLUME, &exports[1]).expect("an export");
+    cluster.rbd_export(image, &exports[1]).expect("an export");
     let blocks = blocks_that_differ(&exports[0], &exports[1]);
     let told = pair.verify_plain(&mut workload, &exports[1]);
     assert_eq!(told.is_ok(), blocks == 0, "stamps tell what a comparison tells: {told:?}");
@@ -140,7 +139,8 @@ fn blocks_of_a_zombie(fence: Fence) -> usize {
 #[test]
 fn g6_an_owner_that_was_stopped_in_its_drain_writes_nothing_when_it_goes_on() {
     let _turn = one_at_a_time();
-    assert_eq!(blocks_of_a_zombie(Fence::Stands), 0);
+    let cluster = Cluster::up(&ClusterOptions::for_tests()).expect("a cluster");
+    assert_eq!(blocks_of_a_zombie(&cluster, "fenced", Fence::Stands), 0);
 }
 
 /// The test above would notice. What was under way is sent again, or what comes next is sent, before the old owner has asked the
@@ -148,6 +148,8 @@ fn g6_an_owner_that_was_stopped_in_its_drain_writes_nothing_when_it_goes_on() {
 #[test]
 fn an_owner_that_was_stopped_in_its_drain_and_is_not_fenced_overwrites_the_image() {
     let _turn = one_at_a_time();
-    let noticed = (0..ATTEMPTS).any(|_| blocks_of_a_zombie(Fence::Lifted) > 0);
+    let cluster = Cluster::up(&ClusterOptions::for_tests()).expect("a cluster");
+    let attempt = |number| blocks_of_a_zombie(&cluster, &format!("lifted-{number}"), Fence::Lifted);
+    let noticed = (0..ATTEMPTS).any(|number| attempt(number) > 0);
     assert!(noticed, "without its fence an old owner overwrites the image");
 }

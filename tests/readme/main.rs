@@ -2,10 +2,11 @@
 //! the image, writes to it, and reads it back.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidepool_testkit::{Cluster, ClusterOptions, Scratch, need, one_at_a_time};
+use tidepool_testkit::{Cluster, ClusterOptions, Scratch, daemon, need, one_at_a_time};
 use tidepool_tests::document::{Host, commands, repository};
 use tidepool_tests::rig::MIB;
 
@@ -91,8 +92,27 @@ fn boot_image(scratch: &Scratch) -> PathBuf {
     binary
 }
 
+/// What stands for the `cargo install` of the README where its compiling would take longer than all the rest: the program that is
+/// compiled already comes to the same place. Any other command of cargo fails.
+const INSTALLER: &str = r#"#!/bin/sh
+set -eu
+[ "$*" = "install --quiet --locked --path crates/tidepool --root $HOME/.local" ]
+mkdir -p "$HOME/.local/bin"
+cp "$TIDEPOOL_BIN" "$HOME/.local/bin/tidepool"
+"#;
+
 #[test]
 fn the_steps_of_the_readme_work_as_they_stand_there() {
+    follow_the_readme(false);
+}
+
+#[test]
+#[ignore = "compiles everything once more: make long"]
+fn the_steps_of_the_readme_work_from_the_source_on() {
+    follow_the_readme(true);
+}
+
+fn follow_the_readme(from_source: bool) {
     let _turn = one_at_a_time();
     need("qemu-system-x86_64", "qemu-system-x86").expect("installed");
     need("as", "binutils").expect("installed");
@@ -100,19 +120,29 @@ fn the_steps_of_the_readme_work_as_they_stand_there() {
     let blocks = commands(&readme, "## A first volume");
     assert!(blocks.len() >= 6, "the section has its commands: {blocks:?}");
 
-    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let cluster = Cluster::up(&ClusterOptions::for_tests()).expect("a cluster");
     let mut host = Host::new("readme", &["/run", "/var/cache"]);
+    blocks.iter().for_each(|block| host.follow(block));
     let scratch = &host.scratch;
     cluster.rbd_import(&boot_image(scratch), "vm1").expect("the VM's image");
     fs::create_dir(scratch.join("home")).expect("a directory");
     let own_home = scratch.join("home").into_os_string();
-    blocks.iter().for_each(|block| host.follow(block));
     let program = std::env::current_exe().expect("this program");
     let target = program.ancestors().find(|path| path.join("deps").is_dir()).and_then(Path::parent);
     let home = PathBuf::from(std::env::var_os("HOME").expect("a home"));
     let of_home =
         |name: &str, directory| std::env::var_os(name).unwrap_or_else(|| home.join(directory).into());
+    let mut path = std::env::var_os("PATH").expect("a path");
+    if !from_source {
+        let bin = scratch.join("installer");
+        fs::create_dir(&bin).expect("a directory");
+        fs::write(bin.join("cargo"), INSTALLER).expect("write");
+        fs::set_permissions(bin.join("cargo"), fs::Permissions::from_mode(0o755)).expect("executable");
+        path = [bin.into_os_string(), path].join(std::ffi::OsStr::new(":"));
+    }
     let environment = [
+        ("PATH", path),
+        ("TIDEPOOL_BIN", daemon::tidepool().expect("the program").into()),
         ("CARGO_TARGET_DIR", target.expect("the target directory").into()),
         ("CARGO_HOME", of_home("CARGO_HOME", ".cargo")),
         ("RUSTUP_HOME", of_home("RUSTUP_HOME", ".rustup")),

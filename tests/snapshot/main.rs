@@ -7,7 +7,7 @@ use serde_json::json;
 use tidepool_testkit::admin::number;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::WorkloadOptions;
-use tidepool_testkit::{Cluster, ClusterOptions, Error, daemon, one_at_a_time, rng};
+use tidepool_testkit::{Cluster, Error, daemon, one_at_a_time, rng};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME, refused};
 
 /// What the workload writes; behind it is the probe's block.
@@ -17,9 +17,9 @@ const IMAGE_BYTES: u64 = WORK_BYTES + MIB;
 
 fn rig(cluster: &Cluster, image: &str, extra: &[&str]) -> Rig {
     cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
-    let uri = format!("rbd:rbd/{image}?conf={}", cluster.conf().display());
     let extra = extra.iter().map(ToString::to_string).collect();
-    let options = RigOptions { cache_bytes: 96 * MIB, volumes: vec![(VOLUME.into(), uri)], extra };
+    let options =
+        RigOptions { cache_bytes: 96 * MIB, volumes: vec![(VOLUME.into(), cluster.uri(image))], extra };
     let mut rig = Rig::new(&options).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
     rig
@@ -68,7 +68,7 @@ fn snapshots_under_load(cluster: &Cluster, image: &str, count: u32) {
             let path = format!("/v1/volumes/{VOLUME}/snapshots");
             let report = rig.admin.call("POST", &path, Some(&json!({ "snapshot": name })));
             let report = report.expect("a snapshot");
-            assert_eq!(report["snapshot"], format!("rbd/{image}@{name}"));
+            assert_eq!(report["snapshot"], format!("{}/{image}@{name}", cluster.pool()));
             taken.push((name, asked_unix_ms, report["seconds"].as_f64().expect("a time")));
         }
         stop.store(true, Ordering::Relaxed);
@@ -103,7 +103,7 @@ fn snapshots_under_load(cluster: &Cluster, image: &str, count: u32) {
 #[test]
 fn g5_snapshots_under_load_are_exact_and_have_what_was_acknowledged() {
     let _turn = one_at_a_time();
-    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let cluster = Cluster::for_test().expect("a cluster");
     snapshots_under_load(&cluster, "few", 4);
     names_and_images_that_cannot_be_had(&cluster);
     a_plain_snapshot_is_refused_at_once(&cluster, 2);
@@ -114,7 +114,7 @@ fn g5_snapshots_under_load_are_exact_and_have_what_was_acknowledged() {
 #[ignore = "a minute and a half: make long"]
 fn g5_twenty_snapshots_under_load_and_twenty_plain_ones() {
     let _turn = one_at_a_time();
-    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let cluster = Cluster::for_test().expect("a cluster");
     snapshots_under_load(&cluster, "many", 20);
     a_plain_snapshot_is_refused_at_once(&cluster, 20);
 }
@@ -141,7 +141,7 @@ fn names_and_images_that_cannot_be_had(cluster: &Cluster) {
     rig.admin.call("POST", &path, Some(&json!({ "snapshot": "one" }))).expect("a snapshot");
     let (status, line) = snapshot(VOLUME, "one");
     assert_eq!(status, 1);
-    assert!(line.contains("rbd/refused has a snapshot of this name"), "{line}");
+    assert!(line.contains(&format!("{}/refused has a snapshot of this name", cluster.pool())), "{line}");
     let (_, line) = snapshot(VOLUME, "a/b");
     assert!(line.contains("use 1 to 64 letters"), "{line}");
     let (_, line) = snapshot("other", "one");
@@ -162,10 +162,9 @@ fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
     let path = format!("/v1/volumes/{VOLUME}/snapshots");
     rig.admin.call("POST", &path, Some(&json!({ "snapshot": "v1" }))).expect("a snapshot");
     rig.client().and_then(|mut client| client.write(0, &content(2))).expect("a write");
-    let uri = |name: &str| format!("rbd:rbd/golden@{name}?conf={}", cluster.conf().display());
-    let add = |name: &str| json!({ "name": "old", "backend": uri(name) });
+    let add = |name: &str| json!({ "name": "old", "backend": cluster.uri(&format!("golden@{name}")) });
     let missing = rig.admin.call("POST", "/v1/volumes", Some(&add("v2"))).expect_err("no such snapshot");
-    assert!(missing.to_string().contains("rbd snap ls rbd/golden"), "{missing}");
+    assert!(missing.to_string().contains(&format!("rbd snap ls {}/golden", cluster.pool())), "{missing}");
     rig.admin.call("POST", "/v1/volumes", Some(&add("v1"))).expect("a second volume");
 
     let read = |rig: &Rig| {
@@ -199,7 +198,7 @@ fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
 #[test]
 fn volumes_grow_and_shrink_with_their_images() {
     let _turn = one_at_a_time();
-    let cluster = Cluster::up(&ClusterOptions::default()).expect("a cluster");
+    let cluster = Cluster::for_test().expect("a cluster");
     let on_rbd = rig(&cluster, "sized", &[]);
     resized(&on_rbd, &|| {
         let info = cluster.rbd(&["info", "--format", "json", "sized"]).expect("rbd info");

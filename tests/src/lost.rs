@@ -58,7 +58,7 @@ impl<'a> Image<'a> {
     }
 
     fn rbd_uri(&self, cluster: &Cluster) -> String {
-        format!("rbd:rbd/{}?conf={}", self.name, cluster.conf().display())
+        cluster.uri(&self.name)
     }
 
     /// What a host does that has the image and no cache any more.

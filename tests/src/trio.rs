@@ -83,9 +83,9 @@ impl Trio {
     /// The same on an image of a real cluster, whose monitor and OSD are nodes of the same network.
     pub fn on_ceph() -> Result<Trio, Box<dyn std::error::Error>> {
         let servers = Servers { count: HOSTS as u32 + 1, of_osds: vec![HOSTS as u32] };
-        let cluster = Cluster::up(&ClusterOptions { servers: Some(servers), ..ClusterOptions::default() })?;
+        let cluster = Cluster::up(&ClusterOptions { servers: Some(servers), ..ClusterOptions::for_tests() })?;
         cluster.rbd_create(VOLUME, IMAGE_BYTES)?;
-        let uri = format!("rbd:rbd/{VOLUME}?conf={}", cluster.conf().display());
+        let uri = cluster.uri(VOLUME);
         Ok(Trio::start(Scratch::new("trio")?, Net::Ceph(Box::new(cluster)), &uri)?)
     }
 
@@ -125,7 +125,6 @@ impl Trio {
         let others = (0..HOSTS).filter(|other| *other != at);
         arguments.extend(others.map(|other| format!("--peer={}", address(other))));
         let mut daemon = Daemon::new(arguments, place("log"))?;
-        daemon.use_long_limits()?;
         daemon.set_host(&format!("h{at}"));
         daemon.set_network(self.node(at).namespace().clone());
         Ok(Host::new(daemon, Admin::new(place("admin")), place("nbd"), place("cache"), place("boot")))

@@ -2,12 +2,8 @@
 //! through the rules of `tidepool-replica` over there and through this crate here, and whatever either is told has to be the same.
 //! Owners are left behind with all that they have open, so that each of them goes on trying for as long as the test lasts.
 
-#[path = "common/cluster.rs"]
-mod cluster;
-mod common;
-
-use cluster::Shared;
-use common::{Driver, OTHER, OURS, open, ownership};
+use crate::common::cluster::Shared;
+use crate::common::{Driver, OTHER, OURS, open, ownership};
 use tidepool_backend::{OpenOptions, Ownership, Peer, TakeOver, boot_id};
 use tidepool_engine::api::{BLOCK_BYTES, IoError};
 use tidepool_replica::{Copies, Copy, Party, Peer as PeerRules, Record, Resume, resume};
@@ -206,7 +202,7 @@ fn g6_the_simulated_cluster_tells_two_owners_what_a_real_one_tells_them() {
     for seed in 1..=6 {
         let name = format!("conformance-{seed}");
         cluster.image(&name, 8);
-        let mut both = both(format!("rbd:rbd/{name}?conf={}", conf.display()), seed);
+        let mut both = both(format!("rbd:{}/{name}?conf={}", cluster.pool(), conf.display()), seed);
         println!("seed {seed}");
         (0..STEPS).for_each(|_| both.step());
         let image = cluster.export(&name);

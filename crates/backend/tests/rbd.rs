@@ -3,12 +3,8 @@
 //! The tests share one cluster (with authentication) and run one at a time. On a machine without Ceph's
 //! programs they say so and do nothing.
 
-#[path = "common/cluster.rs"]
-mod cluster;
-mod common;
-
-use cluster::Shared;
-use common::{
+use crate::common::cluster::Shared;
+use crate::common::{
     Driver, OTHER, OURS, a_forgetful_cache_is_refused, check, failed, open, options, other_as_peer,
     ownership, pattern, refused, take_over,
 };
@@ -45,7 +41,12 @@ impl Child {
 
     fn start_with(uri: &str, variables: &[&str]) -> Child {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "child_that_writes_until_it_is_killed", "--nocapture", "--include-ignored"]);
+        command.args([
+            "--exact",
+            "rbd::child_that_writes_until_it_is_killed",
+            "--nocapture",
+            "--include-ignored",
+        ]);
         command.env(CHILD_URI, uri).stdin(Stdio::null()).stdout(Stdio::piped());
         command.envs(variables.iter().map(|variable| (variable, "1")));
         let mut process = Process::spawn(command).expect("a child");
@@ -204,10 +205,10 @@ fn an_image_that_cannot_be_had_is_refused_with_the_reason() {
     cluster.rbd(&["create", "plain", "--size", "8M", "--image-feature", "layering"]).expect("an image");
     let conf = cluster.conf().display().to_string();
     for (uri, why) in [
-        (format!("rbd:rbd/absent?conf={conf}"), "no such image"),
+        (cluster.uri("absent"), "no such image"),
         (format!("rbd:absent/x?conf={conf}"), "no pool `absent`"),
-        (format!("rbd:rbd/absent/x?conf={conf}"), "no such image"),
-        (cluster.uri("plain"), "rbd feature enable rbd/plain exclusive-lock"),
+        (cluster.uri("absent/x"), "no such image"),
+        (cluster.uri("plain"), &format!("rbd feature enable {}/plain exclusive-lock", cluster.pool())),
         ("rbd:rbd/x?conf=/nonexistent".into(), "/nonexistent"),
         (format!("rbd:rbd/x?conf={conf}&id=nobody"), "client.nobody"),
     ] {
@@ -220,23 +221,24 @@ fn an_image_that_cannot_be_had_is_refused_with_the_reason() {
 fn without_the_right_to_fence_an_image_is_refused_and_untouched() {
     let Some(cluster) = Shared::get() else { return };
     let uri = cluster.image("caps", 8);
-    cluster.client_add("weak", &[("mon", "allow r"), ("osd", "allow rwx pool=rbd")]).expect("a client");
-    cluster.client_add("blind", &[("mon", "profile rbd"), ("osd", "allow r pool=rbd")]).expect("a client");
-    cluster.client_add("good", &[("mon", "profile rbd"), ("osd", "profile rbd pool=rbd")]).expect("a client");
+    let weak = cluster.client("weak", "allow r", "allow rwx");
+    let blind = cluster.client("blind", "profile rbd", "allow r");
+    let good = cluster.client("good", "profile rbd", "profile rbd");
     let objects = |cluster: &Cluster| cluster.rados(&["ls"]).expect("objects").lines().count();
     let before = objects(&cluster);
-    let line = refused(&format!("{uri}&id=weak"), options(OURS));
+    let line = refused(&format!("{uri}&id={weak}"), options(OURS));
     assert!(
-        line.contains("client.weak may not fence") && line.contains("ceph auth caps client.weak"),
+        line.contains(&format!("client.{weak} may not fence"))
+            && line.contains(&format!("ceph auth caps client.{weak}")),
         "{line}"
     );
-    let line = refused(&format!("{uri}&id=blind"), options(OURS));
+    let line = refused(&format!("{uri}&id={blind}"), options(OURS));
     assert!(line.contains("permission denied"), "{line}");
-    let unfenced = take_over(&format!("{uri}&id=weak"), 0).expect_err("it could not fence").to_string();
-    assert!(unfenced.contains("client.weak may not fence"), "{unfenced}");
+    let unfenced = take_over(&format!("{uri}&id={weak}"), 0).expect_err("it could not fence").to_string();
+    assert!(unfenced.contains(&format!("client.{weak} may not fence")), "{unfenced}");
     assert_eq!(objects(&cluster), before, "a refused open left something behind");
     assert!(cluster.foreign_write("caps"), "a refused open locked the image");
-    let opened = open(&format!("{uri}&id=good"), options(OURS)).expect("the documented rights suffice");
+    let opened = open(&format!("{uri}&id={good}"), options(OURS)).expect("the documented rights suffice");
     Driver::new(opened.backend).close(true).expect("closed");
 }
 
@@ -271,7 +273,7 @@ fn an_image_locked_by_another_client_is_refused_and_left_to_it() {
     cluster.image("manual", 8);
     cluster.rbd(&["lock", "add", "manual", "mine"]).expect("a lock");
     let line = refused(&cluster.uri("manual"), options(OURS));
-    assert!(line.contains("rbd lock rm rbd/manual 'mine' client."), "{line}");
+    assert!(line.contains(&format!("rbd lock rm {}/manual 'mine' client.", cluster.pool())), "{line}");
 }
 
 #[test]
@@ -298,8 +300,8 @@ fn a_check_tells_what_would_be_done_and_changes_nothing() {
         let header = cluster.header("checked");
         let objects = cluster.rados(&["ls"]).expect("objects");
         let locks = cluster.rados(&["lock", "info", &header, "rbd_lock"]).expect("locks");
-        let blocklist = cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
-        (objects, locks, cluster.rbd(&["info", "checked"]).expect("info"), blocklist)
+        let fenced = cluster.lock_address("checked").map(|address| cluster.is_fenced(&address));
+        (objects, locks, cluster.rbd(&["info", "checked"]).expect("info"), fenced)
     };
     let before = state(&cluster);
     let report = check(&uri, &options(OURS));
@@ -315,9 +317,9 @@ fn a_check_tells_what_would_be_done_and_changes_nothing() {
     assert!(failed(&check(&uri, &options(OTHER)), "ownership").contains("owned by another cache"));
     assert_eq!(state(&cluster), before);
     assert!(failed(&check(&cluster.uri("absent"), &options(OURS)), "image").contains("no such image"));
-    cluster.client_add("watcher", &[("mon", "allow r"), ("osd", "allow rwx pool=rbd")]).expect("a client");
-    let report = check(&format!("{}&id=watcher", cluster.image("other", 8)), &options(OURS));
-    assert!(failed(&report, "rights").contains("client.watcher may not fence"), "{report:?}");
+    let watcher = cluster.client("watcher", "allow r", "allow rwx");
+    let report = check(&format!("{}&id={watcher}", cluster.image("other", 8)), &options(OURS));
+    assert!(failed(&report, "rights").contains(&format!("client.{watcher} may not fence")), "{report:?}");
     serve(&uri).close(true).expect("closed");
 }
 
@@ -489,8 +491,7 @@ fn after_a_kill_the_image_is_taken_back_at_once_and_late_writes_are_fenced() {
         open(&uri, OpenOptions { attachment: Some(attachment), ..options(OURS) }).expect("taken back");
     println!("taken back after {} ms", start.elapsed().as_millis());
     assert!(opened.keep_clean && opened.generation == 2, "{}", opened.reason);
-    let blocklist = cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
-    assert!(blocklist.contains(&old), "{old} is not fenced: {blocklist}");
+    assert!(cluster.is_fenced(&old), "{old} is not fenced");
     assert_ne!(cluster.lock_address("killed"), Some(old));
     let mut driver = Driver::new(opened.backend);
     driver.write(0, &pattern(9, 131_072)).expect("a write");
@@ -515,7 +516,7 @@ fn g4_a_paused_owner_that_was_taken_over_writes_nothing_when_it_goes_on() {
     let opened = open(&uri, by_peer).expect("opened although it is watched");
     println!("taken over after {} ms", start.elapsed().as_millis());
     assert!(opened.keep_clean && opened.generation == generation + 2, "{}", opened.reason);
-    assert!(cluster.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist").contains(&old));
+    assert!(cluster.is_fenced(&old));
     let mut driver = Driver::new(opened.backend);
     driver.write(0, &pattern(9, 131_072)).expect("a write");
     driver.flush().expect("a flush");
@@ -605,7 +606,7 @@ fn an_owner_whose_lock_was_taken_is_fenced() {
 
 #[test]
 fn transfers_wait_for_a_stopped_osd_and_complete_when_it_goes_on() {
-    let Some(cluster) = Shared::get() else { return };
+    let Some(cluster) = Shared::alone() else { return };
     let uri = cluster.image("stopped", 8);
     let mut driver = serve(&uri);
     driver.write(0, &pattern(1, 4096)).expect("a write");
@@ -631,7 +632,7 @@ fn transfers_wait_for_a_stopped_osd_and_complete_when_it_goes_on() {
 #[test]
 #[ignore = "takes longer than half a minute"]
 fn a_pool_that_does_not_answer_is_a_clear_refusal() {
-    let Some(cluster) = Shared::get() else { return };
+    let Some(cluster) = Shared::alone() else { return };
     let uri = cluster.image("mute", 8);
     serve(&uri).close(true).expect("closed");
     cluster.osd_stop(0).expect("stopped");
@@ -653,7 +654,7 @@ fn a_pool_that_does_not_answer_is_a_clear_refusal() {
 #[test]
 #[ignore = "takes longer than a minute"]
 fn transfers_complete_after_an_osd_was_away_for_longer_than_a_watch_lasts() {
-    let Some(cluster) = Shared::get() else { return };
+    let Some(cluster) = Shared::alone() else { return };
     let uri = cluster.image("long-stopped", 8);
     let mut driver = serve(&uri);
     driver.write(0, &pattern(1, 4096)).expect("a write");
@@ -720,12 +721,13 @@ fn what_a_lost_cache_holds_can_be_given_up() {
 #[test]
 fn an_image_in_a_namespace_works_like_any_other() {
     let Some(cluster) = Shared::get() else { return };
-    cluster.rbd(&["namespace", "create", "rbd/tenant"]).expect("a namespace");
-    cluster.rbd_create("rbd/tenant/vm", 8 * MIB).expect("an image");
-    let uri = format!("rbd:rbd/tenant/vm?conf={}", cluster.conf().display());
+    let namespace = format!("{}/tenant", cluster.pool());
+    cluster.rbd(&["namespace", "create", &namespace]).expect("a namespace");
+    cluster.rbd_create(&format!("{namespace}/vm"), 8 * MIB).expect("an image");
+    let uri = cluster.uri("tenant/vm");
     let mut driver = serve(&uri);
     driver.write(0, &pattern(4, 4096)).expect("a write");
     driver.close(false).expect("closed");
-    assert!(refused(&uri, options(OTHER)).contains("rbd/tenant/vm"));
+    assert!(refused(&uri, options(OTHER)).contains(&format!("{namespace}/vm")));
     serve(&uri).close(true).expect("closed");
 }

@@ -16,6 +16,7 @@ fn main() {
         replicas: number("replicas=").unwrap_or(1),
         servers: number("servers=").map(Servers::new),
         delay: number("delay-us=").map(|us| Duration::from_micros(us.into())),
+        prompt: true,
         ..ClusterOptions::with_osds(osds)
     };
     let start = std::time::Instant::now();

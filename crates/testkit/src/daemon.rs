@@ -69,6 +69,15 @@ impl Daemon {
         Ok(())
     }
 
+    /// From its next start on it is the program of a release again.
+    ///
+    /// # Errors
+    /// The program cannot be built.
+    pub fn use_shipped_limits(&mut self) -> Result<(), Error> {
+        self.program = tidepool()?.to_path_buf();
+        Ok(())
+    }
+
     /// What it takes for the boot of its host from its next start on is what stands in this file. That needs root.
     pub fn set_boot(&mut self, boot: PathBuf) {
         self.boot = Some(boot);

@@ -16,7 +16,6 @@ pub mod rng;
 pub mod server;
 pub mod stamps;
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use admin::Admin;
@@ -31,27 +30,6 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     // A test that failed while it held the turn does not make the others fail.
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Names the configuration of the cluster that a run of all tests shares.
-const CLUSTER: &str = "TIDEPOOL_TEST_CLUSTER";
-
-/// A pool of its own in the cluster that the tests share, or in a new cluster where there is none. For tests that stop no daemon
-/// of the cluster and change nothing that other pools see; the cluster authenticates its clients.
-///
-/// # Panics
-/// When there is no cluster to be had.
-pub fn cluster() -> Cluster {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let options = ClusterOptions { cephx: true, ..ClusterOptions::default() };
-    let cluster = match std::env::var_os(CLUSTER) {
-        Some(conf) => {
-            let number = COUNT.fetch_add(1, Ordering::Relaxed);
-            Cluster::join(conf.as_ref(), &format!("test-{}-{number}", std::process::id()))
-        }
-        None => Cluster::up(&options),
-    };
-    cluster.expect("a cluster")
 }
 
 /// Fails unless `program` is on the PATH, naming the Debian `package` that brings it.

@@ -8,11 +8,11 @@ use crate::backend::Backend;
 use crate::record::OwnerState;
 use std::sync::mpsc;
 use tidepool_engine::mem::AlignedBuf;
-use tidepool_lab::cluster::{Cluster as Lab, ClusterOptions};
+use tidepool_lab::cluster::Cluster as Lab;
 
 fn place(lab: &Lab, image: &str) -> Place {
     lab.rbd_create(image, 8 << 20).expect("an image");
-    let uri = format!("rbd:rbd/{image}?conf={}", lab.conf().display()).parse().expect("a URI");
+    let uri = lab.uri(image).parse().expect("a URI");
     Place::of(&uri).expect("an rbd: URI")
 }
 
@@ -528,7 +528,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         println!("not run: {e}");
         return;
     }
-    let lab = Lab::up(&ClusterOptions::default()).expect("a cluster");
+    let lab = Lab::for_test().expect("a cluster");
     // One at a time: they share the hook.
     let cases: [fn(&Lab); 26] = [
         a_refreshed_handle_goes_on_writing,

@@ -1,41 +1,45 @@
-//! The throw-away Ceph cluster that the tests of one program share.
+//! What the tests of RBD images do with their cluster.
 
 #![allow(dead_code)]
 
-use std::sync::{Mutex, MutexGuard};
 use tidepool_lab::cluster::{Cluster, ClusterOptions};
 
 const MIB: u64 = 1 << 20;
 
-static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
-
-/// The cluster, for one test at a time; `None` where Ceph is not installed.
-pub struct Shared(MutexGuard<'static, Option<Cluster>>);
+pub struct Shared(Cluster);
 
 impl Shared {
+    /// A pool in the cluster of all tests; `None` where Ceph is not installed.
     pub fn get() -> Option<Shared> {
-        if let Err(e) = Cluster::available() {
-            println!("not run: {e}");
-            return None;
-        }
-        // A failed test leaves the cluster as usable as it was.
-        let mut guard = CLUSTER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if guard.is_none() {
-            let options = ClusterOptions { cephx: true, ..ClusterOptions::default() };
-            *guard = Some(Cluster::up(&options).expect("a cluster"));
-            // SAFETY: a function without arguments that touches nothing but the static above.
-            unsafe { libc::atexit(end_cluster) };
-        }
-        Some(Shared(guard))
+        Shared::available().then(|| Shared(Cluster::for_test().expect("a cluster")))
+    }
+
+    /// A cluster whose daemons the test may stop; `None` where Ceph is not installed.
+    pub fn alone() -> Option<Shared> {
+        let options = ClusterOptions { cephx: true, ..ClusterOptions::for_tests() };
+        Shared::available().then(|| Shared(Cluster::up(&options).expect("a cluster")))
+    }
+
+    fn available() -> bool {
+        Cluster::available().inspect_err(|e| println!("not run: {e}")).is_ok()
+    }
+
+    /// A client with these rights at the monitors and in the pool; its name.
+    pub fn client(&self, name: &str, mon: &str, osd: &str) -> String {
+        let name = format!("{name}-{}", self.pool());
+        let osd = format!("{osd} pool={}", self.pool());
+        self.client_add(&name, &[("mon", mon), ("osd", &osd)]).expect("a client");
+        name
+    }
+
+    /// Whether the cluster has shut out the client with this address.
+    pub fn is_fenced(&self, address: &str) -> bool {
+        self.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist").contains(address)
     }
 
     pub fn image(&self, name: &str, mib: u64) -> String {
         self.rbd_create(name, mib * MIB).expect("an image");
         self.uri(name)
-    }
-
-    pub fn uri(&self, name: &str) -> String {
-        format!("rbd:rbd/{name}?conf={}", self.conf().display())
     }
 
     pub fn export(&self, name: &str) -> Vec<u8> {
@@ -80,11 +84,6 @@ impl Shared {
 impl std::ops::Deref for Shared {
     type Target = Cluster;
     fn deref(&self) -> &Cluster {
-        self.0.as_ref().expect("brought up in get")
+        &self.0
     }
-}
-
-extern "C" fn end_cluster() {
-    let mut guard = CLUSTER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    drop(guard.take());
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +12,16 @@ use crate::network::{Namespace, Network};
 
 /// Memory that each OSD aims at: small machines run clusters too.
 const OSD_MEMORY_BYTES: u64 = 896 << 20;
+
+/// The monitor proposes at once what is asked for, instead of once a second. How the placement groups are is known after a second, not
+/// five. A dead client is forgotten after ten seconds, not thirty.
+const PROMPT: &str = "paxos propose interval = 0.05
+mgr stats period = 1
+mgr tick period = 1
+osd client watch timeout = 10
+";
+/// Where Debian's packages have the modules of the manager, and what they share.
+const MANAGER_MODULES: &str = "/usr/share/ceph/mgr";
 
 /// Where a new cluster is to be found.
 pub(super) struct Place<'a> {
@@ -63,6 +74,8 @@ fn text(dir: &Path, options: &ClusterOptions, fsid: &str, place: &Place<'_>) -> 
     let dir = dir.display();
     let auth = if options.cephx { "cephx" } else { "none" };
     let replicas = options.replicas;
+    let prompt =
+        if options.prompt { format!("{PROMPT}mgr module path = {dir}/modules\n") } else { String::new() };
     let Place { monitor, network, .. } = place;
     // Copies are on different servers where there are enough of them, else on different OSDs.
     let osds = options.stores.len() as u32;
@@ -93,8 +106,41 @@ mgr data = {dir}/mgr
 osd data = {dir}/osd$id
 keyring = {dir}/keyring
 osd memory target = {OSD_MEMORY_BYTES}
+{prompt}"
+    )
+}
+
+/// Makes the directory of a manager without modules: loading them takes longer than all the rest of a cluster's start.
+pub(super) fn modules(dir: &Path) -> Result<(), ClusterError> {
+    let own = dir.join("modules");
+    fs::create_dir(&own).map_err(io(format!("cannot make {}", own.display())))?;
+    // Without what they share the manager does not start.
+    for entry in fs::read_dir(MANAGER_MODULES).into_iter().flatten().flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "py") {
+            let link = own.join(entry.file_name());
+            symlink(entry.path(), &link).map_err(io(format!("cannot make {}", link.display())))?;
+        }
+    }
+    Ok(())
+}
+
+/// What the clients of a cluster that was joined have of their own, in `dir`.
+pub(super) fn joined(dir: &Path, pool: &str) -> String {
+    let dir = dir.display();
+    format!(
+        "
+[client]
+rbd default pool = {pool}
+keyring = {dir}/keyring
+admin socket = {dir}/$name.$pid.asok
+log file = {dir}/$name.log
 "
     )
+}
+
+/// The value of a setting in a configuration that [`write`] has written, in whichever section it stands first.
+pub(super) fn setting<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "))
 }
 
 /// Makes the keyring that monitor, manager, OSDs and the administrator share.

@@ -3,6 +3,7 @@
 mod config;
 mod image;
 mod servers;
+pub(crate) mod socket;
 mod store;
 
 pub use image::checksum;
@@ -15,6 +16,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -33,6 +36,9 @@ pub const OSDS_MAX: u32 = 16;
 const OSD_BYTES: u64 = 10 << 30;
 /// Monitor ports are picked from here, below the range that Linux gives to outgoing connections.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
+
+/// Names the configuration of the cluster that the tests share.
+const SHARED: &str = "TIDEPOOL_TEST_CLUSTER";
 
 /// The pool of a new cluster, and its placement groups.
 const POOL: &str = "rbd";
@@ -76,6 +82,9 @@ pub struct ClusterOptions {
     pub peer: bool,
     /// How long each packet is on its way from one node of the network to another.
     pub delay: Option<Duration>,
+    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, and the manager has no modules: for
+    /// tests, which measure nothing.
+    pub prompt: bool,
     /// Lines added to `[global]` of the configuration.
     pub extra: Vec<String>,
 }
@@ -91,12 +100,18 @@ impl Default for ClusterOptions {
             servers: None,
             peer: false,
             delay: None,
+            prompt: false,
             extra: Vec::new(),
         }
     }
 }
 
 impl ClusterOptions {
+    /// The default for a test: everything about the cluster is done as soon as it can be.
+    pub fn for_tests() -> ClusterOptions {
+        ClusterOptions { prompt: true, ..ClusterOptions::default() }
+    }
+
     /// So many OSDs on files.
     pub fn with_osds(osds: usize) -> ClusterOptions {
         ClusterOptions { stores: vec![Store::File(OSD_BYTES); osds], ..ClusterOptions::default() }
@@ -186,6 +201,8 @@ pub struct Cluster {
     // Fields drop in this order: OSDs first, the directory last.
     osds: Vec<Option<Process>>,
     _manager: Option<Process>,
+    /// The cluster that the pool is in, if it goes with this one.
+    _host: Option<Arc<Cluster>>,
     /// `None` in a cluster that was joined.
     monitor: Option<Process>,
     pool: String,
@@ -235,6 +252,9 @@ impl Cluster {
         let fsid = random_uuid()?;
         let place = config::Place::new(network.as_ref().map(|(network, _)| network), port);
         let conf = config::write(scratch.path(), options, &fsid, &place)?;
+        if options.prompt {
+            config::modules(scratch.path())?;
+        }
         config::keys(&conf, scratch.path(), options)?;
         config::monitor_store(&conf, scratch.path(), &fsid, &place)?;
         let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside)?;
@@ -242,6 +262,7 @@ impl Cluster {
         let mut cluster = Cluster {
             osds: Vec::new(),
             _manager: Some(manager),
+            _host: None,
             monitor: Some(monitor),
             pool: POOL.into(),
             _port: reserved,
@@ -258,27 +279,52 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Makes a pool of its own, with one placement group, in a running cluster whose configuration is at `conf`. The cluster's
-    /// daemons cannot be stopped through what this returns. Dropping it removes the pool.
+    /// A pool of its own in the cluster that all tests share; where there is none, in one that the tests of this process share. For
+    /// tests that stop no daemon of the cluster and change nothing that other pools see. Clients authenticate.
+    ///
+    /// # Errors
+    /// When there is no cluster to be had.
+    pub fn for_test() -> Result<Cluster, ClusterError> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        static OWN: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+        let pool = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        if let Some(conf) = std::env::var_os(SHARED) {
+            return Cluster::join(conf.as_ref(), &pool, None);
+        }
+        let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = match own.upgrade() {
+            Some(host) => host,
+            None => Arc::new(Cluster::up(&ClusterOptions { cephx: true, ..ClusterOptions::for_tests() })?),
+        };
+        *own = Arc::downgrade(&host);
+        Cluster::join(host.conf(), &pool, Some(host.clone()))
+    }
+
+    /// Makes a pool of its own, with one placement group, in a running cluster whose configuration is at `conf`; `host` is kept
+    /// as long. The cluster's daemons cannot be stopped through what this returns. Dropping it removes the pool.
     ///
     /// # Errors
     /// When the cluster does not answer, or has a pool of that name.
-    pub fn join(conf: &Path, pool: &str) -> Result<Cluster, ClusterError> {
+    fn join(conf: &Path, pool: &str, host: Option<Arc<Cluster>>) -> Result<Cluster, ClusterError> {
         Cluster::available()?;
         let scratch = Scratch::new("pool").map_err(io("cannot make a directory for the configuration"))?;
         let text = fs::read_to_string(conf).map_err(io(format!("cannot read {}", conf.display())))?;
         let own = scratch.join("ceph.conf");
-        fs::write(&own, format!("{text}\n[client]\nrbd default pool = {pool}\n"))
+        fs::write(&own, text.clone() + &config::joined(scratch.path(), pool))
             .map_err(io("cannot write a configuration"))?;
+        let keyring = config::setting(&text, "keyring").unwrap_or_default();
+        fs::copy(keyring, scratch.join("keyring"))
+            .map_err(io(format!("cannot copy the keyring {keyring}")))?;
         let cluster = Cluster {
             osds: Vec::new(),
             _manager: None,
+            _host: host,
             monitor: None,
             pool: pool.into(),
             _port: None,
             network: None,
             conf: own,
-            cephx: text.lines().any(|line| line == "auth client required = cephx"),
+            cephx: config::setting(&text, "auth client required") == Some("cephx"),
             scratch,
         };
         cluster.pool_create("1")?;
@@ -430,11 +476,17 @@ impl Cluster {
                     });
                 }
             }
+            // An OSD's socket costs nothing; `ceph` is a program in Python, of which a second has room for three.
+            if !self.osd_sockets().iter().all(|socket| is_active(socket)) {
+                state = "not all OSDs are active".into();
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
             state = self.ceph(&["pg", "stat", "--format", "json"])?;
             if all_clean(&state) {
                 return Ok(());
             }
-            std::thread::sleep(Duration::from_millis(250));
+            std::thread::sleep(Duration::from_millis(500));
         }
         Err(ClusterError::NotUp { seconds: UP_TIMEOUT.as_secs(), state })
     }
@@ -477,6 +529,11 @@ impl Drop for Cluster {
             let _ = self.ceph(&["osd", "pool", "delete", &pool, &pool, "--yes-i-really-really-mean-it"]);
         }
     }
+}
+
+/// Whether the OSD with this admin socket takes part in the cluster.
+fn is_active(socket: &Path) -> bool {
+    socket::ask(socket, "status").is_ok_and(|status| status["state"] == "active")
 }
 
 /// Starts a daemon in the foreground, its output in a file of the cluster's directory.

@@ -273,7 +273,7 @@ pub(super) fn what_is_taken_over_from_a_living_owner_is_fenced_from_it(lab: &Lab
 }
 
 fn uri(lab: &Lab, place: &Place) -> BackendUri {
-    format!("rbd:rbd/{}?conf={}", place.image, lab.conf().display()).parse().expect("a URI")
+    lab.uri(&place.image).parse().expect("a URI")
 }
 
 /// The fence of a former owner stands for a month, whatever becomes of the attempts to open the image.
