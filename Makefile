@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost pair fuzz guard guard18 mutations mutants
+.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -18,10 +18,11 @@ demo: ## direct against cached, on emulated pools
 test: deps ## all tests, with real parts; ends with `N passed, N failed`
 	@scripts/test.py
 
-long: deps ## tests that wait for half a minute and more, such as a cluster that is away for that long, or that take every case
-	$(CARGO) test --release --locked -p tidepool-backend --test rbd -- --ignored
+long: deps ## tests that wait for half a minute and more, that measure, or that take every case of which make test takes some
 	$(CARGO) build --release --locked -p tidepool
-	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones --test faulty_disk -- --ignored --nocapture
+	$(CARGO) test --release --locked -p tidepool-backend --test backend rbd:: -- --ignored --skip child_that
+	$(CARGO) test --release --locked -p tidepool --test program -- --ignored
+	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones --test faulty_disk --test readme --test lab_runs -- --ignored --nocapture
 
 bench: deps ## raw device, empty NBD server, Tidepool with one copy and with two, librbd; ARGS=--quick for a look
 	$(CARGO) build --release --locked -p tidepool
@@ -47,8 +48,11 @@ deny: ## licenses, bans and sources of all dependencies (installs cargo-deny)
 deps: ## install what the tests need
 	@scripts/deps.sh test
 
-soak: ## new seeds of the simulator for HOURS hours on all cores; leaves target/soak.txt; ARGS=--pair for two hosts
-	$(CARGO) run --release --locked -p tidepool-sim -- --for $$(( $(HOURS) * 3600 )) --seconds 60 --summary target/soak.txt $(ARGS)
+soak: ## new seeds of the simulator for HOURS hours (0.05 is three minutes) on all cores; leaves target/soak.txt, and what failed in target/soak-failures; ARGS=--pair for two hosts
+	@$(CARGO) run --quiet --release --locked -p tidepool-sim -- --hours "$(HOURS)" --seconds 60 --summary target/soak.txt --failures target/soak-failures $(ARGS)
+
+seeds: ## chooses the seeds that make test runs anew, so that they reach everything
+	$(CARGO) run --release --locked -p tidepool-sim -- --choose-seeds crates/sim/seeds
 
 mutations: ## whether the simulator notices each of the core's deliberate bugs; renews the table in docs/mutations.md
 	@scripts/mutations.sh
@@ -75,5 +79,5 @@ fuzz: ## what takes bytes from elsewhere, guided by coverage, for HOURS hours; A
 guard: deps ## the stale-image guard against every kind of client, guests with the kernel's included
 	$(CARGO) test --release --locked -p tidepool-tests --test guard -- --include-ignored
 
-guard18: ## the stale-image guard on Ceph 18, in a root of Debian 13 made for it (as root)
+ceph18: ## every test program that uses Ceph, on Ceph 18, in a root of Debian 13 made for it (as root); ARGS="guard clones" for some
 	@scripts/ceph18.sh $(ARGS)
