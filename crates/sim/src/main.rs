@@ -9,7 +9,7 @@ use tidepool_sim::{Kind, Life};
 
 const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO | --hours N] [--seconds SIMULATED] [--jobs N] [--pair] \
                      [--summary FILE] [--failures DIRECTORY] [--record FILE] [--replay FILE] [--choose-seeds DIRECTORY] \
-                     [--verbose] [--mutations all|NAME [--table FILE]]";
+                     [--verbose] [--mutations all|NAME [--table FILE] [--seeds FROM..TO]]";
 
 /// Lives after which a soak must have reached everything.
 const LIVES_ENOUGH: u64 = 3000;
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 }
 
 struct Options {
-    seeds: std::ops::Range<u64>,
+    seeds: Option<std::ops::Range<u64>>,
     wall: Option<Duration>,
     seconds: u64,
     jobs: usize,
@@ -65,14 +65,18 @@ struct Options {
 impl Options {
     /// The life of the first seed.
     fn life(&self) -> Life {
-        Life { kind: self.kind, seed: self.seeds.start, seconds: self.seconds }
+        Life { kind: self.kind, seed: self.seeds().start, seconds: self.seconds }
+    }
+
+    fn seeds(&self) -> std::ops::Range<u64> {
+        self.seeds.clone().unwrap_or(1..101)
     }
 }
 
 fn options() -> Result<Options, String> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options = Options {
-        seeds: 1..101,
+        seeds: None,
         wall: None,
         seconds: 600,
         jobs,
@@ -93,12 +97,12 @@ fn options() -> Result<Options, String> {
         match arg.as_str() {
             "--seed" => {
                 let seed = number(&value()?)?;
-                options.seeds = seed..seed.checked_add(1).ok_or("that seed is too large")?;
+                options.seeds = Some(seed..seed.checked_add(1).ok_or("that seed is too large")?);
             }
             "--seeds" => {
                 let text = value()?;
                 let (from, to) = text.split_once("..").ok_or(format!("{text:?} is not FROM..TO"))?;
-                options.seeds = number(from)?..number(to)?;
+                options.seeds = Some(number(from)?..number(to)?);
             }
             "--hours" => {
                 let text = value()?;
@@ -146,7 +150,7 @@ fn told(failure: Option<&str>) -> ExitCode {
 #[cfg(feature = "mutations")]
 fn hunt(name: &str, options: &Options) -> Result<ExitCode, String> {
     use tidepool_engine::mutation::Mutation;
-    use tidepool_sim::mutants::{SEEDS_MAX, hunt_all, known, table};
+    use tidepool_sim::mutants::{SEEDS, hunt_all, known, table};
     let known = options.table.as_deref().map(read).transpose()?.map(|text| known(&text)).unwrap_or_default();
     let named = |mutation: &Mutation| name == "all" || format!("{mutation:?}") == name;
     let seed = |mutation: Mutation| known.get(&format!("{mutation:?}")).copied().flatten();
@@ -155,7 +159,8 @@ fn hunt(name: &str, options: &Options) -> Result<ExitCode, String> {
     if hunted.is_empty() {
         return Err(format!("there is no deliberate bug {name:?}"));
     }
-    let found = hunt_all(&hunted, SEEDS_MAX, options.jobs, &|mutation, caught| {
+    let seeds = options.seeds.clone().unwrap_or(SEEDS);
+    let found = hunt_all(&hunted, &seeds, options.jobs, &|mutation, caught| {
         let what =
             caught.map_or("NOT NOTICED".into(), |caught| format!("seed {}: {}", caught.seed, caught.what));
         eprintln!("{mutation:?}: {what}");
@@ -219,7 +224,7 @@ fn kept(directory: &Path, life: &Life) -> Result<String, String> {
 fn simulate(options: &Options) -> Result<ExitCode, String> {
     let seeds = match options.wall {
         Some(wall) => Seeds::new_until(Instant::now() + wall),
-        None => Seeds::range(options.seeds.clone()),
+        None => Seeds::range(options.seeds()),
     };
     let mut crowd = Crowd::new(options.kind, options.seconds);
     crowd.run(&seeds, options.jobs, &|life, failure| {

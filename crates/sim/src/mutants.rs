@@ -4,12 +4,13 @@ use crate::life::{Kind, Life};
 use crate::recording::headline;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidepool_engine::mutation::{Mutation, set};
 
-/// Seeds that are tried on one bug when its known seed shows nothing, from 1 on.
-pub const SEEDS_MAX: u64 = 800;
+/// Seeds that are tried on one bug when its known seed shows nothing.
+pub const SEEDS: Range<u64> = 1..801;
 /// Most simulated seconds of one life.
 pub const SECONDS: u64 = 30;
 /// The same of two hosts.
@@ -34,15 +35,15 @@ pub fn life(mutation: Mutation, seed: u64) -> Life {
     }
 }
 
-/// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then those from 1 to `seeds_max`.
-pub fn hunt(mutation: Mutation, known: Option<u64>, seeds_max: u64) -> Option<Caught> {
+/// Runs seeds with a bug in force until one of them fails: first `known`, if there is one, then `seeds`.
+pub fn hunt(mutation: Mutation, known: Option<u64>, seeds: Range<u64>) -> Option<Caught> {
     set(Some(mutation));
     let failure = |seed| {
         let life = life(mutation, seed);
         let text = life.run(false).failure?;
         Some(Caught { seed, what: headline(&text, &life).chars().take(WHAT_CHARACTERS).collect() })
     };
-    let found = known.into_iter().chain(1..=seeds_max).find_map(failure);
+    let found = known.into_iter().chain(seeds).find_map(failure);
     set(None);
     found
 }
@@ -55,10 +56,10 @@ pub fn known(table: &str) -> BTreeMap<String, Option<u64>> {
     bugs.map(|cells| (cells[0].to_owned(), cells[2].parse().ok())).collect()
 }
 
-/// Hunts bugs, each with a known seed or without and with at most `seeds_max` further ones, `jobs` at once, and tells of each when it is over. In the order of `hunted`.
+/// Hunts bugs, each with a known seed or without and with `seeds` besides, `jobs` at once, and tells of each when it is over. In the order of `hunted`.
 pub fn hunt_all(
     hunted: &[(Mutation, Option<u64>)],
-    seeds_max: u64,
+    seeds: &Range<u64>,
     jobs: usize,
     tell: &(dyn Fn(Mutation, Option<&Caught>) + Sync),
 ) -> Vec<(Mutation, Option<Caught>)> {
@@ -68,7 +69,7 @@ pub fn hunt_all(
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(mutation, known)) = hunted.get(i) else { return };
-            let caught = hunt(mutation, known, seeds_max);
+            let caught = hunt(mutation, known, seeds.clone());
             tell(mutation, caught.as_ref());
             found.lock().expect("no hunter panics")[i].1 = caught;
         }
@@ -84,7 +85,7 @@ pub fn table(found: &[(Mutation, Option<Caught>)]) -> String {
     for (mutation, caught) in found {
         let (seeds, what) = match caught {
             Some(caught) => (caught.seed.to_string(), plain(&caught.what)),
-            None => (format!("not in {SEEDS_MAX}"), String::new()),
+            None => ("none".into(), String::new()),
         };
         let _ = writeln!(text, "| {mutation:?} | {} | {seeds} | {what} |", mutation.what());
     }

@@ -85,7 +85,7 @@ fn what_is_no_recording_is_told_on_one_line() {
     }
 }
 
-/// Lives that once showed a bug, or would show one of the deliberate ones.
+/// Lives that once showed a bug, and one of each kind, so that what was recorded stays readable.
 #[test]
 fn recorded_lives_go_well() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/recordings");
