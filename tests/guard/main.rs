@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(500);
 const POLLS_MAX: u32 = 240;
 
 /// What changes where an image is listed and no byte of it, and is not refused.
-const GET_THROUGH: &[&str] = &["rbd trash mv", "rbd group image add"];
+const GET_THROUGH: &[&str] = &["rbd trash mv"];
 /// What no image without a mirror can do.
 const NEEDS_A_MIRROR: &str = "rbd mirror image promote";
 
@@ -44,14 +44,9 @@ struct Stage {
 }
 
 impl Stage {
-    /// A cluster that forgets dead clients as late as by default: it matters to some commands whether one has died just now.
-    fn options() -> ClusterOptions {
-        ClusterOptions { extra: vec!["osd client watch timeout = 30".into()], ..ClusterOptions::for_tests() }
-    }
-
     /// Images with a parent, a snapshot and content, served and drained.
     fn new() -> Stage {
-        let cluster = Cluster::up(&Stage::options()).expect("a cluster");
+        let cluster = Cluster::up(&ClusterOptions::for_tests()).expect("a cluster");
         let scratch = Scratch::new("rig").expect("a directory");
         let model = pattern(1, IMAGE_BYTES as usize);
         std::fs::write(scratch.join("disk"), pattern(2, IMAGE_BYTES as usize)).expect("a disk");

@@ -93,8 +93,10 @@ pub(super) fn attach(
         }
         Err(e) => {
             // As it was, while the lock is still ours.
-            if guarded != survey.guarded() {
-                spot.guard_again(survey.guarded());
+            if !survey.guarded() {
+                spot.free();
+            } else if !guarded {
+                spot.guard_again();
             }
             Err(e)
         }
@@ -239,13 +241,20 @@ impl Spot<'_> {
         };
         let guard = || {
             reached(Point::Locked)?;
-            guard::set(self.pool, self.header, true).map_err(self.failed("guard the image"))
+            let guarded = match guarded_after {
+                true => guard::set(self.pool, self.header).map(drop),
+                false => guard::reserve(self.pool, self.header),
+            };
+            guarded.map_err(|e| match e.raw_os_error() {
+                Some(libc::ECANCELED) => self.place.gone_elsewhere(),
+                _ => self.failed("guard the image")(e),
+            })
         };
-        if guarded_after && let Err(e) = guard() {
+        if let Err(e) = guard() {
             // Where it was set before, its absence must not look as if others had taken it away.
-            if progress.lifted
-                && let Err(e) = self.expose(&taken, owner, record)
-            {
+            if !progress.lifted {
+                self.free();
+            } else if let Err(e) = self.expose(&taken, owner, record) {
                 tracing::warn!("{e}");
             }
             return Err(e);
@@ -264,13 +273,20 @@ impl Spot<'_> {
                 return;
             }
         }
-        self.guard_again(true);
+        self.guard_again();
     }
 
     /// After a failure: the guard as it was, if the cluster still lets us.
-    fn guard_again(&self, on: bool) {
-        if let Err(e) = guard::set(self.pool, self.header, on) {
+    fn guard_again(&self) {
+        if let Err(e) = guard::set(self.pool, self.header) {
             tracing::warn!(image = %self.place.what, error = %e, "the guard of the image could not be restored");
+        }
+    }
+
+    /// After a failure: no guard, as it was, if the cluster still lets us.
+    fn free(&self) {
+        if let Err(e) = guard::free(self.pool, self.header) {
+            tracing::warn!(image = %self.place.what, error = %e, "the guard of the image could not be taken away");
         }
     }
 
@@ -463,6 +479,11 @@ pub(super) fn abandon(
     // What a kill has left of an earlier attempt, to open the image or to give it up.
     let left_guard = survey.guarded() && before.left_guard();
     if before.state == OwnerState::Clean && !left_guard {
+        // An older release knows nothing of this part of the guard, and has left it.
+        if before.claims.is_empty() {
+            guard::unreserve(pool, &survey.facts.header())
+                .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
+        }
         return Ok(None);
     }
     // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.
@@ -482,7 +503,7 @@ pub(super) fn abandon(
     survey.owner.swap(pool, &before.abandoned())?;
     redo::clear(&place.what, &shelf, before.generation)?;
     reached(Point::Abandoned)?;
-    guard::set(pool, &survey.facts.header(), false)
+    guard::free(pool, &survey.facts.header())
         .map_err(|e| place.error(cluster, "lift the guard of the image", e))?;
     Ok(Some(before))
 }
@@ -628,11 +649,11 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
     if !claim.guarded {
         return change();
     }
-    guard::set(&pool, header, false).map_err(failed("lift the guard of the image"))?;
+    guard::pause(&pool, header).map_err(failed("lift the guard of the image"))?;
     reached(Point::Exposed)?;
     let made = change();
     let mut attempts = 0;
-    while let Err(e) = guard::set(&pool, header, true) {
+    while let Err(e) = guard::set(&pool, header) {
         attempts += 1;
         if attempts == REGUARDS_MAX || e.raw_os_error() == Some(libc::ESHUTDOWN) {
             return Err(failed("guard the image again")(e));

@@ -329,11 +329,16 @@ unsafe impl Send for IoCtx {}
 // SAFETY: as above, concurrently too. Only the version of the last operation is then that of any thread's.
 unsafe impl Sync for IoCtx {}
 
-/// A call of a class method on an object.
-pub(super) struct Call<'a> {
-    pub(super) class: &'a CStr,
-    pub(super) method: &'a CStr,
-    pub(super) input: &'a [u8],
+/// A part of a change of an object.
+pub(super) enum Step<'a> {
+    /// A call of a class method.
+    Call { class: &'a CStr, method: &'a CStr, input: &'a [u8] },
+    /// Under this key is this, or nothing at all where the value is empty; else the change fails with ECANCELED.
+    Require(&'a CStr, &'a [u8]),
+    /// Puts a value under a key.
+    Set(&'a CStr, &'a [u8]),
+    /// Takes a key away.
+    Unset(&'a CStr),
 }
 
 impl IoCtx {
@@ -453,25 +458,43 @@ impl IoCtx {
         })
     }
 
-    /// Calls class methods that change the object, all or none, if it still has this version (`None`: any).
-    /// Returns the object's new version.
-    pub(super) fn exec(&self, object: &str, expected: Option<u64>, calls: &[Call<'_>]) -> io::Result<u64> {
+    /// Changes an object that exists, all steps or none, if it still has this version (`None`: any). Returns its new version.
+    pub(super) fn change(&self, object: &str, expected: Option<u64>, steps: &[Step<'_>]) -> io::Result<u64> {
         self.operate(object, 0, |rados, op| {
-            // SAFETY: a fresh write operation; the inputs outlive its execution; no result pointer.
+            // SAFETY: a fresh write operation; what the steps refer to outlives its execution, and the arrays of one are read when it
+            // is added; no result pointer.
             unsafe {
                 (rados.rados_write_op_assert_exists)(op);
                 if let Some(version) = expected {
                     (rados.rados_write_op_assert_version)(op, version);
                 }
-                for Call { class, method, input } in calls {
-                    (rados.rados_write_op_exec)(
-                        op,
-                        class.as_ptr(),
-                        method.as_ptr(),
-                        input.as_ptr().cast(),
-                        input.len(),
-                        ptr::null_mut(),
-                    );
+                for step in steps {
+                    match *step {
+                        Step::Call { class, method, input } => (rados.rados_write_op_exec)(
+                            op,
+                            class.as_ptr(),
+                            method.as_ptr(),
+                            input.as_ptr().cast(),
+                            input.len(),
+                            ptr::null_mut(),
+                        ),
+                        Step::Require(key, value) => (rados.rados_write_op_omap_cmp)(
+                            op,
+                            key.as_ptr(),
+                            sys::COMPARE_EQUAL,
+                            value.as_ptr().cast(),
+                            value.len(),
+                            ptr::null_mut(),
+                        ),
+                        Step::Set(key, value) => (rados.rados_write_op_omap_set)(
+                            op,
+                            &key.as_ptr(),
+                            &value.as_ptr().cast(),
+                            &value.len(),
+                            1,
+                        ),
+                        Step::Unset(key) => (rados.rados_write_op_omap_rm_keys)(op, &key.as_ptr(), 1),
+                    }
                 }
             }
         })

@@ -11,9 +11,15 @@
 //! away), its writes fail with EROFS. [`super::attach::retake`] then proves that lock and ownership are
 //! still ours, and opens the image anew with the bit lifted for that moment. Watchers are not told then
 //! either: a client that has seen the guard must go on seeing it.
+//!
+//! Two commands do not ask for a writable handle: a group's snapshots and rollbacks change its members, and a migration takes the
+//! image elsewhere. Each begins by putting a key into the header that must not be there. So the guard puts both there first, with
+//! values that mean nothing: to librbd the image is in no group and does not migrate, and the OSDs' class refuses the commands
+//! with EEXIST. An image that the guard's bit cannot protect gets the keys alone.
 
-use super::cluster::{Call, IoCtx, LOCK_NAME};
+use super::cluster::{IoCtx, LOCK_NAME, Step};
 use super::image::FEATURE_NON_PRIMARY;
+use std::ffi::CStr;
 use std::io;
 
 /// The tag of the image's lock since its guard was lifted: whoever takes the lock puts its own there, and it
@@ -23,22 +29,68 @@ pub(super) const LIFTED_TAG: &str = "tidepool";
 /// How long the lock is held that leaves [`LIFTED_TAG`].
 const LIFTED_LOCK_NS: u32 = 1_000;
 
-/// Sets or takes away the guard. Returns the header object's version after it: whoever takes the lock
-/// later changes it.
-pub(super) fn set(pool: &IoCtx, header: &str, on: bool) -> io::Result<u64> {
-    pool.exec(header, None, &[features(&features_input(on))])
+/// The key in a header of the image's group, and a group that is none: no pool has its number.
+const GROUP: (&CStr, &[u8]) = (
+    c"rbd_group_ref",
+    // Ceph's `GroupSpec`, version 1, compatible to 1, and the length before the content: a pool, and a group's id.
+    b"\x01\x01\x14\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x08\0\0\0tidepool",
+);
+/// The key in a header of the image's migration. It is read only where a feature bit says so.
+const MIGRATION: (&CStr, &[u8]) = (c"migration", b"tidepool");
+
+/// Sets the guard. Returns the header object's version after it: whoever takes the lock later changes it. ECANCELED where the image
+/// has been put into a group, or its migration prepared, meanwhile.
+pub(super) fn set(pool: &IoCtx, header: &str) -> io::Result<u64> {
+    reserve(pool, header)?;
+    pool.change(header, None, &[features(&features_input(true))])
+}
+
+/// Keeps groups and migrations away, and no more: for an image that the guard's bit cannot protect. Errors as of [`set`].
+pub(super) fn reserve(pool: &IoCtx, header: &str) -> io::Result<()> {
+    for (key, value) in [GROUP, MIGRATION] {
+        let unless = |there| pool.change(header, None, &[Step::Require(key, there), Step::Set(key, value)]);
+        match unless(b"") {
+            Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => unless(value)?,
+            other => other?,
+        };
+    }
+    Ok(())
+}
+
+/// Takes away what [`reserve`] has put there.
+pub(super) fn unreserve(pool: &IoCtx, header: &str) -> io::Result<()> {
+    for (key, value) in [GROUP, MIGRATION] {
+        match pool.change(header, None, &[Step::Require(key, value), Step::Unset(key)]) {
+            // It is not there, or means something.
+            Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => {}
+            other => drop(other?),
+        }
+    }
+    Ok(())
+}
+
+/// Lifts the guard for a change of the image that it forbids. Groups and migrations are kept away all the same. Returns the header's
+/// version after it.
+pub(super) fn pause(pool: &IoCtx, header: &str) -> io::Result<u64> {
+    pool.change(header, None, &[features(&features_input(false))])
+}
+
+/// Takes the guard away for good. Returns the header's version after it.
+pub(super) fn free(pool: &IoCtx, header: &str) -> io::Result<u64> {
+    unreserve(pool, header)?;
+    pause(pool, header)
 }
 
 /// Lifts the guard for a moment, if the header still has this version (`None`: any) and nobody has the lock, and
 /// marks the lock with [`LIFTED_TAG`] in the same step. Returns the header's version after it.
 pub(super) fn lift(pool: &IoCtx, header: &str, expected: Option<u64>) -> io::Result<u64> {
     let (lock, bit) = (lock_input(), features_input(false));
-    let mark = Call { class: c"lock", method: c"lock", input: &lock };
-    pool.exec(header, expected, &[mark, features(&bit)])
+    let mark = Step::Call { class: c"lock", method: c"lock", input: &lock };
+    pool.change(header, expected, &[mark, features(&bit)])
 }
 
-fn features(input: &[u8]) -> Call<'_> {
-    Call { class: c"rbd", method: c"set_features", input }
+fn features(input: &[u8]) -> Step<'_> {
+    Step::Call { class: c"rbd", method: c"set_features", input }
 }
 
 fn features_input(on: bool) -> [u8; 16] {

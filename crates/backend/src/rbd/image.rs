@@ -15,6 +15,10 @@ pub(super) const FEATURE_JOURNALING: u64 = 1 << 6;
 /// Feature bit: not the primary copy; every librbd refuses to write. It is the guard of an image
 /// whose newest data is in a cache.
 pub(super) const FEATURE_NON_PRIMARY: u64 = 1 << 10;
+/// Feature bit: the image is on its way to another place (`rbd migration`), and not all of it need be here.
+pub(super) const FEATURE_MIGRATING: u64 = 1 << 11;
+/// Bit of the features that operations leave: the image is a member of a group.
+const OPERATION_GROUP: u64 = 1 << 2;
 
 /// Most watchers of an image that are looked at.
 const WATCHERS_MAX: usize = 256;
@@ -27,6 +31,8 @@ pub(super) struct Facts {
     pub(super) id: String,
     pub(super) size_bytes: u64,
     pub(super) features: u64,
+    /// It is a member of a group.
+    pub(super) grouped: bool,
     /// Bytes of an object times the objects of a stripe: what a discard can remove as a whole.
     pub(super) stripe_bytes: u64,
     /// Addresses of the clients that have the image open.
@@ -117,12 +123,16 @@ impl Image {
         let mut features = 0u64;
         // SAFETY: a valid out pointer.
         check(unsafe { (rbd.rbd_get_features)(self.handle, &raw mut features) })?;
+        let mut operations = 0u64;
+        // SAFETY: a valid out pointer.
+        check(unsafe { (rbd.rbd_get_op_features)(self.handle, &raw mut operations) })?;
+        let grouped = operations & OPERATION_GROUP != 0;
         let mut stripes = 0u64;
         // SAFETY: a valid out pointer.
         check(unsafe { (rbd.rbd_get_stripe_count)(self.handle, &raw mut stripes) })?;
         let (size_bytes, object_bytes) = self.sizes()?;
         let stripe_bytes = object_bytes.max(1).saturating_mul(stripes.max(1));
-        Ok(Facts { id, size_bytes, features, stripe_bytes, watchers: self.watchers()? })
+        Ok(Facts { id, size_bytes, features, grouped, stripe_bytes, watchers: self.watchers()? })
     }
 
     /// Flags of the image, or of the snapshot that is open.

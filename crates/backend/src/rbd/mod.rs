@@ -631,7 +631,11 @@ impl Backend for RbdBackend {
         drop(image);
         // The version that this change makes is the proof for the next open: while the guard stood nobody
         // could write, and whoever takes the lock after it changes the version.
-        let version = guard::set(pool, &claim.header, claim.guarded && !how.clean);
+        let version = match how.clean {
+            true => guard::free(pool, &claim.header),
+            false if claim.guarded => guard::set(pool, &claim.header),
+            false => guard::pause(pool, &claim.header),
+        };
         let version = version.map_err(failed("change the guard of the image"))?;
         let free = pool.locker(&claim.header).map_err(failed("read the image's lock"))?.is_none();
         // Without a guard somebody could have written between the lock's release and the version.

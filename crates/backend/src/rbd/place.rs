@@ -75,6 +75,16 @@ impl Place {
         image.facts().map_err(|e| self.error(cluster, "read the image's header", e))
     }
 
+    /// The image has been put into a group, or is on its way to another place.
+    pub(super) fn gone_elsewhere(&self) -> BackendError {
+        let (what, head) = (self.what.clone(), &self.head);
+        let why = format!(
+            "it is in a group, whose snapshots and rollbacks would go past the cache, or migrates; see rbd info {head}, then: \
+             rbd group image rm GROUP {head}, or rbd migration commit or abort {head}"
+        );
+        BackendError::Unsupported { what, why }
+    }
+
     /// What an error of RADOS or librbd means.
     pub(super) fn error(&self, cluster: &Cluster, action: &'static str, e: io::Error) -> BackendError {
         let what = self.what.clone();

@@ -3,7 +3,7 @@
 use super::address;
 use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
 use super::guard;
-use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_NON_PRIMARY, Facts};
+use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_MIGRATING, FEATURE_NON_PRIMARY, Facts};
 use super::owner::OwnerObject;
 use super::place::Place;
 use crate::backend::OpenOptions;
@@ -84,6 +84,9 @@ impl Survey {
             return Err(unfit(format!(
                 "it has no exclusive lock; enable it: rbd feature enable {what} exclusive-lock"
             )));
+        }
+        if self.facts.grouped || self.facts.features & FEATURE_MIGRATING != 0 {
+            return Err(place.gone_elsewhere());
         }
         if self.facts.size_bytes == 0 || !self.facts.size_bytes.is_multiple_of(SECTOR_BYTES as u64) {
             let size = self.facts.size_bytes;

@@ -16,6 +16,8 @@ pub(super) type Callback = unsafe extern "C" fn(CompletionT, *mut c_void);
 pub(super) const LOCK_MODE_EXCLUSIVE: c_int = 0;
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`: write zeroes instead of removing objects.
 pub(super) const WRITE_ZEROES_THICK: c_int = 1;
+/// `LIBRADOS_CMPXATTR_OP_EQ`.
+pub(super) const COMPARE_EQUAL: u8 = 1;
 /// `LIBRADOS_CREATE_EXCLUSIVE`.
 pub(super) const CREATE_EXCLUSIVE: c_int = 1;
 /// `LIBRADOS_OPERATION_FULL_TRY`: what makes room is done in a full pool, too, and what takes room fails instead of waiting.
@@ -129,6 +131,9 @@ library! {
         rados_write_op_write_full(WriteOpT, *const c_char, usize);
         rados_write_op_remove(WriteOpT);
         rados_write_op_exec(WriteOpT, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
+        rados_write_op_omap_cmp(WriteOpT, *const c_char, u8, *const c_char, usize, *mut c_int);
+        rados_write_op_omap_set(WriteOpT, *const *const c_char, *const *const c_char, *const usize, usize);
+        rados_write_op_omap_rm_keys(WriteOpT, *const *const c_char, usize);
         rados_write_op_operate(WriteOpT, IoCtxT, *const c_char, *mut libc::time_t, c_int) -> c_int;
     } optional {
         rados_set_pool_full_try(IoCtxT);
@@ -144,6 +149,7 @@ library! {
         rbd_stat(ImageT, *mut ImageInfo, usize) -> c_int;
         rbd_get_features(ImageT, *mut u64) -> c_int;
         rbd_get_flags(ImageT, *mut u64) -> c_int;
+        rbd_get_op_features(ImageT, *mut u64) -> c_int;
         rbd_get_stripe_count(ImageT, *mut u64) -> c_int;
         rbd_get_id(ImageT, *mut c_char, usize) -> c_int;
         rbd_lock_acquire(ImageT, c_int) -> c_int;

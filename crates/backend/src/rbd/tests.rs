@@ -175,7 +175,7 @@ fn a_read_only_handle_whose_guard_was_lifted_is_fenced(lab: &Lab) {
     refresh_handles(&place);
     backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
     let (_cluster, pool) = place.connect().expect("a second client");
-    guard::set(&pool, &backend.held.as_ref().expect("held").claim.header, false).expect("lifted");
+    guard::pause(&pool, &backend.held.as_ref().expect("held").claim.header).expect("lifted");
     assert_eq!(write(&mut backend, 1), (Err(IoError::Fenced), true));
 }
 
@@ -208,7 +208,7 @@ fn a_kill_between_claim_and_record_leaves_a_lock_that_is_known(lab: &Lab) {
     record.claims = vec![claim.address.clone()];
     let (_cluster, pool) = place.connect().expect("a second client");
     owner.swap(&pool, &record).expect("a record");
-    guard::set(&pool, &claim.header, false).expect("not guarded yet");
+    guard::pause(&pool, &claim.header).expect("not guarded yet");
     let (backend, generation, continuity) = open_place(place, &options()).expect("taken back");
     assert_eq!(generation, 1);
     assert!(!continuity.proven && !continuity.overwritten, "{}", continuity.reason);
@@ -334,7 +334,7 @@ fn a_guard_that_could_not_be_set_again_fences_nobody(place: &Place) {
     let (_cluster, pool) = place.connect().expect("a client");
     let held = backend.held.as_mut().expect("held");
     drop(backend.io.image.take());
-    let lifted = Some(guard::set(&pool, &held.claim.header, false).expect("lifted"));
+    let lifted = Some(guard::pause(&pool, &held.claim.header).expect("lifted"));
     held.owner.swap(&pool, &Ownership { lifted, ..held.claim.record.clone() }).expect("a record");
     assert_eq!(write(&mut backend, 1), (Ok(()), true));
     assert!(guarded(place));
@@ -522,6 +522,86 @@ fn whoever_comes_between_survey_and_lock_is_seen(lab: &Lab) {
     }
 }
 
+/// `rbd group` changes the members of a group, and `rbd migration` takes an image elsewhere, without asking for its lock.
+fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neither(lab: &Lab) {
+    let rbd = |arguments: &[&str]| lab.rbd(arguments).map(drop).map_err(|e| e.to_string());
+    rbd(&["group", "create", "team"]).expect("a group");
+    let join = |image: &str| rbd(&["group", "image", "add", "team", image]);
+    let leave = |image: &str| rbd(&["group", "image", "rm", "team", image]).expect("it leaves the group");
+    let depart = |image: &str| rbd(&["migration", "prepare", image, "elsewhere"]);
+    let come_back = || rbd(&["migration", "abort", "--no-progress", "elsewhere"]).expect("it comes back");
+    let refused = |place: &Place| {
+        let error = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
+        assert!(error.contains("is in a group") && error.contains("rbd group image rm GROUP"), "{error}");
+    };
+    let kept_away = |image: &str, when: &str| {
+        for (what, outcome) in [("a group", join(image)), ("a migration", depart(image))] {
+            let told = outcome.expect_err(&format!("{when}: {what} gets {image}"));
+            assert!(
+                told.contains("File exists") || told.contains("image has watchers"),
+                "{when}: {what}: {told}"
+            );
+        }
+    };
+    let free = |image: &str| {
+        join(image).expect("a group gets it");
+        leave(image);
+        depart(image).expect("it can be moved");
+        come_back();
+    };
+    let place_of = |image: &str, features: &[&str]| {
+        let place = place(lab, image);
+        features.iter().for_each(|feature| rbd(&["feature", "enable", image, feature]).expect("a feature"));
+        place
+    };
+    for (image, features) in [("guarded", &[][..]), ("journaled", &["journaling"])] {
+        let place = place_of(image, features);
+        join(image).expect("it is free");
+        refused(&place);
+        leave(image);
+        depart(image).expect("it is free");
+        refused(&Place { image: "elsewhere".into(), ..place.clone() });
+        come_back();
+
+        // Into the group when everything was looked at.
+        let joins = lab.conf().to_owned();
+        let name = image.to_owned();
+        at(Point::Locked, move || {
+            let mut command = std::process::Command::new("rbd");
+            command.arg("-c").arg(&joins).args(["group", "image", "add", "team", &name]);
+            assert!(command.status().expect("rbd runs").success());
+            Ok(())
+        });
+        refused(&place);
+        nothing_more();
+        leave(image);
+        assert!(!guarded(&place));
+        free(image);
+
+        let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+        assert_eq!(write(&mut backend, 1).0, Ok(()));
+        kept_away(image, "served");
+        assert_eq!(write(&mut backend, 2).0, Ok(()), "what was refused costs nothing");
+        if features.is_empty() {
+            close(backend, false);
+            kept_away(image, "dirty");
+            close(open_place(place.clone(), &options()).expect("opened").0, true);
+        } else {
+            close(backend, true);
+        }
+        free(image);
+
+        // What a release has left that does not know of it.
+        let (cluster, pool) = place.connect().expect("a second client");
+        let header = Survey::take(&place, &cluster, &pool).expect("a survey").facts.header();
+        guard::reserve(&pool, &header).expect("reserved");
+        kept_away(image, "left behind");
+        attach::abandon(&place, &cluster, &pool).expect("given up");
+        free(image);
+    }
+    rbd(&["group", "rm", "team"]).expect("nobody is in it");
+}
+
 #[test]
 fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     if let Err(e) = Lab::available() {
@@ -530,7 +610,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     }
     let lab = Lab::for_test().expect("a cluster");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 26] = [
+    let cases: [fn(&Lab); 27] = [
         a_refreshed_handle_goes_on_writing,
         a_refreshed_handle_is_replaced_under_overlapping_reads,
         a_handle_that_turns_read_only_is_replaced_after_a_disown_too,
@@ -545,6 +625,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         the_lock_of_an_early_cut_attempt_is_known_after_many_more,
         a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot,
         giving_up_can_be_cut_short_and_done_again,
+        an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neither,
         whoever_comes_between_survey_and_lock_is_seen,
         peer::a_peer_is_named_and_forgotten,
         peer::a_release_forgets_the_peer_unless_data_stays_behind,
