@@ -411,7 +411,7 @@ fn g4_a_volume_is_handed_over_and_back_and_nothing_is_lost() {
 #[test]
 fn a_volume_that_cannot_be_handed_over_stays_where_it_is() {
     let _turn = one_at_a_time();
-    let mut pair = pair();
+    let mut pair = pair_as_shipped();
     let mut workload = workload(&pair, 615);
     let path = format!("/v1/volumes/{VOLUME}/handoff");
     let hand_over = |pair: &Pair, how: serde_json::Value| {

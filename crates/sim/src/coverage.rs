@@ -87,7 +87,7 @@ pub struct Coverage {
 }
 
 /// What two hosts with a copy each must go through.
-pub const PAIRS: [&str; 39] = [
+pub const PAIRS: [&str; 41] = [
     "host kill",
     "host power loss",
     "last copy lost its power",
@@ -127,6 +127,8 @@ pub const PAIRS: [&str; 39] = [
     "owner lost, and its peer's power",
     "loss accepted by the peer",
     "power loss of an owner that has just parted",
+    "copy parted with for a loss",
+    "power loss of an owner that has lost something",
 ];
 
 impl Coverage {

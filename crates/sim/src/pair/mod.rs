@@ -328,7 +328,12 @@ pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool) -> (Outcome, Dra
 
 impl World {
     fn new(mut chance: Chance, seconds: u64, verbose: bool) -> World {
-        let plan = Plan::new(&mut chance.stream("plan"));
+        let mut plan = Plan::new(&mut chance.stream("plan"));
+        let rot = Rot::of(&mut chance);
+        if rot.as_ref().is_some_and(Rot::is_on_both) {
+            // What is lost counts after some time in sync, and when the owner's host goes then.
+            (plan.fault_ns, plan.takes_over) = (S, true);
+        }
         let mut clocks = chance.stream("clocks");
         let mut host = |at: usize| {
             Host::new(at, &plan, chance.stream(&format!("disk {}", at + 1)), Clock::new(&mut clocks))
@@ -345,7 +350,7 @@ impl World {
             rng: chance.stream("parts"),
             fault_rng: chance.stream("faults"),
             client_rng: chance.stream("clients"),
-            rot: Rot::of(&mut chance),
+            rot,
             disks: 2,
             chance,
             now: 0,

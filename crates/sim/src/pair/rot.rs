@@ -2,7 +2,7 @@
 //! go bad, too. A block is bad until its host's process ends: what a restart makes of one is for the lives of a single host.
 
 use super::host::{Run, VOLUME};
-use super::{Message, World};
+use super::{MS, Message, What, World};
 use crate::rng::{Chance, Rng};
 use crate::store::Content;
 use tidepool_engine::api::*;
@@ -11,15 +11,24 @@ use tidepool_replica::Phase;
 
 /// In so many lives of a thousand blocks go bad.
 const LIVES: u64 = 300;
-/// One does so in so many beats of a thousand.
+/// One does so in so many beats of a thousand, and in so many where the peer's copies go bad as well: what is lost was dirty still.
 const BEATS: u64 = 150;
+const BEATS_BOTH: u64 = 700;
 /// In so many of these lives of a thousand the peer's copies go bad as well, so that some blocks are lost.
-const BOTH: u64 = 300;
+const BOTH: u64 = 500;
+/// In so many of those of a thousand the owner's host loses its power soon after something was found lost: then it counts what the peer
+/// believes to be in the image.
+const STRUCK: u64 = 700;
+
+/// Mean time from a loss to that.
+const STRIKE_NS: Nanos = 300 * MS;
 
 /// What has gone bad, and what the volume had of a second copy then.
 pub(super) struct Rot {
     rng: Rng,
     both: bool,
+    /// The owner's host is to lose its power when something is lost.
+    strikes: bool,
     /// Host, block of its device, and what is there, and was.
     bad: Vec<(usize, u64, Content, Content)>,
     /// Host, life of its process, connection.
@@ -34,7 +43,13 @@ impl Rot {
     pub(super) fn of(chance: &mut Chance) -> Option<Rot> {
         let mut rng = chance.stream("rot");
         let (rots, both) = (rng.permille(LIVES), rng.permille(BOTH));
-        rots.then(|| Rot { rng, both, bad: Vec::new(), since: None, mend: Vec::new(), sweep: 0 })
+        let strikes = both && rng.permille(STRUCK);
+        rots.then(|| Rot { rng, both, strikes, bad: Vec::new(), since: None, mend: Vec::new(), sweep: 0 })
+    }
+
+    /// The peer's copies go bad, too.
+    pub(super) fn is_on_both(&self) -> bool {
+        self.both
     }
 }
 
@@ -80,7 +95,7 @@ impl World {
         let quiet = self.calm || self.healing || lost > 0;
         let Some(rot) = self.rot.as_mut() else { return };
         let (Some(since), false, true) = (now_is, quiet, healthy) else { return };
-        if !rot.rng.permille(BEATS) {
+        if !rot.rng.permille(if rot.both { BEATS_BOTH } else { BEATS }) {
             return;
         }
         let count = if rot.both { 1000 } else { rot.rng.pick(&[1, 8, 100]) };
@@ -149,5 +164,14 @@ impl World {
         let now = self.clock(at);
         self.cover.hit(if data.is_some() { "block from the peer" } else { "block that the peer has not" });
         self.hosts[at].engine().peer_block(now, VOLUME, block, crc, data);
+        if let Some(rot) = self.rot.as_mut()
+            && data.is_none()
+            && !self.healing
+            && std::mem::take(&mut rot.strikes)
+        {
+            let ns = rot.rng.around(STRIKE_NS);
+            self.cover.hit("power loss of an owner that has lost something");
+            self.after(ns, What::Strike { at, power: true });
+        }
     }
 }
