@@ -64,6 +64,7 @@ fn faults(run: &Run) -> String {
 }
 
 #[test]
+#[ignore = "it measures, for minutes: make long"]
 fn unwritten_images_and_dead_osds_make_runs_that_do_not_count() {
     let scratch = Scratch::new("lab-runs").expect("a directory");
     let set = "set_bytes = 268435456";

@@ -121,6 +121,7 @@ fn a_guest_that_stays_keeps_its_volume() {
 }
 
 #[test]
+#[ignore = "it emulates a guest for minutes, whose kernel dies on a busy machine: make long"]
 fn g1_a_running_guest_moves_to_the_peer_and_on_to_a_third_host() {
     let _turn = one_at_a_time();
     // On a busy machine the kernel of an emulated guest dies of a move now and then, presumably as QEMU's log of dirty memory races

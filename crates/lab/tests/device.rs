@@ -25,6 +25,7 @@ const OVER_MAX: f64 = 0.4;
 const ATTEMPTS: usize = 3;
 
 #[test]
+#[ignore = "it measures: make long"]
 fn no_preset_is_faster_under_fio_than_its_class() {
     for preset in preset::all() {
         let scratch = Scratch::new("calibrate").expect("a directory");
