@@ -27,7 +27,7 @@ use crate::process::{self, Process};
 use crate::scratch::Scratch;
 
 /// Longest wait for a new cluster to be active+clean.
-const UP_TIMEOUT: Duration = Duration::from_secs(120);
+const UP_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest run of one Ceph command.
 const COMMAND_TIMEOUT_S: u32 = 60;
 /// Most OSDs in a cluster: more would measure the machine, not Ceph.
@@ -482,7 +482,8 @@ impl Cluster {
                 std::thread::sleep(Duration::from_millis(50));
                 continue;
             }
-            state = self.ceph(&["pg", "stat", "--format", "json"])?;
+            // A command for the manager that comes before that is ready may get no answer.
+            state = self.ceph(&["pg", "stat", "--format", "json"]).unwrap_or_else(|error| error.to_string());
             if all_clean(&state) {
                 return Ok(());
             }
