@@ -384,6 +384,26 @@ pub fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendE
     }
 }
 
+/// Writes down that a file or device is the one of an ownership record, where nothing else tells: a device without a name that lasts, after
+/// a reboot; a file that was copied while a cache held its newest data. Whoever calls it vouches for that. `record` is the record's file,
+/// and may be left out where only one comes into question. Returns the record. Blocks.
+///
+/// # Errors
+/// When it is told already, no record or more than one comes into question, and as for [`open`].
+pub fn confirm(
+    uri: &BackendUri,
+    state_dir: Option<&Path>,
+    record: Option<&Path>,
+) -> Result<Ownership, BackendError> {
+    match uri {
+        BackendUri::File { path, .. } => file::confirm(path, state_dir, record),
+        BackendUri::Rbd { .. } | BackendUri::Nbd(_) => Err(BackendError::Unsupported {
+            what: uri.to_string(),
+            why: "there is nothing to confirm: only a file or a device may be taken for another one".into(),
+        }),
+    }
+}
+
 /// Gives up what a lost cache holds: the image becomes clean as it is, without the data that the cache
 /// had not drained. For caches that are lost for good; the owner must not be running. Returns the
 /// ownership record as it was, `None` when there was nothing to give up. Blocks.

@@ -64,6 +64,14 @@ pub enum BackendError {
         /// The evidence.
         why: String,
     },
+    /// Nothing tells whether the image is the one for which the cache holds data that is not drained.
+    #[error("{what}: {why}")]
+    Unrecognised {
+        /// Which image.
+        what: String,
+        /// What is known, and what to do.
+        why: String,
+    },
     /// A right is missing.
     #[error("{what}: permission denied: {why}")]
     Denied {

@@ -4,6 +4,7 @@
 //! same JSON document, changed only by whoever holds the image's lock, and only from the exact
 //! version that was read.
 
+use crate::file::ImageId;
 use crate::{BackendError, OpenOptions, Release, TakeOver};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -143,6 +144,12 @@ pub struct Ownership {
     /// State of the image at the release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<ImageStamp>,
+    /// `file:` only: state of the image when it was taken: no time goes back behind it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) taken_at: Option<ImageStamp>,
+    /// `file:` only: what tells the image from others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) image: Option<ImageId>,
     /// Why the owner's cached data is no longer what the volume holds, when the image was changed without
     /// it: none of it may be used any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,6 +176,8 @@ impl Ownership {
             claims: Vec::new(),
             lifted: None,
             stamp: None,
+            taken_at: None,
+            image: None,
             superseded: None,
         }
     }
@@ -222,6 +231,7 @@ impl Ownership {
             claims: left.claims,
             lifted: left.lifted,
             stamp: left.stamp,
+            image: left.image,
             ..Ownership::new(generation, cache_uuid, OwnerState::Open)
         }
         .versioned())
@@ -269,7 +279,7 @@ impl Ownership {
     /// is no longer the owner should it come back.
     pub(crate) fn abandoned(&self) -> Ownership {
         let generation = self.generation.saturating_add(1);
-        Ownership::new(generation, Uuid::nil(), OwnerState::Clean)
+        Ownership { image: self.image.clone(), ..Ownership::new(generation, Uuid::nil(), OwnerState::Clean) }
     }
 
     /// The record of an image that is about to be changed without its owner's cache. The generation goes
@@ -288,7 +298,7 @@ impl Ownership {
             record.former.clear();
         }
         record.state = if how.clean { OwnerState::Clean } else { OwnerState::Dirty };
-        record.client = None;
+        (record.client, record.taken_at) = (None, None);
         if how.clean && how.cache_failed && record.superseded.is_none() {
             record = record.disowned();
         }
@@ -323,8 +333,15 @@ impl Ownership {
         let names = [&record.client, &record.superseded, &record.taken_from].into_iter().flatten();
         let peer = record.peer.iter().flat_map(|peer| [&peer.boot_id, &peer.host]);
         let is_foreign = |text: &String| text.contains(char::is_control);
+        let image = record.image.iter().flat_map(ImageId::texts);
         // They are told to people and taken for names.
-        if names.chain(peer).chain(&record.claims).chain([&record.host, &record.boot_id]).any(is_foreign) {
+        if names
+            .chain(peer)
+            .chain(image)
+            .chain(&record.claims)
+            .chain([&record.host, &record.boot_id])
+            .any(is_foreign)
+        {
             return bad("has control characters in its texts");
         }
         Ok(record)

@@ -7,3 +7,4 @@ mod nbd;
 mod peer;
 mod rbd;
 mod redo;
+mod same;

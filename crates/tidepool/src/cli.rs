@@ -41,6 +41,8 @@ pub enum Command {
     Cache(CacheArgs),
     /// Give up what a lost cache has not drained, so that its image can be used again.
     Recover(RecoverArgs),
+    /// Say that a file or device is the one for which a cache holds data, where nothing else tells.
+    Confirm(ConfirmArgs),
     /// Measure what the cache does, on emulated pools: no Ceph, no root, no configuration.
     Demo(DemoArgs),
     /// Measure where an SSD helps: devices, clusters, placements.
@@ -374,6 +376,19 @@ pub struct RecoverArgs {
     /// The cache is lost for good: what it had not drained may be lost with it.
     #[arg(long)]
     pub accept_loss: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Options of `confirm`.
+#[derive(Debug, Args)]
+pub struct ConfirmArgs {
+    /// The image: file:PATH.
+    pub uri: BackendUri,
+    /// The ownership record that is the image's, where several come into question.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
     /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -750,6 +765,7 @@ mod tests {
             "cache export /c --volume a --image rbd:p/b --out /o --format json",
             "cache export /c --volume a --out /o",
             "recover file:/a --accept-loss --format json",
+            "confirm file:/dev/zram0 --record /r --format json",
             "demo --seconds 10 --ceph",
             "lab plan",
             "lab plan --inventory /i.toml --format text",

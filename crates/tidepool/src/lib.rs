@@ -3,6 +3,7 @@
 mod cache;
 mod check;
 mod cli;
+mod confirm;
 mod demo;
 mod export;
 mod lab;
@@ -35,6 +36,7 @@ pub fn run(limits: Limits) -> ExitCode {
         Command::Volume(args) => ask(volume::run(args.command)),
         Command::Cache(args) => cache::run(args.command),
         Command::Recover(args) => recover::run(&args),
+        Command::Confirm(args) => confirm::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Lab(args) => lab::run(&args.command),
     };

@@ -138,6 +138,84 @@ fn after_a_kill_the_cache_alone_brings_everything_back() {
     assert_eq!(daemon.terminate(), Some(0));
 }
 
+/// A disk in memory, whose name is another one's when it is gone.
+struct MemoryDisk(String);
+
+impl MemoryDisk {
+    fn new() -> Option<MemoryDisk> {
+        let number = fs::read_to_string("/sys/class/zram-control/hot_add").ok()?;
+        let disk = MemoryDisk(number.trim().to_owned());
+        fs::write(format!("/sys/block/zram{}/disksize", disk.0), "16M").expect("a size");
+        Some(disk)
+    }
+
+    fn path(&self) -> String {
+        format!("/dev/zram{}", self.0)
+    }
+}
+
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        // The kernel lets go of it a moment after the daemon has ended.
+        let _ = (0..100).any(|_| {
+            let removed = fs::write("/sys/class/zram-control/hot_remove", &self.0).is_ok();
+            if !removed {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            removed
+        });
+    }
+}
+
+#[test]
+fn a_device_that_nothing_tells_from_others_is_served_again_when_its_operator_says_so() {
+    let Some(disk) = MemoryDisk::new() else {
+        println!("not run: this kernel or user makes no zram devices");
+        return;
+    };
+    let place = Place::new();
+    let path = disk.path();
+    let volume = format!("disk=file:{path}");
+    let daemon = start(&place, &["--accept-loss", "60m", "--volume", &volume]);
+    client(&place, "disk").write(4096, &[7; 4096]).expect("written");
+    daemon.kill();
+    // As after a reboot.
+    drop(disk);
+    let disk = MemoryDisk::new().expect("another one");
+    assert_eq!(disk.path(), path);
+
+    let daemon = restart(&place);
+    let told = loop {
+        let status = json(&place, &["status"]);
+        let volumes = status["volumes"].as_array().expect("a list");
+        let volume = volumes.iter().find(|volume| volume["name"] == "disk").expect("it is there");
+        if let Some(error) = volume["error"].as_str() {
+            break error.to_owned();
+        }
+    };
+    assert!(told.contains("nothing tells whether this is the device"), "{told}");
+    assert_eq!(fs::read(&path).expect("the disk"), vec![0; 16 << 20], "nothing goes there");
+    let command = told.split("tidepool confirm ").nth(1).expect("a command");
+    let arguments: Vec<&str> = std::iter::once("confirm").chain(command.split_whitespace()).collect();
+    let record = *arguments.last().expect("a record");
+    assert!(run(&arguments).done().contains("is the image of generation 1"), "{command}");
+    let serving = || {
+        let status = json(&place, &["status"]);
+        let volumes = status["volumes"].as_array().expect("a list");
+        volumes.iter().any(|volume| volume["name"] == "disk" && volume["state"] == "serving")
+    };
+    assert!((0..600).any(|_| serving() || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        false
+    }));
+    json(&place, &["volume", "drain", "disk"]);
+    assert_eq!(fs::read(&path).expect("the disk")[4096..8192], [7; 4096]);
+    json(&place, &["volume", "remove", "disk"]);
+    assert_eq!(daemon.terminate(), Some(0));
+    fs::remove_file(record).expect("its record is that of nothing any more");
+    run(&arguments[..2]).refused(1, "no record comes into question");
+}
+
 #[test]
 fn a_second_daemon_on_the_same_cache_or_sockets_is_refused() {
     let place = Place::new();

@@ -1,6 +1,7 @@
 //! The dry run of a file or device.
 
-use super::{Caching, FileShelf, Image, Sidecar, owner};
+use super::owner::{self, Located};
+use super::{Caching, FileShelf, Image};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::record::{OwnerState, Ownership};
@@ -22,20 +23,24 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
     // Taken for a moment, and given back below.
     report.step("lock", image.lock(options.read_only), |()| "free".into());
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
-    let read = Sidecar::of(path, &image.file, options.state_dir.as_deref()).and_then(|sidecar| {
+    let read = Located::of(path, &image.file, options.state_dir.as_deref()).and_then(|located| {
+        let Located { sidecar, .. } = &located;
         let record = sidecar.read()?;
+        if record.is_none() {
+            located.check_recognised(&image.what, options)?;
+        }
         if let Some(record) = &record {
             record.check_whole(&image.what, options)?;
             record.check_owner(&image.what, cache_uuid)?;
         }
         if !options.read_only {
-            check_version(&image.what, &FileShelf::new(&sidecar))?;
+            check_version(&image.what, &FileShelf::new(sidecar))?;
             sidecar.check_writable()?;
         }
-        Ok((sidecar, record))
+        Ok((located, record))
     });
     image.unlock();
-    let Some((sidecar, record)) = report.step("ownership", read, |(_, record)| describe(record.as_ref()))
+    let Some((located, record)) = report.step("ownership", read, |(_, record)| describe(record.as_ref()))
     else {
         return;
     };
@@ -44,9 +49,12 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         return;
     }
     let generation = record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
-    let continuity = owner::continuity(record.as_ref(), cache_uuid, &image.file);
+    let continuity = owner::continuity(record.as_ref(), cache_uuid, &located, &image.file);
+    if !located.identity.lasts() {
+        report.warn("identity", located.forgets());
+    }
     report.would.push("lock the image".into());
-    report.would.push(format!("write generation {generation} to {}", sidecar.path().display()));
+    report.would.push(format!("write generation {generation} to {}", located.sidecar.path().display()));
     report.would.push(continuity.plan());
 }
 

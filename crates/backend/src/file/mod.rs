@@ -11,6 +11,7 @@ mod check;
 mod owner;
 mod redo;
 mod ring;
+mod same;
 
 use crate::backend::{Backend, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::changes::{Change, Changes};
@@ -19,6 +20,7 @@ use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership, Peer};
 use crate::recover::Remains;
 use crate::redo::{self as group_redo, Shelf, Writer};
+use owner::Located;
 pub(crate) use redo::FileShelf;
 use ring::Ring;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
@@ -35,6 +37,7 @@ use uuid::Uuid;
 
 pub(crate) use check::{check, describe};
 pub(crate) use owner::{STATE_DIR, Sidecar};
+pub(crate) use same::ImageId;
 
 /// How long an opener waits for a process that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);
@@ -138,30 +141,36 @@ struct Taken {
 
 /// Checks and takes the ownership of a locked image.
 fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Result<Taken, BackendError> {
-    let sidecar = Sidecar::of(path, file, options.state_dir.as_deref())?;
+    let located = Located::of(path, file, options.state_dir.as_deref())?;
+    let Located { sidecar, .. } = &located;
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let record = sidecar.read()?;
+    if record.is_none() {
+        located.check_recognised(what, options)?;
+    }
     if let Some(record) = &record {
         record.check_owner(what, cache_uuid)?;
         record.check_whole(what, options)?;
         record.check_known(what, options)?;
     }
     if !options.read_only {
-        group_redo::check_version(what, &FileShelf::new(&sidecar))?;
+        group_redo::check_version(what, &FileShelf::new(sidecar))?;
     }
-    let continuity =
-        owner::continuity(record.as_ref(), cache_uuid, file).of_generation(record.as_ref(), options);
+    let continuity = owner::continuity(record.as_ref(), cache_uuid, &located, file)
+        .of_generation(record.as_ref(), options);
     continuity.check_dirty(what, options)?;
     if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
         && record.cache_uuid == cache_uuid
     {
-        group_redo::check_cache(what, &FileShelf::new(&sidecar), record, sequence)?;
+        group_redo::check_cache(what, &FileShelf::new(sidecar), record, sequence)?;
     }
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
         return Ok(Taken { ownership: None, generation: 0, continuity });
     }
-    let record = Ownership::taken(record.as_ref(), options);
+    let Located { sidecar, identity, .. } = located;
+    let taken_at = owner::stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
+    let record = Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
     sidecar.write(&record)?;
     Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity })
 }
@@ -170,7 +179,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
 pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
-    let sidecar = Sidecar::of(path, &image.file, state_dir)?;
+    let Located { sidecar, .. } = Located::of(path, &image.file, state_dir)?;
     let Some(before) = sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
         return Ok(None);
     };
@@ -180,14 +189,29 @@ pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ow
     Ok(Some(before))
 }
 
+/// Says which record is the image's; see [`crate::confirm`].
+pub(crate) fn confirm(
+    path: &Path,
+    state_dir: Option<&Path>,
+    record: Option<&Path>,
+) -> Result<Ownership, BackendError> {
+    let image = Image::open(path, false, Caching::Direct)?;
+    image.lock(false)?;
+    let confirmed = Located::of(path, &image.file, state_dir)
+        .and_then(|located| located.confirm(&image.what, &image.file, record));
+    image.unlock();
+    confirmed
+}
+
 /// Makes an image the peer's; see [`crate::take_over`]. A lock is no fence: the owner must have let go of it.
 pub(crate) fn take_over(path: &Path, how: &TakeOver) -> Result<Ownership, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
-    let taken = Sidecar::of(path, &image.file, how.state_dir.as_deref()).and_then(|sidecar| {
-        group_redo::check_version(&image.what, &FileShelf::new(&sidecar))?;
-        sidecar.take_over(&image.what, how)
-    });
+    let taken =
+        Located::of(path, &image.file, how.state_dir.as_deref()).and_then(|Located { sidecar, .. }| {
+            group_redo::check_version(&image.what, &FileShelf::new(&sidecar))?;
+            sidecar.take_over(&image.what, how)
+        });
     image.unlock();
     taken
 }
@@ -195,7 +219,7 @@ pub(crate) fn take_over(path: &Path, how: &TakeOver) -> Result<Ownership, Backen
 /// Who owns an image, and its redo.
 pub(crate) fn look(path: &Path, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     let image = Image::open(path, true, Caching::Direct)?;
-    let sidecar = Sidecar::of(path, &image.file, state_dir)?;
+    let Located { sidecar, .. } = Located::of(path, &image.file, state_dir)?;
     Ok((image.what, sidecar.read()?, Box::new(FileShelf::new(&sidecar))))
 }
 
@@ -225,13 +249,23 @@ impl Image {
             _ => return Err(unfit(&what, "neither a file nor a block device")),
         };
         let flags = access | exclusive | OFlags::CLOEXEC;
-        let direct = match caching {
-            Caching::Direct => open_direct(path, flags),
+        let open = || match caching {
+            Caching::Direct => open_direct(path, flags).map(|file| (file, true)),
             Caching::Played => None,
         };
-        let (file, direct) = match direct {
-            Some(file) => (file, true),
-            None => (rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?, false),
+        let open = || match open() {
+            Some(opened) => Ok(opened),
+            None => rustix::fs::open(path, flags, Mode::empty()).map(|file| (file, false)),
+        };
+        let start = Instant::now();
+        let (file, direct) = loop {
+            match open() {
+                // The kernel lets go of a device a moment after the process that had it has ended or closed it.
+                Err(rustix::io::Errno::BUSY) if start.elapsed() < UNLISTED_WAIT => {
+                    std::thread::sleep(DYING_POLL);
+                }
+                outcome => break outcome.map_err(failed)?,
+            }
         };
         let size_bytes =
             size_of(&file, kind).map_err(|e| BackendError::io(&what, "read the size of the image", e))?;

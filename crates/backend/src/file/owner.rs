@@ -1,14 +1,14 @@
 //! The ownership record of a file or device: a small file that is replaced atomically under the lock.
 //!
 //! For a file it stands beside the image as `PATH.tidepool` (symbolic links resolved first). For a
-//! block device it stands in [`STATE_DIR`], under a name made of the device's own identity where it
-//! has one (WWID, device-mapper uuid, the file of a loop device), else of its kernel name: device
-//! nodes come and go.
+//! block device it stands in [`STATE_DIR`], under a name that means nothing: which device a record belongs to is said in it
+//! ([`ImageId`]), and a device's record is the one that says so. Names of devices come and go.
 
-use crate::TakeOver;
+use super::same::{ImageId, Sameness};
 use crate::changes::Change;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership, RECORD_BYTES_MAX};
+use crate::{OpenOptions, TakeOver};
 use rustix::fs::FileType;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -23,6 +23,19 @@ pub(crate) const STATE_DIR: &str = "/var/lib/tidepool";
 /// Time stamps of files move in steps of at most this much.
 const TIMESTAMP_STEP: Duration = Duration::from_millis(20);
 
+/// What the records of block devices are called: this, a number of their own, and [`SUFFIX`].
+const DEVICE_PREFIX: &str = "device-";
+const SUFFIX: &str = "tidepool";
+
+/// Where the record of an opened image stands, and what tells the image from others.
+#[derive(Debug)]
+pub(crate) struct Located {
+    pub(crate) sidecar: Sidecar,
+    pub(crate) identity: ImageId,
+    /// Records of devices of which nothing says whether they are this one.
+    pub(crate) perhaps: Vec<Sidecar>,
+}
+
 /// The place of an ownership record.
 #[derive(Debug, Clone)]
 pub(crate) struct Sidecar {
@@ -32,21 +45,6 @@ pub(crate) struct Sidecar {
 }
 
 impl Sidecar {
-    /// The place for an opened image.
-    pub(crate) fn of(path: &Path, file: &OwnedFd, state_dir: Option<&Path>) -> Result<Sidecar, BackendError> {
-        let what = path.display();
-        let stat = rustix::fs::fstat(file).map_err(|e| BackendError::io(what.to_string(), "stat", e))?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
-            let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
-            let name = device_identity(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-            return Ok(Sidecar::within(dir, &name));
-        }
-        let mut name =
-            fs::canonicalize(path).map_err(|e| BackendError::io(what, "resolve", e))?.into_os_string();
-        name.push(".tidepool");
-        Ok(Sidecar { path: name.into(), create_dir: false })
-    }
-
     /// The place in a directory of records, for what has no directory of its own.
     pub(crate) fn within(dir: &Path, name: &str) -> Sidecar {
         Sidecar { path: dir.join(format!("{name}.tidepool")), create_dir: true }
@@ -176,28 +174,213 @@ impl Sidecar {
     }
 }
 
-/// A name for a block device that survives a reboot where the device offers one.
-fn device_identity(major: u32, minor: u32) -> String {
+impl Located {
+    /// That of an opened image.
+    pub(crate) fn of(path: &Path, file: &OwnedFd, state_dir: Option<&Path>) -> Result<Located, BackendError> {
+        let what = path.display();
+        let stat = rustix::fs::fstat(file).map_err(|e| BackendError::io(&what, "stat", e))?;
+        let identity = ImageId::of(path, file).map_err(|e| BackendError::io(&what, "stat", e))?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+            let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
+            return of_device(&what.to_string(), identity, dir, &earlier_name(stat.st_rdev));
+        }
+        let mut name =
+            fs::canonicalize(path).map_err(|e| BackendError::io(&what, "resolve", e))?.into_os_string();
+        name.push(".");
+        name.push(SUFFIX);
+        let sidecar = Sidecar { path: name.into(), create_dir: false };
+        if stat.st_nlink > 1 && !sidecar.path.exists() {
+            let why = format!(
+                "the file has {} names (hard links), and its ownership record may stand beside another one; use that name, or \
+                 leave the file only this one",
+                stat.st_nlink
+            );
+            return Err(BackendError::Unsupported { what: what.to_string(), why });
+        }
+        Ok(Located { sidecar, identity, perhaps: Vec::new() })
+    }
+
+    /// What is known of the image's being another one than that of the record.
+    fn sameness(&self, record: &Ownership) -> Sameness {
+        record.image.as_ref().map_or(Sameness::Unknown, |image| image.compare(&self.identity))
+    }
+
+    /// Refuses a device without a record if data of the cache is to go there, and a record may be the device's. A cache that holds
+    /// nothing dirty of it is served as if there were none.
+    pub(crate) fn check_recognised(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        let of_cache = |sidecar: &&Sidecar| {
+            sidecar.read().is_ok_and(|record| record.is_some_and(|record| record.is_by(options.cache_uuid)))
+        };
+        let own: Vec<&Sidecar> = self.perhaps.iter().filter(of_cache).collect();
+        if own.is_empty() {
+            return Ok(());
+        }
+        if !options.dirty {
+            tracing::warn!(image = %what, "{}; it is served as a device that no cache has had", self.forgets());
+            return Ok(());
+        }
+        let records: Vec<String> = own.iter().map(|sidecar| sidecar.path.display().to_string()).collect();
+        let why = format!(
+            "nothing tells whether this is the device for which the cache holds data that is not drained ({}); if it is, say so: \
+             tidepool confirm file:{what} --record {}",
+            self.identity.names(),
+            records.join(", or --record ")
+        );
+        Err(BackendError::Unrecognised { what: what.into(), why })
+    }
+
+    /// Makes a record that may be the image's its own.
+    pub(super) fn confirm(
+        self,
+        what: &str,
+        file: &OwnedFd,
+        record: Option<&Path>,
+    ) -> Result<Ownership, BackendError> {
+        let Located { sidecar, identity, mut perhaps } = self;
+        let refused = |why: String| Err(BackendError::Unsupported { what: what.into(), why });
+        if let Some(found) = sidecar.read()? {
+            if found.image.as_ref().is_none_or(|image| image.compare(&identity) != Sameness::Different) {
+                return refused(format!(
+                    "there is nothing to confirm: its record is {}",
+                    sidecar.path.display()
+                ));
+            }
+            perhaps.push(sidecar);
+        }
+        let listed =
+            || perhaps.iter().map(|one| one.path.display().to_string()).collect::<Vec<_>>().join(", ");
+        let chosen = match (record, &perhaps[..]) {
+            (_, []) => {
+                return refused("no record comes into question for it: no cache holds anything of it".into());
+            }
+            (Some(path), several) => match several.iter().find(|one| one.path == path) {
+                Some(one) => one,
+                None => {
+                    return refused(format!(
+                        "{} does not come into question for it; there is {}",
+                        path.display(),
+                        listed()
+                    ));
+                }
+            },
+            (None, [one]) => one,
+            (None, _) => {
+                return refused(format!(
+                    "several records come into question for it, say which (--record): {}",
+                    listed()
+                ));
+            }
+        };
+        let none = || BackendError::Record { what: chosen.path.display().to_string(), why: "is gone".into() };
+        let found = chosen.read()?.ok_or_else(none)?;
+        let now = stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
+        // Whoever vouches for it vouches for its content.
+        let record = Ownership {
+            image: Some(identity),
+            stamp: found.stamp.as_ref().and(now.clone()),
+            taken_at: found.taken_at.as_ref().and(now),
+            ..found.renewed()
+        };
+        chosen.write(&record)?;
+        Ok(record)
+    }
+
+    /// That the image is not known again after a reboot.
+    pub(crate) fn forgets(&self) -> String {
+        format!(
+            "{} has no name that it keeps over a reboot (a WWID, a serial number, a uuid): after one, data of a cache that is not \
+             drained waits until tidepool confirm says that it is the same",
+            self.identity.name
+        )
+    }
+}
+
+/// Finds the record of a device. `earlier` is the name that an earlier release gave it.
+fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Result<Located, BackendError> {
+    let (mut same, mut perhaps) = (Vec::new(), Vec::new());
+    for sidecar in device_records(dir)? {
+        let Some(record) = sidecar.read()? else { continue };
+        match record.image.as_ref().map_or(Sameness::Unknown, |image| image.compare(&identity)) {
+            Sameness::Same => same.push(sidecar),
+            Sameness::Unknown if record.state != OwnerState::Clean => perhaps.push(sidecar),
+            Sameness::Unknown | Sameness::Different => {}
+        }
+    }
+    let by_name = Sidecar::within(dir, &earlier.name);
+    if same.is_empty()
+        && let Some(record) = by_name.read()?
+        && record.image.is_none()
+    {
+        match earlier.lasts {
+            true => same.push(by_name),
+            false if record.state != OwnerState::Clean => perhaps.push(by_name),
+            false => {}
+        }
+    }
+    if let [one, other, ..] = &same[..] {
+        let why = format!(
+            "{} and {} both say that they are of this device; move one of them away",
+            one.path.display(),
+            other.path.display()
+        );
+        return Err(BackendError::Unsupported { what: what.into(), why });
+    }
+    let fresh = || Sidecar::within(dir, &format!("{DEVICE_PREFIX}{}", Uuid::new_v4()));
+    Ok(Located { sidecar: same.pop().unwrap_or_else(fresh), identity, perhaps })
+}
+
+/// The records of devices in a directory.
+fn device_records(dir: &Path) -> Result<Vec<Sidecar>, BackendError> {
+    let failed = |e| BackendError::io(dir.display(), "list the ownership records of devices", e);
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(failed(e)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        let is_one = |name: &str| name.starts_with(DEVICE_PREFIX) && name.ends_with(&format!(".{SUFFIX}"));
+        if path.file_name().and_then(|name| name.to_str()).is_some_and(is_one) {
+            found.push(Sidecar { path, create_dir: true });
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+/// The name that an earlier release gave the record of a device.
+struct Earlier {
+    name: String,
+    /// It was made of what only this device has.
+    lasts: bool,
+}
+
+/// Makes the name as that release did: of the first thing of several that there is.
+fn earlier_name(device: u64) -> Earlier {
+    const CHARS_MAX: usize = 200;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let sys = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let disk = match fs::read_to_string(sys.join("partition")) {
         Ok(_) => sys.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned)).unwrap_or(sys.clone()),
         Err(_) => sys.clone(),
     };
-    let mut name = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "loop/backing_file"]
-        .iter()
-        .filter_map(|file| fs::read_to_string(disk.join(file)).ok())
-        .map(|text| text.trim().to_owned())
-        .find(|text| !text.is_empty())
+    let of = |files: &[&str]| {
+        let texts = files.iter().filter_map(|file| fs::read_to_string(disk.join(file)).ok());
+        texts.map(|text| text.trim().to_owned()).find(|text| !text.is_empty())
+    };
+    let lasting = of(&["wwid", "device/wwid", "dm/uuid", "md/uuid"]);
+    let lasts = lasting.as_ref().is_some_and(|name| name.len() < CHARS_MAX);
+    let mut name = lasting
+        .or_else(|| of(&["loop/backing_file"]))
         .or_else(|| disk.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned))
         .unwrap_or_else(|| format!("{major}-{minor}"));
     if let Ok(partition) = fs::read_to_string(sys.join("partition")) {
         name.push_str("-part");
         name.push_str(partition.trim());
     }
-    name.chars()
-        .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' })
-        .take(200)
-        .collect()
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    Earlier { name: name.chars().map(plain).take(CHARS_MAX).collect(), lasts }
 }
 
 /// The attributes that change when somebody writes to a file; `None` for a device, which has none.
@@ -227,12 +410,32 @@ fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
 }
 
 /// Whether somebody else wrote since the record was made.
-pub(crate) fn continuity(record: Option<&Ownership>, cache_uuid: Uuid, file: &OwnedFd) -> Continuity {
+pub(crate) fn continuity(
+    record: Option<&Ownership>,
+    cache_uuid: Uuid,
+    located: &Located,
+    file: &OwnedFd,
+) -> Continuity {
     if let Some(known) = Continuity::of_record(record, cache_uuid) {
         return known;
     }
     let Some(record) = record else { return Continuity::unproven("the image has no ownership record") };
+    if let Some(then) = record.image.as_ref().filter(|_| located.sameness(record) == Sameness::Different) {
+        tracing::debug!(then = %then.names(), now = %located.identity.names(), "another image");
+        let path = &located.identity.name;
+        return Continuity::overwritten(format!(
+            "it is another file than this cache has had (if it was only moved: tidepool confirm file:{path})"
+        ));
+    }
     let now = stamp_now(file);
+    if let (Some(ImageStamp::File { mtime_ns: then, .. }), Ok(Some(ImageStamp::File { mtime_ns: now, .. }))) =
+        (&record.taken_at, &now)
+        && now < then
+    {
+        return Continuity::overwritten(
+            "it was last written before this cache took it, so that somebody has put it back",
+        );
+    }
     match (&record.taken_from, &record.stamp) {
         (None, _) if record.state == OwnerState::Open => {
             return Continuity::proven("this cache still owns the image, as it did when it was killed");

@@ -349,6 +349,7 @@ pub(super) fn is_decision(error: &VolumeError) -> bool {
             BackendError::NotFound { .. }
                 | BackendError::PeerFirst { .. }
                 | BackendError::Overwritten { .. }
+                | BackendError::Unrecognised { .. }
                 | BackendError::Denied { .. }
                 | BackendError::Unsupported { .. }
                 | BackendError::Newer { .. }

@@ -1,0 +1,336 @@
+//! A cache drains only into the file or device that it belongs to, whatever that is called today.
+
+use crate::common::{Driver, OTHER, OURS, open, options, refused};
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tidepool_backend::{OpenOptions, OwnerState, confirm};
+
+const MIB: u64 = 1 << 20;
+
+/// A directory for images and one for the records of devices.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        Place(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"))
+    }
+
+    fn file(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.0.path().join(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+        fs::File::create(&path).expect("a file").set_len(bytes).expect("a size");
+        path
+    }
+
+    fn state(&self) -> PathBuf {
+        self.0.path().join("state")
+    }
+
+    /// A cache that holds nothing dirty.
+    fn clean(&self, cache_uuid: [u8; 16]) -> OpenOptions {
+        OpenOptions { state_dir: Some(self.state()), ..options(cache_uuid) }
+    }
+
+    fn dirty(&self, cache_uuid: [u8; 16]) -> OpenOptions {
+        OpenOptions { dirty: true, ..self.clean(cache_uuid) }
+    }
+
+    /// The cache has the image for a moment, and ends as told: with dirty data, clean, or by a kill.
+    fn has(&self, path: &Path, how: OpenOptions, end: End) {
+        let opened = open(&uri(path), how).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        match end {
+            End::Clean => Driver::new(opened.backend).close(true).expect("closed"),
+            End::Dirty => Driver::new(opened.backend).close(false).expect("closed"),
+            End::Killed => drop(opened),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Clean,
+    Dirty,
+    Killed,
+}
+
+fn uri(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+fn run(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Asks the kernel to add a loop device of this number, or to remove it.
+fn loop_control(number: u32, request: libc::Ioctl) -> bool {
+    let Ok(control) = fs::File::open("/dev/loop-control") else { return false };
+    // SAFETY: an open file; the request takes a number.
+    unsafe { libc::ioctl(control.as_raw_fd(), request, libc::c_long::from(number)) >= 0 }
+}
+
+/// A loop device over a part of a file, gone with the test. Its number is one that nobody looks for a free one at.
+struct Loop(PathBuf, u32);
+
+impl Loop {
+    const ADD: libc::Ioctl = 0x4c80;
+    const REMOVE: libc::Ioctl = 0x4c81;
+
+    /// `None` where this user may not make one.
+    fn over(file: &Path, offset: u64, bytes: u64) -> Option<Loop> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = 1000 + std::process::id() % 60_000 * 16 + NEXT.fetch_add(1, Ordering::Relaxed);
+        if !loop_control(number, Loop::ADD) {
+            println!("not run: no loop device can be made here");
+            return None;
+        }
+        let made = Loop(format!("/dev/loop{number}").into(), number);
+        made.attach(file, offset, bytes);
+        Some(made)
+    }
+
+    /// Over another part of a file, under the name that it has.
+    fn becomes(&self, file: &Path, offset: u64, bytes: u64) {
+        run("losetup", &["--detach", &self.0.to_string_lossy()]).expect("detached");
+        self.attach(file, offset, bytes);
+    }
+
+    fn attach(&self, file: &Path, offset: u64, bytes: u64) {
+        let name = self.0.to_string_lossy().into_owned();
+        let (file, offset, bytes) = (file.to_string_lossy(), offset.to_string(), bytes.to_string());
+        // The kernel detaches it when its last user is gone, which may be a moment later.
+        let attached = (0..100).any(|_| {
+            let done = run("losetup", &["--offset", &offset, "--sizelimit", &bytes, &name, &file]).is_some();
+            if !done {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            done
+        });
+        assert!(attached, "{name} cannot be attached");
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = run("losetup", &["--detach", &self.0.to_string_lossy()]);
+        // It is free a moment after its last user has let go of it.
+        let _ = (0..100).any(|_| {
+            let removed = loop_control(self.1, Loop::REMOVE);
+            if !removed {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            removed
+        });
+    }
+}
+
+/// A disk in memory, which has no name that lasts. Gone with the test.
+struct MemoryDisk(String);
+
+impl MemoryDisk {
+    fn new(bytes: u64) -> Option<MemoryDisk> {
+        let Ok(number) = fs::read_to_string("/sys/class/zram-control/hot_add") else {
+            println!("not run: this kernel or user makes no zram devices");
+            return None;
+        };
+        let disk = MemoryDisk(number.trim().to_owned());
+        fs::write(format!("/sys/block/zram{}/disksize", disk.0), bytes.to_string()).expect("a size");
+        Some(disk)
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/dev/zram{}", self.0).into()
+    }
+}
+
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        let _ = fs::write("/sys/class/zram-control/hot_remove", &self.0);
+    }
+}
+
+#[test]
+fn two_parts_of_a_file_are_two_devices_and_each_is_known_again_under_another_name() {
+    let place = Place::new();
+    let file = place.file("disk", 32 * MIB);
+    let Some(first) = Loop::over(&file, 0, 8 * MIB) else { return };
+    let Some(second) = Loop::over(&file, 8 * MIB, 8 * MIB) else { return };
+    place.has(&first.0, place.clean(OURS), End::Dirty);
+    place.has(&second.0, place.clean(OTHER), End::Dirty);
+    for (device, stranger) in [(&first, OTHER), (&second, OURS)] {
+        let told = refused(&uri(&device.0), place.clean(stranger));
+        assert!(told.contains("owned by another cache"), "{told}");
+    }
+    // Each of them under the other one's name.
+    first.becomes(&file, 8 * MIB, 8 * MIB);
+    second.becomes(&file, 0, 8 * MIB);
+    place.has(&first.0, place.dirty(OTHER), End::Dirty);
+    place.has(&second.0, place.dirty(OURS), End::Killed);
+    place.has(&second.0, place.dirty(OURS), End::Dirty);
+    // A third part under both names.
+    for device in [&first, &second] {
+        device.becomes(&file, 16 * MIB, 8 * MIB);
+        let told = refused(&uri(&device.0), place.dirty(OURS));
+        assert!(told.contains("must not be written over it"), "{told}");
+    }
+}
+
+#[test]
+fn files_whose_paths_an_earlier_release_could_not_tell_apart_are_two() {
+    let place = Place::new();
+    let [one, other] = ["vm/1.img", "vm_1.img"].map(|name| place.file(name, 8 * MIB));
+    let Some(one) = Loop::over(&one, 0, 8 * MIB) else { return };
+    let Some(other) = Loop::over(&other, 0, 8 * MIB) else { return };
+    place.has(&one.0, place.clean(OURS), End::Dirty);
+    place.has(&other.0, place.clean(OTHER), End::Dirty);
+    place.has(&one.0, place.dirty(OURS), End::Dirty);
+    place.has(&other.0, place.dirty(OTHER), End::Dirty);
+}
+
+#[test]
+fn a_device_without_a_lasting_name_is_known_while_it_is_there_and_then_has_to_be_confirmed() {
+    let place = Place::new();
+    let Some(disk) = MemoryDisk::new(16 * MIB) else { return };
+    place.has(&disk.path(), place.clean(OURS), End::Dirty);
+    place.has(&disk.path(), place.dirty(OURS), End::Killed);
+    place.has(&disk.path(), place.dirty(OURS), End::Dirty);
+    let report = crate::common::check(&uri(&disk.path()), &place.clean(OURS));
+    assert!(report.items.iter().any(|item| item.detail.contains("no name that it keeps")), "{report:?}");
+    let path = disk.path();
+    drop(disk);
+    let Some(disk) = MemoryDisk::new(16 * MIB) else { return };
+    assert_eq!(disk.path(), path, "another disk has its name");
+
+    let told = refused(&uri(&path), place.dirty(OURS));
+    assert!(told.contains("nothing tells whether this is the device") && !told.contains('\n'), "{told}");
+    let record = told.rsplit("--record ").next().expect("a record").to_owned();
+    // Whoever holds nothing dirty of it takes it for a new one.
+    place.has(&path, place.clean(OTHER), End::Clean);
+    let confirmed = |record: Option<&Path>| {
+        confirm(&uri(&path).parse().expect("a URI"), Some(&place.state()), record).map_err(|e| e.to_string())
+    };
+    let told = confirmed(None).expect_err("it has a record now");
+    assert!(told.contains("nothing to confirm"), "{told}");
+    drop(disk);
+    let Some(_disk) = MemoryDisk::new(16 * MIB) else { return };
+    let told = confirmed(Some(Path::new("/nowhere"))).expect_err("that is none");
+    assert!(told.contains("does not come into question") && told.contains(&record), "{told}");
+    let found = confirmed(Some(Path::new(&record))).expect("it is said");
+    assert_eq!((found.state, found.cache_uuid.as_bytes()), (OwnerState::Dirty, &OURS));
+    place.has(&path, place.dirty(OURS), End::Clean);
+}
+
+#[test]
+fn a_file_that_was_replaced_is_another_one() {
+    let place = Place::new();
+    for (end, how) in [(End::Dirty, "copied"), (End::Killed, "copied"), (End::Killed, "put back in place")] {
+        let path = place.file("image", 8 * MIB);
+        place.has(&path, place.clean(OURS), end);
+        match how {
+            "copied" => {
+                let copy = place.file("copy", 8 * MIB);
+                fs::rename(&copy, &path).expect("replaced");
+            }
+            _ => {
+                let path = path.to_string_lossy().into_owned();
+                run("touch", &["--date", "2020-01-01", &path]).expect("an older time");
+            }
+        }
+        let told = refused(&uri(&path), place.dirty(OURS));
+        assert!(told.contains("must not be written over it"), "{how}: {told}");
+        let opened = open(&uri(&path), place.clean(OURS)).expect("nothing is dirty");
+        assert!(!opened.keep_clean, "{how}: {}", opened.reason);
+        Driver::new(opened.backend).close(true).expect("closed");
+        fs::remove_file(place.0.path().join("image.tidepool")).expect("the record");
+    }
+    // Whoever knows that a copy is the image says so.
+    let path = place.file("image", 8 * MIB);
+    place.has(&path, place.clean(OURS), End::Dirty);
+    fs::rename(place.file("copy", 8 * MIB), &path).expect("replaced");
+    confirm(&uri(&path).parse().expect("a URI"), None, None).expect("it is said");
+    place.has(&path, place.dirty(OURS), End::Clean);
+}
+
+#[test]
+fn a_file_goes_by_all_of_its_names_or_is_refused() {
+    let place = Place::new();
+    let path = place.file("image", 8 * MIB);
+    place.has(&path, place.clean(OURS), End::Dirty);
+    let link = place.0.path().join("link");
+    fs::hard_link(&path, &link).expect("a second name");
+    let told = refused(&uri(&link), place.clean(OTHER));
+    assert!(told.contains("2 names (hard links)"), "{told}");
+    place.has(&path, place.dirty(OURS), End::Dirty);
+    fs::remove_file(&link).expect("removed");
+    // With its record it may go elsewhere.
+    let moved = place.0.path().join("moved");
+    fs::rename(&path, &moved).expect("moved");
+    let told = refused(&uri(&moved), place.dirty(OURS));
+    assert!(told.contains("must not be written over it"), "{told}");
+    fs::rename(place.0.path().join("image.tidepool"), place.0.path().join("moved.tidepool")).expect("moved");
+    place.has(&moved, place.dirty(OURS), End::Clean);
+}
+
+/// Devices change their names while nobody looks: whatever is accepted is what it was.
+#[test]
+fn among_two_hundred_swaps_nothing_dirty_goes_to_another_device() {
+    const DISKS: u64 = 4;
+    let place = Place::new();
+    let file = place.file("disks", DISKS * 4 * MIB);
+    let part = |disk: u64| (disk * 4 * MIB, 4 * MIB);
+    let Some(devices) = (0..2).map(|n| Loop::over(&file, part(n).0, part(n).1)).collect::<Option<Vec<_>>>()
+    else {
+        return;
+    };
+    let mut state = 88_172_645_463_325_252u64;
+    let mut roll = |n: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % n
+    };
+    // The disk under each name, and the one whose data the volume of that name has, if any is dirty.
+    let mut under = [0, 1];
+    let mut dirty: [Option<u64>; 2] = [None, None];
+    let (mut accepted, mut turned_away) = (0, 0);
+    for _ in 0..200 {
+        let name = roll(2) as usize;
+        if roll(2) == 0 {
+            let other = under[1 - name];
+            let free: Vec<u64> = (0..DISKS).filter(|disk| *disk != other).collect();
+            under[name] = free[roll(DISKS - 1) as usize];
+            let (offset, bytes) = part(under[name]);
+            devices[name].becomes(&file, offset, bytes);
+        }
+        // Each volume has a cache of its own.
+        let uuid = [name as u8 + 1; 16];
+        let how = match dirty[name] {
+            Some(_) => place.dirty(uuid),
+            None => place.clean(uuid),
+        };
+        match open(&uri(&devices[name].0), how) {
+            Ok(opened) => {
+                accepted += 1;
+                assert!(
+                    dirty[name].is_none_or(|disk| disk == under[name]),
+                    "dirty data goes to another disk"
+                );
+                let clean = roll(2) == 0;
+                dirty[name] = (!clean).then_some(under[name]);
+                match roll(3) {
+                    0 if !clean => drop(opened),
+                    _ => Driver::new(opened.backend).close(clean).expect("closed"),
+                }
+            }
+            Err(e) => {
+                turned_away += 1;
+                let foreign = dirty[1 - name] == Some(under[name]);
+                assert!(foreign || dirty[name].is_some_and(|disk| disk != under[name]), "{e}");
+            }
+        }
+    }
+    assert!(accepted > 30 && turned_away > 30, "{accepted} accepted, {turned_away} turned away");
+}
