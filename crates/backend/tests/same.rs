@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use tidepool_backend::{OpenOptions, OwnerState, confirm};
 
 const MIB: u64 = 1 << 20;
@@ -65,6 +66,16 @@ fn run(program: &str, arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// Tries something for two seconds at most; whether it was done.
+fn soon(mut done: impl FnMut() -> bool) -> bool {
+    (0..100).any(|attempt| {
+        if attempt > 0 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        done()
+    })
+}
+
 /// Asks the kernel to add a loop device of this number, or to remove it.
 fn loop_control(number: u32, request: libc::Ioctl) -> bool {
     let Ok(control) = fs::File::open("/dev/loop-control") else { return false };
@@ -102,13 +113,8 @@ impl Loop {
         let name = self.0.to_string_lossy().into_owned();
         let (file, offset, bytes) = (file.to_string_lossy(), offset.to_string(), bytes.to_string());
         // The kernel detaches it when its last user is gone, which may be a moment later.
-        let attached = (0..100).any(|_| {
-            let done = run("losetup", &["--offset", &offset, "--sizelimit", &bytes, &name, &file]).is_some();
-            if !done {
-                std::thread::sleep(std::time::Duration::from_millis(20));
-            }
-            done
-        });
+        let attached =
+            soon(|| run("losetup", &["--offset", &offset, "--sizelimit", &bytes, &name, &file]).is_some());
         assert!(attached, "{name} cannot be attached");
     }
 }
@@ -117,13 +123,7 @@ impl Drop for Loop {
     fn drop(&mut self) {
         let _ = run("losetup", &["--detach", &self.0.to_string_lossy()]);
         // It is free a moment after its last user has let go of it.
-        let _ = (0..100).any(|_| {
-            let removed = loop_control(self.1, Loop::REMOVE);
-            if !removed {
-                std::thread::sleep(std::time::Duration::from_millis(20));
-            }
-            removed
-        });
+        let _ = soon(|| loop_control(self.1, Loop::REMOVE));
     }
 }
 

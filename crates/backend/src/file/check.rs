@@ -24,12 +24,9 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
     report.step("lock", image.lock(options.read_only), |()| "free".into());
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let read = Located::of(path, &image.file, options.state_dir.as_deref()).and_then(|located| {
-        let Located { sidecar, .. } = &located;
-        let record = sidecar.read()?;
-        if record.is_none() {
-            located.check_recognised(&image.what, options)?;
-        }
-        if let Some(record) = &record {
+        let Located { sidecar, record, .. } = &located;
+        located.check_recognised(&image.what, options)?;
+        if let Some(record) = record {
             record.check_whole(&image.what, options)?;
             record.check_owner(&image.what, cache_uuid)?;
         }
@@ -37,19 +34,18 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
             check_version(&image.what, &FileShelf::new(sidecar))?;
             sidecar.check_writable()?;
         }
-        Ok((located, record))
+        Ok(located)
     });
     image.unlock();
-    let Some((located, record)) = report.step("ownership", read, |(_, record)| describe(record.as_ref()))
-    else {
+    let Some(located) = report.step("ownership", read, |located| describe(located.record.as_ref())) else {
         return;
     };
     if options.read_only {
         report.would.push("lock the image shared and only read it".into());
         return;
     }
-    let generation = record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
-    let continuity = owner::continuity(record.as_ref(), cache_uuid, &located, &image.file);
+    let generation = located.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
+    let continuity = owner::continuity(&located, cache_uuid, &image.file);
     if !located.identity.lasts() {
         report.warn("identity", located.forgets());
     }

@@ -142,13 +142,10 @@ struct Taken {
 /// Checks and takes the ownership of a locked image.
 fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Result<Taken, BackendError> {
     let located = Located::of(path, file, options.state_dir.as_deref())?;
-    let Located { sidecar, .. } = &located;
+    let Located { sidecar, record, .. } = &located;
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
-    let record = sidecar.read()?;
-    if record.is_none() {
-        located.check_recognised(what, options)?;
-    }
-    if let Some(record) = &record {
+    located.check_recognised(what, options)?;
+    if let Some(record) = record {
         record.check_owner(what, cache_uuid)?;
         record.check_whole(what, options)?;
         record.check_known(what, options)?;
@@ -156,8 +153,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     if !options.read_only {
         group_redo::check_version(what, &FileShelf::new(sidecar))?;
     }
-    let continuity = owner::continuity(record.as_ref(), cache_uuid, &located, file)
-        .of_generation(record.as_ref(), options);
+    let continuity = owner::continuity(&located, cache_uuid, file).of_generation(record.as_ref(), options);
     continuity.check_dirty(what, options)?;
     if let (Some(sequence), Some(record)) = (options.sequence, record.as_ref())
         && record.cache_uuid == cache_uuid
@@ -168,8 +164,8 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
         return Ok(Taken { ownership: None, generation: 0, continuity });
     }
-    let Located { sidecar, identity, .. } = located;
-    let taken_at = owner::stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
+    let Located { sidecar, record, identity, .. } = located;
+    let taken_at = owner::stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
     let record = Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
     sidecar.write(&record)?;
     Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity })
@@ -179,8 +175,8 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
 pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
-    let Located { sidecar, .. } = Located::of(path, &image.file, state_dir)?;
-    let Some(before) = sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
+    let Located { sidecar, record, .. } = Located::of(path, &image.file, state_dir)?;
+    let Some(before) = record.filter(|record| record.state != OwnerState::Clean) else {
         return Ok(None);
     };
     group_redo::clear(&image.what, &FileShelf::new(&sidecar), before.generation)?;
@@ -219,8 +215,8 @@ pub(crate) fn take_over(path: &Path, how: &TakeOver) -> Result<Ownership, Backen
 /// Who owns an image, and its redo.
 pub(crate) fn look(path: &Path, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
     let image = Image::open(path, true, Caching::Direct)?;
-    let Located { sidecar, .. } = Located::of(path, &image.file, state_dir)?;
-    Ok((image.what, sidecar.read()?, Box::new(FileShelf::new(&sidecar))))
+    let Located { sidecar, record, .. } = Located::of(path, &image.file, state_dir)?;
+    Ok((image.what, record, Box::new(FileShelf::new(&sidecar))))
 }
 
 /// An opened image before it is put to use.
@@ -249,12 +245,12 @@ impl Image {
             _ => return Err(unfit(&what, "neither a file nor a block device")),
         };
         let flags = access | exclusive | OFlags::CLOEXEC;
-        let open = || match caching {
-            Caching::Direct => open_direct(path, flags).map(|file| (file, true)),
+        let direct = || match caching {
+            Caching::Direct => open_direct(path, flags),
             Caching::Played => None,
         };
-        let open = || match open() {
-            Some(opened) => Ok(opened),
+        let open = || match direct() {
+            Some(file) => Ok((file, true)),
             None => rustix::fs::open(path, flags, Mode::empty()).map(|file| (file, false)),
         };
         let start = Instant::now();

@@ -4,7 +4,7 @@
 //! block device it stands in [`STATE_DIR`], under a name that means nothing: which device a record belongs to is said in it
 //! ([`ImageId`]), and a device's record is the one that says so. Names of devices come and go.
 
-use super::same::{ImageId, Sameness};
+use super::same::{ImageId, Sameness, in_sys};
 use crate::changes::Change;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership, RECORD_BYTES_MAX};
@@ -31,9 +31,11 @@ const SUFFIX: &str = "tidepool";
 #[derive(Debug)]
 pub(crate) struct Located {
     pub(crate) sidecar: Sidecar,
+    /// What stands there, if anything does.
+    pub(crate) record: Option<Ownership>,
     pub(crate) identity: ImageId,
     /// Records of devices of which nothing says whether they are this one.
-    pub(crate) perhaps: Vec<Sidecar>,
+    perhaps: Vec<(Sidecar, Ownership)>,
 }
 
 /// The place of an ownership record.
@@ -197,29 +199,21 @@ impl Located {
             );
             return Err(BackendError::Unsupported { what: what.to_string(), why });
         }
-        Ok(Located { sidecar, identity, perhaps: Vec::new() })
-    }
-
-    /// What is known of the image's being another one than that of the record.
-    fn sameness(&self, record: &Ownership) -> Sameness {
-        record.image.as_ref().map_or(Sameness::Unknown, |image| image.compare(&self.identity))
+        Ok(Located { record: sidecar.read()?, sidecar, identity, perhaps: Vec::new() })
     }
 
     /// Refuses a device without a record if data of the cache is to go there, and a record may be the device's. A cache that holds
     /// nothing dirty of it is served as if there were none.
     pub(crate) fn check_recognised(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
-        let of_cache = |sidecar: &&Sidecar| {
-            sidecar.read().is_ok_and(|record| record.is_some_and(|record| record.is_by(options.cache_uuid)))
-        };
-        let own: Vec<&Sidecar> = self.perhaps.iter().filter(of_cache).collect();
-        if own.is_empty() {
+        let own = self.perhaps.iter().filter(|(_, record)| record.is_by(options.cache_uuid));
+        let records: Vec<String> = own.map(|(sidecar, _)| sidecar.path.display().to_string()).collect();
+        if self.record.is_some() || records.is_empty() {
             return Ok(());
         }
         if !options.dirty {
             tracing::warn!(image = %what, "{}; it is served as a device that no cache has had", self.forgets());
             return Ok(());
         }
-        let records: Vec<String> = own.iter().map(|sidecar| sidecar.path.display().to_string()).collect();
         let why = format!(
             "nothing tells whether this is the device for which the cache holds data that is not drained ({}); if it is, say so: \
              tidepool confirm file:{what} --record {}",
@@ -236,24 +230,26 @@ impl Located {
         file: &OwnedFd,
         record: Option<&Path>,
     ) -> Result<Ownership, BackendError> {
-        let Located { sidecar, identity, mut perhaps } = self;
+        let Located { sidecar, record: own, identity, mut perhaps } = self;
         let refused = |why: String| Err(BackendError::Unsupported { what: what.into(), why });
-        if let Some(found) = sidecar.read()? {
-            if found.image.as_ref().is_none_or(|image| image.compare(&identity) != Sameness::Different) {
+        if let Some(own) = own {
+            if sameness(&own, &identity) != Sameness::Different {
                 return refused(format!(
                     "there is nothing to confirm: its record is {}",
                     sidecar.path.display()
                 ));
             }
-            perhaps.push(sidecar);
+            perhaps.push((sidecar, own));
         }
-        let listed =
-            || perhaps.iter().map(|one| one.path.display().to_string()).collect::<Vec<_>>().join(", ");
-        let chosen = match (record, &perhaps[..]) {
+        let listed = || {
+            let paths = perhaps.iter().map(|(one, _)| one.path.display().to_string());
+            paths.collect::<Vec<_>>().join(", ")
+        };
+        let (chosen, found) = match (record, &perhaps[..]) {
             (_, []) => {
                 return refused("no record comes into question for it: no cache holds anything of it".into());
             }
-            (Some(path), several) => match several.iter().find(|one| one.path == path) {
+            (Some(path), several) => match several.iter().find(|(one, _)| one.path == path) {
                 Some(one) => one,
                 None => {
                     return refused(format!(
@@ -271,8 +267,6 @@ impl Located {
                 ));
             }
         };
-        let none = || BackendError::Record { what: chosen.path.display().to_string(), why: "is gone".into() };
-        let found = chosen.read()?.ok_or_else(none)?;
         let now = stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
         // Whoever vouches for it vouches for its content.
         let record = Ownership {
@@ -300,9 +294,9 @@ fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Re
     let (mut same, mut perhaps) = (Vec::new(), Vec::new());
     for sidecar in device_records(dir)? {
         let Some(record) = sidecar.read()? else { continue };
-        match record.image.as_ref().map_or(Sameness::Unknown, |image| image.compare(&identity)) {
-            Sameness::Same => same.push(sidecar),
-            Sameness::Unknown if record.state != OwnerState::Clean => perhaps.push(sidecar),
+        match sameness(&record, &identity) {
+            Sameness::Same => same.push((sidecar, record)),
+            Sameness::Unknown if record.state != OwnerState::Clean => perhaps.push((sidecar, record)),
             Sameness::Unknown | Sameness::Different => {}
         }
     }
@@ -312,12 +306,12 @@ fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Re
         && record.image.is_none()
     {
         match earlier.lasts {
-            true => same.push(by_name),
-            false if record.state != OwnerState::Clean => perhaps.push(by_name),
+            true => same.push((by_name, record)),
+            false if record.state != OwnerState::Clean => perhaps.push((by_name, record)),
             false => {}
         }
     }
-    if let [one, other, ..] = &same[..] {
+    if let [(one, _), (other, _), ..] = &same[..] {
         let why = format!(
             "{} and {} both say that they are of this device; move one of them away",
             one.path.display(),
@@ -326,7 +320,16 @@ fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Re
         return Err(BackendError::Unsupported { what: what.into(), why });
     }
     let fresh = || Sidecar::within(dir, &format!("{DEVICE_PREFIX}{}", Uuid::new_v4()));
-    Ok(Located { sidecar: same.pop().unwrap_or_else(fresh), identity, perhaps })
+    let (sidecar, record) = match same.pop() {
+        Some((sidecar, record)) => (sidecar, Some(record)),
+        None => (fresh(), None),
+    };
+    Ok(Located { sidecar, record, identity, perhaps })
+}
+
+/// Whether a record is of the image with this identity.
+fn sameness(record: &Ownership, identity: &ImageId) -> Sameness {
+    record.image.as_ref().map_or(Sameness::Unknown, |image| image.compare(identity))
 }
 
 /// The records of devices in a directory.
@@ -359,8 +362,7 @@ struct Earlier {
 /// Makes the name as that release did: of the first thing of several that there is.
 fn earlier_name(device: u64) -> Earlier {
     const CHARS_MAX: usize = 200;
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let sys = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let sys = in_sys(device);
     let disk = match fs::read_to_string(sys.join("partition")) {
         Ok(_) => sys.canonicalize().ok().and_then(|p| p.parent().map(Path::to_owned)).unwrap_or(sys.clone()),
         Err(_) => sys.clone(),
@@ -374,7 +376,7 @@ fn earlier_name(device: u64) -> Earlier {
     let mut name = lasting
         .or_else(|| of(&["loop/backing_file"]))
         .or_else(|| disk.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned))
-        .unwrap_or_else(|| format!("{major}-{minor}"));
+        .unwrap_or_else(|| format!("{}-{}", rustix::fs::major(device), rustix::fs::minor(device)));
     if let Ok(partition) = fs::read_to_string(sys.join("partition")) {
         name.push_str("-part");
         name.push_str(partition.trim());
@@ -397,7 +399,8 @@ pub(super) fn stamp(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     Ok(stamp)
 }
 
-fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
+/// They, as they are at this moment.
+pub(super) fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     let stat = rustix::fs::fstat(file)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
         return Ok(None);
@@ -410,17 +413,15 @@ fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
 }
 
 /// Whether somebody else wrote since the record was made.
-pub(crate) fn continuity(
-    record: Option<&Ownership>,
-    cache_uuid: Uuid,
-    located: &Located,
-    file: &OwnedFd,
-) -> Continuity {
+pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) -> Continuity {
+    let record = located.record.as_ref();
     if let Some(known) = Continuity::of_record(record, cache_uuid) {
         return known;
     }
     let Some(record) = record else { return Continuity::unproven("the image has no ownership record") };
-    if let Some(then) = record.image.as_ref().filter(|_| located.sameness(record) == Sameness::Different) {
+    if let Some(then) =
+        record.image.as_ref().filter(|_| sameness(record, &located.identity) == Sameness::Different)
+    {
         tracing::debug!(then = %then.names(), now = %located.identity.names(), "another image");
         let path = &located.identity.name;
         return Continuity::overwritten(format!(

@@ -52,11 +52,7 @@ impl ImageId {
     pub(crate) fn of(path: &Path, file: &OwnedFd) -> std::io::Result<ImageId> {
         let stat = rustix::fs::fstat(file)?;
         let mut identity = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => {
-                let number =
-                    format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-                of_device(&Path::new("/sys/dev/block").join(number))
-            }
+            FileType::BlockDevice => of_device(&in_sys(stat.st_rdev)),
             _ => {
                 let (sequence, lasting) = of_file(file, stat.st_dev);
                 ImageId { name: path.display().to_string(), sequence, lasting, ..ImageId::default() }
@@ -111,14 +107,27 @@ fn short(name: &str) -> String {
     if name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control) {
         return name.to_owned();
     }
-    Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(name.as_bytes()))
 }
 
-/// What a small file of the kernel says; `None` where there is none, or nothing in it.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The directory of a block device in the kernel's tree.
+pub(super) fn in_sys(device: u64) -> PathBuf {
+    format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device)).into()
+}
+
+/// What a small file of the kernel says; `None` where there is none.
 fn read(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
-    let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
-    (!text.is_empty() && text.chars().any(|c| c.is_alphanumeric() && c != '0')).then(|| text.to_owned())
+    Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
+}
+
+/// What it says, if that is a name: not empty, and not all zeros.
+fn read_name(path: &Path) -> Option<String> {
+    read(path).filter(|text| text.chars().any(|c| c.is_alphanumeric() && c != '0'))
 }
 
 /// The identity of a block device by its directory in the kernel's tree.
@@ -126,7 +135,7 @@ fn of_device(sys: &Path) -> ImageId {
     let mut identity = ImageId::default();
     let resolved = sys.canonicalize().unwrap_or_else(|_| sys.to_owned());
     identity.name = resolved.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let number = |file: &str| fs::read_to_string(sys.join(file)).ok()?.trim().parse::<u64>().ok();
+    let number = |file: &str| read(&sys.join(file))?.parse::<u64>().ok();
     let mut disk = resolved.clone();
     if let Some(partition) = number("partition") {
         identity.partition = Some((partition as u32, number("start").unwrap_or(0)));
@@ -136,16 +145,16 @@ fn of_device(sys: &Path) -> ImageId {
             .and_then(|text| text.lines().find_map(|line| line.strip_prefix("PARTUUID=").map(str::to_owned)));
         identity.lasting.extend(uuid.map(|uuid| ("partition uuid".to_owned(), uuid)));
     }
-    identity.sequence = read(&disk.join("diskseq"));
-    let kinds = [
-        ("wwid", ["wwid", "device/wwid"]),
-        ("serial", ["serial", "device/serial"]),
-        ("dm uuid", ["dm/uuid", ""]),
-        ("md uuid", ["md/uuid", ""]),
-        ("bcache uuid", ["bcache/backing_dev_uuid", ""]),
+    identity.sequence = read_name(&disk.join("diskseq"));
+    let kinds: [(&str, &[&str]); 5] = [
+        ("wwid", &["wwid", "device/wwid"]),
+        ("serial", &["serial", "device/serial"]),
+        ("dm uuid", &["dm/uuid"]),
+        ("md uuid", &["md/uuid"]),
+        ("bcache uuid", &["bcache/backing_dev_uuid"]),
     ];
     for (kind, files) in kinds {
-        let found = files.iter().filter(|file| !file.is_empty()).find_map(|file| read(&disk.join(file)));
+        let found = files.iter().find_map(|file| read_name(&disk.join(file)));
         identity.lasting.extend(found.map(|name| (kind.to_owned(), name)));
     }
     identity.lasting.extend(of_loop(&disk).map(|name| ("loop".to_owned(), name)));
@@ -155,18 +164,15 @@ fn of_device(sys: &Path) -> ImageId {
 
 /// A loop device: its file, and which part of it.
 fn of_loop(disk: &Path) -> Option<String> {
-    let path = PathBuf::from(read(&disk.join("loop/backing_file"))?);
-    let number =
-        |file: &str| fs::read_to_string(disk.join("loop").join(file)).ok().map(|text| text.trim().to_owned());
-    let (offset, limit) = (number("offset")?, number("sizelimit")?);
+    let of = |file: &str| read(&disk.join("loop").join(file));
+    let (path, offset, limit) = (of("backing_file")?, of("offset")?, of("sizelimit")?);
     let file =
         rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = rustix::fs::fstat(&file).ok()?;
     // A device under a loop device has names of its own.
     let below = match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => {
-            let number = format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-            let below = of_device(&Path::new("/sys/dev/block").join(number));
+            let below = of_device(&in_sys(stat.st_rdev));
             below.lasts().then(|| below.names())?
         }
         _ => of_file(&file, stat.st_dev).1.into_values().next()?,
@@ -176,9 +182,7 @@ fn of_loop(disk: &Path) -> Option<String> {
 
 /// An RBD image that the kernel has mapped.
 fn of_mapped_image(disk: &Path) -> Option<String> {
-    let of = |file: &str| {
-        fs::read_to_string(disk.join("device").join(file)).ok().map(|text| text.trim().to_owned())
-    };
+    let of = |file: &str| read(&disk.join("device").join(file));
     let (fsid, pool, image) = (of("cluster_fsid")?, of("pool_id")?, of("image_id")?);
     let (namespace, snapshot) = (of("pool_ns").unwrap_or_default(), of("snap_id").unwrap_or_default());
     Some(format!("{fsid}/{pool}/{namespace}/{image}@{snapshot}"))
@@ -217,8 +221,7 @@ fn handle(file: impl AsFd) -> Option<String> {
         )
     };
     let content = handle.content.get(..handle.bytes as usize).filter(|_| result == 0)?;
-    let text: String = content.iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(format!("{}-{text}", handle.kind))
+    Some(format!("{}-{}", handle.kind, hex(content)))
 }
 
 /// The uuid of the file system of an open file, where it has one that it tells.
@@ -229,10 +232,7 @@ fn file_system(file: impl AsFd) -> Option<String> {
     const XFS_GEOMETRY: u64 = 0x8070_5864;
     const XFS_GEOMETRY_BYTES: usize = 112;
     let raw = file.as_fd().as_raw_fd();
-    let text = |bytes: &[u8]| {
-        let uuid: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        bytes.iter().any(|byte| *byte != 0).then_some(uuid)
-    };
+    let text = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0).then(|| hex(bytes));
     let mut uuid = [0u8; 17];
     // SAFETY: an open file, and room for what the request fills.
     let told = unsafe { libc::ioctl(raw, UUID as libc::Ioctl, uuid.as_mut_ptr()) } == 0;
@@ -315,7 +315,7 @@ mod tests {
         let path = dir.path().join("wwid");
         for (text, name) in [("", None), ("\n", None), ("0000-00\n", None), (" naa.5 \n", Some("naa.5"))] {
             fs::write(&path, text).expect("a file");
-            assert_eq!(read(&path).as_deref(), name, "{text:?}");
+            assert_eq!(read_name(&path).as_deref(), name, "{text:?}");
         }
     }
 }
