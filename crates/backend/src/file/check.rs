@@ -46,8 +46,8 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
     }
     let generation = located.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
     let continuity = owner::continuity(&located, cache_uuid, &image.file);
-    if !located.identity.lasts() {
-        report.warn("identity", located.forgets());
+    if let Some(why) = located.forgets() {
+        report.warn("identity", why);
     }
     report.would.push("lock the image".into());
     report.would.push(format!("write generation {generation} to {}", located.sidecar.path().display()));

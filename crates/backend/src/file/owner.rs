@@ -211,7 +211,8 @@ impl Located {
             return Ok(());
         }
         if !options.dirty {
-            tracing::warn!(image = %what, "{}; it is served as a device that no cache has had", self.forgets());
+            let records = records.join(", ");
+            tracing::warn!(image = %what, "served as a device that no cache has had: nothing tells whether {records} is its record");
             return Ok(());
         }
         let why = format!(
@@ -279,13 +280,16 @@ impl Located {
         Ok(record)
     }
 
-    /// That the image is not known again after a reboot.
-    pub(crate) fn forgets(&self) -> String {
-        format!(
-            "{} has no name that it keeps over a reboot (a WWID, a serial number, a uuid): after one, data of a cache that is not \
-             drained waits until tidepool confirm says that it is the same",
-            self.identity.name
-        )
+    /// That a device is not known again after a reboot; `None` where it is. The record of a file stands beside it.
+    pub(crate) fn forgets(&self) -> Option<String> {
+        let forgets = self.sidecar.create_dir && !self.identity.lasts();
+        forgets.then(|| {
+            format!(
+                "{} has no name that it keeps over a reboot (a WWID, a serial number, a uuid): after one, data of a cache that is \
+                 not drained waits until tidepool confirm says that it is the same",
+                self.identity.name
+            )
+        })
     }
 }
 
