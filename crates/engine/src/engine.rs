@@ -222,6 +222,8 @@ pub struct Engine {
     pub(crate) leaving: Vec<(u64, VolumeId)>,
     /// Something has happened since the last look for work.
     stirred: bool,
+    /// When that look was.
+    pumped_at: Nanos,
 }
 
 impl Engine {
@@ -268,6 +270,7 @@ impl Engine {
             verify: Verify::default(),
             leaving: Vec::new(),
             stirred: true,
+            pumped_at: now,
             config,
         }
     }
@@ -334,8 +337,10 @@ impl Engine {
         }
     }
 
-    /// When [`Event::Tick`] is due if nothing else happens before.
-    pub fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+    /// When [`Event::Tick`] is due if nothing else happens before. It may have come already: what became due since the last look for
+    /// work, while the driver did other things, is due still.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let now = self.pumped_at;
         let holding =
             self.volumes.iter().enumerate().filter(|(_, v)| v.as_ref().is_some_and(|v| !v.held.is_empty()));
         let held = holding.filter_map(|(i, _)| self.held_due(now, VolumeId(i as u16))).min();
@@ -350,6 +355,7 @@ impl Engine {
 
     /// Looks for work, in the order of urgency.
     fn pump(&mut self, now: Nanos) {
+        self.pumped_at = now;
         if std::mem::take(&mut self.edge_freed) {
             for volume in self.volumes.iter_mut().flatten() {
                 volume.recheck = true;

@@ -24,6 +24,22 @@ fn g8_each_of_several_volumes_is_drained_when_its_data_is_old_enough() {
 }
 
 #[test]
+fn g8_what_became_due_while_the_driver_did_other_things_is_due_still() {
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    w.flush(0);
+    w.write(0, 0, &pattern(1, 4096));
+    let due = w.engine.next_deadline().expect("the write is to be drained");
+    // The driver comes back late, with nothing new for the core.
+    w.now = due + 10 * SECOND;
+    w.run();
+    assert_eq!(w.engine.next_deadline(), Some(due));
+    w.engine.handle(w.now, Event::Tick);
+    w.run();
+    w.follow_deadlines(5 * SECOND);
+    assert!(w.images[0][..4096] == pattern(1, 4096), "and it is done");
+}
+
+#[test]
 fn zeroes_whose_log_is_stable_are_drained_when_they_are_old_enough() {
     let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
     w.images[0].fill(0x11);
@@ -156,7 +172,7 @@ fn a_dead_cache_device_asks_for_no_ticks() {
     w.request(0, WRITE, MIB, 4096, Some(&pattern(2, 4096)));
     w.follow_deadlines(10 * SECOND);
     assert!(w.images[0][..4096] == pattern(1, 4096));
-    assert_eq!(w.engine.next_deadline(w.now), None);
+    assert_eq!(w.engine.next_deadline(), None);
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn who_waits_alone_for_a_block_does_not_wait_for_its_company() {
     // What comes later, for which nobody waits, is gathered again.
     w.read(0, MIB, BLOCK);
     assert_eq!(w.status(0).cached_bytes, BLOCK);
-    let due = w.engine.next_deadline(w.now).expect("it is not gathered for ever");
+    let due = w.engine.next_deadline().expect("it is not gathered for ever");
     assert!(due <= w.now + 20_000_000);
     w.pass(20_000_000);
     assert_eq!(w.status(0).cached_bytes, 2 * BLOCK);

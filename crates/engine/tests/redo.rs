@@ -50,7 +50,7 @@ fn fail(w: &mut World, error: IoError) {
 /// Goes from one deadline to the next until something is so.
 fn until(w: &mut World, is_so: impl Fn(&World) -> bool) {
     while !is_so(w) {
-        let next = w.engine.next_deadline(w.now).expect("there is something to wait for");
+        let next = w.engine.next_deadline().expect("there is something to wait for");
         w.now = next.max(w.now + 1);
         w.engine.handle(w.now, Event::Tick);
         w.run();

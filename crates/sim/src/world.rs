@@ -422,7 +422,7 @@ impl World {
     /// One point of time: everything that is due, then the core's effects.
     fn advance(&mut self) {
         let due = self.agenda.peek().map(|Reverse((at, ..))| *at);
-        let deadline = self.engine.as_ref().and_then(|e| e.next_deadline(self.now));
+        let deadline = self.engine.as_ref().and_then(|e| e.next_deadline());
         let Some(at) = due.into_iter().chain(deadline).min() else {
             return self.fail("nothing is left to happen".into());
         };

@@ -139,7 +139,7 @@ impl Life<'_, '_> {
             }
             let end = self.now + STEP_NS;
             while self.now < end && !holds(self) {
-                let next = self.engine.next_deadline(self.now).unwrap_or(end);
+                let next = self.engine.next_deadline().unwrap_or(end);
                 self.now = next.clamp(self.now + 1, end);
                 self.engine.handle(self.now, Event::Tick);
                 self.run();

@@ -140,7 +140,7 @@ fn statuses(engine: &Engine) -> Vec<VolumeStatus> {
 fn ask(engine: &Engine) {
     let device = engine.device_status();
     assert!(device.segments_free <= device.segments && !device.failed);
-    engine.next_deadline(0);
+    engine.next_deadline();
     let mut extents = Vec::new();
     for (id, spec) in engine.volumes() {
         engine.block_status(id, 0, spec.size_bytes, 64, &mut extents);

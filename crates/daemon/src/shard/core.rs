@@ -13,7 +13,7 @@ pub trait Core {
     fn arena_mut(&mut self) -> &mut Arena;
     fn handle(&mut self, now: Nanos, event: Event);
     fn next_effect(&mut self, now: Nanos) -> Option<Effect>;
-    fn next_deadline(&self, now: Nanos) -> Option<Nanos>;
+    fn next_deadline(&self) -> Option<Nanos>;
     fn volumes(&self) -> Vec<(VolumeId, VolumeSpec)>;
     fn add_volume(&mut self, now: Nanos, spec: VolumeSpec, control: u64) -> Result<VolumeId, AddError>;
     fn attach(&mut self, now: Nanos, id: VolumeId, attach: Attach, control: u64) -> Result<(), AddError>;
@@ -55,7 +55,7 @@ macro_rules! forward {
 forward! {
     shared {
     arena(&self) -> &Arena;
-    next_deadline(&self, now: Nanos) -> Option<Nanos>;
+    next_deadline(&self) -> Option<Nanos>;
     volumes(&self) -> Vec<(VolumeId, VolumeSpec)>;
     volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
     device_status(&self) -> DeviceStatus;

@@ -148,7 +148,7 @@ impl<C: Core> Reactor<C> {
                 return self.stop();
             }
             // Asked before the sleep: afterwards the core only tells what comes next.
-            let deadline = self.shared.core.next_deadline(self.shared.now);
+            let deadline = self.shared.core.next_deadline();
             self.ring.enter(self.timeout(deadline));
             self.shared.count.rounds += 1;
             self.shared.now = tidepool_driver::now();

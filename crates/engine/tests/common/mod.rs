@@ -370,7 +370,7 @@ impl World {
     /// Lets time pass as far as `ns` with no other ticks than those that the core has asked for.
     pub fn follow_deadlines(&mut self, ns: Nanos) {
         let end = self.now + ns;
-        while let Some(next) = self.engine.next_deadline(self.now).filter(|&next| next <= end) {
+        while let Some(next) = self.engine.next_deadline().filter(|&next| next <= end) {
             assert!(next > self.now, "what is due at once needs no tick");
             self.now = next;
             self.engine.handle(self.now, Event::Tick);
@@ -516,7 +516,7 @@ impl World {
     pub fn pass(&mut self, ns: Nanos) {
         let end = self.now + ns;
         while self.now < end {
-            let next = self.engine.next_deadline(self.now).unwrap_or(end);
+            let next = self.engine.next_deadline().unwrap_or(end);
             self.now = next.clamp(self.now + 1, end);
             self.engine.handle(self.now, Event::Tick);
             self.run();

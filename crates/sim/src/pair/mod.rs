@@ -566,7 +566,7 @@ impl World {
     /// Makes sure that a core is ticked when it asked to be.
     fn arm(&mut self, at: usize) {
         let (now, host) = (self.now, &self.hosts[at]);
-        let due = host.engine.as_ref().and_then(|engine| engine.next_deadline(self.clock(at)));
+        let due = host.engine.as_ref().and_then(|engine| engine.next_deadline());
         let due = due.map(|due| host.clock.when(due));
         if let Some(due) =
             due.map(|due| due.max(now + 1)).filter(|&due| due < host.armed || host.armed <= now)
