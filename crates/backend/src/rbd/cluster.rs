@@ -160,7 +160,6 @@ impl Cluster {
         &self.user
     }
 
-    /// This client's address and nonce, as locks and blocklists name it.
     /// The name of the cluster, which no other one has.
     pub(super) fn fsid(&self) -> io::Result<String> {
         let mut fsid = [0u8; 64];
@@ -173,6 +172,7 @@ impl Cluster {
         Ok(fsid.to_string_lossy().into_owned())
     }
 
+    /// This client's address and nonce, as locks and blocklists name it.
     pub(super) fn address(&self) -> io::Result<String> {
         let mut text: *mut c_char = ptr::null_mut();
         // SAFETY: a connected handle and a valid out pointer.
