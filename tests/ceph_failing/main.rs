@@ -35,7 +35,7 @@ fn up() -> Cluster {
     // What makes the monitor notice sooner how full the pools are.
     let often = ["mon tick interval", "mgr tick period", "mgr stats period", "mon mgr digest period"];
     let extra = often.map(|period| format!("{period} = 1")).to_vec();
-    Cluster::up(&ClusterOptions { extra, ..ClusterOptions::for_tests() }).expect("a cluster")
+    Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() }).expect("a cluster")
 }
 
 /// A test that has failed may have left the cluster full, or stopped: the next one gets another.

@@ -17,6 +17,7 @@ fn main() {
         servers: number("servers=").map(Servers::new),
         delay: number("delay-us=").map(|us| Duration::from_micros(us.into())),
         prompt: true,
+        manager: false,
         ..ClusterOptions::with_osds(osds)
     };
     let start = std::time::Instant::now();

@@ -76,6 +76,21 @@ impl Namespace {
             });
         }
     }
+
+    /// Does something in this namespace, on a thread of its own; the threads that it starts are there, too.
+    ///
+    /// # Errors
+    /// When there is no thread to be had, or it may not enter.
+    pub(crate) fn within<T: Send>(&self, what: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+        let inside = || {
+            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(what())
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, inside)?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
 }
 
 /// One of the machines that the network stands for.

@@ -2,6 +2,7 @@
 
 mod config;
 mod image;
+mod librados;
 mod servers;
 pub(crate) mod socket;
 mod store;
@@ -21,7 +22,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
+use self::librados::To;
 use crate::network::{Namespace, Network, NetworkError};
 use crate::process::{self, Process};
 use crate::scratch::Scratch;
@@ -42,7 +45,8 @@ const SHARED: &str = "TIDEPOOL_TEST_CLUSTER";
 
 /// The pool of a new cluster, and its placement groups.
 const POOL: &str = "rbd";
-const POOL_GROUPS: &str = "32";
+const POOL_GROUPS: u32 = 32;
+const POOL_GROUPS_PROMPT: u32 = 8;
 
 /// The programs that a cluster needs, each with the Debian package that brings it.
 const PROGRAMS: [(&str, &str); 8] = [
@@ -82,9 +86,12 @@ pub struct ClusterOptions {
     pub peer: bool,
     /// How long each packet is on its way from one node of the network to another.
     pub delay: Option<Duration>,
-    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, and the manager has no modules: for
+    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, and the pool has few placement groups: for
     /// tests, which measure nothing.
     pub prompt: bool,
+    /// With a manager, which counts what pools hold: without it no quota is enforced, and nothing gets full. A cluster of several OSDs
+    /// has one in any case: it alone tells when all copies are in their places.
+    pub manager: bool,
     /// Lines added to `[global]` of the configuration.
     pub extra: Vec<String>,
 }
@@ -101,15 +108,16 @@ impl Default for ClusterOptions {
             peer: false,
             delay: None,
             prompt: false,
+            manager: true,
             extra: Vec::new(),
         }
     }
 }
 
 impl ClusterOptions {
-    /// The default for a test: everything about the cluster is done as soon as it can be.
+    /// The default for a test: everything about the cluster is done as soon as it can be, and nothing is counted.
     pub fn for_tests() -> ClusterOptions {
-        ClusterOptions { prompt: true, ..ClusterOptions::default() }
+        ClusterOptions { prompt: true, manager: false, ..ClusterOptions::default() }
     }
 
     /// So many OSDs on files.
@@ -200,7 +208,7 @@ fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ClusterError {
 pub struct Cluster {
     // Fields drop in this order: OSDs first, the directory last.
     osds: Vec<Option<Process>>,
-    _manager: Option<Process>,
+    manager: Option<Process>,
     /// The cluster that the pool is in, if it goes with this one.
     _host: Option<Arc<Cluster>>,
     /// `None` in a cluster that was joined.
@@ -252,16 +260,17 @@ impl Cluster {
         let fsid = random_uuid()?;
         let place = config::Place::new(network.as_ref().map(|(network, _)| network), port);
         let conf = config::write(scratch.path(), options, &fsid, &place)?;
-        if options.prompt {
-            config::modules(scratch.path())?;
-        }
+        config::modules(scratch.path())?;
         config::keys(&conf, scratch.path(), options)?;
         config::monitor_store(&conf, scratch.path(), &fsid, &place)?;
         let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside)?;
-        let manager = start(&conf, scratch.path(), "ceph-mgr", "x", place.inside)?;
+        let manager = match options.manager || osds > 1 {
+            true => Some(start(&conf, scratch.path(), "ceph-mgr", "x", place.inside)?),
+            false => None,
+        };
         let mut cluster = Cluster {
             osds: Vec::new(),
-            _manager: Some(manager),
+            manager,
             _host: None,
             monitor: Some(monitor),
             pool: POOL.into(),
@@ -274,7 +283,10 @@ impl Cluster {
         for number in 0..osds {
             cluster.osd_add(number, &options.stores[number as usize])?;
         }
-        cluster.pool_create(POOL_GROUPS)?;
+        cluster.pool_create(if options.prompt { POOL_GROUPS_PROMPT } else { POOL_GROUPS })?;
+        // A client that finds no OSD looks for one again after five seconds only.
+        cluster.wait_active()?;
+        cluster.pool_init()?;
         cluster.wait_clean()?;
         Ok(cluster)
     }
@@ -317,7 +329,7 @@ impl Cluster {
             .map_err(io(format!("cannot copy the keyring {keyring}")))?;
         let cluster = Cluster {
             osds: Vec::new(),
-            _manager: None,
+            manager: None,
             _host: host,
             monitor: None,
             pool: pool.into(),
@@ -327,12 +339,22 @@ impl Cluster {
             cephx: config::setting(&text, "auth client required") == Some("cephx"),
             scratch,
         };
-        cluster.pool_create("1")?;
+        cluster.pool_create(1)?;
+        cluster.pool_init()?;
         Ok(cluster)
     }
 
-    fn pool_create(&self, groups: &str) -> Result<(), ClusterError> {
-        self.ceph(&["osd", "pool", "create", &self.pool, groups, groups, "--autoscale-mode", "off"])?;
+    fn pool_create(&self, groups: u32) -> Result<(), ClusterError> {
+        self.tell(
+            To::Monitor,
+            &json!({
+                "prefix": "osd pool create", "pool": self.pool, "pg_num": groups, "pgp_num": groups, "autoscale_mode": "off",
+            }),
+        )
+        .map(drop)
+    }
+
+    fn pool_init(&self) -> Result<(), ClusterError> {
         self.rbd(&["pool", "init", &self.pool]).map(drop)
     }
 
@@ -382,6 +404,22 @@ impl Cluster {
         if let Some(network) = self.network() {
             network.client().namespace().enter(command);
         }
+    }
+
+    /// Sends a command from where clients are, as `ceph` would; returns its output.
+    fn tell(&self, to: To, command: &Value) -> Result<String, ClusterError> {
+        let send = || librados::send(&self.conf, to, command);
+        let result = match self.network() {
+            Some(network) => {
+                network.client().namespace().within(send).map_err(io("cannot enter a network"))?
+            }
+            None => send(),
+        };
+        result.map_err(|stderr| ClusterError::Command {
+            command: command.to_string(),
+            status: "no success".into(),
+            stderr,
+        })
     }
 
     /// Runs a program with `-c CONF` and `arguments`.
@@ -462,11 +500,36 @@ impl Cluster {
         self.monitor.as_ref().ok_or(ClusterError::Joined)
     }
 
-    /// Waits until every placement group is active+clean.
+    /// Waits until every placement group is active+clean, which a cluster of one OSD is as soon as it answers.
     pub fn wait_clean(&mut self) -> Result<(), ClusterError> {
+        self.wait_active()?;
+        if self.manager.is_none() {
+            return Ok(());
+        }
+        let stat = json!({ "prefix": "pg stat", "format": "json", "target": ["mon-mgr", ""] });
+        self.wait_until(Duration::from_millis(200), |cluster| {
+            // A command for the manager that comes before that is ready may get no answer.
+            let state = cluster.tell(To::Manager, &stat).unwrap_or_else(|error| error.to_string());
+            if all_clean(&state) { Ok(()) } else { Err(state) }
+        })
+    }
+
+    /// Waits until every OSD takes part.
+    fn wait_active(&mut self) -> Result<(), ClusterError> {
+        self.wait_until(Duration::from_millis(50), |cluster| {
+            let active = cluster.osd_sockets().iter().all(|socket| is_active(socket));
+            if active { Ok(()) } else { Err("not all OSDs are active".into()) }
+        })
+    }
+
+    /// Looks every `pause` whether the cluster is ready; `ready` says what it is instead. An OSD that has ended is an error.
+    fn wait_until(
+        &mut self,
+        pause: Duration,
+        ready: impl Fn(&Cluster) -> Result<(), String>,
+    ) -> Result<(), ClusterError> {
         let start = Instant::now();
-        let mut state = String::new();
-        while start.elapsed() < UP_TIMEOUT {
+        loop {
             for (number, osd) in self.osds.iter_mut().enumerate() {
                 if let Some(status) = osd.as_mut().and_then(|osd| osd.try_wait().ok().flatten()) {
                     return Err(ClusterError::Ended {
@@ -476,20 +539,12 @@ impl Cluster {
                     });
                 }
             }
-            // An OSD's socket costs nothing; `ceph` is a program in Python, of which a second has room for three.
-            if !self.osd_sockets().iter().all(|socket| is_active(socket)) {
-                state = "not all OSDs are active".into();
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
+            let Err(state) = ready(self) else { return Ok(()) };
+            if start.elapsed() > UP_TIMEOUT {
+                return Err(ClusterError::NotUp { seconds: UP_TIMEOUT.as_secs(), state });
             }
-            // A command for the manager that comes before that is ready may get no answer.
-            state = self.ceph(&["pg", "stat", "--format", "json"]).unwrap_or_else(|error| error.to_string());
-            if all_clean(&state) {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(pause);
         }
-        Err(ClusterError::NotUp { seconds: UP_TIMEOUT.as_secs(), state })
     }
 
     /// The running OSD of that number.
@@ -505,7 +560,7 @@ impl Cluster {
             fs::create_dir(self.scratch.join(format!("osd{number}")))
                 .map_err(io("cannot make the OSD's directory"))?;
         }
-        self.ceph(&["osd", "new", &uuid, &name])?;
+        self.tell(To::Monitor, &json!({ "prefix": "osd new", "uuid": uuid, "id": number }))?;
         // The same uuid in both places: otherwise the OSD starts and is never marked up.
         self.command("ceph-osd", &["-i", &name, "--mkfs", "--osd-uuid", &uuid])?;
         self.osds.push(Some(self.start_osd(number)?));
@@ -525,9 +580,12 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if self.monitor.is_none() {
-            let pool = self.pool.clone();
+            let pool = &self.pool;
             // The cluster may be gone by now, and the pool goes with it.
-            let _ = self.ceph(&["osd", "pool", "delete", &pool, &pool, "--yes-i-really-really-mean-it"]);
+            let _ = self.tell(
+                To::Monitor,
+                &json!({ "prefix": "osd pool delete", "pool": pool, "pool2": pool, "yes_i_really_really_mean_it": true }),
+            );
         }
     }
 }
@@ -584,7 +642,7 @@ fn tail(path: &Path) -> String {
 
 /// Whether `ceph pg stat --format json` shows placement groups, all of them active+clean.
 fn all_clean(stat: &str) -> bool {
-    let Ok(stat) = serde_json::from_str::<serde_json::Value>(stat) else { return false };
+    let Ok(stat) = serde_json::from_str::<Value>(stat) else { return false };
     let summary = &stat["pg_summary"];
     let total = summary["num_pgs"].as_u64().unwrap_or(0);
     let clean: u64 = summary["num_pg_by_state"]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
 use super::history::{History, Lost};
@@ -16,6 +16,10 @@ use crate::nbd::{self, Command, Receiver, Sender};
 
 /// Longest wait for an answer before the run is given up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// A load that goes on until it is stopped sends no more than so many requests in such a time, and rests for what is left of it: what
+/// counts is what happens meanwhile, and other tests need the machine, too.
+const SPELL_REQUESTS: u64 = 250;
+const SPELL: Duration = Duration::from_millis(100);
 /// The server says that it shuts down.
 const ESHUTDOWN: u32 = 108;
 /// Sectors of one read of a verification.
@@ -208,9 +212,17 @@ impl Workload {
         self.finish()
     }
 
-    /// Sends requests until `stop` is set, then waits for the last answer; or until the server goes away.
+    /// Sends requests until `stop` is set, then waits for the last answer; or until the server goes away. It rests now and then.
     pub fn run_until(&mut self, stop: &AtomicBool) -> Result<Progress, Error> {
-        while !stop.load(Ordering::Relaxed) {
+        let mut since = Instant::now();
+        for count in 1.. {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            if count % SPELL_REQUESTS == 0 {
+                std::thread::sleep(SPELL.saturating_sub(since.elapsed()));
+                since = Instant::now();
+            }
             let request = self.requests.next().expect("the sequence is endless");
             if self.send(request)? == Progress::Disconnected {
                 return Ok(Progress::Disconnected);
