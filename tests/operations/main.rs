@@ -156,7 +156,8 @@ fn the_commands_of_the_manual_work_as_they_stand_there() {
     // A dead client is forgotten sooner than by default, and a full pool noticed sooner.
     let extra = ["osd client watch timeout = 8", "mon tick interval = 1", "mgr tick period = 1"];
     let extra = extra.map(str::to_owned).to_vec();
-    let cluster = Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() }).expect("a cluster");
+    let cluster = Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() })
+        .expect("a cluster");
     cluster.rbd_create("vm1", IMAGE_BYTES).expect("the VM's image");
 
     let mut host = Host::new("operations", &["/run", "/var/lib", "/mnt"]);

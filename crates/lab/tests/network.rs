@@ -25,7 +25,8 @@ fn possible() -> bool {
 
 /// Two OSDs on two servers, with two copies of each object.
 fn options(delay: Option<Duration>) -> ClusterOptions {
-    ClusterOptions { replicas: 2, servers: Some(Servers::new(2)), delay, ..ClusterOptions::with_osds(2) }
+    let servers = Some(Servers::new(2));
+    ClusterOptions { replicas: 2, servers, delay, prompt: true, ..ClusterOptions::with_osds(2) }
 }
 
 /// Bytes that a node has carried in all samples.

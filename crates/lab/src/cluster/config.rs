@@ -74,7 +74,8 @@ fn text(dir: &Path, options: &ClusterOptions, fsid: &str, place: &Place<'_>) -> 
     let dir = dir.display();
     let auth = if options.cephx { "cephx" } else { "none" };
     let replicas = options.replicas;
-    let prompt = if options.prompt { PROMPT } else { "" };
+    let prompt =
+        if options.prompt { format!("{PROMPT}mgr module path = {dir}/modules\n") } else { String::new() };
     let Place { monitor, network, .. } = place;
     // Copies are on different servers where there are enough of them, else on different OSDs.
     let osds = options.stores.len() as u32;
@@ -102,7 +103,6 @@ admin socket = {dir}/$name.$pid.asok
 log file = {dir}/$name.log
 mon data = {dir}/mon
 mgr data = {dir}/mgr
-mgr module path = {dir}/modules
 osd data = {dir}/osd$id
 keyring = {dir}/keyring
 osd memory target = {OSD_MEMORY_BYTES}
@@ -110,8 +110,8 @@ osd memory target = {OSD_MEMORY_BYTES}
     )
 }
 
-/// Makes the directory of a manager without modules: nothing that is measured needs them, and loading them takes longer than all the rest
-/// of a cluster's start.
+/// Makes the directory of a manager without modules: loading them takes longer than all the rest of a cluster's start. Such a cluster is
+/// not healthy.
 pub(super) fn modules(dir: &Path) -> Result<(), ClusterError> {
     let own = dir.join("modules");
     fs::create_dir(&own).map_err(io(format!("cannot make {}", own.display())))?;

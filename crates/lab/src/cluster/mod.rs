@@ -86,8 +86,8 @@ pub struct ClusterOptions {
     pub peer: bool,
     /// How long each packet is on its way from one node of the network to another.
     pub delay: Option<Duration>,
-    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, and the pool has few placement groups: for
-    /// tests, which measure nothing.
+    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, the pool has few placement groups, and
+    /// the manager, if there is one, has no modules: for tests, which measure nothing.
     pub prompt: bool,
     /// With a manager, which counts what pools hold: without it no quota is enforced, and nothing gets full. A cluster of several OSDs
     /// has one in any case: it alone tells when all copies are in their places.
@@ -260,7 +260,9 @@ impl Cluster {
         let fsid = random_uuid()?;
         let place = config::Place::new(network.as_ref().map(|(network, _)| network), port);
         let conf = config::write(scratch.path(), options, &fsid, &place)?;
-        config::modules(scratch.path())?;
+        if options.prompt {
+            config::modules(scratch.path())?;
+        }
         config::keys(&conf, scratch.path(), options)?;
         config::monitor_store(&conf, scratch.path(), &fsid, &place)?;
         let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside)?;
