@@ -130,14 +130,16 @@ fi
 root=${root:-$scratch/root}
 
 # The root sees the repository, what is compiled, and Rust at the places that they have here. What it changes there is in memory and
-# goes with the namespaces.
+# goes with the namespaces. The files of the tests are on a real file system: others do not tell a file from one that replaces it.
 directories=("$PWD" "$rust" "$cargo_home")
 [[ "$target/" == "$PWD/"* ]] || directories+=("$target")
-mkdir -p "$cargo_home"
+mkdir -p "$cargo_home" "$target/tmp" "$scratch/files"
 # shellcheck disable=SC2016
 start_apart '
     root=$1
-    shift
+    files=$2
+    tests=$3
+    shift 3
     mount --bind "$root" "$root"
     mount -t proc proc "$root/proc"
     mount --rbind /sys "$root/sys"
@@ -149,6 +151,7 @@ start_apart '
         mkdir -p "$root$directory" "$changes" "$changes.work"
         mount -t overlay overlay -o "lowerdir=$directory,upperdir=$changes,workdir=$changes.work" "$root$directory"
     done
+    mount --bind "$files" "$root$tests"
     cd "$root"
     pivot_root . .
     umount -l .
@@ -158,7 +161,7 @@ start_apart '
     # The shell reaps the orphans.
     sleep infinity &
     wait
-' "$root" "${directories[@]}"
+' "$root" "$scratch/files" "$target/tmp" "${directories[@]}"
 await_word || fail "the namespaces for $root cannot be made: $(tail -n 1 "$scratch/said")"
 
 echo "ceph18: installing what the tests need"

@@ -51,8 +51,14 @@ MUTATIONS = ["--package", "tidepool-sim", "--features", "mutations", "--test", "
 # Programs that the tests run, by cargo's name, and the variable that tells the tests where they are.
 RUN_BY_TESTS = {"tidepool": "TIDEPOOL_BIN", "tidepool-long-limits": "TIDEPOOL_LONG_LIMITS_BIN"}
 CLUSTER = "ceph-cluster"
-# The tests that compute copy large devices; the allocator is to keep their memory, or the kernel clears it anew for each copy.
-KEEP_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+# The tests of the core copy large devices; the allocator is to keep their memory, or the kernel clears it anew for each copy.
+KEEP_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "4000000000",
+    "MALLOC_TRIM_THRESHOLD_": "4000000000",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+ENVIRONMENTS = {"engine": KEEP_MEMORY}
 
 # Tests that may take longer than TEST_BUDGET_S, with the seconds that they take; they start first.
 SLOW = {
@@ -279,7 +285,7 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=os.environ | KEEP_MEMORY if nice else None,
+                env=os.environ | ENVIRONMENTS.get(job.program, {}),
             )
             self.running.add(process)
         alarm = threading.Timer(TEST_MAX_S * (4 if nice else 1), self.end, [process])

@@ -71,7 +71,7 @@ fn set_quota(rig: &Rig) {
 
 /// Writes and flushes alone: a read that misses would wait for the cluster, too, and keep its place among the requests in flight.
 fn writes() -> Mix {
-    Mix { flushes: 3, ..Mix::aligned_writes(256 << 10) }
+    Mix { flushes: 3, ..Mix::aligned_writes(64 << 10) }
 }
 
 /// Reads what is in the cache, which needs no cluster.

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,8 +19,6 @@ mgr stats period = 1
 mgr tick period = 1
 osd client watch timeout = 10
 ";
-/// Where Debian's packages have the modules of the manager, and what they share.
-const MANAGER_MODULES: &str = "/usr/share/ceph/mgr";
 
 /// Where a new cluster is to be found.
 pub(super) struct Place<'a> {
@@ -74,8 +71,7 @@ fn text(dir: &Path, options: &ClusterOptions, fsid: &str, place: &Place<'_>) -> 
     let dir = dir.display();
     let auth = if options.cephx { "cephx" } else { "none" };
     let replicas = options.replicas;
-    let prompt =
-        if options.prompt { format!("{PROMPT}mgr module path = {dir}/modules\n") } else { String::new() };
+    let prompt = if options.prompt { PROMPT } else { "" };
     let Place { monitor, network, .. } = place;
     // Copies are on different servers where there are enough of them, else on different OSDs.
     let osds = options.stores.len() as u32;
@@ -103,26 +99,12 @@ admin socket = {dir}/$name.$pid.asok
 log file = {dir}/$name.log
 mon data = {dir}/mon
 mgr data = {dir}/mgr
+mgr module path = {dir}/modules
 osd data = {dir}/osd$id
 keyring = {dir}/keyring
 osd memory target = {OSD_MEMORY_BYTES}
 {prompt}"
     )
-}
-
-/// Makes the directory of a manager without modules: loading them takes longer than all the rest of a cluster's start. Such a cluster is
-/// not healthy.
-pub(super) fn modules(dir: &Path) -> Result<(), ClusterError> {
-    let own = dir.join("modules");
-    fs::create_dir(&own).map_err(io(format!("cannot make {}", own.display())))?;
-    // Without what they share the manager does not start.
-    for entry in fs::read_dir(MANAGER_MODULES).into_iter().flatten().flatten() {
-        if entry.path().extension().is_some_and(|extension| extension == "py") {
-            let link = own.join(entry.file_name());
-            symlink(entry.path(), &link).map_err(io(format!("cannot make {}", link.display())))?;
-        }
-    }
-    Ok(())
 }
 
 /// What the clients of a cluster that was joined have of their own, in `dir`.

@@ -3,6 +3,7 @@
 mod config;
 mod image;
 mod librados;
+mod manager;
 mod servers;
 pub(crate) mod socket;
 mod store;
@@ -86,8 +87,8 @@ pub struct ClusterOptions {
     pub peer: bool,
     /// How long each packet is on its way from one node of the network to another.
     pub delay: Option<Duration>,
-    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, the pool has few placement groups, and
-    /// the manager, if there is one, has no modules: for tests, which measure nothing.
+    /// The monitor decides at once, instead of once a second, dead clients are soon forgotten, and the pool of a single OSD
+    /// has few placement groups: for tests, which measure nothing.
     pub prompt: bool,
     /// With a manager, which counts what pools hold: without it no quota is enforced, and nothing gets full. A cluster of several OSDs
     /// has one in any case: it alone tells when all copies are in their places.
@@ -260,14 +261,14 @@ impl Cluster {
         let fsid = random_uuid()?;
         let place = config::Place::new(network.as_ref().map(|(network, _)| network), port);
         let conf = config::write(scratch.path(), options, &fsid, &place)?;
-        if options.prompt {
-            config::modules(scratch.path())?;
-        }
         config::keys(&conf, scratch.path(), options)?;
         config::monitor_store(&conf, scratch.path(), &fsid, &place)?;
         let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside)?;
         let manager = match options.manager || osds > 1 {
-            true => Some(start(&conf, scratch.path(), "ceph-mgr", "x", place.inside)?),
+            true => {
+                manager::make_modules(&scratch.join("modules"))?;
+                Some(start(&conf, scratch.path(), "ceph-mgr", "x", place.inside)?)
+            }
             false => None,
         };
         let mut cluster = Cluster {
@@ -285,7 +286,9 @@ impl Cluster {
         for number in 0..osds {
             cluster.osd_add(number, &options.stores[number as usize])?;
         }
-        cluster.pool_create(if options.prompt { POOL_GROUPS_PROMPT } else { POOL_GROUPS })?;
+        // Several OSDs each get their share only where there are many groups.
+        let few = options.prompt && osds == 1;
+        cluster.pool_create(if few { POOL_GROUPS_PROMPT } else { POOL_GROUPS })?;
         // A client that finds no OSD looks for one again after five seconds only.
         cluster.wait_active()?;
         cluster.pool_init()?;

@@ -1,0 +1,5 @@
+from mgr_module import MgrModule
+
+
+class Module(MgrModule):
+    pass
