@@ -22,6 +22,7 @@ long: deps ## tests that wait for half a minute and more, that measure, or that 
 	$(CARGO) build --release --locked -p tidepool
 	$(CARGO) test --release --locked -p tidepool-backend --test backend rbd:: -- --ignored --skip child_that
 	$(CARGO) test --release --locked -p tidepool --test program -- --ignored
+	$(CARGO) test --release --locked -p tidepool-testkit --test guest -- --ignored
 	$(CARGO) test --release --locked -p tidepool-lab --test device -- --ignored --nocapture
 	$(CARGO) test --release --locked -p tidepool-tests --test snapshot --test clones --test faulty_disk --test readme --test lab_runs --test pair -- --ignored --nocapture
 

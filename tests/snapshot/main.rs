@@ -104,7 +104,7 @@ fn snapshots_under_load(cluster: &Cluster, image: &str, count: u32) {
 fn g5_snapshots_under_load_are_exact_and_have_what_was_acknowledged() {
     let _turn = one_at_a_time();
     let cluster = Cluster::for_test().expect("a cluster");
-    snapshots_under_load(&cluster, "few", 4);
+    snapshots_under_load(&cluster, "few", 2);
     names_and_images_that_cannot_be_had(&cluster);
     a_plain_snapshot_is_refused_at_once(&cluster, 2);
     a_snapshot_is_served_and_stays_warm(&cluster);

@@ -66,7 +66,7 @@ fn g5_a_snapshot_under_writes_is_one_state_with_all_that_was_acknowledged_before
     let mut w = World::new(64 * MIB, &[grouped("a", 2 * MIB)]);
     let mut client = Client::new(&w);
     let mut between = 0;
-    for round in 0..40 {
+    for round in 0..20 {
         for _ in 0..20 {
             client.send(&mut w);
             w.pass(SECOND / 100);

@@ -19,7 +19,7 @@ const CANDIDATES_MAX: u64 = 4000;
 /// How many seeds of a chosen set reach each label, where there are so many.
 const TIMES_REACHED: u64 = 2;
 /// Seeds of a chosen set, if it does not need more to reach everything.
-const SET_SEEDS: usize = 80;
+const SET_SEEDS: usize = 40;
 
 /// Which seeds are run.
 pub enum Seeds {

@@ -8,7 +8,7 @@ use tidepool_sim::{Kind, Life};
 const SECONDS: u64 = 6;
 const PAIR_SECONDS: u64 = 4;
 /// What the lives of one host come to at least.
-const EVENTS: u64 = 400_000;
+const EVENTS: u64 = 200_000;
 
 /// Lives the lives of a set of seeds, and further ones in search of what the set has missed, because the simulator has changed since
 /// its seeds were chosen.

@@ -18,7 +18,7 @@ use crate::nbd::{self, Command, Receiver, Sender};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// A load that goes on until it is stopped sends no more than so many requests in such a time, and rests for what is left of it: what
 /// counts is what happens meanwhile, and other tests need the machine, too.
-const SPELL_REQUESTS: u64 = 250;
+const SPELL_REQUESTS: u64 = 100;
 const SPELL: Duration = Duration::from_millis(100);
 /// The server says that it shuts down.
 const ESHUTDOWN: u32 = 108;
