@@ -91,7 +91,7 @@ fn what_is_left_on_a_failed_cache_is_never_served_or_drained_again() {
     assert!(status == 2 && line.contains("--accept-loss"), "{line}");
     for command in [
         vec!["recover", &uri, "--accept-loss"],
-        vec!["cache", "format", rig.cache.to_str().expect("UTF-8"), "--force"],
+        vec!["cache", "format", rig.cache.to_str().expect("UTF-8"), "--force", "--discard-dirty"],
     ] {
         let output = daemon::run(&command).expect("tidepool runs");
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -203,12 +203,17 @@ fn a_full_house_of_transfers_completes() {
 fn an_image_that_cannot_be_had_is_refused_with_the_reason() {
     let Some(cluster) = Shared::get() else { return };
     cluster.rbd(&["create", "plain", "--size", "8M", "--image-feature", "layering"]).expect("an image");
+    cluster.rbd(&["create", "empty", "--size", "0"]).expect("an image");
     let conf = cluster.conf().display().to_string();
     for (uri, why) in [
         (cluster.uri("absent"), "no such image"),
         (format!("rbd:absent/x?conf={conf}"), "no pool `absent`"),
         (cluster.uri("absent/x"), "no such image"),
         (cluster.uri("plain"), &format!("rbd feature enable {}/plain exclusive-lock", cluster.pool())),
+        (
+            cluster.uri("empty"),
+            &format!("it is empty; give it a size first: rbd resize --size SIZE {}/empty", cluster.pool()),
+        ),
         ("rbd:rbd/x?conf=/nonexistent".into(), "/nonexistent"),
         (format!("rbd:rbd/x?conf={conf}&id=nobody"), "client.nobody"),
     ] {

@@ -7,9 +7,9 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use tidepool_driver::{CacheError, CacheFile};
+use tidepool_driver::{CACHE_BYTES_MIN, CacheError, CacheFile};
 use tidepool_engine::api::BLOCK_BYTES;
-use tidepool_engine::{FormatError, FormatOptions};
+use tidepool_engine::{FormatError, FormatOptions, OpenError};
 use uuid::Uuid;
 
 /// Told how much of a format is done: bytes done, bytes in all.
@@ -55,6 +55,28 @@ pub enum MakeError {
         path: PathBuf,
         /// The option that says it.
         option: &'static str,
+    },
+    /// It holds data that would be lost.
+    #[error(
+        "cannot format the cache {}: it alone has the newest data of {held}; drain it (tidepool serve, then tidepool volume drain --all), save it (tidepool cache export), or lose it with --discard-dirty",
+        .path.display()
+    )]
+    Dirty {
+        /// The cache.
+        path: PathBuf,
+        /// Its volumes, with how much.
+        held: String,
+    },
+    /// It may hold such data.
+    #[error(
+        "cannot format the cache {}: whether it has the newest data of an image is not known: {source} (--discard-dirty gives up whatever it has)",
+        .path.display()
+    )]
+    Unreadable {
+        /// The cache.
+        path: PathBuf,
+        /// Why nobody knows.
+        source: OpenError,
     },
     /// The system refused.
     #[error("cannot create the cache {}: {why}", .path.display())]
@@ -107,31 +129,69 @@ fn same_size(found: u64, wanted: Size) -> bool {
     found == wanted.0.next_multiple_of(BLOCK_BYTES as u64)
 }
 
-/// Makes a new cache of `size`; `replace` also where something else is, whose content is lost. A block
-/// device without a `size` is used whole.
+/// What a new cache may take the place of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    /// Of nothing.
+    Nothing,
+    /// Of anything but a cache that alone has the newest data of an image, or may have.
+    AllButDirty,
+    /// Of anything.
+    Everything,
+}
+
+/// Refuses to lose what a cache alone has.
+fn keep_dirty(path: &Path, cache: &CacheFile) -> Result<(), MakeError> {
+    let found = match tidepool_engine::inspect(&mut cache.blocking()) {
+        Ok(found) => found,
+        Err(OpenError::NotACache) => return Ok(()),
+        // Shorter than what is looked for in it.
+        Err(OpenError::Device(..)) if cache.len_bytes() < CACHE_BYTES_MIN => return Ok(()),
+        Err(source) => return Err(MakeError::Unreadable { path: path.to_owned(), source }),
+    };
+    let dirty = found.volumes.iter().filter(|volume| volume.dirty);
+    let held: Vec<String> = dirty
+        .map(|volume| {
+            let bytes = Size(volume.dirty_bytes + volume.dirty_zero_bytes).approximate();
+            format!("{} ({bytes}, {})", volume.spec.name, volume.spec.backend)
+        })
+        .collect();
+    match held.is_empty() {
+        true => Ok(()),
+        false => Err(MakeError::Dirty { path: path.to_owned(), held: held.join(", ") }),
+    }
+}
+
+/// Makes a new cache of `size`. What is there is lost, if `replace` allows that. A block device without a `size` is used whole.
 ///
 /// # Errors
-/// See [`MakeError`]; without `replace` nothing that was there has been changed.
+/// See [`MakeError`]; what `replace` does not allow to be lost has not been changed.
 pub fn format(
     path: &Path,
     size: Option<Size>,
-    replace: bool,
+    replace: Replace,
     progress: Progress<'_>,
 ) -> Result<(), MakeError> {
+    let keep = |cache: &CacheFile| match replace {
+        Replace::Everything => Ok(()),
+        _ => keep_dirty(path, cache),
+    };
     let needs_size = || MakeError::NoSize { path: path.to_owned(), option: "--size" };
     match look(path)? {
         Found::Nothing => make(path, size.ok_or_else(needs_size)?, progress),
-        Found::File { size_bytes } if replace => {
+        Found::File { size_bytes } if replace != Replace::Nothing => {
             // The lock tells whether somebody uses it; the descriptor is held until the new one stands.
-            let _old = CacheFile::open(path)?;
+            let old = CacheFile::open(path)?;
+            keep(&old)?;
             make(path, size.unwrap_or(Size(size_bytes)), progress)
         }
         Found::File { .. } => Err(CacheError::Exists(path.to_owned()).into()),
         Found::BlockDevice => {
             let cache = CacheFile::open(path)?;
-            if !replace && !cache.is_blank()? {
+            if replace == Replace::Nothing && !cache.is_blank()? {
                 return Err(CacheError::NotBlank(path.to_owned()).into());
             }
+            keep(&cache)?;
             let size_bytes = size.map_or(cache.len_bytes(), |size| size.0);
             if size_bytes > cache.len_bytes() {
                 let (wanted, free) = (size_bytes, Some(cache.len_bytes()));
@@ -204,6 +264,7 @@ fn renamed(error: CacheError, path: &Path) -> CacheError {
         CacheError::InUse { holder, .. } => CacheError::InUse { path: name(), holder },
         CacheError::TooSmall { size, .. } => CacheError::TooSmall { path: name(), size },
         CacheError::DiskFull { wanted, free, .. } => CacheError::DiskFull { path: name(), wanted, free },
+        CacheError::TooLarge { wanted, .. } => CacheError::TooLarge { path: name(), wanted },
         CacheError::Io { action, source, .. } => CacheError::Io { path: name(), action, source },
     }
 }

@@ -1,7 +1,6 @@
 //! The daemon: configuration, volumes, the reactor that serves them, the admin API, metrics.
 
 pub mod admin;
-mod bounded;
 pub mod cache;
 pub mod config;
 pub mod counters;

@@ -22,6 +22,9 @@ const DYING_WAIT: Duration = Duration::from_secs(30);
 /// partition table, file system and volume manager leaves a mark there.
 const BLANK_BYTES: u64 = 1 << 20;
 
+/// What the kernel calls file systems in memory: tmpfs and ramfs (`statfs(2)`).
+const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+
 /// Why a cache device could not be opened or created; one line each, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
@@ -63,6 +66,14 @@ pub enum CacheError {
         wanted: u64,
         /// What the file system says is free.
         free: Option<u64>,
+    },
+    /// No file may become so large.
+    #[error("{}: no file may have {wanted} bytes here, whatever is free; choose a smaller --cache-size or raise the limit (ulimit -f, LimitFSIZE=)", .path.display())]
+    TooLarge {
+        /// The cache.
+        path: PathBuf,
+        /// The size asked for.
+        wanted: u64,
     },
     /// The kernel refused something else.
     #[error("{}: cannot {action} the cache: {source}", .path.display())]
@@ -250,9 +261,10 @@ impl CacheFile {
             }
         };
         outcome.map_err(|e| match e {
-            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => {
+            Errno::NOSPC | Errno::DQUOT => {
                 CacheError::DiskFull { path: self.path.clone(), wanted: size, free }
             }
+            Errno::FBIG => CacheError::TooLarge { path: self.path.clone(), wanted: size },
             e => CacheError::io(&self.path, "reserve the space of", e),
         })?;
         // The file's name must survive a power loss as its content does.
@@ -283,6 +295,19 @@ impl CacheFile {
     /// works, but takes memory twice; worth a warning.
     pub fn direct(&self) -> bool {
         self.direct
+    }
+
+    /// It is in memory (tmpfs, ramfs, a RAM disk, zram), and gone when the host loses its power.
+    pub fn in_memory(&self) -> bool {
+        if self.block_device {
+            let Ok(stat) = rustix::fs::fstat(&self.fd) else { return false };
+            let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+            let device = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"));
+            let name =
+                device.ok().and_then(|device| Some(device.file_name()?.to_string_lossy().into_owned()));
+            return name.is_some_and(|name| name.starts_with("ram") || name.starts_with("zram"));
+        }
+        rustix::fs::fstatfs(&self.fd).is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as u32)))
     }
 
     /// The descriptor.
@@ -367,6 +392,18 @@ mod tests {
         assert!(!line.contains('\n'));
         drop(first);
         CacheFile::open(&path).expect("the lock went with its holder");
+    }
+
+    #[test]
+    fn a_cache_in_memory_is_told_from_one_that_stays() {
+        let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
+            println!("not run: there is no file system in memory at /dev/shm");
+            return;
+        };
+        let cache = CacheFile::create(&dir.path().join("cache"), CACHE_BYTES_MIN).expect("a cache");
+        assert!(cache.in_memory());
+        let on_disk = CacheFile::open_read_only(Path::new("/usr/bin/env")).expect("a file");
+        assert!(!on_disk.in_memory());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::export;
 use crate::output::{self, bytes_bar};
 use serde::Serialize;
 use std::path::Path;
-use tidepool_daemon::cache;
+use tidepool_daemon::cache::{self, Replace};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
 use tidepool_daemon::volume::Mode;
@@ -18,7 +18,14 @@ use uuid::Uuid;
 /// Runs the command.
 pub fn run(command: CacheCommand) -> Result<(), Failure> {
     match command {
-        CacheCommand::Format { path, size, force, output } => format(&path, size, force, output.format),
+        CacheCommand::Format { path, size, force, discard_dirty, output } => {
+            let replace = match (force, discard_dirty) {
+                (false, _) => Replace::Nothing,
+                (true, false) => Replace::AllButDirty,
+                (true, true) => Replace::Everything,
+            };
+            format(&path, size, replace, output.format)
+        }
         CacheCommand::Inspect { path, output } => inspect(&path, output.format),
         CacheCommand::Check { path, output } => check(&path, output.format),
         CacheCommand::Export(args) => export::run(&args),
@@ -31,10 +38,10 @@ struct Formatted {
     size_bytes: u64,
 }
 
-fn format(path: &Path, size: Option<Size>, force: bool, format: Format) -> Result<(), Failure> {
+fn format(path: &Path, size: Option<Size>, replace: Replace, format: Format) -> Result<(), Failure> {
     let bar = bytes_bar("formatting the cache");
     let mut size_bytes = 0;
-    let done = cache::format(path, size, force, &mut |done, total| {
+    let done = cache::format(path, size, replace, &mut |done, total| {
         size_bytes = total;
         bar.set_length(total);
         bar.set_position(done);

@@ -602,9 +602,12 @@ pub enum CacheCommand {
         /// Its size; a block device is used whole without it.
         #[arg(long, value_name = "SIZE")]
         size: Option<Size>,
-        /// Also where something else is, which is lost then.
+        /// Also where something else is, which is lost then; not where a cache has data that its images do not have.
         #[arg(long)]
         force: bool,
+        /// Such data, too.
+        #[arg(long, requires = "force")]
+        discard_dirty: bool,
         /// How to print.
         #[command(flatten)]
         output: OutputArgs,

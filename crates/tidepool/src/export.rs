@@ -190,6 +190,9 @@ struct OutFile {
 impl OutFile {
     fn create(path: &Path, size_bytes: u64) -> Result<OutFile, Failure> {
         let refused = |why: String| Failure::failed(format!("cannot export to {}: {why}", path.display()));
+        if path == Path::new("-") {
+            return Err(refused("an export has holes, which a pipe has not; name a file".into()));
+        }
         if fs::symlink_metadata(path).is_ok() {
             return Err(refused("it exists; name a new file".into()));
         }

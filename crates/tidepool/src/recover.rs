@@ -47,8 +47,8 @@ fn loss_line(loss: &Loss) -> String {
     let mut line =
         format!("what was acknowledged after {}: at most {:.1} s", time(loss.since_unix_ms), loss.seconds);
     let _ = match loss.bytes {
-        0 => write!(line, ", nothing by its last note"),
-        bytes => write!(line, ", {} by its last note", size(bytes)),
+        0 => write!(line, ", how much is not known (when it wrote its last note the image had everything)"),
+        bytes => write!(line, ", {} by its last note, and what came after that", size(bytes)),
     };
     if let Some(bytes_max) = loss.bytes_max {
         let _ = write!(line, " and never more than {} of data", size(bytes_max));
@@ -59,7 +59,7 @@ fn loss_line(loss: &Loss) -> String {
 fn text(report: &Report) -> String {
     let (image, recovered) = (&report.backend, &report.recovered);
     let Some(owner) = &recovered.given_up else {
-        return format!("{image}: nothing to give up, the image holds everything");
+        return format!("{image}: nothing to give up: no cache is known to hold newer data of it");
     };
     let mut text = format!("{image}: free; cache {} on host {} is given up\n", owner.cache_uuid, owner.host);
     if recovered.loss.is_some() {
@@ -71,4 +71,19 @@ fn text(report: &Report) -> String {
     }
     let _ = write!(text, "lost: {}", cost(recovered));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_not_called_nothing() {
+        let mut loss = Loss { since_unix_ms: 0, seconds: 2.5, bytes: 0, bytes_max: Some(1 << 30) };
+        let line = loss_line(&loss);
+        assert!(line.contains("at most 2.5 s, how much is not known"), "{line}");
+        assert!(!line.contains("nothing") && line.ends_with("never more than 1GiB of data"), "{line}");
+        loss.bytes = 4096;
+        assert!(loss_line(&loss).contains("4KiB by its last note, and what came after"), "{line}");
+    }
 }

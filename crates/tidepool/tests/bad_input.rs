@@ -50,6 +50,10 @@ fn a_configuration_is_refused_with_the_place_of_the_mistake() {
         ("cache = [\n", "line "),
         ("nbd = \"nbd://h/\"\n", "line 1, column 7"),
         ("", "--cache PATH"),
+        (
+            "cache = \"/x\"\n[volume.vm1]\nbackend = \"file:/x\"\ndirty-max = \"16KiB\"\n",
+            "a dirty quota of 16KiB is too small: name at least 1MiB",
+        ),
     ] {
         fs::write(&config, text).expect("written");
         place.refused(args, 2, part);
@@ -157,6 +161,25 @@ fn a_cache_that_cannot_be_made_leaves_nothing_behind() {
     let at = args.iter().position(|arg| arg == "--cache-size").expect("an option");
     let without_size = [&args[..at], &args[at + 2..]].concat();
     place.refused(without_size, 1, "--cache-size");
+}
+
+#[test]
+fn a_cache_takes_the_place_of_a_short_file_only_when_told_to() {
+    let place = Place::new();
+    fs::write(place.path("short"), b"precious").expect("written");
+    let format = ["cache", "format", &place.text("short"), "--size", "64MiB"].map(String::from);
+    run(format.clone()).refused(1, "already exists");
+    assert_eq!(fs::read(place.path("short")).expect("a file"), b"precious");
+    run(with(format.into(), &["--force"])).done();
+}
+
+#[test]
+fn a_cache_that_is_larger_than_a_file_may_be_says_so() {
+    let place = Place::new();
+    let before = place.snapshot();
+    let script = "ulimit -f 32768 && exec \"$TIDEPOOL\" \"$@\"";
+    shell(&place, &["env"], script, &place.serve_args()).refused(1, "no file may have 67108864 bytes here");
+    assert!(before == place.snapshot());
 }
 
 /// Runs a shell script in which `$TIDEPOOL` is the command, with `arguments` as `$@`.
@@ -293,4 +316,40 @@ fn a_check_says_what_stands_in_the_way_and_changes_nothing() {
     assert!(missing.stderr.lines().count() == 1 && missing.stderr.contains("no such file"), "{missing:?}");
     run(["check", "nowhere:image"]).refused(2, "unknown scheme");
     assert!(before == place.snapshot());
+}
+
+/// Runs a program to which the kernel refuses io_uring, as to those in many containers.
+const WITHOUT_IO_URING: &str = "
+import ctypes, os, struct, sys
+IO_URING_SETUP, EPERM = 425, 1
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
+step = lambda code, yes, no, value: struct.pack('HBBI', code, yes, no, value)
+steps = (step(0x20, 0, 0, 0) + step(0x15, 0, 1, IO_URING_SETUP) + step(0x06, 0, 0, 0x50000 | EPERM)
+    + step(0x06, 0, 0, 0x7fff0000))
+code = ctypes.create_string_buffer(steps)
+program = struct.pack('HxxxxxxP', 4, ctypes.addressof(code))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+arguments = [ctypes.c_ulong(0)] * 3
+assert prctl(NO_NEW_PRIVILEGES, ctypes.c_ulong(1), *arguments) == 0
+assert prctl(SECCOMP, ctypes.c_ulong(FILTER), ctypes.c_char_p(program), *arguments[:2]) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+#[test]
+fn a_check_finds_out_that_the_kernel_refuses_io_uring() {
+    let place = Place::new();
+    let uri = format!("file:{}", place.text("image"));
+    let tidepool = env!("CARGO_BIN_EXE_tidepool");
+    let output = std::process::Command::new("python3")
+        .args(["-c", WITHOUT_IO_URING, tidepool, "check", &uri])
+        .output()
+        .expect("Python runs");
+    let ended = Ended {
+        status: output.status.code(),
+        stdout: String::from_utf8(output.stdout).expect("text"),
+        stderr: String::from_utf8(output.stderr).expect("text"),
+    };
+    assert!(!ended.stdout.contains("serving it would:"), "{ended:?}");
+    assert_eq!(ended.status, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("cannot set up io_uring: Operation not permitted"), "{ended:?}");
 }

@@ -118,6 +118,8 @@ fn an_image_that_others_have_changed_is_refused_and_both_sides_are_exported() {
     assert!(before.0 == fs::read(place.path("cache")).expect("a cache"), "the cache is only read");
     assert!(before.1 == fs::read(place.path("image")).expect("an image"), "the image is only read");
     export(&place, "ours", true).refused(1, "it exists");
+    let pipe = ["cache", "export", &place.text("cache"), "--volume", "vm1", "--out", "-"];
+    run(pipe).refused(1, "a pipe has not; name a file");
     let other = ["cache", "export", &place.text("cache"), "--volume", "vm2", "--out", &place.text("x")];
     run(other).refused(1, "there is no volume vm2");
     assert!(!place.path("x").exists() && !place.path("x.unfinished").exists());

@@ -117,6 +117,8 @@ fn after_a_kill_the_cache_alone_brings_everything_back() {
     let place = Place::new();
     let daemon = start(&place, &["--accept-loss", "5s"]);
     json(&place, &["volume", "set", "vm1", "--dirty-max", "8MiB"]);
+    let little = ["volume", "set", "vm1", "--dirty-max", "16KiB", "--admin", &place.text("admin.sock")];
+    run(little).refused(1, "a dirty quota of 16KiB is too small");
     let mut vm = client(&place, "vm1");
     for (i, fill) in [1u8, 2, 3].into_iter().enumerate() {
         vm.write(i as u64 * 65536, &[fill; 65536]).expect("written");
@@ -291,7 +293,7 @@ fn dirty_data_is_never_drained_into_an_image_that_was_given_to_others() {
         assert_eq!(block_at(&place, 0), [0x5a; 4096], "the image is untouched");
         assert!(fs::read(place.path("image.tidepool")).expect("a record") == before, "so is its record");
     }
-    run(["cache", "format", &place.text("cache"), "--force"]).done();
+    run(["cache", "format", &place.text("cache"), "--force", "--discard-dirty"]).done();
     let daemon = start(&place, &[]);
     client(&place, "vm1").write(0, &[4; 4096]).expect("written");
     assert_eq!(daemon.terminate(), Some(0));
@@ -498,6 +500,29 @@ fn the_metrics_endpoint_speaks_to_prometheus() {
 }
 
 #[test]
+fn clients_that_ask_nothing_keep_nobody_from_asking() {
+    let place = Place::new();
+    let daemon = start(&place, &[]);
+    let connect = || std::os::unix::net::UnixStream::connect(place.path("admin.sock")).expect("a connection");
+    // As many as there may be at once, in part in the midst of a head or body.
+    let silent: Vec<_> = (0..64)
+        .map(|number| {
+            let mut stream = connect();
+            let begun: &[&str] = &[
+                "",
+                "GET /v1/status HTTP/1.1\r\nHost:",
+                "POST /v1/volumes HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+            ];
+            stream.write_all(begun[number % 3].as_bytes()).expect("sent");
+            stream
+        })
+        .collect();
+    assert_eq!(json(&place, &["status"])["volumes"][0]["name"], "vm1");
+    drop(silent);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
 fn the_admin_api_answers_nonsense_with_one_error() {
     let place = Place::new();
     let daemon = start(&place, &[]);
@@ -551,7 +576,11 @@ fn a_cache_can_be_inspected_and_checked_when_no_daemon_uses_it() {
         serde_json::from_str(run(["cache", "check", &cache, "--format", "json"]).done()).expect("JSON");
     assert_eq!((&checked["blocks"], &checked["damaged"]), (&Value::from(16), &Value::Array(vec![])));
     assert!(before == fs::read(place.path("cache")).expect("a cache"), "looking changes nothing");
-    run(["cache", "format", &cache, "--force"]).done();
+    let refusal = run(["cache", "format", &cache, "--force"]);
+    refusal.refused(1, &format!("newest data of vm1 (64KiB, file:{})", place.text("image")));
+    run(["cache", "format", &cache, "--discard-dirty"]).refused(2, "--force");
+    assert!(before == fs::read(place.path("cache")).expect("a cache"), "a refusal changes nothing");
+    run(["cache", "format", &cache, "--force", "--discard-dirty"]).done();
     let found: Value =
         serde_json::from_str(run(["cache", "inspect", &cache, "--format", "json"]).done()).expect("JSON");
     assert_eq!((&found["volumes"], &found["size_bytes"]), (&Value::Array(vec![]), &Value::from(64 << 20)));

@@ -79,8 +79,8 @@ impl Survey {
     /// Whether the image is of a kind that can be cached.
     pub(super) fn check_kind(&self, place: &Place) -> Result<(), BackendError> {
         let unfit = |why: String| BackendError::Unsupported { what: place.what.clone(), why };
+        let what = &place.what;
         if self.facts.features & FEATURE_EXCLUSIVE_LOCK == 0 {
-            let what = &place.what;
             return Err(unfit(format!(
                 "it has no exclusive lock; enable it: rbd feature enable {what} exclusive-lock"
             )));
@@ -88,8 +88,11 @@ impl Survey {
         if self.facts.grouped || self.facts.features & FEATURE_MIGRATING != 0 {
             return Err(place.gone_elsewhere());
         }
-        if self.facts.size_bytes == 0 || !self.facts.size_bytes.is_multiple_of(SECTOR_BYTES as u64) {
-            let size = self.facts.size_bytes;
+        let size = self.facts.size_bytes;
+        if size == 0 {
+            return Err(unfit(format!("it is empty; give it a size first: rbd resize --size SIZE {what}")));
+        }
+        if !size.is_multiple_of(SECTOR_BYTES as u64) {
             return Err(unfit(format!(
                 "its size of {size} bytes is no multiple of {SECTOR_BYTES}; resize it first"
             )));

@@ -25,6 +25,7 @@ use crate::volume::{DrainOrder, Mode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+mod bounded;
 pub mod client;
 pub mod server;
 

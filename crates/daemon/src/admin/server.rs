@@ -1,10 +1,10 @@
 //! Answers the admin API and the metrics endpoint.
 
+use super::bounded;
 use super::{
     AddVolume, CacheReport, ErrorBody, FailOver, HandOver, ResizeVolume, SetVolume, Status, TakeSnapshot,
     TakeVolume,
 };
-use crate::bounded::Bounded;
 use crate::counters;
 use crate::failure::one_line;
 use crate::metrics;
@@ -14,7 +14,7 @@ use crate::shard::ShardError;
 use crate::units::Duration;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -26,11 +26,6 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidepool_backend::BackendError;
 use tokio::net::{TcpListener, UnixListener};
-
-/// Largest request body in bytes.
-const BODY_BYTES_MAX: usize = 64 << 10;
-/// Most connections at once to the admin socket, and as many to the metrics endpoint.
-const CONNECTIONS_MAX: usize = 64;
 
 /// What the handlers need.
 pub struct Context {
@@ -96,23 +91,17 @@ impl From<ShardError> for Problem {
 type Answer<T> = Result<Json<T>, Problem>;
 
 /// Serves the admin API until the future is dropped.
-///
-/// # Errors
-/// The socket is of no use.
-pub async fn serve_admin(listener: UnixListener, context: Arc<Context>) -> std::io::Result<()> {
-    axum::serve(Bounded::new(listener, CONNECTIONS_MAX), admin_router(context)).await
+pub async fn serve_admin(listener: UnixListener, context: Arc<Context>) {
+    bounded::serve(listener, admin_router(context)).await;
 }
 
 /// Serves the metrics until the future is dropped.
-///
-/// # Errors
-/// The socket is of no use.
-pub async fn serve_metrics(listener: TcpListener, context: Arc<Context>) -> std::io::Result<()> {
+pub async fn serve_metrics(listener: TcpListener, context: Arc<Context>) {
     let router = Router::new()
         .route("/metrics", get(scrape))
         .fallback(|| async { (StatusCode::NOT_FOUND, "the metrics are at /metrics\n") })
         .with_state(context);
-    axum::serve(Bounded::new(listener, CONNECTIONS_MAX), router).await
+    bounded::serve(listener, router).await;
 }
 
 /// The routes of the admin API, which [`serve_admin`] serves on a socket.
@@ -132,7 +121,6 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
         })
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(context)
 }
 

@@ -157,8 +157,8 @@ fn bind_metrics(address: SocketAddr) -> Result<TcpListener, Failure> {
 /// A daemon that serves.
 struct Daemon {
     volumes: Arc<Volumes>,
-    admin: tokio::task::JoinHandle<std::io::Result<()>>,
-    metrics: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
+    admin: tokio::task::JoinHandle<()>,
+    metrics: Option<tokio::task::JoinHandle<()>>,
     peers: Vec<tokio::task::JoinHandle<()>>,
     /// The files of the sockets go away with the daemon.
     _files: Vec<SocketFile>,

@@ -88,6 +88,25 @@ pub enum ModeError {
         "an nbd: backend can only be drained unordered, so that between two drains it is no consistent disk by itself: say --drain unordered, or use write-through"
     )]
     Order,
+    /// Nearly each write would wait for the image.
+    #[error(
+        "a dirty quota of {} is too small: name at least {}, or use write-through", .0.approximate(), Size(DIRTY_BYTES_MIN).approximate()
+    )]
+    Quota(Size),
+}
+
+/// Least dirty quota in bytes.
+const DIRTY_BYTES_MIN: u64 = 1 << 20;
+
+/// The dirty quota that was asked for, in bytes; 0 stands for the volume's share of the cache.
+///
+/// # Errors
+/// It is too small.
+pub fn quota_rule(asked: Option<Size>) -> Result<u64, ModeError> {
+    match asked {
+        Some(size) if size.0 > 0 && size.0 < DIRTY_BYTES_MIN => Err(ModeError::Quota(size)),
+        asked => Ok(asked.map_or(0, |size| size.0)),
+    }
 }
 
 /// The order in which a volume is drained, given what was said.
@@ -159,7 +178,7 @@ impl Wanted {
             backend: absolute_backend(config.backend).map_err(|e| failure(&e))?,
             mode,
             accept_loss,
-            dirty_bytes_max: config.dirty_max.map_or(0, |size| size.0),
+            dirty_bytes_max: quota_rule(config.dirty_max).map_err(|e| failure(&e))?,
             read_only: config.read_only,
             drain,
         })

@@ -15,7 +15,7 @@ mod whole;
 use super::attachment;
 use super::error::VolumeError;
 use super::peers::Route;
-use super::plan::{Wanted, drain_order, mode_rule, order_rule};
+use super::plan::{Wanted, drain_order, mode_rule, order_rule, quota_rule};
 use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
 use crate::metrics::Sample;
@@ -479,8 +479,10 @@ impl Volumes {
             found.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })
         };
         rule(change.mode.or(Some(Mode::WriteThrough)))?;
-        if let Some(size) = change.dirty_max {
-            self.shard.set_dirty_bytes_max(id, size.0).await.map_err(shard_error)?;
+        if change.dirty_max.is_some() {
+            let quota = quota_rule(change.dirty_max);
+            let quota = quota.map_err(|source| VolumeError::Mode { name: name.to_owned(), source })?;
+            self.shard.set_dirty_bytes_max(id, quota).await.map_err(shard_error)?;
         }
         if let Some(mode) = change.mode {
             let _alone = match mode {

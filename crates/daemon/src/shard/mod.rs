@@ -102,7 +102,12 @@ pub fn start(config: ShardConfig) -> Result<ShardHandle, StartError> {
     let ShardConfig { cache: path, engine, cpu, limits } = config;
     start_with(cpu, limits, move || {
         let cache = CacheFile::open(&path)?;
-        if !cache.direct() {
+        if cache.in_memory() {
+            tracing::warn!(
+                "{}: the cache is in memory: what the images do not have yet is lost when this host loses its power",
+                path.display()
+            );
+        } else if !cache.direct() {
             tracing::warn!(
                 "{}: the file system does not do direct I/O: the cache takes memory twice and is slower",
                 path.display()

@@ -12,7 +12,6 @@ use crate::service::VolumeError;
 use crate::service::peers::{Leaving, PeerError, Stream};
 use crate::service::plan::{Wanted, mode_rule};
 use crate::shard::{Guest, ShardHandle};
-use crate::units::Size;
 use crate::volume::{DrainOrder, Mode, is_parent_name};
 use std::sync::Arc;
 use tidepool_backend::{BackendUri, Prepared};
@@ -132,13 +131,15 @@ impl Volumes {
         let config = VolumeConfig {
             mode: Some(mode),
             accept_loss: leaving.accept_loss,
-            dirty_max: Some(Size(leaving.dirty_bytes_max)),
             drain: leaving.unordered.then_some(DrainOrder::Unordered),
             ..VolumeConfig::new(image)
         };
         let wanted = Wanted::new(name, config, leaving.accept_loss, self.drain, peers);
         let invalid = |why: String| VolumeError::Invalid { name: name.to_owned(), why };
-        self.add_prepared(wanted.map_err(|failure| invalid(failure.to_string()))?, prepared).await
+        let mut wanted = wanted.map_err(|failure| invalid(failure.to_string()))?;
+        // Also one that would not be taken from a person any more.
+        wanted.dirty_bytes_max = leaving.dirty_bytes_max;
+        self.add_prepared(wanted, prepared).await
     }
 }
 
