@@ -36,15 +36,20 @@ pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ended {
 
 /// Runs it to its end in a directory.
 pub fn run_in<S: AsRef<OsStr>>(directory: &Path, args: impl IntoIterator<Item = S>) -> Ended {
-    let output = tidepool().current_dir(directory).args(args).output().expect("the command runs");
-    Ended {
-        status: output.status.code(),
-        stdout: String::from_utf8(output.stdout).expect("text"),
-        stderr: String::from_utf8(output.stderr).expect("text"),
-    }
+    Ended::of(tidepool().current_dir(directory).args(args))
 }
 
 impl Ended {
+    /// Runs a command to its end.
+    pub fn of(command: &mut Command) -> Ended {
+        let output = command.output().expect("the command runs");
+        Ended {
+            status: output.status.code(),
+            stdout: String::from_utf8(output.stdout).expect("text"),
+            stderr: String::from_utf8(output.stderr).expect("text"),
+        }
+    }
+
     /// It was refused with this status and one line that contains `part`, and said nothing else.
     #[track_caller]
     pub fn refused(&self, status: i32, part: &str) {
