@@ -1,6 +1,6 @@
 //! Answers the admin API and the metrics endpoint.
 
-use super::bounded;
+use super::bounded::{self, REQUEST_TIME_MAX};
 use super::{
     AddVolume, CacheReport, ErrorBody, FailOver, HandOver, ResizeVolume, SetVolume, Status, TakeSnapshot,
     TakeVolume,
@@ -12,10 +12,11 @@ use crate::report::by_name;
 use crate::service::{VolumeError, Volumes};
 use crate::shard::ShardError;
 use crate::units::Duration;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -26,6 +27,10 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidepool_backend::BackendError;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::time::timeout;
+
+/// Largest body of a request in bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// What the handlers need.
 pub struct Context {
@@ -121,7 +126,24 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
         })
+        .layer(from_fn(with_whole_body))
         .with_state(context)
+}
+
+/// Hands a request on when all of its body is there.
+async fn with_whole_body(request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    match timeout(REQUEST_TIME_MAX, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(bytes)) => next.run(Request::from_parts(head, Body::from(bytes))).await,
+        Ok(Err(error)) => {
+            let why = format!("cannot take the request: {error}");
+            Problem(StatusCode::PAYLOAD_TOO_LARGE, why).into_response()
+        }
+        Err(_) => {
+            let why = format!("the request has not come within {} s", REQUEST_TIME_MAX.as_secs());
+            Problem(StatusCode::REQUEST_TIMEOUT, why).into_response()
+        }
+    }
 }
 
 /// The request's body as JSON.
