@@ -23,7 +23,7 @@ const READ_BYTES: u64 = 256 << 10;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const EIO: u32 = 5;
 /// Runs of the short form with a read that fails, and with a write.
-const SHORT_RUNS: u64 = 4;
+const SHORT_RUNS: u64 = 3;
 /// Writes of a format's zeroes, of which the short form has the last one only.
 const LAYOUT_WRITES: u64 = 64;
 
@@ -404,8 +404,8 @@ fn g1_g7_a_device_operation_that_fails_makes_nothing_wrong_and_nothing_silent() 
     for (kind, count) in count(seed) {
         println!("{count} operations of the kind {kind:?}");
         let first = if kind == Kind::Write { LAYOUT_WRITES } else { 1 };
-        // Every second sync. Of the others some all over the script, and others for another seed.
-        let runs = if kind == Kind::Flush { count.div_ceil(2) } else { SHORT_RUNS };
+        // Every third sync. Of the others some all over the script, and others for another seed.
+        let runs = if kind == Kind::Flush { count.div_ceil(3) } else { SHORT_RUNS };
         let stride = ((count + 1 - first) / runs).max(1);
         for at in 0..runs {
             let number = first + at * stride + seed % stride;

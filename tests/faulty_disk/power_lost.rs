@@ -14,7 +14,7 @@ const IMAGE_BYTES: u64 = 16 * MIB;
 /// Longest run before the power fails, in milliseconds.
 const RUN_MS_MAX: u64 = 800;
 /// Power failures of one seed.
-const FAILURES: u64 = 8;
+const FAILURES: u64 = 6;
 
 /// What many power failures have shown.
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ fn g3_power_failures_of_many_seeds_take_nothing_flushed_and_only_a_tail_of_the_r
     for seed in first..first + 30 {
         let options = FaultyOptions { image_device: seed % 3 == 0, ..options() };
         let mix = if seed % 2 == 0 { Mix::default() } else { few_flushes() };
-        lives(&options, mix, seed, 2 * FAILURES, &mut tally)
+        lives(&options, mix, seed, 3 * FAILURES, &mut tally)
             .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     println!("{tally:?}");

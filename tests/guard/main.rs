@@ -184,7 +184,7 @@ impl Stage {
 
     /// A second Tidepool with a cache of its own.
     fn try_second_tidepool(&mut self, when: &str) {
-        let uri = self.cluster.uri(&self.images[0]);
+        let uri = self.cluster.uri(self.images[0]);
         let before = State::of(&self.cluster, self.images[0]).expect("the image can be read");
         let scratch = &self.rig.scratch;
         let output = daemon::run([

@@ -99,7 +99,7 @@ impl Client {
         check("rados_create", unsafe { (rados.create)(&raw mut handle, c"admin".as_ptr()) })?;
         let client = Client { rados, handle };
         let path = CString::new(conf.as_os_str().as_bytes()).map_err(|e| e.to_string())?;
-        // SAFETY (this and the next two): a created handle and C strings.
+        // SAFETY: a created handle and C strings.
         check("rados_conf_read_file", unsafe { (rados.read_file)(handle, path.as_ptr()) })?;
         for (option, value) in SETTINGS {
             // SAFETY: as above.
@@ -133,7 +133,7 @@ impl Client {
                 &raw mut status_len,
             )
         };
-        // SAFETY (both): the library returned these.
+        // SAFETY: the library returned both buffers with these lengths, and nobody has freed them.
         let (out, status) = unsafe { (self.take(out, out_len), self.take(status, status_len)) };
         check(status.trim(), result).map(|()| out)
     }
