@@ -43,6 +43,7 @@ pub(crate) fn server(bytes: &[u8]) {
         match received {
             Err(error) => return one_line(&error),
             Ok((_, Step::Closed)) => return,
+            Ok((_, Step::Wait)) => unreachable!("nothing is on its way"),
             Ok((taken, Step::Continue)) => {
                 assert!(taken > 0 && taken <= end - at, "took {taken} of {}", end - at);
                 at += taken;

@@ -1,6 +1,7 @@
 //! Volumes on RBD images of a real, throw-away Ceph cluster.
 
 mod rights;
+mod trouble;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

@@ -8,7 +8,7 @@ use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
 use crate::serve;
 
 /// What the document grants to a client of the pool `rbd`.
-struct Rights {
+pub struct Rights {
     /// One grant each.
     mon: Vec<String>,
     /// The letters.
@@ -16,7 +16,7 @@ struct Rights {
 }
 
 impl Rights {
-    fn documented() -> Rights {
+    pub fn documented() -> Rights {
         let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/backends.md");
         let text = std::fs::read_to_string(document).expect("the document");
         let line = text.lines().find(|line| line.contains("auth get-or-create client.tidepool"));
@@ -31,9 +31,21 @@ impl Rights {
     }
 
     /// Makes a client with these rights.
-    fn give(&self, cluster: &Cluster, client: &str) {
-        let (mon, osd) = (self.mon.join(", "), format!("allow {} pool=rbd", self.osd));
+    pub fn give(&self, cluster: &Cluster, client: &str) {
+        let (mon, osd) = self.capabilities();
         cluster.client_add(client, &[("mon", &mon), ("osd", &osd)]).expect("a client");
+    }
+
+    /// Gives them to a client that is there.
+    pub fn give_again(&self, cluster: &Cluster, client: &str) {
+        let (mon, osd) = self.capabilities();
+        let arguments = ["auth", "caps", &format!("client.{client}"), "mon", &mon, "osd", &osd];
+        cluster.ceph(&arguments).expect("a client");
+    }
+
+    /// Those of the monitors and of the OSDs.
+    fn capabilities(&self) -> (String, String) {
+        (self.mon.join(", "), format!("allow {} pool=rbd", self.osd))
     }
 
     /// All but one, for each one, with what the complaint has to name.

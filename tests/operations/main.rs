@@ -101,6 +101,16 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.follow(&room);
     host.act("image_is_right");
 
+    let [why, forget] = manual.section("## A volume is not served");
+    host.act("cp $ETC/tidepool.toml /mnt/tidepool.toml; printf '[volume.vm2]\\nbackend = \"rbd:rbd/vm2\"\\n' >>$ETC/tidepool.toml; systemctl restart tidepool");
+    host.act("qemu-io -f raw -c 'read -P 1 0 1M' \"nbd+unix:///vm1?socket=$socket\"");
+    host.follow(&why);
+    host.act("status_shows '\"state\": ?\"unavailable\"'; rbd create --size 64M rbd/vm2");
+    host.act("for _ in $(seq 600); do qemu-io -f raw -c 'read 0 1M' \"nbd+unix:///vm2?socket=$socket\" && break; sleep 0.1; done 2>/dev/null; tidepool volume drain vm2");
+    host.act("tidepool volume remove vm2; rbd rm --no-progress rbd/vm2; systemctl restart tidepool; status_shows '\"state\": ?\"unavailable\"'");
+    host.follow(&forget);
+    host.act("cp /mnt/tidepool.toml $ETC/tidepool.toml; systemctl restart tidepool; ! [[ $(tidepool status --format json) =~ vm2 ]]; both -c 'read 0 64k'");
+
     let [backup] = manual.section("## Backup");
     host.act("both -c 'write -P 4 20M 8M' -c flush");
     host.follow(&backup);
@@ -119,6 +129,7 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.act("both -c 'write -P 7 30M 8M' -c flush; killed");
     host.follow(&back);
     host.act("status_shows '\"state\": ?\"serving\"'; tidepool volume drain vm1; image_is_right");
+    host.act("systemctl restart tidepool; both -c 'read -P 7 30M 8M'");
 
     let [look, recover, again] = manual.section("## The cache SSD died");
     host.act("both -c 'write -P 8 40M 1M' -c flush; tidepool volume drain vm1");
@@ -137,14 +148,17 @@ fn live(host: &mut Host, manual: &mut Manual) {
     let [leave, arrive] = manual.section("## Moving");
     host.act("both -c 'write -P 10 50M 4M' -c flush");
     host.follow(&leave);
+    host.act("systemctl restart tidepool; [ \"$(tidepool volume list --format json)\" = '[]' ]");
     host.act("systemctl stop tidepool; mv /var/lib/tidepool /var/lib/other-host; systemctl start tidepool");
     host.follow(&arrive);
     host.act("qemu-img compare -f raw -F raw \"nbd+unix:///vm1?socket=$socket\" /mnt/model");
+    host.act("systemctl restart tidepool; qemu-img compare -f raw -F raw \"nbd+unix:///vm1?socket=$socket\" /mnt/model");
 
     let [remove, end] = manual.section("## Migrating off");
     host.act("both -c 'write -P 11 0 1M' -c flush");
     host.follow(&remove);
     host.act("image_is_right; rbd bench --io-type write --io-total 4K rbd/vm1");
+    host.act("systemctl restart tidepool; [ \"$(tidepool volume list --format json)\" = '[]' ]");
     host.follow(&end);
 }
 

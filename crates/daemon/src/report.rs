@@ -2,6 +2,7 @@
 
 use crate::admin::{BackendState, Exposure, Followed, Latency, Owner, Replication, State, VolumeReport};
 use crate::counters::{self, Number};
+use crate::service::Wanted;
 use crate::shard::{LatencyHistogram, ShardVolumeStatus};
 use crate::units::Duration;
 use serde_json::Number as Json;
@@ -100,6 +101,43 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         parent: known.parent,
         owner: Owner { host: owner_host(volume, known.host), generation: status.spec.generation },
         counters: by_name(counters::of_volume(&status.count)),
+    }
+}
+
+/// The report of a volume that is only configured.
+pub fn configured(wanted: &Wanted, known: Known) -> VolumeReport {
+    VolumeReport {
+        name: wanted.name.clone(),
+        backend: wanted.backend.to_string(),
+        size_bytes: 0,
+        read_only: wanted.read_only,
+        mode: wanted.mode,
+        mode_wanted: wanted.mode,
+        state: known.state.unwrap_or(State::Opening),
+        backend_state: BackendState::Ok,
+        error: known.error,
+        exposure: Exposure {
+            accepted_seconds: known.accept_loss.map(Duration::as_seconds),
+            ..Exposure::default()
+        },
+        dirty_bytes: 0,
+        dirty_zero_bytes: 0,
+        dirty_bytes_max: 0,
+        cached_bytes: 0,
+        lost_blocks: 0,
+        drain_writes_in_flight: 0,
+        hit_ratio: None,
+        read_latency: Latency::default(),
+        write_latency: Latency::default(),
+        flush_latency: Latency::default(),
+        connections: 0,
+        flushes: false,
+        peer: None,
+        replication: None,
+        followed: None,
+        parent: None,
+        owner: Owner { host: "unknown".into(), generation: 0 },
+        counters: BTreeMap::new(),
     }
 }
 

@@ -543,3 +543,61 @@ fn a_connection_too_many_is_turned_away_and_a_place_that_becomes_free_is_used() 
     all.pop();
     door.wait_until("a place is free", |_| door.dial().read(&mut [0; 18]).is_ok_and(|n| n > 0));
 }
+
+/// A client that dials and tells in the end whether it was let in, and how large the volume is.
+fn waiting_client(door: &Door, export: &str) -> std::thread::JoinHandle<Result<u64, ClientError>> {
+    let (stream, wanted) = (door.dial(), Wanted::new(export));
+    std::thread::spawn(move || BlockingClient::over(stream, wanted).map(|client| client.size_bytes()))
+}
+
+#[test]
+fn a_client_waits_for_a_volume_that_is_on_its_way() {
+    let door = Door::open(MIB as u64, memory());
+    let announced = door.shard.announce("w").expect("it runs");
+    let clients = [waiting_client(&door, "w"), waiting_client(&door, "w")];
+    door.wait_until("they ask", |status| status.reactor.accepted == 2);
+    // Others are served meanwhile.
+    assert_eq!(door.client().size_bytes(), MIB as u64);
+    assert!(clients.iter().all(|client| !client.is_finished()));
+    door.add(spec("w", 2 * MIB as u64));
+    for client in clients {
+        assert_eq!(client.join().expect("no panic").expect("it is let in"), 2 * MIB as u64);
+    }
+    drop(announced);
+    assert_eq!(door.client_with(Wanted::new("w")).size_bytes(), 2 * MIB as u64);
+}
+
+#[test]
+fn nobody_waits_for_a_volume_that_does_not_come() {
+    let door = Door::open(MIB as u64, memory());
+    let refused = |client: std::thread::JoinHandle<Result<u64, ClientError>>| {
+        let error = client.join().expect("no panic").expect_err("it does not come");
+        assert!(error.to_string().contains("there is no export"), "{error}");
+    };
+    let announced = door.shard.announce("w").expect("it runs");
+    let client = waiting_client(&door, "w");
+    door.wait_until("it asks", |status| status.reactor.accepted == 1);
+    announced.set_awaited(false).expect("it runs");
+    refused(client);
+    refused(waiting_client(&door, "w"));
+    announced.set_awaited(true).expect("it runs");
+    let client = waiting_client(&door, "w");
+    door.wait_until("it asks", |status| status.reactor.accepted == 3);
+    drop(announced);
+    refused(client);
+    refused(waiting_client(&door, "w"));
+}
+
+#[test]
+fn the_only_volume_that_is_open_is_no_default_while_another_is_on_its_way() {
+    let door = Door::open(MIB as u64, memory());
+    assert_eq!(door.client_with(Wanted::new("")).size_bytes(), MIB as u64);
+    let announced = door.shard.announce("w").expect("it runs");
+    for awaited in [true, false] {
+        announced.set_awaited(awaited).expect("it runs");
+        let error = waiting_client(&door, "").join().expect("no panic").expect_err("there is a choice");
+        assert!(error.to_string().contains("there is no export"), "{error}");
+    }
+    drop(announced);
+    assert_eq!(door.client_with(Wanted::new("")).size_bytes(), MIB as u64);
+}

@@ -85,6 +85,10 @@ impl<'a> Export<'a> {
 pub trait Exports {
     /// The export of this name; the empty name asks for the default export, if there is one.
     fn find(&self, name: &str) -> Option<Export<'_>>;
+    /// The export of this name is not there yet, and its client is to wait for it. The empty name asks for the default export.
+    fn is_coming(&self, _name: &str) -> bool {
+        false
+    }
     /// Shows every export; the handshake lists the first [`crate::LISTED_EXPORTS_MAX`].
     fn list(&self, visit: &mut dyn FnMut(&Export<'_>));
 }

@@ -81,6 +81,9 @@ pub enum Step {
     /// More is to come. Bytes left over are fed again once the output is written: a client that
     /// sends options without reading the replies fills its own pipe, not the server's memory.
     Continue,
+    /// The client asks for an export that is on its way. Feed what is left, or nothing, when the export may be there or is not
+    /// waited for any more.
+    Wait,
     /// The client gave up. Write the output and close.
     Closed,
     /// Write the output; what follows in the input are requests.
@@ -188,6 +191,12 @@ impl Handshake {
             match self.state {
                 State::ClientFlags => self.client_flags(&gathered)?,
                 State::OptionHeader => self.option_header(&gathered)?,
+                State::OptionData { option, .. }
+                    if !self.shutdown && is_early(option, &gathered, exports) =>
+                {
+                    self.partial = gathered;
+                    return Ok((taken, Step::Wait));
+                }
                 State::OptionData { option, .. } => {
                     self.state = State::OptionHeader;
                     let step = self.option(option, &gathered, exports, output)?;
@@ -427,6 +436,17 @@ impl Handshake {
             block_sizes: export.block_sizes,
         }
     }
+}
+
+/// Whether an option asks for an export that is on its way.
+fn is_early<E: Exports + ?Sized>(option: u32, data: &[u8], exports: &E) -> bool {
+    let name = match option {
+        wire::OPT_EXPORT_NAME => export_name(data),
+        wire::OPT_INFO | wire::OPT_GO => Info::parse(data).map(|info| info.name),
+        wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => Meta::parse(data).map(|meta| meta.name),
+        _ => return false,
+    };
+    name.is_ok_and(|name| exports.find(name).is_none() && exports.is_coming(name))
 }
 
 fn without_data(data: &[u8]) -> Result<(), Refused> {

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tidepool_nbd::{
-    Contexts, Export, Handshake, LISTED_EXPORTS_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX,
-    ProtocolError, Session, Step, wire,
+    Contexts, Export, Exports, Handshake, LISTED_EXPORTS_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX,
+    OPTIONS_MAX, ProtocolError, Session, Step, wire,
 };
 
 const FIXED: u32 = wire::HANDSHAKE_FIXED_NEWSTYLE as u32;
@@ -380,4 +380,73 @@ proptest! {
         prop_assert!(matches!(step, Step::Transmission(_)));
         prop_assert_eq!((output, step, at), in_one);
     }
+}
+
+/// One export that is not there at first.
+struct Late {
+    is_here: std::cell::Cell<bool>,
+    is_awaited: std::cell::Cell<bool>,
+}
+
+impl Exports for Late {
+    fn find(&self, name: &str) -> Option<Export<'_>> {
+        (self.is_here.get() && name == "late").then(|| Export::new(3, "late", 1 << 20))
+    }
+
+    fn is_coming(&self, name: &str) -> bool {
+        self.is_awaited.get() && name == "late"
+    }
+
+    fn list(&self, _visit: &mut dyn FnMut(&Export<'_>)) {}
+}
+
+#[test]
+fn an_option_for_an_export_on_its_way_waits_and_is_answered_once_it_is_there_or_is_given_up() {
+    let options = [
+        (wire::OPT_EXPORT_NAME, b"late".to_vec(), true),
+        (wire::OPT_GO, info("late", &[]), true),
+        (wire::OPT_INFO, info("late", &[]), false),
+        (wire::OPT_LIST_META_CONTEXT, meta("late", &[]), false),
+        (wire::OPT_SET_META_CONTEXT, meta("late", &["base:allocation"]), false),
+    ];
+    for (option, data, chooses) in options {
+        for comes in [true, false] {
+            let exports = Late { is_here: false.into(), is_awaited: true.into() };
+            let mut talk = Talk::begin(FIXED | NO_ZEROES);
+            assert_eq!(talk.only(wire::OPT_STRUCTURED_REPLY, &[]), wire::REP_ACK);
+            let mut output = Vec::new();
+            let mut feed = |bytes: &[u8]| talk.handshake.receive(bytes, &exports, &mut output);
+            // What follows is left alone meanwhile.
+            let text = [message(option, &data), message(wire::OPT_ABORT, &[])].concat();
+            let len = text.len() - message(wire::OPT_ABORT, &[]).len();
+            assert_eq!(feed(&text), Ok((len, Step::Wait)));
+            assert_eq!(feed(&text[len..]), Ok((0, Step::Wait)));
+            exports.is_here.set(comes);
+            exports.is_awaited.set(false);
+            match feed(&[]) {
+                Ok((0, Step::Transmission(session))) => assert!(comes && chooses && session.export == 3),
+                Ok((0, Step::Continue)) => assert!(!comes || !chooses),
+                Err(ProtocolError::UnknownExport(_)) => assert!(!comes && option == wire::OPT_EXPORT_NAME),
+                other => panic!("{option}: {other:?}"),
+            }
+            if option != wire::OPT_EXPORT_NAME {
+                let last = replies(option, &output).last().map(|(kind, _)| *kind);
+                assert_eq!(last, Some(if comes { wire::REP_ACK } else { wire::REP_ERR_UNKNOWN }));
+            }
+        }
+    }
+}
+
+#[test]
+fn nobody_waits_for_other_exports_or_while_the_server_shuts_down() {
+    let exports = Late { is_here: false.into(), is_awaited: true.into() };
+    let mut talk = Talk::begin(FIXED | NO_ZEROES);
+    let mut output = Vec::new();
+    let other = message(wire::OPT_GO, &info("other", &[]));
+    assert_eq!(talk.handshake.receive(&other, &exports, &mut output), Ok((other.len(), Step::Continue)));
+    talk.handshake.shut_down();
+    let late = message(wire::OPT_GO, &info("late", &[]));
+    assert_eq!(talk.handshake.receive(&late, &exports, &mut output), Ok((late.len(), Step::Continue)));
+    let kinds: Vec<u32> = replies(wire::OPT_GO, &output).iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, [wire::REP_ERR_UNKNOWN, wire::REP_ERR_SHUTDOWN]);
 }

@@ -10,7 +10,11 @@ use tidepool_nbd::client::BlockingClient;
 
 /// A client of the place's front door.
 fn client(place: &Place, volume: &str) -> BlockingClient {
-    let uri = format!("nbd+unix:///{volume}?socket={}", place.text("nbd.sock"));
+    client_at(place, "nbd.sock", volume)
+}
+
+fn client_at(place: &Place, socket: &str, volume: &str) -> BlockingClient {
+    let uri = format!("nbd+unix:///{volume}?socket={}", place.text(socket));
     BlockingClient::connect(&uri.parse().expect("a URI")).expect("a connection")
 }
 
@@ -470,6 +474,114 @@ fn one_missing_image_does_not_stop_the_other_volumes() {
         fs::rename(place.path(image), place.path(&format!("{image}-away"))).expect("renamed");
     }
     run(restart_args(&place)).refused(1, "no such file");
+}
+
+/// The status of one volume.
+fn volume_of(place: &Place, name: &str) -> Value {
+    let status = json(place, &["status"]);
+    let volumes = status["volumes"].as_array().expect("a list").iter();
+    volumes
+        .clone()
+        .find(|volume| volume["name"] == name)
+        .unwrap_or_else(|| panic!("{name}: {status}"))
+        .clone()
+}
+
+fn wait_for_state(place: &Place, name: &str, state: &str) -> Value {
+    loop {
+        let volume = volume_of(place, name);
+        if volume["state"] == state {
+            return volume;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+/// A server that takes connections and says nothing, until it is told to answer as an NBD server.
+struct Silent {
+    _listener: std::os::unix::net::UnixListener,
+    uri: String,
+}
+
+impl Silent {
+    fn new(place: &Place) -> Silent {
+        let path = place.text("silent.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+        Silent { _listener: listener, uri: format!("nbd+unix:///?socket={path}") }
+    }
+}
+
+#[test]
+fn the_trouble_of_a_configured_volume_is_its_own() {
+    let place = Place::new();
+    assert_eq!(start(&place, &[]).terminate(), Some(0));
+    // Served from another cache, which has let go of it, and is the last that had it.
+    let elsewhere = |arg: &String| {
+        let arg = arg.replace(&place.text("cache"), &place.text("other"));
+        arg.replace("image", "moved").replace(".sock", ".sock2")
+    };
+    let other: Vec<String> = place.serve_args().iter().map(elsewhere).collect();
+    fs::write(place.path("moved"), vec![0x22; 1 << 20]).expect("an image");
+    let away = Daemon::start(&other, &place.path("other-log"));
+    client_at(&place, "nbd.sock2", "vm1").write(0, &[3; 4096]).expect("written");
+    away.kill();
+    let silent = Silent::new(&place);
+    let mut args = restart_args(&place);
+    for (name, uri) in [
+        ("vm1", format!("file:{}", place.text("image"))),
+        ("gone", format!("file:{}", place.text("gone"))),
+        ("moved", format!("file:{}", place.text("moved"))),
+        ("silent", silent.uri.clone()),
+    ] {
+        args.extend(["--volume".into(), format!("{name}={uri}")]);
+    }
+    let log = place.path("second-log");
+    let mut daemon = Daemon::start_unready(args, &log);
+    // Long before the silent one is given up for the start.
+    while std::os::unix::net::UnixStream::connect(place.path("nbd.sock")).is_err() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let mut block = vec![0; 4096];
+    client(&place, "vm1").read(0, &mut block).expect("read");
+    assert_eq!(block, [0x5a; 4096]);
+    assert_eq!(volume_of(&place, "silent")["state"], "opening");
+    let gone = wait_for_state(&place, "gone", "unavailable");
+    assert!(gone["error"].as_str().is_some_and(|error| error.contains("no such file")), "{gone}");
+    let moved = wait_for_state(&place, "moved", "unavailable");
+    assert!(moved["error"].as_str().is_some_and(|error| error.contains("owned by another cache")), "{moved}");
+    let lines = json(&place, &["status"])["volumes"].as_array().expect("a list").len();
+    assert_eq!(lines, 4, "each has its line");
+    daemon.wait_ready(&log);
+
+    // Its image comes: it is served without a restart.
+    fs::write(place.path("gone"), vec![0x33; 1 << 20]).expect("an image");
+    wait_for_state(&place, "gone", "serving");
+    client(&place, "gone").read(0, &mut block).expect("read");
+    assert_eq!(block, [0x33; 4096]);
+
+    // The other cache lets go: nobody takes the image by itself, and the status says what does.
+    let again = Daemon::start(&other, &place.path("other-log"));
+    run(["volume", "drain", "--all", "--admin", &place.text("admin.sock2")]).done();
+    assert_eq!(again.terminate(), Some(0));
+    let text = loop {
+        let moved = volume_of(&place, "moved");
+        let error = moved["error"].as_str().expect("an error").to_owned();
+        if error.contains("served last from another cache") {
+            break error;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    };
+    let command = format!("tidepool volume add moved=file:{}", place.text("moved"));
+    assert!(text.contains(&command), "{text}");
+    json(&place, &["volume", "add", &format!("moved=file:{}", place.text("moved"))]);
+    client(&place, "moved").read(0, &mut block).expect("read");
+    assert_eq!(block, [3; 4096]);
+
+    // One that is not wanted any more is forgotten, whatever its backend does.
+    json(&place, &["volume", "remove", "silent"]);
+    let names = json(&place, &["status"])["volumes"].as_array().expect("a list").len();
+    assert_eq!(names, 3);
+    assert_eq!(daemon.terminate(), Some(0));
 }
 
 #[test]

@@ -75,6 +75,7 @@ impl From<VolumeError> for Problem {
             | VolumeError::Behind { .. }
             | VolumeError::Alone { .. }
             | VolumeError::OtherImage { .. }
+            | VolumeError::Elsewhere { .. }
             | VolumeError::Shard { source: ShardError::CopyNeeded { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { .. }

@@ -83,6 +83,18 @@ pub enum VolumeError {
         /// What is at stake.
         dirty_bytes: u64,
     },
+    /// The image of a configured volume was another cache's last.
+    #[error(
+        "cannot serve volume {name}: {backend} was served last from another cache, by host {host}; if that host has let go of it, `tidepool volume add {name}={backend}` serves it here"
+    )]
+    Elsewhere {
+        /// The volume.
+        name: String,
+        /// Its image.
+        backend: String,
+        /// Where it was served.
+        host: String,
+    },
     /// The volume has no backend now.
     #[error("cannot {what} volume {name}: its backend is not reachable: {why}")]
     Unreachable {

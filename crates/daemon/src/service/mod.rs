@@ -208,7 +208,7 @@ async fn start(
         Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain, pairs)
     };
     let peers = take_owners_in(sockets.peers, &certificates, &volumes, &host)?;
-    volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
+    let starting = volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());
         if let Some(name) = &volume
@@ -220,7 +220,6 @@ async fn start(
         }
         let listening = shard.listen(socket, volume).await;
         listening.map_err(|e| Failure::failed(format!("cannot listen on {uri}: {e}")))?;
-        info!("listening on {uri}");
     }
     let context = Arc::new(Context {
         volumes: volumes.clone(),
@@ -241,7 +240,11 @@ async fn start(
         }
     });
     let metrics = sockets.metrics.map(|listener| tokio::spawn(server::serve_metrics(listener, context)));
-    Ok(Daemon { volumes, admin, metrics, peers, _files: sockets.files })
+    // Those that are open are served meanwhile.
+    let daemon = Daemon { volumes, admin, metrics, peers, _files: sockets.files };
+    starting.tried().await.map_err(Failure::failed)?;
+    plan.front_doors.iter().for_each(|uri| info!("listening on {uri}"));
+    Ok(daemon)
 }
 
 /// Takes second copies of others' volumes.

@@ -5,6 +5,8 @@ use super::Volumes;
 use crate::admin::{State, VolumeReport};
 use crate::shard::ShardError;
 use crate::units::Size;
+use crate::volume::is_parent_name;
+use sd_notify::NotifyState;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tracing::{error, info, warn};
@@ -25,6 +27,7 @@ struct Said {
 pub async fn watch(volumes: &Volumes) -> ShardError {
     let mut said = BTreeMap::new();
     let mut device_failed = false;
+    let mut counted = String::new();
     loop {
         match volumes.sample().await {
             Ok(sample) => {
@@ -32,12 +35,29 @@ pub async fn watch(volumes: &Volumes) -> ShardError {
                     error!("the cache device has failed: nothing is written to it any more");
                 }
                 device_failed = sample.shard.device.failed;
+                let count = count(&sample.volumes);
+                if count != counted {
+                    super::notify(&[NotifyState::Status(&count)]);
+                    counted = count;
+                }
                 said = sample.volumes.iter().map(|volume| tell(&said, volume)).collect();
             }
             Err(error) => return error,
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// How many volumes are served, for the service manager.
+fn count(volumes: &[VolumeReport]) -> String {
+    let own = volumes.iter().filter(|volume| volume.state != State::Replica && !is_parent_name(&volume.name));
+    let (mut served, mut all) = (0, 0);
+    for volume in own {
+        all += 1;
+        let away = [State::Opening, State::Unavailable, State::Fenced, State::Failed];
+        served += u32::from(!away.contains(&volume.state));
+    }
+    format!("serving {served} of {all} volumes")
 }
 
 /// Logs what is new about one volume.

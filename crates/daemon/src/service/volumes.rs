@@ -9,6 +9,7 @@ mod failover;
 mod handoff;
 mod operations;
 mod replication;
+mod start;
 mod turns;
 mod whole;
 
@@ -20,16 +21,18 @@ use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
-use crate::shard::{Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
+use crate::shard::{Announcement, Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
 use crate::units::Duration;
 use crate::volume::{self, Mode, is_parent_name};
 use attach::Taking;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
-use tidepool_backend::{Backend, BackendError, BackendUri, Identity, OpenOptions, Prepared, Release};
+use tidepool_backend::{
+    Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Prepared, Release,
+};
 use tidepool_engine::api::{Degraded, DrainOrder, VolumeId, VolumeSpec};
-use tidepool_engine::status::{VolumeState, VolumeStatus};
+use tidepool_engine::status::VolumeState;
 use tidepool_replica::Limits;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -39,8 +42,6 @@ use turns::Turns;
 
 /// How long a backend that was never open before is waited for.
 const OPEN_WAIT_MAX: Time = Time::from_secs(60);
-/// How long the start waits for the backends of recovered volumes, which are tried on and on.
-const START_WAIT_MAX: Time = Time::from_secs(30);
 /// How long a volume that is to be opened waits for what the others' file systems say about their images.
 const LOOK_WAIT_MAX: Time = Time::from_secs(5);
 /// How long backends are waited for that are to be released: at the end of the daemon all together, at a handover one.
@@ -104,6 +105,12 @@ struct Entry {
 struct Facts {
     /// The core's number, once it serves or has recovered the volume.
     id: Option<VolumeId>,
+    /// How it is to be served, while it is only configured: the cache holds nothing of it, and its image could not be opened yet.
+    wish: Option<Wanted>,
+    /// With the next attempt it is served whoever had its image last.
+    whoever: bool,
+    /// Has its clients wait.
+    announced: Option<Announcement>,
     accept_loss: Option<Duration>,
     /// The order of the drain, as far as it was said.
     drain: Option<volume::DrainOrder>,
@@ -142,6 +149,14 @@ fn from_shard(what: &'static str, name: &str) -> impl Fn(ShardError) -> VolumeEr
 /// The lock of plain data that no panic leaves half-changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Facts {
+    /// Of a volume of which the cache holds nothing yet.
+    fn of_new(wanted: &Wanted) -> Facts {
+        let Wanted { accept_loss, drain, .. } = *wanted;
+        Facts { accept_loss, drain, state: Some(State::Opening), ..Facts::default() }
+    }
 }
 
 impl Entry {
@@ -185,6 +200,29 @@ impl Entry {
     /// Has no backend yet: its path may mean another image than when it was looked at.
     fn is_waiting(&self) -> bool {
         matches!(lock(&self.facts).state, Some(State::Opening | State::Unavailable))
+    }
+
+    /// It is only configured.
+    fn is_wish(&self) -> bool {
+        lock(&self.facts).wish.is_some()
+    }
+
+    /// It is served from now on.
+    fn set_served(&self) {
+        let mut facts = lock(&self.facts);
+        (facts.state, facts.error, facts.announced) = (None, None, None);
+    }
+
+    /// Its backend could not be opened; returns what to say of it. Its clients wait on if that may pass soon.
+    fn set_unavailable(&self, error: &VolumeError, may_pass: bool) -> String {
+        let text = crate::failure::one_line(error);
+        let mut facts = lock(&self.facts);
+        (facts.state, facts.error) = (Some(State::Unavailable), Some(text.clone()));
+        if let Some(announced) = &facts.announced {
+            // A reactor that has stopped has no clients.
+            let _ = announced.set_awaited(may_pass);
+        }
+        text
     }
 
     fn begin_change(&self) -> Result<OwnedMutexGuard<()>, VolumeError> {
@@ -243,88 +281,18 @@ impl Volumes {
         lock(&self.entries).get(name).cloned().ok_or_else(|| VolumeError::Unknown(name.to_owned()))
     }
 
-    /// Whether a volume of this name is here, if only as the copy of another host's.
+    /// Whether a volume of this name is here, is to be, or is here as the copy of another host's.
     ///
     /// # Errors
     /// The shard has stopped.
     pub async fn contains(&self, name: &str) -> Result<bool, ShardError> {
         let known = self.shard.volumes().await?;
-        Ok(self.is_opening(name) || known.iter().any(|(_, spec, _)| spec.name == name))
+        Ok(lock(&self.entries).contains_key(name) || known.iter().any(|(_, spec, _)| spec.name == name))
     }
 
-    /// Whether a volume of this name is served here, or is to be.
+    /// Whether a volume of this name is served here, or is being opened. One that is only configured may be another host's.
     fn is_opening(&self, name: &str) -> bool {
-        lock(&self.entries).contains_key(name)
-    }
-
-    /// Brings up what the cache device knows and what is wanted besides. A new volume that cannot be
-    /// opened is an error; a recovered one is tried on and on in the background, so that one backend
-    /// does not stop the others. When no volume at all can be opened, that is an error too.
-    ///
-    /// # Errors
-    /// See above.
-    pub async fn start(self: &Arc<Self>, wanted: Vec<Wanted>) -> Result<(), VolumeError> {
-        let mut wanted: BTreeMap<String, Wanted> = wanted.into_iter().map(|w| (w.name.clone(), w)).collect();
-        let recovered = self.recovered().await?;
-        let mut firsts = Vec::new();
-        for status in recovered {
-            let asked = wanted.remove(&status.spec.name);
-            if status.state == VolumeState::Replica {
-                info!("volume {}: a copy of another host's is here", status.spec.name);
-                tokio::spawn(self.clone().finish_takeover(status.spec.name, asked));
-                continue;
-            }
-            match asked {
-                Some(asked) if asked.backend.to_string() != status.spec.backend => {
-                    self.replace_image(&status, &asked).await?;
-                    wanted.insert(asked.name.clone(), asked);
-                }
-                asked => firsts.push(self.begin_attach(status.id, status.spec, asked, None)?),
-            }
-        }
-        let mut served = 0;
-        for wanted in wanted.into_values() {
-            self.add(wanted).await?;
-            served += 1;
-        }
-        let deadline = Instant::now() + START_WAIT_MAX;
-        let mut failure = None;
-        for first in firsts {
-            match tokio::time::timeout_at(deadline, first).await {
-                Ok(Ok(Err(error))) => failure = Some(error),
-                // Served, or still being opened after the wait, which the log says.
-                _ => served += 1,
-            }
-        }
-        match failure {
-            Some(error) if served == 0 && !self.takes_copies => Err(error),
-            // Another host may have taken the volume over, and is to have its second copy here.
-            Some(error) if served == 0 => {
-                warn!("{error}");
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// What recovery found on the cache device.
-    async fn recovered(&self) -> Result<Vec<VolumeStatus>, VolumeError> {
-        let stopped = from_shard("list", "*");
-        let status = self.shard.status().await.map_err(stopped)?;
-        Ok(status.volumes.into_iter().map(|volume| volume.status).collect())
-    }
-
-    /// A volume that is wanted on another image than recorded: allowed when nothing is left to drain.
-    async fn replace_image(&self, status: &VolumeStatus, asked: &Wanted) -> Result<(), VolumeError> {
-        let (name, spec) = (status.spec.name.clone(), &status.spec);
-        if status.dirty {
-            let (recorded, wanted) = (spec.backend.clone(), asked.backend.to_string());
-            let dirty_bytes = status.dirty_bytes + status.dirty_zero_bytes;
-            return Err(VolumeError::OtherImage { name, recorded, wanted, dirty_bytes });
-        }
-        info!("volume {name}: forgetting {}, nothing of it is dirty", spec.backend);
-        let removed = self.shard.remove_volume(status.id, false).await;
-        removed.map(drop).map_err(from_shard("remove", &name))
+        lock(&self.entries).get(name).is_some_and(|entry| !entry.is_wish())
     }
 
     /// Closes a backend that the shard did not take.
@@ -335,77 +303,106 @@ impl Volumes {
         }
     }
 
-    /// Adds a volume; returns when it is being served.
+    /// Adds a volume; returns when it is being served. One of this name that is configured and waits for this image is tried at once,
+    /// whoever had the image last.
     ///
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
     pub async fn add(self: &Arc<Self>, wanted: Wanted) -> Result<(), VolumeError> {
-        self.add_prepared(wanted, Prepared::default()).await
+        match self.configured(&wanted) {
+            Some(waiting) => self.add_waiting(&waiting, wanted).await,
+            None => self.add_prepared(wanted, Prepared::default()).await,
+        }
     }
 
-    /// The same with what was made ready for its image.
+    /// Adds a volume with what was made ready for its image.
     async fn add_prepared(self: &Arc<Self>, wanted: Wanted, prepared: Prepared) -> Result<(), VolumeError> {
-        let Wanted { accept_loss, drain, .. } = wanted;
-        let taking = Taking { prepared, ..Taking::default() };
-        let facts = Facts { accept_loss, drain, state: Some(State::Opening), taking, ..Facts::default() };
-        let entry = Entry::new(&wanted.name, wanted.backend.clone(), facts);
+        let entry = Entry::new(&wanted.name, wanted.backend.clone(), Facts::of_new(&wanted));
         let change = entry.begin_change()?;
         self.claim(&entry)?;
         // Also when the caller goes away in the middle, the name is free again.
         let mut claim = Claim { volumes: self, entry: Some(&entry) };
-        if timeout(OPEN_WAIT_MAX, entry.clone().look()).await.is_err() {
+        let opened = self.open_new(&entry, &wanted, prepared, Some(OPEN_WAIT_MAX)).await?;
+        let parent = self.serve_new(&entry, &wanted, opened).await?;
+        claim.entry = None;
+        drop(change);
+        self.share(&entry, parent).await;
+        Ok(())
+    }
+
+    /// Opens the image of a new volume.
+    async fn open_new(
+        &self,
+        entry: &Arc<Entry>,
+        wanted: &Wanted,
+        prepared: Prepared,
+        patience: Option<Time>,
+    ) -> Result<Opened, VolumeError> {
+        let wait = patience.unwrap_or(Time::MAX);
+        if timeout(wait, entry.clone().look()).await.is_err() {
             let (name, backend) = (entry.name.clone(), entry.backend.to_string());
-            return Err(VolumeError::Silent { name, backend, seconds: OPEN_WAIT_MAX.as_secs() });
+            return Err(VolumeError::Silent { name, backend, seconds: wait.as_secs() });
         }
-        self.refuse_shared(&entry).await?;
+        self.refuse_shared(entry).await?;
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
-        let order = drain_order(&wanted.backend, wanted.drain).into();
-        let grouped = order == DrainOrder::Grouped;
-        let prepared = std::mem::take(&mut lock(&entry.facts).taking).prepared;
+        let grouped = DrainOrder::from(drain_order(&wanted.backend, wanted.drain)) == DrainOrder::Grouped;
         let options = OpenOptions { cache_uuid, read_only, grouped, prepared, ..OpenOptions::default() };
-        let opened = self.open(&entry, options, Some(OPEN_WAIT_MAX)).await?;
+        self.open(entry, options, patience).await
+    }
+
+    /// Has the shard serve a new volume; returns what its image has for a parent.
+    async fn serve_new(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        wanted: &Wanted,
+        opened: Opened,
+    ) -> Result<Option<Parent>, VolumeError> {
         let spec = VolumeSpec {
             name: wanted.name.clone(),
             backend: wanted.backend.to_string(),
             size_bytes: opened.backend.size_bytes(),
             mode: wanted.mode.into(),
-            drain: order,
+            drain: drain_order(&wanted.backend, wanted.drain).into(),
             dirty_bytes_max: wanted.dirty_bytes_max,
             read_only: wanted.read_only || opened.backend.read_only(),
             generation: opened.generation,
-            attachment: self.attachment(&entry, wanted.accept_loss, &*opened.backend)?,
+            attachment: self.attachment(entry, wanted.accept_loss, &*opened.backend)?,
         };
         let (generation, read_only) = (spec.generation, spec.read_only);
         match self.shard.add_volume(spec, opened.backend, self.alone_with(wanted.accept_loss)).await {
             Ok(id) => {
                 {
                     let mut facts = lock(&entry.facts);
-                    (facts.id, facts.snapshot) = (Some(id), opened.snapshot);
+                    (facts.id, facts.snapshot, facts.wish) = (Some(id), opened.snapshot, None);
                 }
-                self.replicate(&entry, id, generation, read_only).await;
-                entry.set_state(None, None);
-                claim.entry = None;
+                self.replicate(entry, id, generation, read_only).await;
+                entry.set_served();
                 info!("volume {}: added, serving {}", entry.name, entry.backend);
-                drop(change);
-                self.share(&entry, opened.parent).await;
-                Ok(())
+                Ok(opened.parent)
             }
             Err(Refused { error, backend }) => {
-                self.put_back(&entry, backend, true).await;
-                Err(VolumeError::Shard { what: "add", name: wanted.name, source: error })
+                self.put_back(entry, backend, true).await;
+                Err(VolumeError::Shard { what: "add", name: wanted.name.clone(), source: error })
             }
         }
     }
 
     /// Enters a new volume, unless its name or image is taken.
+    ///
+    /// # Errors
+    /// Which of the two.
     fn claim(&self, entry: &Arc<Entry>) -> Result<(), VolumeError> {
         let mut entries = lock(&self.entries);
-        if entries.contains_key(&entry.name) {
+        // One that is only configured gives way to what comes.
+        if entries.get(&entry.name).is_some_and(|known| !known.is_wish()) {
             return Err(VolumeError::Exists(entry.name.clone()));
         }
         // The parent of clones may be served for itself, too.
         let counts = |other: &Entry| !is_parent_name(&other.name) && !is_parent_name(&entry.name);
-        if let Some(other) = entries.values().find(|other| other.backend == entry.backend && counts(other)) {
+        if let Some(other) = entries
+            .values()
+            .find(|other| other.name != entry.name && other.backend == entry.backend && counts(other))
+        {
             let (name, other) = (entry.name.clone(), other.name.clone());
             return Err(VolumeError::SameImage { name, other, backend: entry.backend.to_string() });
         }
@@ -558,6 +555,19 @@ impl Volumes {
             report::volume(status, known)
         };
         let mut reports: Vec<VolumeReport> = shard.volumes.iter().map(report).collect();
+        let is_known = |name: &str| shard.volumes.iter().any(|known| known.status.spec.name == name);
+        for entry in entries.values().filter(|entry| !is_known(&entry.name)) {
+            let facts = lock(&entry.facts);
+            if let Some(wish) = &facts.wish {
+                let known = Known {
+                    accept_loss: facts.accept_loss,
+                    state: facts.state,
+                    error: facts.error.clone(),
+                    ..Known::default()
+                };
+                reports.push(report::configured(wish, known));
+            }
+        }
         reports.sort_by(|a, b| a.name.cmp(&b.name));
         reports
     }

@@ -6,7 +6,9 @@ use super::core::Core;
 use super::gate::{self, PieceName, Unaligned};
 use super::guests::EXPECTED;
 use super::inbox::Inbox;
-use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, STATUS_BYTES_MAX};
+use super::limits::{
+    EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, STATUS_BYTES_MAX, VOLUME_WAIT_NS_MAX,
+};
 use super::outbox::Outbox;
 use super::shared::Shared;
 use super::volume::{Offer, Volume};
@@ -87,6 +89,8 @@ pub(super) enum Stall {
     Gate,
     /// Another host may own the volume.
     Lease,
+    /// The volume is on its way.
+    Volume,
     /// Too many requests under way, or too many replies unsent.
     Own,
 }
@@ -114,6 +118,8 @@ pub(super) struct Connection {
     /// The shard is shutting down: what comes is not looked at.
     deaf: bool,
     pub handshake_deadline: Option<Nanos>,
+    /// It has asked for a volume that is on its way, and waits until then at the latest.
+    pub waits_until: Option<Nanos>,
     /// In the reactor's list of connections to look at.
     pub listed: bool,
     /// In the reactor's queue of connections that wait for memory, a gate or a lease.
@@ -144,6 +150,7 @@ impl Connection {
             drained: false,
             deaf: false,
             handshake_deadline: Some(now + HANDSHAKE_NS_MAX),
+            waits_until: None,
             listed: false,
             waiting: false,
             wake: false,
@@ -346,17 +353,28 @@ impl Connection {
         if !self.outbox.is_empty() {
             return self.stall(Stall::Own);
         }
-        if self.inbox.unread().is_empty() {
+        if self.inbox.unread().is_empty() && self.waits_until.is_none() {
             return false;
         }
         let State::Handshake(handshake) = &mut self.state else { return false };
-        let offer =
-            Offer { volumes: &shared.volumes, expected: &shared.expected, only: self.only.as_deref() };
+        let offer = Offer {
+            volumes: &shared.volumes,
+            expected: &shared.expected,
+            coming: &shared.coming,
+            patient: self.waits_until.is_none_or(|until| shared.now < until),
+            only: self.only.as_deref(),
+        };
         match handshake.receive(self.inbox.unread(), &offer, self.outbox.greeting()) {
             Ok((taken, step)) => {
                 self.inbox.take(taken);
                 match step {
-                    Step::Continue => {}
+                    Step::Continue => return taken > 0 || !self.outbox.is_empty(),
+                    Step::Wait => {
+                        let until = *self.waits_until.get_or_insert(shared.now + VOLUME_WAIT_NS_MAX);
+                        // It has taken no time of its own.
+                        self.handshake_deadline = Some(until + HANDSHAKE_NS_MAX);
+                        return self.stall(Stall::Volume);
+                    }
                     Step::Closed => self.state = State::Ended,
                     Step::Transmission(session) => self.enter(session, shared),
                 }

@@ -221,6 +221,7 @@ impl<C: Core> Reactor<C> {
             Command::Expect { number, name, size_bytes, guests } => {
                 self.expect(number, name, size_bytes, guests);
             }
+            Command::Announce { number, name, awaited } => self.announce(number, name, awaited),
             Command::Unexpect { number } => self.unexpect(number),
             Command::Adopt { guest } => self.adopt(guest),
             Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
@@ -462,6 +463,7 @@ impl<C: Core> Reactor<C> {
         if let Some(volume) = self.shared.volumes.get_mut(id) {
             volume.serving = true;
         }
+        self.shared.came = true;
     }
 
     /// No client is let in, and those that are connected lose the connection.

@@ -71,6 +71,7 @@ impl<C: Core> Reactor<C> {
     pub(super) fn expect(&mut self, number: u64, name: String, size_bytes: u64, guests: Sender<Guest>) {
         self.shared.expected.retain(|expected| expected.name != name);
         self.shared.expected.push(Expected { number, name, size_bytes, guests });
+        self.shared.came = true;
     }
 
     /// Lets no more of them in.

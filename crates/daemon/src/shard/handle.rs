@@ -252,6 +252,11 @@ pub(super) enum Command {
     Unexpect {
         number: u64,
     },
+    Announce {
+        number: u64,
+        name: String,
+        awaited: Option<bool>,
+    },
     Adopt {
         guest: Guest,
     },
@@ -320,7 +325,7 @@ impl ShardHandle {
         self.opened
     }
 
-    fn send(&self, command: Command) -> Result<(), ShardError> {
+    pub(super) fn send(&self, command: Command) -> Result<(), ShardError> {
         self.sender.send(command).map_err(|_| ShardError::Stopped)?;
         // The counter of an eventfd saturates only after 2^64 - 2 unread rings: a failed write can
         // only be a bell that is already ringing.

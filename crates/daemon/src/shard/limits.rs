@@ -39,6 +39,8 @@ pub const ASKS_MAX: usize = 64;
 pub const RECORD_RETRY_NS: u64 = 200_000_000;
 /// Nanoseconds that a client may take for the handshake.
 pub const HANDSHAKE_NS_MAX: u64 = 30_000_000_000;
+/// Nanoseconds that a client waits in the handshake for a volume that is being opened.
+pub const VOLUME_WAIT_NS_MAX: u64 = 30_000_000_000;
 /// Pause of a listener after the system had no resources for a connection.
 pub const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 /// Nanoseconds that a stopping shard waits for its last replies to be sent.

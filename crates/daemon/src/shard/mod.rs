@@ -6,6 +6,7 @@
 
 mod answer;
 mod budget;
+mod coming;
 mod connection;
 mod control;
 mod core;
@@ -30,6 +31,7 @@ mod stats;
 mod volume;
 
 pub use self::core::Core;
+pub use coming::Announcement;
 pub use follower::Hello;
 pub use guests::Guest;
 pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};

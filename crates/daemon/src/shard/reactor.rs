@@ -76,6 +76,8 @@ pub(super) struct Reactor<C> {
     stalled: VecDeque<u32>,
     /// The same for those that wait until it is known whose their volume is.
     unleased: VecDeque<u32>,
+    /// The same for those whose volume is on its way.
+    patient: VecDeque<u32>,
     pub listeners: Slab<Listener>,
     pub controls: Controls,
     pub replication: Replication,
@@ -108,6 +110,7 @@ impl<C: Core> Reactor<C> {
             listed: Vec::with_capacity(CONNECTIONS_MAX),
             stalled: VecDeque::with_capacity(CONNECTIONS_MAX),
             unleased: VecDeque::with_capacity(CONNECTIONS_MAX),
+            patient: VecDeque::with_capacity(CONNECTIONS_MAX),
             listeners: Slab::new(LISTENERS_MAX),
             controls: Controls::default(),
             replication: Replication::default(),
@@ -177,6 +180,8 @@ impl<C: Core> Reactor<C> {
             self.alarm = None;
             self.resume_listeners();
             self.end_late_handshakes();
+            // One of them may have waited long enough; each sets the alarm again that has not.
+            self.shared.came = true;
             self.beat();
         }
     }
@@ -298,11 +303,14 @@ impl<C: Core> Reactor<C> {
             let queue = match connection.stall {
                 Some(Stall::Memory | Stall::Gate) => &mut self.stalled,
                 Some(Stall::Lease) => &mut self.unleased,
+                Some(Stall::Volume) => &mut self.patient,
                 Some(Stall::Own) | None => continue,
             };
+            let until = connection.waits_until.filter(|_| connection.stall == Some(Stall::Volume));
             if !std::mem::replace(&mut connection.waiting, true) {
                 queue.push_back(slot);
             }
+            until.into_iter().for_each(|at| self.alarm_at(at));
         }
         parsed
     }
@@ -316,6 +324,7 @@ impl<C: Core> Reactor<C> {
         }
         let changed = std::mem::take(&mut self.shared.freed) | std::mem::take(&mut self.shared.gate_opened);
         let leased = std::mem::take(&mut self.shared.leased);
+        let came = std::mem::take(&mut self.shared.came);
         if changed {
             let mut woken = std::mem::take(&mut self.stalled);
             self.wake(&mut woken);
@@ -326,7 +335,12 @@ impl<C: Core> Reactor<C> {
             self.wake(&mut woken);
             self.unleased = woken;
         }
-        started | changed | leased
+        if came {
+            let mut woken = std::mem::take(&mut self.patient);
+            self.wake(&mut woken);
+            self.patient = woken;
+        }
+        started | changed | leased | came
     }
 
     fn wake(&mut self, waiting: &mut VecDeque<u32>) {

@@ -1,6 +1,7 @@
 //! What all connections of a shard share: the core, its volumes, and the front door's part of the arena.
 
 use super::budget::{Budget, Held};
+use super::coming::Coming;
 use super::core::Core;
 use super::guests::Expected;
 use super::limits::EXTENTS_MAX;
@@ -14,6 +15,10 @@ pub(super) struct Shared<C> {
     pub volumes: Volumes,
     /// Volumes that are not served here yet, and whose clients are let in.
     pub expected: Vec<Expected>,
+    /// Volumes that are on their way, and whose clients wait.
+    pub coming: Vec<Coming>,
+    /// A volume has come, or is not on its way any more, since somebody last looked.
+    pub came: bool,
     pub count: ReactorCounters,
     /// Time of this round.
     pub now: Nanos,
@@ -45,6 +50,8 @@ impl<C: Core> Shared<C> {
             core,
             volumes: Volumes::new(),
             expected: Vec::new(),
+            coming: Vec::new(),
+            came: false,
             count,
             now,
             extents: Vec::with_capacity(EXTENTS_MAX),

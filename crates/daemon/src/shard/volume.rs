@@ -1,5 +1,6 @@
 //! The volumes of a shard, as the reactor knows them: backend, latencies, unaligned writes.
 
+use super::coming::Coming;
 use super::gate::Gate;
 use super::guests::Expected;
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
@@ -272,6 +273,10 @@ pub(super) struct Offer<'a> {
     pub volumes: &'a Volumes,
     /// Those whose clients are let in before they are served.
     pub expected: &'a [Expected],
+    /// Those that are on their way.
+    pub coming: &'a [Coming],
+    /// The client may wait.
+    pub patient: bool,
     /// The only one, if not all; it is the default export, too.
     pub only: Option<&'a str>,
 }
@@ -281,6 +286,17 @@ impl Offer<'_> {
         let is_served = |name: &str| self.volumes.iter().any(|v| v.serving && v.name == name);
         let wanted = move |e: &&Expected| !is_served(&e.name) && self.only.is_none_or(|only| only == e.name);
         self.served().chain(self.expected.iter().filter(wanted).map(Expected::export))
+    }
+
+    /// Volumes that are on their way, and whether they may be here soon.
+    fn coming(&self) -> impl Iterator<Item = &Coming> {
+        let is_served = |name: &str| self.volumes.iter().any(|v| v.serving && v.name == name);
+        let wanted = move |one: &&Coming| {
+            !is_parent_name(&one.name)
+                && !is_served(&one.name)
+                && self.only.is_none_or(|only| only == one.name)
+        };
+        self.coming.iter().filter(wanted)
     }
 
     fn served(&self) -> impl Iterator<Item = Export<'_>> {
@@ -302,9 +318,22 @@ impl Exports for Offer<'_> {
                 return self.offered().next();
             }
             let mut all = self.served();
-            return all.next().filter(|_| all.next().is_none());
+            return all.next().filter(|_| all.next().is_none() && self.coming().next().is_none());
         }
         self.offered().find(|export| export.name == name)
+    }
+
+    fn is_coming(&self, name: &str) -> bool {
+        if !self.patient {
+            return false;
+        }
+        if name.is_empty() {
+            // The default, if it will be the only one.
+            let mut all = self.coming();
+            let awaited = all.next().is_some_and(|one| one.awaited) && all.next().is_none();
+            return awaited && (self.only.is_some() || self.served().next().is_none());
+        }
+        self.coming().any(|one| one.awaited && one.name == name)
     }
 
     fn list(&self, visit: &mut dyn FnMut(&Export<'_>)) {

@@ -282,6 +282,7 @@ impl<S: Read + Write> Connection<'_, S> {
             self.taken += taken;
             match step {
                 Step::Continue => {}
+                Step::Wait => unreachable!("nothing is on its way"),
                 Step::Closed => {
                     self.stream.write_all(&output)?;
                     return Ok(Ok(None));

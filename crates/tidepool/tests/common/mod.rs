@@ -137,15 +137,27 @@ impl Daemon {
     /// Starts it in the directory of its log and waits for its line `ready`.
     #[track_caller]
     pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, log: &Path) -> Daemon {
+        let mut daemon = Daemon::start_unready(args, log);
+        daemon.wait_ready(log);
+        daemon
+    }
+
+    /// Starts it in the directory of its log.
+    #[track_caller]
+    pub fn start_unready<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, log: &Path) -> Daemon {
         let stderr = fs::File::options().create(true).append(true).open(log).expect("a log");
         let mut command = tidepool();
         command.current_dir(log.parent().expect("a directory")).args(args);
         let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut daemon = Daemon { child, stdout };
-        let line = daemon.line();
+        Daemon { child, stdout }
+    }
+
+    /// Waits for its line `ready`.
+    #[track_caller]
+    pub fn wait_ready(&mut self, log: &Path) {
+        let line = self.line();
         assert_eq!(line, "ready\n", "{}", fs::read_to_string(log).unwrap_or_default());
-        daemon
     }
 
     fn line(&mut self) -> String {

@@ -1,11 +1,12 @@
 //! How a volume that is known gets its backend: opened, tried again, taken over.
 
+use super::failover::is_decision;
 use super::{Entry, Facts, Volumes, close, from_shard, is_among, lock, whole};
 use crate::admin::State;
 use crate::service::VolumeError;
 use crate::service::attachment;
 use crate::service::plan::{Wanted, drain_order};
-use crate::shard::{Refused, ShardError};
+use crate::shard::{Announcement, Refused, ShardError};
 use crate::units::Duration;
 use crate::volume::{self, Mode, is_parent_name};
 use std::sync::Arc;
@@ -36,6 +37,58 @@ pub(super) struct Taking {
     pub serve_from: Option<Instant>,
 }
 
+/// The attempts to open a backend: who waits for an outcome, what the log has said, and when the next one is due.
+pub(super) struct Attempts {
+    waits: Option<oneshot::Sender<Result<(), VolumeError>>>,
+    said: String,
+    pause: Time,
+}
+
+impl Attempts {
+    /// Nothing was tried yet; `first` is told how that ends.
+    pub(super) fn new(first: oneshot::Sender<Result<(), VolumeError>>) -> Attempts {
+        Attempts { waits: Some(first), said: String::new(), pause: RETRY_PAUSE_MIN }
+    }
+
+    /// Somebody may have asked for the attempt.
+    pub(super) fn take_asking(&mut self, entry: &Entry) {
+        let asking = lock(&entry.facts).asking.take();
+        self.waits = self.waits.take().or(asking);
+    }
+
+    /// The volume is served.
+    pub(super) fn succeeded(self) {
+        self.waits.map(|waits| waits.send(Ok(())));
+    }
+
+    /// It is not, for the reason that `text` says: it goes to who waits for it, or to the log, once.
+    pub(super) fn failed(&mut self, error: VolumeError, text: String) {
+        let untold = match self.waits.take() {
+            // Who waits for an outcome decides whether it is told as the command's error.
+            Some(waits) => waits.send(Err(error)).is_err(),
+            None => self.said != text,
+        };
+        if untold {
+            warn!("{text}");
+        }
+        self.said = text;
+    }
+
+    /// Waits until it is time for the next one, or somebody wants it now. The pauses grow, and differ between volumes and hosts that
+    /// began together.
+    pub(super) async fn pause(&mut self, entry: &Entry) {
+        let _ = timeout(jittered(self.pause), entry.again.notified()).await;
+        self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
+    }
+}
+
+/// Between three and five quarters of a pause.
+fn jittered(pause: Time) -> Time {
+    let random =
+        f64::from(u32::from_le_bytes(*uuid::Uuid::new_v4().as_bytes().first_chunk().expect("16 bytes")));
+    pause.mul_f64(0.75 + 0.5 * random / f64::from(u32::MAX))
+}
+
 impl Volumes {
     /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try. One that is `taken_over`
     /// comes with what was made ready for that.
@@ -47,9 +100,14 @@ impl Volumes {
         taken_over: Option<Taking>,
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
+        let backend = spec.backend.parse()?;
         let Some((recorded_loss, attachment)) = attachment::decode(&spec.attachment) else {
+            let entry = Entry::new(&name, backend, Facts { id: Some(id), ..Facts::default() });
             let why = "another version of tidepool recorded it; use that version".to_owned();
-            return Err(VolumeError::Invalid { name, why });
+            let error = VolumeError::Invalid { name: name.clone(), why };
+            entry.set_unavailable(&error, false);
+            lock(&self.entries).insert(name, entry);
+            return Err(error);
         };
         let (mode, accept_loss, dirty_bytes_max, read_only) = match &asked {
             Some(asked) => (asked.mode.into(), asked.accept_loss, asked.dirty_bytes_max, asked.read_only),
@@ -73,9 +131,10 @@ impl Volumes {
             takes_over,
             was_ours,
             taking,
+            announced: self.announce(&name),
             ..Facts::default()
         };
-        let entry = Entry::new(&name, spec.backend.parse()?, facts);
+        let entry = Entry::new(&name, backend, facts);
         lock(&self.entries).insert(name, entry.clone());
         let asked_order = asked.as_ref().and_then(|asked| asked.drain);
         let order = asked_order.map_or(spec.drain, |said| drain_order(&entry.backend, Some(said)).into());
@@ -102,57 +161,50 @@ impl Volumes {
         recorded: Vec<u8>,
         first: oneshot::Sender<Result<(), VolumeError>>,
     ) {
-        let mut first = Some(first);
-        let mut pause = RETRY_PAUSE_MIN;
-        let mut said = String::new();
+        let mut attempts = Attempts::new(first);
         loop {
             let opening = entry.opening.lock().await;
-            first = first.or_else(|| lock(&entry.facts).asking.take());
+            attempts.take_asking(&entry);
             if !self.is_wanted(&entry, id).await {
                 return;
             }
             let outcome = self.attach_once(&entry, id, attach.clone(), recorded.clone()).await;
             drop(opening);
             lock(&entry.facts).waits_as_of = whole::waits_as_of(&outcome);
-            let (error, lasting) = match outcome {
+            let error = match outcome {
                 Ok(parent) => {
-                    entry.set_state(None, None);
-                    first = first.or_else(|| lock(&entry.facts).asking.take());
+                    entry.set_served();
+                    attempts.take_asking(&entry);
                     info!("volume {}: serving {}", entry.name, entry.backend);
                     self.share(&entry, parent).await;
-                    first.map(|first| first.send(Ok(())));
-                    return;
+                    return attempts.succeeded();
                 }
                 Err(error) if self.forget_if_gone(&entry, &error).await => return,
-                Err(error) => {
-                    let lasting = matches!(
-                        error,
-                        VolumeError::Open {
-                            source: BackendError::Overwritten { .. } | BackendError::Behind { .. },
-                            ..
-                        } | VolumeError::Shard { .. }
-                    ) && !lock(&entry.facts).takes_over;
-                    (error, lasting)
-                }
+                Err(error) => error,
             };
+            let lasting = matches!(
+                error,
+                VolumeError::Open {
+                    source: BackendError::Overwritten { .. } | BackendError::Behind { .. },
+                    ..
+                } | VolumeError::Shard { .. }
+            ) && !lock(&entry.facts).takes_over;
             self.note_whose(&entry).await;
-            let text = crate::failure::one_line(&error);
-            entry.set_state(Some(State::Unavailable), Some(text.clone()));
-            match first.take() {
-                // Whoever waits for the first outcome decides whether it is told as the command's error.
-                Some(first) => drop(first.send(Err(error))),
-                None if said != text => warn!("{text}"),
-                None => {}
-            }
-            said = text;
+            let text = entry.set_unavailable(&error, !lasting && !is_decision(&error));
+            attempts.failed(error, text);
             if lasting {
                 // Nobody tries it again.
                 drop(lock(&entry.facts).asking.take());
                 return;
             }
-            let _ = timeout(pause, entry.again.notified()).await;
-            pause = (pause * 2).min(RETRY_PAUSE_MAX);
+            attempts.pause(&entry).await;
         }
+    }
+
+    /// Has the clients of a volume wait until it is served.
+    pub(super) fn announce(&self, name: &str) -> Option<Announcement> {
+        // A reactor that has stopped has no clients.
+        self.shard.announce(name).ok()
     }
 
     /// A copy that is to be served could not be. If its record was this cache's and is not any more, another host serves the volume:

@@ -343,6 +343,8 @@ pub(super) fn is_decision(error: &VolumeError) -> bool {
         VolumeError::NotInSync { .. }
         | VolumeError::Alone { .. }
         | VolumeError::Behind { .. }
+        | VolumeError::Elsewhere { .. }
+        | VolumeError::SameImage { .. }
         | VolumeError::OtherImage { .. } => true,
         VolumeError::Open { source, .. } => matches!(
             source,

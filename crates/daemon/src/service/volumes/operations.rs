@@ -87,6 +87,9 @@ impl Volumes {
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<Removed, VolumeError> {
         let Ok(entry) = self.entry(name) else { return self.forget_copy(name).await };
         let change = entry.begin_change()?;
+        if entry.is_wish() {
+            return Ok(self.forget_wish(&entry));
+        }
         let id = entry.attached("remove")?;
         entry.stay();
         let status = self.volume_status(name).await?;

@@ -1,0 +1,261 @@
+//! The start: what the cache holds and what is configured, each volume on its own. A configured volume of which the cache holds
+//! nothing is tried again for as long as it is configured.
+
+use super::attach::Attempts;
+use super::failover::is_decision;
+use super::{Entry, Facts, OPEN_WAIT_MAX, Volumes, from_shard, lock};
+use crate::admin::Removed;
+use crate::service::VolumeError;
+use crate::service::plan::Wanted;
+use crate::shard::Announcement;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration as Time;
+use tidepool_backend::Prepared;
+use tidepool_engine::status::{VolumeState, VolumeStatus};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{info, warn};
+
+/// How long the start waits for the first attempts.
+const START_WAIT_MAX: Time = Time::from_secs(30);
+
+/// Volumes that are being opened for the first time since the daemon has started.
+pub(in crate::service) struct Starting {
+    firsts: Vec<oneshot::Receiver<Result<(), VolumeError>>>,
+    failures: Vec<VolumeError>,
+    /// The daemon has something to do without any volume of its own.
+    takes_copies: bool,
+}
+
+impl Volumes {
+    /// Enters what the cache device knows and what is wanted besides, and begins to open all of it: no volume waits for another.
+    ///
+    /// # Errors
+    /// What is wanted contradicts itself, or what the cache holds.
+    pub(in crate::service) async fn start(
+        self: &Arc<Self>,
+        wanted: Vec<Wanted>,
+    ) -> Result<Starting, VolumeError> {
+        let mut wanted: BTreeMap<String, Wanted> = wanted.into_iter().map(|w| (w.name.clone(), w)).collect();
+        let status = self.shard.status().await.map_err(from_shard("list", "*"))?;
+        let mut recovered = Vec::new();
+        for status in status.volumes.into_iter().map(|volume| volume.status) {
+            let asked = wanted.remove(&status.spec.name);
+            match asked {
+                Some(asked)
+                    if status.state != VolumeState::Replica
+                        && asked.backend.to_string() != status.spec.backend =>
+                {
+                    self.replace_image(&status, &asked).await?;
+                    wanted.insert(asked.name.clone(), asked);
+                }
+                asked => recovered.push((status, asked)),
+            }
+        }
+        let mut starting =
+            Starting { firsts: Vec::new(), failures: Vec::new(), takes_copies: self.takes_copies };
+        for (status, asked) in recovered {
+            if status.state == VolumeState::Replica {
+                info!("volume {}: a copy of another host's is here", status.spec.name);
+                tokio::spawn(self.clone().finish_takeover(status.spec.name, asked));
+                continue;
+            }
+            match self.begin_attach(status.id, status.spec, asked, None) {
+                Ok(first) => starting.firsts.push(first),
+                Err(error) => starting.failures.push(error),
+            }
+        }
+        for wanted in wanted.into_values() {
+            starting.firsts.push(self.begin_add(wanted)?);
+        }
+        Ok(starting)
+    }
+
+    /// A volume that is wanted on another image than recorded: allowed when nothing is left to drain.
+    async fn replace_image(&self, status: &VolumeStatus, asked: &Wanted) -> Result<(), VolumeError> {
+        let (name, spec) = (status.spec.name.clone(), &status.spec);
+        if status.dirty {
+            let (recorded, wanted) = (spec.backend.clone(), asked.backend.to_string());
+            let dirty_bytes = status.dirty_bytes + status.dirty_zero_bytes;
+            return Err(VolumeError::OtherImage { name, recorded, wanted, dirty_bytes });
+        }
+        info!("volume {name}: forgetting {}, nothing of it is dirty", spec.backend);
+        let removed = self.shard.remove_volume(status.id, false).await;
+        removed.map(drop).map_err(from_shard("remove", &name))
+    }
+
+    /// Starts to open the backend of a configured volume of which the cache holds nothing; the receiver gets the outcome of the
+    /// first attempt.
+    ///
+    /// # Errors
+    /// Another configured volume has its image.
+    fn begin_add(
+        self: &Arc<Self>,
+        wanted: Wanted,
+    ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
+        let announced: Option<Announcement> = self.announce(&wanted.name);
+        let (name, backend) = (wanted.name.clone(), wanted.backend.clone());
+        let facts = Facts { announced, wish: Some(wanted.clone()), ..Facts::of_new(&wanted) };
+        let entry = Entry::new(&name, backend, facts);
+        self.claim(&entry)?;
+        let (first, outcome) = oneshot::channel();
+        tokio::spawn(self.clone().add_until_done(entry, first));
+        Ok(outcome)
+    }
+
+    async fn add_until_done(
+        self: Arc<Self>,
+        entry: Arc<Entry>,
+        first: oneshot::Sender<Result<(), VolumeError>>,
+    ) {
+        let mut attempts = Attempts::new(first);
+        let mut is_first = true;
+        loop {
+            let opening = entry.opening.lock().await;
+            attempts.take_asking(&entry);
+            let wish = {
+                let mut facts = lock(&entry.facts);
+                is_first |= std::mem::take(&mut facts.whoever);
+                facts.wish.clone()
+            };
+            let Some(wish) = wish.filter(|_| self.knows(&entry)) else { return };
+            // The volume may have come from another host, or its copy.
+            if self.is_in_cache(&entry.name).await {
+                return self.drop_wish(&entry);
+            }
+            let outcome = self.add_once(&entry, &wish, is_first).await;
+            drop(opening);
+            is_first = false;
+            match outcome {
+                Ok(Some(())) => {
+                    attempts.take_asking(&entry);
+                    return attempts.succeeded();
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    let text = entry.set_unavailable(&error, !is_decision(&error));
+                    attempts.failed(error, text);
+                }
+            }
+            attempts.pause(&entry).await;
+        }
+    }
+
+    /// Tries to serve a configured volume; nothing comes of it if it is not configured any more. An attempt that nobody asked for
+    /// leaves an image alone that another cache had last.
+    async fn add_once(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        wish: &Wanted,
+        asked_for: bool,
+    ) -> Result<Option<()>, VolumeError> {
+        let name = || entry.name.clone();
+        if !asked_for {
+            let found = self.ownership(&entry.backend).await;
+            let found = found.map_err(|source| VolumeError::Open { name: name(), source })?;
+            if let Some(found) = found.filter(|found| !self.owns(found)) {
+                let (backend, host) = (entry.backend.to_string(), found.host);
+                return Err(VolumeError::Elsewhere { name: name(), backend, host });
+            }
+        }
+        let opened = self.open_new(entry, wish, Prepared::default(), None).await?;
+        let change = entry.change.clone().lock_owned().await;
+        if !self.knows(entry) {
+            self.put_back(entry, Some(opened.backend), true).await;
+            return Ok(None);
+        }
+        let parent = self.serve_new(entry, wish, opened).await?;
+        drop(change);
+        self.share(entry, parent).await;
+        Ok(Some(()))
+    }
+
+    /// Whether the cache holds something of a volume.
+    async fn is_in_cache(&self, name: &str) -> bool {
+        let known = self.shard.volumes().await.unwrap_or_default();
+        known.iter().any(|(_, spec, _)| spec.name == name)
+    }
+
+    /// A configured volume is not waited for any more.
+    fn drop_wish(&self, entry: &Arc<Entry>) {
+        let mut entries = lock(&self.entries);
+        if super::is_among(&entries, entry) && entry.is_wish() {
+            entries.remove(&entry.name);
+        }
+    }
+
+    /// The entry of a volume that is only configured, and waits for the image that is wanted.
+    pub(super) fn configured(&self, wanted: &Wanted) -> Option<Arc<Entry>> {
+        let entry = lock(&self.entries).get(&wanted.name).cloned();
+        entry.filter(|entry| entry.is_wish() && entry.backend == wanted.backend)
+    }
+
+    /// Has a configured volume tried at once, as it is wanted now; returns when it is served.
+    ///
+    /// # Errors
+    /// Why it is not. It is tried on.
+    pub(super) async fn add_waiting(&self, entry: &Entry, wanted: Wanted) -> Result<(), VolumeError> {
+        let (asking, outcome) = oneshot::channel();
+        {
+            let mut facts = lock(&entry.facts);
+            (facts.accept_loss, facts.drain) = (wanted.accept_loss, wanted.drain);
+            (facts.wish, facts.whoever, facts.asking) = (Some(wanted), true, Some(asking));
+        }
+        entry.again.notify_one();
+        match timeout(OPEN_WAIT_MAX, outcome).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(VolumeError::Busy(entry.name.clone())),
+            Err(_) => Err(VolumeError::Silent {
+                name: entry.name.clone(),
+                backend: entry.backend.to_string(),
+                seconds: OPEN_WAIT_MAX.as_secs(),
+            }),
+        }
+    }
+
+    /// Forgets a volume that is only configured, until the next start.
+    pub(super) fn forget_wish(&self, entry: &Arc<Entry>) -> Removed {
+        self.drop_wish(entry);
+        entry.again.notify_one();
+        info!("volume {}: is not tried any more (until the next start, if it stays configured)", entry.name);
+        Removed {
+            name: entry.name.clone(),
+            backend: entry.backend.to_string(),
+            verified: false,
+            direct_use: Vec::new(),
+        }
+    }
+}
+
+impl Starting {
+    /// Waits until each volume was tried once, for half a minute at most. What cannot be opened is told, and tried again.
+    ///
+    /// # Errors
+    /// Two volumes have one image; or this daemon has nothing to do: no volume could be opened, and trying again would not help.
+    pub(in crate::service) async fn tried(self) -> Result<(), VolumeError> {
+        let Starting { firsts, mut failures, takes_copies } = self;
+        let deadline = Instant::now() + START_WAIT_MAX;
+        let mut may_serve = 0;
+        for first in firsts {
+            match timeout_at(deadline, first).await {
+                Ok(Ok(Err(error))) => failures.push(error),
+                // Served, or still being opened, which the log says.
+                _ => may_serve += 1,
+            }
+        }
+        let two_of_one = failures.iter().position(|error| matches!(error, VolumeError::SameImage { .. }));
+        let lasting =
+            failures.iter().all(|error| is_decision(error) || matches!(error, VolumeError::Invalid { .. }));
+        let fatal = match two_of_one {
+            Some(index) => Some(index),
+            None if may_serve == 0 && lasting && !takes_copies => failures.len().checked_sub(1),
+            None => None,
+        };
+        if let Some(index) = fatal {
+            return Err(failures.swap_remove(index));
+        }
+        failures.iter().for_each(|error| warn!("{}", crate::failure::one_line(error)));
+        Ok(())
+    }
+}
