@@ -1,12 +1,13 @@
 //! A host with twenty volumes of which seven are in trouble, each in another kind: the thirteen others are served as ever, and the seven
 //! come back by themselves when their trouble goes.
 
-use std::os::unix::net::UnixListener;
+use std::net::TcpListener;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tidepool_testkit::nbd::Client;
-use tidepool_testkit::{Cluster, ClusterOptions, Error, Server, one_at_a_time};
+use tidepool_testkit::{Cluster, ClusterOptions, Error, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
 
 use crate::rights::Rights;
@@ -51,7 +52,7 @@ impl Stage {
             let image = uri.trim_start_matches("rbd:").split('?').next().expect("an image");
             cluster.rbd(&["create", "--size", "8M", image]).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
-        let options = RigOptions { cache_bytes: 512 * MIB, volumes, extra: Vec::new() };
+        let options = RigOptions { cache_bytes: 1024 * MIB, volumes, extra: Vec::new() };
         Stage { rig: Rig::new(&options).expect("a rig"), cluster, healthy }
     }
 
@@ -63,7 +64,8 @@ impl Stage {
     fn start_and_read(&mut self) -> Duration {
         let begin = Instant::now();
         self.rig.daemon.start_unready().expect("the daemon starts");
-        let connect = |name: &str| loop {
+        let mut connect = |name: &str| loop {
+            assert!(self.rig.daemon.runs(), "{}", self.rig.daemon.log());
             match Client::connect(&self.rig.socket, name) {
                 Ok(client) => return client,
                 // It does not listen yet.
@@ -100,7 +102,9 @@ fn g8_the_trouble_of_seven_volumes_is_not_that_of_thirteen_others() {
     let mut stage = Stage::new();
     stage.rig.daemon.start().expect("the daemon starts");
     for (number, name) in stage.healthy.iter().enumerate() {
-        let mut client = Client::connect(&stage.rig.socket, name).expect("connect");
+        let connected = Client::connect(&stage.rig.socket, name);
+        let mut client =
+            connected.unwrap_or_else(|error| panic!("{name}: {error}: {}", stage.rig.daemon.log()));
         client.write(0, &[number as u8 + 1; 4096]).expect("a write");
         client.flush().expect("a flush");
     }
@@ -129,11 +133,17 @@ fn g8_the_trouble_of_seven_volumes_is_not_that_of_thirteen_others() {
     let options = RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() };
     let mut other = Rig::new(&options).expect("a rig");
     other.daemon.start().expect("another host serves it");
-    let silent = stage.rig.scratch.join("silent.sock");
-    let listener = UnixListener::bind(&silent).expect("a socket");
+    // A monitor that takes connections and says nothing.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
+    let silent = stage.rig.scratch.join("silent.conf");
+    let monitor = listener.local_addr().expect("an address");
+    std::fs::write(&silent, format!("[global]\nmon host = {monitor}\n")).expect("a configuration");
+    stage.cluster.rbd(&["create", "--size", "8M", "silent"]).expect("an image");
+    let conf = |path: &Path| format!("conf={}", path.display());
+    let silent_uri = stage.cluster.uri("silent").replace(&conf(stage.cluster.conf()), &conf(&silent));
     let mut arguments = stage.rig.daemon.arguments().to_vec();
     arguments.push(format!("--volume=stale={}", stage.cluster.uri("stale")).into());
-    arguments.push(format!("--volume=silent=nbd+unix:///?socket={}", silent.display()).into());
+    arguments.push(format!("--volume=silent={silent_uri}").into());
     stage.rig.daemon.set_arguments(arguments);
 
     let beside = stage.start_and_read();
@@ -163,9 +173,7 @@ fn g8_the_trouble_of_seven_volumes_is_not_that_of_thirteen_others() {
         Client::connect(&stage.rig.socket, name).expect("connect").read(0, 4096).expect("read");
     }
     drop(listener);
-    let image = stage.rig.scratch.join("silent.img");
-    std::fs::write(&image, vec![0; IMAGE_BYTES as usize]).expect("an image");
-    let _server = Server::nbdkit(&silent, ["file".as_ref(), image.as_os_str()]).expect("a server");
+    std::fs::copy(stage.cluster.conf(), &silent).expect("a configuration");
     stage.wait("silent", is_served);
     assert!(other.daemon.terminate().expect("it ends").success());
     assert!(stage.rig.daemon.terminate().expect("it ends").success());

@@ -393,9 +393,14 @@ impl Volumes {
     /// Which of the two.
     fn claim(&self, entry: &Arc<Entry>) -> Result<(), VolumeError> {
         let mut entries = lock(&self.entries);
-        // One that is only configured gives way to what comes.
-        if entries.get(&entry.name).is_some_and(|known| !known.is_wish()) {
-            return Err(VolumeError::Exists(entry.name.clone()));
+        if let Some(known) = entries.get(&entry.name) {
+            if !known.is_wish() {
+                return Err(VolumeError::Exists(entry.name.clone()));
+            }
+            // One that is only configured gives way, unless its image is being opened: never twice at once.
+            if known.opening.try_lock().is_err() {
+                return Err(VolumeError::Busy(entry.name.clone()));
+            }
         }
         // The parent of clones may be served for itself, too.
         let counts = |other: &Entry| !is_parent_name(&other.name) && !is_parent_name(&entry.name);

@@ -134,7 +134,8 @@ impl Volumes {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    let text = entry.set_unavailable(&error, !is_decision(&error));
+                    let lasting = is_decision(&error) || matches!(error, VolumeError::Shard { .. });
+                    let text = entry.set_unavailable(&error, !lasting);
                     attempts.failed(error, text);
                 }
             }
