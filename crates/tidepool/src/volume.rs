@@ -7,7 +7,8 @@ use indicatif::ProgressBar;
 use std::time::Duration as Time;
 use tidepool_daemon::admin::client::{Client, ClientError};
 use tidepool_daemon::admin::{
-    AddVolume, FailOver, FailedOver, FailoverOutcome, HandOver, HandedOver, Removed, SetVolume, VolumeReport,
+    AddVolume, FailOver, FailedOver, FailoverOutcome, HandOver, HandedOver, Removed, SetVolume, State,
+    VolumeReport,
 };
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_daemon::units::Size;
@@ -126,7 +127,11 @@ async fn drain(client: &Client, name: Option<&str>) -> Result<Vec<VolumeReport>,
         return Ok(vec![client.drain(name).await?]);
     }
     let mut drains = tokio::task::JoinSet::new();
-    for volume in client.volumes().await? {
+    // Of a volume that is only configured the cache holds nothing.
+    let is_empty = |volume: &VolumeReport| {
+        volume.state == State::Unavailable && volume.dirty_bytes == 0 && volume.dirty_zero_bytes == 0
+    };
+    for volume in client.volumes().await?.into_iter().filter(|volume| !is_empty(volume)) {
         let client = client.clone();
         drains.spawn(async move { client.drain(&volume.name).await });
     }

@@ -553,6 +553,12 @@ fn the_trouble_of_a_configured_volume_is_its_own() {
     assert_eq!(lines, 4, "each has its line");
     daemon.wait_ready(&log);
 
+    // Neither is in the way of the others, or lost by a mistake of its operator.
+    json(&place, &["volume", "drain", "--all"]);
+    let another = format!("gone=file:{}", place.text("another"));
+    run(["volume", "add", &another, "--admin", &place.text("admin.sock")])
+        .refused(1, "there is one of this name");
+
     // Its image comes: it is served without a restart.
     fs::write(place.path("gone"), vec![0x33; 1 << 20]).expect("an image");
     wait_for_state(&place, "gone", "serving");

@@ -70,8 +70,7 @@ pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) ->
         () = stop.wait() => {
             info!("asked to end while starting");
             let _ = std::fs::remove_file(cache::unfinished_path(&plan.cache));
-            stop_shard(shard.get(), &mut stop).await;
-            return Ok(());
+            return end_of(stop_shard(shard.get(), &mut stop).await);
         }
     };
     console.ready();
@@ -84,14 +83,19 @@ pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) ->
     info!("stopping: flush and checkpoint");
     let stopped = stop_shard(shard.get(), &mut stop).await;
     drop(daemon);
-    match (ended, stopped) {
-        (Ok(()), Some(End::Failed)) => Err(Failure::failed(
+    ended.and_then(|()| end_of(stopped))
+}
+
+/// What the command says of how the shard ended.
+fn end_of(stopped: Option<End>) -> Result<(), Failure> {
+    match stopped {
+        Some(End::Failed) => Err(Failure::failed(
             "the cache device has failed: give its volumes a new cache; what was not drained can only be read from the old one",
         )),
-        (Ok(()), Some(End::Unflushed)) => Err(Failure::failed(
+        Some(End::Unflushed) => Err(Failure::failed(
             "cannot flush the cache device (what was acknowledged is recovered at the next start, as after a kill)",
         )),
-        (ended, _) => ended,
+        Some(End::Clean) | None => Ok(()),
     }
 }
 

@@ -38,7 +38,7 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
-use turns::Turns;
+use turns::{Turn, Turns};
 
 /// How long a backend that was never open before is waited for.
 const OPEN_WAIT_MAX: Time = Time::from_secs(60);
@@ -69,6 +69,8 @@ pub struct Volumes {
     takeovers: Turns,
     /// Held by a thread that asks an image something, under the image's name.
     images: Turns,
+    /// Held while an image is opened, until its backend is in the shard or closed.
+    openings: Turns,
     /// Volumes that are to come here, with what lets their clients in.
     arriving: Mutex<BTreeMap<String, AbortHandle>>,
 }
@@ -207,20 +209,32 @@ impl Entry {
         lock(&self.facts).wish.is_some()
     }
 
+    /// It is not waited for any more.
+    fn withdraw(&self) {
+        lock(&self.facts).announced = None;
+        self.again.notify_one();
+    }
+
     /// It is served from now on.
     fn set_served(&self) {
         let mut facts = lock(&self.facts);
         (facts.state, facts.error, facts.announced) = (None, None, None);
     }
 
-    /// Its backend could not be opened; returns what to say of it. Its clients wait on if that may pass soon.
-    fn set_unavailable(&self, error: &VolumeError, may_pass: bool) -> String {
+    /// Its backend could not be opened; returns what to say of it. Its clients wait on if it may come soon: where another host has the
+    /// volume they are to look there.
+    fn set_unavailable(&self, error: &VolumeError) -> String {
+        use BackendError::{Locked, Unavailable};
+        let may_come = match error {
+            VolumeError::Open { source, .. } => matches!(source, Locked { .. } | Unavailable { .. }),
+            error => matches!(error, VolumeError::Silent { .. }),
+        };
         let text = crate::failure::one_line(error);
         let mut facts = lock(&self.facts);
         (facts.state, facts.error) = (Some(State::Unavailable), Some(text.clone()));
         if let Some(announced) = &facts.announced {
             // A reactor that has stopped has no clients.
-            let _ = announced.set_awaited(may_pass);
+            let _ = announced.set_awaited(may_come);
         }
         text
     }
@@ -259,6 +273,7 @@ impl Volumes {
             parents: AsyncMutex::default(),
             takeovers: Turns::default(),
             images: Turns::default(),
+            openings: Turns::default(),
             arriving: Mutex::default(),
         })
     }
@@ -309,8 +324,9 @@ impl Volumes {
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
     pub async fn add(self: &Arc<Self>, wanted: Wanted) -> Result<(), VolumeError> {
-        match self.configured(&wanted) {
-            Some(waiting) => self.add_waiting(&waiting, wanted).await,
+        match self.configured(&wanted.name) {
+            Some(waiting) if waiting.backend == wanted.backend => self.add_waiting(&waiting, wanted).await,
+            Some(_) => Err(VolumeError::Exists(wanted.name)),
             None => self.add_prepared(wanted, Prepared::default()).await,
         }
     }
@@ -319,11 +335,12 @@ impl Volumes {
     async fn add_prepared(self: &Arc<Self>, wanted: Wanted, prepared: Prepared) -> Result<(), VolumeError> {
         let entry = Entry::new(&wanted.name, wanted.backend.clone(), Facts::of_new(&wanted));
         let change = entry.begin_change()?;
-        self.claim(&entry)?;
-        // Also when the caller goes away in the middle, the name is free again.
-        let mut claim = Claim { volumes: self, entry: Some(&entry) };
-        let opened = self.open_new(&entry, &wanted, prepared, Some(OPEN_WAIT_MAX)).await?;
+        let replaced = self.claim(&entry)?;
+        // Also when the caller goes away in the middle, everything is as it was.
+        let mut claim = Claim { volumes: self, entry: Some(&entry), replaced };
+        let (opened, turn) = self.open_new(&entry, &wanted, prepared, Some(OPEN_WAIT_MAX)).await?;
         let parent = self.serve_new(&entry, &wanted, opened).await?;
+        drop(turn);
         claim.entry = None;
         drop(change);
         self.share(&entry, parent).await;
@@ -337,7 +354,7 @@ impl Volumes {
         wanted: &Wanted,
         prepared: Prepared,
         patience: Option<Time>,
-    ) -> Result<Opened, VolumeError> {
+    ) -> Result<(Opened, Turn), VolumeError> {
         let wait = patience.unwrap_or(Time::MAX);
         if timeout(wait, entry.clone().look()).await.is_err() {
             let (name, backend) = (entry.name.clone(), entry.backend.to_string());
@@ -387,20 +404,14 @@ impl Volumes {
         }
     }
 
-    /// Enters a new volume, unless its name or image is taken.
+    /// Enters a new volume, unless its name or image is taken. One that is only configured gives way: returns how it is configured.
     ///
     /// # Errors
-    /// Which of the two.
-    fn claim(&self, entry: &Arc<Entry>) -> Result<(), VolumeError> {
+    /// Which of the two is taken.
+    fn claim(&self, entry: &Arc<Entry>) -> Result<Option<Wanted>, VolumeError> {
         let mut entries = lock(&self.entries);
-        if let Some(known) = entries.get(&entry.name) {
-            if !known.is_wish() {
-                return Err(VolumeError::Exists(entry.name.clone()));
-            }
-            // One that is only configured gives way, unless its image is being opened: never twice at once.
-            if known.opening.try_lock().is_err() {
-                return Err(VolumeError::Busy(entry.name.clone()));
-            }
+        if entries.get(&entry.name).is_some_and(|known| !known.is_wish()) {
+            return Err(VolumeError::Exists(entry.name.clone()));
         }
         // The parent of clones may be served for itself, too.
         let counts = |other: &Entry| !is_parent_name(&other.name) && !is_parent_name(&entry.name);
@@ -411,8 +422,11 @@ impl Volumes {
             let (name, other) = (entry.name.clone(), other.name.clone());
             return Err(VolumeError::SameImage { name, other, backend: entry.backend.to_string() });
         }
-        entries.insert(entry.name.clone(), entry.clone());
-        Ok(())
+        let replaced = entries.insert(entry.name.clone(), entry.clone());
+        Ok(replaced.and_then(|replaced| {
+            replaced.withdraw();
+            lock(&replaced.facts).wish.clone()
+        }))
     }
 
     /// Refuses an image that another volume has, whatever it is called there. One that waits for its backend
@@ -428,9 +442,16 @@ impl Volumes {
         // A file system that does not answer is not the one of this image, which has answered.
         let all = async { while looks.join_next().await.is_some() {} };
         let _ = timeout(LOOK_WAIT_MAX, all).await;
-        let own = lock(&entry.facts).image.clone();
-        let counts = |other: &Entry| !is_parent_name(&other.name) && !is_parent_name(&entry.name);
-        let same = |other: &Entry| own.is_some() && lock(&other.facts).image == own && counts(other);
+        let (own, is_known) = {
+            let facts = lock(&entry.facts);
+            (facts.image.clone(), facts.id.is_some())
+        };
+        let counts = |other: &Entry| {
+            // What the cache knows does not give way to what is only configured.
+            let yields = is_known && other.is_wish();
+            !(yields || is_parent_name(&other.name) || is_parent_name(&entry.name))
+        };
+        let same = |other: &Entry| counts(other) && own.is_some() && lock(&other.facts).image == own;
         match others.iter().find(|other| same(other)) {
             None => Ok(()),
             Some(other) => Err(VolumeError::SameImage {
@@ -625,17 +646,26 @@ fn is_among(entries: &BTreeMap<String, Arc<Entry>>, entry: &Arc<Entry>) -> bool 
 
 /// Takes a new volume's entry away unless it is being served.
 struct Claim<'a> {
-    volumes: &'a Volumes,
+    volumes: &'a Arc<Volumes>,
     entry: Option<&'a Arc<Entry>>,
+    /// What has given way, and is tried on if the new one does not come.
+    replaced: Option<Wanted>,
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let Some(entry) = self.entry else { return };
-        let mut entries = lock(&self.volumes.entries);
-        // A takeover may have entered another one meanwhile.
-        if is_among(&entries, entry) {
+        {
+            let mut entries = lock(&self.volumes.entries);
+            // A takeover may have entered another one meanwhile.
+            if !is_among(&entries, entry) {
+                return;
+            }
             entries.remove(&entry.name);
+        }
+        if let Some(wanted) = self.replaced.take() {
+            // Its image was nobody's before.
+            let _ = self.volumes.begin_add(wanted, false);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a volume that is known gets its backend: opened, tried again, taken over.
 
-use super::failover::is_decision;
+use super::turns::Turn;
 use super::{Entry, Facts, Volumes, close, from_shard, is_among, lock, whole};
 use crate::admin::State;
 use crate::service::VolumeError;
@@ -11,7 +11,7 @@ use crate::units::Duration;
 use crate::volume::{self, Mode, is_parent_name};
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::{Backend, BackendError, OpenOptions, Opened, Parent, Prepared, TakeOver};
+use tidepool_backend::{Backend, BackendError, BackendUri, OpenOptions, Opened, Parent, Prepared, TakeOver};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -39,7 +39,7 @@ pub(super) struct Taking {
 
 /// The attempts to open a backend: who waits for an outcome, what the log has said, and when the next one is due.
 pub(super) struct Attempts {
-    waits: Option<oneshot::Sender<Result<(), VolumeError>>>,
+    waits: Vec<oneshot::Sender<Result<(), VolumeError>>>,
     said: String,
     pause: Time,
 }
@@ -47,31 +47,35 @@ pub(super) struct Attempts {
 impl Attempts {
     /// Nothing was tried yet; `first` is told how that ends.
     pub(super) fn new(first: oneshot::Sender<Result<(), VolumeError>>) -> Attempts {
-        Attempts { waits: Some(first), said: String::new(), pause: RETRY_PAUSE_MIN }
+        Attempts { waits: vec![first], said: String::new(), pause: RETRY_PAUSE_MIN }
     }
 
     /// Somebody may have asked for the attempt.
     pub(super) fn take_asking(&mut self, entry: &Entry) {
-        let asking = lock(&entry.facts).asking.take();
-        self.waits = self.waits.take().or(asking);
+        self.waits.extend(lock(&entry.facts).asking.take());
     }
 
     /// The volume is served.
     pub(super) fn succeeded(self) {
-        self.waits.map(|waits| waits.send(Ok(())));
+        for waits in self.waits {
+            // It may have given up waiting.
+            let _ = waits.send(Ok(()));
+        }
     }
 
-    /// It is not, for the reason that `text` says: it goes to who waits for it, or to the log, once.
+    /// It is not, for the reason that `text` says: it goes to who waits for it, the last if there are several, or to the log, once.
     pub(super) fn failed(&mut self, error: VolumeError, text: String) {
-        let untold = match self.waits.take() {
+        let reason = without_ages(&text);
+        let waits = self.waits.drain(..).rfind(|waits| !waits.is_closed());
+        let untold = match waits {
             // Who waits for an outcome decides whether it is told as the command's error.
             Some(waits) => waits.send(Err(error)).is_err(),
-            None => self.said != text,
+            None => self.said != reason,
         };
         if untold {
             warn!("{text}");
         }
-        self.said = text;
+        self.said = reason;
     }
 
     /// Waits until it is time for the next one, or somebody wants it now. The pauses grow, and differ between volumes and hosts that
@@ -80,6 +84,13 @@ impl Attempts {
         let _ = timeout(jittered(self.pause), entry.again.notified()).await;
         self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
     }
+}
+
+/// A reason without how long ago something was, which differs each time: `(5 s ago)`.
+fn without_ages(text: &str) -> String {
+    let Some((before, after)) = text.rsplit_once(" ago)") else { return text.to_owned() };
+    let before = before.rsplit_once(" (").map_or(before, |(before, _)| before);
+    without_ages(before) + after
 }
 
 /// Between three and five quarters of a pause.
@@ -105,7 +116,7 @@ impl Volumes {
             let entry = Entry::new(&name, backend, Facts { id: Some(id), ..Facts::default() });
             let why = "another version of tidepool recorded it; use that version".to_owned();
             let error = VolumeError::Invalid { name: name.clone(), why };
-            entry.set_unavailable(&error, false);
+            entry.set_unavailable(&error);
             lock(&self.entries).insert(name, entry);
             return Err(error);
         };
@@ -190,7 +201,7 @@ impl Volumes {
                 } | VolumeError::Shard { .. }
             ) && !lock(&entry.facts).takes_over;
             self.note_whose(&entry).await;
-            let text = entry.set_unavailable(&error, !lasting && !is_decision(&error));
+            let text = entry.set_unavailable(&error);
             attempts.failed(error, text);
             if lasting {
                 // Nobody tries it again.
@@ -276,7 +287,7 @@ impl Volumes {
             take_over,
             ..OpenOptions::default()
         };
-        let opened = self.open_whole(entry, id, &mut options).await?;
+        let (opened, _turn) = self.open_whole(entry, id, &mut options).await?;
         let dirty = options.dirty;
         info!(
             "volume {name}: cached data {}: {}",
@@ -331,16 +342,28 @@ impl Volumes {
     }
 
     /// Opens a backend on a thread that may block, and says in the log when that takes long. With a
-    /// `patience` it is given up after that; should it open later, it is closed at once.
+    /// `patience` it is given up after that; should it open later, it is closed at once. Nobody else opens the image while the caller
+    /// keeps the turn, which is until the backend is in the shard, or closed.
     pub(super) async fn open(
         &self,
         entry: &Entry,
         options: OpenOptions,
         patience: Option<Time>,
-    ) -> Result<Opened, VolumeError> {
+    ) -> Result<(Opened, Turn), VolumeError> {
         let uri = entry.backend.clone();
-        let mut task = tokio::task::spawn_blocking(move || tidepool_backend::open(&uri, options));
         let start = Instant::now();
+        // One cache that opens an image twice takes the first for its own dead client, and fences it.
+        let image = image_of(&uri);
+        let Ok(turn) = timeout(patience.unwrap_or(Time::MAX), self.openings.of(&image)).await else {
+            let (name, backend) = (entry.name.clone(), uri.to_string());
+            return Err(VolumeError::Silent { name, backend, seconds: start.elapsed().as_secs() });
+        };
+        if !lock(&self.entries).get(&entry.name).is_some_and(|known| std::ptr::eq(&**known, entry)) {
+            return Err(VolumeError::Busy(entry.name.clone()));
+        }
+        let mut task = tokio::task::spawn_blocking(move || {
+            tidepool_backend::open(&uri, options).map(|opened| (opened, turn))
+        });
         loop {
             let left = patience
                 .map_or(WAIT_NOTE, |patience| patience.saturating_sub(start.elapsed()).min(WAIT_NOTE));
@@ -364,6 +387,17 @@ impl Volumes {
     }
 }
 
+/// The image that a URI means, whoever opens it.
+fn image_of(uri: &BackendUri) -> String {
+    let image = match uri.clone() {
+        BackendUri::Rbd { pool, namespace, image, conf, .. } => {
+            BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id: None }
+        }
+        other => other,
+    };
+    image.to_string()
+}
+
 /// A volume in this state has its backend.
 fn is_attached(state: VolumeState) -> bool {
     use VolumeState::*;
@@ -371,10 +405,35 @@ fn is_attached(state: VolumeState) -> bool {
 }
 
 /// A backend that opens after nobody waits for it any more is closed at once.
-fn close_when_open(task: tokio::task::JoinHandle<Result<Opened, BackendError>>) {
+fn close_when_open(task: tokio::task::JoinHandle<Result<(Opened, Turn), BackendError>>) {
     tokio::spawn(async move {
-        if let Ok(Ok(opened)) = task.await {
+        if let Ok(Ok((opened, _turn))) = task.await {
             let _ = close(opened.backend, true).await;
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_stays_the_same_while_it_grows_older() {
+        for (text, reason) in [
+            ("", ""),
+            ("a (5 s ago); b", "a; b"),
+            ("a (b) (1 s ago) c (2 min ago)", "a (b) c"),
+            ("long ago) and (5 s", "long and (5 s"),
+        ] {
+            assert_eq!(without_ages(text), reason);
+        }
+        assert_ne!(without_ages("owned by h1 (5 s ago)"), without_ages("owned by h2 (5 s ago)"));
+    }
+
+    #[test]
+    fn pauses_stay_around_what_they_are_meant_to_be() {
+        let pauses: Vec<Time> = (0..200).map(|_| jittered(Time::from_secs(4))).collect();
+        assert!(pauses.iter().all(|pause| (3.0..=5.0).contains(&pause.as_secs_f64())));
+        assert!(pauses.iter().any(|pause| *pause != pauses[0]));
+    }
 }

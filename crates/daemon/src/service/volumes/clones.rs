@@ -134,8 +134,9 @@ impl Volumes {
         let used = |name: &str| {
             entries.values().any(|entry| {
                 let facts = lock(&entry.facts);
-                // One that is not open yet may turn out to be a clone.
-                facts.parent.as_deref() == Some(name) || facts.state.is_some() && !is_parent_name(&entry.name)
+                // One that is not open yet may turn out to be a clone. One that was never open was none.
+                facts.parent.as_deref() == Some(name)
+                    || facts.state.is_some() && facts.wish.is_none() && !is_parent_name(&entry.name)
             })
         };
         let parents = entries.values().filter(|entry| is_parent_name(&entry.name));

@@ -11,7 +11,7 @@ use crate::shard::Announcement;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::Prepared;
+use tidepool_backend::{BackendUri, Prepared};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -67,7 +67,7 @@ impl Volumes {
             }
         }
         for wanted in wanted.into_values() {
-            starting.firsts.push(self.begin_add(wanted)?);
+            starting.firsts.push(self.begin_add(wanted, true)?);
         }
         Ok(starting)
     }
@@ -86,56 +86,60 @@ impl Volumes {
     }
 
     /// Starts to open the backend of a configured volume of which the cache holds nothing; the receiver gets the outcome of the
-    /// first attempt.
+    /// first attempt, which, if it is `asked_for`, may take an image that another cache had last.
     ///
     /// # Errors
     /// Another configured volume has its image.
-    fn begin_add(
+    pub(super) fn begin_add(
         self: &Arc<Self>,
         wanted: Wanted,
+        asked_for: bool,
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let announced: Option<Announcement> = self.announce(&wanted.name);
         let (name, backend) = (wanted.name.clone(), wanted.backend.clone());
         let facts = Facts { announced, wish: Some(wanted.clone()), ..Facts::of_new(&wanted) };
         let entry = Entry::new(&name, backend, facts);
-        self.claim(&entry)?;
+        // Nothing of this name can be configured twice.
+        let _ = self.claim(&entry)?;
         let (first, outcome) = oneshot::channel();
-        tokio::spawn(self.clone().add_until_done(entry, first));
+        tokio::spawn(self.clone().add_until_done(entry, asked_for, first));
         Ok(outcome)
     }
 
     async fn add_until_done(
         self: Arc<Self>,
         entry: Arc<Entry>,
+        mut asked_for: bool,
         first: oneshot::Sender<Result<(), VolumeError>>,
     ) {
         let mut attempts = Attempts::new(first);
-        let mut is_first = true;
         loop {
             let opening = entry.opening.lock().await;
-            attempts.take_asking(&entry);
             let wish = {
                 let mut facts = lock(&entry.facts);
-                is_first |= std::mem::take(&mut facts.whoever);
+                let waits = facts.asking.as_ref().is_some_and(|asking| !asking.is_closed());
+                asked_for |= std::mem::take(&mut facts.whoever) && waits;
                 facts.wish.clone()
             };
+            attempts.take_asking(&entry);
             let Some(wish) = wish.filter(|_| self.knows(&entry)) else { return };
             // The volume may have come from another host, or its copy.
             if self.is_in_cache(&entry.name).await {
+                info!("volume {}: not tried any more, it has come from another host", entry.name);
                 return self.drop_wish(&entry);
             }
-            let outcome = self.add_once(&entry, &wish, is_first).await;
+            let outcome = self.add_once(&entry, &wish, asked_for).await;
             drop(opening);
-            is_first = false;
+            asked_for = false;
             match outcome {
                 Ok(Some(())) => {
                     attempts.take_asking(&entry);
                     return attempts.succeeded();
                 }
                 Ok(None) => return,
+                Err(_) if !self.knows(&entry) => return,
                 Err(error) => {
-                    let lasting = is_decision(&error) || matches!(error, VolumeError::Shard { .. });
-                    let text = entry.set_unavailable(&error, !lasting);
+                    let text = entry.set_unavailable(&error);
                     attempts.failed(error, text);
                 }
             }
@@ -152,7 +156,9 @@ impl Volumes {
         asked_for: bool,
     ) -> Result<Option<()>, VolumeError> {
         let name = || entry.name.clone();
-        if !asked_for {
+        // What is only read is taken from nobody.
+        let reads = wish.read_only || matches!(entry.backend, BackendUri::Rbd { snapshot: Some(_), .. });
+        if !asked_for && !reads {
             let found = self.ownership(&entry.backend).await;
             let found = found.map_err(|source| VolumeError::Open { name: name(), source })?;
             if let Some(found) = found.filter(|found| !self.owns(found)) {
@@ -160,14 +166,16 @@ impl Volumes {
                 return Err(VolumeError::Elsewhere { name: name(), backend, host });
             }
         }
-        let opened = self.open_new(entry, wish, Prepared::default(), None).await?;
+        let (opened, turn) = self.open_new(entry, wish, Prepared::default(), None).await?;
         let change = entry.change.clone().lock_owned().await;
-        if !self.knows(entry) {
+        let (is_known, is_wanted) = (self.knows(entry), lock(&entry.facts).wish.as_ref() == Some(wish));
+        if !is_known || !is_wanted {
             self.put_back(entry, Some(opened.backend), true).await;
-            return Ok(None);
+            // Somebody wants it in another way meanwhile, and has asked for the next attempt.
+            return if is_known { Err(VolumeError::Busy(name())) } else { Ok(None) };
         }
         let parent = self.serve_new(entry, wish, opened).await?;
-        drop(change);
+        drop((turn, change));
         self.share(entry, parent).await;
         Ok(Some(()))
     }
@@ -183,13 +191,13 @@ impl Volumes {
         let mut entries = lock(&self.entries);
         if super::is_among(&entries, entry) && entry.is_wish() {
             entries.remove(&entry.name);
+            entry.withdraw();
         }
     }
 
-    /// The entry of a volume that is only configured, and waits for the image that is wanted.
-    pub(super) fn configured(&self, wanted: &Wanted) -> Option<Arc<Entry>> {
-        let entry = lock(&self.entries).get(&wanted.name).cloned();
-        entry.filter(|entry| entry.is_wish() && entry.backend == wanted.backend)
+    /// The entry of a volume that is only configured.
+    pub(super) fn configured(&self, name: &str) -> Option<Arc<Entry>> {
+        lock(&self.entries).get(name).filter(|entry| entry.is_wish()).cloned()
     }
 
     /// Has a configured volume tried at once, as it is wanted now; returns when it is served.
@@ -216,9 +224,9 @@ impl Volumes {
     }
 
     /// Forgets a volume that is only configured, until the next start.
-    pub(super) fn forget_wish(&self, entry: &Arc<Entry>) -> Removed {
+    pub(super) fn forget_wish(self: &Arc<Self>, entry: &Arc<Entry>) -> Removed {
         self.drop_wish(entry);
-        entry.again.notify_one();
+        self.forget_parents();
         info!("volume {}: is not tried any more (until the next start, if it stays configured)", entry.name);
         Removed {
             name: entry.name.clone(),
@@ -233,7 +241,7 @@ impl Starting {
     /// Waits until each volume was tried once, for half a minute at most. What cannot be opened is told, and tried again.
     ///
     /// # Errors
-    /// Two volumes have one image; or this daemon has nothing to do: no volume could be opened, and trying again would not help.
+    /// This daemon has nothing to do: no volume could be opened, and trying again would not help.
     pub(in crate::service) async fn tried(self) -> Result<(), VolumeError> {
         let Starting { firsts, mut failures, takes_copies } = self;
         let deadline = Instant::now() + START_WAIT_MAX;
@@ -245,16 +253,14 @@ impl Starting {
                 _ => may_serve += 1,
             }
         }
-        let two_of_one = failures.iter().position(|error| matches!(error, VolumeError::SameImage { .. }));
         let lasting =
             failures.iter().all(|error| is_decision(error) || matches!(error, VolumeError::Invalid { .. }));
-        let fatal = match two_of_one {
-            Some(index) => Some(index),
-            None if may_serve == 0 && lasting && !takes_copies => failures.len().checked_sub(1),
-            None => None,
-        };
-        if let Some(index) = fatal {
-            return Err(failures.swap_remove(index));
+        if may_serve == 0
+            && lasting
+            && !takes_copies
+            && let Some(error) = failures.pop()
+        {
+            return Err(error);
         }
         failures.iter().for_each(|error| warn!("{}", crate::failure::one_line(error)));
         Ok(())

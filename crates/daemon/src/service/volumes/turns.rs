@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
+/// One lock of [`Turns`], held.
+pub(super) type Turn = OwnedMutexGuard<()>;
+
 /// Locks by name: what is called differently holds up nobody else.
 #[derive(Default)]
 pub(super) struct Turns(Mutex<BTreeMap<String, Arc<AsyncMutex<()>>>>);
 
 impl Turns {
     /// The lock of this name, for as long as the caller keeps it.
-    pub(super) async fn of(&self, name: &str) -> OwnedMutexGuard<()> {
+    pub(super) async fn of(&self, name: &str) -> Turn {
         let one = {
             let mut all = lock(&self.0);
             // Nobody can get one again that is neither held nor waited for: that needs what is locked here.

@@ -2,6 +2,7 @@
 //! never flushed (RFC 9). Somebody has to accept that, and is told what is known of it.
 
 use super::departure::with_words;
+use super::turns::Turn;
 use super::{Entry, OPEN_WAIT_MAX, Volumes, lock};
 use crate::failure::one_line;
 use crate::service::VolumeError;
@@ -48,7 +49,7 @@ impl Volumes {
         entry: &Entry,
         id: VolumeId,
         options: &mut OpenOptions,
-    ) -> Result<Opened, VolumeError> {
+    ) -> Result<(Opened, Turn), VolumeError> {
         // It is accepted for one attempt: later the peer may be there.
         let accepted = lock(&entry.facts).whole_as_of.take();
         let source = match self.open(entry, options.clone(), None).await {
