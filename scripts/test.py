@@ -179,6 +179,7 @@ SLOW = {
     "tidepool_driver: ring::tests::a_full_queue_loses_no_operation": 30,
     "backend: rbd::a_killed_owners_image_cannot_be_written_by_others_even_when_its_lock_has_fallen": 25,
     "backend: same::among_two_hundred_swaps_nothing_dirty_goes_to_another_device": 25,
+    "engine: reclaim::g8_writes_do_not_take_the_room_that_a_segment_needs_to_be_emptied": 25,
     "golden: every_golden_image_is_served_and_drained_as_if_it_were_of_today": 25,
     "golden: what_an_earlier_version_has_left_is_served_and_drained": 25,
     "nbd_backend: a_write_through_volume_answers_only_what_the_server_has_kept": 25,
