@@ -437,6 +437,57 @@ fn what_was_asked_before_goodbye_is_done() {
     assert!((0..10_000).all(|at| back[at] == (at / 1000) as u8 + 1));
 }
 
+/// Sends writes of `len` bytes one behind the other, with a good-bye behind them or not, and closes its side; returns how many of
+/// them the volume has when the connection has ended, and of how many it has nothing.
+fn written_before_a_half_close(len: usize, count: usize, goodbye: bool) -> (usize, usize) {
+    let door = Door::open(16 * MIB as u64, MemoryOptions { shuffle: 2, arena_bytes: 4 << 20, ..memory() });
+    let mut stream = handshaken(&door);
+    let mut replies = stream.try_clone().expect("a socket");
+    let mut text = Vec::new();
+    for number in 0..count {
+        let (cookie, offset) = (number as u64, (number * len) as u64);
+        text.extend(encode_request(0, wire::CMD_WRITE, cookie, offset, len as u32));
+        text.resize(text.len() + len, (number % 255) as u8 + 1);
+    }
+    if goodbye {
+        text.extend(encode_request(0, wire::CMD_DISC, 0, 0, 0));
+    }
+    let sender = std::thread::spawn(move || {
+        stream.write_all(&text).expect("sent");
+        stream.shutdown(std::net::Shutdown::Write).expect("half closed");
+    });
+    sender.join().expect("no panic");
+    // Without a good-bye the server may end the connection before it has answered everything.
+    let _ = replies.read_to_end(&mut Vec::new());
+    door.wait_empty();
+    let mut back = vec![0; len * count];
+    let mut client = door.client();
+    for (number, part) in back.chunks_mut(MIB).enumerate() {
+        client.read((number * MIB) as u64, part).expect("readable");
+    }
+    let consist_of = |byte: &dyn Fn(usize) -> u8| {
+        let blocks = back.chunks(len).enumerate();
+        blocks.filter(|(number, data)| data.iter().all(|at| *at == byte(*number))).count()
+    };
+    (consist_of(&|number| (number % 255) as u8 + 1), consist_of(&|_| 0))
+}
+
+#[test]
+fn what_was_asked_before_goodbye_is_done_although_the_client_has_closed_its_side() {
+    for (len, count) in [(1000, 16), (4096, 400), (1000, 400), (100_000, 100)] {
+        let (written, _) = written_before_a_half_close(len, count, true);
+        assert_eq!(written, count, "writes of {len} bytes");
+    }
+}
+
+#[test]
+fn without_goodbye_what_waits_behind_others_may_be_dropped_and_is_never_done_in_part() {
+    for (len, count) in [(1000, 16), (4096, 400)] {
+        let (written, dropped) = written_before_a_half_close(len, count, false);
+        assert_eq!(written + dropped, count, "writes of {len} bytes");
+    }
+}
+
 #[test]
 fn a_removed_volume_closes_its_connections_and_no_others() {
     let door = Door::open(MIB as u64, memory());

@@ -178,6 +178,22 @@ impl Session {
         })
     }
 
+    /// Whether what a client has sent, from the header of a request on, comes to its good-bye.
+    pub fn says_goodbye(&self, mut sent: &[u8]) -> bool {
+        while let Some((header, rest)) = sent.split_first_chunk() {
+            let payload_bytes = match self.request(header) {
+                Ok(Incoming::Execute(Request { command: Command::Write { .. }, len, .. })) => len,
+                Ok(Incoming::Execute(_)) => 0,
+                Ok(Incoming::Refuse(refusal)) => refusal.payload_bytes,
+                Ok(Incoming::Disconnect) => return true,
+                Err(_) => return false,
+            };
+            let Some(rest) = rest.get(payload_bytes as usize..) else { return false };
+            sent = rest;
+        }
+        false
+    }
+
     /// The command, if it and all its flags are known and were offered.
     fn command(&self, kind: u16, flags: u16) -> Result<Command, Fault> {
         let has = |flag: u16| flags & flag != 0;

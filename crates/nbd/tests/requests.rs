@@ -223,3 +223,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_goodbye_is_found_behind_whole_requests_alone() {
+    let session = session(true);
+    let write =
+        |len: u32| [&encode_request(0, wire::CMD_WRITE, 1, 0, len)[..], &vec![7; len as usize]].concat();
+    let read = encode_request(0, wire::CMD_READ, 2, 0, 4096).to_vec();
+    let unknown = encode_request(0, 99, 3, 0, 0).to_vec();
+    let goodbye = encode_request(0, wire::CMD_DISC, 0, 0, 0).to_vec();
+    let before = [write(512), read, unknown, write(0), write(1 << 20)].concat();
+    let all = [before.clone(), goodbye.clone()].concat();
+    assert!(session.says_goodbye(&all) && session.says_goodbye(&goodbye));
+    assert!(session.says_goodbye(&[&all[..], b"what follows does not count"].concat()));
+    assert!(!session.says_goodbye(&[]) && !session.says_goodbye(&before));
+    assert!((1..=goodbye.len()).all(|cut| !session.says_goodbye(&all[..all.len() - cut])));
+    // A good-bye inside of a payload is none.
+    let inside = [&encode_request(0, wire::CMD_WRITE, 1, 0, 512)[..], &goodbye].concat();
+    assert!(!session.says_goodbye(&inside));
+    assert!(!session.says_goodbye(&[&[0; wire::REQUEST_BYTES][..], &goodbye].concat()));
+}

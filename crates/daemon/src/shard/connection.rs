@@ -13,6 +13,7 @@ use super::outbox::Outbox;
 use super::shared::Shared;
 use super::volume::{Offer, Volume};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::RecvFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tidepool_driver::{Ring, Slab};
@@ -117,6 +118,8 @@ pub(super) struct Connection {
     drained: bool,
     /// The shard is shutting down: what comes is not looked at.
     deaf: bool,
+    /// The client has closed its side behind a good-bye: everything before that is done.
+    said_goodbye: bool,
     pub handshake_deadline: Option<Nanos>,
     /// It has asked for a volume that is on its way, and waits until then at the latest.
     pub waits_until: Option<Nanos>,
@@ -149,6 +152,7 @@ impl Connection {
             broken: false,
             drained: false,
             deaf: false,
+            said_goodbye: false,
             handshake_deadline: Some(now + HANDSHAKE_NS_MAX),
             waits_until: None,
             listed: false,
@@ -306,9 +310,12 @@ impl Connection {
             return;
         }
         // Whoever left while its requests waited here may have sent them again over a new connection, and
-        // newer ones after them: these here must not overtake.
-        if resumes && self.peer_has_left() {
-            return self.break_off();
+        // newer ones after them: these here must not overtake. Whoever said good-bye behind them has not.
+        if resumes && !self.said_goodbye && self.peer_has_left() {
+            self.said_goodbye = self.says_goodbye();
+            if !self.said_goodbye {
+                return self.break_off();
+            }
         }
         loop {
             let more = match &self.state {
@@ -332,6 +339,32 @@ impl Connection {
         let mut poll = [PollFd::new(&self.fd, PollFlags::RDHUP)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::event::poll(&mut poll, Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Whether the client's good-bye is among what it has sent and nobody has taken apart. Nothing more comes from it.
+    fn says_goodbye(&self) -> bool {
+        let unissued = |slot: u32| {
+            let asked =
+                self.requests.get(slot).filter(|asked| matches!(asked.command, Command::Write { .. }));
+            asked.map_or(0, |asked| (asked.len - asked.issued) as usize)
+        };
+        // What of a payload is still to come before the next header.
+        let payload_bytes = match &self.state {
+            State::Header => 0,
+            State::Skip { left, .. } => *left as usize,
+            State::Issue { request } => unissued(*request),
+            State::Payload { request, filled, .. } => unissued(*request) - *filled as usize,
+            _ => return false,
+        };
+        let Some(session) = self.session.as_ref().filter(|_| !self.inbox.in_flight()) else { return false };
+        let mut sent = self.inbox.unread().to_vec();
+        let waiting = rustix::io::ioctl_fionread(&self.fd).unwrap_or(0) as usize;
+        let taken = sent.len();
+        sent.resize(taken + waiting, 0);
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let peeked = rustix::net::recv(&self.fd, &mut sent[taken..], flags).map_or(0, |(peeked, _)| peeked);
+        sent.truncate(taken + peeked);
+        sent.get(payload_bytes..).is_some_and(|sent| session.says_goodbye(sent))
     }
 
     /// Always false: the caller stops here.
