@@ -246,12 +246,79 @@ fn a_file_that_was_replaced_is_another_one() {
         Driver::new(opened.backend).close(true).expect("closed");
         fs::remove_file(place.0.path().join("image.tidepool")).expect("the record");
     }
+    // A clock that was ahead looks like that, too, and its operator says so.
+    let path = place.file("image", 8 * MIB);
+    run("touch", &["--date", "2100-01-01", &path.to_string_lossy()]).expect("a time to come");
+    place.has(&path, place.clean(OURS), End::Killed);
+    run("touch", &[&path.to_string_lossy()]).expect("the time of now");
+    let told = refused(&uri(&path), place.dirty(OURS));
+    assert!(told.contains("tidepool confirm"), "{told}");
+    confirm(&uri(&path).parse().expect("a URI"), None, None).expect("it is said");
+    place.has(&path, place.dirty(OURS), End::Killed);
+    place.has(&path, place.dirty(OURS), End::Clean);
+    fs::remove_file(place.0.path().join("image.tidepool")).expect("the record");
     // Whoever knows that a copy is the image says so.
     let path = place.file("image", 8 * MIB);
     place.has(&path, place.clean(OURS), End::Dirty);
     fs::rename(place.file("copy", 8 * MIB), &path).expect("replaced");
     confirm(&uri(&path).parse().expect("a URI"), None, None).expect("it is said");
     place.has(&path, place.dirty(OURS), End::Clean);
+}
+
+/// Changes what a record says, as another file system or an earlier release would have had it.
+fn rewrite(record: &Path, change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
+    let text = fs::read(record).expect("a record");
+    let mut said: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    change(said.as_object_mut().expect("an object"));
+    fs::write(record, said.to_string()).expect("written");
+}
+
+#[test]
+fn a_file_that_was_replaced_is_another_one_also_where_its_file_system_has_no_name() {
+    let place = Place::new();
+    let (path, record) = (place.file("image", 8 * MIB), place.0.path().join("image.tidepool"));
+    let nameless = || {
+        rewrite(&record, |said| {
+            let image = said["image"].as_object_mut().expect("an identity");
+            image.remove("lasting");
+            image.remove("sequence");
+        });
+    };
+    place.has(&path, place.clean(OURS), End::Killed);
+    nameless();
+    place.has(&path, place.dirty(OURS), End::Killed);
+    nameless();
+    fs::rename(place.file("copy", 8 * MIB), &path).expect("replaced");
+    let told = refused(&uri(&path), place.dirty(OURS));
+    assert!(told.contains("another file") && told.contains("tidepool confirm"), "{told}");
+    confirm(&uri(&path).parse().expect("a URI"), None, None).expect("it is said");
+    place.has(&path, place.dirty(OURS), End::Clean);
+}
+
+#[test]
+fn a_device_that_an_earlier_release_has_recorded_is_known_on_and_on_once_it_is_confirmed() {
+    let place = Place::new();
+    let file = place.file("disk", 8 * MIB);
+    let Some(device) = Loop::over(&file, 0, 8 * MIB) else { return };
+    place.has(&device.0, place.clean(OURS), End::Dirty);
+    // That release called the record by the file below, and said nothing of what the device is.
+    let found =
+        fs::read_dir(place.state()).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let [record] = &found.collect::<Vec<_>>()[..] else { panic!("one record") };
+    rewrite(record, |said| drop(said.remove("image")));
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let below: String = file.to_string_lossy().chars().map(plain).collect();
+    let earlier = place.state().join(format!("{below}.tidepool"));
+    fs::rename(record, &earlier).expect("renamed");
+    let told = refused(&uri(&device.0), place.dirty(OURS));
+    assert!(told.contains(&*earlier.to_string_lossy()), "{told}");
+    confirm(&uri(&device.0).parse().expect("a URI"), Some(&place.state()), Some(&earlier))
+        .expect("it is said");
+    for end in [End::Killed, End::Dirty, End::Killed] {
+        place.has(&device.0, place.dirty(OURS), end);
+    }
+    let told = refused(&uri(&device.0), place.clean(OTHER));
+    assert!(told.contains("owned by another cache"), "{told}");
 }
 
 #[test]

@@ -234,7 +234,9 @@ impl Located {
         let Located { sidecar, record: own, identity, mut perhaps } = self;
         let refused = |why: String| Err(BackendError::Unsupported { what: what.into(), why });
         if let Some(own) = own {
-            if sameness(&own, &identity) != Sameness::Different {
+            let now = stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
+            let is_as_it_was = displaced(&own, &identity, now.as_ref()).is_none();
+            if sameness(&own, &identity) != Sameness::Different && is_as_it_was {
                 return refused(format!(
                     "there is nothing to confirm: its record is {}",
                     sidecar.path.display()
@@ -296,8 +298,7 @@ impl Located {
 /// Finds the record of a device. `earlier` is the name that an earlier release gave it.
 fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Result<Located, BackendError> {
     let (mut same, mut perhaps) = (Vec::new(), Vec::new());
-    for sidecar in device_records(dir)? {
-        let Some(record) = sidecar.read()? else { continue };
+    for (sidecar, record) in device_records(dir)? {
         match sameness(&record, &identity) {
             Sameness::Same => same.push((sidecar, record)),
             Sameness::Unknown if record.state != OwnerState::Clean => perhaps.push((sidecar, record)),
@@ -336,8 +337,8 @@ fn sameness(record: &Ownership, identity: &ImageId) -> Sameness {
     record.image.as_ref().map_or(Sameness::Unknown, |image| image.compare(identity))
 }
 
-/// The records of devices in a directory.
-fn device_records(dir: &Path) -> Result<Vec<Sidecar>, BackendError> {
+/// The records in a directory that say of which device they are; also those that have kept the name that an earlier release gave them.
+fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError> {
     let failed = |e| BackendError::io(dir.display(), "list the ownership records of devices", e);
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -347,12 +348,23 @@ fn device_records(dir: &Path) -> Result<Vec<Sidecar>, BackendError> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(failed)?.path();
-        let is_one = |name: &str| name.starts_with(DEVICE_PREFIX) && name.ends_with(&format!(".{SUFFIX}"));
-        if path.file_name().and_then(|name| name.to_str()).is_some_and(is_one) {
-            found.push(Sidecar { path, create_dir: true });
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if !name.ends_with(&format!(".{SUFFIX}")) {
+            continue;
+        }
+        let is_new = name.starts_with(DEVICE_PREFIX);
+        let sidecar = Sidecar { path, create_dir: true };
+        match sidecar.read() {
+            Ok(Some(record)) if is_new || record.image.as_ref().is_some_and(ImageId::is_of_device) => {
+                found.push((sidecar, record));
+            }
+            // Of what else is there nothing is known.
+            Ok(_) => {}
+            Err(error) if is_new => return Err(error),
+            Err(_) => {}
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found.sort_by(|(a, _), (b, _)| a.path.cmp(&b.path));
     Ok(found)
 }
 
@@ -416,6 +428,19 @@ pub(super) fn stamp_now(file: &OwnedFd) -> io::Result<Option<ImageStamp>> {
     }))
 }
 
+/// Why a file, as it is now, is not as the cache has had it.
+fn displaced(record: &Ownership, identity: &ImageId, now: Option<&ImageStamp>) -> Option<&'static str> {
+    let Some(ImageStamp::File { mtime_ns: then_ns, inode: then_inode, .. }) = &record.taken_at else {
+        return None;
+    };
+    let Some(ImageStamp::File { mtime_ns: now_ns, inode: now_inode, .. }) = now else { return None };
+    if record.image.is_some() && sameness(record, identity) == Sameness::Unknown && then_inode != now_inode {
+        return Some("it is another file than this cache has had");
+    }
+    let why = "it was last written before this cache took it, so that somebody has put it back";
+    (now_ns < then_ns).then_some(why)
+}
+
 /// Whether somebody else wrote since the record was made.
 pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) -> Continuity {
     let record = located.record.as_ref();
@@ -433,13 +458,9 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
         ));
     }
     let now = stamp_now(file);
-    if let (Some(ImageStamp::File { mtime_ns: then, .. }), Ok(Some(ImageStamp::File { mtime_ns: now, .. }))) =
-        (&record.taken_at, &now)
-        && now < then
-    {
-        return Continuity::overwritten(
-            "it was last written before this cache took it, so that somebody has put it back",
-        );
+    if let Some(why) = displaced(record, &located.identity, now.as_ref().ok().and_then(Option::as_ref)) {
+        let path = &located.identity.name;
+        return Continuity::overwritten(format!("{why} (if it is as it was: tidepool confirm file:{path})"));
     }
     match (&record.taken_from, &record.stamp) {
         (None, _) if record.state == OwnerState::Open => {

@@ -79,6 +79,11 @@ impl ImageId {
         }
     }
 
+    /// It is a device's: a file's name is a path.
+    pub(crate) fn is_of_device(&self) -> bool {
+        !self.name.starts_with('/')
+    }
+
     /// It can be told from others after a reboot, too.
     pub(crate) fn lasts(&self) -> bool {
         !self.lasting.is_empty()
