@@ -497,7 +497,7 @@ fn wait_for_state(place: &Place, name: &str, state: &str) -> Value {
     }
 }
 
-/// A server that takes connections and says nothing, until it is told to answer as an NBD server.
+/// A server that takes connections and says nothing.
 struct Silent {
     _listener: std::os::unix::net::UnixListener,
     uri: String,

@@ -159,6 +159,17 @@ impl Facts {
         let Wanted { accept_loss, drain, .. } = *wanted;
         Facts { accept_loss, drain, state: Some(State::Opening), ..Facts::default() }
     }
+
+    /// What a report tells of it.
+    fn known(&self) -> Known {
+        Known {
+            accept_loss: self.accept_loss,
+            state: self.state,
+            error: self.error.clone(),
+            parent: self.parent.clone(),
+            ..Known::default()
+        }
+    }
 }
 
 impl Entry {
@@ -207,6 +218,25 @@ impl Entry {
     /// It is only configured.
     fn is_wish(&self) -> bool {
         lock(&self.facts).wish.is_some()
+    }
+
+    /// Its backend has not answered for so long.
+    fn silent(&self, waited: Time) -> VolumeError {
+        let (name, backend) = (self.name.clone(), self.backend.to_string());
+        VolumeError::Silent { name, backend, seconds: waited.as_secs() }
+    }
+
+    /// Has its backend tried at once for who is asking; returns the outcome.
+    async fn try_again(
+        &self,
+        outcome: oneshot::Receiver<Result<(), VolumeError>>,
+    ) -> Result<(), VolumeError> {
+        self.again.notify_one();
+        match timeout(OPEN_WAIT_MAX, outcome).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(VolumeError::Busy(self.name.clone())),
+            Err(_) => Err(self.silent(OPEN_WAIT_MAX)),
+        }
     }
 
     /// It is not waited for any more.
@@ -357,8 +387,7 @@ impl Volumes {
     ) -> Result<(Opened, Turn), VolumeError> {
         let wait = patience.unwrap_or(Time::MAX);
         if timeout(wait, entry.clone().look()).await.is_err() {
-            let (name, backend) = (entry.name.clone(), entry.backend.to_string());
-            return Err(VolumeError::Silent { name, backend, seconds: wait.as_secs() });
+            return Err(entry.silent(wait));
         }
         self.refuse_shared(entry).await?;
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
@@ -568,30 +597,20 @@ impl Volumes {
     fn reports(&self, shard: &ShardStatus) -> Vec<VolumeReport> {
         let entries = lock(&self.entries);
         let report = |status: &ShardVolumeStatus| {
-            let mut known = Known { host: self.host.clone(), ..Known::default() };
+            let mut known = Known::default();
             let name = &status.status.spec.name;
             let own = status.status.state != VolumeState::Replica;
             if let Some(entry) = entries.get(name).filter(|entry| own || lock(&entry.facts).takes_over) {
-                let facts = lock(&entry.facts);
-                known.accept_loss = facts.accept_loss;
-                known.state = facts.state;
-                known.error = facts.error.clone();
-                known.parent = facts.parent.clone();
+                known = lock(&entry.facts).known();
             }
-            report::volume(status, known)
+            report::volume(status, Known { host: self.host.clone(), ..known })
         };
         let mut reports: Vec<VolumeReport> = shard.volumes.iter().map(report).collect();
         let is_known = |name: &str| shard.volumes.iter().any(|known| known.status.spec.name == name);
         for entry in entries.values().filter(|entry| !is_known(&entry.name)) {
             let facts = lock(&entry.facts);
             if let Some(wish) = &facts.wish {
-                let known = Known {
-                    accept_loss: facts.accept_loss,
-                    state: facts.state,
-                    error: facts.error.clone(),
-                    ..Known::default()
-                };
-                reports.push(report::configured(wish, known));
+                reports.push(report::configured(wish, facts.known()));
             }
         }
         reports.sort_by(|a, b| a.name.cmp(&b.name));

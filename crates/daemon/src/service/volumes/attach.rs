@@ -355,8 +355,7 @@ impl Volumes {
         // One cache that opens an image twice takes the first for its own dead client, and fences it.
         let image = image_of(&uri);
         let Ok(turn) = timeout(patience.unwrap_or(Time::MAX), self.openings.of(&image)).await else {
-            let (name, backend) = (entry.name.clone(), uri.to_string());
-            return Err(VolumeError::Silent { name, backend, seconds: start.elapsed().as_secs() });
+            return Err(entry.silent(start.elapsed()));
         };
         if !lock(&self.entries).get(&entry.name).is_some_and(|known| std::ptr::eq(&**known, entry)) {
             return Err(VolumeError::Busy(entry.name.clone()));
@@ -379,8 +378,7 @@ impl Volumes {
             let seconds = start.elapsed().as_secs();
             if patience.is_some_and(|patience| start.elapsed() >= patience) {
                 close_when_open(task);
-                let (name, backend) = (entry.name.clone(), entry.backend.to_string());
-                return Err(VolumeError::Silent { name, backend, seconds });
+                return Err(entry.silent(start.elapsed()));
             }
             warn!("volume {}: still waiting for {} ({seconds} s)", entry.name, entry.backend);
         }

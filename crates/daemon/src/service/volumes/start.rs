@@ -3,18 +3,17 @@
 
 use super::attach::Attempts;
 use super::failover::is_decision;
-use super::{Entry, Facts, OPEN_WAIT_MAX, Volumes, from_shard, lock};
+use super::{Entry, Facts, Volumes, from_shard, lock};
 use crate::admin::Removed;
 use crate::service::VolumeError;
 use crate::service::plan::Wanted;
-use crate::shard::Announcement;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration as Time;
 use tidepool_backend::{BackendUri, Prepared};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 /// How long the start waits for the first attempts.
@@ -95,10 +94,9 @@ impl Volumes {
         wanted: Wanted,
         asked_for: bool,
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
-        let announced: Option<Announcement> = self.announce(&wanted.name);
-        let (name, backend) = (wanted.name.clone(), wanted.backend.clone());
+        let announced = self.announce(&wanted.name);
         let facts = Facts { announced, wish: Some(wanted.clone()), ..Facts::of_new(&wanted) };
-        let entry = Entry::new(&name, backend, facts);
+        let entry = Entry::new(&wanted.name, wanted.backend, facts);
         // Nothing of this name can be configured twice.
         let _ = self.claim(&entry)?;
         let (first, outcome) = oneshot::channel();
@@ -132,11 +130,10 @@ impl Volumes {
             drop(opening);
             asked_for = false;
             match outcome {
-                Ok(Some(())) => {
+                Ok(()) => {
                     attempts.take_asking(&entry);
                     return attempts.succeeded();
                 }
-                Ok(None) => return,
                 Err(_) if !self.knows(&entry) => return,
                 Err(error) => {
                     let text = entry.set_unavailable(&error);
@@ -147,14 +144,13 @@ impl Volumes {
         }
     }
 
-    /// Tries to serve a configured volume; nothing comes of it if it is not configured any more. An attempt that nobody asked for
-    /// leaves an image alone that another cache had last.
+    /// Tries to serve a configured volume. An attempt that nobody asked for leaves an image alone that another cache had last.
     async fn add_once(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         wish: &Wanted,
         asked_for: bool,
-    ) -> Result<Option<()>, VolumeError> {
+    ) -> Result<(), VolumeError> {
         let name = || entry.name.clone();
         // What is only read is taken from nobody.
         let reads = wish.read_only || matches!(entry.backend, BackendUri::Rbd { snapshot: Some(_), .. });
@@ -168,16 +164,16 @@ impl Volumes {
         }
         let (opened, turn) = self.open_new(entry, wish, Prepared::default(), None).await?;
         let change = entry.change.clone().lock_owned().await;
-        let (is_known, is_wanted) = (self.knows(entry), lock(&entry.facts).wish.as_ref() == Some(wish));
-        if !is_known || !is_wanted {
+        let is_wanted = lock(&entry.facts).wish.as_ref() == Some(wish);
+        if !self.knows(entry) || !is_wanted {
+            // It is forgotten meanwhile, or somebody wants it in another way, and has asked for the next attempt.
             self.put_back(entry, Some(opened.backend), true).await;
-            // Somebody wants it in another way meanwhile, and has asked for the next attempt.
-            return if is_known { Err(VolumeError::Busy(name())) } else { Ok(None) };
+            return Err(VolumeError::Busy(name()));
         }
         let parent = self.serve_new(entry, wish, opened).await?;
         drop((turn, change));
         self.share(entry, parent).await;
-        Ok(Some(()))
+        Ok(())
     }
 
     /// Whether the cache holds something of a volume.
@@ -211,16 +207,7 @@ impl Volumes {
             (facts.accept_loss, facts.drain) = (wanted.accept_loss, wanted.drain);
             (facts.wish, facts.whoever, facts.asking) = (Some(wanted), true, Some(asking));
         }
-        entry.again.notify_one();
-        match timeout(OPEN_WAIT_MAX, outcome).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(VolumeError::Busy(entry.name.clone())),
-            Err(_) => Err(VolumeError::Silent {
-                name: entry.name.clone(),
-                backend: entry.backend.to_string(),
-                seconds: OPEN_WAIT_MAX.as_secs(),
-            }),
-        }
+        entry.try_again(outcome).await
     }
 
     /// Forgets a volume that is only configured, until the next start.

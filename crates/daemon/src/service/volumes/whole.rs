@@ -3,7 +3,7 @@
 
 use super::departure::with_words;
 use super::turns::Turn;
-use super::{Entry, OPEN_WAIT_MAX, Volumes, lock};
+use super::{Entry, Volumes, lock};
 use crate::failure::one_line;
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, PeerError, Stream, Welcomed, dial, me, record_of};
@@ -16,7 +16,7 @@ use tidepool_engine::api::{BLOCK_BYTES, VolumeId};
 use tidepool_replica::wire::Message;
 use tidepool_replica::{Resume, Tail, resume};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 /// Longest pause between two words to the peer that gives records.
@@ -212,16 +212,7 @@ impl Volumes {
             (facts.whole_as_of, facts.asking) = (Some(generation), Some(asking));
         }
         info!("volume {}: the loss of what only its peer may have is accepted", entry.name);
-        entry.again.notify_one();
-        match timeout(OPEN_WAIT_MAX, outcome).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(VolumeError::Busy(entry.name.clone())),
-            Err(_) => Err(VolumeError::Silent {
-                name: entry.name.clone(),
-                backend: entry.backend.to_string(),
-                seconds: OPEN_WAIT_MAX.as_secs(),
-            }),
-        }
+        entry.try_again(outcome).await
     }
 
     /// Why the copy in this cache does not count, and what is known of what it lacks.
