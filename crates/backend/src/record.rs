@@ -504,6 +504,17 @@ impl Continuity {
                 format!("the image was used and released since, as generation {}", record.generation);
             return Continuity::overwritten(reason);
         }
+        let known_later =
+            |record: &&Ownership| options.generation.is_some_and(|known| known > record.generation);
+        if let (Some(record), Some(known)) =
+            (record.filter(known_later).filter(|_| !self.overwritten), options.generation)
+        {
+            let reason = format!(
+                "the cache has had the image as generation {known}, and its record says {}: somebody has put back an older state",
+                record.generation
+            );
+            return Continuity::overwritten(reason);
+        }
         // What was taken over is what the peer knew.
         let is_of = |(known, record): (u64, &Ownership)| {
             known == record.generation || record.taken_from.is_some() && record.base == Some(known)

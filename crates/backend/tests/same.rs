@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use tidepool_backend::{OpenOptions, OwnerState, confirm};
+use tidepool_backend::{BackendUri, OpenOptions, OwnerState, abandon, confirm};
 
 const MIB: u64 = 1 << 20;
 
@@ -28,6 +28,12 @@ impl Place {
 
     fn state(&self) -> PathBuf {
         self.0.path().join("state")
+    }
+
+    /// Says that a device is that of a record.
+    fn confirm(&self, path: &Path, record: Option<&Path>) -> Result<(), String> {
+        let uri: BackendUri = uri(path).parse().expect("a URI");
+        confirm(&uri, Some(&self.state()), record).map(drop).map_err(|e| e.to_string())
     }
 
     /// A cache that holds nothing dirty.
@@ -174,8 +180,71 @@ fn two_parts_of_a_file_are_two_devices_and_each_is_known_again_under_another_nam
     for device in [&first, &second] {
         device.becomes(&file, 16 * MIB, 8 * MIB);
         let told = refused(&uri(&device.0), place.dirty(OURS));
-        assert!(told.contains("must not be written over it"), "{told}");
+        assert!(told.contains("its names are not those of the device"), "{told}");
     }
+}
+
+#[test]
+fn a_device_that_is_reached_in_two_ways_is_one() {
+    let place = Place::new();
+    let file = place.file("disk", 8 * MIB);
+    let Some(one) = Loop::over(&file, 0, 8 * MIB) else { return };
+    let Some(other) = Loop::over(&file, 0, 8 * MIB) else { return };
+    let opened = open(&uri(&one.0), place.clean(OURS)).expect("opened");
+    // Also for the same cache, which has it as another volume.
+    for how in [place.clean(OURS), place.dirty(OURS), place.clean(OTHER)] {
+        let told = refused(&uri(&other.0), how);
+        assert!(told.contains("holds its lock"), "{told}");
+    }
+    let report = crate::common::check(&uri(&other.0), &place.clean(OURS));
+    assert!(!report.usable, "{report:?}");
+    let told =
+        abandon(&uri(&other.0).parse().expect("a URI"), Some(&place.state())).expect_err("it is served");
+    assert!(told.to_string().contains("holds its lock"), "{told}");
+    Driver::new(opened.backend).close(false).expect("closed");
+    place.has(&other.0, place.dirty(OURS), End::Killed);
+    place.has(&one.0, place.dirty(OURS), End::Clean);
+}
+
+#[test]
+fn a_device_whose_names_have_changed_is_the_one_that_its_operator_names() {
+    let place = Place::new();
+    let (file, moved) = (place.file("disk", 8 * MIB), place.file("moved", 8 * MIB));
+    let Some(device) = Loop::over(&file, 0, 8 * MIB) else { return };
+    let Some(moved) = Loop::over(&moved, 0, 8 * MIB) else { return };
+    place.has(&device.0, place.clean(OURS), End::Dirty);
+    let told = refused(&uri(&moved.0), place.dirty(OURS));
+    let record = told.split("--record ").nth(1).unwrap_or_else(|| panic!("no record: {told}")).to_owned();
+    let record = Path::new(record.split_whitespace().next().expect("a path"));
+    let told = place.confirm(&moved.0, None).expect_err("no name says so");
+    assert!(told.contains(&*record.to_string_lossy()), "{told}");
+    // While the record's device is served, nobody else is that device.
+    let opened = open(&uri(&device.0), place.dirty(OURS)).expect("opened");
+    let told = refused(&uri(&moved.0), place.dirty(OURS));
+    assert!(!told.contains("--record"), "{told}");
+    let told = place.confirm(&moved.0, Some(record)).expect_err("it is served");
+    assert!(told.contains("holds its lock"), "{told}");
+    Driver::new(opened.backend).close(false).expect("closed");
+    place.confirm(&moved.0, Some(record)).expect("it is said");
+    let told = refused(&uri(&device.0), place.dirty(OURS));
+    assert!(told.contains("--record"), "it is another device now: {told}");
+    place.has(&moved.0, place.dirty(OURS), End::Clean);
+}
+
+#[test]
+fn a_record_that_was_put_back_proves_nothing() {
+    let place = Place::new();
+    let (path, record) = (place.file("image", 8 * MIB), place.0.path().join("image.tidepool"));
+    let knows = |generation| OpenOptions { generation: Some(generation), ..place.dirty(OURS) };
+    place.has(&path, place.clean(OURS), End::Killed);
+    let earlier = fs::read(&record).expect("a record");
+    place.has(&path, knows(1), End::Killed);
+    place.has(&path, knows(2), End::Killed);
+    fs::write(&record, earlier).expect("put back");
+    let told = refused(&uri(&path), knows(3));
+    assert!(told.contains("put back an older state"), "{told}");
+    let opened = open(&uri(&path), OpenOptions { dirty: false, ..knows(3) }).expect("nothing is dirty");
+    assert!(!opened.keep_clean, "{}", opened.reason);
 }
 
 #[test]
@@ -209,16 +278,16 @@ fn a_device_without_a_lasting_name_is_known_while_it_is_there_and_then_has_to_be
     let record = told.rsplit("--record ").next().expect("a record").to_owned();
     // Whoever holds nothing dirty of it takes it for a new one.
     place.has(&path, place.clean(OTHER), End::Clean);
-    let confirmed = |record: Option<&Path>| {
-        confirm(&uri(&path).parse().expect("a URI"), Some(&place.state()), record).map_err(|e| e.to_string())
-    };
+    let confirmed = |record: Option<&Path>| place.confirm(&path, record);
     let told = confirmed(None).expect_err("it has a record now");
     assert!(told.contains("nothing to confirm"), "{told}");
     drop(disk);
     let Some(_disk) = MemoryDisk::new(16 * MIB) else { return };
     let told = confirmed(Some(Path::new("/nowhere"))).expect_err("that is none");
     assert!(told.contains("does not come into question") && told.contains(&record), "{told}");
-    let found = confirmed(Some(Path::new(&record))).expect("it is said");
+    confirmed(Some(Path::new(&record))).expect("it is said");
+    let uri: BackendUri = uri(&path).parse().expect("a URI");
+    let found = tidepool_backend::ownership(&uri, Some(&place.state())).expect("readable").expect("a record");
     assert_eq!((found.state, found.cache_uuid.as_bytes()), (OwnerState::Dirty, &OURS));
     place.has(&path, place.dirty(OURS), End::Clean);
 }
@@ -304,7 +373,8 @@ fn a_device_that_an_earlier_release_has_recorded_is_known_on_and_on_once_it_is_c
     // That release called the record by the file below, and said nothing of what the device is.
     let found =
         fs::read_dir(place.state()).expect("a directory").map(|entry| entry.expect("an entry").path());
-    let [record] = &found.collect::<Vec<_>>()[..] else { panic!("one record") };
+    let records = found.filter(|path| path.extension().is_some_and(|name| name == "tidepool"));
+    let [record] = &records.collect::<Vec<_>>()[..] else { panic!("one record") };
     rewrite(record, |said| drop(said.remove("image")));
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let below: String = file.to_string_lossy().chars().map(plain).collect();
@@ -312,8 +382,7 @@ fn a_device_that_an_earlier_release_has_recorded_is_known_on_and_on_once_it_is_c
     fs::rename(record, &earlier).expect("renamed");
     let told = refused(&uri(&device.0), place.dirty(OURS));
     assert!(told.contains(&*earlier.to_string_lossy()), "{told}");
-    confirm(&uri(&device.0).parse().expect("a URI"), Some(&place.state()), Some(&earlier))
-        .expect("it is said");
+    place.confirm(&device.0, Some(&earlier)).expect("it is said");
     for end in [End::Killed, End::Dirty, End::Killed] {
         place.has(&device.0, place.dirty(OURS), end);
     }

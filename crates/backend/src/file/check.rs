@@ -20,10 +20,15 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
         report.skip(&["lock", "ownership"], "the image cannot be opened");
         return;
     };
+    let located = Located::of(path, &image.file, options.state_dir.as_deref());
     // Taken for a moment, and given back below.
-    report.step("lock", image.lock(options.read_only), |()| "free".into());
+    let lock = image.lock(options.read_only).and_then(|()| match &located {
+        Ok(located) => located.sidecar.check_lock(&image.what, options.read_only),
+        Err(_) => Ok(()),
+    });
+    report.step("lock", lock, |()| "free".into());
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
-    let read = Located::of(path, &image.file, options.state_dir.as_deref()).and_then(|located| {
+    let read = located.and_then(|located| {
         let Located { sidecar, record, .. } = &located;
         located.check_recognised(&image.what, options)?;
         if let Some(record) = record {

@@ -12,6 +12,7 @@ mod owner;
 mod redo;
 mod ring;
 mod same;
+mod sidecar;
 
 use crate::backend::{Backend, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::changes::{Change, Changes};
@@ -36,8 +37,9 @@ use tidepool_engine::mem::AlignedBuf;
 use uuid::Uuid;
 
 pub(crate) use check::{check, describe};
-pub(crate) use owner::{STATE_DIR, Sidecar};
+pub(crate) use owner::STATE_DIR;
 pub(crate) use same::ImageId;
+pub(crate) use sidecar::{Lock, Sidecar};
 
 /// How long an opener waits for a process that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);
@@ -72,6 +74,8 @@ struct FileBackend {
     resizing: Option<Resizing>,
     /// Writes the redo, where what is written goes by groups.
     redo: Option<Writer>,
+    /// Dropped last: the image may be reached in another way, too.
+    record_lock: Option<Lock>,
 }
 
 /// A change of the size, on a thread of its own as well.
@@ -101,12 +105,14 @@ pub(crate) fn open<T>(
         changing: None,
         resizing: None,
         redo: None,
+        record_lock: None,
     };
     let prepared = prepare(backend.ring.event_fd())?;
     // The backend gives the lock up when it is dropped.
     lock(&backend.what, backend.ring.file(), options.read_only)?;
-    let Taken { ownership, generation, continuity } =
+    let Taken { ownership, generation, continuity, lock } =
         take(&backend.what, backend.ring.file(), path, options)?;
+    backend.record_lock = lock;
     if let Some((sidecar, _)) = &ownership {
         let shelf: Arc<dyn Shelf> = Arc::new(FileShelf::new(sidecar));
         match options.grouped {
@@ -137,13 +143,22 @@ struct Taken {
     ownership: Option<(Sidecar, Ownership)>,
     generation: u64,
     continuity: Continuity,
+    lock: Option<Lock>,
 }
 
 /// Checks and takes the ownership of a locked image.
 fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Result<Taken, BackendError> {
-    let located = Located::of(path, file, options.state_dir.as_deref())?;
+    let (located, _turn) = match options.read_only {
+        true => (Located::of(path, file, options.state_dir.as_deref())?, None),
+        false => Located::in_turn(path, file, options.state_dir.as_deref())?,
+    };
     let Located { sidecar, record, .. } = &located;
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    // Before the record is believed: it may be about to change.
+    let lock = match record.is_none() && options.read_only {
+        true => None,
+        false => sidecar.lock(what, options.read_only)?,
+    };
     located.check_recognised(what, options)?;
     if let Some(record) = record {
         record.check_owner(what, cache_uuid)?;
@@ -162,23 +177,25 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     }
     if options.read_only {
         let continuity = Continuity::unproven("the image is opened read-only, without ownership");
-        return Ok(Taken { ownership: None, generation: 0, continuity });
+        return Ok(Taken { ownership: None, generation: 0, continuity, lock });
     }
+    located.warn_of_others(what, cache_uuid);
     let Located { sidecar, record, identity, .. } = located;
     let taken_at = owner::stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
     let record = Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
     sidecar.write(&record)?;
-    Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity })
+    Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity, lock })
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].
 pub(crate) fn abandon(path: &Path, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
-    let Located { sidecar, record, .. } = Located::of(path, &image.file, state_dir)?;
+    let (Located { sidecar, record, .. }, _turn) = Located::in_turn(path, &image.file, state_dir)?;
     let Some(before) = record.filter(|record| record.state != OwnerState::Clean) else {
         return Ok(None);
     };
+    let _lock = sidecar.lock(&image.what, false)?;
     group_redo::clear(&image.what, &FileShelf::new(&sidecar), before.generation)?;
     sidecar.write(&before.abandoned())?;
     image.unlock();
@@ -193,8 +210,8 @@ pub(crate) fn confirm(
 ) -> Result<Ownership, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
-    let confirmed = Located::of(path, &image.file, state_dir)
-        .and_then(|located| located.confirm(&image.what, &image.file, record));
+    let confirmed = Located::in_turn(path, &image.file, state_dir)
+        .and_then(|(located, _turn)| located.confirm(&image.what, &image.file, record));
     image.unlock();
     confirmed
 }
@@ -203,11 +220,12 @@ pub(crate) fn confirm(
 pub(crate) fn take_over(path: &Path, how: &TakeOver) -> Result<Ownership, BackendError> {
     let image = Image::open(path, false, Caching::Direct)?;
     image.lock(false)?;
-    let taken =
-        Located::of(path, &image.file, how.state_dir.as_deref()).and_then(|Located { sidecar, .. }| {
-            group_redo::check_version(&image.what, &FileShelf::new(&sidecar))?;
-            sidecar.take_over(&image.what, how)
-        });
+    let located = Located::in_turn(path, &image.file, how.state_dir.as_deref());
+    let taken = located.and_then(|(Located { sidecar, .. }, _turn)| {
+        let _lock = sidecar.lock(&image.what, false)?;
+        group_redo::check_version(&image.what, &FileShelf::new(&sidecar))?;
+        sidecar.take_over(&image.what, how)
+    });
     image.unlock();
     taken
 }
@@ -263,6 +281,9 @@ impl Image {
                 outcome => break outcome.map_err(failed)?,
             }
         };
+        if !rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind) {
+            return Err(replaced(&what));
+        }
         let size_bytes =
             size_of(&file, kind).map_err(|e| BackendError::io(&what, "read the size of the image", e))?;
         if size_bytes == 0 {
@@ -331,6 +352,12 @@ fn try_lock(what: &str, file: &OwnedFd, read_only: bool) -> Result<Option<Option
 pub(crate) fn unlock(file: &OwnedFd) {
     // Without a lock there is nothing to give up.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+}
+
+/// For an image that has become another one since it was opened.
+fn replaced(what: &str) -> BackendError {
+    let why = "it was replaced while it was being opened; try again".into();
+    BackendError::Unavailable { what: what.into(), why }
 }
 
 fn unfit(what: &str, why: &str) -> BackendError {
@@ -620,6 +647,25 @@ mod tests {
         assert!(open_and(true).is_err());
         assert_eq!(fs::read(&record).expect("a record"), before);
         assert!(open_and(false).is_ok());
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn an_image_that_is_replaced_while_it_is_opened_is_not_taken() {
+        let dir = std::env::temp_dir().join(format!("tidepool-replaced-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a directory");
+        let path = dir.join("image");
+        let image = |path: &Path| fs::File::create(path).expect("an image").set_len(1 << 20).expect("a size");
+        image(&path);
+        let options = OpenOptions { cache_uuid: [7; 16], ..OpenOptions::default() };
+        let replaced = open(&path, &options, Caching::Direct, |_| {
+            image(&dir.join("other"));
+            fs::rename(dir.join("other"), &path).expect("replaced");
+            Ok(())
+        });
+        let told = replaced.map(drop).expect_err("it is another file").to_string();
+        assert!(told.contains("replaced while it was being opened") && !told.contains('\n'), "{told}");
+        assert!(!dir.join("image.tidepool").exists(), "nobody owns it");
         fs::remove_dir_all(&dir).expect("removed");
     }
 }

@@ -1,19 +1,20 @@
-//! The ownership record of a file or device: a small file that is replaced atomically under the lock.
+//! Which ownership record is a file's or device's, and what it says of the image as it is now.
 //!
-//! For a file it stands beside the image as `PATH.tidepool` (symbolic links resolved first). For a
-//! block device it stands in [`STATE_DIR`], under a name that means nothing: which device a record belongs to is said in it
+//! That of a file stands beside the image as `PATH.tidepool` (symbolic links resolved first). That of a
+//! block device stands in [`STATE_DIR`], under a name that means nothing: which device a record belongs to is said in it
 //! ([`ImageId`]), and a device's record is the one that says so. Names of devices come and go.
 
+use super::replaced;
 use super::same::{ImageId, Sameness, in_sys};
-use crate::changes::Change;
+use super::sidecar::{Lock, SUFFIX, Sidecar};
+use crate::OpenOptions;
 use crate::error::BackendError;
-use crate::record::{Continuity, ImageStamp, OwnerState, Ownership, RECORD_BYTES_MAX};
-use crate::{OpenOptions, TakeOver};
+use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
 use rustix::fs::FileType;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
@@ -25,7 +26,8 @@ const TIMESTAMP_STEP: Duration = Duration::from_millis(20);
 
 /// What the records of block devices are called: this, a number of their own, and [`SUFFIX`].
 const DEVICE_PREFIX: &str = "device-";
-const SUFFIX: &str = "tidepool";
+/// The name of the lock that is held while the record of a device is looked for and taken.
+const TURN: &str = "devices";
 
 /// Where the record of an opened image stands, and what tells the image from others.
 #[derive(Debug)]
@@ -36,162 +38,33 @@ pub(crate) struct Located {
     pub(crate) identity: ImageId,
     /// Records of devices of which nothing says whether they are this one.
     perhaps: Vec<(Sidecar, Ownership)>,
-}
-
-/// The place of an ownership record.
-#[derive(Debug, Clone)]
-pub(crate) struct Sidecar {
-    path: PathBuf,
-    /// May be created: the common place for devices, but never a directory of images.
-    create_dir: bool,
-}
-
-impl Sidecar {
-    /// The place in a directory of records, for what has no directory of its own.
-    pub(crate) fn within(dir: &Path, name: &str) -> Sidecar {
-        Sidecar { path: dir.join(format!("{name}.tidepool")), create_dir: true }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// A place beside the record.
-    pub(super) fn beside(&self, suffix: &str) -> PathBuf {
-        let mut name = self.path.clone().into_os_string();
-        name.push(suffix);
-        name.into()
-    }
-
-    /// Makes the record's directory, if it may be made.
-    pub(crate) fn make_dir(&self) -> Result<(), BackendError> {
-        match self.path.parent() {
-            Some(dir) if self.create_dir => fs::create_dir_all(dir).map_err(|e| self.write_error(e)),
-            _ => Ok(()),
-        }
-    }
-
-    /// The record, if there is one.
-    pub(crate) fn read(&self) -> Result<Option<Ownership>, BackendError> {
-        let what = self.path.display().to_string();
-        let file = match File::open(&self.path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(BackendError::io(what, "open the ownership record", e)),
-        };
-        let mut bytes = Vec::new();
-        let read = file.take(RECORD_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
-        read.map_err(|e| BackendError::io(&what, "read the ownership record", e))?;
-        if bytes.len() > RECORD_BYTES_MAX {
-            return Err(BackendError::Record {
-                what,
-                why: "is too long to be one; move that file away".into(),
-            });
-        }
-        Ownership::from_json(&what, &bytes).map(Some)
-    }
-
-    /// Whether the record could be replaced, without doing it.
-    pub(crate) fn check_writable(&self) -> Result<(), BackendError> {
-        let mut dir = self.directory();
-        while self.create_dir && !dir.exists() {
-            dir = dir.parent().unwrap_or(Path::new("/"));
-        }
-        rustix::fs::access(dir, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
-            .map_err(|e| self.write_error(e.into()))
-    }
-
-    /// Replaces the record; when this returns, the new one is on stable media.
-    pub(crate) fn write(&self, record: &Ownership) -> Result<(), BackendError> {
-        self.replace(&self.path, &record.to_json()).map_err(|e| self.write_error(e))
-    }
-
-    /// Changes the record of the owner, who holds the image's lock. With `unsure` it may be changed already and not on
-    /// stable media. Returns it as it is then.
-    pub(crate) fn change(
-        &self,
-        record: &Ownership,
-        change: Change,
-        unsure: bool,
-    ) -> Result<Ownership, BackendError> {
-        let changed = match change {
-            Change::Disown => record.disowned(),
-            Change::Peer(peer) => {
-                let found = self.read_own(record)?;
-                found.check_peer(&self.path.display().to_string(), peer.as_ref())?;
-                if found.peer == peer && !unsure {
-                    return Ok(found);
-                }
-                found.with_peer(peer)
-            }
-        };
-        self.write(&changed).map(|()| changed)
-    }
-
-    /// The record, if it is still the owner's.
-    pub(crate) fn read_own(&self, record: &Ownership) -> Result<Ownership, BackendError> {
-        let fenced = || BackendError::Fenced { what: self.path.display().to_string() };
-        self.read()?.filter(|found| found.is_of(record)).ok_or_else(fenced)
-    }
-
-    /// Makes the record the peer's who holds the image's lock, see [`crate::take_over`].
-    pub(crate) fn take_over(&self, what: &str, how: &TakeOver) -> Result<Ownership, BackendError> {
-        let none = || BackendError::NotPeer { what: what.into(), why: "it has no ownership record".into() };
-        let record = self.read()?.ok_or_else(none)?.taken_over(what, how)?;
-        self.write(&record).map(|()| record)
-    }
-
-    fn write_error(&self, e: io::Error) -> BackendError {
-        match e.kind() {
-            io::ErrorKind::PermissionDenied => BackendError::Denied {
-                what: self.path.display().to_string(),
-                why: "the ownership record cannot be written there; make its directory writable".into(),
-            },
-            _ => BackendError::io(self.path.display(), "write the ownership record", e),
-        }
-    }
-
-    /// Replaces a file beside the record, or the record; when this returns, the new content is on stable media.
-    pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        if self.create_dir {
-            fs::create_dir_all(self.directory())?;
-        }
-        let mut temporary = path.to_owned().into_os_string();
-        temporary.push(".new");
-        let temporary = PathBuf::from(temporary);
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        self.sync_directory()
-    }
-
-    fn directory(&self) -> &Path {
-        self.path.parent().unwrap_or(Path::new("/"))
-    }
-
-    /// What was created or removed beside the record is on stable media.
-    pub(super) fn sync_directory(&self) -> io::Result<()> {
-        File::open(self.directory())?.sync_all()
-    }
+    /// Those of devices with other names than this one has.
+    others: Vec<(Sidecar, Ownership)>,
 }
 
 impl Located {
     /// That of an opened image.
     pub(crate) fn of(path: &Path, file: &OwnedFd, state_dir: Option<&Path>) -> Result<Located, BackendError> {
         let what = path.display();
-        let stat = rustix::fs::fstat(file).map_err(|e| BackendError::io(&what, "stat", e))?;
+        let failed = |e: rustix::io::Errno| BackendError::io(&what, "stat", e);
+        let stat = rustix::fs::fstat(file).map_err(failed)?;
+        let by_name = rustix::fs::stat(path).map_err(failed)?;
         let identity = ImageId::of(path, file).map_err(|e| BackendError::io(&what, "stat", e))?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+        let is_still_there = match is_device {
+            true => by_name.st_rdev == stat.st_rdev,
+            false => (by_name.st_dev, by_name.st_ino) == (stat.st_dev, stat.st_ino),
+        };
+        if !is_still_there {
+            return Err(replaced(&what.to_string()));
+        }
+        if is_device {
             let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
             return of_device(&what.to_string(), identity, dir, &earlier_name(stat.st_rdev));
         }
-        let mut name =
-            fs::canonicalize(path).map_err(|e| BackendError::io(&what, "resolve", e))?.into_os_string();
-        name.push(".");
-        name.push(SUFFIX);
-        let sidecar = Sidecar { path: name.into(), create_dir: false };
-        if stat.st_nlink > 1 && !sidecar.path.exists() {
+        let image = fs::canonicalize(path).map_err(|e| BackendError::io(&what, "resolve", e))?;
+        let sidecar = Sidecar::of_image(image);
+        if stat.st_nlink > 1 && !sidecar.path().exists() {
             let why = format!(
                 "the file has {} names (hard links), and its ownership record may stand beside another one; use that name, or \
                  leave the file only this one",
@@ -199,24 +72,67 @@ impl Located {
             );
             return Err(BackendError::Unsupported { what: what.to_string(), why });
         }
-        Ok(Located { record: sidecar.read()?, sidecar, identity, perhaps: Vec::new() })
+        let (perhaps, others) = (Vec::new(), Vec::new());
+        Ok(Located { record: sidecar.read()?, sidecar, identity, perhaps, others })
+    }
+
+    /// The same while nobody else looks for the record of a device: two that reach one device would each make a record of their own.
+    pub(crate) fn in_turn(
+        path: &Path,
+        file: &OwnedFd,
+        state_dir: Option<&Path>,
+    ) -> Result<(Located, Option<Lock>), BackendError> {
+        let what = path.display();
+        let stat = rustix::fs::fstat(file).map_err(|e| BackendError::io(&what, "stat", e))?;
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+        let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
+        let turn = is_device.then(|| Sidecar::within(dir, TURN).wait_for_lock()).transpose()?;
+        Ok((Located::of(path, file, state_dir)?, turn))
+    }
+
+    /// Says that a device which is taken may be the one for which another cache holds data.
+    pub(crate) fn warn_of_others(&self, what: &str, cache_uuid: Uuid) {
+        if self.record.is_some() {
+            return;
+        }
+        for (sidecar, record) in self.perhaps.iter().filter(|(_, record)| record.cache_uuid != cache_uuid) {
+            tracing::warn!(
+                image = %what,
+                "nothing tells whether this is the device for which cache {} on host {} holds data that is not drained ({})",
+                record.cache_uuid, record.host, sidecar.path().display()
+            );
+        }
     }
 
     /// Refuses a device without a record if data of the cache is to go there, and a record may be the device's. A cache that holds
     /// nothing dirty of it is served as if there were none.
     pub(crate) fn check_recognised(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
-        let own = self.perhaps.iter().filter(|(_, record)| record.is_by(options.cache_uuid));
-        let records: Vec<String> = own.map(|(sidecar, _)| sidecar.path.display().to_string()).collect();
-        if self.record.is_some() || records.is_empty() {
+        if self.record.is_some() {
             return Ok(());
         }
+        // That of a device which is served is no question.
+        let is_free = |sidecar: &Sidecar| sidecar.check_lock(what, false).is_ok();
+        let own = |records: &[(Sidecar, Ownership)]| -> Vec<String> {
+            let own = records.iter().filter(|(_, record)| record.is_by(options.cache_uuid));
+            own.filter(|(sidecar, _)| is_free(sidecar))
+                .map(|(one, _)| one.path().display().to_string())
+                .collect()
+        };
+        let (perhaps, others) = (own(&self.perhaps), own(&self.others));
         if !options.dirty {
-            let records = records.join(", ");
-            tracing::warn!(image = %what, "served as a device that no cache has had: nothing tells whether {records} is its record");
+            if !perhaps.is_empty() {
+                let records = perhaps.join(", ");
+                tracing::warn!(image = %what, "served as a device that no cache has had: nothing tells whether {records} is its record");
+            }
             return Ok(());
         }
+        let (says, records) = match (&perhaps[..], &others[..]) {
+            ([], []) => return Ok(()),
+            ([], others) => ("its names are not those of", others),
+            (perhaps, _) => ("nothing tells whether this is", perhaps),
+        };
         let why = format!(
-            "nothing tells whether this is the device for which the cache holds data that is not drained ({}); if it is, say so: \
+            "{says} the device for which the cache holds data that is not drained ({}); if it is that device, say so: \
              tidepool confirm file:{what} --record {}",
             self.identity.names(),
             records.join(", or --record ")
@@ -231,7 +147,7 @@ impl Located {
         file: &OwnedFd,
         record: Option<&Path>,
     ) -> Result<Ownership, BackendError> {
-        let Located { sidecar, record: own, identity, mut perhaps } = self;
+        let Located { sidecar, record: own, identity, mut perhaps, others } = self;
         let refused = |why: String| Err(BackendError::Unsupported { what: what.into(), why });
         if let Some(own) = own {
             let now = stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
@@ -239,29 +155,40 @@ impl Located {
             if sameness(&own, &identity) != Sameness::Different && is_as_it_was {
                 return refused(format!(
                     "there is nothing to confirm: its record is {}",
-                    sidecar.path.display()
+                    sidecar.path().display()
                 ));
             }
             perhaps.push((sidecar, own));
         }
         let listed = || {
-            let paths = perhaps.iter().map(|(one, _)| one.path.display().to_string());
+            let paths = perhaps.iter().chain(&others).map(|(one, _)| one.path().display().to_string());
             paths.collect::<Vec<_>>().join(", ")
         };
         let (chosen, found) = match (record, &perhaps[..]) {
-            (_, []) => {
+            (_, []) if others.is_empty() => {
                 return refused("no record comes into question for it: no cache holds anything of it".into());
             }
-            (Some(path), several) => match several.iter().find(|(one, _)| one.path == path) {
-                Some(one) => one,
-                None => {
-                    return refused(format!(
-                        "{} does not come into question for it; there is {}",
-                        path.display(),
-                        listed()
-                    ));
+            (None, []) => {
+                let why = format!(
+                    "no record has a name in common with it ({}); if it is the device of one of these, say which (--record): {}",
+                    identity.names(),
+                    listed()
+                );
+                return refused(why);
+            }
+            // A new enclosure or partition table gives a device other names: whoever names the record knows that.
+            (Some(path), several) => {
+                match several.iter().chain(&others).find(|(one, _)| one.path() == path) {
+                    Some(one) => one,
+                    None => {
+                        return refused(format!(
+                            "{} does not come into question for it; there is {}",
+                            path.display(),
+                            listed()
+                        ));
+                    }
                 }
-            },
+            }
             (None, [one]) => one,
             (None, _) => {
                 return refused(format!(
@@ -269,6 +196,11 @@ impl Located {
                     listed()
                 ));
             }
+        };
+        let _lock = chosen.lock(what, false)?;
+        // It may have been another one's until the lock was free.
+        let Some(found) = chosen.read()?.filter(|now| now.is_of(found)) else {
+            return refused(format!("{} has changed meanwhile; try again", chosen.path().display()));
         };
         let now = stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
         // Whoever vouches for it vouches for its content.
@@ -284,7 +216,7 @@ impl Located {
 
     /// That a device is not known again after a reboot; `None` where it is. The record of a file stands beside it.
     pub(crate) fn forgets(&self) -> Option<String> {
-        let forgets = self.sidecar.create_dir && !self.identity.lasts();
+        let forgets = self.sidecar.is_among_others() && !self.identity.lasts();
         forgets.then(|| {
             format!(
                 "{} has no name that it keeps over a reboot (a WWID, a serial number, a uuid): after one, data of a cache that is \
@@ -297,11 +229,12 @@ impl Located {
 
 /// Finds the record of a device. `earlier` is the name that an earlier release gave it.
 fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Result<Located, BackendError> {
-    let (mut same, mut perhaps) = (Vec::new(), Vec::new());
+    let (mut same, mut perhaps, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (sidecar, record) in device_records(dir)? {
         match sameness(&record, &identity) {
             Sameness::Same => same.push((sidecar, record)),
             Sameness::Unknown if record.state != OwnerState::Clean => perhaps.push((sidecar, record)),
+            Sameness::Different if record.state != OwnerState::Clean => others.push((sidecar, record)),
             Sameness::Unknown | Sameness::Different => {}
         }
     }
@@ -319,8 +252,8 @@ fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Re
     if let [(one, _), (other, _), ..] = &same[..] {
         let why = format!(
             "{} and {} both say that they are of this device; move one of them away",
-            one.path.display(),
-            other.path.display()
+            one.path().display(),
+            other.path().display()
         );
         return Err(BackendError::Unsupported { what: what.into(), why });
     }
@@ -329,7 +262,7 @@ fn of_device(what: &str, identity: ImageId, dir: &Path, earlier: &Earlier) -> Re
         Some((sidecar, record)) => (sidecar, Some(record)),
         None => (fresh(), None),
     };
-    Ok(Located { sidecar, record, identity, perhaps })
+    Ok(Located { sidecar, record, identity, perhaps, others })
 }
 
 /// Whether a record is of the image with this identity.
@@ -353,7 +286,7 @@ fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError>
             continue;
         }
         let is_new = name.starts_with(DEVICE_PREFIX);
-        let sidecar = Sidecar { path, create_dir: true };
+        let sidecar = Sidecar::among_others(path);
         match sidecar.read() {
             Ok(Some(record)) if is_new || record.image.as_ref().is_some_and(ImageId::is_of_device) => {
                 found.push((sidecar, record));
@@ -364,7 +297,7 @@ fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError>
             Err(_) => {}
         }
     }
-    found.sort_by(|(a, _), (b, _)| a.path.cmp(&b.path));
+    found.sort_by(|(a, _), (b, _)| a.path().cmp(b.path()));
     Ok(found)
 }
 

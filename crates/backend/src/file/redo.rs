@@ -1,6 +1,6 @@
 //! The redo of a file or device: files beside its ownership record.
 
-use super::owner::Sidecar;
+use super::sidecar::Sidecar;
 use crate::redo::{DOCUMENT_BYTES_MAX, FRAME_STRIDE, Shelf};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -2,13 +2,14 @@
 //!
 //! Several things tell one from others, and each of them may be missing: a number that the kernel gives no second disk while it runs,
 //! and names that stay from boot to boot. Two looks at what has a name in common that differs are looks at different images. They are
-//! looks at one image where the kernel's number or a lasting name says so, and else nobody knows.
+//! looks at one image where the kernel's number or a lasting name says so, and else nobody knows. A name that copies have, too
+//! ([`proves`]), only tells images apart.
 
 use crate::record::boot_id;
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -28,12 +29,26 @@ pub(crate) struct ImageId {
     /// What the kernel calls it and, while it runs, nothing else: the number of a disk (`diskseq`), or a file's file system and handle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sequence: Option<String>,
+    /// What the kernel may change behind that number: the server of a network disk, the disks below a mapped one, a size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    setup: Option<String>,
     /// The partition of its disk: number, and where it begins, in sectors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     partition: Option<(u32, u64)>,
     /// Names that stay from boot to boot, by where they are found.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lasting: BTreeMap<String, String>,
+    /// Those of them that another disk of the host has, too, so that they prove nothing.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    shared: BTreeSet<String>,
+}
+
+/// Name of a partition. A copied partition table has it, too.
+const PARTITION_UUID: &str = "partition uuid";
+
+/// Whether two images cannot have one name of this kind.
+fn proves(kind: &str) -> bool {
+    !kind.ends_with(PARTITION_UUID)
 }
 
 /// What two looks at images say.
@@ -52,7 +67,15 @@ impl ImageId {
     pub(crate) fn of(path: &Path, file: &OwnedFd) -> std::io::Result<ImageId> {
         let stat = rustix::fs::fstat(file)?;
         let mut identity = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => of_device(&in_sys(stat.st_rdev)),
+            FileType::BlockDevice => {
+                let identity = of_device(&in_sys(stat.st_rdev));
+                // The number is another disk's by now.
+                let told = sequence(file);
+                if told.is_some() && identity.sequence.is_some() && told != identity.sequence {
+                    return Err(rustix::io::Errno::NODEV.into());
+                }
+                identity
+            }
             _ => {
                 let (sequence, lasting) = of_file(file, stat.st_dev);
                 ImageId { name: path.display().to_string(), sequence, lasting, ..ImageId::default() }
@@ -66,14 +89,17 @@ impl ImageId {
 
     /// Whether `now`, seen later, is what this was.
     pub(crate) fn compare(&self, now: &ImageId) -> Sameness {
-        let both = self.lasting.iter().filter_map(|(kind, name)| Some((name, now.lasting.get(kind)?)));
-        let equal: Vec<bool> = both.map(|(then, now)| then == now).collect();
-        if self.partition != now.partition || equal.contains(&false) {
+        let both = |kind: &String| Some((self.lasting.get(kind)?, now.lasting.get(kind)?));
+        let differs = |kind: &String| both(kind).is_some_and(|(then, now)| then != now);
+        if self.partition != now.partition || self.lasting.keys().any(differs) {
             return Sameness::Different;
         }
+        let is_unique = |kind: &String| !self.shared.contains(kind) && !now.shared.contains(kind);
+        let proven = |kind: &String| proves(kind) && is_unique(kind) && both(kind).is_some();
         let one_boot = !self.boot_id.is_empty() && self.boot_id == now.boot_id;
-        let sequence = one_boot && self.sequence.is_some() && self.sequence == now.sequence;
-        match sequence || !equal.is_empty() {
+        let one_setup = self.setup.as_ref().zip(now.setup.as_ref()).is_none_or(|(then, now)| then == now);
+        let sequence = self.sequence.is_some() && self.sequence == now.sequence;
+        match one_boot && one_setup && sequence || self.lasting.keys().any(proven) {
             true => Sameness::Same,
             false => Sameness::Unknown,
         }
@@ -86,7 +112,7 @@ impl ImageId {
 
     /// It can be told from others after a reboot, too.
     pub(crate) fn lasts(&self) -> bool {
-        !self.lasting.is_empty()
+        self.lasting.keys().any(|kind| proves(kind) && !self.shared.contains(kind))
     }
 
     /// The names that tell it from others, on one line.
@@ -103,6 +129,8 @@ impl ImageId {
         [&self.name, &self.boot_id]
             .into_iter()
             .chain(&self.sequence)
+            .chain(&self.setup)
+            .chain(&self.shared)
             .chain(self.lasting.iter().flat_map(|(kind, name)| [kind, name]))
     }
 }
@@ -130,9 +158,23 @@ fn read(path: &Path) -> Option<String> {
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
 }
 
-/// What it says, if that is a name: not empty, and not all zeros.
+/// What it says, if that is a name: not empty, and not all zeros after the word for its kind.
 fn read_name(path: &Path) -> Option<String> {
-    read(path).filter(|text| text.chars().any(|c| c.is_alphanumeric() && c != '0'))
+    const KINDS: [&str; 5] = ["0x", "naa.", "eui.", "uuid.", "nvme."];
+    read(path).filter(|text| {
+        let name = KINDS.iter().find_map(|kind| text.strip_prefix(kind)).unwrap_or(text);
+        name.chars().any(|c| c.is_alphanumeric() && c != '0')
+    })
+}
+
+/// The number that the kernel gave to the disk of an open device, and gives to no other until it is restarted.
+fn sequence(device: impl AsFd) -> Option<String> {
+    /// `BLKGETDISKSEQ`; since Linux 5.15.
+    const SEQUENCE: u64 = 0x8008_1280;
+    let mut number = 0u64;
+    // SAFETY: an open file, and room for the number that the request fills.
+    let result = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), SEQUENCE as libc::Ioctl, &raw mut number) };
+    (result == 0).then(|| number.to_string())
 }
 
 /// The identity of a block device by its directory in the kernel's tree.
@@ -148,41 +190,86 @@ fn of_device(sys: &Path) -> ImageId {
         // Where the kernel has read it from the partition table.
         let uuid = read(&sys.join("uevent"))
             .and_then(|text| text.lines().find_map(|line| line.strip_prefix("PARTUUID=").map(str::to_owned)));
-        identity.lasting.extend(uuid.map(|uuid| ("partition uuid".to_owned(), uuid)));
+        identity.lasting.extend(uuid.map(|uuid| (PARTITION_UUID.to_owned(), uuid)));
     }
     identity.sequence = read_name(&disk.join("diskseq"));
-    let kinds: [(&str, &[&str]); 5] = [
-        ("wwid", &["wwid", "device/wwid"]),
-        ("serial", &["serial", "device/serial"]),
-        ("dm uuid", &["dm/uuid"]),
-        ("md uuid", &["md/uuid"]),
-        ("bcache uuid", &["bcache/backing_dev_uuid"]),
-    ];
-    for (kind, files) in kinds {
-        let found = files.iter().find_map(|file| read_name(&disk.join(file)));
-        identity.lasting.extend(found.map(|name| (kind.to_owned(), name)));
+    identity.setup = setup(&disk);
+    let found = |kind: &str, files: &[&str]| {
+        Some((kind.to_owned(), files.iter().find_map(|file| read_name(&disk.join(file)))?))
+    };
+    identity.lasting.extend(found("wwid", &["wwid", "device/wwid"]));
+    identity.lasting.extend(found("md uuid", &["md/uuid"]));
+    identity.lasting.extend(found("bcache uuid", &["bcache/backing_dev_uuid"]));
+    identity.lasting.extend(found("dm uuid", &["dm/uuid"]).filter(|(_, uuid)| !is_only_a_name(uuid)));
+    if let Some((kind, serial)) = found(SERIAL, &SERIAL_FILES) {
+        if is_of_several(&disk, &serial) {
+            identity.shared.insert(kind.clone());
+        }
+        identity.lasting.insert(kind, serial);
     }
-    identity.lasting.extend(of_loop(&disk).map(|name| ("loop".to_owned(), name)));
+    if let Some(below) = of_loop(&disk) {
+        identity.lasting.extend(below.lasting);
+        identity.shared.extend(below.shared);
+    }
     identity.lasting.extend(of_mapped_image(&disk).map(|name| ("rbd".to_owned(), name)));
     identity
 }
 
-/// A loop device: its file, and which part of it.
-fn of_loop(disk: &Path) -> Option<String> {
+const SERIAL: &str = "serial";
+/// Where it is; with NVMe it is the controller's, which has several disks.
+const SERIAL_FILES: [&str; 2] = ["serial", "device/serial"];
+
+/// Whether another disk of the host says that it has this serial number, as cheap or virtual ones do.
+fn is_of_several(disk: &Path, serial: &str) -> bool {
+    let Ok(disks) = fs::read_dir("/sys/block") else { return false };
+    let others =
+        disks.filter_map(|other| other.ok()?.path().canonicalize().ok()).filter(|other| other != disk);
+    // The paths of a disk that the kernel joins by itself are hidden.
+    let mut visible = others.filter(|other| read(&other.join("hidden")).is_none_or(|hidden| hidden == "0"));
+    visible.any(|other| {
+        SERIAL_FILES.iter().find_map(|file| read_name(&other.join(file))).is_some_and(|found| found == serial)
+    })
+}
+
+/// What cryptsetup calls a device whose key is all that it knows is made of the name that it is given.
+fn is_only_a_name(dm_uuid: &str) -> bool {
+    const UUID_DIGITS: usize = 32;
+    let is_uuid = |part: &str| part.len() == UUID_DIGITS && part.chars().all(|c| c.is_ascii_hexdigit());
+    dm_uuid.starts_with("CRYPT-") && !dm_uuid.split('-').any(is_uuid)
+}
+
+/// What may change while a disk keeps its number.
+fn setup(disk: &Path) -> Option<String> {
+    if disk.join("dm").exists() {
+        let below = fs::read_dir(disk.join("slaves")).ok()?;
+        let mut numbers: Vec<String> = below.filter_map(|one| read(&one.ok()?.path().join("dev"))).collect();
+        numbers.sort();
+        return Some(format!("over {}", numbers.join(" ")));
+    }
+    let server = || read(&disk.join("pid")).map(|pid| format!("connected by process {pid}"));
+    let memory = || read(&disk.join("disksize")).map(|bytes| format!("of {bytes} bytes"));
+    server().or_else(memory)
+}
+
+/// The lasting names of a loop device: those of its file or of the device below, and which part of it.
+fn of_loop(disk: &Path) -> Option<ImageId> {
     let of = |file: &str| read(&disk.join("loop").join(file));
     let (path, offset, limit) = (of("backing_file")?, of("offset")?, of("sizelimit")?);
     let file =
         rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = rustix::fs::fstat(&file).ok()?;
-    // A device under a loop device has names of its own.
     let below = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::BlockDevice => {
-            let below = of_device(&in_sys(stat.st_rdev));
-            below.lasts().then(|| below.names())?
-        }
-        _ => of_file(&file, stat.st_dev).1.into_values().next()?,
+        FileType::BlockDevice => of_device(&in_sys(stat.st_rdev)),
+        _ => ImageId { lasting: of_file(&file, stat.st_dev).1, ..ImageId::default() },
     };
-    Some(format!("{below} from {offset} to {limit}"))
+    let partition = below.partition.map(|(number, start)| format!(" partition {number} at {start}"));
+    let part = format!("{} from {offset} for {limit}", partition.unwrap_or_default());
+    let kind = |kind: String| format!("loop {kind}");
+    Some(ImageId {
+        lasting: below.lasting.into_iter().map(|(of, name)| (kind(of), name + &part)).collect(),
+        shared: below.shared.into_iter().map(kind).collect(),
+        ..ImageId::default()
+    })
 }
 
 /// An RBD image that the kernel has mapped.
@@ -197,9 +284,10 @@ fn of_mapped_image(disk: &Path) -> Option<String> {
 /// was used; which file system is meant is told by its uuid for ever, and by its device only as long as it is mounted.
 fn of_file(file: impl AsFd, device: u64) -> (Option<String>, BTreeMap<String, String>) {
     let Some(handle) = handle(&file) else { return (None, BTreeMap::new()) };
-    let lasting =
-        file_system(&file).map(|uuid| ("file".to_owned(), format!("{handle} of file system {uuid}")));
-    (Some(format!("{handle} of device {device}")), lasting.into_iter().collect())
+    let of = |kind: &str, name: String| (kind.to_owned(), format!("{handle} of file system {name}"));
+    let uuid = file_system_uuid(&file).map(|uuid| of("file by uuid", uuid));
+    let number = file_system_number(&file).map(|number| of("file by number", number));
+    (Some(format!("{handle} of device {device}")), uuid.into_iter().chain(number).collect())
 }
 
 /// The kernel's handle of an open file, as text.
@@ -229,38 +317,44 @@ fn handle(file: impl AsFd) -> Option<String> {
     Some(format!("{}-{}", handle.kind, hex(content)))
 }
 
-/// The uuid of the file system of an open file, where it has one that it tells.
-fn file_system(file: impl AsFd) -> Option<String> {
+fn hex_name(bytes: &[u8]) -> Option<String> {
+    bytes.iter().any(|byte| *byte != 0).then(|| hex(bytes))
+}
+
+/// The uuid of the file system of an open file, where this kernel tells it.
+fn file_system_uuid(file: impl AsFd) -> Option<String> {
     /// `FS_IOC_GETFSUUID`: a length and sixteen bytes; since Linux 6.9.
     const UUID: u64 = 0x8011_1500;
     /// `XFS_IOC_FSGEOMETRY_V1`: 112 bytes, of which the uuid is at 64.
     const XFS_GEOMETRY: u64 = 0x8070_5864;
     const XFS_GEOMETRY_BYTES: usize = 112;
     let raw = file.as_fd().as_raw_fd();
-    let text = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0).then(|| hex(bytes));
     let mut uuid = [0u8; 17];
     // SAFETY: an open file, and room for what the request fills.
     let told = unsafe { libc::ioctl(raw, UUID as libc::Ioctl, uuid.as_mut_ptr()) } == 0;
-    if let Some(uuid) = uuid.get(1..=usize::from(uuid[0])).filter(|_| told).and_then(text) {
+    if let Some(uuid) = uuid.get(1..=usize::from(uuid[0])).filter(|_| told).and_then(hex_name) {
         return Some(uuid);
     }
-    let stat = rustix::fs::fstatfs(&file).ok()?;
-    match stat.f_type {
-        libc::XFS_SUPER_MAGIC => {
-            let mut geometry = [0u64; XFS_GEOMETRY_BYTES / 8];
-            // SAFETY: as above.
-            let result = unsafe { libc::ioctl(raw, XFS_GEOMETRY as libc::Ioctl, geometry.as_mut_ptr()) };
-            let uuid: Vec<u8> = geometry[8..10].iter().flat_map(|word| word.to_ne_bytes()).collect();
-            (result == 0).then(|| text(&uuid))?
-        }
-        // Theirs is made of the file system's uuid.
-        libc::EXT4_SUPER_MAGIC | libc::BTRFS_SUPER_MAGIC => {
-            // SAFETY: a structure of two numbers, as which the kernel fills it.
-            let id: [i32; 2] = unsafe { std::mem::transmute(stat.f_fsid) };
-            text(&id.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>())
-        }
-        _ => None,
+    if rustix::fs::fstatfs(&file).ok()?.f_type != libc::XFS_SUPER_MAGIC {
+        return None;
     }
+    let mut geometry = [0u64; XFS_GEOMETRY_BYTES / 8];
+    // SAFETY: as above.
+    let result = unsafe { libc::ioctl(raw, XFS_GEOMETRY as libc::Ioctl, geometry.as_mut_ptr()) };
+    let uuid: Vec<u8> = geometry[8..10].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    (result == 0).then(|| hex_name(&uuid))?
+}
+
+/// The number that `statfs` tells of the file system of an open file, where it is made of its uuid. Kernels that do not tell the uuid
+/// tell this.
+fn file_system_number(file: impl AsFd) -> Option<String> {
+    let stat = rustix::fs::fstatfs(&file).ok()?;
+    if ![libc::EXT4_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC].contains(&stat.f_type) {
+        return None;
+    }
+    // SAFETY: a structure of two numbers, as which the kernel fills it.
+    let id: [i32; 2] = unsafe { std::mem::transmute(stat.f_fsid) };
+    hex_name(&id.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>())
 }
 
 #[cfg(test)]
@@ -268,16 +362,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A disk as the kernel shows it, with what it has of names; `boot` and `sequence` are of the look.
+    /// A disk as the kernel shows it, with what it has of names; `boot` and `sequence` are of the look. All disks have one serial number
+    /// if one of them has, and one partition table.
     fn look(number: u64, has: u8, boot: &str, sequence: Option<u64>) -> ImageId {
-        let kinds = ["wwid", "serial", "dm uuid"];
+        let kinds = [("wwid", number), (SERIAL, 0), ("dm uuid", number), (PARTITION_UUID, 0)];
         let names = kinds.iter().enumerate().filter(|(at, _)| has & 1 << at != 0);
         ImageId {
             name: "sda".into(),
             boot_id: boot.into(),
             sequence: sequence.map(|sequence| sequence.to_string()),
+            setup: (has & 4 != 0).then(|| format!("over {number}")),
             partition: (has & 8 != 0).then_some((1, 2048)),
-            lasting: names.map(|(_, kind)| ((*kind).to_owned(), format!("{kind}-{number}"))).collect(),
+            lasting: names.map(|(_, (kind, of))| ((*kind).to_owned(), format!("{kind}-{of}"))).collect(),
+            shared: (has & 2 != 0).then(|| SERIAL.to_owned()).into_iter().collect(),
         }
     }
 
@@ -299,7 +396,7 @@ mod tests {
                     let found = before.compare(after);
                     if a == b {
                         prop_assert_ne!(found, Sameness::Different);
-                        prop_assert_eq!(found == Sameness::Unknown, before.lasting.is_empty() && (!same_boot || before.sequence.is_none()));
+                        prop_assert_eq!(found == Sameness::Unknown, !before.lasts() && (!same_boot || before.sequence.is_none()));
                     } else {
                         prop_assert_ne!(found, Sameness::Same, "{:?} and {:?}", before, after);
                     }
@@ -318,9 +415,82 @@ mod tests {
     fn a_name_of_nothing_but_zeros_is_none() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("wwid");
-        for (text, name) in [("", None), ("\n", None), ("0000-00\n", None), (" naa.5 \n", Some("naa.5"))] {
+        for (text, name) in [
+            ("", None),
+            ("\n", None),
+            ("0000-00\n", None),
+            ("0x0000000000000000", None),
+            ("naa.0000", None),
+            ("eui.0000000000000000", None),
+            (" naa.5 \n", Some("naa.5")),
+        ] {
             fs::write(&path, text).expect("a file");
             assert_eq!(read_name(&path).as_deref(), name, "{text:?}");
+        }
+    }
+
+    /// A disk seen twice, with what the second look changes.
+    fn compared(lasting: &[(&str, &str)], change: impl FnOnce(&mut ImageId)) -> Sameness {
+        let names = lasting.iter().map(|(kind, name)| ((*kind).to_owned(), (*name).to_owned()));
+        let then = ImageId {
+            boot_id: "a".into(),
+            sequence: Some("7".into()),
+            lasting: names.collect(),
+            ..ImageId::default()
+        };
+        let mut now = then.clone();
+        change(&mut now);
+        then.compare(&now)
+    }
+
+    #[test]
+    fn a_name_that_copies_have_too_tells_images_apart_and_never_makes_them_one() {
+        let next_boot = |now: &mut ImageId| (now.boot_id, now.sequence) = ("b".into(), Some("7".into()));
+        let next_number = |now: &mut ImageId| now.sequence = Some("8".into());
+        for kind in [PARTITION_UUID, "loop partition uuid"] {
+            assert_eq!(compared(&[(kind, "x")], |_| ()), Sameness::Same);
+            assert_eq!(compared(&[(kind, "x")], next_boot), Sameness::Unknown);
+            assert_eq!(compared(&[(kind, "x")], next_number), Sameness::Unknown);
+            assert_eq!(compared(&[(kind, "x"), ("wwid", "1")], next_boot), Sameness::Same);
+            let other = |now: &mut ImageId| drop(now.lasting.insert(kind.into(), "y".into()));
+            assert_eq!(compared(&[(kind, "x"), ("wwid", "1")], other), Sameness::Different);
+        }
+        // A second disk with the number has come, or has gone.
+        let shared = |now: &mut ImageId| {
+            next_boot(now);
+            now.shared.insert(SERIAL.into());
+        };
+        assert_eq!(compared(&[(SERIAL, "1")], next_boot), Sameness::Same);
+        assert_eq!(compared(&[(SERIAL, "1")], shared), Sameness::Unknown);
+    }
+
+    #[test]
+    fn a_disk_that_was_set_up_anew_under_its_number_is_known_by_lasting_names_only() {
+        let over = |setup: &'static str| move |now: &mut ImageId| now.setup = Some(setup.into());
+        let first = |now: &mut ImageId| over("over 8:0")(now);
+        let then = ImageId { boot_id: "a".into(), sequence: Some("7".into()), ..ImageId::default() };
+        let (mut one, mut other, mut named) = (then.clone(), then.clone(), then.clone());
+        first(&mut one);
+        over("over 8:16")(&mut other);
+        assert_eq!(one.compare(&one), Sameness::Same);
+        assert_eq!(one.compare(&other), Sameness::Unknown);
+        assert_eq!(then.compare(&other), Sameness::Same, "an earlier record does not say how it was set up");
+        named.lasting.insert("dm uuid".into(), "LVM-1".into());
+        let mut moved = named.clone();
+        over("over 8:16")(&mut moved);
+        assert_eq!(named.compare(&moved), Sameness::Same);
+    }
+
+    #[test]
+    fn a_mapped_disk_that_is_told_by_the_name_it_was_given_has_none() {
+        for (uuid, only) in [
+            ("CRYPT-PLAIN-vm1", true),
+            ("CRYPT-TEMP-temporary-cryptsetup-1234", true),
+            ("CRYPT-LUKS2-0123456789abcdef0123456789abcdef-vm1", false),
+            ("LVM-abc", false),
+            ("mpath-3600", false),
+        ] {
+            assert_eq!(is_only_a_name(uuid), only, "{uuid}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The dry run of an export.
 
-use super::owner::{self, Home};
+use super::owner;
 use super::place::{Place, Terms};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
@@ -23,16 +23,16 @@ pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckRepor
     if !options.read_only {
         features(&terms, report);
     }
-    let home = Home::of(uri, options.state_dir.as_deref());
-    report.step("lock", home.check_lock(options.read_only), |()| "free on this host".into());
+    let sidecar = owner::sidecar(uri, options.state_dir.as_deref());
+    report.step("lock", sidecar.check_lock(&place.what, options.read_only), |()| "free on this host".into());
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
-    let read = home.sidecar.read().and_then(|record| {
+    let read = sidecar.read().and_then(|record| {
         if let Some(record) = &record {
             record.check_whole(&place.what, options)?;
             record.check_owner(&place.what, cache_uuid)?;
         }
         if !options.read_only {
-            home.sidecar.check_writable()?;
+            sidecar.check_writable()?;
         }
         Ok(record)
     });
@@ -45,7 +45,7 @@ pub(crate) fn check(uri: &NbdUri, options: &OpenOptions, report: &mut CheckRepor
     }
     let generation = record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
     report.would.push("lock the export on this host; the server keeps no other client away".into());
-    report.would.push(format!("write generation {generation} to {}", home.sidecar.path().display()));
+    report.would.push(format!("write generation {generation} to {}", sidecar.path().display()));
     report.would.push(owner::continuity(record.as_ref(), cache_uuid).plan());
 }
 

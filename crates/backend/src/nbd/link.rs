@@ -10,12 +10,12 @@
 //! fails whose submitter has not been told of it yet. The core then writes again what was not flushed.
 
 use super::outgoing::{Outgoing, ZERO_BYTES};
-use super::owner::Home;
 use super::place::{Place, Terms};
 use super::slots::{Order, SLOTS, Slots, Work, tag};
 use crate::backend::INFLIGHT_MAX;
 use crate::changes::Change;
 use crate::error::BackendError;
+use crate::file::Sidecar;
 use crate::mailbox::Mailbox;
 use crate::record::{Ownership, Peer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -75,7 +75,7 @@ pub(super) struct Shared {
 
 /// The ownership, as long as the export is open for writing.
 pub(super) struct Held {
-    pub(super) home: Home,
+    pub(super) sidecar: Sidecar,
     pub(super) record: Ownership,
     /// The last change of the record has failed: it may have been made.
     pub(super) unsure: bool,
@@ -83,7 +83,7 @@ pub(super) struct Held {
 
 impl Held {
     fn change(&mut self, change: Change) -> Result<(), IoError> {
-        let changed = self.home.sidecar.change(&self.record, change, self.unsure);
+        let changed = self.sidecar.change(&self.record, change, self.unsure);
         self.unsure = changed.is_err();
         self.record = changed.map_err(|error| {
             tracing::warn!("{error}");

@@ -13,12 +13,11 @@ mod slots;
 
 use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::error::BackendError;
-use crate::file::FileShelf;
+use crate::file::{FileShelf, Lock, Sidecar};
 use crate::mailbox;
 use crate::record::{Continuity, OwnerState, Ownership, Peer};
 use crate::recover::Remains;
 use link::{Held, Letter, Link, Phase, Shared};
-use owner::{Home, Lock};
 use place::{Place, Terms};
 use slots::{Order, Work};
 use std::os::fd::RawFd;
@@ -53,8 +52,8 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
     let (stream, negotiated) = place.connect()?;
     let terms = Terms::of(&place, &negotiated)?;
     terms.check_writable(&place, options)?;
-    let home = Home::of(uri, options.state_dir.as_deref());
-    let lock = home.lock(options.read_only)?;
+    let sidecar = owner::sidecar(uri, options.state_dir.as_deref());
+    let lock = sidecar.lock(&place.what, options.read_only)?;
     let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
     let shared = Arc::new(Shared::new().map_err(|e| failed(e.into()))?);
     let thread = {
@@ -73,7 +72,7 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
         told: 0,
         _lock: lock,
     };
-    let (generation, continuity) = backend.take(home, options)?;
+    let (generation, continuity) = backend.take(sidecar, options)?;
     let Continuity { proven, reason, .. } = continuity;
     Ok(Opened {
         backend: Box::new(backend),
@@ -87,33 +86,33 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
 
 /// Who owns an export. It has no redo.
 pub(crate) fn look(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Remains, BackendError> {
-    let home = Home::of(uri, state_dir);
-    Ok((uri.to_string(), home.sidecar.read()?, Box::new(FileShelf::new(&home.sidecar))))
+    let sidecar = owner::sidecar(uri, state_dir);
+    Ok((uri.to_string(), sidecar.read()?, Box::new(FileShelf::new(&sidecar))))
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`]. The server is not needed for it.
 pub(crate) fn abandon(uri: &NbdUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
-    let home = Home::of(uri, state_dir);
-    let _lock = home.lock(false)?;
-    let Some(before) = home.sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
+    let sidecar = owner::sidecar(uri, state_dir);
+    let _lock = sidecar.lock(&uri.to_string(), false)?;
+    let Some(before) = sidecar.read()?.filter(|record| record.state != OwnerState::Clean) else {
         return Ok(None);
     };
-    home.sidecar.write(&before.abandoned())?;
+    sidecar.write(&before.abandoned())?;
     Ok(Some(before))
 }
 
 /// Makes an export the peer's; see [`crate::take_over`]. The server is not needed for it.
 pub(crate) fn take_over(uri: &NbdUri, how: &TakeOver) -> Result<Ownership, BackendError> {
-    let home = Home::of(uri, how.state_dir.as_deref());
-    let _lock = home.lock(false)?;
-    home.sidecar.take_over(&uri.to_string(), how)
+    let (what, sidecar) = (uri.to_string(), owner::sidecar(uri, how.state_dir.as_deref()));
+    let _lock = sidecar.lock(&what, false)?;
+    sidecar.take_over(&what, how)
 }
 
 impl NbdBackend {
     /// Checks and takes the ownership of a locked export.
-    fn take(&self, home: Home, options: &OpenOptions) -> Result<(u64, Continuity), BackendError> {
+    fn take(&self, sidecar: Sidecar, options: &OpenOptions) -> Result<(u64, Continuity), BackendError> {
         let (what, cache_uuid) = (&self.place.what, Uuid::from_bytes(options.cache_uuid));
-        let record = home.sidecar.read()?;
+        let record = sidecar.read()?;
         if let Some(record) = &record {
             record.check_owner(what, cache_uuid)?;
             record.check_whole(what, options)?;
@@ -127,8 +126,8 @@ impl NbdBackend {
         }
         let record = Ownership::taken(record.as_ref(), options);
         let generation = record.generation;
-        home.sidecar.write(&record)?;
-        *self.shared.held() = Some(Held { home, record, unsure: false });
+        sidecar.write(&record)?;
+        *self.shared.held() = Some(Held { sidecar, record, unsure: false });
         Ok((generation, continuity))
     }
 
@@ -254,12 +253,12 @@ impl Backend for NbdBackend {
                 why: "its server has not confirmed that everything is on stable media; it stays owned by this cache".into(),
             });
         }
-        let Some(Held { home, mut record, unsure }) = self.shared.held().take() else { return Ok(()) };
-        if unsure && let Some(found) = home.sidecar.read()?.filter(|found| found.is_of(&record)) {
+        let Some(Held { sidecar, mut record, unsure }) = self.shared.held().take() else { return Ok(()) };
+        if unsure && let Some(found) = sidecar.read()?.filter(|found| found.is_of(&record)) {
             record = record.with_peer(found.peer);
         }
         // The lock is given up with the backend, after the record says how the export was left.
-        home.sidecar.write(&record.released(how, None))
+        sidecar.write(&record.released(how, None))
     }
 }
 

@@ -3,77 +3,20 @@
 //! They stand where the records of block devices stand, under a name made of what the URI means. They
 //! keep two caches of one host apart; nothing keeps a client on another host away.
 
-use crate::error::BackendError;
-use crate::file::{self, STATE_DIR, Sidecar};
+use crate::file::{STATE_DIR, Sidecar};
 use crate::identity::export;
 use crate::record::{Continuity, OwnerState, Ownership};
-use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tidepool_nbd::NbdUri;
 use uuid::Uuid;
 
 /// Characters of the readable part of a record's name.
 const NAME_CHARS_MAX: usize = 120;
 
-/// The places of an export's record and lock.
-#[derive(Debug, Clone)]
-pub(super) struct Home {
-    what: String,
-    pub(super) sidecar: Sidecar,
-    lock: PathBuf,
-}
-
-/// The lock of an export, held until it is dropped.
-pub(super) struct Lock(OwnedFd);
-
-impl Home {
-    /// Where they are for the export that the URI means.
-    pub(super) fn of(uri: &NbdUri, state_dir: Option<&Path>) -> Home {
-        let (dir, name) = (state_dir.unwrap_or(Path::new(STATE_DIR)), name(uri));
-        let lock = dir.join(format!("{name}.lock"));
-        Home { what: uri.to_string(), sidecar: Sidecar::within(dir, &name), lock }
-    }
-
-    /// Takes the lock: shared to read, exclusive to write. A reader that may not make the lock's file goes without:
-    /// then there is none of a writer either that could be seen.
-    pub(super) fn lock(&self, read_only: bool) -> Result<Option<Lock>, BackendError> {
-        let failed = |e| BackendError::io(self.lock.display(), "open the lock file", e);
-        if !read_only {
-            self.sidecar.make_dir()?;
-        }
-        let (access, create) = (OFlags::RDONLY | OFlags::CLOEXEC, OFlags::CREATE);
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-        let file = rustix::fs::open(&self.lock, access, mode)
-            .or_else(|_| rustix::fs::open(&self.lock, access | create, mode));
-        let file = match file {
-            Ok(file) => file,
-            Err(_) if read_only => return Ok(None),
-            Err(e) => return Err(failed(e)),
-        };
-        file::lock(&self.what, &file, read_only)?;
-        Ok(Some(Lock(file)))
-    }
-
-    /// Looks whether the lock is free, and leaves no trace.
-    pub(super) fn check_lock(&self, read_only: bool) -> Result<(), BackendError> {
-        match rustix::fs::open(&self.lock, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(file) => {
-                file::lock(&self.what, &file, read_only)?;
-                drop(Lock(file));
-                Ok(())
-            }
-            // Nobody has ever held it.
-            Err(_) => Ok(()),
-        }
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        file::unlock(&self.0);
-    }
+/// Where the record and the lock are of the export that a URI means.
+pub(super) fn sidecar(uri: &NbdUri, state_dir: Option<&Path>) -> Sidecar {
+    Sidecar::within(state_dir.unwrap_or(Path::new(STATE_DIR)), &name(uri))
 }
 
 /// A name for the files of an export: readable as far as it goes, and told from others by a digest.

@@ -1,0 +1,227 @@
+//! An ownership record as a file: replaced atomically, by whoever holds the image's lock.
+
+use crate::TakeOver;
+use crate::changes::Change;
+use crate::error::BackendError;
+use crate::record::{Ownership, RECORD_BYTES_MAX};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// What the places of records end in, and those of their locks.
+pub(super) const SUFFIX: &str = "tidepool";
+const LOCK_SUFFIX: &str = "lock";
+
+/// The place of an ownership record.
+#[derive(Debug, Clone)]
+pub(crate) struct Sidecar {
+    path: PathBuf,
+    /// It is in the common place for devices and exports, which may be created; a directory of images never is.
+    common: bool,
+}
+
+/// The lock of an image by its record, held until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lock(OwnedFd);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        super::unlock(&self.0);
+    }
+}
+
+impl Sidecar {
+    /// The place in a directory of records, for what has no directory of its own.
+    pub(crate) fn within(dir: &Path, name: &str) -> Sidecar {
+        Sidecar::among_others(dir.join(format!("{name}.{SUFFIX}")))
+    }
+
+    /// That of a file in such a directory.
+    pub(super) fn among_others(path: PathBuf) -> Sidecar {
+        Sidecar { path, common: true }
+    }
+
+    /// The place beside an image.
+    pub(super) fn of_image(image: PathBuf) -> Sidecar {
+        let mut path = image.into_os_string();
+        path.push(".");
+        path.push(SUFFIX);
+        Sidecar { path: path.into(), common: false }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// It stands among those of other devices and exports, not beside the image.
+    pub(super) fn is_among_others(&self) -> bool {
+        self.common
+    }
+
+    /// Takes the lock that goes with a record among others: shared to read, exclusive to write. `what` is the image, which may be
+    /// reached in several ways. A reader that may not make the lock's file goes without: then there is none of a writer either that
+    /// could be seen. An image beside its record has none: its own lock suffices.
+    pub(crate) fn lock(&self, what: &str, read_only: bool) -> Result<Option<Lock>, BackendError> {
+        if !self.common {
+            return Ok(None);
+        }
+        match self.lock_file(!read_only) {
+            Ok(file) => super::lock(what, &file, read_only).map(|()| Some(Lock(file))),
+            Err(_) if read_only => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Looks whether the lock is free, and leaves no trace.
+    pub(crate) fn check_lock(&self, what: &str, read_only: bool) -> Result<(), BackendError> {
+        match rustix::fs::open(self.lock_path(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) if self.common => super::lock(what, &file, read_only).map(|()| drop(Lock(file))),
+            // Nobody has ever held it.
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes it when whoever holds it lets go. For what takes a moment.
+    pub(super) fn wait_for_lock(&self) -> Result<Lock, BackendError> {
+        let file = self.lock_file(true)?;
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .map_err(|e| BackendError::io(self.lock_path().display(), "lock", e))?;
+        Ok(Lock(file))
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.path.with_extension(LOCK_SUFFIX)
+    }
+
+    fn lock_file(&self, make_dir: bool) -> Result<OwnedFd, BackendError> {
+        if make_dir {
+            self.make_dir()?;
+        }
+        let (path, access) = (self.lock_path(), OFlags::RDONLY | OFlags::CLOEXEC);
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+        rustix::fs::open(&path, access, mode)
+            .or_else(|_| rustix::fs::open(&path, access | OFlags::CREATE, mode))
+            .map_err(|e| BackendError::io(path.display(), "open the lock file", e))
+    }
+
+    /// A place beside the record.
+    pub(super) fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(suffix);
+        name.into()
+    }
+
+    /// Makes the record's directory, if it may be made.
+    pub(crate) fn make_dir(&self) -> Result<(), BackendError> {
+        match self.path.parent() {
+            Some(dir) if self.common => fs::create_dir_all(dir).map_err(|e| self.write_error(e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The record, if there is one.
+    pub(crate) fn read(&self) -> Result<Option<Ownership>, BackendError> {
+        let what = self.path.display().to_string();
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(BackendError::io(what, "open the ownership record", e)),
+        };
+        let mut bytes = Vec::new();
+        let read = file.take(RECORD_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
+        read.map_err(|e| BackendError::io(&what, "read the ownership record", e))?;
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(BackendError::Record {
+                what,
+                why: "is too long to be one; move that file away".into(),
+            });
+        }
+        Ownership::from_json(&what, &bytes).map(Some)
+    }
+
+    /// Whether the record could be replaced, without doing it.
+    pub(crate) fn check_writable(&self) -> Result<(), BackendError> {
+        let mut dir = self.directory();
+        while self.common && !dir.exists() {
+            dir = dir.parent().unwrap_or(Path::new("/"));
+        }
+        rustix::fs::access(dir, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
+            .map_err(|e| self.write_error(e.into()))
+    }
+
+    /// Replaces the record; when this returns, the new one is on stable media.
+    pub(crate) fn write(&self, record: &Ownership) -> Result<(), BackendError> {
+        self.replace(&self.path, &record.to_json()).map_err(|e| self.write_error(e))
+    }
+
+    /// Changes the record of the owner, who holds the image's lock. With `unsure` it may be changed already and not on
+    /// stable media. Returns it as it is then.
+    pub(crate) fn change(
+        &self,
+        record: &Ownership,
+        change: Change,
+        unsure: bool,
+    ) -> Result<Ownership, BackendError> {
+        let changed = match change {
+            Change::Disown => record.disowned(),
+            Change::Peer(peer) => {
+                let found = self.read_own(record)?;
+                found.check_peer(&self.path.display().to_string(), peer.as_ref())?;
+                if found.peer == peer && !unsure {
+                    return Ok(found);
+                }
+                found.with_peer(peer)
+            }
+        };
+        self.write(&changed).map(|()| changed)
+    }
+
+    /// The record, if it is still the owner's.
+    pub(crate) fn read_own(&self, record: &Ownership) -> Result<Ownership, BackendError> {
+        let fenced = || BackendError::Fenced { what: self.path.display().to_string() };
+        self.read()?.filter(|found| found.is_of(record)).ok_or_else(fenced)
+    }
+
+    /// Makes the record the peer's who holds the image's lock, see [`crate::take_over`].
+    pub(crate) fn take_over(&self, what: &str, how: &TakeOver) -> Result<Ownership, BackendError> {
+        let none = || BackendError::NotPeer { what: what.into(), why: "it has no ownership record".into() };
+        let record = self.read()?.ok_or_else(none)?.taken_over(what, how)?;
+        self.write(&record).map(|()| record)
+    }
+
+    fn write_error(&self, e: io::Error) -> BackendError {
+        match e.kind() {
+            io::ErrorKind::PermissionDenied => BackendError::Denied {
+                what: self.path.display().to_string(),
+                why: "the ownership record cannot be written there; make its directory writable".into(),
+            },
+            _ => BackendError::io(self.path.display(), "write the ownership record", e),
+        }
+    }
+
+    /// Replaces a file beside the record, or the record; when this returns, the new content is on stable media.
+    pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        if self.common {
+            fs::create_dir_all(self.directory())?;
+        }
+        let mut temporary = path.to_owned().into_os_string();
+        temporary.push(".new");
+        let temporary = PathBuf::from(temporary);
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        self.sync_directory()
+    }
+
+    fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// What was created or removed beside the record is on stable media.
+    pub(super) fn sync_directory(&self) -> io::Result<()> {
+        File::open(self.directory())?.sync_all()
+    }
+}
