@@ -93,10 +93,13 @@ pub(super) fn attach(
         }
         Err(e) => {
             // As it was, while the lock is still ours.
-            if !survey.guarded() {
-                spot.free();
-            } else if !guarded {
-                spot.guard_again();
+            match (survey.guarded(), before.state) {
+                (true, _) if !guarded => spot.guard_again(),
+                (false, OwnerState::Clean) => spot.free(),
+                // Nothing tells others that its newest data is in the cache; the header tells what they do.
+                (false, _) if !guarded => spot.expose_or_warn(&taken, &mut survey.owner, &before),
+                // The guard stands.
+                _ => {}
             }
             Err(e)
         }
@@ -251,11 +254,10 @@ impl Spot<'_> {
             })
         };
         if let Err(e) = guard() {
-            // Where it was set before, its absence must not look as if others had taken it away.
-            if !progress.lifted {
-                self.free();
-            } else if let Err(e) = self.expose(&taken, owner, record) {
-                tracing::warn!("{e}");
+            match progress.lifted || record.state != OwnerState::Clean {
+                // Its absence must not look as if others had taken it away.
+                true => self.expose_or_warn(&taken, owner, record),
+                false => self.free(),
             }
             return Err(e);
         }
@@ -371,7 +373,7 @@ impl Spot<'_> {
             return Err(e);
         }
         if guarded && let Err(e) = self.check_newcomers(&taken.image, survey, options) {
-            if survey.guarded() {
+            if survey.guarded() || before.state != OwnerState::Clean {
                 self.expose(taken, &mut survey.owner, before)?;
             }
             return Err(e);
@@ -397,6 +399,12 @@ impl Spot<'_> {
         };
         let superseded = lifted.is_none().then(|| DISTURBED.to_owned()).or_else(|| before.superseded.clone());
         owner.swap(self.pool, &Ownership { lifted, superseded, ..before.renewed() })
+    }
+
+    fn expose_or_warn(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) {
+        if let Err(e) = self.expose(taken, owner, before) {
+            tracing::warn!("{e}");
+        }
     }
 
     /// Refuses the image if a client has opened it for writing just before the guard was set: it does not
@@ -477,13 +485,11 @@ pub(super) fn abandon(
     let mut survey = Survey::take(place, cluster, pool)?;
     let Some(before) = survey.record.clone() else { return Ok(None) };
     // What a kill has left of an earlier attempt, to open the image or to give it up.
-    let left_guard = survey.guarded() && before.left_guard();
+    let left_guard = before.left_guard() && (survey.guarded() || !before.claims.is_empty());
     if before.state == OwnerState::Clean && !left_guard {
         // An older release knows nothing of this part of the guard, and has left it.
-        if before.claims.is_empty() {
-            guard::unreserve(pool, &survey.facts.header())
-                .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
-        }
+        guard::unreserve(pool, &survey.facts.header())
+            .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
         return Ok(None);
     }
     // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.

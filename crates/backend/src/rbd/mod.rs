@@ -627,19 +627,25 @@ impl Backend for RbdBackend {
             // Before anybody else may write: a redo would take the image back behind that.
             group_redo::clear(&place.what, &shelf(place, cluster, &claim.id)?, claim.record.generation)?;
         }
+        let header = &claim.header;
+        let guard_failed = || failed("change the guard of the image");
+        if !how.clean && !claim.guarded {
+            // While the lock falls. For longer it would be in the way of mirroring.
+            guard::set(pool, header).map_err(guard_failed())?;
+        }
         // Closing releases the lock, in whatever state librbd has it.
         drop(image);
         // The version that this change makes is the proof for the next open: while the guard stood nobody
         // could write, and whoever takes the lock after it changes the version.
-        let version = match how.clean {
-            true => guard::free(pool, &claim.header),
-            false if claim.guarded => guard::set(pool, &claim.header),
-            false => guard::pause(pool, &claim.header),
+        let version = match (how.clean, claim.guarded) {
+            (true, _) => guard::free(pool, header),
+            (false, true) => guard::set(pool, header),
+            (false, false) => guard::lift(pool, header, None),
         };
-        let version = version.map_err(failed("change the guard of the image"))?;
-        let free = pool.locker(&claim.header).map_err(failed("read the image's lock"))?.is_none();
+        let version = version.map_err(guard_failed())?;
+        let free = pool.locker(header).map_err(failed("read the image's lock"))?.is_none();
         // Without a guard somebody could have written between the lock's release and the version.
-        let stamp = (free && claim.guarded).then_some(ImageStamp::Header { version });
+        let stamp = (free && !(how.clean && !claim.guarded)).then_some(ImageStamp::Header { version });
         owner.swap(pool, &claim.record.released(how, stamp))
     }
 }

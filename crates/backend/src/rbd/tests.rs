@@ -399,6 +399,92 @@ fn a_kill_while_the_guard_is_lifted_costs_no_dirty_data(lab: &Lab) {
     }
 }
 
+/// An attempt that fails, or is killed, at any moment leaves an image with dirty data as one that its cache may have, and that others
+/// may not change.
+fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
+    let features: [&[&str]; 2] = [&[], &["journaling"]];
+    for (image, features) in ["fails", "fails-journaled"].into_iter().zip(features) {
+        let place = place(lab, image);
+        for feature in features {
+            lab.rbd(&["feature", "enable", image, feature]).expect("a feature");
+        }
+        leave_dirty(&place);
+        // Also where the guard is lifted before the attempt.
+        for lifted in [false, true] {
+            for (point, record_changes) in [
+                (Point::Fencing, false),
+                (Point::Claimed, false),
+                (Point::Lifted, false),
+                (Point::Locked, false),
+                (Point::Guarded, true),
+            ] {
+                let when = format!("{image}, lifted before: {lifted}, at {point:?}");
+                let journaled = !features.is_empty();
+                if journaled && (lifted || point == Point::Lifted) {
+                    continue;
+                }
+                if lifted {
+                    killed_open(&place, Point::Lifted);
+                }
+                let elsewhere = place.clone();
+                at(point, move || {
+                    if record_changes {
+                        let (cluster, pool) = elsewhere.connect().expect("a client");
+                        let mut survey = Survey::take(&elsewhere, &cluster, &pool).expect("a survey");
+                        let found = survey.record.clone().expect("a record");
+                        survey.owner.swap(&pool, &found).expect("written again");
+                        return Ok(());
+                    }
+                    Err(BackendError::Unavailable { what: "it".into(), why: "no answer".into() })
+                });
+                let failed = open_place(place.clone(), &dirty()).err();
+                nothing_more();
+                assert!(failed.is_some() || lifted && point == Point::Lifted, "{when}");
+                assert!(
+                    lab.rbd(&["group", "image", "add", "team", image]).is_err(),
+                    "{when}: a group gets it"
+                );
+                match open_place(place.clone(), &dirty()) {
+                    Ok((backend, ..)) => close(backend, false),
+                    Err(e) => panic!("{when}: {e}"),
+                }
+            }
+        }
+        for point in [Point::Claimed, Point::Locked, Point::Guarded] {
+            killed_open(&place, point);
+            match open_place(place.clone(), &dirty()) {
+                Ok((backend, ..)) => close(backend, false),
+                Err(e) => panic!("{image}, killed at {point:?}: {e}"),
+            }
+        }
+        let (backend, _, continuity) = open_place(place.clone(), &dirty()).expect("opened");
+        assert!(continuity.proven, "{image}: {}", continuity.reason);
+        close(backend, false);
+        if !features.is_empty() {
+            // No guard keeps others away, so their visit has to be seen.
+            visit(&place);
+            let refused = open_place(place.clone(), &dirty()).err();
+            assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
+        }
+    }
+}
+
+/// What a kill in the middle of setting the guard leaves is taken away by who gives the image up.
+fn half_a_guard_is_taken_away(lab: &Lab) {
+    let place = place(lab, "half-guarded");
+    killed_open(&place, Point::Locked);
+    let (cluster, pool) = place.connect().expect("a second client");
+    let header = Survey::take(&place, &cluster, &pool).expect("a survey").facts.header();
+    guard::reserve(&pool, &header).expect("reserved");
+    let alive = attach::abandon(&place, &cluster, &pool);
+    assert!(matches!(alive, Err(BackendError::Locked { .. })), "{alive:?}");
+    bury(&place);
+    attach::abandon(&place, &cluster, &pool).expect("given up");
+    lab.rbd(&["migration", "prepare", "half-guarded", "elsewhere"]).expect("it can be moved");
+    lab.rbd(&["migration", "abort", "--no-progress", "elsewhere"]).expect("it comes back");
+    close(open_place(place, &other()).expect("free").0, true);
+}
+
 fn the_lock_of_an_early_cut_attempt_is_known_after_many_more(lab: &Lab) {
     let place = place(lab, "cut-often");
     leave_dirty(&place);
@@ -525,7 +611,6 @@ fn whoever_comes_between_survey_and_lock_is_seen(lab: &Lab) {
 /// `rbd group` changes the members of a group, and `rbd migration` takes an image elsewhere, without asking for its lock.
 fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neither(lab: &Lab) {
     let rbd = |arguments: &[&str]| lab.rbd(arguments).map(drop).map_err(|e| e.to_string());
-    rbd(&["group", "create", "team"]).expect("a group");
     let join = |image: &str| rbd(&["group", "image", "add", "team", image]);
     let leave = |image: &str| rbd(&["group", "image", "rm", "team", image]).expect("it leaves the group");
     let depart = |image: &str| rbd(&["migration", "prepare", image, "elsewhere"]);
@@ -599,7 +684,6 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
         attach::abandon(&place, &cluster, &pool).expect("given up");
         free(image);
     }
-    rbd(&["group", "rm", "team"]).expect("nobody is in it");
 }
 
 #[test]
@@ -609,8 +693,9 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         return;
     }
     let lab = Lab::for_test().expect("a cluster");
+    lab.rbd(&["group", "create", "team"]).expect("a group");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 27] = [
+    let cases: [fn(&Lab); 29] = [
         a_refreshed_handle_goes_on_writing,
         a_refreshed_handle_is_replaced_under_overlapping_reads,
         a_handle_that_turns_read_only_is_replaced_after_a_disown_too,
@@ -622,6 +707,8 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         the_slower_of_two_caches_leaves_the_guard_of_the_faster_one_alone,
         a_kill_between_guard_and_record_locks_nobody_out,
         a_kill_while_the_guard_is_lifted_costs_no_dirty_data,
+        a_failed_attempt_costs_no_dirty_data,
+        half_a_guard_is_taken_away,
         the_lock_of_an_early_cut_attempt_is_known_after_many_more,
         a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot,
         giving_up_can_be_cut_short_and_done_again,
