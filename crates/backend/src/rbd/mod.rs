@@ -645,7 +645,7 @@ impl Backend for RbdBackend {
         let version = version.map_err(guard_failed())?;
         let free = pool.locker(header).map_err(failed("read the image's lock"))?.is_none();
         // Without a guard somebody could have written between the lock's release and the version.
-        let stamp = (free && !(how.clean && !claim.guarded)).then_some(ImageStamp::Header { version });
+        let stamp = (free && (claim.guarded || !how.clean)).then_some(ImageStamp::Header { version });
         owner.swap(pool, &claim.record.released(how, stamp))
     }
 }
