@@ -2,7 +2,7 @@
 
 use crate::file::{self, Caching};
 use crate::record::{Ownership, Peer};
-use crate::{BackendError, BackendUri, nbd, paced, rbd, recover};
+use crate::{BackendError, BackendUri, given_up, nbd, paced, rbd, recover};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -411,9 +411,13 @@ pub fn confirm(
 /// # Errors
 /// When the owner is still there, and as for [`open`].
 pub fn abandon(uri: &BackendUri, state_dir: Option<&Path>) -> Result<Option<Ownership>, BackendError> {
-    match uri {
+    let before = match uri {
         BackendUri::File { path, .. } => file::abandon(path, state_dir),
         BackendUri::Rbd { .. } => rbd::abandon(uri),
         BackendUri::Nbd(uri) => nbd::abandon(uri, state_dir),
+    }?;
+    if let Some(before) = &before {
+        given_up::forget(before, state_dir);
     }
+    Ok(before)
 }

@@ -56,7 +56,7 @@ pub enum BackendError {
     },
     /// The cache holds data that is not drained, and draining it would undo what others have written.
     #[error(
-        "{what}: what this cache has not drained must not be written over it: {why}; put the image back as it was; or save this side (tidepool cache export PATH --volume NAME --image URI --out FILE) beside the image itself, then give it up (tidepool recover URI --accept-loss, then tidepool cache format PATH --force --discard-dirty)"
+        "{what}: what this cache has not drained must not be written over it: {why}; put the image back as it was; or save this side (tidepool cache export PATH --volume NAME --image URI --out FILE) beside the image itself, then give it up (tidepool volume remove NAME --give-up --accept-loss)"
     )]
     Overwritten {
         /// Which image.

@@ -10,6 +10,7 @@ mod changes;
 mod check;
 mod error;
 mod file;
+mod given_up;
 mod identity;
 mod latency;
 mod mailbox;
@@ -28,6 +29,7 @@ pub use backend::{
 };
 pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;
+pub use given_up::GivenUp;
 pub use identity::{Identity, identity};
 pub use rbd::FENCE_NS_MIN;
 pub use record::{Copies, ImageStamp, OwnerState, Ownership, Peer, boot_id, host_name};

@@ -5,7 +5,7 @@
 //! version that was read.
 
 use crate::file::ImageId;
-use crate::{BackendError, OpenOptions, Release, TakeOver};
+use crate::{BackendError, OpenOptions, Release, TakeOver, given_up};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -393,8 +393,9 @@ impl Ownership {
     }
 
     /// Refuses a cache of the owner's that knows less of the image than it has known: its device has lost that the
-    /// volume was attached, or removed and added again, and with that whatever came after.
+    /// volume was attached, or removed and added again, and with that whatever came after. Or it has given that up.
     pub(crate) fn check_known(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        given_up::check(what, self, options)?;
         let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
         let (Some(base), Some(known)) = (self.base, options.generation) else { return Ok(()) };
         // A volume that is only read has no generation; but a copy that was taken over has had one.
@@ -585,7 +586,7 @@ fn unix_s() -> u64 {
 }
 
 /// How long ago `time_unix_s` was, for people.
-fn age(time_unix_s: u64) -> String {
+pub(crate) fn age(time_unix_s: u64) -> String {
     match unix_s().saturating_sub(time_unix_s) {
         s @ 0..=119 => format!("{s} s"),
         s @ 120..=7199 => format!("{} min", s / 60),

@@ -59,7 +59,7 @@ impl Host {
             let opened = tidepool_backend::open(&uri, options).expect("the image is free");
             let (backend, generation) = (opened.backend, opened.generation);
             let (size_bytes, attachment) = (backend.size_bytes(), backend.attachment());
-            if let Some((id, _, state)) = known.first() {
+            if let Some((id, spec, state)) = known.first() {
                 assert_eq!(*state, VolumeState::Detached);
                 let attach = Attach {
                     generation,
@@ -71,7 +71,10 @@ impl Host {
                     attachment,
                     keep_clean: opened.keep_clean,
                 };
-                shard.attach_volume(*id, attach, backend, Degraded::No).await.expect("attached");
+                shard
+                    .attach_volume((*id, &spec.name), attach, backend, Degraded::No)
+                    .await
+                    .expect("attached");
                 *id
             } else {
                 let spec = VolumeSpec {

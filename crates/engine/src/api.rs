@@ -458,6 +458,9 @@ pub enum ControlError {
     /// It takes the volume's backend, and none is attached.
     #[error("the volume's backend is not attached: the volume cannot be drained or compared with its image")]
     Detached,
+    /// Its backend has to be taken away first.
+    #[error("the volume's backend is attached")]
+    Attached,
     /// A snapshot of an image that is written in any order would be no state of the volume.
     #[error(
         "its drain is unordered: between two writes of it the image is no state that the volume ever had; \

@@ -293,6 +293,29 @@ impl Engine {
         volume.task = Task::Remove { control, verify };
     }
 
+    /// Forgets a volume that has no backend, with everything that the cache holds of it, dirty or lost. Until [`Effect::ControlDone`] a
+    /// crash may bring it back as it was.
+    pub fn give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
+        self.stir();
+        if self.volumes.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|v| v.replica.is_some()) {
+            // Another host's: nothing here is the only copy.
+            return self.remove(now, id, false, control);
+        }
+        let is_parent = self.is_parent(id);
+        let Some(volume) = self.controllable(id, control, true) else { return };
+        let error = match &volume {
+            v if v.attached => Some(ControlError::Attached),
+            _ if is_parent => Some(ControlError::IsParent),
+            _ => None,
+        };
+        if let Some(error) = error {
+            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+        }
+        let volume = self.volume_mut(id);
+        volume.closing = true;
+        volume.task = Task::GiveUp { control };
+    }
+
     /// Stops accepting requests, flushes the backends of what went past the cache, makes the log stable and
     /// takes a checkpoint; dirty data stays dirty. A backend that cannot be flushed in
     /// [`EngineConfig::stop_flush_ns_max`] is not waited for; its volume's status tells.
@@ -350,6 +373,7 @@ impl Engine {
             match self.volumes[i].as_ref().map(|v| v.task) {
                 Some(Task::Purge { control, attaching }) => self.pump_purge(now, id, control, attaching),
                 Some(Task::Remove { control, verify }) => self.pump_remove(now, id, control, verify),
+                Some(Task::GiveUp { control }) => self.pump_give_up(now, id, control),
                 Some(Task::Snapshot { control, step }) => self.pump_snapshot(now, id, control, step),
                 Some(Task::Resize(resize)) => self.pump_resize(id, resize),
                 Some(Task::Detach { control, stopping, until }) => {
@@ -408,14 +432,16 @@ impl Engine {
         volume.failed && volume.groups.as_ref().is_some_and(|groups| groups.is_uncommitted())
     }
 
-    /// Drained and nothing on its way into the cache: the volume's blocks can go.
+    /// Drained, and still.
     fn is_quiet(&mut self, now: Nanos, id: VolumeId) -> bool {
         let volume = self.volume(id);
-        let busy = volume.is_dirty()
-            || volume.has_redo()
-            || volume.published < volume.entered
-            || volume.direct_in_flight > 0;
-        if busy {
+        !volume.is_dirty() && !volume.has_redo() && self.is_still(now, id)
+    }
+
+    /// Nothing is on its way into the cache: the volume's blocks can go, if they are drained or given up.
+    fn is_still(&mut self, now: Nanos, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        if volume.published < volume.entered || volume.direct_in_flight > 0 {
             return false;
         }
         if self.cancel_fills(id, 0, u64::MAX / 2) > 0 {
@@ -483,6 +509,14 @@ impl Engine {
             }
         }
         if self.backend_is_told(now, id) {
+            self.end_remove(id, control, Ok(()));
+        }
+    }
+
+    fn pump_give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
+        if self.volume(id).requests == 0 && self.is_still(now, id) {
+            // What reads as zero may be all that the cache has of a place.
+            self.extents_changed = true;
             self.end_remove(id, control, Ok(()));
         }
     }

@@ -132,7 +132,7 @@ impl Engine {
             return;
         }
         volume.fenced = true;
-        self.give_up(id, ControlError::Backend(IoError::Fenced));
+        self.answer_waiting(id, ControlError::Backend(IoError::Fenced));
     }
 
     /// A dirty block has no good copy left and the cache device cannot record that. The volume answers
@@ -145,11 +145,11 @@ impl Engine {
         }
         volume.failed = true;
         let lost = volume.index.blocks().lost;
-        self.give_up(id, ControlError::Lost(lost));
+        self.answer_waiting(id, ControlError::Lost(lost));
     }
 
     /// Answers what waits in a volume that serves nothing any more.
-    fn give_up(&mut self, id: VolumeId, error: ControlError) {
+    fn answer_waiting(&mut self, id: VolumeId, error: ControlError) {
         let volume = self.volume_mut(id);
         // Parked operations see it themselves, and those in flight when they come back.
         let mut waiting: Vec<OpId> =

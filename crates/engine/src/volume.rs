@@ -124,6 +124,8 @@ pub(crate) enum Task {
     Purge { control: u64, attaching: bool },
     /// Draining, verifying, then leaving the device.
     Remove { control: u64, verify: bool },
+    /// Leaving the device with what is dirty.
+    GiveUp { control: u64 },
     /// Bringing the image to a cut, for a snapshot of it.
     Snapshot { control: u64, step: Step },
     /// Taking another size.

@@ -187,3 +187,55 @@ fn every_block_of_a_long_stretch_is_compared() {
         w.images[0][block as usize * 4096] ^= 1;
     }
 }
+
+/// A volume is given up at every moment of the device: after a crash it is there as it was, or gone; the other volume has everything.
+#[test]
+fn g1_what_is_given_up_of_a_volume_costs_the_other_one_nothing_whenever_the_device_stops() {
+    const BLOCKS: u64 = 64;
+    for crash_after in 0..12 {
+        let mut w = World::new(
+            64 * MIB,
+            &[spec("a", 16 * MIB, Mode::WriteBack), spec("b", 16 * MIB, Mode::WriteBack)],
+        );
+        w.backend_stopped = true;
+        let data = |volume: u16, block: u64| pattern(u64::from(volume) << 32 | block, 4096);
+        for block in 0..BLOCKS {
+            (0..2).for_each(|volume| w.write(volume, block * 4096, &data(volume, block)));
+        }
+        w.op(0, Op::WriteZeroes { fua: false, no_hole: false }, 8 * MIB, 4 * MIB).expect("zeroes");
+        (0..2).for_each(|volume| w.flush(volume));
+        let refused = w.control(|e, now, c| e.give_up(now, VolumeId(0), c));
+        assert_eq!(refused, Err(ControlError::Attached));
+        w.backend_stopped = false;
+        w.reopen();
+        w.hold_device_writes = true;
+        let control = w.fresh();
+        w.engine.give_up(w.now, VolumeId(0), control);
+        w.pass(SECOND);
+        let ended = (0..crash_after).any(|_| !w.release_a_device_write());
+        w.pass(SECOND);
+        let done = w.controls.remove(&control);
+        assert!(done.is_none_or(|done| done == Ok(())), "{done:?}");
+        assert!(done.is_some() || !ended, "nothing is left to be written");
+        w.hold_device_writes = false;
+        w.reopen();
+        let there = w.engine.volumes().iter().any(|(_, spec)| spec.name == "a");
+        assert!(!there || done.is_none(), "it has come back");
+        w.attach(true);
+        for volume in if there { 0..2 } else { 1..2 } {
+            for block in 0..BLOCKS {
+                assert!(w.read(volume, block * 4096, 4096) == data(volume, block), "{volume}: block {block}");
+            }
+            w.drain(volume);
+        }
+        if there {
+            continue;
+        }
+        // Its room and its number are free, and whoever gets them finds nothing.
+        let control = w.fresh();
+        let id =
+            w.engine.add_volume(w.now, spec("c", 16 * MIB, Mode::WriteBack), control).expect("there is room");
+        w.run();
+        assert_eq!((id, w.controls.remove(&control)), (VolumeId(0), Some(Ok(()))));
+    }
+}

@@ -580,6 +580,7 @@ impl World {
             | ControlError::NotParent
             | ControlError::IsParent
             | ControlError::Size(_)
+            | ControlError::Attached
             | ControlError::NotReplica
             | ControlError::Paired
             | ControlError::NoRoom => false,

@@ -446,6 +446,13 @@ pub enum VolumeCommand {
     Remove {
         /// The volume.
         name: VolumeName,
+        /// Without draining it: its image is gone for good, or what the cache alone has is not wanted any more. The image is freed as
+        /// it is, if it can be reached. Other volumes lose nothing.
+        #[arg(long)]
+        give_up: bool,
+        /// With --give-up: what is not in the image is lost. Without this option the refusal tells how much.
+        #[arg(long, requires = "give_up")]
+        accept_loss: bool,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,

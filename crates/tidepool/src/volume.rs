@@ -7,8 +7,8 @@ use indicatif::ProgressBar;
 use std::time::Duration as Time;
 use tidepool_daemon::admin::client::{Client, ClientError};
 use tidepool_daemon::admin::{
-    AddVolume, FailOver, FailedOver, FailoverOutcome, HandOver, HandedOver, Removed, SetVolume, State,
-    VolumeReport,
+    AddVolume, FailOver, FailedOver, FailoverOutcome, GaveUp, HandOver, HandedOver, Removed, SetVolume,
+    State, VolumeReport,
 };
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_daemon::units::Size;
@@ -44,7 +44,13 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let report = interruptible(gone, client.add(&volume)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
         }
-        VolumeCommand::Remove { name, admin, output } => {
+        VolumeCommand::Remove { name, give_up: true, accept_loss, admin, output } => {
+            let client = client(&admin)?;
+            let gone = "the daemon goes on giving it up (see `tidepool volume list`)";
+            let done = interruptible(gone, client.give_up(name.as_str(), accept_loss)).await?;
+            output::print(output.format, &done, gave_up)
+        }
+        VolumeCommand::Remove { name, admin, output, .. } => {
             let client = client(&admin)?;
             let gone = "while a volume drains it goes on serving (see `tidepool volume list`)";
             let removal = client.remove(name.as_str());
@@ -243,6 +249,15 @@ fn handed_over(done: &HandedOver) -> String {
         );
     }
     format!("{name} is served by {host}")
+}
+
+fn gave_up(done: &GaveUp) -> String {
+    let GaveUp { name, backend, bytes, seconds, freed } = done;
+    let lost = match bytes {
+        0 => "nothing of it was in the cache alone".to_owned(),
+        bytes => format!("{bytes} bytes, written over {seconds:.0} s, are lost"),
+    };
+    format!("volume {name} is given up: {lost}\n{}\n", freed.text(backend))
 }
 
 fn gave_back(removed: &Removed) -> String {

@@ -44,6 +44,19 @@ fn restart(place: &Place) -> Daemon {
     Daemon::start(restart_args(place), &place.path("log"))
 }
 
+/// The daemon again, which cannot serve its volume for this reason. It stays, since it holds what the image lacks.
+fn restart_refused(place: &Place, part: &str) -> Daemon {
+    let daemon = restart(place);
+    loop {
+        let volume = volume_of(place, "vm1");
+        if volume["error"].as_str().is_some_and(|error| error.contains(part)) {
+            assert_eq!(volume["state"], "unavailable");
+            return daemon;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
 /// The options of [`Place::serve_args`] with the volume on another image.
 fn args_on(place: &Place, image: &str) -> Vec<String> {
     let mut args = place.serve_args();
@@ -293,12 +306,17 @@ fn dirty_data_is_never_drained_into_an_image_that_was_given_to_others() {
     assert!(run(["recover", &image, "--accept-loss"]).done().contains("nothing to give up"));
     let before = fs::read(place.path("image.tidepool")).expect("a record");
     for _ in 0..2 {
-        run(restart_args(&place)).refused(1, "must not be written over it");
+        let daemon = restart_refused(&place, "must not be written over it");
         assert_eq!(block_at(&place, 0), [0x5a; 4096], "the image is untouched");
         assert!(fs::read(place.path("image.tidepool")).expect("a record") == before, "so is its record");
+        assert_eq!(daemon.terminate(), Some(0));
     }
-    run(["cache", "format", &place.text("cache"), "--force", "--discard-dirty"]).done();
-    let daemon = start(&place, &[]);
+    let daemon = restart_refused(&place, "tidepool volume remove NAME --give-up --accept-loss");
+    let admin = place.text("admin.sock");
+    let give_up = ["volume", "remove", "vm1", "--give-up", "--accept-loss", "--admin", &admin];
+    let told = run(give_up).done().to_owned();
+    assert!(told.contains("65536 bytes") && told.contains("left as it is"), "{told}");
+    json(&place, &["volume", "add", &format!("vm1={image}")]);
     client(&place, "vm1").write(0, &[4; 4096]).expect("written");
     assert_eq!(daemon.terminate(), Some(0));
     assert_eq!(block_at(&place, 0), [4; 4096]);
@@ -474,6 +492,71 @@ fn one_missing_image_does_not_stop_the_other_volumes() {
         fs::rename(place.path(image), place.path(&format!("{image}-away"))).expect("renamed");
     }
     run(restart_args(&place)).refused(1, "no such file");
+}
+
+#[test]
+fn g8_a_volume_whose_image_is_gone_for_good_is_given_up_and_the_other_one_loses_nothing() {
+    let place = Place::new();
+    let (gate, admin) = (place.text("gate"), place.text("admin.sock"));
+    let daemon = start_gated(&place);
+    fs::write(place.path("second"), vec![0x11; 1 << 20]).expect("an image");
+    let second = format!("vm2=file:{}?gate={gate}", place.text("second"));
+    json(&place, &["volume", "add", &second, "--accept-loss", "5s"]);
+    for (volume, byte) in [("vm1", 3), ("vm2", 4)] {
+        let mut vm = client(&place, volume);
+        vm.write(0, &[byte; 65536]).expect("absorbed");
+        vm.flush().expect("flushed");
+    }
+    // With an image that answers nobody it is not known what is on its way there.
+    let give_up = |more: &[&str]| {
+        run(["volume", "remove", "vm1", "--give-up", "--admin", &admin].iter().chain(more).copied())
+    };
+    give_up(&[]).refused(1, "65536 bytes, written over");
+    give_up(&["--accept-loss"]).refused(1, "requests wait for its image");
+    assert_eq!(volume_of(&place, "vm1")["state"], "serving", "it goes on");
+    daemon.kill();
+
+    fs::rename(place.path("image"), place.path("away")).expect("renamed");
+    let daemon = restart(&place);
+    run(["volume", "remove", "vm1", "--admin", &admin]).refused(1, "its backend is not reachable");
+    let refused = give_up(&[]);
+    refused.refused(1, "tidepool cache export PATH --volume vm1");
+    let told = give_up(&["--accept-loss"]).done().to_owned();
+    assert!(
+        told.contains("65536 bytes")
+            && told.contains("could not be freed (")
+            && told.contains("tidepool recover"),
+        "{told}"
+    );
+    assert_eq!(json(&place, &["status"])["volumes"].as_array().map(Vec::len), Some(1));
+    daemon.kill();
+    let daemon = restart(&place);
+    assert_eq!(
+        json(&place, &["status"])["volumes"].as_array().map(Vec::len),
+        Some(1),
+        "it does not come back"
+    );
+    let mut block = vec![0; 4096];
+    client(&place, "vm2").read(61440, &mut block).expect("read");
+    assert_eq!(block, [4; 4096]);
+
+    // The image is found again, as it was when it was drained last.
+    fs::rename(place.path("away"), place.path("image")).expect("renamed");
+    let image = format!("file:{}", place.text("image"));
+    let add = ["volume", "add", &format!("vm1={image}"), "--admin", &admin];
+    run(add).refused(1, "this cache has given up 65536 bytes");
+    run(["recover", &image, "--accept-loss"]).done();
+    run(add).done();
+    client(&place, "vm1").read(0, &mut block).expect("read");
+    assert_eq!(block, [0x5a; 4096]);
+
+    // One that is served and can be reached is free at once; nothing has to be accepted where nothing is lost.
+    give_up(&[]).done();
+    run(["recover", &image, "--accept-loss"]).done();
+    fs::remove_file(place.path("gate")).expect("opened");
+    json(&place, &["volume", "drain", "--all"]);
+    assert_eq!(fs::read(place.path("second")).expect("an image")[..65536], [4; 65536]);
+    assert_eq!(daemon.terminate(), Some(0));
 }
 
 /// The status of one volume.

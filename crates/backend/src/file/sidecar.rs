@@ -202,7 +202,7 @@ impl Sidecar {
     }
 
     /// Replaces a file beside the record, or the record; when this returns, the new content is on stable media.
-    pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         if self.common {
             fs::create_dir_all(self.directory())?;
         }

@@ -1,8 +1,8 @@
 //! Calls the admin API.
 
 use super::{
-    AddVolume, ErrorBody, FailOver, FailedOver, HandOver, HandedOver, Removed, ResizeVolume, SetVolume,
-    Snapshot, Status, TakeSnapshot, TakeVolume, VolumeReport,
+    AddVolume, ErrorBody, FailOver, FailedOver, GaveUp, GiveUp, HandOver, HandedOver, Removed, ResizeVolume,
+    SetVolume, Snapshot, Status, TakeSnapshot, TakeVolume, VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;
@@ -151,6 +151,14 @@ impl Client {
     /// See [`ClientError`].
     pub async fn remove(&self, name: &str) -> Result<Removed, ClientError> {
         self.call(Method::DELETE, format!("/v1/volumes/{name}"), None::<&()>).await
+    }
+
+    /// Forgets a volume with what the cache alone has of it.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn give_up(&self, name: &str, accept_loss: bool) -> Result<GaveUp, ClientError> {
+        self.call(Method::POST, format!("/v1/volumes/{name}/give-up"), Some(&GiveUp { accept_loss })).await
     }
 
     async fn call<T: DeserializeOwned>(

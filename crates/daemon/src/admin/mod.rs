@@ -13,6 +13,7 @@
 //! | `POST /v1/volumes/NAME/snapshots` with [`TakeSnapshot`] | [`Snapshot`], when the image has it |
 //! | `POST /v1/volumes/NAME/takeover` with [`TakeVolume`] | [`VolumeReport`], when it is served here |
 //! | `POST /v1/volumes/NAME/handoff` with [`HandOver`] | [`HandedOver`], when it is served there |
+//! | `POST /v1/volumes/NAME/give-up` with [`GiveUp`] | [`GaveUp`], when it is forgotten and the image was tried to be freed |
 //! | `POST /v1/failover` with [`FailOver`] | list of [`FailedOver`], also of those that were refused |
 //! | `DELETE /v1/volumes/NAME` | [`Removed`], when the image is complete, compared and released |
 //!
@@ -433,6 +434,67 @@ pub struct Removed {
     pub verified: bool,
     /// How to use the image directly: one command per line.
     pub direct_use: Vec<String>,
+}
+
+/// Asks to forget a volume with what the cache alone has of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GiveUp {
+    /// What is not in the image may be lost.
+    #[serde(default)]
+    pub accept_loss: bool,
+}
+
+/// A volume that was given up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GaveUp {
+    /// Its name.
+    pub name: String,
+    /// URI of its image.
+    pub backend: String,
+    /// Bytes that the cache alone had.
+    pub bytes: u64,
+    /// Age of the oldest of them, in seconds.
+    pub seconds: f64,
+    /// What has become of the image.
+    pub freed: Freed,
+}
+
+/// What has become of the image of a volume that was given up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Freed {
+    /// Anybody may use it; `exact` if it is a state that the volume once had.
+    Free {
+        /// See above.
+        exact: bool,
+    },
+    /// It could not be reached, for this reason. Its record says that its newest data is here, until somebody frees it.
+    OutOfReach(String),
+    /// Its record says that the copy on this host counts.
+    CopyCounts(String),
+    /// This cache did not own it.
+    NotOurs,
+}
+
+impl Freed {
+    /// What it means for an image, and what to do, as one line.
+    pub fn text(&self, image: &str) -> String {
+        match self {
+            Freed::Free { exact: true } => format!("{image} is free, as one state that the volume once had"),
+            Freed::Free { exact: false } => {
+                format!("{image} is free; it is no state that the volume ever had: check what is on it")
+            }
+            Freed::OutOfReach(why) => format!(
+                "{image} could not be freed ({why}); should it come back: tidepool recover {image} --accept-loss"
+            ),
+            Freed::CopyCounts(host) => format!(
+                "host {host} has a copy with everything: serve it there (tidepool volume takeover), or give that up, too: \
+                 tidepool recover {image} --accept-loss"
+            ),
+            Freed::NotOurs => format!("{image} is left as it is"),
+        }
+    }
 }
 
 /// What went wrong, in one line.

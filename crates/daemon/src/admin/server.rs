@@ -2,8 +2,8 @@
 
 use super::bounded::{self, REQUEST_TIME_MAX};
 use super::{
-    AddVolume, CacheReport, ErrorBody, FailOver, HandOver, ResizeVolume, SetVolume, Status, TakeSnapshot,
-    TakeVolume,
+    AddVolume, CacheReport, ErrorBody, FailOver, GaveUp, GiveUp, HandOver, ResizeVolume, SetVolume, Status,
+    TakeSnapshot, TakeVolume,
 };
 use crate::counters;
 use crate::failure::one_line;
@@ -71,6 +71,7 @@ impl From<VolumeError> for Problem {
             | VolumeError::Busy(_)
             | VolumeError::NotInSync { .. }
             | VolumeError::NotForgotten { .. }
+            | VolumeError::WouldLose { .. }
             | VolumeError::NotHandedOver { .. }
             | VolumeError::Behind { .. }
             | VolumeError::Alone { .. }
@@ -122,6 +123,7 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/takeover", post(take_over))
         .route("/v1/volumes/{name}/handoff", post(hand_over))
+        .route("/v1/volumes/{name}/give-up", post(give_up))
         .route("/v1/failover", post(fail_over))
         .fallback(|| async { Problem(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
         .method_not_allowed_fallback(|| async {
@@ -276,6 +278,15 @@ async fn hand_over(
         return json(to_the_end(async move { volumes.offer(&name, to.as_deref()).await }).await?);
     }
     json(to_the_end(async move { volumes.hand_over(&name, to.as_deref(), disconnect).await }).await?)
+}
+
+async fn give_up(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<GaveUp> {
+    let GiveUp { accept_loss } = parse(body)?;
+    json(context.volumes.give_up(&name, accept_loss).await?)
 }
 
 async fn fail_over(

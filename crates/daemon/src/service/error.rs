@@ -115,6 +115,20 @@ pub enum VolumeError {
         /// For how long.
         seconds: u64,
     },
+    /// Giving the volume up would lose what is in the cache alone.
+    #[error(
+        "volume {name} is not given up: {bytes} bytes, written over {seconds:.0} s, are in the cache alone and would be lost; to save them first, stop the daemon and run tidepool cache export PATH --volume {name} --image '{backend}' --out FILE (without --image where the image is gone); then add --accept-loss"
+    )]
+    WouldLose {
+        /// The volume.
+        name: String,
+        /// Its image.
+        backend: String,
+        /// What the cache alone has.
+        bytes: u64,
+        /// Age of the oldest byte of it.
+        seconds: f64,
+    },
     /// The shard refused.
     #[error("cannot {what} volume {name}: {source}")]
     Shard {

@@ -6,6 +6,7 @@ mod attach;
 mod clones;
 mod departure;
 mod failover;
+mod give_up;
 mod handoff;
 mod operations;
 mod replication;
@@ -139,6 +140,8 @@ struct Facts {
     whole_as_of: Option<u64>,
     /// Who wants to know how the next attempt to open its backend ends.
     asking: Option<oneshot::Sender<Result<(), VolumeError>>>,
+    /// It was given up while its image was being opened.
+    given_up: bool,
     /// It may go to another host.
     departing: Option<departure::Departing>,
 }

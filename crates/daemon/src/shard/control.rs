@@ -125,9 +125,21 @@ impl<C: Core> Reactor<C> {
                 let _ = answer.send(self.status());
             }
             Command::Add { spec, backend, degraded, answer } => self.add(spec, backend, degraded, answer),
-            Command::Attach { id, attach, backend, degraded, answer } => {
-                self.attach(id, attach, backend, degraded, answer);
+            Command::Attach { id, name, attach, backend, degraded, answer } => {
+                // It may have been given up meanwhile, and its number be another one's.
+                match self.shared.core.volumes().iter().any(|(known, spec)| *known == id && spec.name == name)
+                {
+                    true => self.attach(id, attach, backend, degraded, answer),
+                    false => {
+                        let error = ShardError::NoVolume(id);
+                        let _ = answer.send(Err(Refused { error, backend: Some(backend) }));
+                    }
+                }
             }
+            Command::GiveUp { id, answer } => self.operate(id, answer, |shared, number, answer| {
+                shared.core.give_up(now, id, number);
+                Pending::Remove { id, answer }
+            }),
             Command::Remove { id, verify, answer } => {
                 self.end_following(id, "the copy is to be forgotten");
                 self.operate(id, answer, |shared, number, answer| {

@@ -25,6 +25,7 @@ pub trait Core {
     fn snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
     fn remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
+    fn give_up(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn shutdown(&mut self, now: Nanos, control: u64);
     fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
     fn device_status(&self) -> DeviceStatus;
@@ -75,6 +76,7 @@ forward! {
     snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
     remove(&mut self, now: Nanos, id: VolumeId, verify: bool, control: u64);
+    give_up(&mut self, now: Nanos, id: VolumeId, control: u64);
     shutdown(&mut self, now: Nanos, control: u64);
     }
 }

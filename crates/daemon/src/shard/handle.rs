@@ -143,6 +143,7 @@ pub(super) enum Command {
     },
     Attach {
         id: VolumeId,
+        name: String,
         attach: Attach,
         backend: Box<dyn Backend>,
         degraded: Degraded,
@@ -221,6 +222,10 @@ pub(super) enum Command {
     WantsPeer {
         id: VolumeId,
         answer: oneshot::Sender<Option<Wants>>,
+    },
+    GiveUp {
+        id: VolumeId,
+        answer: Answer<Option<Box<dyn Backend>>>,
     },
     Detach {
         id: VolumeId,
@@ -363,20 +368,29 @@ impl ShardHandle {
             .map_err(|error| Refused { error, backend: None })?
     }
 
-    /// Gives a recovered volume its backend; returns when it is being served. `degraded` as for [`ShardHandle::add_volume`].
+    /// Gives the recovered volume of this number and name its backend; returns when it is being served. `degraded` as for [`ShardHandle::add_volume`].
     ///
     /// # Errors
     /// There is no such volume, it has a backend, or the core refused; the backend comes back.
     pub async fn attach_volume(
         &self,
-        id: VolumeId,
+        (id, name): (VolumeId, &str),
         attach: Attach,
         backend: Box<dyn Backend>,
         degraded: Degraded,
     ) -> Result<(), Refused> {
-        self.ask(|answer| Command::Attach { id, attach, backend, degraded, answer })
+        let name = name.to_owned();
+        self.ask(|answer| Command::Attach { id, name, attach, backend, degraded, answer })
             .await
             .map_err(|error| Refused { error, backend: None })?
+    }
+
+    /// Forgets a volume that has no backend, with what is dirty.
+    ///
+    /// # Errors
+    /// It has a backend, or as for any operation.
+    pub async fn give_up(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.ask(|answer| Command::GiveUp { id, answer }).await?.map(drop)
     }
 
     /// Drains a volume, compares the image with the cache if `verify`, forgets the volume, closes its

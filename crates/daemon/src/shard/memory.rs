@@ -297,6 +297,10 @@ impl Core for MemoryCore {
         self.done(control);
     }
 
+    fn give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
+        self.remove(now, id, false, control);
+    }
+
     fn shutdown(&mut self, _now: Nanos, control: u64) {
         while !self.waiting.is_empty() {
             self.answer_one_of();

@@ -317,13 +317,17 @@ impl Volumes {
         if let Some(at) = serve_from {
             sleep_until(at).await;
         }
-        match self.shard.attach_volume(id, attach, opened.backend, self.alone_with(loss)).await {
+        match self.shard.attach_volume((id, name), attach, opened.backend, self.alone_with(loss)).await {
             Ok(()) => {
                 self.replicate(entry, id, generation, read_only).await;
                 Ok(opened.parent)
             }
             Err(Refused { error, backend }) => {
-                self.put_back(entry, backend, !dirty).await;
+                let given_up = lock(&entry.facts).given_up;
+                match given_up {
+                    true => self.free_late(entry, backend).await,
+                    false => self.put_back(entry, backend, !dirty).await,
+                }
                 Err(shard_error(error))
             }
         }
@@ -386,7 +390,7 @@ impl Volumes {
 }
 
 /// The image that a URI means, whoever opens it.
-fn image_of(uri: &BackendUri) -> String {
+pub(super) fn image_of(uri: &BackendUri) -> String {
     let image = match uri.clone() {
         BackendUri::Rbd { pool, namespace, image, conf, .. } => {
             BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id: None }

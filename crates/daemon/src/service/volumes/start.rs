@@ -23,8 +23,8 @@ const START_WAIT_MAX: Time = Time::from_secs(30);
 pub(in crate::service) struct Starting {
     firsts: Vec<oneshot::Receiver<Result<(), VolumeError>>>,
     failures: Vec<VolumeError>,
-    /// The daemon has something to do without any volume of its own.
-    takes_copies: bool,
+    /// The daemon has something to do also if it serves nothing: it takes copies, or it has data that can be given up.
+    stays: bool,
 }
 
 impl Volumes {
@@ -52,8 +52,12 @@ impl Volumes {
                 asked => recovered.push((status, asked)),
             }
         }
-        let mut starting =
-            Starting { firsts: Vec::new(), failures: Vec::new(), takes_copies: self.takes_copies };
+        let holds_data = |status: &VolumeStatus| status.state != VolumeState::Replica && status.dirty;
+        let mut starting = Starting {
+            firsts: Vec::new(),
+            failures: Vec::new(),
+            stays: self.takes_copies || recovered.iter().any(|(status, _)| holds_data(status)),
+        };
         for (status, asked) in recovered {
             if status.state == VolumeState::Replica {
                 info!("volume {}: a copy of another host's is here", status.spec.name);
@@ -230,7 +234,7 @@ impl Starting {
     /// # Errors
     /// This daemon has nothing to do: no volume could be opened, and trying again would not help.
     pub(in crate::service) async fn tried(self) -> Result<(), VolumeError> {
-        let Starting { firsts, mut failures, takes_copies } = self;
+        let Starting { firsts, mut failures, stays } = self;
         let deadline = Instant::now() + START_WAIT_MAX;
         let mut may_serve = 0;
         for first in firsts {
@@ -244,7 +248,7 @@ impl Starting {
             failures.iter().all(|error| is_decision(error) || matches!(error, VolumeError::Invalid { .. }));
         if may_serve == 0
             && lasting
-            && !takes_copies
+            && !stays
             && let Some(error) = failures.pop()
         {
             return Err(error);
