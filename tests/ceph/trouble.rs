@@ -1,4 +1,4 @@
-//! A host with twenty volumes of which seven are in trouble, each in another kind: the thirteen others are served as ever, and the seven
+//! A host with 21 volumes of which eight are in trouble, each in another kind: the thirteen others are served as ever, and the eight
 //! come back by themselves when their trouble goes.
 
 use std::net::TcpListener;
@@ -42,7 +42,7 @@ impl Stage {
         let uri = |pool: &str, image: &str| cluster.uri(image).replace("rbd:rbd/", &format!("rbd:{pool}/"));
         let mut volumes: Vec<(String, String)> =
             healthy.iter().map(|name| (name.clone(), uri("rbd", name))).collect();
-        for name in ["away", "foreign"] {
+        for name in ["away", "foreign", "blocklisted"] {
             volumes.push((name.into(), uri("rbd", name)));
         }
         volumes.push(("refused".into(), format!("{}&id=less", uri("rbd", "refused"))));
@@ -97,7 +97,7 @@ fn is_served(volume: &Value) -> bool {
 }
 
 #[test]
-fn g8_the_trouble_of_seven_volumes_is_not_that_of_thirteen_others() {
+fn g8_the_trouble_of_eight_volumes_is_not_that_of_thirteen_others() {
     let _turn = one_at_a_time();
     let mut stage = Stage::new();
     stage.rig.daemon.start().expect("the daemon starts");
@@ -159,6 +159,35 @@ fn g8_the_trouble_of_seven_volumes_is_not_that_of_thirteen_others() {
     let served =
         status["volumes"].as_array().expect("a list").iter().filter(|volume| is_served(volume)).count();
     assert!(served >= HEALTHY, "{status}");
+
+    // A live client is blocklisted by mistake. What it had is in the cache, and its client gets no error.
+    let before = stage.wait("blocklisted", is_served);
+    let mut client = Client::connect(&stage.rig.socket, "blocklisted").expect("connect");
+    client.write(0, &[7; 65536]).expect("absorbed");
+    client.flush().expect("a flush");
+    let watchers = stage.cluster.rbd(&["status", "blocklisted", "--format", "json"]).expect("a status");
+    let watchers: Value = serde_json::from_str(&watchers).expect("JSON");
+    let address = watchers["watchers"][0]["address"].as_str().expect("it is served");
+    stage.ceph(&format!("osd blocklist add {address} 3600"));
+    let mut offset = 65536;
+    let cut = loop {
+        match client.write(offset % IMAGE_BYTES, &[8; 4096]).and_then(|()| client.flush()) {
+            Ok(()) => offset = 65536 + (offset - 61440) % (4 * MIB),
+            Err(error) => break error,
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(
+        matches!(cut, Error::Disconnected | Error::Io { .. }),
+        "the connection ends, no request does: {cut}"
+    );
+    let generation = |volume: &Value| volume["owner"]["generation"].as_u64();
+    let after =
+        stage.wait("blocklisted", |volume| is_served(volume) && generation(volume) > generation(&before));
+    println!("blocklisted: {} to {}", before["owner"], after["owner"]);
+    let mut client = Client::connect(&stage.rig.socket, "blocklisted").expect("connect");
+    assert_eq!(client.read(0, 65536).expect("read"), [7; 65536]);
+    stage.rig.admin.drain("blocklisted").expect("drain");
 
     // Each trouble goes, and its volume comes.
     stage.cluster.rbd(&["rename", "elsewhere", "away"]).expect("rename");

@@ -7,9 +7,10 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
 use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
-use tidepool_testkit::{daemon, one_at_a_time, rng};
-use tidepool_tests::rig::{MIB, Rig, VOLUME, complaint, refused};
+use tidepool_testkit::{one_at_a_time, rng};
+use tidepool_tests::rig::{MIB, Rig, VOLUME};
 
 const IMAGE_BYTES: u64 = 8 * MIB;
 const CACHE_BYTES: u64 = 64 * MIB;
@@ -79,23 +80,22 @@ fn what_is_left_on_a_failed_cache_is_never_served_or_drained_again() {
     // The same cache, which can be written again, as if nothing had happened.
     let image = std::fs::read(rig.image()).expect("the image");
     for _ in 0..2 {
-        let output = daemon::run(rig.daemon.arguments()).expect("tidepool runs");
-        let (status, line) = complaint(&output);
-        assert_eq!(status, 1);
-        assert!(line.contains("the cache device had failed"), "{line}");
+        rig.daemon.start().expect("it holds what may be given up");
+        let told = |volume: &Value| {
+            volume["error"].as_str().is_some_and(|error| error.contains("the cache device had failed"))
+        };
+        let volume = rig.admin.wait_volume(VOLUME, Duration::from_secs(60), told).expect("it is refused");
+        assert_eq!(volume["state"], "unavailable");
+        rig.daemon.terminate().expect("it ends");
         assert!(std::fs::read(rig.image()).expect("the image") == image, "the image is untouched");
     }
     // What the refusal says to do.
-    let uri = format!("file:{}", rig.image().display());
-    let (status, line) = refused(["recover", &uri]);
-    assert!(status == 2 && line.contains("--accept-loss"), "{line}");
-    for command in [
-        vec!["recover", &uri, "--accept-loss"],
-        vec!["cache", "format", rig.cache.to_str().expect("UTF-8"), "--force", "--discard-dirty"],
-    ] {
-        let output = daemon::run(&command).expect("tidepool runs");
-        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
+    rig.daemon.start().expect("it starts again");
+    let path = format!("/v1/volumes/{VOLUME}/give-up");
+    rig.admin.call("POST", &path, Some(&json!({}))).expect_err("something would be lost");
+    let done = rig.admin.call("POST", &path, Some(&json!({ "accept_loss": true }))).expect("given up");
+    assert_eq!(done["freed"], json!({ "free": { "exact": true } }), "{done}");
+    rig.daemon.terminate().expect("it ends");
     rig.daemon.start().expect("it starts again");
     workload.connect(&rig.socket, VOLUME).expect("connect");
     workload.verify().expect("nothing is lost");

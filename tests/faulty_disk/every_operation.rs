@@ -126,10 +126,15 @@ impl<'a> Run<'a> {
         Run { rig, book, client: None, may_lose, refused: 0, power_lost: false }
     }
 
-    /// Starts the daemon, or returns its complaint.
+    /// Starts the daemon, or returns its complaint. One that holds what may be given up stays, and does not serve it.
     fn start(&mut self) -> Result<(), String> {
         match self.rig.rig.daemon.start() {
             Ok(_) => {
+                let volume = self.rig.rig.admin.volume(VOLUME).expect("a status");
+                if volume["state"] == "unavailable" {
+                    self.rig.rig.daemon.kill().expect("kill");
+                    return Err(volume["error"].to_string());
+                }
                 let client = self.rig.rig.client().expect("it is ready");
                 client.give_up_after(ANSWER_TIMEOUT).expect("a limit");
                 self.client = Some(client);

@@ -111,6 +111,16 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.follow(&forget);
     host.act("cp /mnt/tidepool.toml $ETC/tidepool.toml; systemctl restart tidepool; ! [[ $(tidepool status --format json) =~ vm2 ]]; both -c 'read 0 64k'");
 
+    let [cost, save, give_up] = manual.section("## An image is gone for good");
+    host.act("ceph osd pool create doomed 1; rbd pool init doomed; rbd create --size 64M doomed/vm2; tidepool volume add vm2=rbd:doomed/vm2 --accept-loss 10s");
+    host.act("both -c 'write -P 12 10M 1M' -c flush; qemu-io -f raw -c 'write -P 9 0 4M' -c flush \"nbd+unix:///vm2?socket=$socket\"; killed");
+    host.act("ceph osd pool delete doomed doomed --yes-i-really-really-mean-it; systemctl start tidepool; status_shows '\"state\": ?\"unavailable\"'");
+    host.follow_failing(&cost, 1);
+    host.follow(&save);
+    host.act("[ -s /mnt/vm2.dirty ]");
+    host.follow(&give_up);
+    host.act("! [[ $(tidepool volume list --format json) =~ vm2 ]]; both -c 'read -P 12 10M 1M'; tidepool volume drain vm1; image_is_right");
+
     let [backup] = manual.section("## Backup");
     host.act("both -c 'write -P 4 20M 8M' -c flush");
     host.follow(&backup);
@@ -168,7 +178,12 @@ fn the_commands_of_the_manual_work_as_they_stand_there() {
     need("qemu-io", "qemu-utils").expect("installed");
     let text = fs::read_to_string(repository().join("docs/operations.md")).expect("the document");
     // A dead client is forgotten sooner than by default, and a full pool noticed sooner.
-    let extra = ["osd client watch timeout = 8", "mon tick interval = 1", "mgr tick period = 1"];
+    let extra = [
+        "osd client watch timeout = 8",
+        "mon tick interval = 1",
+        "mgr tick period = 1",
+        "mon allow pool delete = true",
+    ];
     let extra = extra.map(str::to_owned).to_vec();
     let cluster = Cluster::up(&ClusterOptions { extra, manager: true, ..ClusterOptions::for_tests() })
         .expect("a cluster");

@@ -138,7 +138,7 @@ pub enum BackendError {
     },
     /// Another owner has taken the image over.
     #[error(
-        "{what}: fenced: another owner has taken over; close the volume and see who it is with `tidepool check`"
+        "{what}: fenced: the cluster has blocklisted this client, or another owner has taken over; see who owns it with `tidepool check URI`, and whom the cluster keeps away with `ceph osd blocklist ls`"
     )]
     Fenced {
         /// Which image.

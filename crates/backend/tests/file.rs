@@ -344,6 +344,7 @@ fn a_disown_that_cannot_be_written_down_fails_and_can_be_tried_again() {
     let mut driver = serve(&path);
     // A directory in the place of the temporary file.
     let obstacle = scratch.0.join("image.tidepool.new");
+    fs::remove_file(&obstacle).expect("the room for the next record");
     fs::create_dir(&obstacle).expect("a directory");
     assert!(matches!(driver.other(Transfer::Disown), Err(IoError::Errno(_))));
     fs::remove_dir(&obstacle).expect("removed");

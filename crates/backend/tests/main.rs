@@ -3,6 +3,7 @@
 mod common;
 mod conformance;
 mod file;
+mod full;
 mod nbd;
 mod peer;
 mod rbd;

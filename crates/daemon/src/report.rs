@@ -160,14 +160,24 @@ pub fn backend_state(volume: &ShardVolumeStatus) -> BackendState {
     }
 }
 
+/// Why nothing arrives at the image.
+fn fenced(volume: &ShardVolumeStatus) -> String {
+    match volume.pair.as_ref().is_some_and(|pair| pair.phase == "lost") {
+        true => "another owner has taken the image over".into(),
+        false => {
+            "this client is blocklisted, or another owner has taken the image over: nobody knows yet".into()
+        }
+    }
+}
+
 /// What is wrong with a volume that is attached.
 fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
     let status = &volume.status;
     match (status.state, volume.backend_error) {
-        (VolumeState::Fenced, _) => Some("another owner has taken the image over".into()),
+        (VolumeState::Fenced, _) => Some(fenced(volume)),
         (VolumeState::Failed, _) => Some("data is lost that cannot be named block by block".into()),
         (_, Some(IoError::Full)) => Some("the backend is full: it takes nothing until there is room".into()),
-        (_, Some(IoError::Fenced)) => Some("another owner has taken the image over".into()),
+        (_, Some(IoError::Fenced)) => Some(fenced(volume)),
         (_, Some(IoError::Errno(errno))) => {
             let error = std::io::Error::from_raw_os_error(errno);
             Some(format!("the backend fails: {}", crate::failure::reason(&error)))

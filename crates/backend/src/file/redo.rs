@@ -9,6 +9,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use tidepool_engine::redo::FRAME_BYTES_MAX;
 
+/// Room of a file system that the redo leaves to images and records.
+const ROOM_BYTES_MIN: u64 = 16 << 20;
+
 /// Beside a record `X.tidepool`: the header `X.tidepool-redo`, the note `X.tidepool-note`, and for each group
 /// `X.tidepool-redo.GENERATION.GROUP`. The image's lock keeps others away, so that nothing has to be compared.
 pub(crate) struct FileShelf {
@@ -67,7 +70,13 @@ fn remove(path: &std::path::Path) -> io::Result<()> {
 
 impl Shelf for FileShelf {
     fn put_frame(&self, generation: u64, group: u64, frame: u32, bytes: &[u8]) -> io::Result<()> {
-        self.group(generation, group)?.write_all_at(bytes, u64::from(frame) * FRAME_STRIDE)
+        let file = self.group(generation, group)?;
+        // The image may need room for what is committed here.
+        let room = rustix::fs::fstatvfs(&file)?;
+        if room.f_bavail.saturating_mul(room.f_frsize) < ROOM_BYTES_MIN + bytes.len() as u64 {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        file.write_all_at(bytes, u64::from(frame) * FRAME_STRIDE)
     }
 
     fn sync_group(&self, generation: u64, group: u64) -> io::Result<()> {
@@ -109,6 +118,7 @@ impl Shelf for FileShelf {
             Some(document) => self.sidecar.replace(&self.header_path(), document),
             None => {
                 remove(&self.header_path())?;
+                remove(&self.sidecar.beside("-redo.new"))?;
                 self.sidecar.sync_directory()
             }
         }

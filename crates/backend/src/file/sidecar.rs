@@ -4,7 +4,7 @@ use crate::TakeOver;
 use crate::changes::Change;
 use crate::error::BackendError;
 use crate::record::{Ownership, RECORD_BYTES_MAX};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 /// What the places of records end in, and those of their locks.
 pub(super) const SUFFIX: &str = "tidepool";
 const LOCK_SUFFIX: &str = "lock";
+
+/// Room that is kept for the next record: one block of a file system.
+const ROOM_BYTES: u64 = 4096;
 
 /// The place of an ownership record.
 #[derive(Debug, Clone)]
@@ -206,13 +209,19 @@ impl Sidecar {
         if self.common {
             fs::create_dir_all(self.directory())?;
         }
-        let mut temporary = path.to_owned().into_os_string();
-        temporary.push(".new");
-        let temporary = PathBuf::from(temporary);
-        let mut file = File::create(&temporary)?;
+        let mut spare = path.to_owned().into_os_string();
+        spare.push(".new");
+        let spare = PathBuf::from(spare);
+        // It stays, with the room that it takes: there is none to be had where the file system is full by now.
+        let mut file = File::options().write(true).create(true).truncate(false).open(&spare)?;
         file.write_all(bytes)?;
+        file.set_len(bytes.len() as u64)?;
         file.sync_all()?;
-        fs::rename(&temporary, path)?;
+        if renameat_with(CWD, &spare, CWD, path, RenameFlags::EXCHANGE).is_err() {
+            // There is none yet, or this file system exchanges nothing.
+            fs::rename(&spare, path)?;
+            keep_room(&spare);
+        }
         self.sync_directory()
     }
 
@@ -223,5 +232,16 @@ impl Sidecar {
     /// What was created or removed beside the record is on stable media.
     pub(super) fn sync_directory(&self) -> io::Result<()> {
         File::open(self.directory())?.sync_all()
+    }
+}
+
+/// Takes the room for the next record, if there is any.
+fn keep_room(spare: &Path) {
+    let taken = File::create(spare).and_then(|file| {
+        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, ROOM_BYTES)?;
+        file.sync_all()
+    });
+    if let Err(error) = taken {
+        tracing::debug!(spare = %spare.display(), %error, "no room is kept for the next record");
     }
 }

@@ -8,6 +8,7 @@ use crate::units::Size;
 use crate::volume::is_parent_name;
 use sd_notify::NotifyState;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{error, info, warn};
 
@@ -24,7 +25,7 @@ struct Said {
 }
 
 /// Watches until the shard stops.
-pub async fn watch(volumes: &Volumes) -> ShardError {
+pub async fn watch(volumes: &Arc<Volumes>) -> ShardError {
     let mut said = BTreeMap::new();
     let mut device_failed = false;
     let mut counted = String::new();
@@ -40,6 +41,8 @@ pub async fn watch(volumes: &Volumes) -> ShardError {
                     super::notify(&[NotifyState::Status(&count)]);
                     counted = count;
                 }
+                let fenced = sample.volumes.iter().filter(|volume| volume.state == State::Fenced);
+                fenced.for_each(|volume| volumes.find_owner(&volume.name));
                 said = sample.volumes.iter().map(|volume| tell(&said, volume)).collect();
             }
             Err(error) => return error,

@@ -147,7 +147,7 @@ impl<C: Core> Reactor<C> {
                     Pending::Remove { id, answer }
                 });
             }
-            Command::Detach { id, answer } if !self.is_lost(id) => {
+            Command::Detach { id, answer } if !self.is_lost(id) && !self.is_fenced(id) => {
                 let _ = answer.send(Err(ShardError::Attached(id)));
             }
             Command::Detach { id, answer } => self.operate(id, answer, |shared, number, answer| {

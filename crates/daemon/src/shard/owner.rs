@@ -10,6 +10,7 @@ use super::stats::PairStatus;
 use std::sync::Arc;
 use tidepool_backend::Peer;
 use tidepool_engine::api::{BLOCK_BYTES, Degraded, IoError, Nanos, PeerOp, Room, VolumeId};
+use tidepool_engine::status::VolumeState;
 use tidepool_replica::wire::{Message, Record as WireRecord};
 use tidepool_replica::{Copies, Effect, Event, OwnerSession, Party, Phase, Record};
 use tokio::sync::Notify;
@@ -249,6 +250,12 @@ impl<C: Core> Reactor<C> {
     pub(super) fn is_lost(&self, id: VolumeId) -> bool {
         let side = self.replication.owners.get(&id);
         side.is_some_and(|side| side.session.owner().phase() == Phase::Lost)
+    }
+
+    /// Nothing of the volume arrives at its image any more.
+    pub(super) fn is_fenced(&self, id: VolumeId) -> bool {
+        let status = self.shared.core.volume_status(self.shared.now, id);
+        status.is_some_and(|status| status.state == VolumeState::Fenced)
     }
 
     /// A volume stays that was to be handed over.

@@ -259,6 +259,12 @@ impl<C: Core> Reactor<C> {
         let Some(volume) = volumes.get_mut(id) else { return };
         volume.polled = false;
         volume.completions(*now, core.arena(), &mut self.completed);
+        if volume.serving && self.completed.iter().any(|(_, result)| *result == Err(IoError::Fenced)) {
+            // Whose the image is, nobody knows yet: what waits is not answered.
+            self.close_door(id);
+        }
+        let Shared { core, volumes, now, .. } = &mut self.shared;
+        let Some(volume) = volumes.get_mut(id) else { return };
         for (token, result) in self.completed.drain(..) {
             core.handle(*now, Event::Done { token, result });
         }

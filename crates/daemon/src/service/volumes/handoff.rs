@@ -177,6 +177,26 @@ impl Volumes {
         self.take_over_if(name, false, (prepared, None), let_go).await
     }
 
+    /// Nothing of a volume arrives at its image any more: another owner has that, or the cluster has blocklisted this client. Lets go of
+    /// it, and goes on as after a restart, which finds out.
+    pub(in crate::service) fn find_owner(self: &Arc<Self>, name: &str) {
+        let Some(entry) = lock(&self.entries).get(name).cloned() else { return };
+        let id = {
+            let mut facts = lock(&entry.facts);
+            let Some(id) = facts.id.filter(|_| facts.state.is_none()) else { return };
+            facts.state = Some(State::Opening);
+            facts.error = Some(
+                "its image takes nothing from this client any more; whose it is, is being found out".into(),
+            );
+            id
+        };
+        warn!(
+            "volume {name}: {} takes nothing from this client any more; looking whose it is",
+            entry.backend
+        );
+        tokio::spawn(self.clone().let_go(entry, id));
+    }
+
     /// Another host has the image of a volume that was served here: lets go of it, so that this cache can hold the other copy.
     pub(super) async fn let_go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId) {
         let name = &entry.name;

@@ -10,7 +10,7 @@ use crate::service::plan::Wanted;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::{BackendUri, Prepared};
+use tidepool_backend::{BackendError, BackendUri, Prepared};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -23,8 +23,10 @@ const START_WAIT_MAX: Time = Time::from_secs(30);
 pub(in crate::service) struct Starting {
     firsts: Vec<oneshot::Receiver<Result<(), VolumeError>>>,
     failures: Vec<VolumeError>,
-    /// The daemon has something to do also if it serves nothing: it takes copies, or it has data that can be given up.
-    stays: bool,
+    /// The daemon has something to do without any volume of its own.
+    takes_copies: bool,
+    /// Something of a volume of its own is not in the image.
+    holds_data: bool,
 }
 
 impl Volumes {
@@ -56,7 +58,8 @@ impl Volumes {
         let mut starting = Starting {
             firsts: Vec::new(),
             failures: Vec::new(),
-            stays: self.takes_copies || recovered.iter().any(|(status, _)| holds_data(status)),
+            takes_copies: self.takes_copies,
+            holds_data: recovered.iter().any(|(status, _)| holds_data(status)),
         };
         for (status, asked) in recovered {
             if status.state == VolumeState::Replica {
@@ -234,7 +237,7 @@ impl Starting {
     /// # Errors
     /// This daemon has nothing to do: no volume could be opened, and trying again would not help.
     pub(in crate::service) async fn tried(self) -> Result<(), VolumeError> {
-        let Starting { firsts, mut failures, stays } = self;
+        let Starting { firsts, mut failures, takes_copies, holds_data } = self;
         let deadline = Instant::now() + START_WAIT_MAX;
         let mut may_serve = 0;
         for first in firsts {
@@ -246,9 +249,18 @@ impl Starting {
         }
         let lasting =
             failures.iter().all(|error| is_decision(error) || matches!(error, VolumeError::Invalid { .. }));
+        // What is to be done about it, this daemon is asked for.
+        let is_asked_for = |error: &VolumeError| {
+            use BackendError::{NotFound, Overwritten, Unrecognised};
+            matches!(
+                error,
+                VolumeError::Open { source: Overwritten { .. } | Unrecognised { .. } | NotFound { .. }, .. }
+            )
+        };
         if may_serve == 0
             && lasting
-            && !stays
+            && !takes_copies
+            && !(holds_data && failures.iter().any(is_asked_for))
             && let Some(error) = failures.pop()
         {
             return Err(error);
