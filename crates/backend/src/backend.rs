@@ -2,6 +2,7 @@
 
 use crate::file::{self, Caching};
 use crate::record::{Ownership, Peer};
+use crate::snapshot::SnapshotChange;
 use crate::{BackendError, BackendUri, nbd, paced, rbd, recover};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -177,6 +178,16 @@ pub trait Backend: Send {
     /// was changed; any other error when it may or may not have been changed: try again. `EINVAL` is for a peer that
     /// cannot stand there, and `EROFS` for whoever has no ownership. One at a time, beside [`INFLIGHT_MAX`] transfers.
     fn set_peer(&mut self, token: u64, peer: Option<Peer>);
+
+    /// Does something with a snapshot that the image has. Its outcome comes as that of a transfer, unless the backend is closed before.
+    /// One at a time, beside [`INFLIGHT_MAX`] transfers.
+    ///
+    /// # Errors
+    /// The image has no snapshots, or may not be changed; nothing comes through [`Backend::completions`] then.
+    fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+        let _ = (token, name, change);
+        Err(IoError::Errno(libc::ENOTSUP))
+    }
 
     /// A descriptor that polls readable while completions wait. It may be an eventfd or an epoll
     /// descriptor: poll it, do not read it; [`Backend::completions`] resets it.

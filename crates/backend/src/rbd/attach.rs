@@ -13,6 +13,7 @@ use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, OwnerState, Ownership};
 use crate::redo;
+use crate::snapshot::SnapshotChange;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -616,6 +617,8 @@ const REGUARD_PAUSE: Duration = Duration::from_secs(1);
 pub(super) enum Change {
     /// A snapshot of this name.
     Snapshot(String),
+    /// Of the snapshot of this name.
+    OfSnapshot(SnapshotChange, String),
     /// Another size in bytes.
     Size(u64),
 }
@@ -628,6 +631,14 @@ pub(super) fn change(claim: &Claim, image: &Image, what: &Change) -> Result<(), 
         tracing::warn!(image = %claim.place.what, change = ?what, error = %e, "the image was not changed");
         e.errno()
     })
+}
+
+fn action(change: SnapshotChange) -> &'static str {
+    match change {
+        SnapshotChange::Remove => "remove the snapshot",
+        SnapshotChange::Protect => "protect the snapshot",
+        SnapshotChange::Unprotect => "unprotect the snapshot",
+    }
 }
 
 fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), BackendError> {
@@ -644,6 +655,10 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
     }
     let change = || match what {
         Change::Snapshot(name) => image.snapshot(name).map_err(failed("take a snapshot")),
+        // Whoever has asked is told what the error means for a snapshot.
+        Change::OfSnapshot(change, name) => image
+            .change_snapshot(*change, name)
+            .map_err(|e| BackendError::io(format!("{}@{name}", place.what), action(*change), e)),
         Change::Size(size_bytes) => image.resize(*size_bytes).map_err(failed("resize the image")),
     };
     if !claim.guarded {

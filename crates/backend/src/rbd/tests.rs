@@ -35,6 +35,39 @@ fn write(backend: &mut RbdBackend, byte: u8) -> (Result<(), IoError>, bool) {
     (outcome.expect("just seen"), parked)
 }
 
+/// Changes a snapshot and waits for the outcome.
+fn change_snapshot(backend: &mut RbdBackend, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+    backend.change_snapshot(u64::MAX, name, change)?;
+    let mut outcome = None;
+    while outcome.is_none() {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |token, result| {
+            assert_eq!(token, u64::MAX);
+            outcome = Some(result);
+        });
+    }
+    outcome.expect("just seen")
+}
+
+fn take_snapshot(backend: &mut RbdBackend, name: &str) -> Result<(), IoError> {
+    // SAFETY: the name lives until the outcome is there.
+    unsafe { backend.submit(1, Transfer::Snapshot { ptr: name.as_ptr(), len: name.len() }) };
+    let mut outcome = None;
+    while outcome.is_none() {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |_, result| outcome = Some(result));
+    }
+    outcome.expect("just seen")
+}
+
+/// The snapshots of an image, and which of them are protected.
+fn snapshots(place: &Place) -> Vec<(String, bool)> {
+    let (cluster, pool) = place.connect().expect("a client");
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read).expect("opened");
+    let listed = image.snapshots().expect("a list").into_iter();
+    listed.map(|snapshot| (snapshot.name, snapshot.protected)).collect()
+}
+
 /// Makes every handle of the image read its header again, as a lost and renewed watch does.
 fn refresh_handles(place: &Place) {
     let (cluster, pool) = place.connect().expect("a second client");
@@ -326,6 +359,80 @@ fn a_kill_between_guard_and_record_locks_nobody_out(lab: &Lab) {
     close(open_place(place, &other()).expect("free").0, true);
 }
 
+fn snapshots_are_changed_under_the_guard_and_what_is_refused_costs_nothing(lab: &Lab) {
+    use SnapshotChange::{Protect, Remove, Unprotect};
+    let place = place(lab, "rotated");
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    (1..=3).for_each(|n| take_snapshot(&mut backend, &format!("s{n}")).expect("a snapshot"));
+    let errno = |number| Err(IoError::Errno(number));
+    for (change, name, outcome) in [
+        (Protect, "s1", Ok(())),
+        (Protect, "s1", errno(libc::EBUSY)),
+        (Remove, "s1", errno(libc::EBUSY)),
+        (Remove, "s2", Ok(())),
+        (Remove, "s2", errno(libc::ENOENT)),
+        (Unprotect, "s3", errno(libc::EINVAL)),
+        (Unprotect, "s1", Ok(())),
+        (Protect, "s3", Ok(())),
+    ] {
+        assert_eq!(change_snapshot(&mut backend, name, change), outcome, "{change:?} {name}");
+        assert!(guarded(&place), "{change:?} {name}");
+        assert_eq!(write(&mut backend, 1), (Ok(()), false), "the handle stays one that can write");
+    }
+    assert_eq!(snapshots(&place), [("s1".to_owned(), false), ("s3".to_owned(), true)]);
+    // A handle that has turned read-only is replaced first, and changes that come together are made one after the other.
+    refresh_handles(&place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    backend.change_snapshot(1, "s1", Remove).expect("it is in line");
+    backend.change_snapshot(2, "s3", Unprotect).expect("it is in line");
+    backend.change_snapshot(3, "s3", Remove).expect("it is in line");
+    let mut outcomes = Vec::new();
+    while outcomes.len() < 3 {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |token, result| outcomes.push((token, result)));
+    }
+    assert_eq!(outcomes, [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
+    assert!(guarded(&place));
+    assert_eq!(snapshots(&place), []);
+
+    // More than there is room for at first, and somebody who may not change anything.
+    let many: Vec<(String, bool)> = (0..70).map(|n| (format!("many{n}"), false)).collect();
+    many.iter().for_each(|(name, _)| take_snapshot(&mut backend, name).expect("a snapshot"));
+    assert_eq!(snapshots(&place), many);
+    close(backend, true);
+    let (mut reader, ..) =
+        open_place(place.clone(), &OpenOptions { read_only: true, ..options() }).expect("opened");
+    assert_eq!(reader.change_snapshot(1, "many0", Remove), errno(libc::EROFS));
+    drop(reader);
+    assert_eq!(snapshots(&place).len(), many.len());
+}
+
+fn a_kill_while_a_snapshot_is_changed_costs_neither_dirty_data_nor_access(lab: &Lab) {
+    for (number, change) in
+        [SnapshotChange::Remove, SnapshotChange::Protect, SnapshotChange::Unprotect].into_iter().enumerate()
+    {
+        let place = place(lab, &format!("cut-snapshot{number}"));
+        let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+        take_snapshot(&mut backend, "kept").expect("a snapshot");
+        let protected = change == SnapshotChange::Unprotect;
+        if protected {
+            change_snapshot(&mut backend, "kept", SnapshotChange::Protect).expect("protected");
+        }
+        assert_eq!(write(&mut backend, 1).0, Ok(()));
+        killed_at(Point::Exposed, move || {
+            let _ = change_snapshot(&mut backend, "kept", change);
+            None
+        });
+        assert!(!guarded(&place));
+        assert_eq!(snapshots(&place), [("kept".to_owned(), protected)]);
+        let (mut backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+        assert!(continuity.proven, "{}", continuity.reason);
+        assert!(guarded(&place));
+        assert_eq!(change_snapshot(&mut backend, "kept", change), Ok(()), "it is done again");
+        close(backend, true);
+    }
+}
+
 /// What an attempt to replace a handle leaves when the cluster is away before the guard is set again.
 fn a_guard_that_could_not_be_set_again_fences_nobody(place: &Place) {
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
@@ -610,7 +717,9 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     }
     let lab = Lab::for_test().expect("a cluster");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 27] = [
+    let cases: [fn(&Lab); 29] = [
+        snapshots_are_changed_under_the_guard_and_what_is_refused_costs_nothing,
+        a_kill_while_a_snapshot_is_changed_costs_neither_dirty_data_nor_access,
         a_refreshed_handle_goes_on_writing,
         a_refreshed_handle_is_replaced_under_overlapping_reads,
         a_handle_that_turns_read_only_is_replaced_after_a_disown_too,

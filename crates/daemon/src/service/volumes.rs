@@ -9,6 +9,7 @@ mod failover;
 mod handoff;
 mod operations;
 mod replication;
+mod snapshots;
 mod start;
 mod turns;
 mod whole;

@@ -7,7 +7,7 @@ use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use tidepool_backend::Backend;
+use tidepool_backend::{Backend, SnapshotChange};
 use tidepool_driver::CacheFile;
 use tidepool_engine::api::{ControlError, Degraded, Mode, Nanos, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -160,6 +160,12 @@ pub(super) enum Command {
     Snapshot {
         id: VolumeId,
         name: String,
+        answer: Answer<()>,
+    },
+    ChangeSnapshot {
+        id: VolumeId,
+        name: String,
+        change: SnapshotChange,
         answer: Answer<()>,
     },
     Resize {
@@ -444,6 +450,19 @@ impl ShardHandle {
     /// The volume's drain is unordered, the backend refused, or data is lost.
     pub async fn snapshot(&self, id: VolumeId, name: String) -> Result<(), ShardError> {
         self.ask(|answer| Command::Snapshot { id, name, answer }).await?
+    }
+
+    /// Has the backend do something with a snapshot that the image has; requests go on.
+    ///
+    /// # Errors
+    /// The volume is not served, another such change is under way, or the backend refused.
+    pub async fn change_snapshot(
+        &self,
+        id: VolumeId,
+        name: String,
+        change: SnapshotChange,
+    ) -> Result<(), ShardError> {
+        self.ask(|answer| Command::ChangeSnapshot { id, name, change, answer }).await?
     }
 
     /// Lets clients of a volume in that is not served here yet: they go to `guests` after the handshake. What was expected under

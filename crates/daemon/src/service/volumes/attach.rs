@@ -386,7 +386,7 @@ impl Volumes {
 }
 
 /// The image that a URI means, whoever opens it.
-fn image_of(uri: &BackendUri) -> String {
+pub(super) fn image_of(uri: &BackendUri) -> String {
     let image = match uri.clone() {
         BackendUri::Rbd { pool, namespace, image, conf, .. } => {
             BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id: None }
