@@ -553,8 +553,7 @@ pub enum VolumeCommand {
     },
     /// Take a snapshot of the image that has everything written so far. Clients do not wait for it.
     Snapshot(SnapshotArgs),
-    /// Take, list, remove or protect snapshots of the image. Clients do not wait for it. `rbd` cannot do that while the volume is
-    /// served.
+    /// Take, list, remove or protect snapshots of the image, which `rbd` cannot while the volume is served, or go back to one.
     Snap {
         /// What to do.
         #[command(subcommand)]
@@ -599,6 +598,9 @@ pub enum SnapCommand {
     Protect(SnapshotArgs),
     /// Let a snapshot be removed again. Ceph refuses that while it has clones.
     Unprotect(SnapshotArgs),
+    /// Make the volume what it was at a snapshot. What was written since is lost. Only while no client is connected and the image has
+    /// everything (`volume drain`). One that was cut short has to be repeated before the volume is served.
+    Rollback(SnapshotArgs),
 }
 
 /// A snapshot of a volume.

@@ -21,6 +21,7 @@ pub async fn run(command: SnapCommand) -> Result<(), Failure> {
         SnapCommand::Unprotect(args) => {
             change(args, SnapshotAction::Unprotect, "not protected any more").await
         }
+        SnapCommand::Rollback(args) => roll_back(args).await,
     }
 }
 
@@ -33,6 +34,16 @@ pub async fn create(args: SnapshotArgs) -> Result<(), Failure> {
     let taken = with_progress(&client, Some(name.as_str()), "draining", gone, taken).await?;
     output::print(output.format, &taken, |taken| {
         format!("snapshot {} is taken in {:.1} s\n", taken.snapshot, taken.seconds)
+    })
+}
+
+async fn roll_back(args: SnapshotArgs) -> Result<(), Failure> {
+    let SnapshotArgs { name, snapshot, admin, output } = args;
+    let client = client(&admin)?;
+    let gone = "the daemon goes on with it (see `tidepool volume list`)";
+    let done = interruptible(gone, client.roll_back(name.as_str(), &snapshot)).await?;
+    output::print(output.format, &done, |done| {
+        format!("volume {} is what it was at {} ({:.1} s)\n", done.volume, done.snapshot, done.seconds)
     })
 }
 

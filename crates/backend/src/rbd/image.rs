@@ -3,12 +3,14 @@
 use super::cluster::{IoCtx, c_string, check};
 use super::sys::{self, ImageT, Rbd};
 use crate::snapshot::{Snapshot, SnapshotChange, SnapshotKind};
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::ptr;
 
 /// Feature bit: an exclusive lock, which a cached image must have.
 pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// Feature bit: a map tells which objects there are.
+pub(super) const FEATURE_OBJECT_MAP: u64 = 1 << 3;
 /// Feature bit: the object map tells what has changed.
 pub(super) const FEATURE_FAST_DIFF: u64 = 1 << 4;
 /// Feature bit: journaling, used by journal-based mirroring.
@@ -204,6 +206,23 @@ impl Image {
         let seen = self.sizes();
         changed?;
         seen.map(drop)
+    }
+
+    /// Makes the image what it was at a snapshot. Takes as long as looking at each of its objects. It works under the guard for a handle
+    /// that was opened without it and has not read the header again since; it does so afterwards.
+    pub(super) fn roll_back(&self, snapshot: &str) -> io::Result<()> {
+        let snapshot = c_string(snapshot);
+        // SAFETY: a valid image, a C string.
+        check(unsafe { (self.rbd.rbd_snap_rollback)(self.handle, snapshot.as_ptr()) }).map(drop)
+    }
+
+    /// Finds out anew which objects there are.
+    pub(super) fn rebuild_object_map(&self) -> io::Result<()> {
+        extern "C" fn untold(_done: u64, _all: u64, _argument: *mut c_void) -> c_int {
+            0
+        }
+        // SAFETY: a valid image, a function that needs no argument.
+        check(unsafe { (self.rbd.rbd_rebuild_object_map)(self.handle, untold, ptr::null_mut()) }).map(drop)
     }
 
     /// All snapshots, the oldest first.

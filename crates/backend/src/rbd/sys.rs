@@ -39,6 +39,9 @@ pub(super) const SNAP_NAMESPACE_MIRROR: c_int = 3;
 /// Told offset, length and whether there is data, of each part of an image that differs.
 pub(super) type DiffCallback = extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
 
+/// Told how much of how much is done.
+pub(super) type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
+
 /// `rbd_linked_image_spec_t`.
 #[repr(C)]
 pub(super) struct LinkedImageSpec {
@@ -190,6 +193,8 @@ library! {
         rbd_snap_remove(ImageT, *const c_char) -> c_int;
         rbd_snap_protect(ImageT, *const c_char) -> c_int;
         rbd_snap_unprotect(ImageT, *const c_char) -> c_int;
+        rbd_snap_rollback(ImageT, *const c_char) -> c_int;
+        rbd_rebuild_object_map(ImageT, ProgressCallback, *mut c_void) -> c_int;
         rbd_get_parent(ImageT, *mut LinkedImageSpec, *mut SnapSpec) -> c_int;
         rbd_linked_image_spec_cleanup(*mut LinkedImageSpec);
         rbd_snap_spec_cleanup(*mut SnapSpec);

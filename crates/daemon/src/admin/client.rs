@@ -2,8 +2,8 @@
 
 use super::{
     AddVolume, ChangeSnapshot, ChangedSnapshot, ErrorBody, FailOver, FailedOver, HandOver, HandedOver,
-    Removed, ResizeVolume, SetVolume, Snapshot, SnapshotAction, SnapshotReport, Status, TakeSnapshot,
-    TakeVolume, VolumeReport,
+    Removed, ResizeVolume, RollBack, RolledBack, SetVolume, Snapshot, SnapshotAction, SnapshotReport, Status,
+    TakeSnapshot, TakeVolume, VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;
@@ -141,6 +141,15 @@ impl Client {
     ) -> Result<ChangedSnapshot, ClientError> {
         let body = ChangeSnapshot { snapshot: snapshot.to_owned(), action };
         self.call(Method::PATCH, format!("/v1/volumes/{name}/snapshots"), Some(&body)).await
+    }
+
+    /// Makes the volume what it was at a snapshot; returns when it is served again.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn roll_back(&self, name: &str, snapshot: &str) -> Result<RolledBack, ClientError> {
+        let body = RollBack { snapshot: snapshot.to_owned() };
+        self.call(Method::POST, format!("/v1/volumes/{name}/rollback"), Some(&body)).await
     }
 
     /// Makes the copy of another host's volume this host's volume; returns when it is served.

@@ -13,6 +13,7 @@
 //! | `POST /v1/volumes/NAME/snapshots` with [`TakeSnapshot`] | [`Snapshot`], when the image has it |
 //! | `GET /v1/volumes/NAME/snapshots` | list of [`SnapshotReport`] |
 //! | `PATCH /v1/volumes/NAME/snapshots` with [`ChangeSnapshot`] | [`ChangedSnapshot`], when it is done |
+//! | `POST /v1/volumes/NAME/rollback` with [`RollBack`] | [`RolledBack`], when it is served again |
 //! | `POST /v1/volumes/NAME/takeover` with [`TakeVolume`] | [`VolumeReport`], when it is served here |
 //! | `POST /v1/volumes/NAME/handoff` with [`HandOver`] | [`HandedOver`], when it is served there |
 //! | `POST /v1/failover` with [`FailOver`] | list of [`FailedOver`], also of those that were refused |
@@ -20,7 +21,7 @@
 //!
 //! Whatever fails answers with a status of 400 or above and [`ErrorBody`]. A caller that goes away
 //! while it waits for a drain does not stop the drain; one that waits for a removal stops the removal
-//! as long as the volume still drains. A snapshot is taken whether its caller waits or not.
+//! as long as the volume still drains. A snapshot is taken, and an image rolled back, whether its caller waits or not.
 
 use crate::units::{Duration, Size};
 use crate::volume::{DrainOrder, Mode};
@@ -481,6 +482,25 @@ pub struct ChangedSnapshot {
     pub snapshot: String,
     /// What was done with it.
     pub action: SnapshotAction,
+}
+
+/// A volume that is to become what it was at a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollBack {
+    /// The snapshot's name.
+    pub snapshot: String,
+}
+
+/// A volume that has become what it was at a snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolledBack {
+    /// The volume.
+    pub volume: String,
+    /// Where the snapshot is, as `rbd` spells it.
+    pub snapshot: String,
+    /// For how long the volume was not served.
+    pub seconds: f64,
 }
 
 /// A volume that has been removed: its image is complete and free.

@@ -158,8 +158,8 @@ impl<C: Core> Reactor<C> {
                     Pending::Remove { id, answer }
                 });
             }
-            Command::LetGo { id, answer } => {
-                let may = self.may_let_go(id);
+            Command::LetGo { id, disconnect, answer } => {
+                let may = self.may_let_go(id, disconnect);
                 self.detach_for_another(id, may, answer);
             }
             Command::Drain { id, answer } => self.operate(id, answer, |shared, number, answer| {

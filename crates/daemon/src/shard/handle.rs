@@ -239,6 +239,7 @@ pub(super) enum Command {
     },
     LetGo {
         id: VolumeId,
+        disconnect: bool,
         answer: Answer<Option<Box<dyn Backend>>>,
     },
     Forget {
@@ -420,12 +421,16 @@ impl ShardHandle {
         self.ask(|answer| Command::HandOver { id, disconnect, answer }).await?
     }
 
-    /// The same for a volume without a second copy; its clients lose the connection.
+    /// The same for a volume without a second copy. Where clients are connected only with `disconnect`.
     ///
     /// # Errors
     /// As above, and if there is a copy.
-    pub async fn let_go(&self, id: VolumeId) -> Result<Option<Box<dyn Backend>>, ShardError> {
-        self.ask(|answer| Command::LetGo { id, answer }).await?
+    pub async fn let_go(
+        &self,
+        id: VolumeId,
+        disconnect: bool,
+    ) -> Result<Option<Box<dyn Backend>>, ShardError> {
+        self.ask(|answer| Command::LetGo { id, disconnect, answer }).await?
     }
 
     /// Forgets a volume that has no backend and is nobody's copy.

@@ -2,12 +2,15 @@
 
 use super::attach::image_of;
 use super::{Entry, Volumes, lock};
-use crate::admin::{ChangedSnapshot, Snapshot, SnapshotAction, SnapshotReport};
+use crate::admin::{ChangedSnapshot, RolledBack, Snapshot, SnapshotAction, SnapshotReport};
+use crate::failure::one_line;
 use crate::service::VolumeError;
 use crate::shard::ShardError;
 use crate::volume::{check_name, is_parent_name};
+use std::sync::Arc;
 use tidepool_backend::{BackendUri, SnapshotKind};
-use tidepool_engine::api::{ControlError, IoError};
+use tidepool_engine::api::{ControlError, IoError, VolumeId};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::info;
 
@@ -126,6 +129,112 @@ impl Volumes {
         Ok(ChangedSnapshot { volume: name.to_owned(), snapshot: at, action })
     }
 
+    /// Makes a volume that nobody uses what it was at a snapshot; returns when it is served again. What the cache holds of it is dropped,
+    /// and its second copy begins anew. A rollback that was cut short is finished so.
+    ///
+    /// # Errors
+    /// There is no such snapshot, a client is connected, or the image lacks something: nothing has changed then. Or it has failed
+    /// while the image was being changed: then the volume is not served until the rollback is repeated, which its status says.
+    pub async fn roll_back(self: &Arc<Self>, name: &str, snapshot: &str) -> Result<RolledBack, VolumeError> {
+        let entry = self.entry(name)?;
+        let asked = Asked { volume: name, what: format!("roll back to snapshot {snapshot}") };
+        let image = asked.image(&entry)?;
+        let _change = entry.begin_change()?;
+        self.found(&asked, &entry, snapshot).await?;
+        let start = Instant::now();
+        let half = lock(&entry.facts).half_rolled_back;
+        let done = if half {
+            self.finish_rollback(&entry, snapshot).await
+        } else {
+            self.begin_rollback(&asked, &entry, snapshot).await
+        };
+        done.map_err(|error| match error {
+            refused @ (VolumeError::Snapshot { .. } | VolumeError::Busy(_)) => refused,
+            error => asked.refused(one_line(&error)),
+        })?;
+        info!("volume {name}: it is what it was at snapshot {image}@{snapshot}");
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(RolledBack { volume: name.to_owned(), snapshot: format!("{image}@{snapshot}"), seconds })
+    }
+
+    /// Takes a volume out of service, and has its image rolled back before it comes again.
+    async fn begin_rollback(
+        self: &Arc<Self>,
+        asked: &Asked<'_>,
+        entry: &Arc<Entry>,
+        snapshot: &str,
+    ) -> Result<(), VolumeError> {
+        let name = &entry.name;
+        let id = entry.attached("roll back")?;
+        if entry.is_departing() {
+            let why = "it may go to another host at any moment (volume handoff --cancel ends that)";
+            return Err(asked.refused(why));
+        }
+        if self.lacks(asked, id).await? {
+            return Err(asked.refused(undrained(name)));
+        }
+        let alone = self.alone(id).await.map_err(|error| asked.refused(error.to_string()))?;
+        let backend = self.without_clients(|| self.shard.let_go(id, false)).await;
+        let backend = backend.map_err(|error| match error {
+            ShardError::Connected(clients) => {
+                asked.refused(format!("{clients} of its clients are connected: stop the VM first"))
+            }
+            error => asked.refused(error.to_string()),
+        })?;
+        drop(alone);
+        // Nobody gets in any more. Whatever comes now, the volume goes on in the end.
+        let released = self.close_released(entry, backend, false).await.map_err(|why| asked.refused(why));
+        let ready = match released {
+            Ok(()) => self.settle(asked, name, id).await,
+            Err(error) => Err(error),
+        };
+        let roll_back = ready.is_ok().then(|| snapshot.to_owned());
+        let attached = self.go_on(entry, id, roll_back).await;
+        ready?;
+        let attached = attached.ok_or_else(|| VolumeError::Busy(name.clone()))?;
+        attached.await.unwrap_or_else(|_| Err(VolumeError::Busy(name.clone())))
+    }
+
+    /// Makes sure that a restart finds nothing in the cache that the image of a volume lacks.
+    async fn settle(&self, asked: &Asked<'_>, name: &str, id: VolumeId) -> Result<(), VolumeError> {
+        if self.lacks(asked, id).await? {
+            return Err(asked.refused(undrained(name)));
+        }
+        let failed = |error: ShardError| asked.refused(error.to_string());
+        let spec = self.spec_of(id).await.map_err(failed)?;
+        let spec = spec.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        // What is recorded with it is what it is now.
+        self.shard.set_attachment(id, spec.attachment).await.map_err(failed)
+    }
+
+    /// The image of a volume that is written lacks something that the cache has.
+    async fn lacks(&self, asked: &Asked<'_>, id: VolumeId) -> Result<bool, VolumeError> {
+        let status = self.shard.status().await.map_err(|error| asked.refused(error.to_string()))?;
+        let known = status.volumes.iter().find(|volume| volume.status.id == id);
+        match known {
+            Some(known) if known.status.spec.read_only => Err(asked.refused("it is read-only")),
+            // They would stay lost.
+            Some(known) if known.status.lost_blocks > 0 => Err(asked.refused(format!(
+                "{} blocks of it are lost until they are written again",
+                known.status.lost_blocks
+            ))),
+            Some(known) => Ok(known.status.dirty),
+            None => Err(VolumeError::Unknown(asked.volume.to_owned())),
+        }
+    }
+
+    /// Has the image of a volume rolled back that is not served because that was cut short.
+    async fn finish_rollback(&self, entry: &Entry, snapshot: &str) -> Result<(), VolumeError> {
+        let (asking, outcome) = oneshot::channel();
+        {
+            let mut facts = lock(&entry.facts);
+            (facts.roll_back, facts.asking) = (Some(snapshot.to_owned()), Some(asking));
+        }
+        entry.again.notify_one();
+        // As long as it takes.
+        outcome.await.unwrap_or_else(|_| Err(VolumeError::Busy(entry.name.clone())))
+    }
+
     /// All snapshots of a volume's image.
     async fn listed(
         &self,
@@ -167,7 +276,7 @@ impl Volumes {
     fn check_unused(&self, asked: &Asked<'_>, entry: &Entry, snapshot: &str) -> Result<(), VolumeError> {
         let image = image_of(&entry.backend);
         let entries = lock(&self.entries);
-        let uses = |other: &&std::sync::Arc<Entry>| match &other.backend {
+        let uses = |other: &&Arc<Entry>| match &other.backend {
             BackendUri::Rbd { snapshot: Some(of), .. } => of == snapshot && image_of(&other.backend) == image,
             _ => false,
         };
@@ -176,12 +285,16 @@ impl Volumes {
             let why = format!("volume {0} serves it: tidepool volume remove {0}, then try again", user.name);
             return Err(asked.refused(why));
         }
-        let reads = |other: &&std::sync::Arc<Entry>| lock(&other.facts).parent.as_ref() == Some(&user.name);
+        let reads = |other: &&Arc<Entry>| lock(&other.facts).parent.as_ref() == Some(&user.name);
         let clones: Vec<&str> = entries.values().filter(reads).map(|clone| clone.name.as_str()).collect();
         let clones = if clones.is_empty() { "a volume here".to_owned() } else { clones.join(", ") };
         Err(asked
             .refused(format!("{clones} is a clone of it: remove that volume, or flatten its image, first")))
     }
+}
+
+fn undrained(name: &str) -> String {
+    format!("the cache holds data that its image lacks: stop the VM, then tidepool volume drain {name}")
 }
 
 /// What an error of Ceph means for a snapshot.
