@@ -129,6 +129,13 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.follow(&forget);
     host.act("[ -z \"$(rbd snap ls rbd/vm1)\" ]");
 
+    let [keep, back] = manual.section("## Going back");
+    host.act("both -c 'write -P 14 20M 8M' -c flush");
+    host.follow(&keep);
+    host.act("qemu-io -f raw -c 'write -P 15 16M 8M' -c 'write -P 15 60M 1M' -c flush \"nbd+unix:///vm1?socket=$socket\"");
+    host.follow(&back);
+    host.act("qemu-img compare -f raw -F raw \"nbd+unix:///vm1?socket=$socket\" /mnt/model; image_is_right; [ -z \"$(rbd snap ls rbd/vm1)\" ]");
+
     let [upgrade] = manual.section("## Upgrading");
     host.act(
         "options=driver=nbd,server.type=unix,server.path=$socket,export=vm1,reconnect-delay=60\n\
