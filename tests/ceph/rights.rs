@@ -109,6 +109,59 @@ fn the_documented_rights_suffice_for_everything() {
     cluster.rbd(&["bench", "--io-type", "write", "--io-total", "4K", "image"]).expect("anybody can write");
 }
 
+/// What `tidepool volume snap …` says of the volume's snapshot, and whether it was done.
+fn snap(rig: &Rig, command: &str) -> (bool, String) {
+    let admin = format!("--admin={}", rig.admin.socket().display());
+    let output = daemon::run(["volume", "snap", command, VOLUME, "base", &admin]).expect("tidepool runs");
+    let told = if output.status.success() { output.stdout } else { output.stderr };
+    (output.status.success(), String::from_utf8_lossy(&told).into_owned())
+}
+
+/// Ceph looks for clones in all pools before it unprotects a snapshot, and for that alone the document has another grant.
+#[test]
+fn the_documented_rights_suffice_for_snapshots() {
+    let _turn = one_at_a_time();
+    let cluster = cluster();
+    cluster.rbd_create("image", 64 * MIB).expect("an image");
+    cluster.ceph(&["osd", "pool", "create", "other", "8"]).expect("another pool");
+    Rights::documented().give(&cluster, "tidepool");
+    let uri = format!("{}&id=tidepool", cluster.uri("image"));
+    let volumes = vec![(VOLUME.to_string(), uri.clone())];
+    let mut rig = Rig::new(&RigOptions { cache_bytes: 64 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    let check = || {
+        let output = daemon::run(["check", &uri]).expect("tidepool runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let told = check();
+    assert!(told.contains("client.tidepool may not look for clones in pool `other`"), "{told}");
+    rig.daemon.start().expect("the daemon starts");
+    rig.client().and_then(|mut client| client.write(0, &[7; 65536])).expect("a write");
+    for command in ["create", "rm", "create", "protect"] {
+        let (done, told) = snap(&rig, command);
+        assert!(done, "{command}: {told}");
+    }
+    let (done, told) = snap(&rig, "unprotect");
+    assert!(!done && told.contains("allow class-read object_prefix rbd_children"), "{told}");
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/backends.md");
+    let text = std::fs::read_to_string(document).expect("the document");
+    let line =
+        text.lines().find(|line| line.contains("ceph auth caps client.tidepool")).expect("the command");
+    let words: Vec<&str> = line.split('\'').collect();
+    let [_, mon, _, osd, ""] = words[..] else { panic!("another command: {words:?}") };
+    let osd = osd.replace("POOL", "rbd");
+    cluster.ceph(&["auth", "caps", "client.tidepool", "mon", mon, "osd", &osd]).expect("more rights");
+    // A client knows its rights from when it has connected.
+    rig.daemon.terminate().expect("it ends");
+    rig.daemon.start().expect("the daemon starts");
+    for command in ["unprotect", "rm"] {
+        let (done, told) = snap(&rig, command);
+        assert!(done, "{command}: {told}");
+    }
+    rig.daemon.terminate().expect("it ends");
+    assert!(!check().contains("clones"));
+}
+
 #[test]
 fn check_and_serve_name_the_right_that_is_missing_before_anything_is_touched() {
     let _turn = one_at_a_time();

@@ -126,6 +126,26 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.follow(&backup);
     host.act("cmp /mnt/vm1.raw /mnt/model");
 
+    let [whole, difference, clone, forget] = manual.section("## Snapshots: a rotation");
+    host.act("both -c 'write -P 12 40M 8M' -c flush");
+    host.follow(&whole);
+    host.act("cmp /mnt/day1.raw /mnt/model; both -c 'write -P 13 44M 8M' -c 'discard 60M 1M' -c flush");
+    host.follow(&difference);
+    host.act("[ \"$(rbd snap ls rbd/vm1 | awk 'NR > 1 { print $2 }')\" = day2 ]");
+    host.act("rbd import --no-progress /mnt/day1.raw rbd/again; rbd snap create --no-progress rbd/again@day1; rbd import-diff --no-progress /mnt/day2.diff rbd/again");
+    host.act("rbd export --no-progress rbd/again - | cmp - /mnt/model; rbd snap purge --no-progress rbd/again; rbd rm --no-progress rbd/again");
+    host.follow(&clone);
+    host.act("rbd export --no-progress rbd/copy - | cmp - /mnt/model; ! tidepool volume snap rm vm1 day2");
+    host.follow(&forget);
+    host.act("[ -z \"$(rbd snap ls rbd/vm1)\" ]");
+
+    let [keep, back] = manual.section("## Going back");
+    host.act("both -c 'write -P 14 20M 8M' -c flush");
+    host.follow(&keep);
+    host.act("qemu-io -f raw -c 'write -P 15 16M 8M' -c 'write -P 15 60M 1M' -c flush \"nbd+unix:///vm1?socket=$socket\"");
+    host.follow(&back);
+    host.act("qemu-img compare -f raw -F raw \"nbd+unix:///vm1?socket=$socket\" /mnt/model; image_is_right; [ -z \"$(rbd snap ls rbd/vm1)\" ]");
+
     let [upgrade] = manual.section("## Upgrading");
     host.act(
         "options=driver=nbd,server.type=unix,server.path=$socket,export=vm1,reconnect-delay=60\n\

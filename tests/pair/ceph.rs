@@ -102,6 +102,42 @@ fn g4_everything_that_a_dead_host_has_served_is_failed_over_at_once() {
     goes_on(&mut pair, &mut workload, to);
 }
 
+/// A rollback gives the second copy up, and a new one begins: what the peer takes over later is the snapshot and what came after it.
+#[test]
+fn g4_what_a_peer_takes_over_after_a_rollback_is_of_after_it() {
+    const PLACES: u64 = 16;
+    let _turn = one_at_a_time();
+    let cluster = Cluster::for_test().expect("a cluster");
+    let mut pair = pair_on(&cluster, "back");
+    let write = |pair: &Pair, places: std::ops::Range<u64>, byte: u8| {
+        let mut client = Client::connect(&pair.owner().socket, VOLUME).expect("connect");
+        places.for_each(|at| client.write(at * MIB, &[byte; 65536]).expect("acknowledged"));
+        client.flush().expect("a flush");
+    };
+    let call = |pair: &Pair, what: &str| {
+        let body = serde_json::json!({ "snapshot": "then" });
+        let answer = pair.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/{what}"), Some(&body));
+        answer.expect("it is done")
+    };
+    write(&pair, 0..PLACES, 1);
+    call(&pair, "snapshots");
+    write(&pair, 0..PLACES, 2);
+    pair.owner().admin.drain(VOLUME).expect("drain");
+    call(&pair, "rollback");
+    pair.owner().wait_sync().expect("there is a copy again");
+    write(&pair, 0..4, 3);
+    let owner = pair.owner;
+    pair.hosts[owner].daemon.kill().expect("kill");
+    pair.peer().take_over(false).expect("it is taken over");
+    pair.owner = 1 - owner;
+    let mut client = Client::connect(&pair.owner().socket, VOLUME).expect("connect");
+    for at in 0..PLACES {
+        let expected = if at < 4 { 3 } else { 1 };
+        let content = client.read(at * MIB, 65536).expect("a read");
+        assert!(content.iter().all(|&byte| byte == expected), "at {at} MiB: {} for {expected}", content[0]);
+    }
+}
+
 #[test]
 fn g4_a_volume_is_handed_over_with_its_lock_and_its_guard() {
     let _turn = one_at_a_time();

@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::process::Signal;
 use serde_json::json;
 use tidepool_testkit::admin::number;
-use tidepool_testkit::nbd::Client;
+use tidepool_testkit::nbd::{Client, TRIM};
 use tidepool_testkit::stamps::WorkloadOptions;
-use tidepool_testkit::{Cluster, Error, daemon, one_at_a_time, rng};
+use tidepool_testkit::{Cluster, Error, Scratch, daemon, one_at_a_time, rng};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME, refused};
 
 /// What the workload writes; behind it is the probe's block.
@@ -193,6 +194,414 @@ fn a_snapshot_is_served_and_stays_warm(cluster: &Cluster) {
     assert_eq!(read(&rig), 0.0, "it is cached over the restart");
     let mut client = rig.client().expect("connect");
     assert!(client.read(0, 4 << 20).expect("a read") == content(2), "the volume has gone on");
+}
+
+/// `tidepool volume snap …` on the rig's volume: the exit status, and what is printed or complained of.
+fn snap(rig: &Rig, command: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let admin = format!("--admin={}", rig.admin.socket().display());
+    let all = [&["volume", "snap", command], arguments, &[&admin]].concat();
+    let output = daemon::run(all).expect("it runs");
+    let told = if output.status.success() { output.stdout } else { output.stderr };
+    (output.status.code(), String::from_utf8_lossy(&told).into_owned())
+}
+
+fn snap_done(rig: &Rig, command: &str, arguments: &[&str]) -> String {
+    let (status, told) = snap(rig, command, arguments);
+    assert_eq!(status, Some(0), "snap {command} {arguments:?}: {told}");
+    told
+}
+
+/// What a command is refused with, in one line.
+fn snap_refused(rig: &Rig, command: &str, arguments: &[&str]) -> String {
+    let (status, told) = snap(rig, command, arguments);
+    assert_eq!((status, told.lines().count()), (Some(1), 1), "snap {command} {arguments:?}: {told}");
+    told
+}
+
+/// The names of a volume's snapshots, and which of them are protected.
+fn listed(rig: &Rig) -> Vec<(String, bool)> {
+    let json = snap_done(rig, "ls", &[VOLUME, "--format", "json"]);
+    let list: Vec<serde_json::Value> = serde_json::from_str(&json).expect("a list");
+    let entry = |snapshot: &serde_json::Value| {
+        let name = snapshot["name"].as_str().expect("a name").to_owned();
+        let taken_unix_s = snapshot["time_unix_s"].as_u64().expect("a time");
+        assert!(taken_unix_s.abs_diff(unix_ms() / 1000) < 3600, "{snapshot}");
+        (name, snapshot["protected"].as_bool().expect("yes or no"))
+    };
+    list.iter().map(entry).collect()
+}
+
+/// The names that `rbd` lists.
+fn listed_by_rbd(cluster: &Cluster, image: &str) -> Vec<String> {
+    let json = cluster.rbd(&["snap", "ls", "--format", "json", image]).expect("a list");
+    let list: Vec<serde_json::Value> = serde_json::from_str(&json).expect("a list");
+    list.iter().map(|snapshot| snapshot["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn g5_a_rotation_of_backups_under_load_keeps_exact_snapshots_and_removes_the_rest() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::for_test().expect("a cluster");
+    rotation(&cluster, "rotated", &[], 5);
+    // What is not guarded is changed in the same way.
+    rotation(&cluster, "rotated-journal", &["journaling"], 3);
+}
+
+#[test]
+fn snapshots_are_listed_and_protected_and_what_ceph_refuses_is_said_in_a_line() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::for_test().expect("a cluster");
+    protected_and_cloned(&cluster);
+    what_is_no_image_has_no_snapshots();
+    kinds_of_snapshots(&cluster);
+}
+
+/// A snapshot each round, of which the last two are kept; each that is kept is some state of the volume, and has what was acknowledged.
+fn rotation(cluster: &Cluster, image: &str, features: &[&str], rounds: usize) {
+    cluster.rbd_create(image, IMAGE_BYTES).expect("an image");
+    features
+        .iter()
+        .for_each(|feature| drop(cluster.rbd(&["feature", "enable", image, feature]).expect("a feature")));
+    let volumes = vec![(VOLUME.into(), cluster.uri(image))];
+    let options = RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() };
+    let mut rig = Rig::new(&options).expect("a rig");
+    rig.daemon.start().expect("the daemon starts");
+    let mut workload = rig.workload(WorkloadOptions::new(rng::seed(901), WORK_BYTES)).expect("connect");
+    workload.keep_history();
+    let stop = AtomicBool::new(false);
+    let asked_unix_ms: Vec<u64> = std::thread::scope(|scope| {
+        let load = scope.spawn(|| workload.run_until(&stop));
+        let mut asked = Vec::new();
+        for round in 0..rounds {
+            asked.push(unix_ms());
+            snap_done(&rig, "create", &[VOLUME, &format!("s{round}")]);
+            if round >= 2 {
+                snap_done(&rig, "rm", &[VOLUME, &format!("s{}", round - 2)]);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        load.join().expect("no panic").expect("the load goes on");
+        asked
+    });
+    let kept = [rounds - 2, rounds - 1];
+    let names = kept.map(|round| format!("s{round}"));
+    assert_eq!(listed(&rig), names.clone().map(|name| (name, false)));
+    assert_eq!(listed_by_rbd(cluster, image), names);
+    for round in kept {
+        let export = rig.scratch.join("export");
+        cluster.rbd_export(&format!("{image}@s{round}"), &export).expect("rbd export");
+        let content = std::fs::read(&export).expect("the export");
+        std::fs::remove_file(&export).expect("the export");
+        let lost = workload.compare(&content[..WORK_BYTES as usize]);
+        let lost = lost.unwrap_or_else(|what| panic!("snapshot s{round} is no state of the volume: {what}"));
+        if let Some((first, _)) = lost.acked_unix_ms {
+            assert!(
+                first + 1 >= asked_unix_ms[round],
+                "snapshot s{round} lacks what was acknowledged before it"
+            );
+        }
+    }
+    if features.is_empty() {
+        // The guard stands again.
+        let refusal = cluster.rbd(&["snap", "rm", "--no-progress", &format!("{image}@s{}", kept[0])]);
+        assert!(is_read_only(&refusal.expect_err("the image is guarded").to_string()));
+    }
+    rig.daemon.kill().expect("kill -9");
+    rig.start_and_verify(&mut workload).expect("every sector is right");
+    snap_done(&rig, "rm", &[VOLUME, &names[0]]);
+    assert_eq!(listed_by_rbd(cluster, image), [names[1].clone()]);
+    workload.verify().expect("every sector is right");
+}
+
+/// A protected snapshot is not removed, and one with clones is not unprotected; both say what to do.
+fn protected_and_cloned(cluster: &Cluster) {
+    let rig = rig(cluster, "origin", &[]);
+    let image = format!("{}/origin", cluster.pool());
+    let mut client = rig.client().expect("connect");
+    client.write(0, &[1; 65536]).expect("a write");
+    assert!(snap_done(&rig, "ls", &[VOLUME]).contains("no snapshots"));
+    assert!(snap_done(&rig, "create", &[VOLUME, "base"]).contains(&format!("{image}@base is taken")));
+    let one = [VOLUME, "base"];
+    assert!(snap_refused(&rig, "create", &one).contains("has a snapshot of this name"));
+    assert!(snap_refused(&rig, "unprotect", &one).contains("it is not protected"));
+    assert!(snap_done(&rig, "protect", &one).contains(&format!("{image}@base is protected")));
+    assert!(snap_refused(&rig, "protect", &one).contains("it is protected already"));
+    assert_eq!(listed(&rig), [("base".to_owned(), true)]);
+    let table = snap_done(&rig, "ls", &[VOLUME]);
+    assert!(table.starts_with("SNAPSHOT") && table.contains("base") && table.contains("yes"), "{table}");
+    let line = snap_refused(&rig, "rm", &one);
+    assert!(line.contains("tidepool volume snap unprotect vm base"), "{line}");
+
+    // Of the first kind of clones, which need a protected parent.
+    let clone = |name: &str| {
+        let format = "--rbd-default-clone-format=1";
+        cluster.rbd(&["clone", format, "origin@base", name]).expect("a clone");
+    };
+    clone("child");
+    let line = snap_refused(&rig, "unprotect", &one);
+    assert!(line.contains(&format!("it has clones (see rbd children {image}@base)")), "{line}");
+    assert_eq!(listed(&rig), [("base".to_owned(), true)], "what was refused has changed nothing");
+    client.write(0, &[2; 65536]).expect("the volume goes on");
+    cluster.rbd_remove("child").expect("the clone goes");
+    snap_done(&rig, "unprotect", &one);
+
+    // What another volume reads is kept for it.
+    let add = |name: &str, of: &str| json!({ "name": name, "backend": cluster.uri(of) });
+    rig.admin.call("POST", "/v1/volumes", Some(&add("old", "origin@base"))).expect("a second volume");
+    let line = snap_refused(&rig, "rm", &one);
+    assert!(line.contains("volume old serves it: tidepool volume remove old"), "{line}");
+    assert!(snap_refused(&rig, "create", &["old", "more"]).contains("it is itself a snapshot"));
+    assert!(snap_refused(&rig, "rm", &["old", "base"]).contains("it is itself a snapshot"));
+    assert!(snap_refused(&rig, "ls", &["old"]).contains("it is itself a snapshot"));
+    rig.admin.call("DELETE", "/v1/volumes/old", None).expect("it goes");
+
+    let line = snap_refused(&rig, "rm", &[VOLUME, "none"]);
+    assert!(line.contains("there is no such snapshot (see tidepool volume snap ls vm)"), "{line}");
+    assert!(snap_refused(&rig, "rm", &["other", "base"]).contains("there is no volume other"));
+    assert!(snap_refused(&rig, "rm", &[VOLUME, ""]).contains("there is no such snapshot"));
+    // Names that `rbd` takes are taken.
+    rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
+    cluster.rbd(&["snap", "create", "--no-progress", "origin@a b%41"]).expect("a name");
+    rig.admin.call("POST", "/v1/volumes", Some(&add(VOLUME, "origin"))).expect("it is served again");
+    snap_done(&rig, "rm", &[VOLUME, "a b%41"]);
+    snap_done(&rig, "rm", &one);
+    assert_eq!(listed_by_rbd(cluster, "origin"), [""; 0]);
+    assert_eq!(rig.client().expect("connect").read(0, 65536).expect("a read"), [2; 65536]);
+
+    // What is only read is not changed, but listed.
+    rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back");
+    cluster.rbd(&["snap", "create", "--no-progress", "origin@seen"]).expect("a snapshot");
+    let reader = json!({ "name": VOLUME, "backend": cluster.uri("origin"), "read_only": true });
+    rig.admin.call("POST", "/v1/volumes", Some(&reader)).expect("it is served again");
+    assert_eq!(listed(&rig), [("seen".to_owned(), false)]);
+    assert!(snap_refused(&rig, "rm", &[VOLUME, "seen"]).contains("the image is read-only"));
+}
+
+/// Everything that a client reads from the volume.
+fn read_all(rig: &Rig, bytes: u64) -> Vec<u8> {
+    let mut client = rig.client().expect("connect");
+    (0..bytes / MIB).flat_map(|at| client.read(at * MIB, MIB as usize).expect("a read")).collect()
+}
+
+/// Everything that an image, or a snapshot of one, has.
+fn exported(rig: &Rig, cluster: &Cluster, what: &str) -> Vec<u8> {
+    let export = rig.scratch.join("export");
+    cluster.rbd_export(what, &export).expect("rbd export");
+    let content = std::fs::read(&export).expect("the export");
+    std::fs::remove_file(&export).expect("the export");
+    content
+}
+
+/// Writes blocks that differ from each other and between rounds, to every second block from `first` on.
+fn write_blocks(rig: &Rig, bytes: u64, first: u64, round: u8) {
+    const BLOCK: u64 = 16 << 10;
+    let mut client = rig.client().expect("connect");
+    for at in (first..bytes / BLOCK).step_by(2) {
+        let data = [&at.to_le_bytes()[..], &vec![round; BLOCK as usize - 8]].concat();
+        client.write(at * BLOCK, &data).expect("a write");
+    }
+    client.flush().expect("a flush");
+}
+
+#[test]
+fn g6_a_volume_goes_back_to_a_snapshot_and_nothing_that_was_cached_since_comes_with_it() {
+    let _turn = one_at_a_time();
+    let cluster = Cluster::for_test().expect("a cluster");
+    cluster.rbd_create("back", GONE_BACK_BYTES).expect("an image");
+    gone_back(&cluster, "back");
+    cluster.rbd_create("back-journal", GONE_BACK_BYTES).expect("an image");
+    cluster.rbd(&["feature", "enable", "back-journal", "journaling"]).expect("a feature");
+    gone_back(&cluster, "back-journal");
+    // What a clone has from its parent is cached for itself, and stays what it is.
+    let scratch = Scratch::new("parent").expect("a directory");
+    std::fs::write(scratch.join("parent"), vec![9; GONE_BACK_BYTES as usize]).expect("a file");
+    cluster.rbd_import(&scratch.join("parent"), "back-parent").expect("an image");
+    cluster.rbd(&["snap", "create", "--no-progress", "back-parent@base"]).expect("a snapshot");
+    cluster.rbd(&["snap", "protect", "back-parent@base"]).expect("protected");
+    cluster.rbd(&["clone", "back-parent@base", "back-clone"]).expect("a clone");
+    gone_back(&cluster, "back-clone");
+    let file = Rig::with_file(IMAGE_BYTES, 96 * MIB).expect("a rig");
+    assert!(snap_refused(&file, "rollback", &[VOLUME, "s"]).contains("is not in a Ceph pool"));
+}
+
+const GONE_BACK_BYTES: u64 = 32 * MIB;
+
+fn gone_back(cluster: &Cluster, image: &str) {
+    const BYTES: u64 = GONE_BACK_BYTES;
+    let volumes = vec![(VOLUME.into(), cluster.uri(image))];
+    let mut rig = Rig::new(&RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    rig.daemon.start().expect("the daemon starts");
+    let one = [VOLUME, "then"];
+    write_blocks(&rig, BYTES / 2, 0, 1);
+    snap_done(&rig, "create", &one);
+    let then = exported(&rig, cluster, &format!("{image}@then"));
+    // New where there was something, and where there was nothing; gone; and read since.
+    write_blocks(&rig, BYTES, 1, 2);
+    let mut client = rig.client().expect("connect");
+    client.request(TRIM, 0, 0, 4 << 20, &[], &mut []).expect("a trim");
+    drop(client);
+    rig.admin.drain(VOLUME).expect("drain");
+    assert!(read_all(&rig, BYTES) != then);
+
+    assert!(snap_refused(&rig, "rollback", &[VOLUME, "never"]).contains("there is no such snapshot"));
+    let mut client = rig.client().expect("connect");
+    let line = snap_refused(&rig, "rollback", &one);
+    assert!(line.contains("1 of its clients are connected: stop the VM first"), "{line}");
+    // While it writes it is refused for the one reason or the other.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                (0..BYTES / MIB).for_each(|at| client.write(at * MIB, &[3; 1 << 20]).expect("it goes on"));
+            }
+        });
+        let since = Instant::now();
+        let undrained = loop {
+            let (status, line) = snap(&rig, "rollback", &one);
+            let undrained = line.contains("stop the VM, then tidepool volume drain vm");
+            if status != Some(1) || undrained || since.elapsed() > Duration::from_secs(60) {
+                break undrained;
+            }
+        };
+        stop.store(true, Ordering::Relaxed);
+        assert!(undrained, "nothing is ever dirty, or a rollback was made under a client that writes");
+    });
+    assert!(read_all(&rig, BYTES).iter().all(|&byte| byte == 3), "what is refused changes nothing");
+    rig.admin.drain(VOLUME).expect("drain");
+
+    let generation = || {
+        let record = cluster.rados(&["ls"]).expect("objects");
+        let info = cluster.rbd(&["info", "--format", "json", image]).expect("rbd info");
+        let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
+        let object = format!("tidepool_owner.{}", info["id"].as_str().expect("an id"));
+        assert!(record.contains(&object), "{record}");
+        let json = cluster.rados(&["get", &object, "-"]).expect("the record");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        (json["generation"].as_u64().expect("a number"), json["version"].as_u64().expect("a number"))
+    };
+    let before = generation();
+    let told = snap_done(&rig, "rollback", &one);
+    assert!(told.contains(&format!("volume vm is what it was at {}/{image}@then", cluster.pool())), "{told}");
+    assert!(generation().0 > before.0 && generation().1 == 1, "{:?} after {before:?}", generation());
+    assert!(read_all(&rig, BYTES) == then, "the volume");
+    assert!(exported(&rig, cluster, image) == then, "the image");
+    rig.daemon.kill().expect("kill -9");
+    rig.daemon.start().expect("it starts");
+    assert!(read_all(&rig, BYTES) == then, "the volume after a kill");
+
+    // It goes on, and can go back again.
+    write_blocks(&rig, BYTES, 0, 4);
+    rig.admin.drain(VOLUME).expect("drain");
+    assert!(exported(&rig, cluster, image) == read_all(&rig, BYTES));
+    snap_done(&rig, "rollback", &one);
+    assert!(read_all(&rig, BYTES) == then);
+    assert_eq!(listed(&rig), [("then".to_owned(), false)]);
+    rig.admin.call("DELETE", &format!("/v1/volumes/{VOLUME}"), None).expect("it is given back, compared");
+    assert!(exported(&rig, cluster, image) == then);
+}
+
+/// `kill -9` at moments all over a rollback: what the daemon serves after it is what was there before or what there was at the snapshot,
+/// never a mixture, and never something out of the cache.
+#[test]
+fn g6_a_daemon_that_is_killed_in_a_rollback_serves_no_half_of_it() {
+    const BYTES: u64 = 32 * MIB;
+    const ROUNDS: u32 = 10;
+    let _turn = one_at_a_time();
+    let cluster = Cluster::for_test().expect("a cluster");
+    // Many objects, so that it takes its time.
+    cluster.rbd(&["create", "--size", "32M", "--object-size", "32K", "cut"]).expect("an image");
+    let volumes = vec![(VOLUME.into(), cluster.uri("cut"))];
+    let mut rig = Rig::new(&RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() }).expect("a rig");
+    rig.daemon.start().expect("the daemon starts");
+    let one = [VOLUME, "then"];
+    write_blocks(&rig, BYTES, 0, 1);
+    snap_done(&rig, "create", &one);
+    let then = exported(&rig, &cluster, "cut@then");
+    let start = Instant::now();
+    snap_done(&rig, "rollback", &one);
+    let whole = start.elapsed();
+    let (mut unbegun, mut half, mut done) = (0, 0, 0);
+    for round in 0..ROUNDS {
+        write_blocks(&rig, BYTES, 0, 2 + round as u8);
+        rig.admin.drain(VOLUME).expect("drain");
+        let now = read_all(&rig, BYTES);
+        std::thread::scope(|scope| {
+            let admin = rig.admin.clone();
+            let path = format!("/v1/volumes/{VOLUME}/rollback");
+            // The connection breaks.
+            scope.spawn(move || admin.call("POST", &path, Some(&json!({ "snapshot": "then" }))).map(drop));
+            std::thread::sleep(whole * round / ROUNDS);
+            rig.daemon.signal(Signal::KILL).expect("kill -9");
+        });
+        rig.daemon.wait().expect("it is dead");
+        rig.daemon.start().expect("it starts");
+        let is_decided = |volume: &serde_json::Value| {
+            let told = volume["error"].as_str().is_some_and(|error| error.contains("was cut short"));
+            volume["state"] == "serving" || told
+        };
+        let volume = rig.admin.wait_volume(VOLUME, Duration::from_secs(60), is_decided).expect("a status");
+        if volume["state"] == "serving" {
+            let content = read_all(&rig, BYTES);
+            assert!(content == now || content == then, "round {round}: it is neither");
+            if content == now {
+                unbegun += 1
+            } else {
+                done += 1
+            }
+            continue;
+        }
+        half += 1;
+        let recover = daemon::run(["recover", &cluster.uri("cut")]).expect("it runs");
+        let cost = String::from_utf8_lossy(&recover.stderr).into_owned();
+        assert!(
+            cost.contains("half rolled back to snapshot then: finish that with rbd snap rollback"),
+            "{cost}"
+        );
+        let why = volume["error"].as_str().expect("a reason");
+        assert!(why.contains("finish it with tidepool volume snap rollback NAME then"), "{why}");
+        assert!(rig.client().is_err(), "nobody gets in");
+        assert!(snap_refused(&rig, "create", &[VOLUME, "more"]).contains("was cut short"));
+        snap_done(&rig, "rollback", &one);
+        assert!(read_all(&rig, BYTES) == then, "round {round}: it is finished");
+        assert!(exported(&rig, &cluster, "cut") == then, "round {round}: the image");
+    }
+    println!("{ROUNDS} kills in {whole:?}: {unbegun} before it, {half} in it, {done} after it");
+    assert!(half > 0 && unbegun > 0, "the kills were all at the same moment");
+}
+
+fn what_is_no_image_has_no_snapshots() {
+    let rig = Rig::with_file(IMAGE_BYTES, 96 * MIB).expect("a rig");
+    for (command, arguments) in [
+        ("ls", &[VOLUME][..]),
+        ("create", &[VOLUME, "s"]),
+        ("rm", &[VOLUME, "s"]),
+        ("protect", &[VOLUME, "s"]),
+    ] {
+        let line = snap_refused(&rig, command, arguments);
+        assert!(line.contains("its image is not in a Ceph pool, and has no snapshots"), "{line}");
+    }
+}
+
+/// Snapshots that only Ceph manages are not listed, and left alone.
+fn kinds_of_snapshots(cluster: &Cluster) {
+    cluster.rbd_create("kinds", IMAGE_BYTES).expect("an image");
+    cluster.rbd(&["snap", "create", "--no-progress", "kinds@base"]).expect("a snapshot");
+    cluster.rbd(&["clone", "--rbd-default-clone-format=2", "kinds@base", "kinds-child"]).expect("a clone");
+    let volumes = vec![(VOLUME.into(), cluster.uri("kinds"))];
+    let options = RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() };
+    let mut rig = Rig::new(&options).expect("a rig");
+    rig.daemon.start().expect("the daemon starts");
+    // A clone of the second kind keeps what it needs.
+    snap_done(&rig, "rm", &[VOLUME, "base"]);
+    assert_eq!(listed(&rig), []);
+    let all = cluster.rbd(&["snap", "ls", "--all", "--format", "json", "kinds"]).expect("a list");
+    let all: Vec<serde_json::Value> = serde_json::from_str(&all).expect("a list");
+    assert_eq!(all.len(), 1, "it is in the trash: {all:?}");
+    let name = all[0]["name"].as_str().expect("a name");
+    let line = snap_refused(&rig, "rm", &[VOLUME, name]);
+    assert!(line.contains("it was removed before, and goes with the last of its clones"), "{line}");
+    cluster.rbd_remove("kinds-child").expect("the clone goes");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::file::{self, Caching};
 use crate::record::{Ownership, Peer};
+use crate::snapshot::SnapshotChange;
 use crate::{BackendError, BackendUri, given_up, nbd, paced, rbd, recover};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -178,6 +179,16 @@ pub trait Backend: Send {
     /// cannot stand there, and `EROFS` for whoever has no ownership. One at a time, beside [`INFLIGHT_MAX`] transfers.
     fn set_peer(&mut self, token: u64, peer: Option<Peer>);
 
+    /// Does something with a snapshot that the image has. Its outcome comes as that of a transfer, unless the backend is closed before.
+    /// One at a time, beside [`INFLIGHT_MAX`] transfers.
+    ///
+    /// # Errors
+    /// The image has no snapshots, or may not be changed; nothing comes through [`Backend::completions`] then.
+    fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+        let _ = (token, name, change);
+        Err(IoError::Errno(libc::ENOTSUP))
+    }
+
     /// A descriptor that polls readable while completions wait. It may be an eventfd or an epoll
     /// descriptor: poll it, do not read it; [`Backend::completions`] resets it.
     fn event_fd(&self) -> RawFd;
@@ -238,6 +249,9 @@ pub struct OpenOptions {
     pub whole_as_of: Option<u64>,
     /// The cache named above is lost, and this is no process that holds its lock: an owner that is alive is not disturbed.
     pub recover: bool,
+    /// The image is rolled back to this snapshot before it is used: nothing that the cache holds of it counts then. It must hold nothing
+    /// dirty. An attempt that was cut short is finished so. `rbd:` images only.
+    pub roll_back: Option<String>,
     /// Directory of the ownership records of block devices and exports; `None` for `/var/lib/tidepool`.
     pub state_dir: Option<PathBuf>,
     /// What was made ready for this image; else it is done now.
@@ -313,6 +327,11 @@ pub fn open(uri: &BackendUri, options: OpenOptions) -> Result<Opened, BackendErr
         && !ownership(uri, how.state_dir.as_deref())?.is_some_and(|record| record.is_by(how.cache_uuid))
     {
         take_over(uri, how)?;
+    }
+    let is_image = matches!(uri, BackendUri::Rbd { snapshot: None, .. }) && !options.read_only;
+    if options.roll_back.is_some() && !is_image {
+        let why = "only an image in a Ceph pool that may be written can be rolled back".to_owned();
+        return Err(BackendError::Unsupported { what: uri.to_string(), why });
     }
     match uri {
         BackendUri::File { path, emulate: None, gate: None } => {

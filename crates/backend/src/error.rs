@@ -116,6 +116,16 @@ pub enum BackendError {
         /// What is wrong with it.
         why: String,
     },
+    /// A rollback was cut short.
+    #[error(
+        "{what}: its rollback to snapshot {snapshot} was cut short, and it is neither that nor what it was: finish it with tidepool volume snap rollback NAME {snapshot} (or free it as it is with tidepool recover URI --accept-loss, then rbd snap rollback {what}@{snapshot})"
+    )]
+    HalfRolledBack {
+        /// Which image.
+        what: String,
+        /// Which snapshot.
+        snapshot: String,
+    },
     /// The cache has lost something that it once had on stable media.
     #[error(
         "{what}: the cache device has lost data: {why}; bring the image to its newest group with tidepool recover URI --accept-loss"

@@ -20,6 +20,7 @@ mod rbd;
 mod record;
 mod recover;
 mod redo;
+mod snapshot;
 mod sweep;
 mod uri;
 
@@ -35,5 +36,6 @@ pub use rbd::FENCE_NS_MIN;
 pub use record::{Copies, ImageStamp, OwnerState, Ownership, Peer, boot_id, host_name};
 pub use recover::{Recovered, progress, recover};
 pub use redo::{Loss, Progress};
+pub use snapshot::{Snapshot, SnapshotChange, SnapshotKind, snapshots};
 pub use sweep::read_all;
 pub use uri::{BackendUri, Emulation, UriError};

@@ -12,8 +12,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 /// Newest version of an ownership record that this release reads and writes (docs/format.md, Versions).
-pub(crate) const VERSION: u32 = 2;
-/// Version of a record without anything that concerns a second copy: every release understands it.
+pub(crate) const VERSION: u32 = 3;
+/// Version of a record that names a second copy, or says that it was taken over.
+const VERSION_PAIRED: u32 = 2;
+/// Version of any other record that is not of version 3: every release understands it.
 const VERSION_ALONE: u32 = 1;
 
 /// Longest record in bytes; anything longer is not ours.
@@ -21,6 +23,9 @@ pub(crate) const RECORD_BYTES_MAX: usize = 16 * 1024;
 
 /// Former owners that are remembered.
 const FORMER_MAX: usize = 8;
+
+/// Longest name of a snapshot that can be written down, in bytes.
+const ROLLBACK_BYTES_MAX: usize = 255;
 
 /// What is written down when the image goes on without its cache.
 const CACHE_FAILED: &str = "the cache device had failed, and the image has been changed without it since";
@@ -150,6 +155,10 @@ pub struct Ownership {
     /// `file:` only: what tells the image from others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) image: Option<ImageId>,
+    /// `rbd:` only: the snapshot to which the image is being rolled back. As long as it stands here, parts of the image may be as they
+    /// were before and others as in the snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<String>,
     /// Why the owner's cached data is no longer what the volume holds, when the image was changed without
     /// it: none of it may be used any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,6 +187,7 @@ impl Ownership {
             stamp: None,
             taken_at: None,
             image: None,
+            rollback: None,
             superseded: None,
         }
     }
@@ -265,8 +275,11 @@ impl Ownership {
 
     /// With the version that says what this record says: an older release refuses what it must not pass over.
     fn versioned(mut self) -> Ownership {
-        let alone = self.peer.is_none() && self.taken_from.is_none();
-        self.version = if alone { VERSION_ALONE } else { VERSION };
+        self.version = match () {
+            () if self.rollback.is_some() => VERSION,
+            () if self.peer.is_some() || self.taken_from.is_some() => VERSION_PAIRED,
+            () => VERSION_ALONE,
+        };
         self
     }
 
@@ -288,6 +301,22 @@ impl Ownership {
         let generation = self.generation.saturating_add(1);
         let superseded = Some(CACHE_FAILED.to_owned());
         Ownership { generation, superseded, ..self.with_peer(None) }
+    }
+
+    /// The record of an image that is about to be rolled back to a snapshot: nothing that any cache holds of it counts from now on.
+    pub(crate) fn rolling_back(self, snapshot: &str) -> Ownership {
+        let superseded = Some(format!("the image was being rolled back to snapshot {snapshot}"));
+        Ownership { rollback: Some(snapshot.to_owned()), superseded, ..self }.versioned()
+    }
+
+    /// The record when that is done.
+    pub(crate) fn rolled_back(&self) -> Ownership {
+        Ownership { rollback: None, superseded: None, ..self.renewed() }.versioned()
+    }
+
+    /// A snapshot's name can stand in a record.
+    pub(crate) fn can_name(snapshot: &str) -> bool {
+        snapshot.len() <= ROLLBACK_BYTES_MAX && !snapshot.contains(char::is_control)
     }
 
     /// The record that a release leaves, with the state of the image that proves that nobody wrote.
@@ -330,7 +359,8 @@ impl Ownership {
         if (record.copies == Copies::Sync) != record.peer.is_some() {
             return bad("does not say who holds the other copy");
         }
-        let names = [&record.client, &record.superseded, &record.taken_from].into_iter().flatten();
+        let names = [&record.client, &record.superseded, &record.taken_from, &record.rollback];
+        let names = names.into_iter().flatten();
         let peer = record.peer.iter().flat_map(|peer| [&peer.boot_id, &peer.host]);
         let is_foreign = |text: &String| text.contains(char::is_control);
         let image = record.image.iter().flat_map(ImageId::texts);
@@ -375,6 +405,16 @@ impl Ownership {
             return Ok(());
         }
         Err(BackendError::Owned { what: what.into(), owner: self.refusal() })
+    }
+
+    /// Refuses an image that is half rolled back, except to whoever rolls it back.
+    pub(crate) fn check_rolled_back(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        match &self.rollback {
+            Some(snapshot) if options.roll_back.is_none() => {
+                Err(BackendError::HalfRolledBack { what: what.into(), snapshot: snapshot.clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a cache of the owner's that may lack what was only in its host's memory when that was restarted, or on a device

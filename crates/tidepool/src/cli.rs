@@ -559,17 +559,12 @@ pub enum VolumeCommand {
         output: OutputArgs,
     },
     /// Take a snapshot of the image that has everything written so far. Clients do not wait for it.
-    Snapshot {
-        /// The volume.
-        name: VolumeName,
-        /// What the snapshot is to be called.
-        snapshot: String,
-        /// Where the daemon is.
-        #[command(flatten)]
-        admin: AdminArgs,
-        /// How to print.
-        #[command(flatten)]
-        output: OutputArgs,
+    Snapshot(SnapshotArgs),
+    /// Take, list, remove or protect snapshots of the image, which `rbd` cannot while the volume is served, or go back to one.
+    Snap {
+        /// What to do.
+        #[command(subcommand)]
+        command: SnapCommand,
     },
     /// Wait until everything written so far is in the image.
     Drain {
@@ -586,6 +581,48 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+}
+
+/// What `volume snap` can do.
+#[derive(Debug, Subcommand)]
+pub enum SnapCommand {
+    /// Take a snapshot that has everything written so far, as `volume snapshot` does.
+    Create(SnapshotArgs),
+    /// List the snapshots of the image, the oldest first.
+    Ls {
+        /// The volume.
+        name: VolumeName,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Remove a snapshot.
+    Rm(SnapshotArgs),
+    /// Keep a snapshot from being removed, as clones of it may want it.
+    Protect(SnapshotArgs),
+    /// Let a snapshot be removed again. Ceph refuses that while it has clones.
+    Unprotect(SnapshotArgs),
+    /// Make the volume what it was at a snapshot. What was written since is lost. Only while no client is connected and the image has
+    /// everything (`volume drain`). One that was cut short has to be repeated before the volume is served.
+    Rollback(SnapshotArgs),
+}
+
+/// A snapshot of a volume.
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    /// The volume.
+    pub name: VolumeName,
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// Where the daemon is.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// How the modes are named in usage lines.

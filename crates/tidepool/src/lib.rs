@@ -10,6 +10,7 @@ mod lab;
 mod output;
 mod recover;
 mod serve;
+mod snap;
 mod status;
 mod volume;
 

@@ -35,6 +35,11 @@ pub fn run(args: &RecoverArgs) -> Result<(), Failure> {
 
 /// What the loss of the cache costs, in one line.
 fn cost(recovered: &Recovered) -> String {
+    if let Some(snapshot) = recovered.given_up.as_ref().and_then(|owner| owner.rollback.as_ref()) {
+        return format!(
+            "the image is half rolled back to snapshot {snapshot}: finish that with rbd snap rollback"
+        );
+    }
     match (&recovered.loss, recovered.exact) {
         (Some(loss), _) => loss_line(loss),
         (None, true) => "the image has been changed without it since".into(),

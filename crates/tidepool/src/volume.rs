@@ -2,6 +2,7 @@
 
 use crate::cli::VolumeCommand;
 use crate::output::{self, bytes_bar, render};
+use crate::snap;
 use crate::status::client;
 use indicatif::ProgressBar;
 use std::time::Duration as Time;
@@ -108,15 +109,8 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let report = interruptible(gone, client.resize(name.as_str(), size)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
         }
-        VolumeCommand::Snapshot { name, snapshot, admin, output } => {
-            let client = client(&admin)?;
-            let gone = "the daemon goes on with the snapshot (see `rbd snap ls`)";
-            let taken = client.snapshot(name.as_str(), &snapshot);
-            let taken = with_progress(&client, Some(name.as_str()), "draining", gone, taken).await?;
-            output::print(output.format, &taken, |taken| {
-                format!("snapshot {} is taken in {:.1} s\n", taken.snapshot, taken.seconds)
-            })
-        }
+        VolumeCommand::Snapshot(args) => snap::create(args).await,
+        VolumeCommand::Snap { command } => snap::run(command).await,
         VolumeCommand::Drain { name, admin, output, .. } => {
             let client = client(&admin)?;
             let name = name.as_ref().map(|name| name.as_str());
@@ -155,7 +149,7 @@ async fn drain(client: &Client, name: Option<&str>) -> Result<Vec<VolumeReport>,
 }
 
 /// Waits for the daemon; Ctrl-C ends the waiting, and `gone` says what happens then.
-async fn interruptible<T>(
+pub async fn interruptible<T>(
     gone: &str,
     call: impl Future<Output = Result<T, ClientError>>,
 ) -> Result<T, Failure> {
@@ -166,7 +160,7 @@ async fn interruptible<T>(
 }
 
 /// As [`interruptible`], with a bar of what is still dirty.
-async fn with_progress<T>(
+pub async fn with_progress<T>(
     client: &Client,
     name: Option<&str>,
     what: &str,

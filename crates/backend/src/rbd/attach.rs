@@ -3,7 +3,7 @@
 use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
 use super::guard;
-use super::image::{Access, FEATURE_NON_PRIMARY, Facts, Image};
+use super::image::{Access, FEATURE_NON_PRIMARY, FEATURE_OBJECT_MAP, Facts, Image};
 use super::owner::OwnerObject;
 use super::peer;
 use super::place::Place;
@@ -13,6 +13,7 @@ use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, OwnerState, Ownership};
 use crate::redo;
+use crate::snapshot::SnapshotChange;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,10 @@ pub(super) fn attach(
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.check_kind(place)?;
+    if options.roll_back.as_ref().is_some_and(|snapshot| options.dirty || !Ownership::can_name(snapshot)) {
+        let why = "to be rolled back it must have everything in the image, and the snapshot a printable name";
+        return Err(BackendError::Unsupported { what: place.what.clone(), why: why.into() });
+    }
     if let Some(how) = &options.take_over {
         peer::take_first(&mut survey, place, cluster, pool, how)?;
     }
@@ -87,9 +92,14 @@ pub(super) fn attach(
     let taken = spot.take(start, guarded, &mut survey.owner, &claimed)?;
     match spot.settle(&taken, guarded, &mut survey, options, continuity, &before) {
         Ok((record, continuity)) => {
-            let attachment = Attachment { client, cookie: taken.locker.cookie };
+            let attachment = Attachment { client: client.clone(), cookie: taken.locker.cookie };
             let Survey { facts, owner, .. } = survey;
-            Ok(Attached { image: taken.image, facts, owner, record, continuity, attachment, guarded })
+            let mut attached =
+                Attached { image: taken.image, facts, owner, record, continuity, attachment, guarded };
+            if let Some(snapshot) = &options.roll_back {
+                attached.roll_back(&spot, snapshot, before.rollback.is_some())?;
+            }
+            Ok(attached)
         }
         Err(e) => {
             // As it was, while the lock is still ours.
@@ -182,7 +192,7 @@ fn fence(
 /// Everything that is needed to take an image's lock.
 struct Spot<'a> {
     place: &'a Place,
-    cluster: &'a Cluster,
+    cluster: &'a Arc<Cluster>,
     pool: &'a IoCtx,
     header: &'a str,
     /// Address of our own client.
@@ -380,6 +390,11 @@ impl Spot<'_> {
         }
         let mut record = Ownership::taken(Some(before), options);
         record.client = Some(self.client.to_owned());
+        if let Some(snapshot) = &options.roll_back {
+            // What has begun can only be finished.
+            taken.image.snapshot_id(snapshot).map_err(|e| self.no_snapshot(snapshot, e))?;
+            record = record.rolling_back(snapshot);
+        }
         survey.owner.swap(self.pool, &record)?;
         Ok((record, continuity))
     }
@@ -428,6 +443,38 @@ impl Spot<'_> {
         let holder =
             format!("just opened for writing by {who}; stop that client, or try again when it has ended");
         Err(BackendError::Locked { what: self.place.what.clone(), holder })
+    }
+
+    fn no_snapshot(&self, snapshot: &str, e: io::Error) -> BackendError {
+        if e.raw_os_error() != Some(libc::ENOENT) {
+            return self.failed("look for the snapshot")(e);
+        }
+        let why = format!("no such snapshot; see what there is: rbd snap ls {}", self.place.head);
+        BackendError::NotFound { what: format!("{}@{snapshot}", self.place.what), why }
+    }
+
+    /// Does something with an image of ours that the guard forbids to everybody: it is lifted for that moment, which the lock that
+    /// we hold makes safe.
+    fn unguarded<T>(
+        &self,
+        guarded: bool,
+        work: impl FnOnce() -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        if !guarded {
+            return work();
+        }
+        guard::pause(self.pool, self.header).map_err(self.failed("lift the guard of the image"))?;
+        reached(Point::Exposed)?;
+        let done = work();
+        let mut attempts = 0;
+        while let Err(e) = guard::set(self.pool, self.header) {
+            attempts += 1;
+            if attempts == REGUARDS_MAX || e.raw_os_error() == Some(libc::ESHUTDOWN) {
+                return Err(self.failed("guard the image again")(e));
+            }
+            std::thread::sleep(REGUARD_PAUSE);
+        }
+        done
     }
 
     fn lost(&self, holder: Option<Locker>) -> BackendError {
@@ -531,6 +578,37 @@ pub(super) struct Claim {
 }
 
 impl Attached {
+    /// Makes the image what it was at a snapshot. Its record says that this is under way, and the guard stands meanwhile: whatever becomes
+    /// of this process, nobody takes the image for whole. `again`: an earlier attempt was cut short.
+    fn roll_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
+        let Spot { place, cluster, pool, .. } = *spot;
+        // All of it is in the image, and must not go over what that becomes.
+        let shelf = super::shelf(place, cluster, &self.facts.id)?;
+        redo::clear(&place.what, &shelf, self.record.generation)?;
+        cluster.wait_forever().map_err(|e| BackendError::io(&place.what, "wait for the cluster", e))?;
+        reached(Point::Marked)?;
+        let image = &self.image;
+        let see = || {
+            image.sizes().map_err(spot.failed("read the image's header"))?;
+            image.facts().map_err(spot.failed("read the image's header"))
+        };
+        if again && self.facts.features & FEATURE_OBJECT_MAP != 0 {
+            // librbd leaves objects alone that neither the image's map has nor the snapshot's. It changes the one to the other before it
+            // looks at the objects, so that after a kill in between the image's map lacks those that have come since the snapshot.
+            image.rebuild_object_map().map_err(spot.failed("rebuild the object map"))?;
+            spot.unguarded(self.guarded, see)?;
+        }
+        tracing::info!(image = %place.what, snapshot, "the image is being rolled back");
+        image.roll_back(snapshot).map_err(spot.failed("roll the image back"))?;
+        reached(Point::RolledBack)?;
+        self.record = self.record.rolled_back();
+        self.owner.swap(pool, &self.record)?;
+        reached(Point::Finished)?;
+        self.facts = spot.unguarded(self.guarded, see)?;
+        self.continuity = Continuity::unproven(format!("the image is rolled back to snapshot {snapshot}"));
+        Ok(())
+    }
+
     pub(super) fn claim(&self, place: &Place, cluster: &Arc<Cluster>) -> Claim {
         Claim {
             cluster: Arc::clone(cluster),
@@ -622,6 +700,8 @@ const REGUARD_PAUSE: Duration = Duration::from_secs(1);
 pub(super) enum Change {
     /// A snapshot of this name.
     Snapshot(String),
+    /// Of the snapshot of this name.
+    OfSnapshot(SnapshotChange, String),
     /// Another size in bytes.
     Size(u64),
 }
@@ -634,6 +714,14 @@ pub(super) fn change(claim: &Claim, image: &Image, what: &Change) -> Result<(), 
         tracing::warn!(image = %claim.place.what, change = ?what, error = %e, "the image was not changed");
         e.errno()
     })
+}
+
+fn action(change: SnapshotChange) -> &'static str {
+    match change {
+        SnapshotChange::Remove => "remove the snapshot",
+        SnapshotChange::Protect => "protect the snapshot",
+        SnapshotChange::Unprotect => "unprotect the snapshot",
+    }
 }
 
 fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), BackendError> {
@@ -650,23 +738,14 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
     }
     let change = || match what {
         Change::Snapshot(name) => image.snapshot(name).map_err(failed("take a snapshot")),
+        // Whoever has asked is told what the error means for a snapshot.
+        Change::OfSnapshot(change, name) => image
+            .change_snapshot(*change, name)
+            .map_err(|e| BackendError::io(format!("{}@{name}", place.what), action(*change), e)),
         Change::Size(size_bytes) => image.resize(*size_bytes).map_err(failed("resize the image")),
     };
-    if !claim.guarded {
-        return change();
-    }
-    guard::pause(&pool, header).map_err(failed("lift the guard of the image"))?;
-    reached(Point::Exposed)?;
-    let made = change();
-    let mut attempts = 0;
-    while let Err(e) = guard::set(&pool, header) {
-        attempts += 1;
-        if attempts == REGUARDS_MAX || e.raw_os_error() == Some(libc::ESHUTDOWN) {
-            return Err(failed("guard the image again")(e));
-        }
-        std::thread::sleep(REGUARD_PAUSE);
-    }
-    made
+    let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
+    spot.unguarded(claim.guarded, change)
 }
 
 fn try_retake(
@@ -743,6 +822,12 @@ pub(super) enum Point {
     Abandoned,
     /// The guard is lifted for a change of the image.
     Exposed,
+    /// The record says that the image is being rolled back, which has not begun.
+    Marked,
+    /// The image is rolled back, which the record does not say yet.
+    RolledBack,
+    /// The record says so, and the handle has not seen it yet.
+    Finished,
     /// The record is about to name another peer.
     Naming,
 }

@@ -1,5 +1,6 @@
 //! The dry run of an image in a pool.
 
+use super::cluster::grant;
 use super::image::{Access, Image};
 use super::place::Place;
 use super::rights;
@@ -32,6 +33,14 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     if report.step("rights", rights, |()| all.into()).is_none() {
         report.skip(&["image", "features", "lock", "ownership"], "a right is missing");
         return;
+    }
+    if let Some(pool) = rights::pool_without_children(&cluster).filter(|_| !read_only) {
+        let user = cluster.user();
+        let grant = grant(user, &place.pool);
+        let why = format!(
+            "client.{user} may not look for clones in pool `{pool}`, which `volume snap unprotect` needs; grant it: {grant}"
+        );
+        report.warn("clones", why);
     }
     if let Some(snapshot) = &place.snapshot {
         let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));

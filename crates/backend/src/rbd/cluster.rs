@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// Seconds that connecting, and each operation while an image is being opened, may take.
 const OPEN_TIMEOUT_S: u32 = 30;
+/// Room for the names of pools in bytes, at first.
+const POOLS_BYTES: usize = 4096;
 /// Room for the lists of lock holders in bytes; the exclusive lock has one.
 const LOCKERS_BYTES_MAX: usize = 16 * 1024;
 /// How long the handles of an image may take to say that they have learnt of a change.
@@ -170,6 +172,24 @@ impl Cluster {
         check(fsid_bytes)?;
         let fsid = CStr::from_bytes_until_nul(&fsid).map_err(io::Error::other)?;
         Ok(fsid.to_string_lossy().into_owned())
+    }
+
+    /// The names of all pools.
+    pub(super) fn pools(&self) -> io::Result<Vec<String>> {
+        let mut names = vec![0u8; POOLS_BYTES];
+        loop {
+            // SAFETY: a connected handle, a buffer with its length.
+            let needed = check(unsafe {
+                (self.libraries.rados.rados_pool_list)(self.handle, names.as_mut_ptr().cast(), names.len())
+            })?;
+            let needed = usize::try_from(needed).unwrap_or(0);
+            if needed <= names.len() {
+                // Each ends with a NUL, and the last one is empty.
+                let list = names[..needed].split(|&byte| byte == 0).take_while(|name| !name.is_empty());
+                return Ok(list.map(|name| String::from_utf8_lossy(name).into_owned()).collect());
+            }
+            names.resize(needed, 0);
+        }
     }
 
     /// This client's address and nonce, as locks and blocklists name it.

@@ -2,12 +2,15 @@
 
 use super::cluster::{IoCtx, c_string, check};
 use super::sys::{self, ImageT, Rbd};
-use std::ffi::{CStr, c_char};
+use crate::snapshot::{Snapshot, SnapshotChange, SnapshotKind};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::ptr;
 
 /// Feature bit: an exclusive lock, which a cached image must have.
 pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// Feature bit: a map tells which objects there are.
+pub(super) const FEATURE_OBJECT_MAP: u64 = 1 << 3;
 /// Feature bit: the object map tells what has changed.
 pub(super) const FEATURE_FAST_DIFF: u64 = 1 << 4;
 /// Feature bit: journaling, used by journal-based mirroring.
@@ -22,6 +25,8 @@ const OPERATION_GROUP: u64 = 1 << 2;
 
 /// Most watchers of an image that are looked at.
 const WATCHERS_MAX: usize = 256;
+/// Snapshots for which there is room at first.
+const SNAPSHOTS: usize = 64;
 /// Longest image id in bytes.
 const ID_BYTES_MAX: usize = 256;
 
@@ -185,6 +190,98 @@ impl Image {
         // SAFETY: a valid image, a C string.
         check(unsafe { (self.rbd.rbd_snap_create)(self.handle, name.as_ptr()) })?;
         self.sizes().map(drop)
+    }
+
+    /// Does something with a snapshot that is there, and lets the handle see it. Only those that users have made have a name here.
+    pub(super) fn change_snapshot(&self, change: SnapshotChange, name: &str) -> io::Result<()> {
+        let call = match change {
+            SnapshotChange::Remove => self.rbd.rbd_snap_remove,
+            SnapshotChange::Protect => self.rbd.rbd_snap_protect,
+            SnapshotChange::Unprotect => self.rbd.rbd_snap_unprotect,
+        };
+        let name = c_string(name);
+        // SAFETY: a valid image, a C string.
+        let changed = check(unsafe { call(self.handle, name.as_ptr()) });
+        // What has failed in the middle has changed the header, too.
+        let seen = self.sizes();
+        changed?;
+        seen.map(drop)
+    }
+
+    /// Makes the image what it was at a snapshot. Takes as long as looking at each of its objects. It works under the guard for a handle
+    /// that was opened without it and has not read the header again since; it does so afterwards.
+    pub(super) fn roll_back(&self, snapshot: &str) -> io::Result<()> {
+        let snapshot = c_string(snapshot);
+        // SAFETY: a valid image, a C string.
+        check(unsafe { (self.rbd.rbd_snap_rollback)(self.handle, snapshot.as_ptr()) }).map(drop)
+    }
+
+    /// Finds out anew which objects there are.
+    pub(super) fn rebuild_object_map(&self) -> io::Result<()> {
+        extern "C" fn untold(_done: u64, _all: u64, _argument: *mut c_void) -> c_int {
+            0
+        }
+        // SAFETY: a valid image, a function that needs no argument.
+        check(unsafe { (self.rbd.rbd_rebuild_object_map)(self.handle, untold, ptr::null_mut()) }).map(drop)
+    }
+
+    /// All snapshots, the oldest first.
+    pub(super) fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
+        let mut room = SNAPSHOTS;
+        loop {
+            let mut infos = vec![sys::SnapInfo { id: 0, size: 0, name: ptr::null() }; room];
+            let mut count = c_int::try_from(room).map_err(io::Error::other)?;
+            // SAFETY: an array with its length.
+            let listed =
+                check(unsafe { (self.rbd.rbd_snap_list)(self.handle, infos.as_mut_ptr(), &raw mut count) });
+            let listed = match listed {
+                // How many there are has been written to `count`.
+                Err(e) if e.raw_os_error() == Some(libc::ERANGE) => {
+                    room = usize::try_from(count).unwrap_or(0).max(room) + SNAPSHOTS;
+                    continue;
+                }
+                listed => usize::try_from(listed?).unwrap_or(0).min(room),
+            };
+            let snapshots: io::Result<Vec<_>> =
+                infos[..listed].iter().map(|info| self.described(info)).collect();
+            if listed > 0 {
+                // SAFETY: filled by the call above up to an entry without a name, freed once.
+                unsafe { (self.rbd.rbd_snap_list_end)(infos.as_mut_ptr()) };
+            }
+            let mut snapshots = snapshots?;
+            snapshots.sort_unstable_by_key(|snapshot| snapshot.id);
+            return Ok(snapshots);
+        }
+    }
+
+    fn described(&self, info: &sys::SnapInfo) -> io::Result<Snapshot> {
+        let mut namespace: c_int = 0;
+        // SAFETY: a valid image and out pointer.
+        check(unsafe { (self.rbd.rbd_snap_get_namespace_type)(self.handle, info.id, &raw mut namespace) })?;
+        let kind = match namespace {
+            sys::SNAP_NAMESPACE_USER => SnapshotKind::User,
+            sys::SNAP_NAMESPACE_GROUP => SnapshotKind::Group,
+            sys::SNAP_NAMESPACE_TRASH => SnapshotKind::Trash,
+            sys::SNAP_NAMESPACE_MIRROR => SnapshotKind::Mirror,
+            _ => SnapshotKind::Unknown,
+        };
+        let mut protected: c_int = 0;
+        if kind == SnapshotKind::User {
+            // SAFETY: a valid image, the C string that librbd has returned, a valid out pointer.
+            check(unsafe { (self.rbd.rbd_snap_is_protected)(self.handle, info.name, &raw mut protected) })?;
+        }
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a valid image and out pointer.
+        let told = check(unsafe { (self.rbd.rbd_snap_get_timestamp)(self.handle, info.id, &raw mut time) });
+        let time_unix_s = told.ok().and_then(|_| u64::try_from(time.tv_sec).ok()).filter(|&s| s > 0);
+        Ok(Snapshot {
+            id: info.id,
+            name: text(info.name),
+            size_bytes: info.size,
+            kind,
+            protected: protected != 0,
+            time_unix_s,
+        })
     }
 
     /// Gives the image another size, and lets the handle see it.

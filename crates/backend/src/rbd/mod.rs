@@ -29,6 +29,7 @@ use crate::mailbox;
 use crate::record::{Continuity, ImageStamp, Ownership, Peer};
 use crate::recover::Remains;
 use crate::redo::{self as group_redo, Writer};
+use crate::snapshot::{Snapshot, SnapshotChange};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
 pub use survey::FENCE_NS_MIN;
@@ -40,6 +41,7 @@ use io::{Io, Letter, Outcome};
 use owner::OwnerObject;
 use place::Place;
 use redo::RadosShelf;
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -99,6 +101,8 @@ struct RbdBackend {
     /// Makes one.
     recording: Option<JoinHandle<()>>,
     change: Option<Change>,
+    /// Changes that are made when that one is, by their token.
+    later: VecDeque<(u64, attach::Change)>,
     fenced: bool,
     /// Writes the redo, where what is written goes by groups.
     redo: Option<Writer>,
@@ -162,6 +166,15 @@ pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, Ba
     let (parent, snapshot) = (backend.parent.take(), backend.snapshot.take());
     let Continuity { proven, reason, .. } = continuity;
     Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, parent, snapshot })
+}
+
+/// The snapshots of an image; see [`crate::snapshots`].
+pub(crate) fn snapshots(uri: &BackendUri) -> Result<Vec<Snapshot>, BackendError> {
+    let place = image_of(uri)?;
+    let (cluster, pool) = place.connect()?;
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read);
+    let image = image.map_err(|e| place.error(&cluster, "open the image", e))?;
+    image.snapshots().map_err(|e| place.error(&cluster, "list the image's snapshots", e))
 }
 
 /// Gives up what a lost cache holds; see [`crate::abandon`].
@@ -294,6 +307,7 @@ impl RbdBackend {
             changes: Changes::default(),
             recording: None,
             change: None,
+            later: VecDeque::new(),
             fenced: false,
             redo: None,
         })
@@ -358,6 +372,7 @@ impl RbdBackend {
         if let (Err(e), Some(Change { token, thread: None, .. })) = (outcome, &self.change) {
             done(*token, Err(e));
             self.change = None;
+            self.later.drain(..).for_each(|(token, _)| done(token, Err(e)));
         }
         let mut parked = std::mem::take(&mut self.parked);
         for index in parked.drain(..) {
@@ -407,13 +422,16 @@ impl RbdBackend {
     }
 
     fn order_change(&mut self, token: u64, what: attach::Change) {
-        assert!(self.change.is_none(), "one change is made at a time");
-        self.change = Some(Change { token, what, thread: None });
+        self.later.push_back((token, what));
         self.start_change();
     }
 
     /// Starts to change the image, once there is a handle and nothing else works with record and lock.
     fn start_change(&mut self) {
+        if self.change.is_none() {
+            let next = self.later.pop_front();
+            self.change = next.map(|(token, what)| Change { token, what, thread: None });
+        }
         let busy = self.is_busy() || self.stale || !self.parked.is_empty();
         let (Some(change), Some(held), Some(image)) = (&mut self.change, &self.held, &self.io.image) else {
             return;
@@ -515,6 +533,7 @@ impl RbdBackend {
         while self.io.inflight() > 0
             || self.retake.is_some()
             || self.change.is_some()
+            || !self.later.is_empty()
             || !self.changes.is_idle()
             || self.redo.as_ref().is_some_and(|redo| redo.in_flight() > 0)
         {
@@ -572,6 +591,17 @@ impl Backend for RbdBackend {
         }
         self.changes.refuse(token, IoError::Errno(libc::EROFS));
         self.io.mailbox().wake();
+    }
+
+    fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+        if self.fenced {
+            return Err(IoError::Fenced);
+        }
+        if self.held.is_none() {
+            return Err(IoError::Errno(libc::EROFS));
+        }
+        self.order_change(token, attach::Change::OfSnapshot(change, name.to_owned()));
+        Ok(())
     }
 
     fn event_fd(&self) -> RawFd {

@@ -4,9 +4,12 @@ use super::cluster::{Cluster, IoCtx, Locker, grant};
 use super::place::Place;
 use crate::error::BackendError;
 use std::io;
+use std::sync::Arc;
 
 /// No image has this id.
 const PROBE: &str = "tidepool_owner.check";
+/// The object that names the clones in a pool.
+const CHILDREN: &str = "rbd_children";
 
 /// Fails with the first right that the client lacks.
 pub(super) fn check(
@@ -25,6 +28,16 @@ pub(super) fn check(
     let nobody = Locker { client: "client.0".into(), cookie: "check".into(), address: String::new() };
     absent(pool.break_lock(PROBE, &nobody)).map_err(lacks('x', "lock images"))?;
     cluster.check_blocklist_right()
+}
+
+/// A pool in which the client may not look for clones, which Ceph does in every pool before it unprotects a snapshot.
+pub(super) fn pool_without_children(cluster: &Arc<Cluster>) -> Option<String> {
+    let may_look = |pool: &String| {
+        let looked = cluster.pool(pool, "").map(|pool| absent(pool.locker(CHILDREN)));
+        // What is wrong otherwise is no matter of rights.
+        !matches!(looked, Ok(Err(e)) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)))
+    };
+    cluster.pools().ok()?.into_iter().find(|pool| !may_look(pool))
 }
 
 /// That there is no such object is what an allowed attempt finds.

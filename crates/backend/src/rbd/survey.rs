@@ -110,7 +110,9 @@ impl Survey {
 
     /// Whether this cache has everything that it once held of the image.
     pub(super) fn check_whole(&self, place: &Place, options: &OpenOptions) -> Result<(), BackendError> {
-        self.record.as_ref().map_or(Ok(()), |record| record.check_whole(&place.what, options))
+        let Some(record) = &self.record else { return Ok(()) };
+        record.check_rolled_back(&place.what, options)?;
+        record.check_whole(&place.what, options)
     }
 
     /// Whether this cache may own the image.

@@ -29,9 +29,18 @@ pub(super) const FULL_FORCE: c_int = 128;
 pub(super) const FLAGS_MAP_INVALID: u64 = 3;
 /// `RBD_SNAP_NAMESPACE_TYPE_USER`.
 pub(super) const SNAP_NAMESPACE_USER: c_int = 0;
+/// `RBD_SNAP_NAMESPACE_TYPE_GROUP`.
+pub(super) const SNAP_NAMESPACE_GROUP: c_int = 1;
+/// `RBD_SNAP_NAMESPACE_TYPE_TRASH`.
+pub(super) const SNAP_NAMESPACE_TRASH: c_int = 2;
+/// `RBD_SNAP_NAMESPACE_TYPE_MIRROR`.
+pub(super) const SNAP_NAMESPACE_MIRROR: c_int = 3;
 
 /// Told offset, length and whether there is data, of each part of an image that differs.
 pub(super) type DiffCallback = extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
+
+/// Told how much of how much is done.
+pub(super) type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
 /// `rbd_linked_image_spec_t`.
 #[repr(C)]
@@ -50,6 +59,15 @@ pub(super) struct SnapSpec {
     pub(super) id: u64,
     pub(super) namespace_type: c_int,
     pub(super) name: *mut c_char,
+}
+
+/// `rbd_snap_info_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct SnapInfo {
+    pub(super) id: u64,
+    pub(super) size: u64,
+    pub(super) name: *const c_char,
 }
 
 /// `rbd_image_info_t`.
@@ -111,6 +129,7 @@ library! {
         rados_mon_command(RadosT, *const *const c_char, usize, *const c_char, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize) -> c_int;
         rados_buffer_free(*mut c_char);
         rados_wait_for_latest_osdmap(RadosT) -> c_int;
+        rados_pool_list(RadosT, *mut c_char, usize) -> c_int;
         rados_ioctx_create(RadosT, *const c_char, *mut IoCtxT) -> c_int;
         rados_ioctx_destroy(IoCtxT);
         rados_ioctx_get_id(IoCtxT) -> i64;
@@ -166,6 +185,16 @@ library! {
         rbd_resize(ImageT, u64) -> c_int;
         rbd_snap_create(ImageT, *const c_char) -> c_int;
         rbd_snap_get_id(ImageT, *const c_char, *mut u64) -> c_int;
+        rbd_snap_list(ImageT, *mut SnapInfo, *mut c_int) -> c_int;
+        rbd_snap_list_end(*mut SnapInfo);
+        rbd_snap_get_namespace_type(ImageT, u64, *mut c_int) -> c_int;
+        rbd_snap_get_timestamp(ImageT, u64, *mut libc::timespec) -> c_int;
+        rbd_snap_is_protected(ImageT, *const c_char, *mut c_int) -> c_int;
+        rbd_snap_remove(ImageT, *const c_char) -> c_int;
+        rbd_snap_protect(ImageT, *const c_char) -> c_int;
+        rbd_snap_unprotect(ImageT, *const c_char) -> c_int;
+        rbd_snap_rollback(ImageT, *const c_char) -> c_int;
+        rbd_rebuild_object_map(ImageT, ProgressCallback, *mut c_void) -> c_int;
         rbd_get_parent(ImageT, *mut LinkedImageSpec, *mut SnapSpec) -> c_int;
         rbd_linked_image_spec_cleanup(*mut LinkedImageSpec);
         rbd_snap_spec_cleanup(*mut SnapSpec);

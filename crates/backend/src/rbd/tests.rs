@@ -35,6 +35,39 @@ fn write(backend: &mut RbdBackend, byte: u8) -> (Result<(), IoError>, bool) {
     (outcome.expect("just seen"), parked)
 }
 
+/// Changes a snapshot and waits for the outcome.
+fn change_snapshot(backend: &mut RbdBackend, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+    backend.change_snapshot(u64::MAX, name, change)?;
+    let mut outcome = None;
+    while outcome.is_none() {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |token, result| {
+            assert_eq!(token, u64::MAX);
+            outcome = Some(result);
+        });
+    }
+    outcome.expect("just seen")
+}
+
+fn take_snapshot(backend: &mut RbdBackend, name: &str) -> Result<(), IoError> {
+    // SAFETY: the name lives until the outcome is there.
+    unsafe { backend.submit(1, Transfer::Snapshot { ptr: name.as_ptr(), len: name.len() }) };
+    let mut outcome = None;
+    while outcome.is_none() {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |_, result| outcome = Some(result));
+    }
+    outcome.expect("just seen")
+}
+
+/// The snapshots of an image, and which of them are protected.
+fn snapshots(place: &Place) -> Vec<(String, bool)> {
+    let (cluster, pool) = place.connect().expect("a client");
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read).expect("opened");
+    let listed = image.snapshots().expect("a list").into_iter();
+    listed.map(|snapshot| (snapshot.name, snapshot.protected)).collect()
+}
+
 /// Makes every handle of the image read its header again, as a lost and renewed watch does.
 fn refresh_handles(place: &Place) {
     let (cluster, pool) = place.connect().expect("a second client");
@@ -324,6 +357,255 @@ fn a_kill_between_guard_and_record_locks_nobody_out(lab: &Lab) {
     assert!(!guarded(&place));
     assert!(attach::abandon(&place, &cluster, &pool).expect("nothing is left").is_none());
     close(open_place(place, &other()).expect("free").0, true);
+}
+
+fn snapshots_are_changed_under_the_guard_and_what_is_refused_costs_nothing(lab: &Lab) {
+    use SnapshotChange::{Protect, Remove, Unprotect};
+    let place = place(lab, "rotated");
+    let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+    (1..=3).for_each(|n| take_snapshot(&mut backend, &format!("s{n}")).expect("a snapshot"));
+    let errno = |number| Err(IoError::Errno(number));
+    for (change, name, outcome) in [
+        (Protect, "s1", Ok(())),
+        (Protect, "s1", errno(libc::EBUSY)),
+        (Remove, "s1", errno(libc::EBUSY)),
+        (Remove, "s2", Ok(())),
+        (Remove, "s2", errno(libc::ENOENT)),
+        (Unprotect, "s3", errno(libc::EINVAL)),
+        (Unprotect, "s1", Ok(())),
+        (Protect, "s3", Ok(())),
+    ] {
+        assert_eq!(change_snapshot(&mut backend, name, change), outcome, "{change:?} {name}");
+        assert!(guarded(&place), "{change:?} {name}");
+        assert_eq!(write(&mut backend, 1), (Ok(()), false), "the handle stays one that can write");
+    }
+    assert_eq!(snapshots(&place), [("s1".to_owned(), false), ("s3".to_owned(), true)]);
+    // A handle that has turned read-only is replaced first, and changes that come together are made one after the other.
+    refresh_handles(&place);
+    backend.io.image.as_ref().expect("a handle").sizes().expect("a refresh");
+    backend.change_snapshot(1, "s1", Remove).expect("it is in line");
+    backend.change_snapshot(2, "s3", Unprotect).expect("it is in line");
+    backend.change_snapshot(3, "s3", Remove).expect("it is in line");
+    let mut outcomes = Vec::new();
+    while outcomes.len() < 3 {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |token, result| outcomes.push((token, result)));
+    }
+    assert_eq!(outcomes, [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
+    assert!(guarded(&place));
+    assert_eq!(snapshots(&place), []);
+
+    // More than there is room for at first, and somebody who may not change anything.
+    let many: Vec<(String, bool)> = (0..70).map(|n| (format!("many{n}"), false)).collect();
+    many.iter().for_each(|(name, _)| take_snapshot(&mut backend, name).expect("a snapshot"));
+    assert_eq!(snapshots(&place), many);
+    close(backend, true);
+    let (mut reader, ..) =
+        open_place(place.clone(), &OpenOptions { read_only: true, ..options() }).expect("opened");
+    assert_eq!(reader.change_snapshot(1, "many0", Remove), errno(libc::EROFS));
+    drop(reader);
+    assert_eq!(snapshots(&place).len(), many.len());
+}
+
+fn a_kill_while_a_snapshot_is_changed_costs_neither_dirty_data_nor_access(lab: &Lab) {
+    for (number, change) in
+        [SnapshotChange::Remove, SnapshotChange::Protect, SnapshotChange::Unprotect].into_iter().enumerate()
+    {
+        let place = place(lab, &format!("cut-snapshot{number}"));
+        let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
+        take_snapshot(&mut backend, "kept").expect("a snapshot");
+        let protected = change == SnapshotChange::Unprotect;
+        if protected {
+            change_snapshot(&mut backend, "kept", SnapshotChange::Protect).expect("protected");
+        }
+        assert_eq!(write(&mut backend, 1).0, Ok(()));
+        killed_at(Point::Exposed, move || {
+            let _ = change_snapshot(&mut backend, "kept", change);
+            None
+        });
+        assert!(!guarded(&place));
+        assert_eq!(snapshots(&place), [("kept".to_owned(), protected)]);
+        let (mut backend, _, continuity) = open_place(place.clone(), &dirty()).expect("nobody has written");
+        assert!(continuity.proven, "{}", continuity.reason);
+        assert!(guarded(&place));
+        assert_eq!(change_snapshot(&mut backend, "kept", change), Ok(()), "it is done again");
+        close(backend, true);
+    }
+}
+
+/// Writes a block somewhere.
+fn write_at(backend: &mut RbdBackend, offset: u64, byte: u8) {
+    let mut data = AlignedBuf::zeroed(4096);
+    data.fill(byte);
+    let mut outcome = None;
+    // SAFETY: the data lives unchanged until the outcome is there.
+    unsafe { backend.submit(1, Transfer::Write { offset, ptr: data.as_ptr(), len: 4096 }) };
+    while outcome.is_none() {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |_, result| outcome = Some(result));
+    }
+    assert_eq!(outcome, Some(Ok(())));
+}
+
+/// How an image is opened that is to be rolled back by a cache that knows it as this generation.
+fn back_to(snapshot: &str, generation: u64) -> OpenOptions {
+    OpenOptions { roll_back: Some(snapshot.into()), generation: Some(generation), ..options() }
+}
+
+/// An image with a snapshot, which was changed since: an object is as it was, one is changed, one was removed, and one is new.
+/// Returns the generation that its cache knows.
+fn changed_since_snapshot(place: &Place) -> u64 {
+    const OBJECT: u64 = 4 << 20;
+    let (mut backend, generation, _) = open_place(place.clone(), &options()).expect("opened");
+    let snapshot_objects = [(0, 1), (OBJECT, 2)];
+    snapshot_objects.into_iter().for_each(|(offset, byte)| write_at(&mut backend, offset, byte));
+    take_snapshot(&mut backend, "then").expect("a snapshot");
+    write_at(&mut backend, 0, 3);
+    // SAFETY: a discard names no memory.
+    unsafe { backend.submit(1, Transfer::Discard { offset: OBJECT, len: OBJECT }) };
+    let mut discarded = false;
+    while !discarded {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |_, result| discarded = result == Ok(()));
+    }
+    write_at(&mut backend, 2 * OBJECT, 4);
+    close(backend, false);
+    generation
+}
+
+fn large_place(lab: &Lab, image: &str) -> Place {
+    lab.rbd_create(image, 16 << 20).expect("an image");
+    Place::of(&lab.uri(image).parse().expect("a URI")).expect("an rbd: URI")
+}
+
+/// The image is what it was at the snapshot, for whoever reads it.
+fn is_then(lab: &Lab, image: &str) -> bool {
+    let sum = |what: &str| lab.rbd_checksum(what).expect("a checksum");
+    sum(image) == sum(&format!("{image}@then"))
+}
+
+fn a_rollback_that_is_cut_short_is_told_and_finished(lab: &Lab) {
+    let place = large_place(lab, "rolled-back");
+    let mut known = changed_since_snapshot(&place);
+    assert!(!is_then(lab, "rolled-back"));
+    let knows = |generation| OpenOptions { generation: Some(generation), ..options() };
+    let killed = |point, known| {
+        let place = place.clone();
+        killed_at(point, move || open_place(place, &back_to("then", known)).err());
+    };
+
+    // Before anything of the image is changed, and after everything is: both look the same.
+    for (point, is_there) in [(Point::Marked, false), (Point::RolledBack, true)] {
+        killed(point, known);
+        assert_eq!(is_then(lab, "rolled-back"), is_there, "{point:?}");
+        assert!(guarded(&place), "nobody takes it for whole");
+        let written = record(&place);
+        assert_eq!((written.rollback.as_deref(), written.version), (Some("then"), 3));
+        for options in [knows(known), OpenOptions { read_only: true, ..knows(known) }] {
+            let refused = open_place(place.clone(), &options).err().expect("it is not served");
+            assert!(matches!(refused, BackendError::HalfRolledBack { .. }), "{refused}");
+            assert!(refused.to_string().contains("tidepool volume snap rollback NAME then"), "{refused}");
+        }
+        let refused = open_place(place.clone(), &other()).err();
+        assert!(matches!(refused, Some(BackendError::Owned { .. })), "{refused:?}");
+        let dirty = OpenOptions { dirty: true, ..back_to("then", known) };
+        assert!(open_place(place.clone(), &dirty).is_err(), "nothing is drained over it");
+    }
+
+    let (mut backend, generation, continuity) =
+        open_place(place.clone(), &back_to("then", known)).expect("it is finished");
+    assert!(!continuity.proven && generation > known, "{}", continuity.reason);
+    assert!(guarded(&place) && is_then(lab, "rolled-back"));
+    assert_eq!((record(&place).rollback, record(&place).superseded), (None, None));
+    assert_eq!(write(&mut backend, 5), (Ok(()), false), "the handle has seen what has changed");
+    assert!(!is_then(lab, "rolled-back"));
+    close(backend, false);
+    known = generation;
+
+    // The record says that it is done: what the cache holds is of before, whatever it has heard of it.
+    for point in [Point::Finished, Point::Exposed] {
+        killed(point, known);
+        assert!(is_then(lab, "rolled-back"), "{point:?}");
+        assert_eq!(guarded(&place), point == Point::Finished);
+        let (mut backend, generation, continuity) =
+            open_place(place.clone(), &knows(known)).expect("it is whole");
+        assert!(!continuity.proven, "{}", continuity.reason);
+        assert_eq!(write(&mut backend, 5), (Ok(()), false));
+        close(backend, false);
+        known = generation;
+    }
+    let (backend, ..) = open_place(place.clone(), &knows(known)).expect("opened");
+    close(backend, true);
+    assert!(!guarded(&place));
+}
+
+fn a_rollback_that_cannot_be_leaves_everything_as_it_was(lab: &Lab) {
+    let place = large_place(lab, "not-rolled-back");
+    let known = changed_since_snapshot(&place);
+    let before = lab.rbd_checksum("not-rolled-back").expect("a checksum");
+    let missing = open_place(place.clone(), &back_to("never", known)).err().expect("no such snapshot");
+    assert!(missing.to_string().contains("no such snapshot; see what there is: rbd snap ls"), "{missing}");
+    let lacking = OpenOptions { dirty: true, ..back_to("then", known) };
+    let refused = open_place(place.clone(), &lacking).err();
+    assert!(matches!(refused, Some(BackendError::Unsupported { .. })), "{refused:?}");
+    let unfit = open_place(place.clone(), &back_to("th\u{7}en", known)).err();
+    assert!(matches!(unfit, Some(BackendError::Unsupported { .. })), "{unfit:?}");
+    assert!(guarded(&place));
+    assert_eq!(record(&place).rollback, None);
+    assert_eq!(lab.rbd_checksum("not-rolled-back").expect("a checksum"), before);
+    let knows = OpenOptions { generation: Some(known), ..dirty() };
+    let (backend, _, continuity) = open_place(place.clone(), &knows).expect("dirty data is not given up");
+    assert!(!continuity.overwritten, "{}", continuity.reason);
+    close(backend, true);
+}
+
+/// librbd brings the image's object map to the snapshot's before it looks at the objects, and passes over those that neither has.
+fn an_object_that_a_cut_rollback_has_hidden_does_not_come_back(lab: &Lab) {
+    let place = large_place(lab, "hidden");
+    let known = changed_since_snapshot(&place);
+    let cut = place.clone();
+    killed_at(Point::Marked, move || open_place(cut, &back_to("then", known)).err());
+    let (cluster, pool) = place.connect().expect("a client");
+    let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read).expect("opened");
+    let (id, number) = (image.facts().expect("facts").id, image.snapshot_id("then").expect("a number"));
+    let map = lab.dir().join("map");
+    let path = map.to_str().expect("a path");
+    lab.rados(&["get", &format!("rbd_object_map.{id}.{number:016x}"), path]).expect("the snapshot's map");
+    lab.rados(&["put", &format!("rbd_object_map.{id}"), path]).expect("the image's map");
+    drop(image);
+    let (mut backend, generation, _) =
+        open_place(place.clone(), &back_to("then", known)).expect("it is finished");
+    assert!(generation > known && is_then(lab, "hidden"));
+    // What is written beside the remnant of an object must not bring it to light.
+    write_at(&mut backend, (8 << 20) + 8192, 6);
+    close(backend, true);
+    let export = lab.dir().join("hidden");
+    lab.rbd_export("hidden", &export).expect("an export");
+    let content = std::fs::read(&export).expect("the export");
+    assert!(content[8 << 20..][..8192].iter().all(|&byte| byte == 0), "an object from after the snapshot");
+    assert!(content[(8 << 20) + 8192..][..4096].iter().all(|&byte| byte == 6));
+}
+
+fn a_rollback_brings_the_size_back_and_works_without_a_guard(lab: &Lab) {
+    let place = large_place(lab, "resized-back");
+    lab.rbd(&["feature", "enable", "resized-back", "journaling"]).expect("a feature");
+    let known = changed_since_snapshot(&place);
+    let (mut backend, known, _) =
+        open_place(place.clone(), &OpenOptions { generation: Some(known), ..options() }).expect("opened");
+    // SAFETY: a resize names no memory.
+    unsafe { backend.submit(1, Transfer::Resize { size_bytes: 20 << 20 }) };
+    let mut resized = false;
+    while !resized {
+        mailbox::wait_readable(backend.event_fd(), 1000);
+        backend.completions(&mut |_, result| resized = result == Ok(()));
+    }
+    assert_eq!(backend.size_bytes(), 20 << 20);
+    close(backend, false);
+    let (mut backend, ..) = open_place(place.clone(), &back_to("then", known)).expect("rolled back");
+    assert_eq!(backend.size_bytes(), 16 << 20);
+    assert!(is_then(lab, "resized-back"));
+    assert_eq!(write(&mut backend, 5), (Ok(()), false));
+    close(backend, true);
 }
 
 /// What an attempt to replace a handle leaves when the cluster is away before the guard is set again.
@@ -695,7 +977,13 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     let lab = Lab::for_test().expect("a cluster");
     lab.rbd(&["group", "create", "team"]).expect("a group");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 29] = [
+    let cases: [fn(&Lab); 35] = [
+        a_rollback_that_is_cut_short_is_told_and_finished,
+        a_rollback_that_cannot_be_leaves_everything_as_it_was,
+        an_object_that_a_cut_rollback_has_hidden_does_not_come_back,
+        a_rollback_brings_the_size_back_and_works_without_a_guard,
+        snapshots_are_changed_under_the_guard_and_what_is_refused_costs_nothing,
+        a_kill_while_a_snapshot_is_changed_costs_neither_dirty_data_nor_access,
         a_refreshed_handle_goes_on_writing,
         a_refreshed_handle_is_replaced_under_overlapping_reads,
         a_handle_that_turns_read_only_is_replaced_after_a_disown_too,

@@ -62,11 +62,11 @@ fn a_cache_that_has_forgotten_the_image_is_refused() {
 #[test]
 fn a_record_of_a_later_format_is_refused() {
     let text = String::from_utf8(record(OwnerState::Clean).to_json()).expect("JSON");
-    let text = text.replace("\"version\": 1", "\"version\": 3");
-    let error = Ownership::from_json("img", text.as_bytes()).expect_err("version 3");
-    assert!(matches!(error, BackendError::Newer { version: 3, known: VERSION, .. }), "{error}");
-    assert!(error.to_string().starts_with("img: the ownership record has version 3, "), "{error}");
-    let text = text.replace("\"version\": 3", "\"version\": 0");
+    let text = text.replace("\"version\": 1", "\"version\": 4");
+    let error = Ownership::from_json("img", text.as_bytes()).expect_err("version 4");
+    assert!(matches!(error, BackendError::Newer { version: 4, known: VERSION, .. }), "{error}");
+    assert!(error.to_string().starts_with("img: the ownership record has version 4, "), "{error}");
+    let text = text.replace("\"version\": 4", "\"version\": 0");
     assert!(Ownership::from_json("img", text.as_bytes()).is_err(), "there is no version 0");
 }
 
@@ -109,6 +109,33 @@ fn documents_of_every_version_are_read() {
         let newest = [VERSION, redo::VERSION, redo::VERSION];
         let missing = kinds.iter().zip(newest).any(|(&n, newest)| n == 0 && version <= newest);
         assert!(!missing, "golden documents of version {version}: {kinds:?}");
+    }
+}
+
+#[test]
+fn a_record_of_a_rollback_is_one_that_older_releases_refuse() {
+    let begun = record(OwnerState::Open).rolling_back("then");
+    let read = Ownership::from_json("x", &begun.to_json()).expect("own record");
+    assert_eq!((read.version, read.rollback.as_deref()), (3, Some("then")));
+    // Nothing that is done with it on the way to the next attempt takes the mark away.
+    for kept in [read.renewed(), read.with_peer(None), read.disowned()] {
+        assert_eq!((kept.version, kept.rollback.as_deref()), (3, Some("then")), "{kept:?}");
+    }
+    let reader = OpenOptions { cache_uuid: [3; 16], ..OpenOptions::default() };
+    let refused = read.check_rolled_back("img", &reader).expect_err("half rolled back").to_string();
+    assert!(refused.contains("snapshot then was cut short") && !refused.contains('\n'), "{refused}");
+    let again = OpenOptions { roll_back: Some("other".into()), ..reader.clone() };
+    assert!(read.check_rolled_back("img", &again).is_ok(), "any snapshot makes it whole");
+    let known =
+        Continuity::of_record(Some(&read), Uuid::from_bytes([3; 16])).expect("what is cached is of before");
+    assert!(known.overwritten, "{}", known.reason);
+    let done = read.rolled_back();
+    assert_eq!((done.version, &done.rollback, &done.superseded), (1, &None, &None));
+    assert!(done.check_rolled_back("img", &reader).is_ok());
+    for (name, fits) in
+        [("then", true), ("a\nb", false), (&*"x".repeat(255), true), (&*"x".repeat(256), false)]
+    {
+        assert_eq!(Ownership::can_name(name), fits, "{name:?}");
     }
 }
 

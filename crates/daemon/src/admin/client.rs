@@ -1,8 +1,9 @@
 //! Calls the admin API.
 
 use super::{
-    AddVolume, ErrorBody, FailOver, FailedOver, GaveUp, GiveUp, HandOver, HandedOver, Removed, ResizeVolume,
-    SetVolume, Snapshot, Status, TakeSnapshot, TakeVolume, VolumeReport,
+    AddVolume, ChangeSnapshot, ChangedSnapshot, ErrorBody, FailOver, FailedOver, GaveUp, GiveUp, HandOver,
+    HandedOver, Removed, ResizeVolume, RollBack, RolledBack, SetVolume, Snapshot, SnapshotAction,
+    SnapshotReport, Status, TakeSnapshot, TakeVolume, VolumeReport,
 };
 use crate::failure::reason;
 use crate::units::Size;
@@ -118,6 +119,37 @@ impl Client {
     pub async fn snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot, ClientError> {
         let body = TakeSnapshot { snapshot: snapshot.to_owned() };
         self.call(Method::POST, format!("/v1/volumes/{name}/snapshots"), Some(&body)).await
+    }
+
+    /// The snapshots of the volume's image that have been given a name.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotReport>, ClientError> {
+        self.call(Method::GET, format!("/v1/volumes/{name}/snapshots"), None::<&()>).await
+    }
+
+    /// Does something with a snapshot that is there; returns when it is done.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn change_snapshot(
+        &self,
+        name: &str,
+        snapshot: &str,
+        action: SnapshotAction,
+    ) -> Result<ChangedSnapshot, ClientError> {
+        let body = ChangeSnapshot { snapshot: snapshot.to_owned(), action };
+        self.call(Method::PATCH, format!("/v1/volumes/{name}/snapshots"), Some(&body)).await
+    }
+
+    /// Makes the volume what it was at a snapshot; returns when it is served again.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn roll_back(&self, name: &str, snapshot: &str) -> Result<RolledBack, ClientError> {
+        let body = RollBack { snapshot: snapshot.to_owned() };
+        self.call(Method::POST, format!("/v1/volumes/{name}/rollback"), Some(&body)).await
     }
 
     /// Makes the copy of another host's volume this host's volume; returns when it is served.

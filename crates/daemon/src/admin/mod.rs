@@ -11,6 +11,9 @@
 //! | `POST /v1/volumes/NAME/drain` | [`VolumeReport`], when everything acknowledged before is in the backend |
 //! | `POST /v1/volumes/NAME/resize` with [`ResizeVolume`] | [`VolumeReport`], when volume and image have the size |
 //! | `POST /v1/volumes/NAME/snapshots` with [`TakeSnapshot`] | [`Snapshot`], when the image has it |
+//! | `GET /v1/volumes/NAME/snapshots` | list of [`SnapshotReport`] |
+//! | `PATCH /v1/volumes/NAME/snapshots` with [`ChangeSnapshot`] | [`ChangedSnapshot`], when it is done |
+//! | `POST /v1/volumes/NAME/rollback` with [`RollBack`] | [`RolledBack`], when it is served again |
 //! | `POST /v1/volumes/NAME/takeover` with [`TakeVolume`] | [`VolumeReport`], when it is served here |
 //! | `POST /v1/volumes/NAME/handoff` with [`HandOver`] | [`HandedOver`], when it is served there |
 //! | `POST /v1/volumes/NAME/give-up` with [`GiveUp`] | [`GaveUp`], when it is forgotten and the image was tried to be freed |
@@ -19,12 +22,13 @@
 //!
 //! Whatever fails answers with a status of 400 or above and [`ErrorBody`]. A caller that goes away
 //! while it waits for a drain does not stop the drain; one that waits for a removal stops the removal
-//! as long as the volume still drains. A snapshot is taken whether its caller waits or not.
+//! as long as the volume still drains. A snapshot is taken, and an image rolled back, whether its caller waits or not.
 
 use crate::units::{Duration, Size};
 use crate::volume::{DrainOrder, Mode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use tidepool_backend::SnapshotChange;
 
 mod bounded;
 pub mod client;
@@ -420,6 +424,83 @@ pub struct Snapshot {
     /// Where it is, as `rbd` spells it.
     pub snapshot: String,
     /// How long it took, the drain of what was dirty included. Clients do not wait for it.
+    pub seconds: f64,
+}
+
+/// A snapshot of the image of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotReport {
+    /// Its name.
+    pub name: String,
+    /// Its number, which no other snapshot of the image gets.
+    pub id: u64,
+    /// Size that the volume had in bytes.
+    pub size_bytes: u64,
+    /// It cannot be removed as long as it is protected.
+    pub protected: bool,
+    /// When it was taken, in seconds since 1970, as far as known.
+    pub time_unix_s: Option<u64>,
+}
+
+/// What is to be done with a snapshot that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SnapshotAction {
+    /// Remove it.
+    Remove,
+    /// Keep it from being removed.
+    Protect,
+    /// Let it be removed again.
+    Unprotect,
+}
+
+impl From<SnapshotAction> for SnapshotChange {
+    fn from(action: SnapshotAction) -> SnapshotChange {
+        match action {
+            SnapshotAction::Remove => SnapshotChange::Remove,
+            SnapshotAction::Protect => SnapshotChange::Protect,
+            SnapshotAction::Unprotect => SnapshotChange::Unprotect,
+        }
+    }
+}
+
+/// A change of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeSnapshot {
+    /// Its name.
+    pub snapshot: String,
+    /// What is to be done with it.
+    pub action: SnapshotAction,
+}
+
+/// A snapshot that has been changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedSnapshot {
+    /// The volume.
+    pub volume: String,
+    /// Where the snapshot is, or was, as `rbd` spells it.
+    pub snapshot: String,
+    /// What was done with it.
+    pub action: SnapshotAction,
+}
+
+/// A volume that is to become what it was at a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollBack {
+    /// The snapshot's name.
+    pub snapshot: String,
+}
+
+/// A volume that has become what it was at a snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolledBack {
+    /// The volume.
+    pub volume: String,
+    /// Where the snapshot is, as `rbd` spells it.
+    pub snapshot: String,
+    /// For how long the volume was not served.
     pub seconds: f64,
 }
 

@@ -2,8 +2,8 @@
 
 use super::bounded::{self, REQUEST_TIME_MAX};
 use super::{
-    AddVolume, CacheReport, ErrorBody, FailOver, GaveUp, GiveUp, HandOver, ResizeVolume, SetVolume, Status,
-    TakeSnapshot, TakeVolume,
+    AddVolume, CacheReport, ChangeSnapshot, ErrorBody, FailOver, GaveUp, GiveUp, HandOver, ResizeVolume,
+    RollBack, SetVolume, Status, TakeSnapshot, TakeVolume,
 };
 use crate::counters;
 use crate::failure::one_line;
@@ -119,7 +119,8 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes", get(list).post(add))
         .route("/v1/volumes/{name}", volume)
         .route("/v1/volumes/{name}/drain", post(drain))
-        .route("/v1/volumes/{name}/snapshots", post(snapshot))
+        .route("/v1/volumes/{name}/snapshots", get(snapshots).post(snapshot).patch(change_snapshot))
+        .route("/v1/volumes/{name}/rollback", post(roll_back))
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/takeover", post(take_over))
         .route("/v1/volumes/{name}/handoff", post(hand_over))
@@ -240,6 +241,33 @@ async fn snapshot(
     let TakeSnapshot { snapshot } = parse(body)?;
     let volumes = context.volumes.clone();
     json(to_the_end(async move { volumes.snapshot(&name, &snapshot).await }).await?)
+}
+
+async fn snapshots(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+) -> Answer<Vec<super::SnapshotReport>> {
+    json(context.volumes.snapshots(&name).await?)
+}
+
+async fn change_snapshot(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::ChangedSnapshot> {
+    let ChangeSnapshot { snapshot, action } = parse(body)?;
+    let volumes = context.volumes.clone();
+    json(to_the_end(async move { volumes.change_snapshot(&name, &snapshot, action).await }).await?)
+}
+
+async fn roll_back(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<super::RolledBack> {
+    let RollBack { snapshot } = parse(body)?;
+    let volumes = context.volumes.clone();
+    json(to_the_end(async move { volumes.roll_back(&name, &snapshot).await }).await?)
 }
 
 async fn resize(

@@ -189,13 +189,13 @@ pub enum VolumeError {
         /// By whom.
         why: String,
     },
-    /// No snapshot was taken.
-    #[error("cannot take snapshot {snapshot} of volume {name}: {why}")]
+    /// Nothing was done with a snapshot.
+    #[error("cannot {what} of volume {name}: {why}")]
     Snapshot {
+        /// What was asked for, with the snapshot's name.
+        what: String,
         /// The volume.
         name: String,
-        /// What it was to be called.
-        snapshot: String,
         /// Why.
         why: String,
     },

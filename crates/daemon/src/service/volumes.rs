@@ -10,6 +10,7 @@ mod give_up;
 mod handoff;
 mod operations;
 mod replication;
+mod snapshots;
 mod start;
 mod turns;
 mod whole;
@@ -138,6 +139,10 @@ struct Facts {
     waits_as_of: Option<u64>,
     /// With the next attempt it is served all the same, if the record is of this generation.
     whole_as_of: Option<u64>,
+    /// With the next attempt its image is rolled back to this snapshot.
+    roll_back: Option<String>,
+    /// It is not served because a rollback of its image was cut short.
+    half_rolled_back: bool,
     /// Who wants to know how the next attempt to open its backend ends.
     asking: Option<oneshot::Sender<Result<(), VolumeError>>>,
     /// It was given up while its image was being opened.
@@ -395,7 +400,9 @@ impl Volumes {
         self.refuse_shared(entry).await?;
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
         let grouped = DrainOrder::from(drain_order(&wanted.backend, wanted.drain)) == DrainOrder::Grouped;
-        let options = OpenOptions { cache_uuid, read_only, grouped, prepared, ..OpenOptions::default() };
+        let roll_back = lock(&entry.facts).roll_back.take();
+        let options =
+            OpenOptions { cache_uuid, read_only, grouped, prepared, roll_back, ..OpenOptions::default() };
         self.open(entry, options, patience).await
     }
 

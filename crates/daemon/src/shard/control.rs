@@ -170,8 +170,8 @@ impl<C: Core> Reactor<C> {
                     Pending::Remove { id, answer }
                 });
             }
-            Command::LetGo { id, answer } => {
-                let may = self.may_let_go(id);
+            Command::LetGo { id, disconnect, answer } => {
+                let may = self.may_let_go(id, disconnect);
                 self.detach_for_another(id, may, answer);
             }
             Command::Drain { id, answer } => self.operate(id, answer, |shared, number, answer| {
@@ -185,6 +185,14 @@ impl<C: Core> Reactor<C> {
                 shared.core.snapshot(now, id, number);
                 Pending::Snapshot { id, answer }
             }),
+            Command::ChangeSnapshot { id, name, change, answer } => {
+                let refusal = self.refusal();
+                match (refusal, self.shared.volumes.get_mut(id)) {
+                    (Some(error), _) => drop(answer.send(Err(error))),
+                    (None, Some(volume)) if volume.serving => volume.change_snapshot(&name, change, answer),
+                    (None, _) => drop(answer.send(Err(ShardError::NoVolume(id)))),
+                }
+            }
             Command::Resize { id, size_bytes, answer } => {
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.resize(now, id, size_bytes, number);

@@ -7,7 +7,7 @@ use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use tidepool_backend::Backend;
+use tidepool_backend::{Backend, SnapshotChange};
 use tidepool_driver::CacheFile;
 use tidepool_engine::api::{ControlError, Degraded, Mode, Nanos, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -163,6 +163,12 @@ pub(super) enum Command {
         name: String,
         answer: Answer<()>,
     },
+    ChangeSnapshot {
+        id: VolumeId,
+        name: String,
+        change: SnapshotChange,
+        answer: Answer<()>,
+    },
     Resize {
         id: VolumeId,
         size_bytes: u64,
@@ -238,6 +244,7 @@ pub(super) enum Command {
     },
     LetGo {
         id: VolumeId,
+        disconnect: bool,
         answer: Answer<Option<Box<dyn Backend>>>,
     },
     Forget {
@@ -428,12 +435,16 @@ impl ShardHandle {
         self.ask(|answer| Command::HandOver { id, disconnect, answer }).await?
     }
 
-    /// The same for a volume without a second copy; its clients lose the connection.
+    /// The same for a volume without a second copy. Where clients are connected only with `disconnect`.
     ///
     /// # Errors
     /// As above, and if there is a copy.
-    pub async fn let_go(&self, id: VolumeId) -> Result<Option<Box<dyn Backend>>, ShardError> {
-        self.ask(|answer| Command::LetGo { id, answer }).await?
+    pub async fn let_go(
+        &self,
+        id: VolumeId,
+        disconnect: bool,
+    ) -> Result<Option<Box<dyn Backend>>, ShardError> {
+        self.ask(|answer| Command::LetGo { id, disconnect, answer }).await?
     }
 
     /// Forgets a volume that has no backend and is nobody's copy.
@@ -458,6 +469,19 @@ impl ShardHandle {
     /// The volume's drain is unordered, the backend refused, or data is lost.
     pub async fn snapshot(&self, id: VolumeId, name: String) -> Result<(), ShardError> {
         self.ask(|answer| Command::Snapshot { id, name, answer }).await?
+    }
+
+    /// Has the backend do something with a snapshot that the image has; requests go on.
+    ///
+    /// # Errors
+    /// The volume is not served, another such change is under way, or the backend refused.
+    pub async fn change_snapshot(
+        &self,
+        id: VolumeId,
+        name: String,
+        change: SnapshotChange,
+    ) -> Result<(), ShardError> {
+        self.ask(|answer| Command::ChangeSnapshot { id, name, change, answer }).await?
     }
 
     /// Lets clients of a volume in that is not served here yet: they go to `guests` after the handshake. What was expected under

@@ -229,12 +229,14 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Begins to let go of a volume that has no second copy, if it has none.
-    pub(super) fn may_let_go(&mut self, id: VolumeId) -> Result<(), ShardError> {
+    pub(super) fn may_let_go(&mut self, id: VolumeId, disconnect: bool) -> Result<(), ShardError> {
         if let Some(error) = self.refusal() {
             return Err(error);
         }
-        if !self.shared.volumes.get(id).is_some_and(|volume| volume.serving) {
-            return Err(ShardError::NoVolume(id));
+        let serving = self.shared.volumes.get(id).filter(|volume| volume.serving);
+        let connections = serving.ok_or(ShardError::NoVolume(id))?.connections;
+        if connections > 0 && !disconnect {
+            return Err(ShardError::Connected(connections));
         }
         if let Some(side) = self.replication.owners.get_mut(&id) {
             if side.session.owner().phase() != Phase::Solo {

@@ -3,12 +3,13 @@
 use super::coming::Coming;
 use super::gate::Gate;
 use super::guests::Expected;
+use super::handle::{Answer, ShardError};
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
 use crate::volume::is_parent_name;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
-use tidepool_backend::{Backend, INFLIGHT_MAX, Peer, Transfer};
-use tidepool_engine::api::{BackendOp, IoError, Nanos, Token, VOLUMES_MAX, VolumeId};
+use tidepool_backend::{Backend, INFLIGHT_MAX, Peer, SnapshotChange, Transfer};
+use tidepool_engine::api::{BackendOp, ControlError, IoError, Nanos, Token, VOLUMES_MAX, VolumeId};
 use tidepool_engine::mem::{Arena, Buf};
 use tidepool_nbd::{Export, Exports};
 
@@ -50,6 +51,8 @@ pub(super) struct Volume {
     waiting: VecDeque<(Token, BackendOp)>,
     /// Names of snapshots that are to be taken, by their control operation.
     snapshots: Vec<(u64, String)>,
+    /// Who is told how the change of a snapshot ends that is under way.
+    snapshot_change: Option<Answer<()>>,
     /// The ring polls the backend's descriptor.
     pub polled: bool,
     /// Another host may own the image since: what is read here after that may be the past. `None` where that cannot be.
@@ -61,6 +64,8 @@ pub(super) struct Volume {
 
 /// The token of a change of the ownership record, which is not the core's: it has no such one.
 const RECORD_TOKEN: u64 = u64::MAX;
+/// The token of a change of a snapshot, of which the core knows nothing either.
+const SNAPSHOT_TOKEN: u64 = u64::MAX - 1;
 
 impl Volume {
     pub(super) fn new(
@@ -89,6 +94,7 @@ impl Volume {
             error: None,
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
             snapshots: Vec::new(),
+            snapshot_change: None,
             polled: false,
             leased_until: None,
             record_in_flight: false,
@@ -151,6 +157,18 @@ impl Volume {
     /// The operation has ended.
     pub(super) fn forget_snapshot(&mut self, control: u64) {
         self.snapshots.retain(|(of, _)| *of != control);
+    }
+
+    /// Does something with a snapshot that the image has; whoever waits for `answer` is told how that ends.
+    pub(super) fn change_snapshot(&mut self, name: &str, change: SnapshotChange, answer: Answer<()>) {
+        let begun = match &self.snapshot_change {
+            Some(_) => Err(ControlError::Busy),
+            None => self.backend.change_snapshot(SNAPSHOT_TOKEN, name, change).map_err(ControlError::Backend),
+        };
+        match begun {
+            Ok(()) => self.snapshot_change = Some(answer),
+            Err(error) => drop(answer.send(Err(error.into()))),
+        }
     }
 
     /// Executes a backend effect of the core.
@@ -216,10 +234,19 @@ impl Volume {
     ) {
         let (in_flight, last_error) = (&mut self.in_flight, &mut self.error);
         let (record_in_flight, record_written) = (&mut self.record_in_flight, &mut self.record_written);
+        let snapshot_change = &mut self.snapshot_change;
         self.backend.completions(&mut |token, result| {
             if token == RECORD_TOKEN {
                 *record_in_flight = false;
                 *record_written = Some(result);
+                return;
+            }
+            if token == SNAPSHOT_TOKEN {
+                let outcome = result.map_err(|error| ShardError::from(ControlError::Backend(error)));
+                if let Some(answer) = snapshot_change.take() {
+                    // Whoever has asked may have gone.
+                    let _ = answer.send(outcome);
+                }
                 return;
             }
             let flight = in_flight.remove(&token).expect("a backend completes what it was given");

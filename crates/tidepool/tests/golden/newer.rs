@@ -35,7 +35,7 @@ macro_rules! known {
 
 const KNOWN: &str = known!(1);
 /// The same of an ownership record.
-const KNOWN_RECORD: &str = known!(2);
+const KNOWN_RECORD: &str = known!(3);
 
 #[test]
 fn a_cache_with_anything_of_a_newer_version_is_refused_and_left_as_it_is() {
@@ -82,8 +82,8 @@ fn an_ownership_record_or_redo_of_a_newer_version_is_refused_and_left_as_it_is()
         (
             "image.tidepool",
             "\"version\": 1",
-            "\"version\": 3",
-            "PLACE/image.tidepool: the ownership record has version 3".to_owned(),
+            "\"version\": 4",
+            "PLACE/image.tidepool: the ownership record has version 4".to_owned(),
             KNOWN_RECORD,
         ),
         (
@@ -125,11 +125,11 @@ fn an_ownership_record_or_redo_of_a_newer_version_is_refused_and_left_as_it_is()
 fn a_check_names_an_ownership_record_of_a_newer_version() {
     let place = killed().place();
     let record = fs::read_to_string(place.path("image.tidepool")).expect("a record");
-    fs::write(place.path("image.tidepool"), record.replace("\"version\": 1", "\"version\": 3"))
+    fs::write(place.path("image.tidepool"), record.replace("\"version\": 1", "\"version\": 4"))
         .expect("written");
     let path = place.path("").canonicalize().expect("a directory").join("image.tidepool");
     let line = format!(
-        "tidepool: cannot serve {BACKEND}: {}: the ownership record has version 3, {KNOWN_RECORD}",
+        "tidepool: cannot serve {BACKEND}: {}: the ownership record has version 4, {KNOWN_RECORD}",
         path.display()
     );
     refused_but_for_the_cache(&place, &words(&["check", BACKEND]), &line);

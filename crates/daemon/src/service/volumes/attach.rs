@@ -102,13 +102,13 @@ fn jittered(pause: Time) -> Time {
 
 impl Volumes {
     /// Starts to open the backend of a recovered volume; the receiver gets the outcome of the first try. One that is `taken_over`
-    /// comes with what was made ready for that.
+    /// comes with what was made ready for that, and one that is to be rolled back with the snapshot's name.
     pub(super) fn begin_attach(
         self: &Arc<Self>,
         id: VolumeId,
         spec: VolumeSpec,
         asked: Option<Wanted>,
-        taken_over: Option<Taking>,
+        (taken_over, roll_back): (Option<Taking>, Option<String>),
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
         let backend = spec.backend.parse()?;
@@ -142,6 +142,7 @@ impl Volumes {
             takes_over,
             was_ours,
             taking,
+            roll_back,
             announced: self.announce(&name),
             ..Facts::default()
         };
@@ -181,7 +182,11 @@ impl Volumes {
             }
             let outcome = self.attach_once(&entry, id, attach.clone(), recorded.clone()).await;
             drop(opening);
-            lock(&entry.facts).waits_as_of = whole::waits_as_of(&outcome);
+            {
+                let mut facts = lock(&entry.facts);
+                facts.waits_as_of = whole::waits_as_of(&outcome);
+                facts.half_rolled_back = is_half_rolled_back(&outcome);
+            }
             let error = match outcome {
                 Ok(parent) => {
                     entry.set_served();
@@ -285,6 +290,7 @@ impl Volumes {
             sequence: known.map(|v| v.status.sequence),
             prepared,
             take_over,
+            roll_back: lock(&entry.facts).roll_back.take(),
             ..OpenOptions::default()
         };
         let (opened, _turn) = self.open_whole(entry, id, &mut options).await?;
@@ -398,6 +404,11 @@ pub(super) fn image_of(uri: &BackendUri) -> String {
         other => other,
     };
     image.to_string()
+}
+
+/// Opening its backend has ended so that only a rollback of the image leads out.
+pub(super) fn is_half_rolled_back<T>(outcome: &Result<T, VolumeError>) -> bool {
+    matches!(outcome, Err(VolumeError::Open { source: BackendError::HalfRolledBack { .. }, .. }))
 }
 
 /// A volume in this state has its backend.

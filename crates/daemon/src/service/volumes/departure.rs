@@ -268,7 +268,7 @@ impl Volumes {
             }
         }
         // It is served here still, or is as after a restart: then the record says whose it is.
-        self.go_on(&entry, id).await;
+        self.go_on(&entry, id, None).await;
     }
 
     async fn generation(&self, id: VolumeId) -> u64 {
@@ -295,7 +295,7 @@ impl Volumes {
         let _alone = alone.map_err(|error| error.to_string())?;
         let drained = timeout(REST_WAIT_MAX, self.shard.drain(id)).await.map_err(late)?;
         drained.map_err(|error| error.to_string())?;
-        let backend = self.shard.let_go(id).await.map_err(|error| error.to_string())?;
+        let backend = self.shard.let_go(id, true).await.map_err(|error| error.to_string())?;
         let status = self.shard.status().await.map_err(|error| error.to_string())?;
         let clean =
             status.volumes.iter().any(|v| v.status.id == id && !v.status.dirty && v.status.lost_blocks == 0);

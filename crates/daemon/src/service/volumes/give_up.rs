@@ -94,7 +94,7 @@ impl Volumes {
             entry.set_state(Some(State::Opening), None);
             drop(opening);
             match taken {
-                true => drop(self.go_on(entry, id).await),
+                true => drop(self.go_on(entry, id, None).await),
                 // It is being tried already.
                 false => entry.again.notify_one(),
             }
@@ -126,7 +126,7 @@ impl Volumes {
             return Ok(false);
         }
         let _alone = self.alone(id).await;
-        let backend = match self.shard.let_go(id).await {
+        let backend = match self.shard.let_go(id, true).await {
             Err(ShardError::NoVolume(_)) => self.shard.detach_volume(id).await,
             other => other,
         };

@@ -50,17 +50,7 @@ impl Volumes {
             return Err(refused(format!("its second copy is on host {}, not on {to}", peer.host)));
         }
         entry.stay();
-        let since = Instant::now();
-        let released = loop {
-            match self.release(&entry, id, disconnect).await {
-                Err(ShardError::Connected(_))
-                    if since.elapsed() < Duration::from_nanos(self.limits.clients_ns) =>
-                {
-                    sleep(CLIENTS_PAUSE).await
-                }
-                released => break released,
-            }
-        };
+        let released = self.without_clients(|| self.release(&entry, id, disconnect)).await;
         let released = released.map_err(|error| match error {
             ShardError::NoCopy | ShardError::Connected(_) => refused(error.to_string()),
             ShardError::Control(ControlError::Paired) => {
@@ -76,7 +66,7 @@ impl Volumes {
             Err(why) => Err(why),
         };
         drop(change);
-        let again = self.go_on(&entry, id).await;
+        let again = self.go_on(&entry, id, None).await;
         match (taken, again) {
             (Ok(()), _) => {
                 info!("volume {name}: handed over to {}", peer.host);
@@ -88,6 +78,24 @@ impl Volumes {
                 Ok(Err(error)) => refused(format!("{why}; and here: {}", crate::failure::one_line(&error))),
                 Err(_) => refused(why),
             }),
+        }
+    }
+
+    /// Does something that is refused while clients are connected. Those that have hung up just now are waited for.
+    pub(super) async fn without_clients<T, F: Future<Output = Result<T, ShardError>>>(
+        &self,
+        attempt: impl Fn() -> F,
+    ) -> Result<T, ShardError> {
+        let since = Instant::now();
+        loop {
+            match attempt().await {
+                Err(ShardError::Connected(_))
+                    if since.elapsed() < Duration::from_nanos(self.limits.clients_ns) =>
+                {
+                    sleep(CLIENTS_PAUSE).await
+                }
+                outcome => return outcome,
+            }
         }
     }
 
@@ -124,15 +132,20 @@ impl Volumes {
     }
 
     /// A volume that has let go of its image goes on as after a restart: the record says whose it is. Nothing is done where it has
-    /// become another's copy, or this host's again, meanwhile.
-    pub(super) async fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, id: VolumeId) -> Option<Attached> {
+    /// become another's copy, or this host's again, meanwhile. Its image is rolled back to a snapshot first, if one is named.
+    pub(super) async fn go_on(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        id: VolumeId,
+        roll_back: Option<String>,
+    ) -> Option<Attached> {
         let _takeover = self.takeovers.of(&entry.name).await;
         let current = self.knows(entry);
         let known = self.shard.volumes().await.unwrap_or_default();
         let known = known.into_iter().find(|(known, ..)| *known == id);
         match known {
             Some((_, spec, VolumeState::Detached | VolumeState::Failed)) if current => {
-                let begun = self.begin_attach(id, spec, None, None);
+                let begun = self.begin_attach(id, spec, None, (None, roll_back));
                 begun.inspect_err(|error| warn!("volume {}: {error}", entry.name)).ok()
             }
             Some((.., VolumeState::Replica)) if current => {
@@ -222,6 +235,6 @@ impl Volumes {
         {
             info!("volume {name}: its image is let go of ({error})");
         }
-        self.go_on(&entry, id).await;
+        self.go_on(&entry, id, None).await;
     }
 }

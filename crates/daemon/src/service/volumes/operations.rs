@@ -1,16 +1,13 @@
-//! What is done with a volume as a whole while it is served: drain, resize, snapshot, removal.
+//! What is done with a volume as a whole while it is served: drain, resize, removal.
 
 use super::{Entry, Volumes, close, from_shard, lock};
-use crate::admin::{BackendState, Removed, Snapshot, State};
+use crate::admin::{BackendState, Removed, State};
 use crate::direct;
 use crate::service::VolumeError;
-use crate::shard::ShardError;
 use crate::units::Size;
-use crate::volume::check_name;
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::BackendUri;
-use tidepool_engine::api::{ControlError, IoError, VolumeId};
+use tidepool_engine::api::VolumeId;
 use tokio::time::{Instant, timeout};
 use tracing::info;
 
@@ -45,38 +42,6 @@ impl Volumes {
         }
         let _alone = self.alone(id).await.map_err(from_shard("resize", name))?;
         self.shard.resize(id, size.0).await.map_err(from_shard("resize", name))
-    }
-
-    /// Takes a snapshot of the image with everything that was acknowledged before; clients go on.
-    ///
-    /// # Errors
-    /// The image has no snapshots or one of this name, or the shard reports a failure.
-    pub async fn snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot, VolumeError> {
-        let entry = self.entry(name)?;
-        let refused =
-            |why: String| VolumeError::Snapshot { name: name.to_owned(), snapshot: snapshot.to_owned(), why };
-        check_name(snapshot).map_err(|_| refused("use 1 to 64 letters, digits, '.', '_' or '-'".into()))?;
-        let image = match &entry.backend {
-            // A snapshot has none of its own.
-            BackendUri::Rbd { snapshot: Some(_), .. } => None,
-            uri => uri.rbd_image(),
-        };
-        let image =
-            image.ok_or_else(|| refused("its image is not in a Ceph pool, and has no snapshots".into()))?;
-        let id = entry.attached("take a snapshot of")?;
-        let start = Instant::now();
-        let taken = self.shard.snapshot(id, snapshot.to_owned()).await;
-        taken.map_err(|error| match error {
-            ShardError::Control(ControlError::Backend(IoError::Errno(libc::EEXIST))) => {
-                refused(format!("{image} has a snapshot of this name"))
-            }
-            ShardError::Control(ControlError::Backend(IoError::Errno(libc::EROFS))) => {
-                refused("the image is read-only".into())
-            }
-            error => refused(error.to_string()),
-        })?;
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(Snapshot { volume: name.to_owned(), snapshot: format!("{image}@{snapshot}"), seconds })
     }
 
     /// Gives the image back: drained, compared with the cache, unlocked. As long as it drains, a caller

@@ -1,7 +1,7 @@
 //! The start: what the cache holds and what is configured, each volume on its own. A configured volume of which the cache holds
 //! nothing is tried again for as long as it is configured.
 
-use super::attach::Attempts;
+use super::attach::{Attempts, is_half_rolled_back};
 use super::failover::is_decision;
 use super::{Entry, Facts, Volumes, from_shard, lock};
 use crate::admin::Removed;
@@ -67,7 +67,7 @@ impl Volumes {
                 tokio::spawn(self.clone().finish_takeover(status.spec.name, asked));
                 continue;
             }
-            match self.begin_attach(status.id, status.spec, asked, None) {
+            match self.begin_attach(status.id, status.spec, asked, (None, None)) {
                 Ok(first) => starting.firsts.push(first),
                 Err(error) => starting.failures.push(error),
             }
@@ -135,6 +135,7 @@ impl Volumes {
             }
             let outcome = self.add_once(&entry, &wish, asked_for).await;
             drop(opening);
+            lock(&entry.facts).half_rolled_back = is_half_rolled_back(&outcome);
             asked_for = false;
             match outcome {
                 Ok(()) => {
