@@ -76,7 +76,14 @@ fn lose_the_holder(trio: &Trio, workload: &mut Workload, lost: impl Fn(usize) ->
     });
     workload.verify().expect("nothing is lost");
     // The one that was lost still has its copy, which does not count any more.
-    let old = trio.hosts[holder].take_over(false).expect_err("it is not in sync").to_string();
+    let old = loop {
+        let old = trio.hosts[holder].take_over(false).expect_err("it is not in sync").to_string();
+        // On a busy machine the next one may lose its place for a moment.
+        if !old.contains("h0 alone") && !old.contains("h1 alone") && !old.contains("h2 alone") {
+            break old;
+        }
+        wait_under_load(trio, workload, "a copy on the next peer in order again", in_sync);
+    };
     assert!(old.contains(&format!("h{next} as the holder")), "{old}");
     trio.set(loss, true);
     under_load(workload, 300, || ());

@@ -118,7 +118,7 @@ pub enum BackendError {
     },
     /// A rollback was cut short.
     #[error(
-        "{what}: its rollback to snapshot {snapshot} was cut short, and it is neither that nor what it was: finish it with tidepool volume snap rollback NAME {snapshot} (or free it as it is with tidepool recover URI --accept-loss, then rbd snap rollback {what}@{snapshot})"
+        "{what}: its rollback to snapshot {snapshot} was cut short, and it is neither that nor what it was: finish it with tidepool volume snap rollback NAME {snapshot} (or free it as it is with tidepool recover URI --accept-loss, then rbd object-map rebuild {what} and rbd snap rollback {what}@{snapshot})"
     )]
     HalfRolledBack {
         /// Which image.

@@ -61,7 +61,10 @@ impl GivenUp {
         let path = dir.join(format!("{}{}.json", prefix(self.cache_uuid), Uuid::new_v4()));
         let mut json = serde_json::to_vec_pretty(self).expect("plain fields are serialisable");
         json.push(b'\n');
-        Sidecar::within(dir, "").replace(&path, &json).map_err(|e| match e.kind() {
+        let written = Sidecar::within(dir, "").replace(&path, &json);
+        // It is never replaced.
+        let _ = fs::remove_file(path.with_extension("json.new"));
+        written.map_err(|e| match e.kind() {
             io::ErrorKind::PermissionDenied => BackendError::Denied {
                 what: path.display().to_string(),
                 why: "the note of what is given up cannot be written there; make its directory writable"

@@ -159,6 +159,9 @@ pub struct Ownership {
     /// were before and others as in the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<String>,
+    /// `rbd:` only: a rollback of the image was cut short and given up, so that its object map may lack objects that are there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) hides: bool,
     /// Why the owner's cached data is no longer what the volume holds, when the image was changed without
     /// it: none of it may be used any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -188,6 +191,7 @@ impl Ownership {
             taken_at: None,
             image: None,
             rollback: None,
+            hides: false,
             superseded: None,
         }
     }
@@ -200,7 +204,8 @@ impl Ownership {
         let goes_on =
             |before: &&Ownership| before.cache_uuid == cache_uuid && before.state != OwnerState::Clean;
         let former = before.filter(goes_on).map(|before| before.former.clone()).unwrap_or_default();
-        Ownership { base, former, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
+        let hides = before.is_some_and(|before| before.hides);
+        Ownership { base, former, hides, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
     }
 
     /// The record with which the peer makes the image its own.
@@ -242,6 +247,7 @@ impl Ownership {
             lifted: left.lifted,
             stamp: left.stamp,
             image: left.image,
+            hides: left.hides,
             ..Ownership::new(generation, cache_uuid, OwnerState::Open)
         }
         .versioned())
@@ -292,7 +298,11 @@ impl Ownership {
     /// is no longer the owner should it come back.
     pub(crate) fn abandoned(&self) -> Ownership {
         let generation = self.generation.saturating_add(1);
-        Ownership { image: self.image.clone(), ..Ownership::new(generation, Uuid::nil(), OwnerState::Clean) }
+        Ownership {
+            image: self.image.clone(),
+            hides: self.hides || self.rollback.is_some(),
+            ..Ownership::new(generation, Uuid::nil(), OwnerState::Clean)
+        }
     }
 
     /// The record of an image that is about to be changed without its owner's cache. The generation goes
@@ -311,7 +321,7 @@ impl Ownership {
 
     /// The record when that is done.
     pub(crate) fn rolled_back(&self) -> Ownership {
-        Ownership { rollback: None, superseded: None, ..self.renewed() }.versioned()
+        Ownership { rollback: None, superseded: None, hides: false, ..self.renewed() }.versioned()
     }
 
     /// A snapshot's name can stand in a record.

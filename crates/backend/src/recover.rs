@@ -56,7 +56,7 @@ pub fn recover(
     if let Some(found) = found.as_ref().filter(|_| !look_only) {
         check_frames(&what, &*shelf, found)?;
     }
-    recovered.exact = found.is_some() || record.superseded.is_some();
+    recovered.exact = found.is_some() || record.superseded.is_some() && record.rollback.is_none();
     let mut backend = None;
     if found.is_some() && !look_only {
         let options = OpenOptions {
@@ -68,8 +68,15 @@ pub fn recover(
             ..OpenOptions::default()
         };
         // An owner that is silent may still commit and trim: only what is found with the owner fenced counts.
-        backend = Some(open(uri, options)?.backend);
-        found = find()?;
+        match open(uri, options) {
+            Ok(opened) => {
+                backend = Some(opened.backend);
+                found = find()?;
+            }
+            // What is left of it must not go over what others have written.
+            Err(BackendError::Overwritten { .. }) => (found, recovered.exact) = (None, false),
+            Err(error) => return Err(error),
+        }
     }
     if let Some(found) = found {
         recovered.groups = found.header.groups.len();

@@ -37,7 +37,7 @@ pub fn run(args: &RecoverArgs) -> Result<(), Failure> {
 fn cost(recovered: &Recovered) -> String {
     if let Some(snapshot) = recovered.given_up.as_ref().and_then(|owner| owner.rollback.as_ref()) {
         return format!(
-            "the image is half rolled back to snapshot {snapshot}: finish that with rbd snap rollback"
+            "the image is half rolled back to snapshot {snapshot}: finish that with rbd object-map rebuild, then rbd snap rollback"
         );
     }
     match (&recovered.loss, recovered.exact) {

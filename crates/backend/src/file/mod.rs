@@ -154,12 +154,12 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     };
     let Located { sidecar, record, .. } = &located;
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
+    located.check_recognised(what, options)?;
     // Before the record is believed: it may be about to change.
     let lock = match record.is_none() && options.read_only {
         true => None,
         false => sidecar.lock(what, options.read_only)?,
     };
-    located.check_recognised(what, options)?;
     if let Some(record) = record {
         record.check_owner(what, cache_uuid)?;
         record.check_whole(what, options)?;

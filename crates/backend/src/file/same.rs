@@ -197,15 +197,15 @@ fn of_device(sys: &Path) -> ImageId {
     let found = |kind: &str, files: &[&str]| {
         Some((kind.to_owned(), files.iter().find_map(|file| read_name(&disk.join(file)))?))
     };
-    identity.lasting.extend(found("wwid", &["wwid", "device/wwid"]));
     identity.lasting.extend(found("md uuid", &["md/uuid"]));
     identity.lasting.extend(found("bcache uuid", &["bcache/backing_dev_uuid"]));
     identity.lasting.extend(found("dm uuid", &["dm/uuid"]).filter(|(_, uuid)| !is_only_a_name(uuid)));
-    if let Some((kind, serial)) = found(SERIAL, &SERIAL_FILES) {
-        if is_of_several(&disk, &serial) {
+    for (kind, files) in [("wwid", WWID_FILES), (SERIAL, SERIAL_FILES)] {
+        let Some((kind, name)) = found(kind, &files) else { continue };
+        if is_made_of_serial(&kind, &name) && is_of_several(&disk, &files, &name) {
             identity.shared.insert(kind.clone());
         }
-        identity.lasting.insert(kind, serial);
+        identity.lasting.insert(kind, name);
     }
     if let Some(below) = of_loop(&disk) {
         identity.lasting.extend(below.lasting);
@@ -215,19 +215,25 @@ fn of_device(sys: &Path) -> ImageId {
     identity
 }
 
+const WWID_FILES: [&str; 2] = ["wwid", "device/wwid"];
 const SERIAL: &str = "serial";
 /// Where it is; with NVMe it is the controller's, which has several disks.
 const SERIAL_FILES: [&str; 2] = ["serial", "device/serial"];
 
-/// Whether another disk of the host says that it has this serial number, as cheap or virtual ones do.
-fn is_of_several(disk: &Path, serial: &str) -> bool {
+/// A name that is as good as the serial number. A WWID is, where the disk has no other and the kernel makes one.
+fn is_made_of_serial(kind: &str, name: &str) -> bool {
+    kind == SERIAL || ["t10.", "nvme."].iter().any(|made| name.starts_with(made))
+}
+
+/// Whether another disk of the host has this name, as cheap or virtual ones do.
+fn is_of_several(disk: &Path, files: &[&str], name: &str) -> bool {
     let Ok(disks) = fs::read_dir("/sys/block") else { return false };
     let others =
         disks.filter_map(|other| other.ok()?.path().canonicalize().ok()).filter(|other| other != disk);
     // The paths of a disk that the kernel joins by itself are hidden.
     let mut visible = others.filter(|other| read(&other.join("hidden")).is_none_or(|hidden| hidden == "0"));
     visible.any(|other| {
-        SERIAL_FILES.iter().find_map(|file| read_name(&other.join(file))).is_some_and(|found| found == serial)
+        files.iter().find_map(|file| read_name(&other.join(file))).is_some_and(|found| found == name)
     })
 }
 

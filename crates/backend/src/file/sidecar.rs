@@ -3,7 +3,7 @@
 use crate::TakeOver;
 use crate::changes::Change;
 use crate::error::BackendError;
-use crate::record::{Ownership, RECORD_BYTES_MAX};
+use crate::record::{OwnerState, Ownership, RECORD_BYTES_MAX};
 use rustix::fs::{CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 /// What the places of records end in, and those of their locks.
 pub(super) const SUFFIX: &str = "tidepool";
 const LOCK_SUFFIX: &str = "lock";
+
+/// What the next record is called until it replaces the last.
+const SPARE: &str = ".new";
 
 /// Room that is kept for the next record: one block of a file system.
 const ROOM_BYTES: u64 = 4096;
@@ -156,7 +159,12 @@ impl Sidecar {
 
     /// Replaces the record; when this returns, the new one is on stable media.
     pub(crate) fn write(&self, record: &Ownership) -> Result<(), BackendError> {
-        self.replace(&self.path, &record.to_json()).map_err(|e| self.write_error(e))
+        self.replace(&self.path, &record.to_json()).map_err(|e| self.write_error(e))?;
+        if record.state == OwnerState::Clean {
+            // The image is nobody's: nothing is left there but what it needs.
+            let _ = fs::remove_file(self.beside(SPARE));
+        }
+        Ok(())
     }
 
     /// Changes the record of the owner, who holds the image's lock. With `unsure` it may be changed already and not on
@@ -210,7 +218,7 @@ impl Sidecar {
             fs::create_dir_all(self.directory())?;
         }
         let mut spare = path.to_owned().into_os_string();
-        spare.push(".new");
+        spare.push(SPARE);
         let spare = PathBuf::from(spare);
         // It stays, with the room that it takes: there is none to be had where the file system is full by now.
         let mut file = File::options().write(true).create(true).truncate(false).open(&spare)?;

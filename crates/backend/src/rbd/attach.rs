@@ -55,8 +55,12 @@ pub(super) fn attach(
         peer::take_first(&mut survey, place, cluster, pool, how)?;
     }
     survey.check_owner(place, cache_uuid)?;
-    survey.check_whole(place, options)?;
+    survey.check_group_snapshots(place, cache_uuid)?;
     let holder = survey.holder(options);
+    if let Err(e) = survey.check_whole(place, options) {
+        survey.guard_half(place, pool, &holder, cache_uuid);
+        return Err(e);
+    }
     survey.check_lock(place, &holder, options)?;
     redo::check_version(&place.what, &super::shelf(place, cluster, &survey.facts.id)?)?;
     if let Some(record) = &survey.record {
@@ -97,7 +101,7 @@ pub(super) fn attach(
             let mut attached =
                 Attached { image: taken.image, facts, owner, record, continuity, attachment, guarded };
             if let Some(snapshot) = &options.roll_back {
-                attached.roll_back(&spot, snapshot, before.rollback.is_some())?;
+                attached.roll_back(&spot, snapshot, before.rollback.is_some() || before.hides)?;
             }
             Ok(attached)
         }
@@ -106,8 +110,10 @@ pub(super) fn attach(
             match (survey.guarded(), before.state) {
                 (true, _) if !guarded => spot.guard_again(),
                 (false, OwnerState::Clean) => spot.free(),
-                // Nothing tells others that its newest data is in the cache; the header tells what they do.
-                (false, _) if !guarded => spot.expose_or_warn(&taken, &mut survey.owner, &before),
+                // Nothing tells others that its newest data is in the cache, or somebody has been there: the header tells what they do.
+                (false, _) if !guarded || !taken.undisturbed => {
+                    spot.expose_or_warn(&taken, &mut survey.owner, &before);
+                }
                 // The guard stands.
                 _ => {}
             }
@@ -402,6 +408,10 @@ impl Spot<'_> {
     /// Gives the lock back with the guard lifted: it was away, or there is a client that does not know of it.
     /// So it proves nothing any more, and the header's version has to.
     fn expose(&self, taken: &Taken, owner: &mut OwnerObject, before: &Ownership) -> Result<(), BackendError> {
+        if before.rollback.is_some() {
+            // It is no proof of anything, and keeps others from what is half of one thing and half of another.
+            return Ok(());
+        }
         let released = self.pool.break_lock(self.header, &taken.locker);
         let released = released.map_err(self.failed("release the lock"))?;
         let lifted = match released.map(|version| guard::lift(self.pool, self.header, Some(version))) {
@@ -412,7 +422,8 @@ impl Spot<'_> {
             // Somebody was faster.
             Some(Err(_)) | None => None,
         };
-        let superseded = lifted.is_none().then(|| DISTURBED.to_owned()).or_else(|| before.superseded.clone());
+        let disturbed = lifted.is_none() || !taken.undisturbed;
+        let superseded = disturbed.then(|| DISTURBED.to_owned()).or_else(|| before.superseded.clone());
         owner.swap(self.pool, &Ownership { lifted, superseded, ..before.renewed() })
     }
 
@@ -445,6 +456,12 @@ impl Spot<'_> {
         Err(BackendError::Locked { what: self.place.what.clone(), holder })
     }
 
+    /// What the handle finds when it has read the header again.
+    fn seen(&self, image: &Image) -> Result<Facts, BackendError> {
+        image.sizes().map_err(self.failed("read the image's header"))?;
+        image.facts().map_err(self.failed("read the image's header"))
+    }
+
     fn no_snapshot(&self, snapshot: &str, e: io::Error) -> BackendError {
         if e.raw_os_error() != Some(libc::ENOENT) {
             return self.failed("look for the snapshot")(e);
@@ -457,12 +474,15 @@ impl Spot<'_> {
     /// we hold makes safe.
     fn unguarded<T>(
         &self,
+        image: &Image,
         guarded: bool,
         work: impl FnOnce() -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         if !guarded {
             return work();
         }
+        let watchers = || image.watchers().map_err(self.failed("list who has the image open"));
+        let before = watchers()?;
         guard::pause(self.pool, self.header).map_err(self.failed("lift the guard of the image"))?;
         reached(Point::Exposed)?;
         let done = work();
@@ -473,6 +493,14 @@ impl Spot<'_> {
                 return Err(self.failed("guard the image again")(e));
             }
             std::thread::sleep(REGUARD_PAUSE);
+        }
+        let is_known = |watcher: &String| before.iter().any(|known| address::same(known, watcher));
+        if !watchers().is_ok_and(|after| after.iter().all(is_known)) {
+            // Whoever has opened the image in that moment has not seen the guard, and reads the header again when told to. So does our own
+            // handle, which is replaced then.
+            if let Err(e) = self.pool.notify_header(self.header) {
+                tracing::warn!(image = %self.place.what, error = %e, "a client that has just opened the image may not see its guard");
+            }
         }
         done
     }
@@ -581,6 +609,20 @@ impl Attached {
     /// Makes the image what it was at a snapshot. Its record says that this is under way, and the guard stands meanwhile: whatever becomes
     /// of this process, nobody takes the image for whole. `again`: an earlier attempt was cut short.
     fn roll_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
+        self.change_back(spot, snapshot, again).map_err(|error| {
+            let what = spot.place.what.clone();
+            tracing::error!(image = %what, snapshot, %error, "the rollback is cut short");
+            BackendError::HalfRolledBack { what, snapshot: snapshot.to_owned() }
+        })?;
+        reached(Point::Finished)?;
+        let image = &self.image;
+        let facts = spot.unguarded(image, self.guarded, || spot.seen(image))?;
+        self.facts = facts;
+        self.continuity = Continuity::unproven(format!("the image is rolled back to snapshot {snapshot}"));
+        Ok(())
+    }
+
+    fn change_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
         let Spot { place, cluster, pool, .. } = *spot;
         // All of it is in the image, and must not go over what that becomes.
         let shelf = super::shelf(place, cluster, &self.facts.id)?;
@@ -588,25 +630,17 @@ impl Attached {
         cluster.wait_forever().map_err(|e| BackendError::io(&place.what, "wait for the cluster", e))?;
         reached(Point::Marked)?;
         let image = &self.image;
-        let see = || {
-            image.sizes().map_err(spot.failed("read the image's header"))?;
-            image.facts().map_err(spot.failed("read the image's header"))
-        };
         if again && self.facts.features & FEATURE_OBJECT_MAP != 0 {
             // librbd leaves objects alone that neither the image's map has nor the snapshot's. It changes the one to the other before it
             // looks at the objects, so that after a kill in between the image's map lacks those that have come since the snapshot.
             image.rebuild_object_map().map_err(spot.failed("rebuild the object map"))?;
-            spot.unguarded(self.guarded, see)?;
+            spot.unguarded(image, self.guarded, || spot.seen(image))?;
         }
         tracing::info!(image = %place.what, snapshot, "the image is being rolled back");
         image.roll_back(snapshot).map_err(spot.failed("roll the image back"))?;
         reached(Point::RolledBack)?;
         self.record = self.record.rolled_back();
-        self.owner.swap(pool, &self.record)?;
-        reached(Point::Finished)?;
-        self.facts = spot.unguarded(self.guarded, see)?;
-        self.continuity = Continuity::unproven(format!("the image is rolled back to snapshot {snapshot}"));
-        Ok(())
+        self.owner.swap(pool, &self.record)
     }
 
     pub(super) fn claim(&self, place: &Place, cluster: &Arc<Cluster>) -> Claim {
@@ -745,7 +779,7 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
         Change::Size(size_bytes) => image.resize(*size_bytes).map_err(failed("resize the image")),
     };
     let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
-    spot.unguarded(claim.guarded, change)
+    spot.unguarded(image, claim.guarded, change)
 }
 
 fn try_retake(

@@ -72,6 +72,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     } else {
         survey
             .check_owner(&place, cache_uuid)
+            .and_then(|()| survey.check_group_snapshots(&place, cache_uuid))
             .and_then(|()| check_version(&place.what, &super::shelf(&place, &cluster, &survey.facts.id)?))
     };
     let owner = owner.and_then(|()| survey.check_whole(&place, options));

@@ -15,7 +15,6 @@ const POOLS_BYTES: usize = 4096;
 /// Room for the lists of lock holders in bytes; the exclusive lock has one.
 const LOCKERS_BYTES_MAX: usize = 16 * 1024;
 /// How long the handles of an image may take to say that they have learnt of a change.
-#[cfg(test)]
 const NOTIFY_TIMEOUT_MS: u64 = 5000;
 /// Name of librbd's exclusive lock.
 pub(super) const LOCK_NAME: &CStr = c"rbd_lock";
@@ -581,7 +580,6 @@ impl IoCtx {
     }
 
     /// Makes every open handle of an image read its header again, as a lost and renewed watch does.
-    #[cfg(test)]
     pub(super) fn notify_header(&self, header: &str) -> io::Result<()> {
         // librbd's NotifyMessage, version 6 compatible to 1, four bytes of content: operation 3, HeaderUpdate.
         const MESSAGE: [u8; 10] = [6, 1, 4, 0, 0, 0, 3, 0, 0, 0];

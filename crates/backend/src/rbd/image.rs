@@ -38,6 +38,8 @@ pub(super) struct Facts {
     pub(super) features: u64,
     /// It is a member of a group.
     pub(super) grouped: bool,
+    /// Name of a snapshot of it that a group's snapshot consists of, also if it has left the group.
+    pub(super) of_group: Option<String>,
     /// Bytes of an object times the objects of a stripe: what a discard can remove as a whole.
     pub(super) stripe_bytes: u64,
     /// Addresses of the clients that have the image open.
@@ -137,7 +139,10 @@ impl Image {
         check(unsafe { (rbd.rbd_get_stripe_count)(self.handle, &raw mut stripes) })?;
         let (size_bytes, object_bytes) = self.sizes()?;
         let stripe_bytes = object_bytes.max(1).saturating_mul(stripes.max(1));
-        Ok(Facts { id, size_bytes, features, grouped, stripe_bytes, watchers: self.watchers()? })
+        let of_group = self.snapshots()?.into_iter().find(|snapshot| snapshot.kind == SnapshotKind::Group);
+        let of_group = of_group.map(|snapshot| snapshot.name);
+        let watchers = self.watchers()?;
+        Ok(Facts { id, size_bytes, features, grouped, of_group, stripe_bytes, watchers })
     }
 
     /// Flags of the image, or of the snapshot that is open.
@@ -242,8 +247,11 @@ impl Image {
                 }
                 listed => usize::try_from(listed?).unwrap_or(0).min(room),
             };
-            let snapshots: io::Result<Vec<_>> =
-                infos[..listed].iter().map(|info| self.described(info)).collect();
+            // One may go away while it is looked at.
+            let described = infos[..listed].iter().map(|info| self.described(info));
+            let snapshots: io::Result<Vec<_>> = described
+                .filter(|found| !found.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ENOENT)))
+                .collect();
             if listed > 0 {
                 // SAFETY: filled by the call above up to an entry without a name, freed once.
                 unsafe { (self.rbd.rbd_snap_list_end)(infos.as_mut_ptr()) };

@@ -238,7 +238,9 @@ fn open_read_only(place: Place, options: &OpenOptions) -> Result<RbdBackend, Bac
     rights::check(&place, &cluster, &pool, true)?;
     let survey = Survey::take(&place, &cluster, &pool)?;
     survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
-    survey.check_whole(&place, options)?;
+    // Whoever only reads rolls nothing back.
+    let reads = OpenOptions { roll_back: None, ..options.clone() };
+    survey.check_whole(&place, &reads)?;
     survey.check_lock(&place, &survey.holder(options), options)?;
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read);
     let image = image.map_err(|e| place.error(&cluster, "open the image", e))?;
@@ -433,6 +435,17 @@ impl RbdBackend {
             self.change = next.map(|(token, what)| Change { token, what, thread: None });
         }
         let busy = self.is_busy() || self.stale || !self.parked.is_empty();
+        if !busy
+            && self.io.image.is_none()
+            && let Some(change) = self.change.take()
+        {
+            match self.closing {
+                true => self.io.complete(change.token, Err(IoError::Errno(libc::EAGAIN))),
+                // A handle has to be had first.
+                false => (self.change, self.stale) = (Some(change), true),
+            }
+            return;
+        }
         let (Some(change), Some(held), Some(image)) = (&mut self.change, &self.held, &self.io.image) else {
             return;
         };
@@ -659,9 +672,17 @@ impl Backend for RbdBackend {
         }
         let header = &claim.header;
         let guard_failed = || failed("change the guard of the image");
+        let read_locker = || pool.locker(header).map_err(failed("read the image's lock"));
+        let mut alone = claim.guarded;
         if !how.clean && !claim.guarded {
             // While the lock falls. For longer it would be in the way of mirroring.
             guard::set(pool, header).map_err(guard_failed())?;
+            let ours = |address: &String| address::same(address, &claim.address);
+            // A client that has opened it before waits for the lock.
+            let others = |image: &Arc<Image>| image.watchers().map(|found| found.iter().all(ours));
+            let nobody_waits =
+                image.as_ref().map(others).transpose().map_err(failed("list who has it open"))?;
+            alone = nobody_waits == Some(true) && read_locker()?.is_some_and(|locker| ours(&locker.address));
         }
         // Closing releases the lock, in whatever state librbd has it.
         drop(image);
@@ -670,12 +691,15 @@ impl Backend for RbdBackend {
         let version = match (how.clean, claim.guarded) {
             (true, _) => guard::free(pool, header),
             (false, true) => guard::set(pool, header),
-            (false, false) => guard::lift(pool, header, None),
+            (false, false) => guard::lift(pool, header, None).or_else(|_| {
+                // Somebody has the lock already.
+                alone = false;
+                guard::pause(pool, header)
+            }),
         };
         let version = version.map_err(guard_failed())?;
-        let free = pool.locker(header).map_err(failed("read the image's lock"))?.is_none();
         // Without a guard somebody could have written between the lock's release and the version.
-        let stamp = (free && (claim.guarded || !how.clean)).then_some(ImageStamp::Header { version });
+        let stamp = (alone && read_locker()?.is_none()).then_some(ImageStamp::Header { version });
         owner.swap(pool, &claim.record.released(how, stamp))
     }
 }

@@ -71,6 +71,24 @@ impl Survey {
         self.facts.features & FEATURE_NON_PRIMARY != 0
     }
 
+    /// The guard stands, and has kept others from writing. With journaling it may only be a left-over of a moment.
+    fn guard_proves(&self) -> bool {
+        self.guarded() && self.can_guard()
+    }
+
+    /// Sets the guard of an image of this cache that is half rolled back, where a kill has left it lifted: others must not take it for
+    /// whole.
+    pub(super) fn guard_half(&self, place: &Place, pool: &IoCtx, holder: &Holder, cache_uuid: Uuid) {
+        let is_half = self.own_record(cache_uuid).is_some_and(|record| record.rollback.is_some());
+        let is_ours = matches!(holder, Holder::Nobody | Holder::OurDead(_));
+        if !is_half || !is_ours || self.guarded() || !self.can_guard() {
+            return;
+        }
+        if let Err(error) = guard::set(pool, &self.facts.header()) {
+            tracing::warn!(image = %place.what, %error, "the guard of the image, which is half rolled back, could not be set");
+        }
+    }
+
     /// The record, if it is of this cache.
     fn own_record(&self, cache_uuid: Uuid) -> Option<&Ownership> {
         self.record.as_ref().filter(|record| record.cache_uuid == cache_uuid)
@@ -98,6 +116,21 @@ impl Survey {
             )));
         }
         Ok(())
+    }
+
+    /// Whether a rollback of a group's snapshot could go past the cache: it reaches every image of the snapshot, also those that have left
+    /// the group. An image that this cache has dirty data for is served all the same.
+    pub(super) fn check_group_snapshots(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
+        let Some(name) = &self.facts.of_group else { return Ok(()) };
+        let why = format!(
+            "its snapshot {name} belongs to a snapshot of a group, whose rollback would go past the cache; remove that first: \
+             rbd group snap ls GROUP, then rbd group snap rm GROUP@SNAPSHOT"
+        );
+        if self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean) {
+            tracing::warn!(image = %place.what, "{why}");
+            return Ok(());
+        }
+        Err(BackendError::Unsupported { what: place.what.clone(), why })
     }
 
     /// Whether the image holds what a reader with this cache may see.
@@ -180,7 +213,7 @@ impl Survey {
 
     /// Clients that have the image open for writing and do not know of a guard.
     fn strangers(&self, options: &OpenOptions) -> Vec<&str> {
-        if self.guarded() {
+        if self.guard_proves() {
             // Whoever has opened the image since the guard was set sees it.
             return Vec::new();
         }
@@ -273,7 +306,7 @@ impl Survey {
             ),
             // The owner's own lock has fallen; what happened between it and this one is not known.
             OwnerState::Open if held => Continuity::unproven(CUT),
-            OwnerState::Open if self.guarded() => {
+            OwnerState::Open if self.guard_proves() => {
                 Continuity::unproven("this cache's lock is no longer in place")
             }
             OwnerState::Open if untouched => Continuity::unproven(CUT),
@@ -283,7 +316,7 @@ impl Survey {
             _ if unchanged => Continuity::proven("the image's header is as this cache released it"),
             // A kill between lock and record: what happened between release and lock is not known.
             _ if held || untouched => Continuity::unproven(CUT),
-            OwnerState::Dirty if self.guarded() => Continuity::unproven(
+            OwnerState::Dirty if self.guard_proves() => Continuity::unproven(
                 "the image's header has changed since this cache's release, under its guard",
             ),
             _ => Continuity::overwritten("the image's header has changed since this cache's release"),

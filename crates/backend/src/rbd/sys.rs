@@ -140,7 +140,6 @@ library! {
         rados_get_last_version(IoCtxT) -> u64;
         rados_list_lockers(IoCtxT, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
         rados_break_lock(IoCtxT, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
-        #[cfg(test)]
         rados_notify2(IoCtxT, *const c_char, *const c_char, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
         rados_create_write_op() -> WriteOpT;
         rados_release_write_op(WriteOpT);

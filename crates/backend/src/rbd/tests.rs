@@ -925,7 +925,15 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
         let place = place_of(image, features);
         join(image).expect("it is free");
         refused(&place);
+        // A rollback of the group reaches it also when it has left, and writes under the guard.
+        rbd(&["group", "snap", "create", "team@then"]).expect("a snapshot of the group");
         leave(image);
+        let error = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
+        assert!(
+            error.contains("belongs to a snapshot of a group") && error.contains("rbd group snap rm"),
+            "{error}"
+        );
+        rbd(&["group", "snap", "rm", "team@then"]).expect("removed");
         depart(image).expect("it is free");
         refused(&Place { image: "elsewhere".into(), ..place.clone() });
         come_back();

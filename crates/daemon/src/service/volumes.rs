@@ -168,6 +168,13 @@ impl Facts {
         Facts { accept_loss, drain, state: Some(State::Opening), ..Facts::default() }
     }
 
+    /// A rollback that was asked for with the last attempt is not made with a later one.
+    fn forget_rollback(&mut self) {
+        if self.asking.is_none() {
+            self.roll_back = None;
+        }
+    }
+
     /// What a report tells of it.
     fn known(&self) -> Known {
         Known {

@@ -377,12 +377,14 @@ impl<C: Core> Reactor<C> {
                 }
                 Effect::Close => {
                     tracing::error!(
-                        "volume {}: another host has taken it over; it is closed here",
+                        "volume {}: another host has taken it over, or the cluster has blocklisted this client; it is closed here",
                         side.name
                     );
                     // What is on its way may arrive or not: it is another's record.
                     (side.writing, side.retry_at, side.rung) = (None, None, false);
                     let link = side.link;
+                    // What waits is not answered: whoever serves it may do that.
+                    self.close_door(id);
                     let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
                     engine.fence(id);
                     if let Some(slot) = link {

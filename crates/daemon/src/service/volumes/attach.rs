@@ -186,6 +186,7 @@ impl Volumes {
                 let mut facts = lock(&entry.facts);
                 facts.waits_as_of = whole::waits_as_of(&outcome);
                 facts.half_rolled_back = is_half_rolled_back(&outcome);
+                facts.forget_rollback();
             }
             let error = match outcome {
                 Ok(parent) => {
@@ -293,8 +294,14 @@ impl Volumes {
             roll_back: lock(&entry.facts).roll_back.take(),
             ..OpenOptions::default()
         };
-        let (opened, _turn) = self.open_whole(entry, id, &mut options).await?;
+        let (opened, turn) = self.open_whole(entry, id, &mut options).await?;
         let dirty = options.dirty;
+        let given_up = || lock(&entry.facts).given_up;
+        if given_up() {
+            drop(turn);
+            self.free_late(entry, Some(opened.backend)).await;
+            return Err(VolumeError::Busy(name.clone()));
+        }
         info!(
             "volume {name}: cached data {}: {}",
             if opened.keep_clean { "stays" } else { "is dropped" },
@@ -329,9 +336,11 @@ impl Volumes {
                 Ok(opened.parent)
             }
             Err(Refused { error, backend }) => {
-                let given_up = lock(&entry.facts).given_up;
-                match given_up {
-                    true => self.free_late(entry, backend).await,
+                match given_up() {
+                    true => {
+                        drop(turn);
+                        self.free_late(entry, backend).await;
+                    }
                     false => self.put_back(entry, backend, !dirty).await,
                 }
                 Err(shard_error(error))
@@ -412,7 +421,7 @@ pub(super) fn is_half_rolled_back<T>(outcome: &Result<T, VolumeError>) -> bool {
 }
 
 /// A volume in this state has its backend.
-fn is_attached(state: VolumeState) -> bool {
+pub(super) fn is_attached(state: VolumeState) -> bool {
     use VolumeState::*;
     matches!(state, Serving | Draining | Full | Fenced)
 }

@@ -1,5 +1,6 @@
 //! A volume goes without what is dirty: its image is gone for good, or what the cache alone has of it is not wanted any more.
 
+use super::attach::is_attached;
 use super::{Entry, Volumes, close, from_shard, lock};
 use crate::admin::{Freed, GaveUp, State};
 use crate::failure::one_line;
@@ -8,7 +9,7 @@ use crate::shard::ShardError;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_backend::{Backend, BackendError, Copies, GivenUp};
-use tidepool_engine::api::VolumeId;
+use tidepool_engine::api::{ControlError, VolumeId};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -37,17 +38,11 @@ impl Volumes {
             });
         };
         let change = entry.begin_change()?;
-        let status = self.volume_status(name).await?;
-        let (bytes, seconds) = (status.exposure.bytes, status.exposure.seconds);
-        let is_lossless = bytes == 0 && status.lost_blocks == 0 && status.state != State::Failed;
-        if !accept_loss && !is_lossless {
-            let (name, backend) = (name.to_owned(), entry.backend.to_string());
-            return Err(VolumeError::WouldLose { name, backend, bytes, seconds });
-        }
+        self.would_lose(&entry, accept_loss).await?;
         let this = self.clone();
         let finish = tokio::spawn(async move {
             let _change = change;
-            this.finish_giving_up(&entry, (bytes, seconds)).await
+            this.finish_giving_up(&entry, accept_loss).await
         });
         finish.await.unwrap_or_else(|_| {
             let why = "giving it up ended in an internal error".to_owned();
@@ -55,10 +50,28 @@ impl Volumes {
         })
     }
 
+    /// What the cache alone has of a volume: bytes, and the age of the oldest of them in seconds.
+    ///
+    /// # Errors
+    /// There is something, and the loss is not accepted.
+    async fn would_lose(&self, entry: &Entry, accept_loss: bool) -> Result<(u64, f64), VolumeError> {
+        let name = &entry.name;
+        let status = self.volume_status(name).await?;
+        let (bytes, seconds) = (status.exposure.bytes, status.exposure.seconds);
+        // What is half rolled back is no volume.
+        let is_whole = status.state != State::Failed && !lock(&entry.facts).half_rolled_back;
+        let is_lossless = bytes == 0 && status.lost_blocks == 0 && is_whole;
+        if !accept_loss && !is_lossless {
+            let (name, backend) = (name.to_owned(), entry.backend.to_string());
+            return Err(VolumeError::WouldLose { name, backend, bytes, seconds });
+        }
+        Ok((bytes, seconds))
+    }
+
     async fn finish_giving_up(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
-        (bytes, seconds): (u64, f64),
+        accept_loss: bool,
     ) -> Result<GaveUp, VolumeError> {
         let name = entry.name.clone();
         let shard_error = from_shard("give up", &name);
@@ -70,11 +83,26 @@ impl Volumes {
         entry.stay();
         let spec = self.spec_of(id).await.map_err(shard_error)?;
         let spec = spec.ok_or_else(|| VolumeError::Unknown(name.clone()))?;
-        let taken = self.take_backend(entry, id).await?;
+        let mut taken = self.take_backend(entry, id).await?;
         entry.set_state(Some(State::Removing), None);
         lock(&entry.facts).given_up = true;
         // Nobody opens the image meanwhile, unless somebody does so already and gets no answer.
         let opening = timeout(OPENING_WAIT_MAX, entry.opening.lock()).await;
+        if opening.is_ok() && self.is_served(id).await {
+            // It was opened in that moment.
+            entry.set_state(None, None);
+            taken = self.take_backend(entry, id).await?;
+            entry.set_state(Some(State::Removing), None);
+        }
+        // Its clients may have written until it was closed.
+        let lost = self.would_lose(entry, accept_loss).await;
+        let (bytes, seconds) = match lost {
+            Ok(lost) => lost,
+            Err(error) => {
+                drop(opening);
+                return Err(self.keep(entry, id, taken, error).await);
+            }
+        };
         let freed = match (&opening, !spec.read_only && spec.generation > 0) {
             (_, false) => Freed::NotOurs,
             (Ok(_), true) => self.free(entry).await,
@@ -90,15 +118,8 @@ impl Volumes {
             Err(source) => Err(VolumeError::Open { name: name.clone(), source }),
         };
         if let Err(error) = given_up {
-            lock(&entry.facts).given_up = false;
-            entry.set_state(Some(State::Opening), None);
             drop(opening);
-            match taken {
-                true => drop(self.go_on(entry, id, None).await),
-                // It is being tried already.
-                false => entry.again.notify_one(),
-            }
-            return Err(error);
+            return Err(self.keep(entry, id, taken, error).await);
         }
         {
             let mut entries = lock(&self.entries);
@@ -119,19 +140,42 @@ impl Volumes {
         Ok(GaveUp { name, backend, bytes, seconds, freed })
     }
 
+    /// The volume is not given up after all.
+    async fn keep(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        id: VolumeId,
+        taken: bool,
+        error: VolumeError,
+    ) -> VolumeError {
+        lock(&entry.facts).given_up = false;
+        entry.set_state(Some(State::Opening), None);
+        match taken {
+            true => drop(self.go_on(entry, id, None).await),
+            // It is being tried already.
+            false => entry.again.notify_one(),
+        }
+        error
+    }
+
+    async fn is_served(&self, id: VolumeId) -> bool {
+        let known = self.shard.volumes().await.unwrap_or_default();
+        known.into_iter().any(|(known, _, state)| known == id && is_attached(state))
+    }
+
     /// Takes the backend away from a volume that has one; whether it had.
     async fn take_backend(&self, entry: &Arc<Entry>, id: VolumeId) -> Result<bool, VolumeError> {
         let shard_error = from_shard("give up", &entry.name);
         if entry.attached("give up").is_err() {
             return Ok(false);
         }
-        let _alone = self.alone(id).await;
+        let _alone = self.alone(id).await.map_err(shard_error)?;
         let backend = match self.shard.let_go(id, true).await {
             Err(ShardError::NoVolume(_)) => self.shard.detach_volume(id).await,
             other => other,
         };
         let backend = backend.map_err(|error| match error {
-            ShardError::Control(_) => {
+            ShardError::Control(ControlError::Backend(_)) => {
                 let why = format!(
                     "requests wait for its image ({}); stop the daemon's clients of it, or restart the daemon, and give it up then",
                     one_line(&error)
@@ -143,8 +187,12 @@ impl Volumes {
         if let Some(keeping) = lock(&entry.facts).keeping.take() {
             keeping.abort();
         }
+        let clean = self
+            .volume_status(&entry.name)
+            .await
+            .is_ok_and(|now| now.exposure.bytes == 0 && now.lost_blocks == 0);
         if let Some(backend) = backend
-            && timeout(CLOSE_WAIT_MAX, close(backend, false)).await.is_err()
+            && timeout(CLOSE_WAIT_MAX, close(backend, clean)).await.is_err()
         {
             warn!("volume {}: {} does not answer while it is closed", entry.name, entry.backend);
         }

@@ -5,6 +5,7 @@ use crate::admin::{HandedOver, State};
 use crate::service::VolumeError;
 use crate::service::peers::{Caller, hand_over, record_of};
 use crate::shard::ShardError;
+use crate::volume::is_parent_name;
 use std::sync::Arc;
 use std::time::Duration;
 use tidepool_backend::{Backend, OwnerState, Ownership, Prepared};
@@ -22,6 +23,8 @@ type Attached = oneshot::Receiver<Result<(), VolumeError>>;
 const CLIENTS_PAUSE: Duration = Duration::from_millis(20);
 /// Pause before a volume that is being changed is asked again to let go of its backend.
 const LET_GO_PAUSE: Duration = Duration::from_millis(300);
+/// Pause before a volume that cannot let go of its backend is looked at again.
+const LET_GO_WAIT: Duration = Duration::from_secs(30);
 
 impl Volumes {
     /// Has the peer of a volume serve it from its copy: this host lets go of the image with everything in both logs, and holds the
@@ -193,7 +196,9 @@ impl Volumes {
     /// Nothing of a volume arrives at its image any more: another owner has that, or the cluster has blocklisted this client. Lets go of
     /// it, and goes on as after a restart, which finds out.
     pub(in crate::service) fn find_owner(self: &Arc<Self>, name: &str) {
-        let Some(entry) = lock(&self.entries).get(name).cloned() else { return };
+        let Some(entry) = lock(&self.entries).get(name).filter(|_| !is_parent_name(name)).cloned() else {
+            return;
+        };
         let id = {
             let mut facts = lock(&entry.facts);
             let Some(id) = facts.id.filter(|_| facts.state.is_none()) else { return };
@@ -224,16 +229,19 @@ impl Volumes {
                 Err(ShardError::Attached(_) | ShardError::Control(ControlError::Detached)) => return,
                 Err(_) if removing => return,
                 Err(error) => {
-                    return warn!(
-                        "volume {name}: it stays closed until the daemon is started again: {error}"
-                    );
+                    warn!("volume {name}: it cannot let go of its image yet: {error}");
+                    sleep(LET_GO_WAIT).await;
+                    // Whoever finds it fenced tries again.
+                    return entry.set_state(None, None);
                 }
             }
         };
-        if let Some(backend) = backend
-            && let Err(error) = close(backend, false).await
-        {
-            info!("volume {name}: its image is let go of ({error})");
+        if let Some(backend) = backend {
+            match timeout(CLOSE_WAIT_MAX, close(backend, false)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => info!("volume {name}: its image is let go of ({error})"),
+                Err(_) => warn!("volume {name}: {} does not answer while it is closed", entry.backend),
+            }
         }
         self.go_on(&entry, id, None).await;
     }

@@ -26,6 +26,16 @@ impl Asked<'_> {
         VolumeError::Snapshot { what: self.what.clone(), name: self.volume.to_owned(), why: why.into() }
     }
 
+    /// The volume cannot be taken out of service.
+    fn not_let_go(&self, error: ShardError) -> VolumeError {
+        match error {
+            ShardError::Connected(clients) => {
+                self.refused(format!("{clients} of its clients are connected: stop the VM first"))
+            }
+            error => self.refused(error.to_string()),
+        }
+    }
+
     /// The volume's image as `rbd` spells it, if it is one that has snapshots.
     fn image(&self, entry: &Entry) -> Result<String, VolumeError> {
         if let BackendUri::Rbd { snapshot: Some(_), .. } = &entry.backend {
@@ -139,13 +149,16 @@ impl Volumes {
         let entry = self.entry(name)?;
         let asked = Asked { volume: name, what: format!("roll back to snapshot {snapshot}") };
         let image = asked.image(&entry)?;
-        let _change = entry.begin_change()?;
+        let change = entry.begin_change()?;
         self.found(&asked, &entry, snapshot).await?;
         let start = Instant::now();
         let half = lock(&entry.facts).half_rolled_back;
         let done = if half {
+            // Whoever opens a volume changes it, too.
+            drop(change);
             self.finish_rollback(&entry, snapshot).await
         } else {
+            let _change = change;
             self.begin_rollback(&asked, &entry, snapshot).await
         };
         done.map_err(|error| match error {
@@ -173,14 +186,12 @@ impl Volumes {
         if self.lacks(asked, id).await? {
             return Err(asked.refused(undrained(name)));
         }
+        // The second copy is not ended for nothing.
+        let free = self.without_clients(|| self.unconnected(id)).await;
+        free.map_err(|error| asked.not_let_go(error))?;
         let alone = self.alone(id).await.map_err(|error| asked.refused(error.to_string()))?;
         let backend = self.without_clients(|| self.shard.let_go(id, false)).await;
-        let backend = backend.map_err(|error| match error {
-            ShardError::Connected(clients) => {
-                asked.refused(format!("{clients} of its clients are connected: stop the VM first"))
-            }
-            error => asked.refused(error.to_string()),
-        })?;
+        let backend = backend.map_err(|error| asked.not_let_go(error))?;
         drop(alone);
         // Nobody gets in any more. Whatever comes now, the volume goes on in the end.
         let released = self.close_released(entry, backend, false).await.map_err(|why| asked.refused(why));
@@ -193,6 +204,16 @@ impl Volumes {
         ready?;
         let attached = attached.ok_or_else(|| VolumeError::Busy(name.clone()))?;
         attached.await.unwrap_or_else(|_| Err(VolumeError::Busy(name.clone())))
+    }
+
+    /// Refuses a volume that clients are connected to.
+    async fn unconnected(&self, id: VolumeId) -> Result<(), ShardError> {
+        let status = self.shard.status().await?;
+        let known = status.volumes.iter().find(|volume| volume.status.id == id);
+        match known.map_or(0, |known| known.connections) {
+            0 => Ok(()),
+            clients => Err(ShardError::Connected(u32::try_from(clients).unwrap_or(u32::MAX))),
+        }
     }
 
     /// Makes sure that a restart finds nothing in the cache that the image of a volume lacks.
@@ -228,6 +249,9 @@ impl Volumes {
         let (asking, outcome) = oneshot::channel();
         {
             let mut facts = lock(&entry.facts);
+            if facts.asking.as_ref().is_some_and(|asking| !asking.is_closed()) {
+                return Err(VolumeError::Busy(entry.name.clone()));
+            }
             (facts.roll_back, facts.asking) = (Some(snapshot.to_owned()), Some(asking));
         }
         entry.again.notify_one();

@@ -135,7 +135,11 @@ impl Volumes {
             }
             let outcome = self.add_once(&entry, &wish, asked_for).await;
             drop(opening);
-            lock(&entry.facts).half_rolled_back = is_half_rolled_back(&outcome);
+            {
+                let mut facts = lock(&entry.facts);
+                facts.half_rolled_back = is_half_rolled_back(&outcome);
+                facts.forget_rollback();
+            }
             asked_for = false;
             match outcome {
                 Ok(()) => {
