@@ -242,7 +242,7 @@ fn listed_by_rbd(cluster: &Cluster, image: &str) -> Vec<String> {
 fn g5_a_rotation_of_backups_under_load_keeps_exact_snapshots_and_removes_the_rest() {
     let _turn = one_at_a_time();
     let cluster = Cluster::for_test().expect("a cluster");
-    rotation(&cluster, "rotated", &[], 5);
+    rotation(&cluster, "rotated", &[], 4);
     // What is not guarded is changed in the same way.
     rotation(&cluster, "rotated-journal", &["journaling"], 3);
 }
@@ -424,7 +424,7 @@ fn g6_a_volume_goes_back_to_a_snapshot_and_nothing_that_was_cached_since_comes_w
     assert!(snap_refused(&file, "rollback", &[VOLUME, "s"]).contains("is not in a Ceph pool"));
 }
 
-const GONE_BACK_BYTES: u64 = 32 * MIB;
+const GONE_BACK_BYTES: u64 = 8 * MIB;
 
 fn gone_back(cluster: &Cluster, image: &str) {
     const BYTES: u64 = GONE_BACK_BYTES;
@@ -505,12 +505,12 @@ fn gone_back(cluster: &Cluster, image: &str) {
 /// never a mixture, and never something out of the cache.
 #[test]
 fn g6_a_daemon_that_is_killed_in_a_rollback_serves_no_half_of_it() {
-    const BYTES: u64 = 32 * MIB;
-    const ROUNDS: u32 = 10;
+    const BYTES: u64 = 8 * MIB;
+    const ROUNDS: u32 = 6;
     let _turn = one_at_a_time();
     let cluster = Cluster::for_test().expect("a cluster");
     // Many objects, so that it takes its time.
-    cluster.rbd(&["create", "--size", "32M", "--object-size", "32K", "cut"]).expect("an image");
+    cluster.rbd(&["create", "--size", "8M", "--object-size", "16K", "cut"]).expect("an image");
     let volumes = vec![(VOLUME.into(), cluster.uri("cut"))];
     let mut rig = Rig::new(&RigOptions { cache_bytes: 96 * MIB, volumes, extra: Vec::new() }).expect("a rig");
     rig.daemon.start().expect("the daemon starts");
@@ -555,7 +555,7 @@ fn g6_a_daemon_that_is_killed_in_a_rollback_serves_no_half_of_it() {
         let recover = daemon::run(["recover", &cluster.uri("cut")]).expect("it runs");
         let cost = String::from_utf8_lossy(&recover.stderr).into_owned();
         assert!(
-            cost.contains("half rolled back to snapshot then: finish that with rbd snap rollback"),
+            cost.contains("half rolled back to snapshot then: finish that with rbd object-map rebuild, then rbd snap rollback"),
             "{cost}"
         );
         let why = volume["error"].as_str().expect("a reason");

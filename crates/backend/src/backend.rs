@@ -254,6 +254,8 @@ pub struct OpenOptions {
     pub roll_back: Option<String>,
     /// Directory of the ownership records of block devices and exports; `None` for `/var/lib/tidepool`.
     pub state_dir: Option<PathBuf>,
+    /// The image is refused if another cache had it last, also one that has released it.
+    pub unless_elsewhere: bool,
     /// What was made ready for this image; else it is done now.
     pub prepared: Prepared,
     /// The image is another cache's, which is gone or is to be, and is taken over first; see [`take_over`]. It is this one's from

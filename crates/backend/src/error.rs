@@ -31,6 +31,14 @@ pub enum BackendError {
         /// Where the data is and what to do.
         owner: String,
     },
+    /// Another cache had the image last, and was not to be followed.
+    #[error("{what}: another cache had it last, on host {host}")]
+    Elsewhere {
+        /// Which image.
+        what: String,
+        /// Where it was served.
+        host: String,
+    },
     /// This cache is the owner's, but its host was restarted or its device has failed: the peer may have more than it.
     #[error(
         "{what}: {} while host {peer_host} held the other copy, whose log may be newer; start tidepool there, or take the volume over there, or accept the loss",

@@ -417,6 +417,14 @@ impl Ownership {
         Err(BackendError::Owned { what: what.into(), owner: self.refusal() })
     }
 
+    /// Refuses an image that another cache had last, if it is not to be taken then.
+    pub(crate) fn check_elsewhere(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
+        match options.unless_elsewhere && !self.is_by(options.cache_uuid) {
+            true => Err(BackendError::Elsewhere { what: what.into(), host: self.host.clone() }),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses an image that is half rolled back, except to whoever rolls it back.
     pub(crate) fn check_rolled_back(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
         match &self.rollback {

@@ -191,6 +191,23 @@ fn without_groups_a_redo_is_removed_and_none_is_taken() {
 }
 
 #[test]
+fn an_image_that_others_have_written_to_is_freed_as_it_is() {
+    let (dir, path, uri) = image();
+    let (mut driver, generation) = serve(&uri, grouped(OURS));
+    commit(&mut driver, generation, 1, 1, &pattern(1, 64 << 10));
+    driver.close(false).expect("closed");
+    let theirs = vec![0x22; 4 * MIB];
+    fs::write(&path, &theirs).expect("written");
+    let dirty = OpenOptions { dirty: true, generation: Some(generation), ..grouped(OURS) };
+    assert!(refused(&uri, dirty).contains("must not be written over it"));
+    let freed = recovered(&uri, false);
+    assert!(!freed.exact && freed.given_up.is_some() && freed.groups == 0, "{freed:?}");
+    assert!(fs::read(&path).expect("an image") == theirs, "its redo does not go over it");
+    assert_eq!(leftovers(dir.path()), Vec::<String>::new());
+    serve(&uri, grouped(OTHER)).0.close(true).expect("anybody may have it");
+}
+
+#[test]
 fn a_clean_attach_leaves_no_redo_that_could_take_the_image_back() {
     let (dir, _, uri) = image();
     let (mut driver, generation) = serve(&uri, grouped(OURS));

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
-use tidepool_nbd::client::BlockingClient;
+use tidepool_nbd::client::{BlockingClient, ClientError};
 
 /// A client of the place's front door.
 fn client(place: &Place, volume: &str) -> BlockingClient {
@@ -557,6 +557,36 @@ fn g8_a_volume_whose_image_is_gone_for_good_is_given_up_and_the_other_one_loses_
     json(&place, &["volume", "drain", "--all"]);
     assert_eq!(fs::read(place.path("second")).expect("an image")[..65536], [4; 65536]);
     assert_eq!(daemon.terminate(), Some(0));
+}
+
+/// A write of a part of a block reads the rest from the image first: what waits for that is executed when the daemon stops, or
+/// its connection ends, and no guest is told of an error.
+#[test]
+fn g8_no_request_is_answered_with_an_error_because_the_daemon_stops() {
+    let place = Place::new();
+    let mut daemon = start_gated(&place);
+    for round in 0..10u64 {
+        let mut vms: Vec<_> = (0..4).map(|_| client(&place, "vm1")).collect();
+        let writes = vms.drain(..).enumerate().map(|(at, mut vm)| {
+            let offset = (round * 4 + at as u64) * 4096 + 512;
+            std::thread::spawn(move || vm.write(offset, &[9; 512]))
+        });
+        let writes: Vec<_> = writes.collect();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        daemon.signal(Signal::TERM);
+        std::thread::sleep(std::time::Duration::from_millis(20 * (round % 4)));
+        fs::remove_file(place.path("gate")).expect("opened");
+        for write in writes {
+            match write.join().expect("no panic") {
+                Ok(()) | Err(ClientError::Closed { .. } | ClientError::Io { .. }) => {}
+                Err(error) => panic!("round {round}: {error}"),
+            }
+        }
+        assert_eq!(daemon.wait(), Some(0));
+        fs::write(place.path("gate"), b"").expect("a gate");
+        daemon = restart(&place);
+    }
+    daemon.kill();
 }
 
 /// The status of one volume.

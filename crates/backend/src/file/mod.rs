@@ -161,6 +161,7 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
         false => sidecar.lock(what, options.read_only)?,
     };
     if let Some(record) = record {
+        record.check_elsewhere(what, options)?;
         record.check_owner(what, cache_uuid)?;
         record.check_whole(what, options)?;
         record.check_known(what, options)?;

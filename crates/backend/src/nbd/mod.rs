@@ -114,6 +114,7 @@ impl NbdBackend {
         let (what, cache_uuid) = (&self.place.what, Uuid::from_bytes(options.cache_uuid));
         let record = sidecar.read()?;
         if let Some(record) = &record {
+            record.check_elsewhere(what, options)?;
             record.check_owner(what, cache_uuid)?;
             record.check_whole(what, options)?;
             record.check_known(what, options)?;

@@ -54,6 +54,9 @@ pub(super) fn attach(
     if let Some(how) = &options.take_over {
         peer::take_first(&mut survey, place, cluster, pool, how)?;
     }
+    if let Some(record) = &survey.record {
+        record.check_elsewhere(&place.what, options)?;
+    }
     survey.check_owner(place, cache_uuid)?;
     survey.check_group_snapshots(place, cache_uuid)?;
     let holder = survey.holder(options);

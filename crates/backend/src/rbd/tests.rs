@@ -751,6 +751,30 @@ fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
     }
 }
 
+/// Whoever was there between the look and the lock is not forgotten with the attempt.
+fn a_visit_that_an_attempt_has_met_is_seen_by_the_next_one(lab: &Lab) {
+    for (image, features) in [("visited", &[][..]), ("visited-journaled", &["journaling"])] {
+        let place = place(lab, image);
+        for feature in features {
+            lab.rbd(&["feature", "enable", image, feature]).expect("a feature");
+        }
+        leave_dirty(&place);
+        if features.is_empty() {
+            killed_open(&place, Point::Lifted);
+        }
+        let visited = place.clone();
+        at(Point::Claimed, move || {
+            visit(&visited);
+            Ok(())
+        });
+        let refused = open_place(place.clone(), &dirty()).err();
+        nothing_more();
+        for refused in [refused, open_place(place.clone(), &dirty()).err()] {
+            assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{image}: {refused:?}");
+        }
+    }
+}
+
 /// What a kill in the middle of setting the guard leaves is taken away by who gives the image up.
 fn half_a_guard_is_taken_away(lab: &Lab) {
     let place = place(lab, "half-guarded");
@@ -985,7 +1009,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     let lab = Lab::for_test().expect("a cluster");
     lab.rbd(&["group", "create", "team"]).expect("a group");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 35] = [
+    let cases: [fn(&Lab); 36] = [
         a_rollback_that_is_cut_short_is_told_and_finished,
         a_rollback_that_cannot_be_leaves_everything_as_it_was,
         an_object_that_a_cut_rollback_has_hidden_does_not_come_back,
@@ -1005,6 +1029,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         a_kill_while_the_guard_is_lifted_costs_no_dirty_data,
         a_failed_attempt_costs_no_dirty_data,
         half_a_guard_is_taken_away,
+        a_visit_that_an_attempt_has_met_is_seen_by_the_next_one,
         the_lock_of_an_early_cut_attempt_is_known_after_many_more,
         a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot,
         giving_up_can_be_cut_short_and_done_again,

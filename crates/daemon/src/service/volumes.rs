@@ -383,7 +383,7 @@ impl Volumes {
         let replaced = self.claim(&entry)?;
         // Also when the caller goes away in the middle, everything is as it was.
         let mut claim = Claim { volumes: self, entry: Some(&entry), replaced };
-        let (opened, turn) = self.open_new(&entry, &wanted, prepared, Some(OPEN_WAIT_MAX)).await?;
+        let (opened, turn) = self.open_new(&entry, &wanted, prepared, (Some(OPEN_WAIT_MAX), false)).await?;
         let parent = self.serve_new(&entry, &wanted, opened).await?;
         drop(turn);
         claim.entry = None;
@@ -392,13 +392,13 @@ impl Volumes {
         Ok(())
     }
 
-    /// Opens the image of a new volume.
+    /// Opens the image of a new volume, within `patience`, and only if no other cache had it last with `unless_elsewhere`.
     async fn open_new(
         &self,
         entry: &Arc<Entry>,
         wanted: &Wanted,
         prepared: Prepared,
-        patience: Option<Time>,
+        (patience, unless_elsewhere): (Option<Time>, bool),
     ) -> Result<(Opened, Turn), VolumeError> {
         let wait = patience.unwrap_or(Time::MAX);
         if timeout(wait, entry.clone().look()).await.is_err() {
@@ -408,8 +408,15 @@ impl Volumes {
         let (cache_uuid, read_only) = (self.cache_uuid, wanted.read_only);
         let grouped = DrainOrder::from(drain_order(&wanted.backend, wanted.drain)) == DrainOrder::Grouped;
         let roll_back = lock(&entry.facts).roll_back.take();
-        let options =
-            OpenOptions { cache_uuid, read_only, grouped, prepared, roll_back, ..OpenOptions::default() };
+        let options = OpenOptions {
+            cache_uuid,
+            read_only,
+            grouped,
+            unless_elsewhere: unless_elsewhere && !read_only,
+            prepared,
+            roll_back,
+            ..OpenOptions::default()
+        };
         self.open(entry, options, patience).await
     }
 

@@ -67,6 +67,10 @@ impl Connection {
         }
         self.wake |= self.stall == Some(Stall::Own);
         let structured = self.structured();
+        if result == Err(RequestError::Shutdown) {
+            // The daemon or the volume comes again: a client asks again then, and would hand an error on to its guest.
+            self.break_off();
+        }
         if self.broken() {
             return self.drop_piece(slot, shared);
         }

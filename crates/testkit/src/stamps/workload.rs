@@ -20,8 +20,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// counts is what happens meanwhile, and other tests need the machine, too.
 const SPELL_REQUESTS: u64 = 100;
 const SPELL: Duration = Duration::from_millis(100);
-/// The server says that it shuts down.
-const ESHUTDOWN: u32 = 108;
 /// Sectors of one read of a verification.
 const VERIFY_SECTORS: u64 = 1024;
 
@@ -467,14 +465,10 @@ fn receive_one(shared: &Shared, receiver: &mut Receiver, data: &mut Vec<u8>) -> 
     data.resize(read_bytes, 0);
     receiver.payload(data)?;
     let state = &mut *shared.lock();
-    if errno == ESHUTDOWN {
-        // It stays among the pending: nobody knows whether it has taken effect.
-        return Err(Error::Disconnected);
-    }
     if errno != 0 {
         let (Pending::Read { request, .. } | Pending::Write { request, .. } | Pending::Flush { request, .. }) =
             &state.pending[&cookie];
-        // It stays among the pending, too.
+        // It stays among the pending: nobody knows whether it has taken effect.
         return Err(Error::Refused { errno, request: format!("{request:?}") });
     }
     match state.pending.remove(&cookie).expect("only this thread removes it") {

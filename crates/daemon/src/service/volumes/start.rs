@@ -10,7 +10,7 @@ use crate::service::plan::Wanted;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::{BackendError, BackendUri, Prepared};
+use tidepool_backend::{BackendError, Prepared};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -164,17 +164,13 @@ impl Volumes {
         asked_for: bool,
     ) -> Result<(), VolumeError> {
         let name = || entry.name.clone();
-        // What is only read is taken from nobody.
-        let reads = wish.read_only || matches!(entry.backend, BackendUri::Rbd { snapshot: Some(_), .. });
-        if !asked_for && !reads {
-            let found = self.ownership(&entry.backend).await;
-            let found = found.map_err(|source| VolumeError::Open { name: name(), source })?;
-            if let Some(found) = found.filter(|found| !self.owns(found)) {
-                let (backend, host) = (entry.backend.to_string(), found.host);
-                return Err(VolumeError::Elsewhere { name: name(), backend, host });
+        let opened = self.open_new(entry, wish, Prepared::default(), (None, !asked_for)).await;
+        let (opened, turn) = opened.map_err(|error| match error {
+            VolumeError::Open { name, source: BackendError::Elsewhere { host, .. } } => {
+                VolumeError::Elsewhere { name, backend: entry.backend.to_string(), host }
             }
-        }
-        let (opened, turn) = self.open_new(entry, wish, Prepared::default(), None).await?;
+            error => error,
+        })?;
         let change = entry.change.clone().lock_owned().await;
         let is_wanted = lock(&entry.facts).wish.as_ref() == Some(wish);
         if !self.knows(entry) || !is_wanted {
