@@ -502,11 +502,12 @@ fn gone_back(cluster: &Cluster, image: &str) {
 }
 
 /// `kill -9` at moments all over a rollback: what the daemon serves after it is what was there before or what there was at the snapshot,
-/// never a mixture, and never something out of the cache.
+/// never a mixture, and never something out of the cache. The backend's own tests end a rollback at each of its steps.
 #[test]
+#[ignore = "a minute or more: make long"]
 fn g6_a_daemon_that_is_killed_in_a_rollback_serves_no_half_of_it() {
     const BYTES: u64 = 8 * MIB;
-    const ROUNDS: u32 = 6;
+    const ROUNDS: u32 = 10;
     let _turn = one_at_a_time();
     let cluster = Cluster::for_test().expect("a cluster");
     // Many objects, so that it takes its time.
