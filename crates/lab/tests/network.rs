@@ -87,8 +87,8 @@ fn copies_go_between_servers_and_all_is_counted_where_it_passes() {
     assert!(about(sent("client")), "the client sends each byte once: {}", sent("client"));
     for node in ["node0", "node1"] {
         assert!(about(received(node)), "each server has a copy: {}", received(node));
-        assert!(sent(node) > WRITTEN / 8, "some of them are passed on: {}", sent(node));
     }
+    // Which of the two gets an object first is decided by its name, so that one may have next to none.
     assert!(about(sent("node0") + sent("node1")), "all that one has is passed on to the other");
     assert!(sent("mon") + received("mon") < WRITTEN / 4, "none goes past the monitor");
     assert_eq!(cluster.rbd_checksum("image").expect("a checksum").len(), 64);

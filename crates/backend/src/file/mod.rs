@@ -184,6 +184,8 @@ fn take(what: &str, file: &OwnedFd, path: &Path, options: &OpenOptions) -> Resul
     let Located { sidecar, record, identity, .. } = located;
     let taken_at = owner::stamp_now(file).map_err(|e| BackendError::io(what, "stat", e))?;
     let record = Ownership { image: Some(identity), taken_at, ..Ownership::taken(record.as_ref(), options) };
+    // A kill may have come before the last exchange was on stable media: what is written over next must not be the record.
+    let _ = sidecar.sync_directory();
     sidecar.write(&record)?;
     Ok(Taken { generation: record.generation, ownership: Some((sidecar, record)), continuity, lock })
 }
