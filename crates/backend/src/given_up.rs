@@ -5,7 +5,7 @@
 
 use crate::OpenOptions;
 use crate::error::BackendError;
-use crate::file::{STATE_DIR, Sidecar};
+use crate::file::{self, Sidecar};
 use crate::record::{OwnerState, Ownership, age, parse};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -57,7 +57,7 @@ impl GivenUp {
     /// # Errors
     /// When it cannot be written.
     pub fn write(&self, state_dir: Option<&Path>) -> Result<(), BackendError> {
-        let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
+        let dir = file::state_dir(state_dir);
         let path = dir.join(format!("{}{}.json", prefix(self.cache_uuid), Uuid::new_v4()));
         let mut json = serde_json::to_vec_pretty(self).expect("plain fields are serialisable");
         json.push(b'\n');
@@ -87,16 +87,8 @@ fn prefix(cache_uuid: Uuid) -> String {
 
 /// Notes of a record's cache that are about the record's image.
 fn of_record(record: &Ownership, state_dir: Option<&Path>) -> Result<Vec<(PathBuf, GivenUp)>, BackendError> {
-    let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
-    let failed = |e| BackendError::io(dir.display(), "list the notes of what was given up", e);
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(failed(e)),
-    };
     let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(failed)?.path();
+    for path in file::files(file::state_dir(state_dir), "list the notes of what was given up")? {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if !name.starts_with(&prefix(record.cache_uuid)) || !name.ends_with(".json") {
             continue;

@@ -564,10 +564,8 @@ impl Continuity {
             return Continuity::overwritten(reason);
         }
         let known_later =
-            |record: &&Ownership| options.generation.is_some_and(|known| known > record.generation);
-        if let (Some(record), Some(known)) =
-            (record.filter(known_later).filter(|_| !self.overwritten), options.generation)
-        {
+            |(known, record): &(u64, &Ownership)| *known > record.generation && !self.overwritten;
+        if let Some((known, record)) = options.generation.zip(record).filter(known_later) {
             let reason = format!(
                 "the cache has had the image as generation {known}, and its record says {}: somebody has put back an older state",
                 record.generation

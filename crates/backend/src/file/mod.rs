@@ -37,9 +37,8 @@ use tidepool_engine::mem::AlignedBuf;
 use uuid::Uuid;
 
 pub(crate) use check::{check, describe};
-pub(crate) use owner::STATE_DIR;
 pub(crate) use same::ImageId;
-pub(crate) use sidecar::{Lock, Sidecar};
+pub(crate) use sidecar::{Lock, Sidecar, files, state_dir};
 
 /// How long an opener waits for a process that has died with requests in flight.
 const DYING_WAIT: Duration = Duration::from_secs(30);

@@ -1,12 +1,12 @@
 //! Which ownership record is a file's or device's, and what it says of the image as it is now.
 //!
 //! That of a file stands beside the image as `PATH.tidepool` (symbolic links resolved first). That of a
-//! block device stands in [`STATE_DIR`], under a name that means nothing: which device a record belongs to is said in it
+//! block device stands in [`sidecar::state_dir`], under a name that means nothing: which device a record belongs to is said in it
 //! ([`ImageId`]), and a device's record is the one that says so. Names of devices come and go.
 
 use super::replaced;
 use super::same::{ImageId, Sameness, in_sys};
-use super::sidecar::{Lock, SUFFIX, Sidecar};
+use super::sidecar::{self, Lock, SUFFIX, Sidecar};
 use crate::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
@@ -17,9 +17,6 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
-
-/// Where the records of block devices are, unless the options say otherwise.
-pub(crate) const STATE_DIR: &str = "/var/lib/tidepool";
 
 /// Time stamps of files move in steps of at most this much.
 const TIMESTAMP_STEP: Duration = Duration::from_millis(20);
@@ -59,7 +56,7 @@ impl Located {
             return Err(replaced(&what.to_string()));
         }
         if is_device {
-            let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
+            let dir = sidecar::state_dir(state_dir);
             return of_device(&what.to_string(), identity, dir, &earlier_name(stat.st_rdev));
         }
         let image = fs::canonicalize(path).map_err(|e| BackendError::io(&what, "resolve", e))?;
@@ -85,8 +82,8 @@ impl Located {
         let what = path.display();
         let stat = rustix::fs::fstat(file).map_err(|e| BackendError::io(&what, "stat", e))?;
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-        let dir = state_dir.unwrap_or(Path::new(STATE_DIR));
-        let turn = is_device.then(|| Sidecar::within(dir, TURN).wait_for_lock()).transpose()?;
+        let turn = || Sidecar::within(sidecar::state_dir(state_dir), TURN).wait_for_lock();
+        let turn = is_device.then(turn).transpose()?;
         Ok((Located::of(path, file, state_dir)?, turn))
     }
 
@@ -272,15 +269,8 @@ fn sameness(record: &Ownership, identity: &ImageId) -> Sameness {
 
 /// The records in a directory that say of which device they are; also those that have kept the name that an earlier release gave them.
 fn device_records(dir: &Path) -> Result<Vec<(Sidecar, Ownership)>, BackendError> {
-    let failed = |e| BackendError::io(dir.display(), "list the ownership records of devices", e);
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(failed(e)),
-    };
     let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(failed)?.path();
+    for path in sidecar::files(dir, "list the ownership records of devices")? {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         if !name.ends_with(&format!(".{SUFFIX}")) {
             continue;

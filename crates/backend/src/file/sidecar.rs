@@ -14,6 +14,24 @@ use std::path::{Path, PathBuf};
 pub(super) const SUFFIX: &str = "tidepool";
 const LOCK_SUFFIX: &str = "lock";
 
+/// Where the records of block devices and exports are, unless the options say otherwise.
+const STATE_DIR: &str = "/var/lib/tidepool";
+
+/// Where they are.
+pub(crate) fn state_dir(asked: Option<&Path>) -> &Path {
+    asked.unwrap_or(Path::new(STATE_DIR))
+}
+
+/// What is in there; `what` is looked for, for an error.
+pub(crate) fn files(dir: &Path, what: &'static str) -> Result<Vec<PathBuf>, BackendError> {
+    let failed = |e| BackendError::io(dir.display(), what, e);
+    match fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(failed(e)),
+    }
+}
+
 /// What the next record is called until it replaces the last.
 const SPARE: &str = ".new";
 

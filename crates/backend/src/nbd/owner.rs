@@ -3,7 +3,7 @@
 //! They stand where the records of block devices stand, under a name made of what the URI means. They
 //! keep two caches of one host apart; nothing keeps a client on another host away.
 
-use crate::file::{STATE_DIR, Sidecar};
+use crate::file::{self, Sidecar};
 use crate::identity::export;
 use crate::record::{Continuity, OwnerState, Ownership};
 use sha2::{Digest, Sha256};
@@ -16,7 +16,7 @@ const NAME_CHARS_MAX: usize = 120;
 
 /// Where the record and the lock are of the export that a URI means.
 pub(super) fn sidecar(uri: &NbdUri, state_dir: Option<&Path>) -> Sidecar {
-    Sidecar::within(state_dir.unwrap_or(Path::new(STATE_DIR)), &name(uri))
+    Sidecar::within(file::state_dir(state_dir), &name(uri))
 }
 
 /// A name for the files of an export: readable as far as it goes, and told from others by a digest.
