@@ -314,7 +314,8 @@ async fn give_up(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<GaveUp> {
     let GiveUp { accept_loss } = parse(body)?;
-    json(context.volumes.give_up(&name, accept_loss).await?)
+    let volumes = context.volumes.clone();
+    json(to_the_end(async move { volumes.give_up(&name, accept_loss).await }).await?)
 }
 
 async fn fail_over(

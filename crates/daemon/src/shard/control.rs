@@ -126,15 +126,7 @@ impl<C: Core> Reactor<C> {
             }
             Command::Add { spec, backend, degraded, answer } => self.add(spec, backend, degraded, answer),
             Command::Attach { id, name, attach, backend, degraded, answer } => {
-                // It may have been given up meanwhile, and its number be another one's.
-                match self.shared.core.volumes().iter().any(|(known, spec)| *known == id && spec.name == name)
-                {
-                    true => self.attach(id, attach, backend, degraded, answer),
-                    false => {
-                        let error = ShardError::NoVolume(id);
-                        let _ = answer.send(Err(Refused { error, backend: Some(backend) }));
-                    }
-                }
+                self.attach((id, name), attach, backend, degraded, answer);
             }
             Command::GiveUp { id, answer } => self.operate(id, answer, |shared, number, answer| {
                 shared.core.give_up(now, id, number);
@@ -357,7 +349,7 @@ impl<C: Core> Reactor<C> {
 
     fn attach(
         &mut self,
-        id: VolumeId,
+        (id, name): (VolumeId, String),
         attach: Attach,
         backend: Box<dyn Backend>,
         degraded: Degraded,
@@ -365,8 +357,8 @@ impl<C: Core> Reactor<C> {
     ) {
         let (size_bytes, read_only) = (attach.size_bytes, attach.read_only);
         let number = self.controls.number();
-        match self.try_attach(id, attach, number) {
-            Ok(name) => {
+        match self.try_attach((id, &name), attach, number) {
+            Ok(()) => {
                 self.shared.volumes.insert(Volume::new(id, name, size_bytes, read_only, backend));
                 self.poll_backend(id);
                 self.set_degraded(id, degraded);
@@ -387,17 +379,23 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Starts the attachment of a volume; returns its name.
-    fn try_attach(&mut self, id: VolumeId, attach: Attach, number: u64) -> Result<String, ShardError> {
+    fn try_attach(
+        &mut self,
+        (id, name): (VolumeId, &str),
+        attach: Attach,
+        number: u64,
+    ) -> Result<(), ShardError> {
         if let Some(error) = self.refusal() {
             return Err(error);
         }
         if self.shared.volumes.get(id).is_some() {
             return Err(ShardError::Attached(id));
         }
-        let known = self.shared.core.volumes().into_iter().find(|(known, _)| *known == id);
-        let (_, spec) = known.ok_or(ShardError::NoVolume(id))?;
-        self.shared.core.attach(self.shared.now, id, attach, number)?;
-        Ok(spec.name)
+        // It may have been given up meanwhile, and its number be another one's.
+        if !self.shared.core.volumes().iter().any(|(known, spec)| *known == id && spec.name == name) {
+            return Err(ShardError::NoVolume(id));
+        }
+        Ok(self.shared.core.attach(self.shared.now, id, attach, number)?)
     }
 
     fn shutdown(&mut self, answer: Answer<Stopped>) {

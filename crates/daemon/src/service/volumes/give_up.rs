@@ -1,8 +1,8 @@
 //! A volume goes without what is dirty: its image is gone for good, or what the cache alone has of it is not wanted any more.
 
 use super::attach::is_attached;
-use super::{Entry, Volumes, close, from_shard, lock};
-use crate::admin::{Freed, GaveUp, State};
+use super::{Entry, Volumes, from_shard, lock};
+use crate::admin::{Freed, GaveUp, Removed, State};
 use crate::failure::one_line;
 use crate::service::VolumeError;
 use crate::shard::ShardError;
@@ -17,8 +17,6 @@ use tracing::warn;
 const FREE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// How long an attempt to open it is waited for, which may get no answer.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How long a backend is waited for that is closed.
-const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl Volumes {
     /// Forgets a volume with what the cache alone has of it, and frees its image, as far as that can be reached.
@@ -28,26 +26,40 @@ impl Volumes {
     pub async fn give_up(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<GaveUp, VolumeError> {
         let Ok(entry) = self.entry(name) else {
             // The copy of another host's volume is no only copy.
-            let removed = self.forget_copy(name).await?;
-            return Ok(GaveUp {
-                name: removed.name,
-                backend: removed.backend,
-                bytes: 0,
-                seconds: 0.0,
-                freed: Freed::NotOurs,
-            });
+            return self.forget_copy(name).await.map(nothing_lost);
         };
-        let change = entry.begin_change()?;
+        let _change = entry.begin_change()?;
         self.would_lose(&entry, accept_loss).await?;
-        let this = self.clone();
-        let finish = tokio::spawn(async move {
-            let _change = change;
-            this.finish_giving_up(&entry, accept_loss).await
-        });
-        finish.await.unwrap_or_else(|_| {
-            let why = "giving it up ended in an internal error".to_owned();
-            Err(VolumeError::Invalid { name: name.to_owned(), why })
-        })
+        if entry.is_wish() {
+            return Ok(nothing_lost(self.forget_wish(&entry)));
+        }
+        let Some(id) = lock(&entry.facts).id else { return Err(VolumeError::Unknown(name.to_owned())) };
+        entry.stay();
+        lock(&entry.facts).given_up = true;
+        // Nobody opens the image meanwhile, unless somebody does so already and gets no answer.
+        let opening = timeout(OPENING_WAIT_MAX, entry.opening.lock()).await.ok();
+        let taken = self.is_served(id).await;
+        let ended = match taken {
+            true => self.take_backend(&entry, id).await,
+            false => Ok(()),
+        };
+        if let Err(error) = ended {
+            lock(&entry.facts).given_up = false;
+            return Err(error);
+        }
+        let outcome = self.forget_closed(&entry, id, accept_loss, opening.is_some()).await;
+        drop(opening);
+        if outcome.is_err() {
+            lock(&entry.facts).given_up = false;
+            entry.set_state(Some(State::Opening), None);
+            if taken {
+                drop(self.go_on(&entry, id, None).await);
+                return outcome;
+            }
+        }
+        // It is being tried already, or is not any more.
+        entry.again.notify_one();
+        outcome
     }
 
     /// What the cache alone has of a volume: bytes, and the age of the oldest of them in seconds.
@@ -68,59 +80,32 @@ impl Volumes {
         Ok((bytes, seconds))
     }
 
-    async fn finish_giving_up(
+    /// Forgets a volume that has no backend, and frees its image, if it is known that nobody opens that.
+    async fn forget_closed(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
+        id: VolumeId,
         accept_loss: bool,
+        is_still: bool,
     ) -> Result<GaveUp, VolumeError> {
         let name = entry.name.clone();
         let shard_error = from_shard("give up", &name);
-        if entry.is_wish() {
-            let backend = self.forget_wish(entry).backend;
-            return Ok(GaveUp { name, backend, bytes: 0, seconds: 0.0, freed: Freed::NotOurs });
-        }
-        let Some(id) = lock(&entry.facts).id else { return Err(VolumeError::Unknown(name)) };
-        entry.stay();
+        entry.set_state(Some(State::Removing), None);
         let spec = self.spec_of(id).await.map_err(shard_error)?;
         let spec = spec.ok_or_else(|| VolumeError::Unknown(name.clone()))?;
-        let mut taken = self.take_backend(entry, id).await?;
-        entry.set_state(Some(State::Removing), None);
-        lock(&entry.facts).given_up = true;
-        // Nobody opens the image meanwhile, unless somebody does so already and gets no answer.
-        let opening = timeout(OPENING_WAIT_MAX, entry.opening.lock()).await;
-        if opening.is_ok() && self.is_served(id).await {
-            // It was opened in that moment.
-            entry.set_state(None, None);
-            taken = self.take_backend(entry, id).await?;
-            entry.set_state(Some(State::Removing), None);
-        }
         // Its clients may have written until it was closed.
-        let lost = self.would_lose(entry, accept_loss).await;
-        let (bytes, seconds) = match lost {
-            Ok(lost) => lost,
-            Err(error) => {
-                drop(opening);
-                return Err(self.keep(entry, id, taken, error).await);
-            }
-        };
-        let freed = match (&opening, !spec.read_only && spec.generation > 0) {
+        let (bytes, seconds) = self.would_lose(entry, accept_loss).await?;
+        let freed = match (is_still, !spec.read_only && spec.generation > 0) {
             (_, false) => Freed::NotOurs,
-            (Ok(_), true) => self.free(entry).await,
-            (Err(_), true) => Freed::OutOfReach("it does not answer who opens it".into()),
+            (true, true) => self.free(entry).await,
+            (false, true) => Freed::OutOfReach("it does not answer who opens it".into()),
         };
-        let noted = match freed {
-            Freed::OutOfReach(_) => self.note(entry, spec.generation, (bytes, seconds)).await,
-            _ => Ok(()),
-        };
-        // Until it is on stable media a crash may bring the volume back.
-        let given_up = match noted {
-            Ok(()) => self.shard.give_up(id).await.map_err(shard_error),
-            Err(source) => Err(VolumeError::Open { name: name.clone(), source }),
-        };
-        if let Err(error) = given_up {
-            drop(opening);
-            return Err(self.keep(entry, id, taken, error).await);
+        if let Freed::OutOfReach(_) = freed {
+            let noted = self.note(entry, spec.generation, (bytes, seconds)).await;
+            noted.map_err(|source| VolumeError::Open { name: name.clone(), source })?;
         }
+        // Until it is on stable media a crash may bring the volume back.
+        self.shard.give_up(id).await.map_err(shard_error)?;
         {
             let mut entries = lock(&self.entries);
             if super::is_among(&entries, entry) {
@@ -129,8 +114,6 @@ impl Volumes {
         }
         // Whoever waits for it in a handshake is told that there is no such volume.
         drop(lock(&entry.facts).announced.take());
-        drop(opening);
-        entry.again.notify_one();
         self.forget_parents();
         let backend = entry.backend.to_string();
         warn!(
@@ -140,35 +123,14 @@ impl Volumes {
         Ok(GaveUp { name, backend, bytes, seconds, freed })
     }
 
-    /// The volume is not given up after all.
-    async fn keep(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        id: VolumeId,
-        taken: bool,
-        error: VolumeError,
-    ) -> VolumeError {
-        lock(&entry.facts).given_up = false;
-        entry.set_state(Some(State::Opening), None);
-        match taken {
-            true => drop(self.go_on(entry, id, None).await),
-            // It is being tried already.
-            false => entry.again.notify_one(),
-        }
-        error
-    }
-
     async fn is_served(&self, id: VolumeId) -> bool {
         let known = self.shard.volumes().await.unwrap_or_default();
         known.into_iter().any(|(known, _, state)| known == id && is_attached(state))
     }
 
-    /// Takes the backend away from a volume that has one; whether it had.
-    async fn take_backend(&self, entry: &Arc<Entry>, id: VolumeId) -> Result<bool, VolumeError> {
+    /// Takes the backend away from a volume that has one.
+    async fn take_backend(&self, entry: &Arc<Entry>, id: VolumeId) -> Result<(), VolumeError> {
         let shard_error = from_shard("give up", &entry.name);
-        if entry.attached("give up").is_err() {
-            return Ok(false);
-        }
         let _alone = self.alone(id).await.map_err(shard_error)?;
         let backend = match self.shard.let_go(id, true).await {
             Err(ShardError::NoVolume(_)) => self.shard.detach_volume(id).await,
@@ -184,19 +146,15 @@ impl Volumes {
             }
             error => shard_error(error),
         })?;
-        if let Some(keeping) = lock(&entry.facts).keeping.take() {
-            keeping.abort();
-        }
         let clean = self
             .volume_status(&entry.name)
             .await
             .is_ok_and(|now| now.exposure.bytes == 0 && now.lost_blocks == 0);
-        if let Some(backend) = backend
-            && timeout(CLOSE_WAIT_MAX, close(backend, clean)).await.is_err()
-        {
-            warn!("volume {}: {} does not answer while it is closed", entry.name, entry.backend);
+        // A backend that is fenced, or does not answer, is let go of, too.
+        if let Err(why) = self.close_released(entry, backend, clean).await {
+            warn!("volume {}: {why}", entry.name);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Writes down what is given up, for the day on which an image comes back that is out of reach now.
@@ -234,6 +192,11 @@ impl Volumes {
         let freed = self.free(entry).await;
         warn!("volume {}: {}", entry.name, freed.text(&entry.backend.to_string()));
     }
+}
+
+/// A volume of which nothing was in this cache alone.
+fn nothing_lost(Removed { name, backend, .. }: Removed) -> GaveUp {
+    GaveUp { name, backend, bytes: 0, seconds: 0.0, freed: Freed::NotOurs }
 }
 
 /// Frees an image that is this cache's, unless a copy on another host counts, which has what is given up here.
