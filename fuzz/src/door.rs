@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
-use tidepool_daemon::shard::{Opened, ShardHandle, start_with};
+use tidepool_daemon::shard::{Image, Opened, ShardHandle, start_with};
 use tidepool_engine::api::{Degraded, DrainOrder, Mode, VolumeSpec};
 use tidepool_lab::Scratch;
 use tidepool_nbd::wire;
@@ -60,7 +60,9 @@ impl Door {
             attachment: Vec::new(),
         };
         let backend = Box::new(NoBackend::new().expect("an eventfd"));
-        self.runtime.block_on(self.shard.add_volume(spec, backend, Degraded::No)).expect("the volume is new");
+        self.runtime
+            .block_on(self.shard.add_volume(spec, Image::new(backend), Degraded::No))
+            .expect("the volume is new");
     }
 
     /// What is answered, up to a bound.

@@ -75,6 +75,54 @@ fn nbdcopy_gets_back_what_it_put() {
 }
 
 #[test]
+fn a_huge_sparse_volume_is_copied_without_reading_its_holes() {
+    let _turn = one_at_a_time();
+    let size_bytes = 15u64 << 40;
+    let rig = Rig::with_file(size_bytes, 256 * MIB).expect("the daemon starts");
+    let places = [0, 1 << 30, 7 << 40, size_bytes - MIB];
+    let mut client = rig.client().expect("connected");
+    let mut expected = Vec::new();
+    for (number, at) in places.into_iter().enumerate() {
+        let data = vec![number as u8 + 1; MIB as usize];
+        client.write(at, &data).expect("written");
+        expected.push((at, data));
+    }
+    // One of them is only in the image, one only in the cache.
+    rig.admin.drain(VOLUME).expect("drained");
+    client.write(places[1], &vec![9; MIB as usize]).expect("written");
+    expected[1].1.fill(9);
+    drop(client);
+    for program in ["qemu-img", "nbdcopy"] {
+        let copy = rig.scratch.join("copy");
+        let path = copy.display().to_string();
+        let before = rig.volume_number("backend_read_bytes");
+        match program {
+            "qemu-img" => {
+                run("qemu-img", "qemu-utils", &["convert", "-f", "raw", "-O", "raw", &rig.uri(), &path])
+            }
+            _ => run("nbdcopy", "libnbd-bin", &[&rig.uri(), &path]),
+        };
+        // An object is what is noted of an image.
+        let read = rig.volume_number("backend_read_bytes") - before;
+        assert!(read <= places.len() as u64 * 4 * MIB, "{program}: {read} bytes were read from the image");
+        let file = std::fs::File::open(&copy).expect("a copy");
+        let meta = file.metadata().expect("its size");
+        assert_eq!(meta.len(), size_bytes);
+        let allocated = std::os::unix::fs::MetadataExt::blocks(&meta) * 512;
+        assert!(
+            allocated <= 2 * places.len() as u64 * 4 * MIB,
+            "{program}: the copy takes {allocated} bytes"
+        );
+        for (at, data) in &expected {
+            let mut found = vec![0; data.len()];
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, *at).expect("read");
+            assert!(&found == data, "{program}: the copy has something else at {at}");
+        }
+        std::fs::remove_file(copy).expect("removed");
+    }
+}
+
+#[test]
 fn nbdinfo_finds_every_promise_of_the_export() {
     let _turn = one_at_a_time();
     let rig = Rig::with_file(64 * MIB, 128 * MIB).expect("the daemon starts");

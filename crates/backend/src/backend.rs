@@ -303,10 +303,19 @@ pub struct Opened {
     pub keep_clean: bool,
     /// Why that is so, in one line for the log.
     pub reason: String,
-    /// The snapshot of which the image is a clone, if it is one and what it has of its own is known.
-    pub parent: Option<Parent>,
+    /// What is known of what the image has.
+    pub layout: Layout,
     /// Which snapshot it is, if it is one: the name that a clone of it finds in [`Parent::name`].
     pub snapshot: Option<String>,
+}
+
+/// What an image has, when it is opened.
+#[derive(Debug, Clone, Default)]
+pub struct Layout {
+    /// Its own objects, where they could be found out cheaply and nobody else changes them as long as the backend is open.
+    pub own: Option<OwnObjects>,
+    /// The snapshot of which it is a clone, if it is one, can be shared with other clones, and what it has of its own is known.
+    pub parent: Option<Parent>,
 }
 
 /// The snapshot of which an image is a clone.
@@ -316,8 +325,6 @@ pub struct Parent {
     pub name: String,
     /// Where it is.
     pub uri: BackendUri,
-    /// What the clone has of its own.
-    pub own: OwnObjects,
 }
 
 /// Opens a backend: checks the ownership, takes the lock, writes the ownership down. Blocks.

@@ -25,8 +25,8 @@ mod sweep;
 mod uri;
 
 pub use backend::{
-    Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Prepared, Release, TakeOver, Transfer, abandon,
-    confirm, open, ownership, ownership_by, prepare, take_over,
+    Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Parent, Prepared, Release, TakeOver, Transfer,
+    abandon, confirm, open, ownership, ownership_by, prepare, take_over,
 };
 pub use check::{CheckItem, CheckReport, CheckStatus, check};
 pub use error::BackendError;

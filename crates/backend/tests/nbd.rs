@@ -8,15 +8,17 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tidepool_backend::{
-    BackendError, BackendUri, CheckStatus, INFLIGHT_MAX, OpenOptions, TakeOver, Transfer,
+    BackendError, BackendUri, CheckStatus, INFLIGHT_MAX, OpenOptions, Release, TakeOver, Transfer,
 };
 use tidepool_engine::api::IoError;
-use tidepool_nbd::{Export, Handshake, Incoming, Step, reply, wire};
+use tidepool_engine::{OBJECT_BYTES, OwnObjects, Source};
+use tidepool_nbd::{Command as Asked, Errno, Export, Handshake, Incoming, Step, reply, wire};
 
 const MIB: usize = 1 << 20;
 const SIZE: usize = 32 * MIB;
@@ -124,7 +126,8 @@ impl Server {
         // A killed server leaves its socket behind.
         let _ = fs::remove_file(scratch.socket());
         let log = fs::File::create(scratch.0.join("log")).expect("a log");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // What a killed server leaves of its own goes with the test.
+        command.env("TMPDIR", &scratch.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child =
             command.spawn().unwrap_or_else(|e| panic!("{e}; install it with: apt-get install {package}"));
         let mut server = Server(child);
@@ -408,10 +411,19 @@ fn answer_too_early(listener: UnixListener) {
             }
         }
     };
-    let mut header = [0; wire::REQUEST_BYTES];
-    stream.read_exact(&mut header).expect("a request");
-    let Ok(Incoming::Execute(request)) = session.request(&header) else { panic!("a write") };
     let mut head = [0; reply::HEAD_BYTES_MAX];
+    let next = |stream: &mut UnixStream| {
+        let mut header = [0; wire::REQUEST_BYTES];
+        stream.read_exact(&mut header).expect("a request");
+        let Ok(Incoming::Execute(request)) = session.request(&header) else { panic!("a request") };
+        request
+    };
+    let mut request = next(&mut stream);
+    if matches!(request.command, Asked::BlockStatus { .. }) {
+        let used = reply::error(&mut head, session.structured, request.cookie, Errno::NotSup, "not told");
+        stream.write_all(&head[..used]).expect("sent");
+        request = next(&mut stream);
+    }
     let used = reply::simple(&mut head, request.cookie);
     stream.write_all(&head[..used]).expect("sent");
     // The client hangs up; until then nothing of the payload is taken.
@@ -762,4 +774,71 @@ fn as_many_transfers_as_a_backend_may_have_are_in_flight_together() {
         assert!(memory[..16_384] == data[..]);
     }
     driver.close(true).expect("closed");
+}
+
+/// What the server has told of the export: where it has nothing, in MiB.
+fn holes(scratch: &Scratch) -> Option<Vec<u64>> {
+    let opened = open(&scratch.uri(), scratch.options(OURS)).expect("opened");
+    let own = opened.layout.own;
+    // It works as any other.
+    let mut driver = Driver::new(opened.backend);
+    assert!(driver.read(0, 4096).len() == 4096);
+    driver.close(true).expect("closed");
+    let hole = |own: &OwnObjects, at: u64| own.source(at, 1).0 == Source::Hole;
+    own.map(|own| {
+        (0..SIZE as u64 / OBJECT_BYTES).filter(|object| hole(&own, object * OBJECT_BYTES)).collect()
+    })
+}
+
+#[test]
+fn where_an_export_has_nothing_its_server_tells() {
+    let scratch = Scratch::new();
+    let image = fs::File::options().write(true).open(scratch.image()).expect("the image");
+    for object in [1, 6] {
+        image.write_all_at(&[7; 4096], object * OBJECT_BYTES + 8192).expect("written");
+    }
+    {
+        let _server = scratch.filtered(&[], &[]);
+        assert_eq!(holes(&scratch), Some(vec![0, 2, 3, 4, 5, 7]));
+        let reading = open(&scratch.uri(), scratch.reading()).expect("opened");
+        assert_eq!(reading.layout.own, None, "others may write what is only read here");
+        reading.backend.close(Release { clean: true, cache_failed: false }).expect("closed");
+    }
+    {
+        // It serves one client at a time, and no second one.
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--format=raw", "--discard=unmap"]);
+        command.arg(format!("--socket={}", scratch.socket().display())).arg(scratch.image());
+        let _server = Server::start(&scratch, "qemu-utils", command);
+        assert_eq!(holes(&scratch), Some(vec![0, 2, 3, 4, 5, 7]));
+    }
+    {
+        let _server = scratch.filtered(&["noextents"], &[]);
+        assert_eq!(holes(&scratch), Some(vec![]), "everything is data");
+    }
+    let eval = |extents: &str| {
+        let pread = "pread=dd if=/dev/zero count=$3 iflag=count_bytes status=none";
+        let size = format!("get_size=echo {SIZE}");
+        let writes = ["can_write=exit 0", "pwrite=cat >/dev/null", "can_flush=exit 0", "flush=exit 0"];
+        let mut arguments = vec!["eval", &size, pread, "can_extents=exit 0", extents];
+        arguments.extend(writes);
+        scratch.nbdkit(&arguments)
+    };
+    {
+        let _server = eval("extents=echo 0 32M hole");
+        assert_eq!(holes(&scratch), Some(vec![]), "it is not said what is read there");
+    }
+    {
+        let _server = eval("extents=echo 0 8M; echo 8M 24M hole,zero");
+        assert_eq!(holes(&scratch), Some((2..8).collect()));
+    }
+    {
+        let _server = eval("extents=echo EIO broken >&2; exit 1");
+        assert_eq!(holes(&scratch), None);
+    }
+    {
+        // The answer comes when nobody waits for it any more, on a connection that is not used any more.
+        let _server = eval("extents=sleep 8; echo 0 32M hole,zero");
+        assert_eq!(holes(&scratch), None);
+    }
 }

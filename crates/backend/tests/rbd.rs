@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tidepool_backend::{BackendError, INFLIGHT_MAX, OpenOptions, Transfer};
 use tidepool_engine::api::IoError;
 use tidepool_engine::mem::AlignedBuf;
+use tidepool_engine::{OBJECT_BYTES, OwnObjects, Source};
 use tidepool_lab::cluster::Cluster;
 use tidepool_lab::process::Process;
 
@@ -735,4 +736,85 @@ fn an_image_in_a_namespace_works_like_any_other() {
     driver.close(false).expect("closed");
     assert!(refused(&uri, options(OTHER)).contains(&format!("{namespace}/vm")));
     serve(&uri).close(true).expect("closed");
+}
+
+/// What of each object of an image is its own (o), its parent's (p), or nowhere (-); none where that is not known. And whether its parent
+/// can be shared.
+fn layout(uri: &str, options: OpenOptions) -> (Option<String>, bool) {
+    let opened = open(uri, options).expect("opened");
+    let (size_bytes, layout) = (opened.backend.size_bytes(), opened.layout);
+    Driver::new(opened.backend).close(true).expect("closed");
+    let letter = |own: &OwnObjects, object: u64| match own.source(object * OBJECT_BYTES, 1).0 {
+        Source::Own => 'o',
+        Source::Parent => 'p',
+        Source::Hole => '-',
+    };
+    let objects = size_bytes.div_ceil(OBJECT_BYTES);
+    let own = layout.own.map(|own| (0..objects).map(|object| letter(&own, object)).collect());
+    (own, layout.parent.is_some())
+}
+
+#[test]
+fn where_an_image_has_nothing_its_object_map_tells() {
+    let Some(cluster) = Shared::get() else { return };
+    let write = |uri: &str, objects: &[u64]| {
+        let mut driver = serve(uri);
+        for object in objects {
+            driver.write(object * OBJECT_BYTES + 4096, &pattern(1, 4096)).expect("a write");
+        }
+        driver.close(true).expect("closed");
+    };
+    let (ours, reading) = (options(OURS), OpenOptions { read_only: true, ..options(OURS) });
+    let told = |objects: &str, shared| (Some(objects.to_owned()), shared);
+    let uri = cluster.image("sparse", 41);
+    write(&uri, &[2, 10]);
+    assert_eq!(layout(&uri, ours.clone()), told("--o-------o", false));
+    assert_eq!(layout(&uri, reading.clone()), (None, false), "others may write what is only read here");
+
+    // A snapshot has what the image had.
+    cluster.rbd(&["snap", "create", "sparse@s"]).expect("a snapshot");
+    cluster.rbd(&["snap", "protect", "sparse@s"]).expect("protected");
+    write(&uri, &[5]);
+    let snapshot = cluster.uri("sparse@s");
+    assert_eq!(layout(&snapshot, reading.clone()), told("--o-------o", false));
+    assert_eq!(layout(&uri, ours.clone()), told("--o--o----o", false));
+
+    // A clone inherits up to where its parent ends, which is in the middle of an object.
+    let child = cluster.uri("child");
+    let parent = format!("{}/sparse@s", cluster.pool());
+    cluster.rbd(&["clone", &parent, &format!("{}/child", cluster.pool())]).expect("a clone");
+    cluster.rbd(&["resize", "child", "--size", "60M"]).expect("larger");
+    write(&child, &[0, 13]);
+    assert_eq!(layout(&child, ours.clone()), told("opppppppppo--o-", true));
+    // What it has lost of its parent does not come back.
+    cluster.rbd(&["resize", "child", "--size", "12M", "--allow-shrink"]).expect("smaller");
+    cluster.rbd(&["resize", "child", "--size", "24M"]).expect("larger");
+    assert_eq!(layout(&child, ours.clone()), told("opp---", true));
+    // A parent that has no name any more is a parent all the same.
+    cluster.rbd(&["trash", "mv", "sparse"]).expect("in the trash");
+    assert_eq!(layout(&child, ours.clone()), told("opp---", false));
+
+    // Small objects, and stripes.
+    for (image, arguments) in [
+        ("small", &["--object-size", "1M"][..]),
+        ("striped", &["--object-size", "1M", "--stripe-unit", "64K", "--stripe-count", "8"]),
+    ] {
+        let mut command = vec!["create", image, "--size", "40M"];
+        command.extend(arguments);
+        cluster.rbd(&command).expect("an image");
+        let uri = cluster.uri(image);
+        write(&uri, &[2, 9]);
+        // A stripe is twice as long as what is noted of the image.
+        let expected = if image == "small" { "--o------o" } else { "--oo----oo" };
+        assert_eq!(layout(&uri, ours.clone()), told(expected, false), "{image}");
+    }
+
+    // Without a map, or with one that does not count, nothing is known.
+    let uri = cluster.image("without", 8);
+    cluster.rbd(&["feature", "disable", "without", "fast-diff,object-map"]).expect("no map");
+    assert_eq!(layout(&uri, ours.clone()), (None, false));
+    cluster.rbd(&["feature", "enable", "without", "object-map"]).expect("a map");
+    assert_eq!(layout(&uri, ours.clone()), (None, false), "it is not valid before it is rebuilt");
+    cluster.rbd(&["object-map", "rebuild", "without"]).expect("rebuilt");
+    assert_eq!(layout(&uri, ours), told("--", false));
 }

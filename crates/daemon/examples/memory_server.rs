@@ -5,7 +5,7 @@
 
 use std::os::unix::net::UnixListener;
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
-use tidepool_daemon::shard::{Opened, start_with};
+use tidepool_daemon::shard::{Image, Opened, start_with};
 use tidepool_engine::api::{Degraded, Mode, VolumeSpec};
 use tidepool_replica::Limits;
 
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             generation: 1,
             attachment: Vec::new(),
         };
-        shard.add_volume(spec, Box::new(NoBackend::new()?), Degraded::No).await?;
+        shard.add_volume(spec, Image::new(Box::new(NoBackend::new()?)), Degraded::No).await?;
         let listener = UnixListener::bind(&socket)?;
         shard.listen(listener.into(), None).await?;
         println!("ready");

@@ -51,6 +51,7 @@ pub fn of_volume(count: &VolumeCounters) -> Vec<Number> {
         counter("written_bytes", "Bytes that clients wrote", count.written_bytes),
         counter("hit_blocks", "Blocks of reads found in the cache", count.hit_blocks),
         counter("miss_blocks", "Blocks of reads fetched from the backend", count.miss_blocks),
+        counter("hole_blocks", "Blocks of reads where the image has nothing", count.hole_blocks),
         counter("errors", "Requests that failed", count.errors),
         counter(
             "parent_blocks",

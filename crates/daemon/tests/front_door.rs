@@ -6,8 +6,8 @@ use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use tidepool_daemon::shard::limits::{CONNECTIONS_MAX, STATUS_BYTES_MAX};
-use tidepool_daemon::shard::memory::MemoryOptions;
+use tidepool_daemon::shard::limits::CONNECTIONS_MAX;
+use tidepool_daemon::shard::memory::{MemoryOptions, STATUS_BYTES_MAX};
 use tidepool_nbd::client::{BlockingClient, ClientError, Wanted};
 use tidepool_nbd::{Command, Errno, encode_request, wire};
 
@@ -437,12 +437,12 @@ fn what_was_asked_before_goodbye_is_done() {
     assert!((0..10_000).all(|at| back[at] == (at / 1000) as u8 + 1));
 }
 
-/// Sends writes of `len` bytes one behind the other, with a good-bye behind them or not, and closes its side; returns how many of
-/// them the volume has when the connection has ended, and of how many it has nothing.
-fn written_before_a_half_close(len: usize, count: usize, goodbye: bool) -> (usize, usize) {
+/// Sends writes of `len` bytes one behind the other, with a good-bye behind them or not, and closes its side, or both; returns how many
+/// of them the volume has when the connection has ended, and of how many it has nothing.
+fn written_before_a_close(len: usize, count: usize, goodbye: bool, both: bool) -> (usize, usize) {
     let door = Door::open(16 * MIB as u64, MemoryOptions { shuffle: 2, arena_bytes: 4 << 20, ..memory() });
     let mut stream = handshaken(&door);
-    let mut replies = stream.try_clone().expect("a socket");
+    let replies = (!both).then(|| stream.try_clone().expect("a socket"));
     let mut text = Vec::new();
     for number in 0..count {
         let (cookie, offset) = (number as u64, (number * len) as u64);
@@ -454,11 +454,15 @@ fn written_before_a_half_close(len: usize, count: usize, goodbye: bool) -> (usiz
     }
     let sender = std::thread::spawn(move || {
         stream.write_all(&text).expect("sent");
-        stream.shutdown(std::net::Shutdown::Write).expect("half closed");
+        if !both {
+            stream.shutdown(std::net::Shutdown::Write).expect("half closed");
+        }
     });
     sender.join().expect("no panic");
     // Without a good-bye the server may end the connection before it has answered everything.
-    let _ = replies.read_to_end(&mut Vec::new());
+    if let Some(mut replies) = replies {
+        let _ = replies.read_to_end(&mut Vec::new());
+    }
     door.wait_empty();
     let mut back = vec![0; len * count];
     let mut client = door.client();
@@ -474,17 +478,21 @@ fn written_before_a_half_close(len: usize, count: usize, goodbye: bool) -> (usiz
 
 #[test]
 fn what_was_asked_before_goodbye_is_done_although_the_client_has_closed_its_side() {
-    for (len, count) in [(1000, 16), (4096, 400), (1000, 400), (100_000, 100)] {
-        let (written, _) = written_before_a_half_close(len, count, true);
-        assert_eq!(written, count, "writes of {len} bytes");
+    for both in [false, true] {
+        for (len, count) in [(1000, 16), (4096, 400), (1000, 400), (100_000, 100)] {
+            let (written, _) = written_before_a_close(len, count, true, both);
+            assert_eq!(written, count, "writes of {len} bytes, both directions closed: {both}");
+        }
     }
 }
 
 #[test]
 fn without_goodbye_what_waits_behind_others_may_be_dropped_and_is_never_done_in_part() {
-    for (len, count) in [(1000, 16), (4096, 400)] {
-        let (written, dropped) = written_before_a_half_close(len, count, false);
-        assert_eq!(written + dropped, count, "writes of {len} bytes");
+    for both in [false, true] {
+        for (len, count) in [(1000, 16), (4096, 400)] {
+            let (written, dropped) = written_before_a_close(len, count, false, both);
+            assert_eq!(written + dropped, count, "writes of {len} bytes, both directions closed: {both}");
+        }
     }
 }
 
@@ -616,6 +624,32 @@ fn a_client_waits_for_a_volume_that_is_on_its_way() {
     }
     drop(announced);
     assert_eq!(door.client_with(Wanted::new("w")).size_bytes(), 2 * MIB as u64);
+}
+
+#[test]
+fn a_client_that_leaves_while_it_waits_gives_its_place_back() {
+    let door = Door::open(MIB as u64, memory());
+    let announced = door.shard.announce("w").expect("it runs");
+    let stays = waiting_client(&door, "w");
+    let mut go = 3u32.to_be_bytes().to_vec();
+    go.extend(wire::MAGIC_OPTION.to_be_bytes());
+    go.extend(wire::OPT_GO.to_be_bytes());
+    go.extend(7u32.to_be_bytes());
+    go.extend([0, 0, 0, 1, b'w', 0, 0]);
+    let leave: Vec<UnixStream> = (1..CONNECTIONS_MAX)
+        .map(|_| {
+            let mut stream = door.dial();
+            stream.read_exact(&mut [0; 18]).expect("a greeting");
+            stream.write_all(&go).expect("sent");
+            stream
+        })
+        .collect();
+    drop(leave);
+    // Those who are turned away are told so at once.
+    door.wait_until("a place is free", |_| door.dial().read(&mut [0; 18]).is_ok_and(|n| n > 0));
+    assert!(!stays.is_finished(), "the others had not waited long enough to be refused");
+    drop(announced);
+    stays.join().expect("no panic").expect_err("the volume does not come");
 }
 
 #[test]

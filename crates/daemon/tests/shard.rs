@@ -4,7 +4,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use tempfile::TempDir;
 use tidepool_backend::{BackendUri, OpenOptions, Release};
-use tidepool_daemon::shard::{Attach, EngineConfig, ShardConfig, ShardHandle, StartError, start};
+use tidepool_daemon::shard::{Attach, EngineConfig, Image, ShardConfig, ShardHandle, StartError, start};
 use tidepool_driver::{CacheError, CacheFile};
 use tidepool_engine::api::{Degraded, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -72,7 +72,7 @@ impl Host {
                     keep_clean: opened.keep_clean,
                 };
                 shard
-                    .attach_volume((*id, &spec.name), attach, backend, Degraded::No)
+                    .attach_volume((*id, &spec.name), attach, Image::new(backend), Degraded::No)
                     .await
                     .expect("attached");
                 *id
@@ -88,7 +88,7 @@ impl Host {
                     generation,
                     attachment,
                 };
-                shard.add_volume(spec, backend, Degraded::No).await.expect("added")
+                shard.add_volume(spec, Image::new(backend), Degraded::No).await.expect("added")
             }
         });
         let listener = UnixListener::bind(self.path(socket)).expect("a new socket");
@@ -212,7 +212,10 @@ fn one_volume_whose_backend_stands_still_does_not_hold_the_memory_of_another() {
         generation: opened.generation,
         attachment: Vec::new(),
     };
-    let stopped = host.runtime.block_on(shard.add_volume(spec, opened.backend, Degraded::No)).expect("added");
+    let stopped = host
+        .runtime
+        .block_on(shard.add_volume(spec, Image::new(opened.backend), Degraded::No))
+        .expect("added");
     let stalls = || host.runtime.block_on(shard.status()).expect("it runs").reactor.arena_stalls;
 
     // Far more than the quota and the arena hold, over several connections, with reads that miss between.

@@ -7,15 +7,17 @@ use crate::format::{Stream, crc32c};
 use crate::index::{Lookup, ObjectFlags};
 use crate::mem::Buf;
 use crate::mutation::mutated;
-use crate::parent::OwnObjects;
+use crate::own::OwnObjects;
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
 use crate::volume::{DrainWaiter, Task, Volume, object_of};
 
 /// Transfers of a verification in flight.
 const VERIFY_IN_FLIGHT: u32 = 8;
 
-/// Most stretches of the index that one [`Engine::block_status`] looks at: many may make one extent.
-const STATUS_RUNS_MAX: usize = 4096;
+/// What one [`Engine::block_status`] may cost: many stretches may make one extent.
+const STATUS_COST_MAX: u64 = 16 * 1024;
+/// What a stretch costs beside its cached blocks, of which each costs 1.
+const STRETCH_COST: u64 = 4;
 
 /// In [`Engine::stopping`]: the checkpoint that ends a shutdown has begun.
 pub(crate) const LAST_CHECKPOINT: u64 = u64::MAX;
@@ -187,6 +189,7 @@ impl Engine {
         let volume = self.volume_mut(id);
         volume.mode = if dead { Mode::WriteAround } else { spec.mode };
         volume.own = OwnObjects::none(spec.size_bytes);
+        volume.own_known = false;
         volume.spec = spec;
         volume.attached = true;
         volume.degraded = Degraded::No;
@@ -734,33 +737,33 @@ impl Engine {
             // Another host may have written what reads as zero here: whoever is told of data reads it, and is told.
             return out.push(Extent { len: end - at, cached: false, dirty: false, zero: false });
         }
-        for _ in 0..STATUS_RUNS_MAX {
-            if at >= end {
-                return;
-            }
+        let mut cost = 0;
+        while at < end && cost < STATUS_COST_MAX {
             let max = (end - at / block * block).div_ceil(block).min(1 << 20) as u32;
-            let (found, n) = volume.index.lookup_run(at / block, max);
-            let (n, dirty) = match found {
+            let found = self.find(id, at / block, max);
+            let (n, dirty) = match found.lookup {
                 Lookup::At(position) => {
                     let dirty = self.space.marks.is_dirty(position);
-                    let same =
-                        (position..position + n).take_while(|&p| self.space.marks.is_dirty(p) == dirty);
+                    let same = (position..position + found.blocks)
+                        .take_while(|&p| self.space.marks.is_dirty(p) == dirty);
                     (same.count() as u32, dirty)
                 }
                 Lookup::Zero => {
-                    let object = (at / block / crate::index::OBJECT_BLOCKS as u64) as u32;
+                    let object = object_of(at / block);
                     let last = (u64::from(object) + 1) * crate::index::OBJECT_BLOCKS as u64;
-                    let n = u64::from(n).min(last - at / block) as u32;
-                    (n, volume.index.flags(object).contains(ObjectFlags::ZERO_DIRTY))
+                    let n = u64::from(found.blocks).min(last - at / block) as u32;
+                    (n, self.volume(found.volume).index.flags(object).contains(ObjectFlags::ZERO_DIRTY))
                 }
-                _ => (n, false),
+                _ => (found.blocks, false),
             };
+            let cached = matches!(found.lookup, Lookup::At(_));
+            cost += STRETCH_COST + if cached { u64::from(n) } else { 0 };
             let until = ((at / block + u64::from(n)) * block).min(end);
             let extent = Extent {
                 len: until - at,
                 dirty,
-                zero: found == Lookup::Zero,
-                cached: matches!(found, Lookup::At(_) | Lookup::Zero),
+                zero: found.lookup == Lookup::Zero || found.hole,
+                cached: cached || found.lookup == Lookup::Zero,
             };
             let same = |l: &Extent| (l.dirty, l.zero, l.cached) == (extent.dirty, extent.zero, extent.cached);
             if out.last().is_some_and(same) {

@@ -215,7 +215,7 @@ impl Engine {
         if !urgent && young {
             return false;
         }
-        let entry = volume.dirty_objects.remove(at).expect("found just now");
+        let entry = volume.take_dirty(at);
         volume.index.clear_flags(entry.object, ObjectFlags::QUEUED);
         volume.index.set_flags(entry.object, ObjectFlags::DRAINING);
         let zeroes = volume.index.flags(entry.object).contains(ObjectFlags::ZERO_DIRTY);

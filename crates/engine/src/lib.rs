@@ -35,6 +35,7 @@ mod mode;
 pub mod mutation;
 #[cfg(not(feature = "mutations"))]
 mod mutation;
+mod own;
 mod parent;
 mod peer;
 mod publish;
@@ -57,5 +58,5 @@ pub use control::{AddError, Attach};
 pub use engine::{Engine, EngineConfig};
 pub use fetch::FETCH_BYTES;
 pub use init::{CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect};
-pub use parent::{OBJECT_BYTES, OwnObjects};
+pub use own::{OBJECT_BYTES, OwnObjects, Source};
 pub use recover::{OpenError, RecoveryReport};

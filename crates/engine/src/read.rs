@@ -7,6 +7,7 @@ use crate::index::{Lookup, Position};
 use crate::log::{Builder, Built, BuiltEntry, RecordFields, copy_block};
 use crate::mem::Buf;
 use crate::mutation::mutated;
+use crate::parent::Found;
 use crate::util::FixedMap;
 use crate::volume::OpId;
 
@@ -169,9 +170,9 @@ impl Engine {
         let mut at = 0;
         while at < blocks {
             let block = first + u64::from(at);
-            let (source, found, n) = self.find(vid, block, blocks - at);
+            let Found { volume: source, lookup, hole, blocks: n } = self.find(vid, block, blocks - at);
             let part = buf.slice(at as usize * BLOCK_BYTES, n as usize * BLOCK_BYTES);
-            match found {
+            match lookup {
                 Lookup::At(_) if self.ops[id].request.op == Op::Prefetch => {}
                 Lookup::At(position) => {
                     self.volume_mut(vid).count.hit_blocks += u64::from(n);
@@ -192,6 +193,10 @@ impl Engine {
                     self.arena.bytes_mut(part).fill(0);
                 }
                 Lookup::Lost => self.ops[id].error = Some(RequestError::Io),
+                Lookup::Absent if hole => {
+                    self.volume_mut(vid).count.hole_blocks += u64::from(n);
+                    self.arena.bytes_mut(part).fill(0);
+                }
                 Lookup::Absent => self.read_missing(id, source, block, n, part),
             }
             at += n;
@@ -237,8 +242,9 @@ impl Engine {
     /// What has been waited for in vain is not waited for again.
     fn read_after_waiting(&mut self, read: WaitingRead) {
         let WaitingRead { op, block, blocks, buf, .. } = read;
-        let (source, found, n) = self.find(self.ops[op].request.volume, block, blocks);
-        let direct = if found == Lookup::Absent { n } else { 0 };
+        let found = self.find(self.ops[op].request.volume, block, blocks);
+        let (source, absent) = (found.volume, found.lookup == Lookup::Absent && !found.hole);
+        let direct = if absent { found.blocks } else { 0 };
         let (first, rest) = (direct as usize * BLOCK_BYTES, (blocks - direct) as usize * BLOCK_BYTES);
         if direct > 0 {
             self.read_image(op, source, block, buf.slice(0, first), true);

@@ -88,6 +88,8 @@ pub struct VolumeCounters {
     pub hit_blocks: u64,
     /// Blocks of reads fetched from the backend.
     pub miss_blocks: u64,
+    /// Blocks of reads that neither the image nor a parent of it has: zeroes, for which nothing was asked.
+    pub hole_blocks: u64,
     /// Requests that failed.
     pub errors: u64,
     /// Blocks of reads that came through the parent's volume.

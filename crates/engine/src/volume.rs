@@ -10,7 +10,7 @@ use crate::group::Groups;
 use crate::index::{OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
 use crate::mem::Buf;
 use crate::mutation::mutated;
-use crate::parent::OwnObjects;
+use crate::own::OwnObjects;
 use crate::peer::Peer;
 use crate::replica::{Incoming, Replica};
 use crate::resize::Resize;
@@ -18,6 +18,9 @@ use crate::snapshot::Step;
 use crate::status::VolumeCounters;
 use std::collections::VecDeque;
 use zerocopy::FromZeros;
+
+/// Entries of the queue of dirty objects for which memory is kept.
+const QUEUE_ROOM_KEPT: usize = 4096;
 
 /// Index of a client's operation in the core's slab.
 pub(crate) type OpId = u32;
@@ -253,6 +256,8 @@ pub(crate) struct Volume {
     pub(crate) parent: Option<VolumeId>,
     /// Objects of the image that have been written to, or are known to be there.
     pub(crate) own: OwnObjects,
+    /// It was looked at what the image had when it was opened.
+    pub(crate) own_known: bool,
     pub(crate) count: VolumeCounters,
     /// Its second copy, at another host.
     pub(crate) peer: Option<Box<Peer>>,
@@ -330,6 +335,7 @@ impl Volume {
             quota_wait_noted: u64::MAX,
             parent: None,
             own,
+            own_known: false,
             count: VolumeCounters::default(),
             peer: None,
             replica: None,
@@ -492,12 +498,21 @@ impl Volume {
         }
     }
 
+    /// Takes an object out of the queue. A queue that was long once, as after a discard of the whole volume, gives its memory back.
+    pub(crate) fn take_dirty(&mut self, at: usize) -> DirtyObject {
+        let taken = self.dirty_objects.remove(at).expect("it was found in the queue");
+        let (len, room) = (self.dirty_objects.len(), self.dirty_objects.capacity());
+        if room > QUEUE_ROOM_KEPT && len < room / 4 {
+            self.dirty_objects.shrink_to((2 * len).max(QUEUE_ROOM_KEPT));
+        }
+        taken
+    }
+
     /// Puts an object back into the queue at the place of its sequence (a failed or partial drain).
     pub(crate) fn requeue_dirty(&mut self, mut entry: DirtyObject) {
         if self.index.flags(entry.object).contains(ObjectFlags::QUEUED) {
             let at = self.dirty_objects.iter().position(|d| d.object == entry.object);
-            let queued = at.and_then(|at| self.dirty_objects.remove(at));
-            let queued = queued.expect("an object with the flag is in the queue");
+            let queued = self.take_dirty(at.expect("an object with the flag is in the queue"));
             let (wait_for, then_first) = match () {
                 // What is newer than the promise of the one does not touch it.
                 () if queued.first_sequence >= entry.then_first => (entry.wait_for, entry.then_first),
@@ -636,6 +651,19 @@ mod tests {
             attachment: Vec::new(),
         };
         Volume::new(spec)
+    }
+
+    #[test]
+    fn a_queue_of_dirty_objects_gives_back_the_memory_of_its_longest_days() {
+        let mut volume = volume();
+        (0..1_000_000).for_each(|object| volume.note_dirty(object, 1, 0));
+        let longest = volume.dirty_objects.capacity();
+        for object in 0..999_000 {
+            assert_eq!(volume.take_dirty(0).object, object);
+        }
+        let room = volume.dirty_objects.capacity();
+        assert!(room < longest / 64, "room for {room} objects of which 1000 are left");
+        assert_eq!(volume.take_dirty(999).object, 999_999);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod fetches;
 mod figures;
 mod groups;
 mod guarantees;
+mod holes;
 mod interplay;
 mod layout;
 mod leaving;

@@ -23,8 +23,8 @@ fn world(mode: Mode) -> World {
 
 fn adopt(w: &mut World) {
     for clone in [1, 2] {
-        let own = OwnObjects::none(SIZE);
-        w.engine.set_parent(VolumeId(clone), VolumeId(0), &own).expect("a parent");
+        w.engine.set_own(VolumeId(clone), &OwnObjects::none(SIZE).inheriting(SIZE)).expect("a volume");
+        w.engine.set_parent(VolumeId(clone), VolumeId(0)).expect("a parent");
     }
 }
 
@@ -106,10 +106,12 @@ fn an_object_that_a_clone_has_written_comes_from_its_own_image() {
                 w.images[0][..2 * OBJECT as usize].fill(9);
                 w.images[1][3 * OBJECT as usize..].fill(9);
                 w.restart(false);
-                let mut own = OwnObjects::none(SIZE);
+                let mut own = OwnObjects::none(SIZE).inheriting(SIZE);
                 own.insert(0, OBJECT + 1);
-                w.engine.set_parent(VolumeId(1), VolumeId(0), &own).expect("a parent");
-                w.engine.set_parent(VolumeId(2), VolumeId(0), &OwnObjects::none(0)).expect("a parent");
+                w.engine.set_own(VolumeId(1), &own).expect("a volume");
+                w.engine.set_parent(VolumeId(1), VolumeId(0)).expect("a parent");
+                // Of what the image of the other one has nothing is known: it has everything itself.
+                w.engine.set_parent(VolumeId(2), VolumeId(0)).expect("a parent");
                 assert_eq!(w.read(1, 3 * OBJECT, 4096), expected(3 * OBJECT, 4096));
             }
         }
@@ -172,8 +174,7 @@ fn a_damaged_block_of_a_parent_is_fetched_again() {
 #[test]
 fn only_a_read_only_volume_is_a_parent_and_it_stays_as_long_as_it_has_clones() {
     let mut w = world(Mode::WriteBack);
-    let own = OwnObjects::none(SIZE);
-    let set = |w: &mut World, id, parent| w.engine.set_parent(VolumeId(id), VolumeId(parent), &own);
+    let set = |w: &mut World, id, parent| w.engine.set_parent(VolumeId(id), VolumeId(parent));
     assert_eq!(set(&mut w, 1, 2), Err(ControlError::NotParent));
     assert_eq!(set(&mut w, 0, 0), Err(ControlError::NotParent));
     assert_eq!(set(&mut w, 1, 9), Err(ControlError::Gone));
@@ -208,7 +209,7 @@ fn reads_that_wait_for_others_go_on_when_the_cache_device_dies() {
 fn g1_a_read_over_the_end_of_an_object_takes_each_side_from_where_it_is() {
     let mut w = world(Mode::WriteBack);
     // Every other object is the clone's own.
-    let mut own = OwnObjects::none(SIZE);
+    let mut own = OwnObjects::none(SIZE).inheriting(SIZE);
     for object in [1, 3] {
         w.images[1][(object * OBJECT) as usize..][..MIB as usize].copy_from_slice(&pattern(object, 1 << 20));
         own.insert(object * OBJECT, OBJECT);
@@ -218,7 +219,8 @@ fn g1_a_read_over_the_end_of_an_object_takes_each_side_from_where_it_is() {
     w.images[1][2 * OBJECT as usize..3 * OBJECT as usize].fill(9);
     w.restart(false);
     for clone in [1, 2] {
-        w.engine.set_parent(VolumeId(clone), VolumeId(0), &own).expect("a parent");
+        w.engine.set_own(VolumeId(clone), &own).expect("a volume");
+        w.engine.set_parent(VolumeId(clone), VolumeId(0)).expect("a parent");
     }
     let near = 64 * KIB;
     let mut content = w.images[1].clone();
@@ -253,8 +255,7 @@ fn what_is_read_from_a_parents_image_is_counted_as_the_parents() {
 #[test]
 fn a_volume_without_a_backend_or_on_its_way_out_is_no_ones_parent_and_has_none() {
     let mut w = world(Mode::WriteBack);
-    let own = OwnObjects::none(SIZE);
-    let set = |w: &mut World, id, parent| w.engine.set_parent(VolumeId(id), VolumeId(parent), &own);
+    let set = |w: &mut World, id, parent| w.engine.set_parent(VolumeId(id), VolumeId(parent));
     w.backend_stopped = true;
     w.write(1, 0, &pattern(1, 4 * KIB));
     w.engine.remove(w.now, VolumeId(1), false, 77);

@@ -36,7 +36,7 @@ impl World {
             return;
         }
         self.check_invariants();
-        self.link_clones();
+        self.tell_of_images();
         if self.vols.iter().any(|v| v.place == Place::Verifying) && self.action_rng.permille(800) {
             // Mostly, what a power loss has left is looked at before the next thing happens.
             return;
@@ -502,7 +502,7 @@ impl World {
                 self.cover.hit(if verify { "removal verified" } else { "removal" });
                 self.vols[v].place = Place::Out;
                 self.vols[v].id = None;
-                self.vols[v].linked = false;
+                (self.vols[v].own_told, self.vols[v].linked) = (false, false);
                 if !self.vols[v].backend.redo.is_empty() {
                     return self.fail(format!("volume {v} was removed, but its image still has a redo"));
                 }

@@ -51,7 +51,7 @@ pub struct Backend {
     pub foreign: bool,
     /// The record no longer names the cache.
     pub disowned: bool,
-    /// For a clone: what has ever been written to.
+    /// What has ever been written to.
     pub own: OwnObjects,
     /// What completes now was in flight when the connection went away.
     pub(crate) disconnected: bool,

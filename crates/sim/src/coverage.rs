@@ -33,7 +33,7 @@ pub const FAULTS: [&str; 26] = [
 ];
 
 /// States that must be reached.
-pub const WANTED: [&str; 44] = [
+pub const WANTED: [&str; 45] = [
     "orderly restart",
     "group committed",
     "group forced early",
@@ -78,6 +78,7 @@ pub const WANTED: [&str; 44] = [
     "verified after power loss",
     "parent block",
     "clone of a clone",
+    "hole block",
 ];
 
 /// Counters by name.

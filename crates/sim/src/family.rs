@@ -7,7 +7,7 @@ use crate::plan::{Plan, VolumePlan};
 use crate::rng::Rng;
 use crate::volume::Place;
 use crate::world::World;
-use tidepool_engine::api::{BLOCK_BYTES, DrainOrder};
+use tidepool_engine::api::{BLOCK_BYTES, ControlError, DrainOrder};
 
 impl Plan {
     /// In some runs, makes the last volume the parent of some others.
@@ -70,24 +70,43 @@ impl VolumePlan {
 }
 
 impl World {
-    /// Now and then a clone that is served begins to read through its parent.
-    pub(crate) fn link_clones(&mut self) {
+    /// Now and then the core is told what the image of a volume that is served had of its own, and a clone begins to read through its
+    /// parent.
+    pub(crate) fn tell_of_images(&mut self) {
         for v in 0..self.vols.len() {
-            let Some(parent) = self.vols[v].plan.parent.filter(|_| !self.vols[v].linked) else { continue };
-            let served = |v: usize| self.vols[v].place == Place::Serving && self.vols[v].id.is_some();
-            if !served(v) || !served(parent) || self.stopping || !self.family_rng.permille(500) {
+            let told = self.vols[v].own_told;
+            let parent = self.vols[v].plan.parent.filter(|_| told && !self.vols[v].linked);
+            if told && parent.is_none() || !self.is_served(v) || self.stopping {
                 continue;
             }
-            let (Some(id), Some(through)) = (self.vols[v].id, self.vols[parent].id) else { continue };
-            let Some(engine) = &mut self.engine else { return };
-            if let Err(error) = engine.set_parent(id, through, &self.vols[v].own_at_open) {
-                return self.fail(format!("volume {v} cannot have its parent: {error}"));
+            if parent.is_some_and(|parent| !self.is_served(parent)) || !self.family_rng.permille(500) {
+                continue;
             }
-            self.vols[v].linked = true;
-            let chain = self.vols[parent].linked || self.vols[v].plan.read_only && self.is_parent(v);
-            self.cover.add("clone of a clone", chain.into());
-            self.note("link", v as u64, parent as u64, 0);
+            if let Err(error) = self.tell_of_image(v, parent) {
+                return self.fail(format!("volume {v} cannot have what its image has: {error}"));
+            }
         }
+    }
+
+    fn is_served(&self, v: usize) -> bool {
+        self.vols[v].place == Place::Serving && self.vols[v].id.is_some()
+    }
+
+    fn tell_of_image(&mut self, v: usize, parent: Option<usize>) -> Result<(), ControlError> {
+        let (Some(id), Some(engine)) = (self.vols[v].id, &mut self.engine) else { return Ok(()) };
+        let Some(parent) = parent else {
+            engine.set_own(id, &self.vols[v].own_at_open)?;
+            self.vols[v].own_told = true;
+            self.note("own", v as u64, 0, 0);
+            return Ok(());
+        };
+        let Some(through) = self.vols[parent].id else { return Ok(()) };
+        engine.set_parent(id, through)?;
+        self.vols[v].linked = true;
+        let chain = self.vols[parent].linked || self.vols[v].plan.read_only && self.is_parent(v);
+        self.cover.add("clone of a clone", chain.into());
+        self.note("link", v as u64, parent as u64, 0);
+        Ok(())
     }
 
     /// Whether a volume is there for clones.

@@ -26,10 +26,11 @@ impl World {
     /// Lays the device out and starts everything.
     pub(crate) fn begin(&mut self) {
         for v in 0..self.vols.len() {
-            let base = self.vols[v].plan.base_bytes;
+            let (base, size) = (self.vols[v].plan.base_bytes, self.vols[v].plan.size_bytes);
+            self.vols[v].backend.own = OwnObjects::none(size);
             self.vols[v].write_image(0, base / SECTOR_BYTES as u64, BASE_VALUE);
             if self.vols[v].plan.parent.is_some() {
-                self.vols[v].backend.own = OwnObjects::none(base);
+                self.vols[v].backend.own = OwnObjects::none(size).inheriting(base);
                 if self.vols[v].plan.read_only && base > 0 {
                     // A snapshot in between has something that was written after it was cloned.
                     let some = self.family_rng.below(base);
@@ -658,6 +659,7 @@ impl World {
             self.cover.add("drained block", c.drained_blocks);
             self.cover.add("hit block", c.hit_blocks);
             self.cover.add("parent block", c.parent_blocks);
+            self.cover.add("hole block", c.hole_blocks);
             self.cover.add("group forced early", c.groups_early);
             self.cover.add("miss block", c.miss_blocks);
         }
@@ -669,7 +671,7 @@ impl Vol {
     fn forget_life(&mut self) {
         self.failed_at = None;
         self.flushed = false;
-        self.linked = false;
+        (self.own_told, self.linked) = (false, false);
         self.changing = 0;
         self.controls = 0;
         self.verifying = 0;

@@ -99,8 +99,10 @@ pub struct Vol {
     pub cursor: u64,
     /// Attachments that a restart may find: the newest one that was confirmed, and those asked for since.
     pub attachments: Vec<Vec<u8>>,
-    /// For a clone: what its image had of its own when it was last opened.
+    /// What its image had of its own when it was last opened.
     pub own_at_open: OwnObjects,
+    /// The core was told of that.
+    pub own_told: bool,
     /// It reads through its parent.
     pub linked: bool,
     /// What the core has written of its log, since the volume was added or the core came back from a crash.
@@ -148,6 +150,7 @@ impl Vol {
             cursor: 0,
             attachments: Vec::new(),
             own_at_open: OwnObjects::default(),
+            own_told: false,
             linked: false,
             evidence: Evidence::default(),
             failed_at: None,

@@ -8,13 +8,14 @@
 //! is (tmpfs, devices with 4 KiB sectors).
 
 mod check;
+mod holes;
 mod owner;
 mod redo;
 mod ring;
 mod same;
 mod sidecar;
 
-use crate::backend::{Backend, OpenOptions, Opened, Release, TakeOver, Transfer};
+use crate::backend::{Backend, Layout, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::changes::{Change, Changes};
 use crate::error::BackendError;
 use crate::mailbox;
@@ -126,12 +127,17 @@ pub(crate) fn open<T>(
         }
     }
     backend.ownership = ownership;
+    // Where the image is only read, others may write what is a hole now.
+    let own = match options.read_only {
+        true => None,
+        false => holes::own_objects(backend.ring.file(), size_bytes, caching),
+    };
     let opened = Opened {
         backend: Box::new(backend),
         generation,
         keep_clean: continuity.proven,
         reason: continuity.reason,
-        parent: None,
+        layout: Layout { own, parent: None },
         snapshot: None,
     };
     Ok((opened, prepared))

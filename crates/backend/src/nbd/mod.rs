@@ -5,13 +5,14 @@
 //! see `owner.rs`.
 
 mod check;
+mod holes;
 mod link;
 mod outgoing;
 mod owner;
 mod place;
 mod slots;
 
-use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Release, TakeOver, Transfer};
+use crate::backend::{Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::error::BackendError;
 use crate::file::{FileShelf, Lock, Sidecar};
 use crate::mailbox;
@@ -54,11 +55,17 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
     terms.check_writable(&place, options)?;
     let sidecar = owner::sidecar(uri, options.state_dir.as_deref());
     let lock = sidecar.lock(&place.what, options.read_only)?;
+    let connection = (stream, negotiated);
+    // Where the export is only read, others may write what is a hole now.
+    let (own, connection) = match options.read_only {
+        true => (None, connection),
+        false => holes::own_objects(&place, connection, &terms)?,
+    };
     let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
     let shared = Arc::new(Shared::new().map_err(|e| failed(e.into()))?);
     let thread = {
         let (place, shared, writable) = (place.clone(), Arc::clone(&shared), !options.read_only);
-        let work = move || Link::new(place, &shared, (stream, negotiated), terms, writable).run();
+        let work = move || Link::new(place, &shared, connection, terms, writable).run();
         std::thread::Builder::new().name("nbd".into()).spawn(work).map_err(failed)?
     };
     let backend = NbdBackend {
@@ -79,7 +86,7 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
         generation,
         keep_clean: proven,
         reason,
-        parent: None,
+        layout: Layout { own, parent: None },
         snapshot: None,
     })
 }

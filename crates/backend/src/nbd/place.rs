@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 use tidepool_engine::api::{BLOCK_BYTES, SECTOR_BYTES};
 use tidepool_nbd::client::{ClientError, Negotiated, Stream, Wanted, negotiate};
-use tidepool_nbd::{NbdUri, wire};
+use tidepool_nbd::{Context, NbdUri, wire};
 
 /// Longest wait for a server that accepts a connection or answers in a handshake.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
@@ -49,7 +49,9 @@ impl Place {
         let timeout = |source| ClientError::Io { what: "set a timeout for", at: String::new(), source };
         stream.set_timeout(Some(ANSWER_WAIT)).map_err(timeout)?;
         let deadline = Instant::now() + ANSWER_WAIT;
-        let negotiated = negotiate(&mut stream, Wanted::new(&self.uri.export), Some(deadline))?;
+        let wanted =
+            Wanted { contexts: vec![Context::Allocation.name().into()], ..Wanted::new(&self.uri.export) };
+        let negotiated = negotiate(&mut stream, wanted, Some(deadline))?;
         Ok((stream, negotiated))
     }
 
@@ -111,6 +113,16 @@ impl Terms {
             block_bytes_min: sizes.min_bytes,
             piece_bytes_max,
         })
+    }
+
+    /// Another connection to the server that has agreed on these terms.
+    pub(super) fn connect_again(&self, place: &Place) -> Result<(Stream, Negotiated), BackendError> {
+        let (stream, negotiated) = place.connect()?;
+        if Terms::of(place, &negotiated)? != *self {
+            let why = "its server offers something else than a moment ago; try again".into();
+            return Err(BackendError::Unavailable { what: place.what.clone(), why });
+        }
+        Ok((stream, negotiated))
     }
 
     /// Refuses an export that cannot be written, if it is to be.

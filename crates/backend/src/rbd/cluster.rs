@@ -398,6 +398,27 @@ impl IoCtx {
         }
     }
 
+    /// What a method of an object class answers without input: at most `max` bytes.
+    pub(super) fn call(&self, object: &str, class: &CStr, method: &CStr, max: usize) -> io::Result<Vec<u8>> {
+        let name = c_string(object);
+        let mut answer = vec![0u8; max];
+        // SAFETY: C strings, no input, a buffer with its length.
+        let len = check(unsafe {
+            (self.rados().rados_exec)(
+                self.handle,
+                name.as_ptr(),
+                class.as_ptr(),
+                method.as_ptr(),
+                ptr::null(),
+                0,
+                answer.as_mut_ptr().cast(),
+                max,
+            )
+        })?;
+        answer.truncate(len as usize);
+        Ok(answer)
+    }
+
     /// Writes a part of an object.
     pub(super) fn write(&self, object: &str, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let name = c_string(object);

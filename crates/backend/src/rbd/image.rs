@@ -11,8 +11,6 @@ use std::ptr;
 pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// Feature bit: a map tells which objects there are.
 pub(super) const FEATURE_OBJECT_MAP: u64 = 1 << 3;
-/// Feature bit: the object map tells what has changed.
-pub(super) const FEATURE_FAST_DIFF: u64 = 1 << 4;
 /// Feature bit: journaling, used by journal-based mirroring.
 pub(super) const FEATURE_JOURNALING: u64 = 1 << 6;
 /// Feature bit: not the primary copy; every librbd refuses to write. It is the guard of an image

@@ -11,6 +11,8 @@ mod cluster;
 mod guard;
 mod image;
 mod io;
+mod layout;
+mod object_map;
 mod owner;
 mod parent;
 mod peer;
@@ -22,7 +24,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Backend, INFLIGHT_MAX, OpenOptions, Opened, Parent, Release, TakeOver, Transfer};
+use crate::backend::{Backend, INFLIGHT_MAX, Layout, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::changes::{self, Changes};
 use crate::error::BackendError;
 use crate::mailbox;
@@ -79,8 +81,8 @@ struct RbdBackend {
     held: Option<Held>,
     /// See [`Backend::attachment`].
     attachment: Vec<u8>,
-    /// What opening it has found out about its parent, and which snapshot it is, until that is told.
-    parent: Option<Parent>,
+    /// What opening it has found out about what it has, and which snapshot it is, until that is told.
+    layout: Layout,
     snapshot: Option<String>,
     pool: IoCtx,
     cluster: Arc<Cluster>,
@@ -163,9 +165,9 @@ pub(crate) fn record(uri: &BackendUri, way: Option<&Way>) -> Result<Option<Owner
 pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, BackendError> {
     let place = place_of(uri)?;
     let (mut backend, generation, continuity) = open_place(place, options)?;
-    let (parent, snapshot) = (backend.parent.take(), backend.snapshot.take());
+    let (layout, snapshot) = (std::mem::take(&mut backend.layout), backend.snapshot.take());
     let Continuity { proven, reason, .. } = continuity;
-    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, parent, snapshot })
+    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, layout, snapshot })
 }
 
 /// The snapshots of an image; see [`crate::snapshots`].
@@ -227,7 +229,7 @@ fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, C
     let claim = attached.claim(&place, &cluster);
     let Attached { image, facts, owner, record, continuity, .. } = attached;
     let held = Held { claim, owner };
-    let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held))?;
+    let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held), None)?;
     backend.attachment = attachment;
     backend.start_redo(&record, options)?;
     Ok((backend, record.generation, continuity))
@@ -244,7 +246,7 @@ fn open_read_only(place: Place, options: &OpenOptions) -> Result<RbdBackend, Bac
     survey.check_lock(&place, &survey.holder(options), options)?;
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read);
     let image = image.map_err(|e| place.error(&cluster, "open the image", e))?;
-    RbdBackend::start(place, cluster, pool, image, &survey.facts, None)
+    RbdBackend::start(place, cluster, pool, image, &survey.facts, None, None)
 }
 
 /// Opens a snapshot. It belongs to nobody and never changes: as long as it is the same one, what is cached of it counts.
@@ -265,7 +267,7 @@ fn open_snapshot(
         false => Continuity::unproven("it is another snapshot, or one that this cache has not had"),
     };
     let name = parent::snapshot_name(&cluster, pool.id(), &facts.id, number).map_err(read)?;
-    let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, None)?;
+    let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, None, Some(number))?;
     (backend.attachment, backend.snapshot) = (attachment, Some(name));
     Ok((backend, 0, continuity))
 }
@@ -278,16 +280,15 @@ impl RbdBackend {
         image: Image,
         facts: &image::Facts,
         held: Option<Held>,
+        snapshot: Option<u64>,
     ) -> Result<RbdBackend, BackendError> {
         let failed = |e: std::io::Error| BackendError::io(&place.what, "set up its transfers", e);
         // Nobody else writes to what is held, or to a snapshot; elsewhere what is found out now may not be so later.
-        let stays = place.snapshot.is_some() || held.is_some() && facts.can_guard();
-        let parent = if stays { parent::find(&place, &cluster, &image, facts.features) } else { Ok(None) };
-        let parent = parent.unwrap_or_else(|error| {
-            let image = &place.what;
-            tracing::warn!(%image, %error, "what it has of its own is not known: nothing is shared with other clones");
-            None
-        });
+        let stays = snapshot.is_some() || held.is_some() && facts.can_guard();
+        let layout = match stays {
+            true => layout::find(&place, &cluster, &pool, (&image, facts), snapshot),
+            false => Layout::default(),
+        };
         let io = Io::new(image, facts).map_err(|e| failed(e.into()))?;
         cluster.wait_forever().map_err(failed)?;
         Ok(RbdBackend {
@@ -296,7 +297,7 @@ impl RbdBackend {
             io,
             held,
             attachment: Vec::new(),
-            parent,
+            layout,
             snapshot: None,
             pool,
             cluster,

@@ -1,15 +1,13 @@
-//! The parent of a clone: which snapshot it is, and which objects the clone has of its own.
+//! The parent of a clone: which snapshot it is.
 
 use super::cluster::{Cluster, check};
-use super::image::{FEATURE_FAST_DIFF, Image, text};
+use super::image::{Image, text};
 use super::place::Place;
 use super::sys;
 use crate::backend::Parent;
 use crate::uri::BackendUri;
-use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr;
-use tidepool_engine::OwnObjects;
 
 /// A parent as librbd names it.
 struct Named {
@@ -25,21 +23,8 @@ struct Named {
 }
 
 /// The parent of an image that has one and can share what is cached of it with other clones.
-pub(super) fn find(
-    place: &Place,
-    cluster: &Cluster,
-    image: &Image,
-    features: u64,
-) -> io::Result<Option<Parent>> {
+pub(super) fn find(place: &Place, cluster: &Cluster, image: &Image) -> io::Result<Option<Parent>> {
     let Some(parent) = named(image)?.filter(|parent| parent.has_name) else { return Ok(None) };
-    if features & FEATURE_FAST_DIFF == 0 || image.flags()? & sys::FLAGS_MAP_INVALID != 0 {
-        tracing::info!(
-            image = %place.what,
-            "it is a clone without a valid object map (feature fast-diff; rbd object-map rebuild): it shares nothing with other clones"
-        );
-        return Ok(None);
-    }
-    let Some(own) = own_objects(image)? else { return Ok(None) };
     let name = snapshot_name(cluster, parent.pool_id, &parent.image_id, parent.snapshot_id)?;
     let uri = BackendUri::Rbd {
         pool: parent.pool,
@@ -49,7 +34,7 @@ pub(super) fn find(
         conf: place.conf.clone(),
         id: place.id.clone(),
     };
-    Ok(Some(Parent { name, uri, own }))
+    Ok(Some(Parent { name, uri }))
 }
 
 /// A name that no other snapshot of any cluster has, whatever it or its image is called.
@@ -96,33 +81,4 @@ fn named(image: &Image) -> io::Result<Option<Named>> {
         (rbd.rbd_snap_spec_cleanup)(&raw mut snap);
     }
     Ok(Some(named))
-}
-
-/// What an image has of its own, `None` if that is all it has. Its object map must be valid: looking at the objects themselves would not
-/// find those that hold nothing and hide what the parent has.
-fn own_objects(image: &Image) -> io::Result<Option<OwnObjects>> {
-    let rbd = image.rbd();
-    let mut overlap = 0u64;
-    // SAFETY: a valid image and out pointer.
-    check(unsafe { (rbd.rbd_get_overlap)(image.handle(), &raw mut overlap) })?;
-    let (size_bytes, _) = image.sizes()?;
-    let inherited = overlap.min(size_bytes);
-    if inherited == 0 {
-        return Ok(None);
-    }
-    let mut own = OwnObjects::none(inherited);
-    let arg = (&raw mut own).cast();
-    // SAFETY: a valid image; the callback gets `own`, which outlives the call, and nobody else has it meanwhile.
-    let result =
-        unsafe { (rbd.rbd_diff_iterate2)(image.handle(), ptr::null(), 0, inherited, 0, 1, note_own, arg) };
-    check(result)?;
-    Ok(Some(own))
-}
-
-/// Takes in a part of the image that is not as if nothing had ever been written to it.
-extern "C" fn note_own(offset: u64, len: usize, _exists: c_int, own: *mut c_void) -> c_int {
-    // SAFETY: what `own_objects` has passed.
-    let own = unsafe { &mut *own.cast::<OwnObjects>() };
-    own.insert(offset, len as u64);
-    0
 }

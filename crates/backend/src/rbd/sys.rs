@@ -36,9 +36,6 @@ pub(super) const SNAP_NAMESPACE_TRASH: c_int = 2;
 /// `RBD_SNAP_NAMESPACE_TYPE_MIRROR`.
 pub(super) const SNAP_NAMESPACE_MIRROR: c_int = 3;
 
-/// Told offset, length and whether there is data, of each part of an image that differs.
-pub(super) type DiffCallback = extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
-
 /// Told how much of how much is done.
 pub(super) type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
@@ -136,6 +133,7 @@ library! {
         rados_ioctx_set_namespace(IoCtxT, *const c_char);
         rados_write(IoCtxT, *const c_char, *const c_char, usize, u64) -> c_int;
         rados_read(IoCtxT, *const c_char, *mut c_char, usize, u64) -> c_int;
+        rados_exec(IoCtxT, *const c_char, *const c_char, *const c_char, *const c_char, usize, *mut c_char, usize) -> c_int;
         rados_stat(IoCtxT, *const c_char, *mut u64, *mut libc::time_t) -> c_int;
         rados_get_last_version(IoCtxT) -> u64;
         rados_list_lockers(IoCtxT, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
@@ -198,7 +196,6 @@ library! {
         rbd_linked_image_spec_cleanup(*mut LinkedImageSpec);
         rbd_snap_spec_cleanup(*mut SnapSpec);
         rbd_get_overlap(ImageT, *mut u64) -> c_int;
-        rbd_diff_iterate2(ImageT, *const c_char, u64, u64, u8, u8, DiffCallback, *mut c_void) -> c_int;
     } optional {
         rbd_aio_write_zeroes(ImageT, u64, usize, CompletionT, c_int, c_int) -> c_int;
     }

@@ -23,7 +23,9 @@ use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
-use crate::shard::{Announcement, Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped};
+use crate::shard::{
+    Announcement, Image, Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped,
+};
 use crate::units::Duration;
 use crate::volume::{self, Mode, is_parent_name};
 use attach::Taking;
@@ -31,7 +33,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration as Time;
 use tidepool_backend::{
-    Backend, BackendError, BackendUri, Identity, OpenOptions, Opened, Parent, Prepared, Release,
+    Backend, BackendError, BackendUri, Identity, Layout, OpenOptions, Opened, Parent, Prepared, Release,
 };
 use tidepool_engine::api::{Degraded, DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -439,7 +441,9 @@ impl Volumes {
             attachment: self.attachment(entry, wanted.accept_loss, &*opened.backend)?,
         };
         let (generation, read_only) = (spec.generation, spec.read_only);
-        match self.shard.add_volume(spec, opened.backend, self.alone_with(wanted.accept_loss)).await {
+        let Layout { own, parent } = opened.layout;
+        let image = Image { backend: opened.backend, own };
+        match self.shard.add_volume(spec, image, self.alone_with(wanted.accept_loss)).await {
             Ok(id) => {
                 {
                     let mut facts = lock(&entry.facts);
@@ -448,7 +452,7 @@ impl Volumes {
                 self.replicate(entry, id, generation, read_only).await;
                 entry.set_served();
                 info!("volume {}: added, serving {}", entry.name, entry.backend);
-                Ok(opened.parent)
+                Ok(parent)
             }
             Err(Refused { error, backend }) => {
                 self.put_back(entry, backend, true).await;

@@ -6,9 +6,7 @@ use super::core::Core;
 use super::gate::{self, PieceName, Unaligned};
 use super::guests::EXPECTED;
 use super::inbox::Inbox;
-use super::limits::{
-    EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, STATUS_BYTES_MAX, VOLUME_WAIT_NS_MAX,
-};
+use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, VOLUME_WAIT_NS_MAX};
 use super::outbox::Outbox;
 use super::shared::Shared;
 use super::volume::{Offer, Volume};
@@ -120,6 +118,8 @@ pub(super) struct Connection {
     deaf: bool,
     /// The client has closed its side behind a good-bye: everything before that is done.
     said_goodbye: bool,
+    /// The client takes no replies any more: they are dropped.
+    muted: bool,
     pub handshake_deadline: Option<Nanos>,
     /// It has asked for a volume that is on its way, and waits until then at the latest.
     pub waits_until: Option<Nanos>,
@@ -153,6 +153,7 @@ impl Connection {
             drained: false,
             deaf: false,
             said_goodbye: false,
+            muted: false,
             handshake_deadline: Some(now + HANDSHAKE_NS_MAX),
             waits_until: None,
             listed: false,
@@ -245,8 +246,8 @@ impl Connection {
             return;
         }
         if !self.outbox.is_empty() && !self.outbox.in_flight() {
-            if !self.outbox.send_now(self.fd.as_fd(), shared, &mut self.held) {
-                return self.break_off();
+            if self.muted || !self.outbox.send_now(self.fd.as_fd(), shared, &mut self.held) {
+                self.mute(shared);
             }
             self.wake |= self.stall == Some(Stall::Own);
         }
@@ -284,6 +285,8 @@ impl Connection {
         shared.count.received_bytes += bytes as u64;
         if result > 0 {
             self.wake = true;
+        } else if result < 0 && !self.muted {
+            self.mute(shared);
         } else if result < 0 || matches!(self.state, State::Handshake(_)) {
             self.break_off();
         } else {
@@ -297,26 +300,40 @@ impl Connection {
         shared.count.sent_bytes += bytes as u64;
         self.outbox.sent(bytes, shared, &mut self.held);
         if result <= 0 {
-            self.break_off();
+            self.mute(shared);
         }
         self.wake |= self.stall == Some(Stall::Own);
+    }
+
+    /// The client takes nothing any more. What it has sent tells whether it has said good-bye; see [`Connection::process`].
+    fn mute<C: Core>(&mut self, shared: &mut Shared<C>) {
+        self.muted = true;
+        if !self.outbox.in_flight() {
+            self.outbox.clear(shared, &mut self.held);
+        }
+        self.wake = true;
     }
 
     /// Takes apart what has been received, until more is needed or something is in the way.
     pub(super) fn process<C: Core>(&mut self, shared: &mut Shared<C>) {
         self.wake = false;
-        let resumes = self.stall.take().is_some();
         if self.broken || self.deaf {
+            self.stall = None;
             return;
         }
         // Whoever left while its requests waited here may have sent them again over a new connection, and
         // newer ones after them: these here must not overtake. Whoever said good-bye behind them has not.
-        if resumes && !self.said_goodbye && self.peer_has_left() {
+        if !self.said_goodbye && (self.muted || self.stall.is_some() && self.peer_has_left()) {
+            if self.inbox.in_flight() {
+                // What it brings may be the good-bye.
+                return;
+            }
             self.said_goodbye = self.says_goodbye();
             if !self.said_goodbye {
                 return self.break_off();
             }
         }
+        self.stall = None;
         loop {
             let more = match &self.state {
                 State::Handshake(_) => self.handshake(shared),
@@ -333,6 +350,11 @@ impl Connection {
         if self.stall == Some(Stall::Memory) {
             shared.count.arena_stalls += 1;
         }
+    }
+
+    /// It waits for somebody else, and its client may have left meanwhile.
+    pub(super) fn may_wait_in_vain(&self) -> bool {
+        self.stall.is_some() && !self.broken && !self.said_goodbye && self.peer_has_left()
     }
 
     fn peer_has_left(&self) -> bool {
@@ -683,14 +705,13 @@ impl Connection {
             *buf = shared.alloc(&mut self.held, BLOCK_BYTES);
         }
         if bufs.iter().flatten().count() < count {
-            bufs.into_iter().flatten().for_each(|buf| shared.free(&mut self.held, buf));
+            bufs.into_iter().flatten().for_each(|buf| shared.put_back(&mut self.held, buf));
             return self.stall(Stall::Memory);
         }
         self.inbox.take(wire::REQUEST_BYTES);
         shared.count.requests += 1;
         let start = request.offset / SECTOR * SECTOR;
         let end = (request.offset + u64::from(request.len)).next_multiple_of(SECTOR);
-        let end = end.min(start + STATUS_BYTES_MAX);
         let mut extents = std::mem::take(&mut shared.extents);
         if let Some(id) = self.volume {
             shared.core.block_status(id, start, end - start, EXTENTS_MAX, &mut extents);
@@ -714,8 +735,7 @@ impl Connection {
     }
 }
 
-/// An extent as a metadata context shows it. What the backend has allocated is not known, so all that
-/// is not known to be zero counts as data.
+/// An extent as a metadata context shows it. All that is not known to be zero counts as data.
 fn flags(context: Context, extent: &tidepool_engine::api::Extent) -> u32 {
     match context {
         Context::Allocation if extent.zero => wire::STATE_HOLE | wire::STATE_ZERO,

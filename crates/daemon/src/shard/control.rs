@@ -1,7 +1,7 @@
 //! Commands of the control plane, executed on the reactor thread.
 
 use super::core::Core;
-use super::handle::{Answer, Command, Refused, ShardError, Stopped, StoppedVolume};
+use super::handle::{Answer, Command, Image, Refused, ShardError, Stopped, StoppedVolume};
 use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
@@ -10,9 +10,9 @@ use super::stats::{LATENCY_NS_MAX, LatencyHistogram, ShardStatus, ShardVolumeSta
 use super::volume::Volume;
 use std::time::Duration;
 use tidepool_backend::Backend;
-use tidepool_engine::Attach;
 use tidepool_engine::api::{ControlError, Degraded, Nanos, RequestError, VolumeId, VolumeSpec};
 use tidepool_engine::status::{VolumeState, VolumeStatus};
+use tidepool_engine::{Attach, OwnObjects};
 use tokio::sync::oneshot;
 
 /// What waits for the core's answer.
@@ -124,9 +124,9 @@ impl<C: Core> Reactor<C> {
             Command::Status { answer } => {
                 let _ = answer.send(self.status());
             }
-            Command::Add { spec, backend, degraded, answer } => self.add(spec, backend, degraded, answer),
-            Command::Attach { id, name, attach, backend, degraded, answer } => {
-                self.attach((id, name), attach, backend, degraded, answer);
+            Command::Add { spec, image, degraded, answer } => self.add(spec, image, degraded, answer),
+            Command::Attach { id, name, attach, image, degraded, answer } => {
+                self.attach((id, name), attach, image, degraded, answer);
             }
             Command::GiveUp { id, answer } => self.operate(id, answer, |shared, number, answer| {
                 shared.core.give_up(now, id, number);
@@ -207,8 +207,8 @@ impl<C: Core> Reactor<C> {
                     Pending::Simple { answer }
                 })
             }
-            Command::SetParent { id, parent, own, answer } => {
-                let outcome = self.shared.core.set_parent(id, parent, &own);
+            Command::SetParent { id, parent, answer } => {
+                let outcome = self.shared.core.set_parent(id, parent);
                 let _ = answer.send(outcome.map_err(ShardError::Control));
             }
             Command::Listen { listener, export, answer } => {
@@ -317,7 +317,7 @@ impl<C: Core> Reactor<C> {
     fn add(
         &mut self,
         spec: VolumeSpec,
-        backend: Box<dyn Backend>,
+        image: Image,
         degraded: Degraded,
         answer: oneshot::Sender<Result<VolumeId, Refused>>,
     ) {
@@ -335,14 +335,15 @@ impl<C: Core> Reactor<C> {
                     spec.name,
                     spec.size_bytes,
                     spec.read_only,
-                    backend,
+                    image.backend,
                 ));
                 self.poll_backend(id);
+                self.set_own(id, image.own);
                 self.set_degraded(id, degraded);
                 self.controls.pending.push((number, Pending::Add { id, answer }));
             }
             Err(error) => {
-                let _ = answer.send(Err(Refused { error, backend: Some(backend) }));
+                let _ = answer.send(Err(Refused { error, backend: Some(image.backend) }));
             }
         }
     }
@@ -351,7 +352,7 @@ impl<C: Core> Reactor<C> {
         &mut self,
         (id, name): (VolumeId, String),
         attach: Attach,
-        backend: Box<dyn Backend>,
+        image: Image,
         degraded: Degraded,
         answer: oneshot::Sender<Result<(), Refused>>,
     ) {
@@ -359,15 +360,22 @@ impl<C: Core> Reactor<C> {
         let number = self.controls.number();
         match self.try_attach((id, &name), attach, number) {
             Ok(()) => {
-                self.shared.volumes.insert(Volume::new(id, name, size_bytes, read_only, backend));
+                self.shared.volumes.insert(Volume::new(id, name, size_bytes, read_only, image.backend));
                 self.poll_backend(id);
+                self.set_own(id, image.own);
                 self.set_degraded(id, degraded);
                 self.controls.pending.push((number, Pending::Attach { id, answer }));
             }
             Err(error) => {
-                let _ = answer.send(Err(Refused { error, backend: Some(backend) }));
+                let _ = answer.send(Err(Refused { error, backend: Some(image.backend) }));
             }
         }
+    }
+
+    /// Before anything is sent to the image: what it has.
+    fn set_own(&mut self, id: VolumeId, own: Option<OwnObjects>) {
+        let told = own.map_or(Ok(()), |own| self.shared.core.set_own(id, &own));
+        debug_assert_eq!(told, Ok(()), "the volume has just got its backend");
     }
 
     /// Before the first request: what write-back is to do without a second copy.

@@ -20,7 +20,8 @@ pub trait Core {
     fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
     fn set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
     fn set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
-    fn set_parent(&mut self, id: VolumeId, parent: VolumeId, own: &OwnObjects) -> Result<(), ControlError>;
+    fn set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError>;
+    fn set_parent(&mut self, id: VolumeId, parent: VolumeId) -> Result<(), ControlError>;
     fn drain(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     fn resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);
@@ -71,7 +72,8 @@ forward! {
     set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64);
     set_dirty_bytes_max(&mut self, now: Nanos, id: VolumeId, bytes: u64, control: u64);
     set_attachment(&mut self, now: Nanos, id: VolumeId, attachment: Vec<u8>, control: u64);
-    set_parent(&mut self, id: VolumeId, parent: VolumeId, own: &OwnObjects) -> Result<(), ControlError>;
+    set_own(&mut self, id: VolumeId, found: &OwnObjects) -> Result<(), ControlError>;
+    set_parent(&mut self, id: VolumeId, parent: VolumeId) -> Result<(), ControlError>;
     drain(&mut self, now: Nanos, id: VolumeId, control: u64);
     snapshot(&mut self, now: Nanos, id: VolumeId, control: u64);
     resize(&mut self, now: Nanos, id: VolumeId, size_bytes: u64, control: u64);

@@ -130,6 +130,21 @@ pub struct Stopped {
 /// The answer to a command that may fail.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
+/// What a volume is served from.
+pub struct Image {
+    /// Open, and used by nobody else.
+    pub backend: Box<dyn Backend>,
+    /// What it has, if that is known; see [`tidepool_engine::Engine::set_own`].
+    pub own: Option<OwnObjects>,
+}
+
+impl Image {
+    /// An image of which nothing is known.
+    pub fn new(backend: Box<dyn Backend>) -> Image {
+        Image { backend, own: None }
+    }
+}
+
 /// What the control plane asks of the reactor thread.
 pub(super) enum Command {
     Volumes {
@@ -137,7 +152,7 @@ pub(super) enum Command {
     },
     Add {
         spec: VolumeSpec,
-        backend: Box<dyn Backend>,
+        image: Image,
         degraded: Degraded,
         answer: oneshot::Sender<Result<VolumeId, Refused>>,
     },
@@ -145,7 +160,7 @@ pub(super) enum Command {
         id: VolumeId,
         name: String,
         attach: Attach,
-        backend: Box<dyn Backend>,
+        image: Image,
         degraded: Degraded,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
@@ -192,7 +207,6 @@ pub(super) enum Command {
     SetParent {
         id: VolumeId,
         parent: VolumeId,
-        own: OwnObjects,
         answer: Answer<()>,
     },
     Status {
@@ -367,10 +381,10 @@ impl ShardHandle {
     pub async fn add_volume(
         &self,
         spec: VolumeSpec,
-        backend: Box<dyn Backend>,
+        image: Image,
         degraded: Degraded,
     ) -> Result<VolumeId, Refused> {
-        self.ask(|answer| Command::Add { spec, backend, degraded, answer })
+        self.ask(|answer| Command::Add { spec, image, degraded, answer })
             .await
             .map_err(|error| Refused { error, backend: None })?
     }
@@ -383,11 +397,11 @@ impl ShardHandle {
         &self,
         (id, name): (VolumeId, &str),
         attach: Attach,
-        backend: Box<dyn Backend>,
+        image: Image,
         degraded: Degraded,
     ) -> Result<(), Refused> {
         let name = name.to_owned();
-        self.ask(|answer| Command::Attach { id, name, attach, backend, degraded, answer })
+        self.ask(|answer| Command::Attach { id, name, attach, image, degraded, answer })
             .await
             .map_err(|error| Refused { error, backend: None })?
     }
@@ -576,13 +590,8 @@ impl ShardHandle {
     /// One of them is not there or not attached, or the one cannot be the parent of the other.
     ///
     /// [`Engine::set_parent`]: tidepool_engine::Engine::set_parent
-    pub async fn set_parent(
-        &self,
-        id: VolumeId,
-        parent: VolumeId,
-        own: OwnObjects,
-    ) -> Result<(), ShardError> {
-        self.ask(|answer| Command::SetParent { id, parent, own, answer }).await?
+    pub async fn set_parent(&self, id: VolumeId, parent: VolumeId) -> Result<(), ShardError> {
+        self.ask(|answer| Command::SetParent { id, parent, answer }).await?
     }
 
     /// State, counters and latencies of the device and its volumes at one moment.

@@ -23,9 +23,6 @@ pub const RESERVE_SHARE: usize = 4;
 pub const RESERVE_BYTES_MAX: usize = 2 << 20;
 /// Control operations under way.
 pub const CONTROLS_MAX: usize = 1024;
-/// Bytes of a volume that one block status request looks at, so that it does not hold the reactor up: the reply
-/// covers less than was asked for, and the client asks for the rest.
-pub const STATUS_BYTES_MAX: u64 = 64 << 20;
 /// Extents of one block status reply and context: what fits a block beside the header.
 pub const EXTENTS_MAX: usize =
     (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
@@ -41,6 +38,8 @@ pub const RECORD_RETRY_NS: u64 = 200_000_000;
 pub const HANDSHAKE_NS_MAX: u64 = 30_000_000_000;
 /// Nanoseconds that a client waits in the handshake for a volume that is being opened.
 pub const VOLUME_WAIT_NS_MAX: u64 = 30_000_000_000;
+/// How often it is looked whether those who wait for a volume, memory, a gate or a lease are still there, in nanoseconds.
+pub const STALL_LOOK_NS: u64 = 1_000_000_000;
 /// Pause of a listener after the system had no resources for a connection.
 pub const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 /// Nanoseconds that a stopping shard waits for its last replies to be sent.

@@ -111,6 +111,8 @@ impl Backend for NoBackend {
 
 /// Requests that a shuffling core holds back at most.
 const WAITING_MAX: usize = 64;
+/// Bytes of a volume that one status of blocks looks at: the rest is asked for again.
+pub const STATUS_BYTES_MAX: u64 = 64 << 20;
 
 impl MemoryCore {
     /// A core without volumes.
@@ -258,7 +260,11 @@ impl Core for MemoryCore {
         Ok(())
     }
 
-    fn set_parent(&mut self, _: VolumeId, _: VolumeId, _: &OwnObjects) -> Result<(), ControlError> {
+    fn set_own(&mut self, _: VolumeId, _: &OwnObjects) -> Result<(), ControlError> {
+        Ok(())
+    }
+
+    fn set_parent(&mut self, _: VolumeId, _: VolumeId) -> Result<(), ControlError> {
         Err(ControlError::NotParent)
     }
 
@@ -344,7 +350,7 @@ impl Core for MemoryCore {
     fn block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>) {
         out.clear();
         let Some(volume) = self.volume(id) else { return };
-        let (mut at, end) = (offset, offset + len);
+        let (mut at, end) = (offset, offset + len.min(STATUS_BYTES_MAX));
         while at < end && out.len() < extents_max {
             let block = at as usize / BLOCK_BYTES;
             let next = ((block + 1) * BLOCK_BYTES) as u64;

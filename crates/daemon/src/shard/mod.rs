@@ -34,7 +34,7 @@ pub use self::core::Core;
 pub use coming::Announcement;
 pub use follower::Hello;
 pub use guests::Guest;
-pub use handle::{Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
+pub use handle::{Image, Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
 pub use link::Socket;
 pub use owner::{Connected, Wants};
 pub use stats::{

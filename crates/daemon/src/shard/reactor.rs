@@ -8,7 +8,7 @@ use super::core::Core;
 use super::gate;
 use super::guests::Asks;
 use super::handle::Command;
-use super::limits::{CONNECTIONS_MAX, DEVICE_OPS_MAX, LISTENERS_MAX};
+use super::limits::{CONNECTIONS_MAX, DEVICE_OPS_MAX, LISTENERS_MAX, STALL_LOOK_NS};
 use super::listener::Listener;
 use super::replication::{self, ASK_SLOT, Replication};
 use super::shared::Shared;
@@ -180,6 +180,7 @@ impl<C: Core> Reactor<C> {
             self.alarm = None;
             self.resume_listeners();
             self.end_late_handshakes();
+            self.wake_those_who_left();
             // One of them may have waited long enough; each sets the alarm again that has not.
             self.shared.came = true;
             self.beat();
@@ -203,6 +204,22 @@ impl<C: Core> Reactor<C> {
                 Some(at) => self.alarm_at(at),
                 None => {}
             }
+        }
+    }
+
+    /// Whoever has left while it waits gives its place back.
+    fn wake_those_who_left(&mut self) {
+        let mut waits = false;
+        for slot in 0..self.connections.capacity() as u32 {
+            let Some(connection) = self.connections.get_mut(slot).filter(|c| c.waiting) else { continue };
+            waits = true;
+            if connection.may_wait_in_vain() {
+                connection.wake = true;
+                self.list(slot);
+            }
+        }
+        if waits {
+            self.alarm_at(self.shared.now + STALL_LOOK_NS);
         }
     }
 
@@ -316,7 +333,8 @@ impl<C: Core> Reactor<C> {
             if !std::mem::replace(&mut connection.waiting, true) {
                 queue.push_back(slot);
             }
-            until.into_iter().for_each(|at| self.alarm_at(at));
+            let look_at = self.shared.now + STALL_LOOK_NS;
+            self.alarm_at(until.map_or(look_at, |at| at.min(look_at)));
         }
         parsed
     }

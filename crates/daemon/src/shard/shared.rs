@@ -100,6 +100,12 @@ impl<C: Core> Shared<C> {
         self.core.arena_mut().free(buf);
     }
 
+    /// Gives back a buffer that was taken in vain a moment ago: nobody who waits for memory has more of it than before.
+    pub(super) fn put_back(&mut self, held: &mut Held, buf: Buf) {
+        self.budget.give(held, footprint(buf.len as usize));
+        self.core.arena_mut().free(buf);
+    }
+
     /// Hands a request to the core.
     pub(super) fn submit(&mut self, request: Request) {
         self.core.handle(self.now, Event::Request(request));

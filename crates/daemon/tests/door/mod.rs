@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions, NoBackend};
-use tidepool_daemon::shard::{Opened, ShardHandle, ShardStatus, Stopped, start_with};
+use tidepool_daemon::shard::{Image, Opened, ShardHandle, ShardStatus, Stopped, start_with};
 use tidepool_engine::api::{Degraded, Mode, VolumeId, VolumeSpec};
 use tidepool_nbd::client::{BlockingClient, Wanted};
 use tidepool_replica::Limits;
@@ -53,7 +53,9 @@ impl Door {
 
     pub fn add(&self, spec: VolumeSpec) -> VolumeId {
         let backend = Box::new(NoBackend::new().expect("an eventfd"));
-        self.runtime.block_on(self.shard.add_volume(spec, backend, Degraded::No)).expect("the volume is new")
+        self.runtime
+            .block_on(self.shard.add_volume(spec, Image::new(backend), Degraded::No))
+            .expect("the volume is new")
     }
 
     pub fn socket(&self) -> PathBuf {

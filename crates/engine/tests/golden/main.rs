@@ -136,7 +136,9 @@ fn attach(w: &mut World, volumes: &[Volume]) {
         for (i, _) in objects.enumerate().filter(|(_, (image, base))| image != base) {
             own.insert(i as u64 * OBJECT_BYTES, 1);
         }
-        w.engine.set_parent(VolumeId(volume.number), VolumeId(parent), &own).expect("a parent");
+        let id = VolumeId(volume.number);
+        w.engine.set_own(id, &own.inheriting(base.len() as u64)).expect("a volume");
+        w.engine.set_parent(id, VolumeId(parent)).expect("a parent");
     }
 }
 

@@ -268,8 +268,22 @@ impl<S: Duplex> BlockingClient<S> {
     /// The server refuses or breaks the protocol, or the connection fails.
     pub fn over(mut stream: S, wanted: Wanted) -> Result<BlockingClient<S>, ClientError> {
         let negotiated = negotiate(&mut stream, wanted, None)?;
+        Ok(BlockingClient::after_handshake(stream, negotiated))
+    }
+
+    /// Speaks over a connection whose handshake is over.
+    pub fn after_handshake(stream: S, negotiated: Negotiated) -> BlockingClient<S> {
         let (core, input) = (Core::new(&negotiated), vec![0; INPUT_BYTES].into_boxed_slice());
-        Ok(BlockingClient { stream, negotiated, core, input, output: Vec::new() })
+        BlockingClient { stream, negotiated, core, input, output: Vec::new() }
+    }
+
+    /// The connection, for another client.
+    ///
+    /// # Panics
+    /// If requests are in flight.
+    pub fn into_connection(self) -> (S, Negotiated) {
+        assert_eq!(self.in_flight(), 0, "the replies in flight would be lost");
+        (self.stream, self.negotiated)
     }
 
     /// What the server granted.
@@ -493,32 +507,50 @@ impl<S: Duplex> BlockingClient<S> {
         mut offset: u64,
         mut len: u64,
     ) -> Result<Vec<Extent>, ClientError> {
-        let known = self.negotiated.contexts.iter().find(|(_, name)| name == context);
-        let id = known.ok_or(ClientError::Unsupported("the metadata context that was asked for"))?.0;
         let mut all: Vec<Extent> = Vec::new();
         while len > 0 {
-            let some = len.min(RANGE_BYTES_MAX) as usize;
-            let command = Command::BlockStatus { one: false };
-            let answer = self.call(command, offset, some, Vec::new(), &[])?;
-            let before = len;
-            for extent in answer.extents.into_iter().filter(|extent| extent.context == id) {
-                let clipped = u64::from(extent.len).min(len);
-                (offset, len) = (offset + clipped, len - clipped);
+            for extent in self.first_extents(context, offset, len)? {
+                (offset, len) = (offset + u64::from(extent.len), len - u64::from(extent.len));
                 match all.last_mut() {
                     Some(last)
-                        if last.flags == extent.flags && last.len.checked_add(clipped as u32).is_some() =>
+                        if last.flags == extent.flags && last.len.checked_add(extent.len).is_some() =>
                     {
-                        last.len += clipped as u32;
+                        last.len += extent.len;
                     }
-                    _ if clipped > 0 => all.push(Extent { len: clipped as u32, ..extent }),
-                    _ => {}
+                    _ => all.push(extent),
                 }
-            }
-            if len == before {
-                return Err(ClientError::Protocol("a block status leaves out a selected context"));
             }
         }
         Ok(all)
+    }
+
+    /// What one request tells of a range that is not empty: at least one extent, and all of them together no more than the range.
+    ///
+    /// # Errors
+    /// As for [`BlockingClient::block_status`].
+    pub fn first_extents(
+        &mut self,
+        context: &str,
+        offset: u64,
+        len: u64,
+    ) -> Result<Vec<Extent>, ClientError> {
+        let known = self.negotiated.contexts.iter().find(|(_, name)| name == context);
+        let id = known.ok_or(ClientError::Unsupported("the metadata context that was asked for"))?.0;
+        let some = len.min(RANGE_BYTES_MAX) as usize;
+        let answer = self.call(Command::BlockStatus { one: false }, offset, some, Vec::new(), &[])?;
+        let mut left = len;
+        let mut extents = Vec::new();
+        for extent in answer.extents.into_iter().filter(|extent| extent.context == id) {
+            let clipped = u64::from(extent.len).min(left);
+            left -= clipped;
+            if clipped > 0 {
+                extents.push(Extent { len: clipped as u32, ..extent });
+            }
+        }
+        match extents.is_empty() {
+            true => Err(ClientError::Protocol("a block status leaves out a selected context")),
+            false => Ok(extents),
+        }
     }
 
     /// Says good-bye. Requests in flight are finished by the server, their replies are lost.

@@ -6,12 +6,14 @@ use crate::admin::State;
 use crate::service::VolumeError;
 use crate::service::attachment;
 use crate::service::plan::{Wanted, drain_order};
-use crate::shard::{Announcement, Refused, ShardError};
+use crate::shard::{Announcement, Image, Refused, ShardError};
 use crate::units::Duration;
 use crate::volume::{self, Mode, is_parent_name};
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::{Backend, BackendError, BackendUri, OpenOptions, Opened, Parent, Prepared, TakeOver};
+use tidepool_backend::{
+    Backend, BackendError, BackendUri, Layout, OpenOptions, Opened, Parent, Prepared, TakeOver,
+};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -330,10 +332,12 @@ impl Volumes {
         if let Some(at) = serve_from {
             sleep_until(at).await;
         }
-        match self.shard.attach_volume((id, name), attach, opened.backend, self.alone_with(loss)).await {
+        let Layout { own, parent } = opened.layout;
+        let image = Image { backend: opened.backend, own };
+        match self.shard.attach_volume((id, name), attach, image, self.alone_with(loss)).await {
             Ok(()) => {
                 self.replicate(entry, id, generation, read_only).await;
-                Ok(opened.parent)
+                Ok(parent)
             }
             Err(Refused { error, backend }) => {
                 match given_up() {

@@ -76,7 +76,7 @@ impl Volumes {
         let id = entry.attached("share").ok().filter(|_| self.knows(entry));
         let Some(id) = id else { return Ok(None) };
         let shard_error = from_shard("share the parent of", &entry.name);
-        self.shard.set_parent(id, parent_id, parent.own).await.map_err(shard_error)?;
+        self.shard.set_parent(id, parent_id).await.map_err(shard_error)?;
         lock(&entry.facts).parent = Some(found.name.clone());
         Ok(Some(found.name.clone()))
     }

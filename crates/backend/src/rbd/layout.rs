@@ -1,0 +1,67 @@
+//! What an image or a snapshot has of its own, and from where it has the rest.
+
+use super::cluster::{Cluster, IoCtx, check};
+use super::image::{FEATURE_MIGRATING, FEATURE_OBJECT_MAP, Facts, Image};
+use super::object_map::ObjectMap;
+use super::place::Place;
+use super::{parent, sys};
+use crate::backend::Layout;
+use std::io;
+use tidepool_engine::OwnObjects;
+
+/// Looks at an image that nobody else changes, or at its snapshot with this number.
+pub(super) fn find(
+    place: &Place,
+    cluster: &Cluster,
+    pool: &IoCtx,
+    (image, facts): (&Image, &Facts),
+    snapshot: Option<u64>,
+) -> Layout {
+    let found = own_objects(pool, image, facts, snapshot).and_then(|own| {
+        let parent = if own.is_some() { parent::find(place, cluster, image)? } else { None };
+        Ok(Layout { own, parent })
+    });
+    let layout = found.unwrap_or_else(|error| {
+        tracing::warn!(image = %place.what, %error, "what it has of its own is not known: nothing is shared with other clones, and holes are not told");
+        Layout::default()
+    });
+    if layout.own.is_none() {
+        tracing::info!(
+            image = %place.what,
+            "it has no valid object map (feature object-map; rbd object-map rebuild): holes are not told, and a clone shares nothing with other clones"
+        );
+    }
+    layout
+}
+
+/// The image's own objects; `None` without a valid object map. Looking at the objects themselves would not find those that hold nothing
+/// and hide what the parent has.
+fn own_objects(
+    pool: &IoCtx,
+    image: &Image,
+    facts: &Facts,
+    snapshot: Option<u64>,
+) -> io::Result<Option<OwnObjects>> {
+    // While an image moves, what is not here may be where it comes from, which is no parent.
+    let told = facts.features & FEATURE_OBJECT_MAP != 0 && facts.features & FEATURE_MIGRATING == 0;
+    if !told || image.flags()? & sys::FLAGS_MAP_INVALID != 0 {
+        return Ok(None);
+    }
+    let mut overlap = 0u64;
+    // SAFETY: a valid image and out pointer.
+    check(unsafe { (image.rbd().rbd_get_overlap)(image.handle(), &raw mut overlap) })?;
+    let (size_bytes, object_bytes) = image.sizes()?;
+    // Where data is striped, a stripe's objects share their range.
+    let stripe = facts.stripe_bytes.max(1);
+    let in_stripe = (stripe / object_bytes.max(1)).max(1);
+    let stripes = size_bytes.div_ceil(stripe);
+    let map = ObjectMap::load(pool, &facts.id, snapshot, size_bytes.div_ceil(object_bytes.max(1)))?;
+    let mut own = OwnObjects::none(size_bytes).inheriting(overlap.min(size_bytes));
+    for object in map.present() {
+        let number = object / in_stripe;
+        if number < stripes {
+            own.insert(number * stripe, stripe);
+        }
+    }
+    Ok(Some(own))
+}
