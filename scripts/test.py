@@ -95,6 +95,7 @@ SLOW = {
     "program: export::a_cache_that_was_given_up_and_found_again_still_exports_what_verifies": 75,
     "ceph: rights::the_documented_rights_suffice_for_everything": 70,
     "ceph: what_a_guest_trims_is_given_back_to_the_pool": 70,
+    "guard: journaled::g1_nobody_changes_a_journaled_image_through_the_handle_of_the_cache_that_owns_it": 60,
     "ceph_failing: g8_with_a_slow_osd_the_drain_goes_on": 70,
     "daemon_killed: g2_unflushed_writes_survive_a_kill": 70,
     "full_cache: g8_a_volume_larger_than_the_cache_is_reclaimed_under_load_without_an_error": 70,

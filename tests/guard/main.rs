@@ -3,6 +3,7 @@
 
 mod clients;
 mod guests;
+mod journaled;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

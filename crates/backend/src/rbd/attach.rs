@@ -2,6 +2,7 @@
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
+use super::forbid;
 use super::guard;
 use super::image::{Access, FEATURE_NON_PRIMARY, FEATURE_OBJECT_MAP, Facts, Image};
 use super::owner::OwnerObject;
@@ -112,7 +113,7 @@ pub(super) fn attach(
             // As it was, while the lock is still ours.
             match (survey.guarded(), before.state) {
                 (true, _) if !guarded => spot.guard_again(),
-                (false, OwnerState::Clean) => spot.free(),
+                (false, OwnerState::Clean) => spot.free(guarded),
                 // Nothing tells others that its newest data is in the cache, or somebody has been there: the header tells what they do.
                 (false, _) if !guarded || !taken.undisturbed => {
                     spot.expose_or_warn(&taken, &mut survey.owner, &before);
@@ -265,7 +266,7 @@ impl Spot<'_> {
             reached(Point::Locked)?;
             let guarded = match guarded_after {
                 true => guard::set(self.pool, self.header).map(drop),
-                false => guard::reserve(self.pool, self.header),
+                false => guard::reserve(self.pool, self.header).and_then(|()| self.forbid(&taken.image)),
             };
             guarded.map_err(|e| match e.raw_os_error() {
                 Some(libc::ECANCELED) => self.place.gone_elsewhere(),
@@ -276,7 +277,7 @@ impl Spot<'_> {
             match progress.lifted || record.state != OwnerState::Clean {
                 // Its absence must not look as if others had taken it away.
                 true => self.expose_or_warn(&taken, owner, record),
-                false => self.free(),
+                false => self.free(guarded_after),
             }
             return Err(e);
         }
@@ -305,8 +306,9 @@ impl Spot<'_> {
     }
 
     /// After a failure: no guard, as it was, if the cluster still lets us.
-    fn free(&self) {
-        if let Err(e) = guard::free(self.pool, self.header) {
+    fn free(&self, guarded: bool) {
+        let allowed = if guarded { Ok(()) } else { forbid::lift(self.pool, self.header) };
+        if let Err(e) = allowed.and_then(|()| guard::free(self.pool, self.header)) {
             tracing::warn!(image = %self.place.what, error = %e, "the guard of the image could not be taken away");
         }
     }
@@ -473,30 +475,23 @@ impl Spot<'_> {
         BackendError::NotFound { what: format!("{}@{snapshot}", self.place.what), why }
     }
 
-    /// Does something with an image of ours that the guard forbids to everybody: it is lifted for that moment, which the lock that
-    /// we hold makes safe.
+    /// Does something with an image of ours that is forbidden to everybody: what forbids it is lifted for that moment, which the lock
+    /// that we hold makes safe.
     fn unguarded<T>(
         &self,
         image: &Image,
         guarded: bool,
-        work: impl FnOnce() -> Result<T, BackendError>,
+        work: impl Fn() -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         if !guarded {
-            return work();
+            return self.allowed(image, work);
         }
         let watchers = || image.watchers().map_err(self.failed("list who has the image open"));
         let before = watchers()?;
         guard::pause(self.pool, self.header).map_err(self.failed("lift the guard of the image"))?;
         reached(Point::Exposed)?;
         let done = work();
-        let mut attempts = 0;
-        while let Err(e) = guard::set(self.pool, self.header) {
-            attempts += 1;
-            if attempts == REGUARDS_MAX || e.raw_os_error() == Some(libc::ESHUTDOWN) {
-                return Err(self.failed("guard the image again")(e));
-            }
-            std::thread::sleep(REGUARD_PAUSE);
-        }
+        self.until_done("guard the image again", || guard::set(self.pool, self.header).map(drop))?;
         let is_known = |watcher: &String| before.iter().any(|known| address::same(known, watcher));
         if !watchers().is_ok_and(|after| after.iter().all(is_known)) {
             // Whoever has opened the image in that moment has not seen the guard, and reads the header again when told to. So does our own
@@ -506,6 +501,54 @@ impl Spot<'_> {
             }
         }
         done
+    }
+
+    /// Forbids changes of the image, of which our handle is to know: others have it make theirs.
+    fn forbid(&self, image: &Image) -> io::Result<()> {
+        if forbid::set(self.pool, self.header)? {
+            self.pool.notify_header(self.header)?;
+        }
+        image.sizes().map(drop)
+    }
+
+    /// The same for an image without a guard. Everybody may change it for a moment: what has come of that is looked at.
+    fn allowed<T>(
+        &self,
+        image: &Image,
+        work: impl Fn() -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let before = self.seen(image)?;
+        forbid::lift(self.pool, self.header).map_err(self.failed("allow changes of the image"))?;
+        reached(Point::Exposed)?;
+        let done = self
+            .pool
+            .notify_header(self.header)
+            .map_err(self.failed("have the image's handle read its header"))
+            .and_then(|()| work());
+        self.until_done("forbid changes of the image again", || self.forbid(image))?;
+        let after = self.seen(image)?;
+        if after.features != before.features {
+            let (image, features) = (&self.place.what, after.features);
+            tracing::error!(%image, features, "another client has changed the features of the image; see docs/backends.md");
+        }
+        done
+    }
+
+    /// Does what must be done, if the cluster lets us within a minute.
+    fn until_done(
+        &self,
+        action: &'static str,
+        work: impl Fn() -> io::Result<()>,
+    ) -> Result<(), BackendError> {
+        let mut attempts = 0;
+        while let Err(e) = work() {
+            attempts += 1;
+            if attempts == REGUARDS_MAX || e.raw_os_error() == Some(libc::ESHUTDOWN) {
+                return Err(self.failed(action)(e));
+            }
+            std::thread::sleep(REGUARD_PAUSE);
+        }
+        Ok(())
     }
 
     fn lost(&self, holder: Option<Locker>) -> BackendError {
@@ -563,10 +606,12 @@ pub(super) fn abandon(
     let mut survey = Survey::take(place, cluster, pool)?;
     let Some(before) = survey.record.clone() else { return Ok(None) };
     // What a kill has left of an earlier attempt, to open the image or to give it up.
-    let left_guard = before.left_guard() && (survey.guarded() || !before.claims.is_empty());
+    let left_guard =
+        before.left_guard() && (survey.guarded() || survey.facts.forbidden || !before.claims.is_empty());
     if before.state == OwnerState::Clean && !left_guard {
         // An older release knows nothing of this part of the guard, and has left it.
-        guard::unreserve(pool, &survey.facts.header())
+        allow(pool, &survey.facts)
+            .and_then(|()| guard::unreserve(pool, &survey.facts.header()))
             .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
         return Ok(None);
     }
@@ -587,9 +632,15 @@ pub(super) fn abandon(
     survey.owner.swap(pool, &before.abandoned())?;
     redo::clear(&place.what, &shelf, before.generation)?;
     reached(Point::Abandoned)?;
-    guard::free(pool, &survey.facts.header())
+    allow(pool, &survey.facts)
+        .and_then(|()| guard::free(pool, &survey.facts.header()))
         .map_err(|e| place.error(cluster, "lift the guard of the image", e))?;
     Ok(Some(before))
+}
+
+/// Allows changes of an image where a cache has forbidden them.
+fn allow(pool: &IoCtx, facts: &Facts) -> io::Result<()> {
+    if facts.forbidden { forbid::lift(pool, &facts.header()) } else { Ok(()) }
 }
 
 /// What [`retake`] works with, and what a release writes down.
@@ -636,11 +687,19 @@ impl Attached {
         if again && self.facts.features & FEATURE_OBJECT_MAP != 0 {
             // librbd leaves objects alone that neither the image's map has nor the snapshot's. It changes the one to the other before it
             // looks at the objects, so that after a kill in between the image's map lacks those that have come since the snapshot.
-            image.rebuild_object_map().map_err(spot.failed("rebuild the object map"))?;
+            let rebuild = || image.rebuild_object_map().map_err(spot.failed("rebuild the object map"));
+            match self.guarded {
+                true => rebuild()?,
+                false => spot.allowed(image, rebuild)?,
+            }
             spot.unguarded(image, self.guarded, || spot.seen(image))?;
         }
         tracing::info!(image = %place.what, snapshot, "the image is being rolled back");
-        image.roll_back(snapshot).map_err(spot.failed("roll the image back"))?;
+        let roll_back = || image.roll_back(snapshot).map_err(spot.failed("roll the image back"));
+        match self.guarded {
+            true => roll_back()?,
+            false => spot.allowed(image, roll_back)?,
+        }
         reached(Point::RolledBack)?;
         self.record = self.record.rolled_back();
         self.owner.swap(pool, &self.record)

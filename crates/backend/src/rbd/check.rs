@@ -62,7 +62,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     if !options.read_only {
         report.step("features", survey.check_kind(&place), |()| "exclusive-lock is on".into());
         if !survey.can_guard() {
-            let why = "journaling is on: the image cannot be guarded against writers while a cache holds dirty data";
+            let why = "journaling is on: others cannot change the image while a cache owns it, but they can write to it while its cache is stopped with dirty data, which is not drained over that";
             report.warn("guard", why);
         }
     }

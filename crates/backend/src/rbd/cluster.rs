@@ -398,19 +398,26 @@ impl IoCtx {
         }
     }
 
-    /// What a method of an object class answers without input: at most `max` bytes.
-    pub(super) fn call(&self, object: &str, class: &CStr, method: &CStr, max: usize) -> io::Result<Vec<u8>> {
+    /// What a method of an object class answers, at most `max` bytes.
+    pub(super) fn call(
+        &self,
+        object: &str,
+        class: &CStr,
+        method: &CStr,
+        input: &[u8],
+        max: usize,
+    ) -> io::Result<Vec<u8>> {
         let name = c_string(object);
         let mut answer = vec![0u8; max];
-        // SAFETY: C strings, no input, a buffer with its length.
+        // SAFETY: C strings, and buffers with their lengths.
         let len = check(unsafe {
             (self.rados().rados_exec)(
                 self.handle,
                 name.as_ptr(),
                 class.as_ptr(),
                 method.as_ptr(),
-                ptr::null(),
-                0,
+                input.as_ptr().cast(),
+                input.len(),
                 answer.as_mut_ptr().cast(),
                 max,
             )

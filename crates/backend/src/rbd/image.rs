@@ -1,6 +1,7 @@
 //! An open image: what is asked of it outside of the data path.
 
 use super::cluster::{IoCtx, c_string, check};
+use super::forbid::OPERATION_UNKNOWN;
 use super::sys::{self, ImageT, Rbd};
 use crate::snapshot::{Snapshot, SnapshotChange, SnapshotKind};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -36,6 +37,8 @@ pub(super) struct Facts {
     pub(super) features: u64,
     /// It is a member of a group.
     pub(super) grouped: bool,
+    /// A cache forbids changes of it; see [`super::forbid`].
+    pub(super) forbidden: bool,
     /// Name of a snapshot of it that a group's snapshot consists of, also if it has left the group.
     pub(super) of_group: Option<String>,
     /// Bytes of an object times the objects of a stripe: what a discard can remove as a whole.
@@ -132,6 +135,7 @@ impl Image {
         // SAFETY: a valid out pointer.
         check(unsafe { (rbd.rbd_get_op_features)(self.handle, &raw mut operations) })?;
         let grouped = operations & OPERATION_GROUP != 0;
+        let forbidden = operations & OPERATION_UNKNOWN != 0;
         let mut stripes = 0u64;
         // SAFETY: a valid out pointer.
         check(unsafe { (rbd.rbd_get_stripe_count)(self.handle, &raw mut stripes) })?;
@@ -140,7 +144,7 @@ impl Image {
         let of_group = self.snapshots()?.into_iter().find(|snapshot| snapshot.kind == SnapshotKind::Group);
         let of_group = of_group.map(|snapshot| snapshot.name);
         let watchers = self.watchers()?;
-        Ok(Facts { id, size_bytes, features, grouped, of_group, stripe_bytes, watchers })
+        Ok(Facts { id, size_bytes, features, grouped, forbidden, of_group, stripe_bytes, watchers })
     }
 
     /// Flags of the image, or of the snapshot that is open.

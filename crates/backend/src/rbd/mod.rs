@@ -8,6 +8,7 @@ mod address;
 mod attach;
 mod check;
 mod cluster;
+mod forbid;
 mod guard;
 mod image;
 mod io;
@@ -690,7 +691,12 @@ impl Backend for RbdBackend {
         // The version that this change makes is the proof for the next open: while the guard stood nobody
         // could write, and whoever takes the lock after it changes the version.
         let version = match (how.clean, claim.guarded) {
-            (true, _) => guard::free(pool, header),
+            (true, guarded) => {
+                if !guarded {
+                    forbid::lift(pool, header).map_err(guard_failed())?;
+                }
+                guard::free(pool, header)
+            }
             (false, true) => guard::set(pool, header),
             (false, false) => guard::lift(pool, header, None).or_else(|_| {
                 // Somebody has the lock already.

@@ -34,7 +34,7 @@ impl ObjectMap {
             Some(number) => format!("rbd_object_map.{id}.{number:016x}"),
         };
         let max = objects.div_ceil(4) as usize + FRAME_BYTES;
-        let bytes = pool.call(&name, c"rbd", c"object_map_load", max)?;
+        let bytes = pool.call(&name, c"rbd", c"object_map_load", &[], max)?;
         let map =
             ObjectMap::decode(&bytes).ok_or_else(|| io::Error::other("its object map cannot be read"))?;
         match map.objects >= objects {

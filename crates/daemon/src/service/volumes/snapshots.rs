@@ -236,8 +236,8 @@ impl Volumes {
             Some(known) if known.status.spec.read_only => Err(asked.refused("it is read-only")),
             // They would stay lost.
             Some(known) if known.status.lost_blocks > 0 => Err(asked.refused(format!(
-                "{} blocks of it are lost until they are written again",
-                known.status.lost_blocks
+                "{} blocks of it are lost until they are written again; to go back all the same, give it up (tidepool volume remove {} --give-up --accept-loss), roll the image back (rbd snap rollback), and add it again",
+                known.status.lost_blocks, entry.name
             ))),
             Some(known) => Ok(known.status.dirty),
             None => Err(VolumeError::Unknown(asked.volume.to_owned())),

@@ -1,0 +1,65 @@
+//! What keeps others from changing an image that the guard's bit cannot protect, because journaling gives that bit a meaning of its own.
+//!
+//! Such an image can be opened for writing by others, who pass what they cannot do without its lock (snapshots, another size, another
+//! name, features, metadata) on to the handle that has the lock, which is ours. So as long as a cache owns the image, its header says
+//! that it has been changed by an operation that no release knows. A handle that has read that refuses to change the image (EROFS), for
+//! itself and for others, and reads and writes it as any other. So our handle has to read its header again when the bit is set.
+//!
+//! The OSDs' class sets only bits that it knows, so the header's keys are written by themselves, each from the value that was just read.
+
+use super::cluster::{IoCtx, Step};
+use std::ffi::CStr;
+use std::io;
+
+/// Bit of the features that operations leave. Ceph counts from below, and has used six.
+pub(super) const OPERATION_UNKNOWN: u64 = 1 << 63;
+/// Feature bit: operations have left features.
+const FEATURE_OPERATIONS: u64 = 1 << 8;
+/// Keys of the header's omap, each a number.
+const FEATURES: &CStr = c"features";
+const OPERATIONS: &CStr = c"op_features";
+/// How often it is tried again when somebody else has changed one of them in between.
+const ATTEMPTS: u32 = 10;
+
+/// Forbids changes of the image. Returns whether they were allowed before: who has the image open does not know of it yet.
+pub(super) fn set(pool: &IoCtx, header: &str) -> io::Result<bool> {
+    change(pool, header, |operations| operations | OPERATION_UNKNOWN)
+}
+
+/// Allows them again.
+pub(super) fn lift(pool: &IoCtx, header: &str) -> io::Result<()> {
+    change(pool, header, |operations| operations & !OPERATION_UNKNOWN).map(drop)
+}
+
+fn change(pool: &IoCtx, header: &str, to: impl Fn(u64) -> u64) -> io::Result<bool> {
+    // `get_features` is asked for the image and not for a snapshot, read-only.
+    let head = [&u64::MAX.wrapping_sub(1).to_le_bytes()[..], &[1]].concat();
+    let number = |method, input: &[u8]| {
+        let answer = pool.call(header, c"rbd", method, input, 16)?;
+        let first = answer.first_chunk().ok_or_else(|| io::Error::other("a class's answer is too short"))?;
+        io::Result::Ok(u64::from_le_bytes(*first))
+    };
+    for _ in 0..ATTEMPTS {
+        let (features, operations) = (number(c"get_features", &head)?, number(c"op_features_get", &[])?);
+        let left = to(operations);
+        if left == operations {
+            return Ok(false);
+        }
+        let with = if left == 0 { features & !FEATURE_OPERATIONS } else { features | FEATURE_OPERATIONS };
+        // Without any, the key may not be there.
+        let absent: &[u8] = if operations == 0 { b"" } else { &operations.to_le_bytes() };
+        for before in [absent, &operations.to_le_bytes()] {
+            let steps = [
+                Step::Require(FEATURES, &features.to_le_bytes()),
+                Step::Require(OPERATIONS, before),
+                Step::Set(FEATURES, &with.to_le_bytes()),
+                Step::Set(OPERATIONS, &left.to_le_bytes()),
+            ];
+            match pool.change(header, None, &steps) {
+                Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => {}
+                other => return other.map(|_| true),
+            }
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EAGAIN))
+}
