@@ -237,7 +237,7 @@ impl Volumes {
             // They would stay lost.
             Some(known) if known.status.lost_blocks > 0 => Err(asked.refused(format!(
                 "{} blocks of it are lost until they are written again; to go back all the same, give it up (tidepool volume remove {} --give-up --accept-loss), roll the image back (rbd snap rollback), and add it again",
-                known.status.lost_blocks, entry.name
+                known.status.lost_blocks, asked.volume
             ))),
             Some(known) => Ok(known.status.dirty),
             None => Err(VolumeError::Unknown(asked.volume.to_owned())),
