@@ -2,6 +2,7 @@
 
 use crate::common::{Driver, OTHER, OURS, frame, open, options, pattern, refused};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -96,6 +97,21 @@ fn g5_a_lost_cache_leaves_the_image_at_its_newest_committed_group() {
     let late = OpenOptions { dirty: true, generation: Some(generation), ..grouped(OURS) };
     assert!(refused(&uri, late).contains("must not be written over it"));
     serve(&uri, grouped(OTHER)).0.close(true).expect("closed");
+}
+
+#[test]
+fn whatever_the_umask_nobody_else_reads_a_redo() {
+    let (dir, _, uri) = image();
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let (mut driver, generation) = serve(&uri, grouped(OURS));
+    commit(&mut driver, generation, 1, 1, &pattern(1, 2 * 4096));
+    let groups: Vec<String> = leftovers(dir.path()).into_iter().filter(|name| is_group(name)).collect();
+    assert!(!groups.is_empty());
+    for name in groups {
+        let mode = fs::metadata(dir.path().join(&name)).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name} has data of the image");
+    }
+    drop(driver);
 }
 
 #[test]

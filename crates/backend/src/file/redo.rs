@@ -4,11 +4,13 @@ use super::sidecar::Sidecar;
 use crate::redo::{DOCUMENT_BYTES_MAX, FRAME_STRIDE, Shelf};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use tidepool_engine::redo::FRAME_BYTES_MAX;
 
+/// A group's file has data of the image: nobody but the daemon reads it, whatever its umask lets others have.
+const GROUP_MODE: u32 = 0o600;
 /// Room of a file system that the redo leaves to images and records.
 const ROOM_BYTES_MIN: u64 = 16 << 20;
 
@@ -42,7 +44,8 @@ impl FileShelf {
         let path = self.group_path(generation, group);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_none_or(|(opened, _)| *opened != path) {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
+            let mut options = OpenOptions::new();
+            let file = options.write(true).create(true).truncate(false).mode(GROUP_MODE).open(&path)?;
             *open = Some((path, file));
         }
         open.as_ref().expect("opened just now").1.try_clone()
