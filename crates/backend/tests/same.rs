@@ -1,6 +1,8 @@
 //! A cache drains only into the file or device that it belongs to, whatever that is called today.
 
 use crate::common::{Driver, OTHER, OURS, open, options, refused};
+use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -408,6 +410,102 @@ fn a_file_goes_by_all_of_its_names_or_is_refused() {
     assert!(told.contains("must not be written over it"), "{told}");
     fs::rename(place.0.path().join("image.tidepool"), place.0.path().join("moved.tidepool")).expect("moved");
     place.has(&moved, place.dirty(OURS), End::Clean);
+}
+
+/// Runs something where what it mounts is seen by nobody else, and goes with it. `None` where this user may not mount.
+fn with_own_mounts<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+    let own = || {
+        // SAFETY: this thread has nothing that it shares with others but for its mounts, which it does not share from now on.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.ok()?;
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).ok()?;
+        Some(work())
+    };
+    let done =
+        std::thread::scope(|scope| scope.spawn(own).join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+    if done.is_none() {
+        println!("not run: this user may not mount");
+    }
+    done
+}
+
+#[test]
+fn a_file_that_is_mounted_by_itself_is_refused_where_its_record_cannot_be_seen() {
+    let place = Place::new();
+    let [path, elsewhere] = ["vm/image", "other/image"].map(|name| place.file(name, 8 * MIB));
+    with_own_mounts(|| {
+        let told_of = |path: &Path, how: OpenOptions| {
+            let told = refused(&uri(path), how);
+            assert!(
+                told.contains("mounted here from another place") && told.contains("/vm/image on "),
+                "{told}"
+            );
+        };
+        place.has(&path, place.clean(OURS), End::Dirty);
+        mount_bind(&path, &elsewhere).expect("mounted");
+        for how in [place.clean(OURS), place.dirty(OURS), place.clean(OTHER)] {
+            told_of(&elsewhere, how);
+        }
+        let report = crate::common::check(&uri(&elsewhere), &place.clean(OTHER));
+        assert!(!report.usable, "{report:?}");
+        // Under its own name it is what it was, also where it is mounted over itself, and another cache is told whose it is.
+        mount_bind(&path, &path).expect("mounted");
+        let told = refused(&uri(&path), place.clean(OTHER));
+        assert!(told.contains("owned by another cache"), "{told}");
+        place.has(&path, place.dirty(OURS), End::Clean);
+        fs::remove_file(place.0.path().join("vm/image.tidepool")).expect("its record");
+        told_of(&path, place.clean(OURS));
+
+        // Another file over its name.
+        let image = place.file("vm/second", 8 * MIB);
+        place.has(&image, place.clean(OURS), End::Dirty);
+        mount_bind(&path, &image).expect("mounted");
+        let told = refused(&uri(&image), place.dirty(OURS));
+        assert!(told.contains("must not be written over it"), "{told}");
+
+        // With its directory its record is there.
+        let dir = place.0.path().join("whole");
+        fs::create_dir(&dir).expect("a directory");
+        mount_bind(path.parent().expect("a directory"), &dir).expect("mounted");
+        place.has(&dir.join("image"), place.clean(OURS), End::Dirty);
+        place.has(&dir.join("image"), place.dirty(OURS), End::Clean);
+    });
+}
+
+#[test]
+fn a_copy_that_shares_its_blocks_is_another_file() {
+    for (system, make, bytes) in [("xfs", "mkfs.xfs", 320 * MIB), ("btrfs", "mkfs.btrfs", 256 * MIB)] {
+        let place = Place::new();
+        let (disk, dir) = (place.file("disk", bytes), place.0.path().join("mounted"));
+        fs::create_dir(&dir).expect("a directory");
+        if run(make, &["-q", &disk.to_string_lossy()]).is_none() {
+            println!("not run: {make} does not work here (it is in the package {system}progs)");
+            continue;
+        }
+        with_own_mounts(|| {
+            let mount = ["-o", "loop", &disk.to_string_lossy(), &dir.to_string_lossy()];
+            if run("mount", &mount).is_none() {
+                println!("not run: {system} cannot be mounted here");
+                return;
+            }
+            let path = place.file("mounted/image", 8 * MIB);
+            fs::write(&path, vec![7; 8 * MIB as usize]).expect("content");
+            let [name, copy] = [&path, &dir.join("copy")].map(|path| path.to_string_lossy().into_owned());
+            for end in [End::Dirty, End::Killed] {
+                place.has(&path, place.clean(OURS), end);
+                run("cp", &["--reflink=always", "--preserve=all", &name, &copy]).expect("a reflink");
+                let told = refused(&uri(Path::new(&copy)), place.dirty(OURS));
+                assert!(told.contains("must not be written over it"), "{system}: {told}");
+                fs::rename(&path, dir.join("kept")).expect("renamed");
+                fs::rename(&copy, &path).expect("renamed");
+                let told = refused(&uri(&path), place.dirty(OURS));
+                assert!(told.contains("must not be written over it"), "{system}: {told}");
+                fs::rename(dir.join("kept"), &path).expect("renamed");
+                place.has(&path, place.dirty(OURS), End::Clean);
+                fs::remove_file(dir.join("image.tidepool")).expect("its record");
+            }
+            run("umount", &[&dir.to_string_lossy()]).expect("unmounted");
+        });
+    }
 }
 
 /// Devices change their names while nobody looks: whatever is accepted is what it was.

@@ -1,11 +1,12 @@
 //! The dry run of a file or device.
 
 use super::owner::{self, Located};
-use super::{Caching, FileShelf, Image};
+use super::{Caching, FileShelf, Image, transport};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::record::{OwnerState, Ownership};
 use crate::redo::check_version;
+use rustix::fs::FileType;
 use std::path::Path;
 use uuid::Uuid;
 
@@ -54,9 +55,26 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
     if let Some(why) = located.forgets() {
         report.warn("identity", why);
     }
+    if let Some(way) = shared_way(&image) {
+        report.warn(
+            "hosts",
+            format!(
+                "{} is reached over {way}, and other hosts may reach it, too: its lock and its record are of this host alone, so \
+                 make sure that no other host uses it",
+                located.name()
+            ),
+        );
+    }
     report.would.push("lock the image".into());
     report.would.push(format!("write generation {generation} to {}", located.sidecar.path().display()));
     report.would.push(continuity.plan());
+}
+
+/// How a device is reached by which other hosts may reach it, too; a file's lock and record are for all who see it.
+fn shared_way(image: &Image) -> Option<&'static str> {
+    let stat = rustix::fs::fstat(&image.file).ok()?;
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    is_device.then(|| transport::may_be_shared(stat.st_rdev)).flatten()
 }
 
 /// The record in one line.

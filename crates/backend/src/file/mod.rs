@@ -14,6 +14,7 @@ mod redo;
 mod ring;
 mod same;
 mod sidecar;
+mod transport;
 
 use crate::backend::{Backend, Layout, OpenOptions, Opened, Release, TakeOver, Transfer};
 use crate::changes::{Change, Changes};

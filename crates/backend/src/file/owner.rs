@@ -10,7 +10,7 @@ use super::sidecar::{self, Lock, SUFFIX, Sidecar};
 use crate::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
-use rustix::fs::FileType;
+use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -66,6 +66,15 @@ impl Located {
                 "the file has {} names (hard links), and its ownership record may stand beside another one; use that name, or \
                  leave the file only this one",
                 stat.st_nlink
+            );
+            return Err(BackendError::Unsupported { what: what.to_string(), why });
+        }
+        if !sidecar.path().exists()
+            && let Some(source) = mounted_by_itself(file)
+        {
+            let why = format!(
+                "this one file is mounted here from another place ({source}), and its ownership record may stand beside it there; \
+                 use that name, or mount the whole directory"
             );
             return Err(BackendError::Unsupported { what: what.to_string(), why });
         }
@@ -211,6 +220,11 @@ impl Located {
         Ok(record)
     }
 
+    /// What the image is called at this moment: a path, or the kernel's name of a device.
+    pub(crate) fn name(&self) -> &str {
+        &self.identity.name
+    }
+
     /// That a device is not known again after a reboot; `None` where it is. The record of a file stands beside it.
     pub(crate) fn forgets(&self) -> Option<String> {
         let forgets = self.sidecar.is_among_others() && !self.identity.lasts();
@@ -222,6 +236,25 @@ impl Located {
             )
         })
     }
+}
+
+/// Where a file comes from that is mounted by itself, as `mount --bind` does with the name of a file; `None` for any other file.
+fn mounted_by_itself(file: &OwnedFd) -> Option<String> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    if !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return None;
+    }
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+    let id = stat.stx_mnt_id.to_string();
+    let source = mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        let is_it = fields.next() == Some(&id);
+        // Parent and device come before the path below the file system's root; type and name follow a dash.
+        let path = fields.nth(2).filter(|_| is_it)?;
+        let device = fields.skip_while(|field| *field != "-").nth(2)?;
+        Some(format!("{path} on {device}"))
+    });
+    Some(source.unwrap_or_else(|| "the mount table does not tell which".into()))
 }
 
 /// Finds the record of a device. `earlier` is the name that an earlier release gave it.
