@@ -3,7 +3,7 @@
 use crate::cli::{AdminArgs, StatusArgs};
 use crate::output::{self, latency, render};
 use tidepool_daemon::admin::client::Client;
-use tidepool_daemon::admin::{Exposure, Latency, Status, VolumeReport};
+use tidepool_daemon::admin::{Exposure, Latency, Owner, Status, VolumeReport};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::listen::runtime_directory;
 use tidepool_daemon::units::Size;
@@ -81,10 +81,18 @@ pub fn volumes(volumes: &[VolumeReport]) -> String {
             latencies(&volume.write_latency),
             latencies(&volume.flush_latency),
             peer(volume),
-            format!("{} gen {}", volume.owner.host, volume.owner.generation),
+            owner(volume),
         ]);
     }
     render(&table)
+}
+
+/// Whose the image is; nobody's where no ownership is taken, as that of a configured volume which is not open.
+fn owner(volume: &VolumeReport) -> String {
+    match &volume.owner {
+        Owner { generation: 0, .. } => "–".into(),
+        Owner { host, generation } => format!("{host} gen {generation}"),
+    }
 }
 
 fn mode(volume: &VolumeReport) -> String {

@@ -495,6 +495,29 @@ fn one_missing_image_does_not_stop_the_other_volumes() {
 }
 
 #[test]
+fn at_the_first_start_too_a_missing_image_does_not_stop_the_other_volumes() {
+    let place = Place::new();
+    let daemon = start(&place, &["--volume", &format!("late=file:{}", place.text("late"))]);
+    let mut block = vec![0; 4096];
+    client(&place, "vm1").read(0, &mut block).expect("read");
+    let late = wait_for_state(&place, "late", "unavailable");
+    assert!(late["error"].as_str().is_some_and(|error| error.contains("no such file")), "{late}");
+    let table = run(["status", "--admin", &place.text("admin.sock")]);
+    let owner = |name: &str| {
+        let line = table.done().lines().find(|line| line.starts_with(name)).expect("its line");
+        line.trim_end().rsplit("  ").next().expect("the last column").to_owned()
+    };
+    assert!(owner("vm1").ends_with(" gen 1"), "{table:?}");
+    assert_eq!(owner("late"), "–", "nobody owns what is not open: {table:?}");
+
+    fs::write(place.path("late"), vec![0x22; 1 << 20]).expect("an image");
+    wait_for_state(&place, "late", "serving");
+    client(&place, "late").read(0, &mut block).expect("read");
+    assert_eq!(block, [0x22; 4096]);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
 fn g8_a_volume_whose_image_is_gone_for_good_is_given_up_and_the_other_one_loses_nothing() {
     let place = Place::new();
     let (gate, admin) = (place.text("gate"), place.text("admin.sock"));

@@ -37,6 +37,8 @@ use uuid::Uuid;
 
 /// How often the log says that the check of an image takes its time.
 const CHECK_NOTE: Duration = Duration::from_secs(10);
+/// How long a first start waits for the checks of its images before it serves those that have answered.
+const CHECK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// What the command shows while the daemon starts.
 pub trait Console: Send + Sync + 'static {
@@ -195,7 +197,7 @@ async fn start(
     console: Arc<dyn Console>,
 ) -> Result<Daemon, Failure> {
     if !plan.cache.exists() {
-        check_images(&plan.volumes).await?;
+        check_images(&plan.volumes, !plan.peer_doors.is_empty()).await?;
     }
     let shard = start_shard(plan, limits, console).await?;
     let shard = running.get_or_init(|| shard).clone();
@@ -276,9 +278,10 @@ fn admin_listener(socket: OwnedFd) -> Result<UnixListener, Failure> {
     ready.map_err(|e| Failure::failed(format!("cannot serve the admin socket: {}", reason(&e))))
 }
 
-/// Looks at the images of volumes before a cache is made for them: one that cannot be served is then known
-/// while nothing is touched.
-async fn check_images(volumes: &[Wanted]) -> Result<(), Failure> {
+/// Looks at the images of volumes before a cache is made for them: that none of them can be served is then known
+/// while nothing is touched. One that cannot be served does not keep the others waiting; it is told and tried again as at any start.
+async fn check_images(volumes: &[Wanted], takes_copies: bool) -> Result<(), Failure> {
+    let mut refused = Vec::new();
     let checks: Vec<_> = volumes
         .iter()
         .cloned()
@@ -289,31 +292,32 @@ async fn check_images(volumes: &[Wanted]) -> Result<(), Failure> {
             })
         })
         .collect();
+    let start = Instant::now();
     for (check, volume) in checks.into_iter().zip(volumes) {
         let mut check = check;
-        let mut waited = Duration::ZERO;
-        let (report, name) = loop {
+        let answered = loop {
             match timeout(CHECK_NOTE, &mut check).await {
-                Ok(Ok(outcome)) => break outcome,
+                Ok(Ok(outcome)) => break Some(outcome),
                 Ok(Err(_)) => {
                     return Err(Failure::failed("cannot check the images: an internal error occurred"));
                 }
+                Err(_) if start.elapsed() >= CHECK_WAIT_MAX => break None,
                 Err(_) => {
-                    waited += CHECK_NOTE;
-                    warn!(
-                        "volume {}: still waiting for {} ({} s)",
-                        volume.name,
-                        volume.backend,
-                        waited.as_secs()
-                    );
+                    let waited = start.elapsed().as_secs();
+                    warn!("volume {}: still waiting for {} ({waited} s)", volume.name, volume.backend);
                 }
             }
         };
+        // It may be served once it answers.
+        let Some((report, name)) = answered else { continue };
         if let Some(failed) = report.items.iter().find(|item| item.status == CheckStatus::Failed) {
-            return Err(Failure::failed(format!("cannot serve volume {name}: {}", failed.detail)));
+            refused.push(format!("cannot serve volume {name}: {}", failed.detail));
         }
     }
-    Ok(())
+    match refused.pop() {
+        Some(why) if refused.len() + 1 == volumes.len() && !takes_copies => Err(Failure::failed(why)),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the cache if it is missing, recovers it and starts its reactor.
