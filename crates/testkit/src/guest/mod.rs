@@ -4,6 +4,7 @@
 
 mod cpio;
 mod kernel;
+mod machine;
 mod monitor;
 mod root;
 
@@ -19,7 +20,9 @@ use tidepool_lab::{Process, Scratch};
 
 use crate::error::{Error, io};
 use kernel::Kernel;
+pub use machine::{Own, machine};
 use monitor::Monitor;
+pub use root::Equipment;
 
 /// Longest wait for a guest to boot; emulation on a busy machine is slow.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
@@ -29,8 +32,8 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(120);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory of a guest in MiB.
 const MEMORY_MIB: u32 = 320;
-/// Memory of a guest that has fio, in MiB.
-const FIO_MEMORY_MIB: u32 = 768;
+/// Memory of a guest that has more of the host's programs, in MiB.
+const LARGE_MEMORY_MIB: u32 = 768;
 /// Seconds for which QEMU holds requests while the server is away.
 const RECONNECT_SECONDS: u32 = 60;
 /// Messages of the guest's kernel that tell of a broken disk or filesystem.
@@ -64,26 +67,31 @@ pub struct GuestImage {
 impl GuestImage {
     /// Finds the kernel and builds the root.
     pub fn build() -> Result<GuestImage, Error> {
-        GuestImage::build_with(root::Extras { modules: &[], tools: true, fio: false })
+        GuestImage::build_with(Equipment { tools: true, ..Equipment::default() }, MEMORY_MIB)
     }
 
     /// Finds the kernel and builds a root with fio and no other tools.
     pub fn build_with_fio() -> Result<GuestImage, Error> {
-        GuestImage::build_with(root::Extras { modules: &[], tools: false, fio: true })
+        let equipment = Equipment { programs: &[("fio", "fio")], ..Equipment::default() };
+        GuestImage::build_with(equipment, LARGE_MEMORY_MIB)
     }
 
     /// The same with further kernel modules, and with neither filesystem tools nor the verifier: nothing is compiled.
     pub fn build_bare(modules: &[&str]) -> Result<GuestImage, Error> {
-        GuestImage::build_with(root::Extras { modules, tools: false, fio: false })
+        GuestImage::build_with(Equipment { modules, ..Equipment::default() }, MEMORY_MIB)
     }
 
-    fn build_with(extras: root::Extras<'_>) -> Result<GuestImage, Error> {
+    /// The same with what the equipment says.
+    pub fn build_equipped(equipment: Equipment<'_>) -> Result<GuestImage, Error> {
+        GuestImage::build_with(equipment, LARGE_MEMORY_MIB)
+    }
+
+    fn build_with(equipment: Equipment<'_>, memory_mib: u32) -> Result<GuestImage, Error> {
         crate::need("qemu-system-x86_64", "qemu-system-x86")?;
         let scratch = Scratch::new("guest").map_err(io("cannot make a directory for the guest"))?;
         let kernel = Kernel::find()?;
         let root = scratch.join("root.cpio");
-        root::build(&kernel, &root, extras)?;
-        let memory_mib = if extras.fio { FIO_MEMORY_MIB } else { MEMORY_MIB };
+        root::build(&kernel, &root, equipment)?;
         Ok(GuestImage { kernel, root, memory_mib, scratch })
     }
 
@@ -117,6 +125,30 @@ impl GuestImage {
         )
     }
 
+    /// Boots a guest with these disks: `/dev/vda`, `/dev/vdb` and so on.
+    pub fn boot_with(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
+        self.start_with("", disks)
+    }
+
+    /// Boots what [`machine`] has made, which is the first disk.
+    pub fn boot_machine(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
+        self.start_with("guest.root=disk systemd.show_status=no", disks)
+    }
+
+    fn start_with(&self, parameters: &str, disks: &[Disk<'_>]) -> Result<Guest, Error> {
+        let mut devices = Vec::new();
+        for (number, disk) in disks.iter().enumerate() {
+            let serial = disk.serial.map(|serial| format!(",serial={serial}")).unwrap_or_default();
+            devices.extend(["-blockdev".into(), format!("{},node-name=disk{number}", disk.node())]);
+            devices.extend([
+                "-device".into(),
+                format!("virtio-blk-pci,drive=disk{number},id=device{number}{serial}"),
+            ]);
+        }
+        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+        self.start(parameters, &devices, false)
+    }
+
     fn start(&self, parameters: &str, devices: &[&str], waits: bool) -> Result<Guest, Error> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -145,13 +177,29 @@ impl GuestImage {
         let file = File::create(&log).map_err(io("cannot make the console's file"))?;
         let listener = console.clone();
         std::thread::spawn(move || listen(&listener, output, file));
-        let mut guest = Guest { process, console, log, seen: 0 };
+        let mut guest = Guest { process, console, log, seen: 0, changes: 0 };
         if waits {
             Monitor::connect(&guest.monitor())?;
         } else {
             guest.wait_for("guest-ready", BOOT_TIMEOUT)?;
         }
         Ok(guest)
+    }
+}
+
+/// A disk of a guest: a file of the host, byte by byte.
+#[derive(Debug, Clone, Copy)]
+pub struct Disk<'a> {
+    /// The file.
+    pub file: &'a Path,
+    /// The serial number that the guest sees; a disk need not have one.
+    pub serial: Option<&'a str>,
+}
+
+impl Disk<'_> {
+    /// As QEMU's `-blockdev` takes it.
+    fn node(&self) -> String {
+        format!("driver=raw,file.driver=file,file.filename={}", self.file.display())
     }
 }
 
@@ -186,6 +234,7 @@ pub struct Guest {
     console: Arc<Console>,
     log: PathBuf,
     seen: usize,
+    changes: u32,
 }
 
 impl Guest {
@@ -302,6 +351,41 @@ impl Guest {
         }
     }
 
+    /// Takes the disk `number` of those that it was booted with out of the running guest, in which it is called `name`, and puts
+    /// another one in, which gets that name.
+    pub fn change_disk(&mut self, number: usize, name: &str, disk: &Disk<'_>) -> Result<(), Error> {
+        let mut monitor = Monitor::connect(&self.monitor())?;
+        monitor.execute("device_del", &json!({ "id": format!("device{number}") }))?;
+        let wait = |there: &str| {
+            format!(
+                "n=0; while [ {there} /sys/block/{name} ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done; ! [ {there} /sys/block/{name} ]"
+            )
+        };
+        self.run(&wait("-e"), COMMAND_TIMEOUT)?;
+        self.changes += 1;
+        let node = format!("changed{}", self.changes);
+        let node_of = json!({
+            "driver": "raw",
+            "node-name": node,
+            "file": { "driver": "file", "filename": disk.file },
+        });
+        monitor.execute("blockdev-add", &node_of)?;
+        let mut device =
+            json!({ "driver": "virtio-blk-pci", "drive": node, "id": format!("device{number}") });
+        if let Some(serial) = disk.serial {
+            device["serial"] = serial.into();
+        }
+        // The device is gone in the guest a moment before QEMU has forgotten it.
+        let start = Instant::now();
+        while let Err(error) = monitor.execute("device_add", &device) {
+            if start.elapsed() > COMMAND_TIMEOUT {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.run(&wait("! -e"), COMMAND_TIMEOUT).map(drop)
+    }
+
     fn monitor(&self) -> PathBuf {
         self.log.with_extension("qmp")
     }
@@ -309,6 +393,14 @@ impl Guest {
     /// Kills it (SIGKILL), as a power failure of the machine would.
     pub fn kill(mut self) -> Result<(), Error> {
         self.process.kill().map_err(io("cannot kill the guest")).map(drop)
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait_end(mut self, limit: Duration) -> Result<(), Error> {
+        match self.process.wait(limit).map_err(io("cannot wait for the guest"))? {
+            Some(_) => Ok(()),
+            None => Err(self.failure("it does not end".into())),
+        }
     }
 
     /// Whether it still runs.

@@ -1,7 +1,6 @@
 //! Builds the guest's root: busybox, the filesystem tools, the verifier and a shell that takes commands from the console.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -28,6 +27,9 @@ while read -r module; do insmod "/modules/$module" || echo "guest-failed $module
 tries=0
 grep -q guest.disk=none /proc/cmdline && tries=100
 while [ ! -b /dev/vda ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+if grep -q guest.root=disk /proc/cmdline; then
+  mount -t ext4 /dev/vda /mnt && umount /proc /sys && mount --move /dev /mnt/dev && exec switch_root /mnt /lib/systemd/systemd
+fi
 echo guest-ready
 while read -r line; do
   eval "$line"
@@ -37,18 +39,22 @@ poweroff -f
 "#;
 
 /// What a root holds beside busybox and the modules of the guest's disk.
-#[derive(Debug, Clone, Copy)]
-pub struct Extras<'a> {
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Equipment<'a> {
     /// Further modules; whatever is built into the kernel is left out.
     pub modules: &'a [&'a str],
     /// The filesystem tools and the verifier, which has to be compiled.
     pub tools: bool,
-    /// fio.
-    pub fio: bool,
+    /// Programs of the host, with the Debian packages that bring them.
+    pub programs: &'a [(&'a str, &'a str)],
+    /// Files of the host that stand in the same places in the guest, with the libraries that they need.
+    pub files: &'a [&'a Path],
+    /// The command `tidepool` under test.
+    pub tidepool: bool,
 }
 
 /// Writes the root for `kernel` to `path`.
-pub fn build(kernel: &Kernel, path: &Path, extras: Extras<'_>) -> Result<(), Error> {
+pub fn build(kernel: &Kernel, path: &Path, equipment: Equipment<'_>) -> Result<(), Error> {
     let file = fs::File::create(path).map_err(io(format!("cannot make {}", path.display())))?;
     let scratch = path.with_extension("d");
     fs::create_dir_all(&scratch).map_err(io("cannot make a directory for the guest's root"))?;
@@ -61,50 +67,63 @@ pub fn build(kernel: &Kernel, path: &Path, extras: Extras<'_>) -> Result<(), Err
     archive.file("/init", INIT.as_bytes()).map_err(failed())?;
     archive.file("/bin/busybox", &read(&busybox()?)?).map_err(failed())?;
     let mut order = String::new();
-    for (name, content) in kernel.modules(extras.modules)? {
+    for (name, content) in kernel.modules(equipment.modules)? {
         order.push_str(&name);
         order.push('\n');
         archive.file(&format!("/modules/{name}"), &content).map_err(failed())?;
     }
     archive.file("/modules/order", order.as_bytes()).map_err(failed())?;
-    if extras.tools {
-        archive.file("/bin/verifier", &read(&verifier(&scratch)?)?).map_err(failed())?;
-        add_programs(&mut archive, path, &PROGRAMS)?;
+    let mut files: Vec<(PathBuf, String)> = Vec::new();
+    let tools = if equipment.tools { &PROGRAMS[..] } else { &[] };
+    for (program, package) in tools.iter().chain(equipment.programs) {
+        files.push((find(program, package)?, format!("/sbin/{program}")));
     }
-    if extras.fio {
-        add_programs(&mut archive, path, &[("fio", "fio")])?;
+    if equipment.tools {
+        files.push((verifier(&scratch)?, "/bin/verifier".into()));
     }
-    archive.finish().map_err(failed())?;
-    Ok(())
-}
-
-/// Programs with their libraries.
-fn add_programs(
-    archive: &mut Archive<impl Write>,
-    path: &Path,
-    programs: &[(&str, &str)],
-) -> Result<(), Error> {
-    let failed = || io(format!("cannot write {}", path.display()));
+    if equipment.tidepool {
+        files.push((stripped_tidepool(&scratch)?, "/bin/tidepool".into()));
+    }
+    files
+        .extend(equipment.files.iter().map(|file| (file.to_path_buf(), file.to_string_lossy().into_owned())));
     let mut libraries = Vec::new();
-    for (program, package) in programs {
-        let found = find(program, package)?;
-        archive.file(&format!("/sbin/{program}"), &read(&found)?).map_err(failed())?;
-        libraries.extend(shared_libraries(&found)?);
+    for (file, place) in &files {
+        archive.file(place, &read(file)?).map_err(failed())?;
+        libraries.extend(shared_libraries(file)?);
     }
     libraries.sort();
     libraries.dedup();
     for library in libraries {
         archive.file(&library.to_string_lossy(), &read(&library)?).map_err(failed())?;
     }
+    archive.finish().map_err(failed())?;
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
+/// The command under test without what only a debugger needs, which is most of it.
+pub(super) fn stripped_tidepool(scratch: &Path) -> Result<PathBuf, Error> {
+    crate::need("strip", "binutils")?;
+    let (program, stripped) = (crate::daemon::tidepool()?, scratch.join("tidepool"));
+    let output = Command::new("strip").arg("-o").arg(&stripped).arg(program).output();
+    let output = output.map_err(io("cannot run strip"))?;
+    match output.status.success() {
+        true => Ok(stripped),
+        false => Err(ended("strip", &output)),
+    }
+}
+
+/// The error of a program that has failed.
+pub(super) fn ended(program: &str, output: &std::process::Output) -> Error {
+    let log = crate::daemon::tail(&String::from_utf8_lossy(&output.stderr));
+    Error::Ended { program: program.into(), status: output.status.to_string(), log }
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     fs::read(path).map_err(io(format!("cannot read {}", path.display())))
 }
 
 /// A program of the host, also from the directories that only root has on its PATH.
-fn find(program: &str, package: &str) -> Result<PathBuf, Error> {
+pub(super) fn find(program: &str, package: &str) -> Result<PathBuf, Error> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
@@ -114,7 +133,7 @@ fn find(program: &str, package: &str) -> Result<PathBuf, Error> {
 }
 
 /// A busybox that needs no libraries.
-fn busybox() -> Result<PathBuf, Error> {
+pub(super) fn busybox() -> Result<PathBuf, Error> {
     let path = find("busybox", "busybox-static")?;
     if shared_libraries(&path)?.is_empty() {
         return Ok(path);
@@ -126,7 +145,7 @@ fn busybox() -> Result<PathBuf, Error> {
 }
 
 /// The libraries that a program is linked with, the loader included.
-fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(super) fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>, Error> {
     let output = Command::new("ldd").arg(program).output().map_err(io("cannot run ldd"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
@@ -157,10 +176,5 @@ fn verifier(scratch: &Path) -> Result<PathBuf, Error> {
     if output.status.success() {
         return Ok(binary);
     }
-    let log = crate::daemon::tail(&String::from_utf8_lossy(&output.stderr));
-    Err(Error::Ended {
-        program: "rustc for the guest's verifier".into(),
-        status: output.status.to_string(),
-        log,
-    })
+    Err(ended("rustc for the guest's verifier", &output))
 }
