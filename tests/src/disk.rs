@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tidepool_testkit::{Error, Process, need};
 
 /// Longest run of a command that makes, checks or attaches something, in seconds.
@@ -47,6 +48,19 @@ pub fn in_own_namespace() -> Result<(), Error> {
     command.args(["--mount", "--propagation", "private", "--ipc"]);
     let source = command.arg(program).args(std::env::args_os().skip(1)).env(NAMESPACE, "own").exec();
     Err(Error::Io { what: "cannot run unshare".into(), source })
+}
+
+/// Runs something where what it mounts is seen by nobody else but the processes that it starts, and goes with them. That needs root.
+pub fn with_own_mounts(work: impl FnOnce() + Send) {
+    let own = || {
+        // SAFETY: this thread shares nothing of what it changes but its mounts, which it does not share from now on.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("mounts of its own");
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+            .expect("mounts of its own");
+        work();
+    };
+    let done = std::thread::scope(|scope| scope.spawn(own).join());
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 /// An NBD export as a file. Dropping it ends nbdfuse, and everything that is still asked of the file fails.

@@ -1,0 +1,4 @@
+//! A cache drains only into the device that it belongs to, whatever has that device's name by now.
+
+mod kinds;
+mod swaps;
