@@ -1,8 +1,8 @@
 //! Where an image has nothing, nothing is asked of it, and clients are told.
 
 use crate::common::*;
-use tidepool_engine::OwnObjects;
 use tidepool_engine::api::*;
+use tidepool_engine::{Attach, OwnObjects};
 
 const KIB: usize = 1024;
 /// Size of the image.
@@ -152,8 +152,10 @@ fn one_answer_covers_gigabytes_of_holes_and_looks_at_a_bounded_number_of_cached_
     for at in (0..MIB).step_by(256 * KIB) {
         w.write(0, at, &pattern(1, 256 * KIB));
     }
-    w.control(|e, now, c| e.resize(now, VolumeId(0), size, c)).expect("resized");
-    w.restart(true);
+    w.flush(0);
+    w.reopen();
+    let attach = Attach { size_bytes: size, ..Attach::again(&w.status(0).spec, true) };
+    w.control(|e, now, c| e.attach(now, VolumeId(0), attach, c).expect("attach")).expect("attached");
     w.engine.set_own(VolumeId(0), &OwnObjects::none(size)).expect("a volume");
     w.engine.block_status(VolumeId(0), 0, size, 2, &mut out);
     let told: Vec<_> = out.iter().map(|extent| (extent.len, extent.zero)).collect();
