@@ -156,7 +156,7 @@ fn set_up(guest: &mut Guest, names: &Names, which: &str) {
         mapped("uuid", &format!("--uuid TIDEPOOL-{which}"), at(1)),
         format!("[ -f /data/nbd-{which} ] || truncate -s {DEVICE_BYTES} /data/nbd-{which}"),
         format!(
-            "nbdkit -U /tmp/nbd-{which}.sock -P /tmp/nbd-{which}.pid file /data/nbd-{which} </dev/null >/tmp/nbdkit 2>&1"
+            "rm -f /tmp/nbd-{which}.sock; nbdkit -U /tmp/nbd-{which}.sock -P /tmp/nbd-{which}.pid file /data/nbd-{which} </dev/null >/tmp/nbdkit 2>&1 || {{ cat /tmp/nbdkit; false; }}"
         ),
         format!("nbd-client -unix /tmp/nbd-{which}.sock /dev/nbd0 >/tmp/nbd 2>&1"),
         format!("[ -f /data/loop ] || truncate -s {} /data/loop", 2 * DEVICE_BYTES),
@@ -166,8 +166,9 @@ fn set_up(guest: &mut Guest, names: &Names, which: &str) {
             names.looped
         ),
         format!(
-            "for slot in serial:{} plain:{} part:{}1 dm:mapper/dm uuid:mapper/uuid nbd:nbd0 zram:zram{number} loop:{}; do \
-             ln -sfn /dev/${{slot#*:}} /slots/${{slot%%:*}}; done",
+            "minor() {{ dmsetup info -c --noheadings -o minor $1; }}; \
+             for slot in serial:{} plain:{} part:{}1 dm:dm-$(minor dm) uuid:dm-$(minor uuid) nbd:nbd0 zram:zram{number} loop:{}; do \
+             ln -sfn /dev/${{slot#*:}} /slots/${{slot%%:*}} && [ -b /slots/${{slot%%:*}} ] || break; done; [ -b /slots/loop ]",
             names.serial, names.plain, names.part, names.looped
         ),
     ] {
@@ -328,7 +329,6 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     set_up(&mut guest, &FIRST, "b");
     fill(&mut guest, "b");
     let states = serve(&mut guest, false);
-    println!("{}", guest.run("cat /tmp/log /sys/block/dm-*/diskseq; tidepool status --admin /tmp/admin.sock; grep -A20 dm-0 /data/state/*.tidepool", MINUTE).unwrap());
     serves_only(&states, &[], "swapped");
     kill(&mut guest);
     are_untouched(&mut guest, &KINDS, "b");
@@ -413,5 +413,9 @@ fn change_disks(guest: &mut Guest, disks: &Disks, which: &str) {
         let (path, called) = (disks.path(&format!("{kind}-{which}")), format!("{kind}-{which}"));
         guest.change_disk(number + 1, name, &disk(&path, &called)).expect("changed");
     }
-    guest.run(&format!("[ -b /dev/{}1 ]", FIRST.part), MINUTE).expect("a partition");
+    // The kernel makes the disk's node first, and those of its partitions when it has read the table.
+    let there = format!("[ -b /dev/{}1 ]", FIRST.part);
+    let wait =
+        format!("n=0; until {there}; do n=$((n + 1)); [ $n -lt 300 ] || break; sleep 0.1; done; {there}");
+    guest.run(&wait, MINUTE).expect("a partition");
 }
