@@ -11,8 +11,9 @@ use serde_json::Value;
 use tidepool_testkit::guest::{Disk, Equipment, Guest, GuestImage};
 use tidepool_testkit::{Scratch, need, one_at_a_time};
 
-const MINUTE: Duration = Duration::from_secs(60);
-const LONG: Duration = Duration::from_secs(180);
+/// Longest time of one command in the guest, and of what starts or ends much: only what hangs takes so long.
+const COMMAND_MAX: Duration = Duration::from_secs(240);
+const START_MAX: Duration = Duration::from_secs(600);
 
 const MIB: u64 = 1 << 20;
 /// Size of each device.
@@ -100,12 +101,16 @@ impl Disks {
             .run(
                 "mkdir -p /data /slots /var/lib/tidepool && mount -t ext4 /dev/vda /data && mkdir -p /data/state /data/want \
                  && mount --bind /data/state /var/lib/tidepool",
-                MINUTE,
+                COMMAND_MAX,
             )
             .expect("its own disk");
         // The second one: a disk in memory has no other name than its place among them.
-        guest.run("cat /sys/class/zram-control/hot_add >/tmp/second", MINUTE).expect("two disks in memory");
-        guest.run("for n in 0 1; do echo 2M >/sys/block/zram$n/disksize; done", MINUTE).expect("their size");
+        guest
+            .run("cat /sys/class/zram-control/hot_add >/tmp/second", COMMAND_MAX)
+            .expect("two disks in memory");
+        guest
+            .run("for n in 0 1; do echo 2M >/sys/block/zram$n/disksize; done", COMMAND_MAX)
+            .expect("their size");
         guest
     }
 
@@ -172,7 +177,7 @@ fn set_up(guest: &mut Guest, names: &Names, which: &str) {
             names.serial, names.plain, names.part, names.looped
         ),
     ] {
-        guest.run(&line, MINUTE).unwrap_or_else(|error| panic!("{line}: {error}"));
+        guest.run(&line, COMMAND_MAX).unwrap_or_else(|error| panic!("{line}: {error}"));
     }
 }
 
@@ -191,7 +196,7 @@ fn tear_down(guest: &mut Guest, names: &Names, which: &str) {
             names.looped
         ),
     ] {
-        guest.run(&line, MINUTE).unwrap_or_else(|error| panic!("{line}: {error}"));
+        guest.run(&line, COMMAND_MAX).unwrap_or_else(|error| panic!("{line}: {error}"));
     }
 }
 
@@ -205,10 +210,10 @@ fn serve(guest: &mut Guest, stands_still: bool) -> BTreeMap<String, (String, Str
          --admin /tmp/admin.sock --accept-loss 60m {} </dev/null >/tmp/out 2>/tmp/log & daemon=$!",
         volumes.join(" ")
     );
-    guest.run(&line, MINUTE).expect("started");
+    guest.run(&line, COMMAND_MAX).expect("started");
     let wait = "until grep -q '^ready' /tmp/out; do [ -d /proc/$daemon ] || break; sleep 0.2; done; grep -q '^ready' /tmp/out";
-    if let Err(error) = guest.run(wait, LONG) {
-        panic!("{error}: {}", guest.run("cat /tmp/log", MINUTE).unwrap_or_default());
+    if let Err(error) = guest.run(wait, START_MAX) {
+        panic!("{error}: {}", guest.run("cat /tmp/log", COMMAND_MAX).unwrap_or_default());
     }
     loop {
         let states = states(guest);
@@ -220,7 +225,8 @@ fn serve(guest: &mut Guest, stands_still: bool) -> BTreeMap<String, (String, Str
 }
 
 fn states(guest: &mut Guest) -> BTreeMap<String, (String, String)> {
-    let told = guest.run("tidepool status --format json --admin /tmp/admin.sock", MINUTE).expect("a status");
+    let told =
+        guest.run("tidepool status --format json --admin /tmp/admin.sock", COMMAND_MAX).expect("a status");
     let told: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
     let volumes = told["volumes"].as_array().expect("a list").iter();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -243,8 +249,8 @@ fn serves_only(states: &BTreeMap<String, (String, String)>, kinds: &[&str], when
 }
 
 fn kill(guest: &mut Guest) {
-    guest.run("kill -9 $daemon; wait $daemon; sync", MINUTE).ok();
-    guest.run("[ ! -d /proc/$daemon ]", MINUTE).expect("it is gone");
+    guest.run("kill -9 $daemon; wait $daemon; sync", COMMAND_MAX).ok();
+    guest.run("[ ! -d /proc/$daemon ]", COMMAND_MAX).expect("it is gone");
 }
 
 /// The devices in the slots have what they were made with.
@@ -252,7 +258,7 @@ fn kill(guest: &mut Guest) {
 fn are_untouched(guest: &mut Guest, kinds: &[&str], which: &str) {
     for kind in kinds {
         let line = format!("cmp /slots/{kind} /data/want/{kind}-{which}");
-        if let Err(error) = guest.run(&line, MINUTE) {
+        if let Err(error) = guest.run(&line, COMMAND_MAX) {
             panic!("{kind}-{which} was written to: {error}");
         }
     }
@@ -262,12 +268,12 @@ fn are_untouched(guest: &mut Guest, kinds: &[&str], which: &str) {
 fn fill(guest: &mut Guest, which: &str) {
     let each = |kinds: &[&str], work: &str| format!("for kind in {}; do {work}; done", kinds.join(" "));
     let want = format!("yes $kind-{which} | head -c {DEVICE_BYTES} >/data/want/$kind-{which}");
-    guest.run(&each(&KINDS, &want), MINUTE).expect("what is wanted");
+    guest.run(&each(&KINDS, &want), COMMAND_MAX).expect("what is wanted");
     let made = ["dm", "uuid", "nbd", "zram", "loop"];
     let copy = format!(
         "dd if=/data/want/$kind-{which} of=/slots/$kind bs=65536 conv=notrunc,fsync 2>/tmp/dd || break"
     );
-    guest.run(&each(&made, &copy), MINUTE).expect("filled");
+    guest.run(&each(&made, &copy), COMMAND_MAX).expect("filled");
     are_untouched(guest, &KINDS, which);
 }
 
@@ -299,9 +305,9 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     let mut guest = disks.boot(&image, &right);
     set_up(&mut guest, &FIRST, "a");
     fill(&mut guest, "a");
-    let told = guest.run("tidepool check file:/slots/nbd", MINUTE).expect("a check");
+    let told = guest.run("tidepool check file:/slots/nbd", COMMAND_MAX).expect("a check");
     assert!(told.contains("reached over NBD"), "{told}");
-    let told = guest.run("tidepool check file:/slots/loop", MINUTE).expect("a check");
+    let told = guest.run("tidepool check file:/slots/loop", COMMAND_MAX).expect("a check");
     assert!(!told.contains("reached over"), "{told}");
     let states = serve(&mut guest, false);
     serves_only(&states, &KINDS, "at first");
@@ -313,13 +319,13 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     let connect = clients(
         "nbd-client -unix /tmp/nbd.sock /dev/nbd$n -N $kind >/tmp/nbd 2>&1 && head -c 4096 /dev/nbd$n >/tmp/first",
     );
-    guest.run(&connect, MINUTE).expect("connected");
+    guest.run(&connect, COMMAND_MAX).expect("connected");
     let write = clients(&format!(
         "yes dirty-$kind | head -c {DIRTY_BYTES} >/tmp/dirty; dd if=/tmp/dirty of=/dev/nbd$n bs={DIRTY_BYTES} seek={} conv=notrunc,fsync 2>/tmp/dd",
         DIRTY_AT / DIRTY_BYTES
     ));
-    guest.run(&format!("touch /data/gate; {write}"), MINUTE).expect("written");
-    guest.run(&clients("nbd-client -d /dev/nbd$n >/tmp/nbd 2>&1"), MINUTE).expect("disconnected");
+    guest.run(&format!("touch /data/gate; {write}"), COMMAND_MAX).expect("written");
+    guest.run(&clients("nbd-client -d /dev/nbd$n >/tmp/nbd 2>&1"), COMMAND_MAX).expect("disconnected");
     kill(&mut guest);
     are_untouched(&mut guest, &KINDS, "a");
 
@@ -347,7 +353,7 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     // The machine comes back with the others under the names.
     let mut guest = disks.boot(&image, &["data", "serial-b", "plain-b", "part-b", "base"]);
     set_up(&mut guest, &FIRST, "b");
-    guest.run("cat /data/want/zram-b >/slots/zram", MINUTE).expect("filled");
+    guest.run("cat /data/want/zram-b >/slots/zram", COMMAND_MAX).expect("filled");
     let states = serve(&mut guest, false);
     serves_only(&states, &[], "swapped, after a reboot");
     kill(&mut guest);
@@ -358,7 +364,7 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     let mut guest = disks.boot(&image, &["data", "base", "part-a", "serial-a", "plain-a"]);
     set_up(&mut guest, &OTHERS, "a");
     // What was in memory was kept elsewhere.
-    guest.run("cat /data/want/zram-a >/slots/zram", MINUTE).expect("filled");
+    guest.run("cat /data/want/zram-a >/slots/zram", COMMAND_MAX).expect("filled");
     are_untouched(&mut guest, &KINDS, "a");
     let states = serve(&mut guest, false);
     serves_only(&states, &LASTING, "under other names, after a reboot");
@@ -370,22 +376,24 @@ fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     {
         let record = format!("$(grep -l '\"name\": *\"{name}\"' /var/lib/tidepool/device-*.tidepool)");
         let line = format!("tidepool confirm file:/slots/{kind} --record {record}");
-        guest.run(&line, MINUTE).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        guest.run(&line, COMMAND_MAX).unwrap_or_else(|error| panic!("{kind}: {error}"));
     }
     while self::states(&mut guest).values().any(|(state, _)| state == "unavailable") {
         std::thread::sleep(Duration::from_millis(200));
     }
-    guest.run("tidepool volume drain --all --admin /tmp/admin.sock >/tmp/drained", LONG).expect("drained");
-    guest.run("kill $daemon; wait $daemon", LONG).expect("it ends");
+    guest
+        .run("tidepool volume drain --all --admin /tmp/admin.sock >/tmp/drained", START_MAX)
+        .expect("drained");
+    guest.run("kill $daemon; wait $daemon", START_MAX).expect("it ends");
     for kind in KINDS {
         let line = format!(
             "yes dirty-{kind} | head -c {DIRTY_BYTES} | dd of=/data/want/{kind}-a bs={DIRTY_BYTES} seek={} conv=notrunc 2>/tmp/dd",
             DIRTY_AT / DIRTY_BYTES
         );
-        guest.run(&line, MINUTE).expect("what is wanted");
+        guest.run(&line, COMMAND_MAX).expect("what is wanted");
     }
     are_untouched(&mut guest, &KINDS, "a");
-    guest.run("sync", MINUTE).expect("on the host's disks");
+    guest.run("sync", COMMAND_MAX).expect("on the host's disks");
     guest.kill().expect("killed");
 
     // The same, as the host sees it.
@@ -417,5 +425,5 @@ fn change_disks(guest: &mut Guest, disks: &Disks, which: &str) {
     let there = format!("[ -b /dev/{}1 ]", FIRST.part);
     let wait =
         format!("n=0; until {there}; do n=$((n + 1)); [ $n -lt 300 ] || break; sleep 0.1; done; {there}");
-    guest.run(&wait, MINUTE).expect("a partition");
+    guest.run(&wait, COMMAND_MAX).expect("a partition");
 }

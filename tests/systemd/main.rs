@@ -5,9 +5,9 @@ use std::time::Duration;
 use tidepool_testkit::guest::{Disk, Equipment, Guest, GuestImage, Own, machine};
 use tidepool_testkit::{Scratch, one_at_a_time};
 
-const MINUTE: Duration = Duration::from_secs(60);
-/// The guest is emulated, and what systemd does takes its time.
-const LONG: Duration = Duration::from_secs(180);
+/// Longest time of one command in the guest, and of what starts or ends much: only what hangs takes so long.
+const COMMAND_MAX: Duration = Duration::from_secs(240);
+const START_MAX: Duration = Duration::from_secs(600);
 
 const UNIT: &str = include_str!("../../packaging/tidepool.service");
 const SETTINGS: &str = r#"
@@ -36,18 +36,20 @@ const GUESTS_END: &str = "echo guests-see $(tidepool status | grep -c '^vm1 .*se
 
 /// Waits until the machine has started what it starts.
 fn has_started(guest: &mut Guest) {
-    let (state, _) = guest.run_status("systemctl is-system-running --wait", LONG).expect("it starts");
-    let failed = guest.run("systemctl --failed --no-legend --plain --no-pager", MINUTE).expect("a list");
-    let mounted = guest.run_status("grep -q ^images /srv/images/readme", MINUTE).expect("an answer").1 == 0;
+    let (state, _) = guest.run_status("systemctl is-system-running --wait", START_MAX).expect("it starts");
+    let failed = guest.run("systemctl --failed --no-legend --plain --no-pager", COMMAND_MAX).expect("a list");
+    let mounted =
+        guest.run_status("grep -q ^images /srv/images/readme", COMMAND_MAX).expect("an answer").1 == 0;
     if !mounted || state.trim() != "running" {
-        let log = guest.run("journalctl -b --no-pager -o cat -n 150", MINUTE).expect("a log");
+        let log = guest.run("journalctl -b --no-pager -o cat -n 150", COMMAND_MAX).expect("a log");
         panic!("{}, failed {failed:?}: {log}", state.trim());
     }
 }
 
 /// A property of the service.
 fn property(guest: &mut Guest, name: &str) -> String {
-    let told = guest.run(&format!("systemctl show -P {name} tidepool"), MINUTE).expect("systemctl answers");
+    let told =
+        guest.run(&format!("systemctl show -P {name} tidepool"), COMMAND_MAX).expect("systemctl answers");
     told.trim().to_owned()
 }
 
@@ -55,9 +57,9 @@ fn property(guest: &mut Guest, name: &str) -> String {
 fn wait_for(guest: &mut Guest, name: &str, value: &str) {
     let look = format!("[ \"$(systemctl show -P {name} tidepool)\" = \"{value}\" ]");
     let wait =
-        format!("n=0; until {look}; do n=$((n + 1)); [ $n -lt 300 ] || break; sleep 0.2; done; {look}");
-    if let Err(error) = guest.run(&wait, LONG) {
-        let log = guest.run("systemctl status tidepool; journalctl -n 20 --no-pager", MINUTE);
+        format!("n=0; until {look}; do n=$((n + 1)); [ $n -lt 1500 ] || break; sleep 0.2; done; {look}");
+    if let Err(error) = guest.run(&wait, START_MAX) {
+        let log = guest.run("systemctl status tidepool; journalctl -n 20 --no-pager", COMMAND_MAX);
         panic!("{name} is not {value:?}: {error}: {}", log.unwrap_or_default());
     }
 }
@@ -66,9 +68,9 @@ fn wait_for(guest: &mut Guest, name: &str, value: &str) {
 #[track_caller]
 fn with_volume(guest: &mut Guest, volume: &str, work: &str) -> String {
     let connect = format!("nbd-client -unix /run/tidepool/nbd.sock /dev/nbd0 -N {volume} >/tmp/nbd 2>&1");
-    guest.run(&connect, MINUTE).expect("a client of the volume");
-    let told = guest.run(work, MINUTE).expect("the volume works");
-    guest.run("nbd-client -d /dev/nbd0 >/tmp/nbd 2>&1", MINUTE).expect("disconnected");
+    guest.run(&connect, COMMAND_MAX).expect("a client of the volume");
+    let told = guest.run(work, COMMAND_MAX).expect("the volume works");
+    guest.run("nbd-client -d /dev/nbd0 >/tmp/nbd 2>&1", COMMAND_MAX).expect("disconnected");
     told
 }
 
@@ -124,15 +126,19 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     let disks = [Disk { file: &disk, serial: None }];
     let mut guest = image.boot_machine(&disks).expect("the guest boots");
     has_started(&mut guest);
-    guest.run("systemd-analyze verify --man=no /etc/systemd/system/tidepool.service", MINUTE).expect("valid");
-    guest.run("truncate -s 16M /var/images/vm1", MINUTE).expect("an image");
+    guest
+        .run("systemd-analyze verify --man=no /etc/systemd/system/tidepool.service", COMMAND_MAX)
+        .expect("valid");
+    guest.run("truncate -s 16M /var/images/vm1", COMMAND_MAX).expect("an image");
 
     // The first start: one of two images is there. It is over when the daemon says that it is ready.
-    guest.run("systemctl enable tidepool 2>/tmp/enable && systemctl start tidepool", LONG).expect("started");
+    guest
+        .run("systemctl enable tidepool 2>/tmp/enable && systemctl start tidepool", START_MAX)
+        .expect("started");
     assert_eq!(property(&mut guest, "ActiveState"), "active");
     wait_for(&mut guest, "StatusText", "serving 1 of 2 volumes");
     let first = property(&mut guest, "MainPID");
-    let process = guest.run(&format!("grep -E 'Cap|Seccomp:|NoNew' /proc/{first}/status"), MINUTE);
+    let process = guest.run(&format!("grep -E 'Cap|Seccomp:|NoNew' /proc/{first}/status"), COMMAND_MAX);
     let process = process.expect("its state");
     // CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK, CAP_SYS_NICE.
     let capabilities = 1 << 1 | 1 << 2 | 1 << 14 | 1 << 23;
@@ -140,10 +146,10 @@ fn the_service_starts_serves_and_ends_under_systemd() {
         assert!(process.contains(line), "no {line:?}: {process}");
     }
     let (said, status) =
-        guest.run_status(&format!("nsenter -t {first} -m touch /usr/here"), MINUTE).expect("ran");
+        guest.run_status(&format!("nsenter -t {first} -m touch /usr/here"), COMMAND_MAX).expect("ran");
     assert!(status != 0 && said.contains("Read-only"), "{said}");
     let modes = "stat -c '%a %G %n' /run/tidepool/nbd.sock /run/tidepool/admin.sock /var/lib/tidepool/cache";
-    let modes = guest.run(modes, MINUTE).expect("there");
+    let modes = guest.run(modes, COMMAND_MAX).expect("there");
     for line in [
         "770 kvm /run/tidepool/nbd.sock",
         "600 kvm /run/tidepool/admin.sock",
@@ -155,15 +161,18 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     // In its sandbox it serves, and nobody else reads what it keeps beside the image until that has it.
     write(&mut guest, "vm1", "first");
     assert!(holds(&mut guest, "vm1", "first"));
-    guest.run("tidepool volume drain vm1 >/tmp/drain", MINUTE).expect("drained");
+    guest.run("tidepool volume drain vm1 >/tmp/drain", COMMAND_MAX).expect("drained");
     guest
-        .run("yes first | head -c 1048576 >/tmp/wanted; cmp -n 1048576 /tmp/wanted /var/images/vm1", MINUTE)
+        .run(
+            "yes first | head -c 1048576 >/tmp/wanted; cmp -n 1048576 /tmp/wanted /var/images/vm1",
+            COMMAND_MAX,
+        )
         .expect("the image has it");
 
     // Killed with what the image lacks, it is started again and serves it.
-    guest.run("touch /srv/gate", MINUTE).expect("a closed gate");
+    guest.run("touch /srv/gate", COMMAND_MAX).expect("a closed gate");
     write(&mut guest, "vm1", "second");
-    guest.run(&format!("kill -9 {first}"), MINUTE).expect("killed");
+    guest.run(&format!("kill -9 {first}"), COMMAND_MAX).expect("killed");
     wait_for(&mut guest, "NRestarts", "1");
     wait_for(&mut guest, "ActiveState", "active");
     wait_for(&mut guest, "StatusText", "serving 1 of 2 volumes");
@@ -172,42 +181,45 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     assert!(holds(&mut guest, "vm1", "second"));
 
     // The other image comes, and is served by the process that is there.
-    guest.run("truncate -s 16M /var/images/late", MINUTE).expect("an image");
+    guest.run("truncate -s 16M /var/images/late", COMMAND_MAX).expect("an image");
     wait_for(&mut guest, "StatusText", "serving 2 of 2 volumes");
     write(&mut guest, "late", "late");
     assert_eq!(property(&mut guest, "MainPID"), second);
 
     // A mistake in the configuration is not tried again and again.
     guest
-        .run("cp /etc/tidepool/tidepool.toml /tmp/ && echo 'cashe = 1' >>/etc/tidepool/tidepool.toml", MINUTE)
+        .run(
+            "cp /etc/tidepool/tidepool.toml /tmp/ && echo 'cashe = 1' >>/etc/tidepool/tidepool.toml",
+            COMMAND_MAX,
+        )
         .expect("a mistake");
-    guest.run("rm /srv/gate", MINUTE).expect("an open gate");
+    guest.run("rm /srv/gate", COMMAND_MAX).expect("an open gate");
     let (_, status) =
-        guest.run_status("systemctl restart tidepool 2>/tmp/said", LONG).expect("systemctl ends");
+        guest.run_status("systemctl restart tidepool 2>/tmp/said", START_MAX).expect("systemctl ends");
     assert_ne!(status, 0, "it does not start");
     assert_eq!(property(&mut guest, "ExecMainStatus"), "2");
     assert_eq!(
         (property(&mut guest, "ActiveState"), property(&mut guest, "SubState")),
         ("failed".into(), "failed".into())
     );
-    let log = guest.run("journalctl -u tidepool -n 5 --no-pager", MINUTE).expect("a log");
+    let log = guest.run("journalctl -u tidepool -n 5 --no-pager", COMMAND_MAX).expect("a log");
     assert!(log.contains("cannot use the configuration"), "{log}");
-    guest.run("cp /tmp/tidepool.toml /etc/tidepool/ && systemctl start tidepool", LONG).expect("mended");
+    guest.run("cp /tmp/tidepool.toml /etc/tidepool/ && systemctl start tidepool", START_MAX).expect("mended");
     wait_for(&mut guest, "StatusText", "serving 2 of 2 volumes");
     assert!(holds(&mut guest, "vm1", "second"));
 
     // The end of the machine: guests first, then the daemon, then what its images are on. The first flush after a start reaches the image.
     write(&mut guest, "vm1", "second");
-    guest.run("touch /srv/gate", MINUTE).expect("a closed gate");
+    guest.run("touch /srv/gate", COMMAND_MAX).expect("a closed gate");
     write(&mut guest, "vm1", "third");
     guest
-        .run("systemctl disable tidepool 2>/tmp/disable", MINUTE)
+        .run("systemctl disable tidepool 2>/tmp/disable", COMMAND_MAX)
         .expect("it does not start with the machine");
-    guest.run("systemctl poweroff", MINUTE).expect("asked to end");
-    guest.wait_end(LONG).expect("it ends");
+    guest.run("systemctl poweroff", COMMAND_MAX).expect("asked to end");
+    guest.wait_end(START_MAX).expect("it ends");
     let mut guest = image.boot_machine(&disks).expect("the guest boots again");
     has_started(&mut guest);
-    let log = guest.run("journalctl -b -1 --no-pager -o cat", MINUTE).expect("the log of its last life");
+    let log = guest.run("journalctl -b -1 --no-pager -o cat", COMMAND_MAX).expect("the log of its last life");
     let end = &log[log.rfind("guests-see").unwrap_or_else(|| panic!("nothing of the guests: {log}"))..];
     in_order(
         end,
@@ -223,7 +235,7 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     assert!(!log.contains("Failed unmounting"), "{log}");
 
     // What the image lacked then comes with the next start.
-    guest.run("rm /srv/gate; systemctl start tidepool", LONG).expect("started");
+    guest.run("rm /srv/gate; systemctl start tidepool", START_MAX).expect("started");
     wait_for(&mut guest, "StatusText", "serving 2 of 2 volumes");
     assert!(holds(&mut guest, "vm1", "third") && holds(&mut guest, "late", "late"));
     guest.kill().expect("killed");
