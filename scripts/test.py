@@ -90,8 +90,6 @@ SLOW = {
     "readme: the_steps_of_the_readme_work_as_they_stand_there": 85,
     "clones: a_boot_storm_fetches_the_golden_image_once": 80,
     "program: export::an_image_that_others_have_changed_is_refused_and_both_sides_are_exported": 80,
-    "systemd: the_service_starts_serves_and_ends_under_systemd": 150,
-    "devices: kinds::g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds": 150,
     "restarts: g8_clients_that_reconnect_see_no_error_of_ten_restarts": 45,
     "devices: swaps::g6_devices_that_are_swapped_at_random_get_what_is_theirs": 25,
     "backend: rbd::dirty_data_never_goes_over_the_writes_of_others_at_the_second_start_neither": 75,
@@ -208,8 +206,6 @@ SLOW = {
 WEIGHTS = {
     "guard": 2,
     "guest": 2,
-    "systemd": 2,
-    "devices: kinds::g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds": 2,
     "lost_cache: g5_a_destroyed_cache_leaves_a_filesystem_and_a_database_that_recover": 2,
 }
 

@@ -278,6 +278,7 @@ fn fill(guest: &mut Guest, which: &str) {
 }
 
 #[test]
+#[ignore = "three boots of a guest that is emulated: make long"]
 fn g6_of_eight_kinds_of_devices_only_the_right_one_gets_what_a_cache_holds() {
     let _turn = one_at_a_time();
     let disks = Disks::new();

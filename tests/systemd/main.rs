@@ -105,6 +105,7 @@ fn in_order(log: &str, texts: &[&str]) {
 }
 
 #[test]
+#[ignore = "two boots of a whole machine: make long"]
 fn the_service_starts_serves_and_ends_under_systemd() {
     let _turn = one_at_a_time();
     let scratch = Scratch::new("systemd").expect("a directory");
