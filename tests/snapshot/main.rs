@@ -239,6 +239,7 @@ fn listed_by_rbd(cluster: &Cluster, image: &str) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "ten minutes where the disk is slow: make long"]
 fn g5_a_rotation_of_backups_under_load_keeps_exact_snapshots_and_removes_the_rest() {
     let _turn = one_at_a_time();
     let cluster = Cluster::for_test().expect("a cluster");
