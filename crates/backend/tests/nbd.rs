@@ -133,7 +133,8 @@ impl Server {
         let mut server = Server(child);
         for _ in 0..6000 {
             // In place of a socket a server may write its process number when it is ready.
-            if is_listening(&scratch.socket()) || scratch.socket().is_file() {
+            // What the last one has left in the kernel's list has no file any more.
+            if scratch.socket().exists() && is_listening(&scratch.socket()) || scratch.socket().is_file() {
                 return server;
             }
             if let Ok(Some(status)) = server.0.try_wait() {
