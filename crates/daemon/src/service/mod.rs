@@ -38,7 +38,7 @@ use uuid::Uuid;
 /// How often the log says that the check of an image takes its time.
 const CHECK_NOTE: Duration = Duration::from_secs(10);
 /// How long a first start waits for the checks of its images before it serves those that have answered.
-const CHECK_WAIT_MAX: Duration = Duration::from_secs(30);
+const CHECK_WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// What the command shows while the daemon starts.
 pub trait Console: Send + Sync + 'static {
