@@ -21,17 +21,19 @@ pub(super) fn find(
         let parent = if own.is_some() { parent::find(place, cluster, image)? } else { None };
         Ok(Layout { own, parent })
     });
-    let layout = found.unwrap_or_else(|error| {
-        tracing::warn!(image = %place.what, %error, "what it has of its own is not known: nothing is shared with other clones, and holes are not told");
-        Layout::default()
-    });
-    if layout.own.is_none() {
-        tracing::info!(
-            image = %place.what,
+    let image = &place.what;
+    match &found {
+        Err(error) => tracing::warn!(
+            %image, %error,
+            "what it has of its own is not known: nothing is shared with other clones, and holes are not told"
+        ),
+        Ok(Layout { own: None, .. }) => tracing::info!(
+            %image,
             "it has no valid object map (feature object-map; rbd object-map rebuild): holes are not told, and a clone shares nothing with other clones"
-        );
+        ),
+        Ok(_) => {}
     }
-    layout
+    found.unwrap_or_default()
 }
 
 /// The image's own objects; `None` without a valid object map. Looking at the objects themselves would not find those that hold nothing
