@@ -481,7 +481,7 @@ impl Spot<'_> {
         &self,
         image: &Image,
         guarded: bool,
-        work: impl Fn() -> Result<T, BackendError>,
+        work: impl FnOnce() -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         if !guarded {
             return self.allowed(image, work);
@@ -503,33 +503,53 @@ impl Spot<'_> {
         done
     }
 
+    /// Does something that works under the guard, with a handle that has not read the header since the guard was set.
+    fn under_guard<T>(
+        &self,
+        image: &Image,
+        guarded: bool,
+        work: impl FnOnce() -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        if guarded { work() } else { self.allowed(image, work) }
+    }
+
     /// Forbids changes of the image, of which our handle is to know: others have it make theirs.
     fn forbid(&self, image: &Image) -> io::Result<()> {
         if forbid::set(self.pool, self.header)? {
-            self.pool.notify_header(self.header)?;
+            self.tell_handles()?;
         }
         image.sizes().map(drop)
     }
 
-    /// The same for an image without a guard. Everybody may change it for a moment: what has come of that is looked at.
+    /// Has every handle of the image read its header again. One of a client that has died answers nothing, and the others are told all
+    /// the same.
+    fn tell_handles(&self) -> io::Result<()> {
+        self.pool.notify_header(self.header).or_else(|e| match e.raw_os_error() {
+            Some(libc::ETIMEDOUT) => Ok(()),
+            _ => Err(e),
+        })
+    }
+
+    /// Does something with an image of ours without a guard. Everybody may change it for that moment: what has come of that is looked at.
     fn allowed<T>(
         &self,
         image: &Image,
-        work: impl Fn() -> Result<T, BackendError>,
+        work: impl FnOnce() -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let before = self.seen(image)?;
         forbid::lift(self.pool, self.header).map_err(self.failed("allow changes of the image"))?;
         reached(Point::Exposed)?;
-        let done = self
-            .pool
-            .notify_header(self.header)
-            .map_err(self.failed("have the image's handle read its header"))
-            .and_then(|()| work());
-        self.until_done("forbid changes of the image again", || self.forbid(image))?;
+        const TELL: &str = "have the image's handle read its header";
+        let done = self.tell_handles().map_err(self.failed(TELL)).and_then(|()| work());
+        // Each for itself: a bit that is set already tells nobody.
+        self.until_done("forbid changes of the image again", || {
+            forbid::set(self.pool, self.header).map(drop)
+        })?;
+        self.until_done(TELL, || self.tell_handles())?;
         let after = self.seen(image)?;
         if after.features != before.features {
             let (image, features) = (&self.place.what, after.features);
-            tracing::error!(%image, features, "another client has changed the features of the image; see docs/backends.md");
+            tracing::error!(%image, features, "another client has changed the features of the image while changes were allowed for a moment");
         }
         done
     }
@@ -688,18 +708,12 @@ impl Attached {
             // librbd leaves objects alone that neither the image's map has nor the snapshot's. It changes the one to the other before it
             // looks at the objects, so that after a kill in between the image's map lacks those that have come since the snapshot.
             let rebuild = || image.rebuild_object_map().map_err(spot.failed("rebuild the object map"));
-            match self.guarded {
-                true => rebuild()?,
-                false => spot.allowed(image, rebuild)?,
-            }
+            spot.under_guard(image, self.guarded, rebuild)?;
             spot.unguarded(image, self.guarded, || spot.seen(image))?;
         }
         tracing::info!(image = %place.what, snapshot, "the image is being rolled back");
         let roll_back = || image.roll_back(snapshot).map_err(spot.failed("roll the image back"));
-        match self.guarded {
-            true => roll_back()?,
-            false => spot.allowed(image, roll_back)?,
-        }
+        spot.under_guard(image, self.guarded, roll_back)?;
         reached(Point::RolledBack)?;
         self.record = self.record.rolled_back();
         self.owner.swap(pool, &self.record)
