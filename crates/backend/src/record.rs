@@ -4,7 +4,7 @@
 //! same JSON document, changed only by whoever holds the image's lock, and only from the exact
 //! version that was read.
 
-use crate::file::ImageId;
+use crate::file::{Counted, ImageId};
 use crate::{BackendError, OpenOptions, Release, TakeOver, given_up};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -149,6 +149,9 @@ pub struct Ownership {
     /// State of the image at the release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<ImageStamp>,
+    /// `file:` only: what the kernel had counted on a device at the release, where that tells whether anybody has written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) counted: Option<Counted>,
     /// `file:` only: state of the image when it was taken: no time goes back behind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) taken_at: Option<ImageStamp>,
@@ -188,6 +191,7 @@ impl Ownership {
             claims: Vec::new(),
             lifted: None,
             stamp: None,
+            counted: None,
             taken_at: None,
             image: None,
             rollback: None,

@@ -8,6 +8,7 @@
 //! is (tmpfs, devices with 4 KiB sectors).
 
 mod check;
+mod counted;
 mod holes;
 mod owner;
 mod redo;
@@ -39,6 +40,7 @@ use tidepool_engine::mem::AlignedBuf;
 use uuid::Uuid;
 
 pub(crate) use check::{check, describe};
+pub(crate) use counted::Counted;
 pub(crate) use same::ImageId;
 pub(crate) use sidecar::{Lock, Sidecar, files, state_dir};
 
@@ -140,6 +142,7 @@ pub(crate) fn open<T>(
         reason: continuity.reason,
         layout: Layout { own, parent: None },
         snapshot: None,
+        notes: Vec::new(),
     };
     Ok((opened, prepared))
 }
@@ -626,8 +629,14 @@ impl Backend for FileBackend {
             group_redo::clear(&self.what, &FileShelf::new(&sidecar), record.generation)?;
         }
         let stamp = owner::stamp(self.ring.file()).map_err(|e| BackendError::io(&self.what, "stat", e))?;
+        let mut released = record.released(how, stamp);
+        if released.superseded.is_none() && released.stamp.is_none() {
+            let device =
+                rustix::fs::fstat(file).map_err(|e| BackendError::io(&self.what, "stat", e))?.st_rdev;
+            released.counted = counted::now(device);
+        }
         // The lock is given up with the backend, after the record says how the image was left.
-        sidecar.write(&record.released(how, stamp))
+        sidecar.write(&released)
     }
 }
 

@@ -4,6 +4,7 @@
 //! block device stands in [`sidecar::state_dir`], under a name that means nothing: which device a record belongs to is said in it
 //! ([`ImageId`]), and a device's record is the one that says so. Names of devices come and go.
 
+use super::counted;
 use super::replaced;
 use super::same::{ImageId, Sameness, in_sys};
 use super::sidecar::{self, Lock, SUFFIX, Sidecar};
@@ -397,6 +398,10 @@ fn displaced(record: &Ownership, identity: &ImageId, now: Option<&ImageStamp>) -
     (now_ns < then_ns).then_some(why)
 }
 
+/// What is said of a device that was released, if nothing tells more.
+const FREE_TO_WRITE: &str = "others were free to write to the device since this cache's release";
+const UNTOLD: &str = "a released device tells nothing about the writes of others";
+
 /// Whether somebody else wrote since the record was made.
 pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) -> Continuity {
     let record = located.record.as_ref();
@@ -428,6 +433,18 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
         }
         _ => {}
     }
+    if let Some(then) = &record.counted {
+        return match rustix::fs::fstat(file).ok().and_then(|stat| counted::now(stat.st_rdev)) {
+            Some(now) if now == *then => {
+                Continuity::proven("the kernel has counted no write to the device since this cache's release")
+            }
+            Some(now) if now.is_of_boot(then) => Continuity::overwritten(
+                "the kernel has counted writes to the device since this cache's release",
+            ),
+            _ if record.state == OwnerState::Clean => Continuity::overwritten(FREE_TO_WRITE),
+            _ => Continuity::unproven(UNTOLD),
+        };
+    }
     match (&record.stamp, now) {
         (Some(then), Ok(Some(now))) if *then == now => {
             Continuity::proven("size and modification time are those of this cache's release")
@@ -435,9 +452,7 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
         (Some(_), Ok(Some(_))) => {
             Continuity::overwritten("size or modification time changed since this cache's release")
         }
-        _ if record.state == OwnerState::Clean => {
-            Continuity::overwritten("others were free to write to the device since this cache's release")
-        }
-        _ => Continuity::unproven("a released device tells nothing about the writes of others"),
+        _ if record.state == OwnerState::Clean => Continuity::overwritten(FREE_TO_WRITE),
+        _ => Continuity::unproven(UNTOLD),
     }
 }

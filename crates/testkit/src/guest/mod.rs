@@ -135,6 +135,18 @@ impl GuestImage {
         self.start_with("guest.root=disk systemd.show_status=no", disks)
     }
 
+    /// Boots a guest that takes itself for no virtual machine, with these disks as NVMe: `/dev/nvme0n1`, `/dev/nvme1n1` and so on.
+    pub fn boot_as_metal(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
+        let mut devices: Vec<String> = vec!["-cpu".into(), "qemu64,-hypervisor".into()];
+        for (number, disk) in disks.iter().enumerate() {
+            let serial = disk.serial.unwrap_or("none");
+            devices.extend(["-blockdev".into(), format!("{},node-name=disk{number}", disk.node())]);
+            devices.extend(["-device".into(), format!("nvme,drive=disk{number},serial={serial}")]);
+        }
+        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+        self.start("", &devices, false)
+    }
+
     fn start_with(&self, parameters: &str, disks: &[Disk<'_>]) -> Result<Guest, Error> {
         let mut devices = Vec::new();
         for (number, disk) in disks.iter().enumerate() {

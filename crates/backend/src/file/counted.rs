@@ -1,0 +1,181 @@
+//! What the kernel has counted on a block device: whether anybody has written to it since its cache let go of it.
+//!
+//! The counters tell something only where every write comes by this kernel and is counted: on a whole disk of this machine alone. Not on
+//! a partition, a device made of others or used by others, a disk in a network or in an enclosure that two hosts share, or what a
+//! hypervisor calls a disk. A command that goes past the kernel's queue (`nvme format`, SG_IO) is not counted.
+
+use super::same::in_sys;
+use crate::record::boot_id;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The counters of a device, in one boot of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    boot_id: String,
+    /// The number that no other disk gets in this boot.
+    sequence: String,
+    /// Requests that have written, and their sectors.
+    writes: [u64; 2],
+    /// Requests that have discarded, and their sectors.
+    discards: [u64; 2],
+}
+
+impl Counted {
+    /// Both are of one boot of the host.
+    pub(super) fn is_of_boot(&self, other: &Counted) -> bool {
+        self.boot_id == other.boot_id
+    }
+}
+
+/// Where the kernel's trees are.
+struct Kernel<'a> {
+    /// The directory of the disk, without links.
+    disk: PathBuf,
+    /// `/sys/module`.
+    modules: &'a Path,
+    /// The machine is a virtual one.
+    virtual_machine: bool,
+}
+
+/// What is counted on a device now; `None` where the counters tell nothing.
+pub(super) fn now(device: u64) -> Option<Counted> {
+    let disk = in_sys(device).canonicalize().ok()?;
+    let processors = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let virtual_machine = processors.split_whitespace().any(|flag| flag == "hypervisor");
+    Kernel { disk, modules: Path::new("/sys/module"), virtual_machine }.counted(boot_id())
+}
+
+impl Kernel<'_> {
+    fn read(&self, file: &str) -> Option<String> {
+        fs::read_to_string(self.disk.join(file)).ok().map(|text| text.trim().to_owned())
+    }
+
+    fn counted(&self, boot_id: String) -> Option<Counted> {
+        let is_alone = |directory: &str| {
+            fs::read_dir(self.disk.join(directory)).is_ok_and(|mut entries| entries.next().is_none())
+        };
+        let is_whole = !self.disk.join("partition").exists() && is_alone("slaves") && is_alone("holders");
+        if !is_whole || !self.is_of_this_machine() || self.read("queue/iostats")? != "1" {
+            return None;
+        }
+        // Documentation/block/stat.rst of the kernel.
+        let numbers: Option<Vec<u64>> =
+            self.read("stat")?.split_whitespace().map(|number| number.parse().ok()).collect();
+        let numbers = numbers?;
+        let at = |index: usize| numbers.get(index).copied();
+        // What is under way is counted when it is done.
+        if at(8)? != 0 {
+            return None;
+        }
+        Some(boot_id).filter(|id| !id.is_empty()).and_then(|boot_id| {
+            Some(Counted {
+                boot_id,
+                sequence: self.read("diskseq")?,
+                writes: [at(4)?, at(6)?],
+                discards: [at(11)?, at(13)?],
+            })
+        })
+    }
+
+    /// Nobody else can reach it: memory of this machine, or a SATA or NVMe disk that has one way to it, in a machine that is no virtual one.
+    fn is_of_this_machine(&self) -> bool {
+        let names: Vec<String> = self.disk.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        let numbered = |name: &str, kind: &str| {
+            name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let Some((name, parents)) = names.split_last() else { return false };
+        if parents.ends_with(&["virtual".to_owned(), "block".to_owned()]) {
+            return numbered(name, "zram") || numbered(name, "ram");
+        }
+        let on = |kind: &str| parents.iter().any(|parent| numbered(parent, kind));
+        // With this switched on, a disk that has several controllers is not found below one of them.
+        let multipath = fs::read_to_string(self.modules.join("nvme_core/parameters/multipath"));
+        let one_way = multipath.is_ok_and(|on| on.trim() == "Y");
+        let of_one_controller =
+            on("nvme") && one_way && self.read("device/transport").as_deref() == Some("pcie");
+        !self.virtual_machine && (on("ata") || of_one_controller)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str = "  10 0 80 5   7 1 56 9   0 12 14   3 0 24 1   2 1\n";
+
+    /// A disk at a place in the kernel's tree, and what its files say beside or instead of the usual.
+    fn counted(place: &str, files: &[(&str, &str)], virtual_machine: bool) -> Option<Counted> {
+        let root = tempfile::tempdir().expect("a directory");
+        let disk = root.path().join("sys/devices").join(place);
+        let usual = [
+            ("stat", STAT),
+            ("diskseq", "5\n"),
+            ("queue/iostats", "1\n"),
+            ("device/transport", "pcie\n"),
+            ("multipath", "Y\n"),
+        ];
+        let modules = root.path().join("module");
+        for (file, content) in usual.iter().chain(files) {
+            let path = match *file {
+                "multipath" => modules.join("nvme_core/parameters/multipath"),
+                file => disk.join(file),
+            };
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            fs::write(path, content).expect("a file");
+        }
+        for directory in ["slaves", "holders"] {
+            fs::create_dir_all(disk.join(directory)).expect("a directory");
+        }
+        Kernel { disk, modules: &modules, virtual_machine }.counted("boot".into())
+    }
+
+    #[test]
+    fn writes_and_discards_of_a_disk_of_this_machine_are_counted() {
+        let found =
+            Counted { boot_id: "boot".into(), sequence: "5".into(), writes: [7, 56], discards: [3, 24] };
+        for place in [
+            "pci0/ata1/host0/target0:0:0/0:0:0:0/block/sda",
+            "pci0/0000:01:00.0/nvme/nvme0/nvme0n1",
+            "virtual/block/zram0",
+            "virtual/block/ram0",
+        ] {
+            assert_eq!(counted(place, &[], false), Some(found.clone()), "{place}");
+        }
+        assert_eq!(
+            counted("virtual/block/zram0", &[], true),
+            Some(found),
+            "memory is a virtual machine's own"
+        );
+    }
+
+    #[test]
+    fn where_others_may_write_or_not_all_is_counted_the_counters_tell_nothing() {
+        const ATA: &str = "pci0/ata1/host0/target0:0:0/0:0:0:0/block/sda";
+        const NVME: &str = "pci0/0000:01:00.0/nvme/nvme0/nvme0n1";
+        for (place, files, virtual_machine) in [
+            (ATA, &[][..], true),
+            (NVME, &[], true),
+            (ATA, &[("partition", "1\n")], false),
+            (ATA, &[("holders/dm-0", "")], false),
+            (ATA, &[("slaves/sdb", "")], false),
+            (ATA, &[("queue/iostats", "0\n")], false),
+            (ATA, &[("stat", "1 2 3\n")], false),
+            (ATA, &[("stat", "10 0 80 5 7 1 56 9 1 12 14 3 0 24 1 2 1\n")], false),
+            (NVME, &[("multipath", "N\n")], false),
+            (NVME, &[("device/transport", "tcp\n")], false),
+            ("virtual/nvme-subsystem/nvme-subsys0/nvme0n1", &[], false),
+            ("virtual/block/loop0", &[], false),
+            ("virtual/block/nbd0", &[], false),
+            ("virtual/block/dm-0", &[], false),
+            ("rbd/0/block/rbd0", &[], false),
+            ("pci0/host3/session1/target3:0:0/3:0:0:1/block/sdb", &[], false),
+            ("pci0/host0/port-0:0/end_device-0:0/target0:0:0/0:0:0:0/block/sda", &[], false),
+            ("pci0/host0/target0:2:0/0:2:0:0/block/sda", &[], false),
+            ("pci0/virtio2/block/vdb", &[], false),
+        ] {
+            assert_eq!(counted(place, files, virtual_machine), None, "{place} {files:?}");
+        }
+    }
+}
