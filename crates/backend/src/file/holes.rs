@@ -9,15 +9,19 @@ use tidepool_engine::OwnObjects;
 
 /// Longest time that a file is looked at: it may be in a million pieces.
 const LOOK_MAX: Duration = Duration::from_secs(2);
-/// `f_type` of ZFS (zfs_vfsops.h). It tells of holes where data has just been written (openzfs/zfs#15526).
-const ZFS_MAGIC: u64 = 0x2fc1_2fc1;
+/// `f_type` of the file systems whose word is taken: ext2 to ext4, XFS, Btrfs, tmpfs (linux/magic.h). ZFS has told of holes where data had just
+/// been written (openzfs/zfs#15526); what a network's or a stacked file system passes on may be its word.
+const TRUSTED: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
 
 /// What a file of `size_bytes` bytes has of its own; `None` where that is not told. What was not looked at in time counts as own.
 pub(super) fn own_objects(file: &OwnedFd, size_bytes: u64, caching: Caching) -> Option<OwnObjects> {
     let is_file = rustix::fs::fstat(file)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
     // A file that plays a pool is asked for everything, as the pool would be.
-    if !is_file || caching == Caching::Played || rustix::fs::fstatfs(file).ok()?.f_type as u64 == ZFS_MAGIC {
+    if !is_file
+        || caching == Caching::Played
+        || !TRUSTED.contains(&(rustix::fs::fstatfs(file).ok()?.f_type as u64))
+    {
         return None;
     }
     let until = Instant::now() + LOOK_MAX;

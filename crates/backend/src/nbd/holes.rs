@@ -27,8 +27,11 @@ pub(super) fn own_objects(
             tracing::info!("{}: where it has nothing is not known: {error}", place.what);
             match error {
                 ClientError::Failed(_) => Ok((None, client.into_connection())),
-                // What is still to come over this connection is not known.
-                _ => Ok((None, terms.connect_again(place)?)),
+                // What is still to come over this connection is not known. A server may serve one at a time.
+                _ => {
+                    drop(client);
+                    Ok((None, terms.connect_again(place)?))
+                }
             }
         }
     }
