@@ -181,7 +181,8 @@ impl Connection {
 
     /// Its volume is not served here yet, and the kernel works on neither direction: it can be passed on.
     pub(super) fn is_leaving(&self) -> bool {
-        matches!(self.state, State::Leaving) && !self.broken && self.outbox.is_empty() && self.is_quiet()
+        let is_there = !self.broken && !self.muted;
+        matches!(self.state, State::Leaving) && is_there && self.outbox.is_empty() && self.is_quiet()
     }
 
     /// What the handshake has come to, and what was received behind it, if it is leaving.
@@ -195,6 +196,8 @@ impl Connection {
         self.outbox.greeting().clear();
         self.inbox.put(unread);
         self.enter(session, shared);
+        // It may have left while it waited elsewhere; see [`Connection::process`].
+        self.stall = Some(Stall::Volume);
         self.wake = true;
     }
 
@@ -305,8 +308,12 @@ impl Connection {
         self.wake |= self.stall == Some(Stall::Own);
     }
 
-    /// The client takes nothing any more. What it has sent tells whether it has said good-bye; see [`Connection::process`].
+    /// The client takes nothing any more. If it has left, what it has sent tells whether it has said good-bye; see [`Connection::process`].
+    /// One that is there, as where the kernel has no memory for an answer, is not to wait for that in vain.
     fn mute<C: Core>(&mut self, shared: &mut Shared<C>) {
+        if !self.peer_has_left() {
+            return self.break_off();
+        }
         self.muted = true;
         if !self.outbox.in_flight() {
             self.outbox.clear(shared, &mut self.held);
