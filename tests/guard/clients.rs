@@ -90,6 +90,32 @@ pub const CHANGERS: &[Client] = &[
     },
 ];
 
+/// Further ones, which the whole table has.
+pub const MORE_CHANGERS: &[Client] = &[
+    Client {
+        name: "rbd snap limit set",
+        line: "rbd snap limit set --limit 9 IMG && rbd snap limit clear IMG",
+    },
+    Client {
+        name: "rbd config image set",
+        line: "rbd config image set IMG rbd_cache false && rbd config image remove IMG rbd_cache",
+    },
+    Client {
+        name: "rbd feature enable journaling",
+        line: "rbd feature enable IMG journaling && rbd feature disable IMG journaling",
+    },
+    Client {
+        name: "rbd deep cp from it",
+        line: "rbd deep cp --no-progress IMG IMG-copy && rbd snap purge --no-progress IMG-copy && rbd rm --no-progress IMG-copy",
+    },
+    Client { name: "rbd snap purge", line: "rbd snap purge --no-progress IMG" },
+    Client {
+        name: "rbd encryption format",
+        line: "echo secret >DIR/secret && rbd encryption format IMG luks1 DIR/secret",
+    },
+    Client { name: "rbd import over it", line: "rbd import --no-progress DIR/disk IMG" },
+];
+
 /// Clients that remove an image for good.
 pub const REMOVERS: &[Client] = &[
     Client { name: "rbd rm", line: "rbd rm --no-progress IMG" },

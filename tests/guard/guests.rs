@@ -5,8 +5,9 @@ use std::time::Duration;
 use tidepool_testkit::guest::{Guest, GuestImage};
 use tidepool_testkit::{Cluster, one_at_a_time};
 
-use crate::Stage;
-use crate::clients::State;
+use crate::clients::{State, sum_of};
+use crate::{Stage, VICTIM};
+use tidepool_tests::rig::VOLUME;
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// What the guest's kernel needs for its RBD client and its network.
@@ -76,6 +77,21 @@ fn try_guests(stage: &Stage, image: &GuestImage, kernel: &mut Guest, when: &str)
     assert_eq!(State::of(&stage.cluster, name).expect("the image can be read"), before);
 }
 
+impl Stage {
+    /// Starts the daemon again, drains, and gives the images back.
+    fn give_back(&mut self) {
+        self.rig.daemon.start().expect("its own cache takes the images back");
+        for volume in [VOLUME, VICTIM] {
+            self.rig.admin.call("DELETE", &format!("/v1/volumes/{volume}"), None).expect("it is given back");
+        }
+        assert!(self.rig.daemon.terminate().expect("it ends").success());
+        for image in self.images {
+            let sum = self.cluster.rbd_checksum(image).expect("rbd export");
+            assert_eq!(sum, sum_of(&self.model), "nothing is lost: {image}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "boots two guests: make guard"]
 fn g6_neither_a_vm_nor_the_kernels_client_on_the_image_itself_changes_a_byte() {
@@ -91,7 +107,7 @@ fn g6_neither_a_vm_nor_the_kernels_client_on_the_image_itself_changes_a_byte() {
     try_guests(&stage, &image, &mut kernel, "served");
     stage.kill_dirty();
     try_guests(&stage, &image, &mut kernel, "killed");
-    stage.wait_forgotten();
+    stage.wait_forgotten(&stage.images);
     try_guests(&stage, &image, &mut kernel, "forgotten");
 
     stage.give_back();

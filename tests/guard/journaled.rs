@@ -2,6 +2,7 @@
 //! changes it all the same.
 
 use crate::clients::{CHANGERS, Client, Outcome, State, run, sum_of};
+use crate::table::{Column, Verdict, check_manual};
 use crate::{GET_THROUGH, IMAGE_BYTES, NEEDS_A_MIRROR, pattern};
 use tidepool_testkit::nbd::Client as Nbd;
 use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time};
@@ -15,9 +16,11 @@ const OTHER_MIRRORING: &str = "rbd mirror image enable";
 /// What changes the image, as far as journaling lets it.
 fn changers() -> Vec<Client> {
     let some = CHANGERS.iter().filter(|client| ![NEEDS_A_MIRROR, OTHER_MIRRORING].contains(&client.name));
-    let disable =
-        Client { name: "rbd feature disable journaling", line: "rbd feature disable IMG journaling" };
-    some.copied().chain([disable]).collect()
+    let of_journaling = [
+        Client { name: "rbd journal reset", line: "rbd journal reset --image IMG" },
+        Client { name: "rbd feature disable journaling", line: "rbd feature disable IMG journaling" },
+    ];
+    some.copied().chain(of_journaling).collect()
 }
 
 struct Stage {
@@ -68,22 +71,25 @@ impl Stage {
         }
     }
 
-    /// Each is refused and changes nothing.
+    /// Each is refused and changes nothing, as the manual says.
     fn try_all(&self, when: &str) {
         let before = State::of(&self.cluster, IMAGE).expect("the image can be read");
-        let mut through = Vec::new();
+        let (mut through, mut seen) = (Vec::new(), Vec::new());
         for client in changers() {
             let outcome = run(&client, &self.cluster, &self.rig.scratch, IMAGE);
             println!("{when:10} {:26} {outcome}", client.name);
             match outcome {
-                Outcome::Refused(line) if !line.is_empty() => {}
-                Outcome::Done if GET_THROUGH.contains(&client.name) => {}
+                Outcome::Refused(line) if !line.is_empty() => seen.push((client.name, Verdict::Refused)),
+                Outcome::Done if GET_THROUGH.contains(&client.name) => {
+                    seen.push((client.name, Verdict::Harmless));
+                }
                 other => through.push(format!("{when}: {}: {other}", client.name)),
             }
         }
         assert!(through.is_empty(), "not refused:\n{}", through.join("\n"));
         let after = State::of(&self.cluster, IMAGE).expect("the image can be read");
         assert_eq!(after, before, "{when}");
+        check_manual(Column::Journaled, seen.into_iter());
     }
 
     /// The daemon's own changes are made all the same, however often.
