@@ -105,7 +105,7 @@ pub enum Transfer {
     Snapshot {
         /// Where its name is, in UTF-8.
         ptr: *const u8,
-        /// Bytes of the name.
+        /// Bytes of the name; 0 for a snapshot that mirroring names and sends to another cluster.
         len: usize,
     },
     /// Write down that the cache's content is no longer to be trusted, because the image is about to be
@@ -307,6 +307,8 @@ pub struct Opened {
     pub layout: Layout,
     /// Which snapshot it is, if it is one: the name that a clone of it finds in [`Parent::name`].
     pub snapshot: Option<String>,
+    /// What whoever uses the volume is to know of its image although nothing is wrong, a line each.
+    pub notes: Vec<String>,
 }
 
 /// What an image has, when it is opened.

@@ -22,6 +22,8 @@ pub struct Known {
     pub state: Option<State>,
     /// Why the backend could not be opened.
     pub error: Option<String>,
+    /// What is to be known of its image, a line each.
+    pub notes: Vec<String>,
     /// This host.
     pub host: String,
     /// The volume through which it reads what it has from its parent.
@@ -74,6 +76,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         state,
         backend_state: backend_state(volume),
         error: known.error.or_else(|| trouble(volume)),
+        notes: known.notes,
         exposure,
         dirty_bytes: status.dirty_bytes,
         dirty_zero_bytes: status.dirty_zero_bytes,
@@ -116,6 +119,7 @@ pub fn configured(wanted: &Wanted, known: Known) -> VolumeReport {
         state: known.state.unwrap_or(State::Opening),
         backend_state: BackendState::Ok,
         error: known.error,
+        notes: known.notes,
         exposure: Exposure {
             accepted_seconds: known.accept_loss.map(Duration::as_seconds),
             ..Exposure::default()
@@ -170,6 +174,13 @@ fn fenced(volume: &ShardVolumeStatus) -> String {
     }
 }
 
+/// What is to be done, at the end of a message, about a volume whose image is missing.
+pub fn if_gone(volume: &str) -> String {
+    format!(
+        "; if it is gone for good, tidepool volume remove {volume} --give-up says what is lost with it, and how to save that first"
+    )
+}
+
 /// What is wrong with a volume that is attached.
 fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
     let status = &volume.status;
@@ -180,7 +191,8 @@ fn trouble(volume: &ShardVolumeStatus) -> Option<String> {
         (_, Some(IoError::Fenced)) => Some(fenced(volume)),
         (_, Some(IoError::Errno(errno))) => {
             let error = std::io::Error::from_raw_os_error(errno);
-            Some(format!("the backend fails: {}", crate::failure::reason(&error)))
+            let way_out = if errno == libc::ENOENT { if_gone(&status.spec.name) } else { String::new() };
+            Some(format!("the backend fails: {}{way_out}", crate::failure::reason(&error)))
         }
         (_, None) if status.lost_blocks > 0 => {
             let copy =

@@ -588,6 +588,17 @@ pub enum VolumeCommand {
 pub enum SnapCommand {
     /// Take a snapshot that has everything written so far, as `volume snapshot` does.
     Create(SnapshotArgs),
+    /// Take one that has everything written so far for `rbd-mirror` to send to the other cluster, as `rbd mirror image snapshot` would.
+    Mirror {
+        /// The volume.
+        name: VolumeName,
+        /// Where the daemon is.
+        #[command(flatten)]
+        admin: AdminArgs,
+        /// How to print.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
     /// List the snapshots of the image, the oldest first.
     Ls {
         /// The volume.

@@ -13,6 +13,9 @@ use tidepool_daemon::volume::absolute_backend;
 #[derive(Debug, Serialize)]
 struct Report {
     backend: String,
+    /// More was done than to look.
+    #[serde(skip)]
+    accept_loss: bool,
     #[serde(flatten)]
     recovered: Recovered,
 }
@@ -29,7 +32,7 @@ pub fn run(args: &RecoverArgs) -> Result<(), Failure> {
             "recovering {uri} gives up what the cache that owns it has not drained ({cost}): say --accept-loss if that cache is lost"
         )));
     }
-    let report = Report { backend: uri.to_string(), recovered };
+    let report = Report { backend: uri.to_string(), accept_loss: args.accept_loss, recovered };
     output::print(args.output.format, &report, text)
 }
 
@@ -64,7 +67,8 @@ fn loss_line(loss: &Loss) -> String {
 fn text(report: &Report) -> String {
     let (image, recovered) = (&report.backend, &report.recovered);
     let Some(owner) = &recovered.given_up else {
-        return format!("{image}: nothing to give up: no cache is known to hold newer data of it");
+        let guard = if report.accept_loss { ", and nothing of a guard is left on it" } else { "" };
+        return format!("{image}: nothing to give up: no cache is known to hold newer data of it{guard}");
     };
     let mut text = format!("{image}: free; cache {} on host {} is given up\n", owner.cache_uuid, owner.host);
     if recovered.loss.is_some() {

@@ -4,7 +4,8 @@ use crate::cli::{SnapCommand, SnapshotArgs};
 use crate::output::{self, render};
 use crate::status::client;
 use crate::volume::{interruptible, with_progress};
-use tidepool_daemon::admin::{SnapshotAction, SnapshotReport};
+use tidepool_daemon::admin::client::{Client, ClientError};
+use tidepool_daemon::admin::{Snapshot, SnapshotAction, SnapshotReport};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::{Size, time};
 
@@ -12,6 +13,11 @@ use tidepool_daemon::units::{Size, time};
 pub async fn run(command: SnapCommand) -> Result<(), Failure> {
     match command {
         SnapCommand::Create(args) => create(args).await,
+        SnapCommand::Mirror { name, admin, output } => {
+            let client = client(&admin)?;
+            let asked = client.mirror_snapshot(name.as_str());
+            output::print(output.format, &taken(&client, name.as_str(), asked).await?, told)
+        }
         SnapCommand::Ls { name, admin, output } => {
             let snapshots = client(&admin)?.snapshots(name.as_str()).await.map_err(Failure::failed)?;
             output::print(output.format, &snapshots, |snapshots| list(snapshots))
@@ -29,12 +35,22 @@ pub async fn run(command: SnapCommand) -> Result<(), Failure> {
 pub async fn create(args: SnapshotArgs) -> Result<(), Failure> {
     let SnapshotArgs { name, snapshot, admin, output } = args;
     let client = client(&admin)?;
+    let asked = client.snapshot(name.as_str(), &snapshot);
+    output::print(output.format, &taken(&client, name.as_str(), asked).await?, told)
+}
+
+/// Waits for a snapshot that was asked for, and shows how far the drain is.
+async fn taken(
+    client: &Client,
+    name: &str,
+    asked: impl Future<Output = Result<Snapshot, ClientError>>,
+) -> Result<Snapshot, Failure> {
     let gone = "the daemon goes on with the snapshot (see `tidepool volume snap ls`)";
-    let taken = client.snapshot(name.as_str(), &snapshot);
-    let taken = with_progress(&client, Some(name.as_str()), "draining", gone, taken).await?;
-    output::print(output.format, &taken, |taken| {
-        format!("snapshot {} is taken in {:.1} s\n", taken.snapshot, taken.seconds)
-    })
+    with_progress(client, Some(name), "draining", gone, asked).await
+}
+
+fn told(taken: &Snapshot) -> String {
+    format!("snapshot {} is taken in {:.1} s\n", taken.snapshot, taken.seconds)
 }
 
 async fn roll_back(args: SnapshotArgs) -> Result<(), Failure> {

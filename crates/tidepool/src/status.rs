@@ -46,6 +46,9 @@ fn text(status: &Status) -> String {
         if let Some(error) = &volume.error {
             text.push_str(&format!("volume {}: {error}\n", volume.name));
         }
+        for note in &volume.notes {
+            text.push_str(&format!("volume {}: note: {note}\n", volume.name));
+        }
     }
     text
 }

@@ -88,6 +88,7 @@ pub(crate) fn open(uri: &NbdUri, options: &OpenOptions) -> Result<Opened, Backen
         reason,
         layout: Layout { own, parent: None },
         snapshot: None,
+        notes: Vec::new(),
     })
 }
 

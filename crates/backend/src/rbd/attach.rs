@@ -4,7 +4,7 @@ use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
 use super::forbid;
 use super::guard;
-use super::image::{Access, FEATURE_NON_PRIMARY, FEATURE_OBJECT_MAP, Facts, Image};
+use super::image::{Access, FEATURE_NON_PRIMARY, Facts, Image};
 use super::owner::OwnerObject;
 use super::peer;
 use super::place::Place;
@@ -14,15 +14,16 @@ use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, OwnerState, Ownership};
 use crate::redo;
-use crate::snapshot::SnapshotChange;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 use tidepool_engine::api::IoError;
 use uuid::Uuid;
 
 /// Clients of cut attempts that are remembered.
 const CLAIMS_MAX: usize = 8;
+
+/// How often it is tried again to allow changes of an image whose header others change meanwhile.
+const ALLOWS_MAX: u32 = 10;
 
 /// What is written down when others have used the moment in which the guard was lifted for us.
 const DISTURBED: &str = "another client has changed the image while it was being opened";
@@ -36,6 +37,8 @@ pub(super) struct Attached {
     pub(super) continuity: Continuity,
     pub(super) attachment: Attachment,
     pub(super) guarded: bool,
+    /// What is to be known of the image.
+    pub(super) notes: Vec<String>,
 }
 
 /// Takes the image for the cache of `options`, with a client that has an owner's rights.
@@ -91,8 +94,9 @@ pub(super) fn attach(
         check_cache(place, cluster, &survey, &before, options)?;
     }
     let guarded = survey.can_guard();
-    if !guarded {
-        tracing::warn!(image = %place.what, "journaling is on: the image is not guarded against other writers");
+    let notes: Vec<String> = survey.notes().into_iter().map(|(_, note)| note).collect();
+    for note in &notes {
+        tracing::warn!(image = %place.what, "{note}");
     }
     let header = survey.facts.header();
     let spot = Spot { place, cluster, pool, header: &header, client: &client };
@@ -103,7 +107,7 @@ pub(super) fn attach(
             let attachment = Attachment { client: client.clone(), cookie: taken.locker.cookie };
             let Survey { facts, owner, .. } = survey;
             let mut attached =
-                Attached { image: taken.image, facts, owner, record, continuity, attachment, guarded };
+                Attached { image: taken.image, facts, owner, record, continuity, attachment, guarded, notes };
             if let Some(snapshot) = &options.roll_back {
                 attached.roll_back(&spot, snapshot, before.rollback.is_some() || before.hides)?;
             }
@@ -113,7 +117,7 @@ pub(super) fn attach(
             // As it was, while the lock is still ours.
             match (survey.guarded(), before.state) {
                 (true, _) if !guarded => spot.guard_again(),
-                (false, OwnerState::Clean) => spot.free(guarded),
+                (false, OwnerState::Clean) => spot.free(),
                 // Nothing tells others that its newest data is in the cache, or somebody has been there: the header tells what they do.
                 (false, _) if !guarded || !taken.undisturbed => {
                     spot.expose_or_warn(&taken, &mut survey.owner, &before);
@@ -199,14 +203,14 @@ fn fence(
     Ok(version)
 }
 
-/// Everything that is needed to take an image's lock.
-struct Spot<'a> {
-    place: &'a Place,
-    cluster: &'a Arc<Cluster>,
-    pool: &'a IoCtx,
-    header: &'a str,
+/// Everything that is needed to take an image's lock, and to change the image.
+pub(super) struct Spot<'a> {
+    pub(super) place: &'a Place,
+    pub(super) cluster: &'a Arc<Cluster>,
+    pub(super) pool: &'a IoCtx,
+    pub(super) header: &'a str,
     /// Address of our own client.
-    client: &'a str,
+    pub(super) client: &'a str,
 }
 
 /// In which state of the image its lock is to be taken.
@@ -216,8 +220,6 @@ enum Start {
     Guarded,
     /// It is not, and this is the header's version since nobody else can have written.
     Unguarded(u64),
-    /// It is not, and what happened before is known otherwise.
-    Now,
 }
 
 /// What an attempt to take the lock has come to, also when it fails.
@@ -227,6 +229,8 @@ struct Progress {
     lifted: bool,
     /// Another client has taken the lock or changed the image since its guard was lifted.
     disturbed: bool,
+    /// Changes of the image were forbidden, and we have allowed them.
+    allowed: bool,
 }
 
 /// An open image whose lock is ours.
@@ -238,7 +242,7 @@ struct Taken {
 }
 
 impl Spot<'_> {
-    fn failed(&self, action: &'static str) -> impl Fn(io::Error) -> BackendError {
+    pub(super) fn failed(&self, action: &'static str) -> impl Fn(io::Error) -> BackendError {
         move |e| self.place.error(self.cluster, action, e)
     }
 
@@ -255,6 +259,9 @@ impl Spot<'_> {
         let taken = match self.lift_and_lock(start, owner, record, &mut progress) {
             Ok(taken) => taken,
             Err(e) => {
+                if progress.allowed && !guarded_after {
+                    self.forbid_again();
+                }
                 // A guard that somebody else has set since is not ours to lift.
                 if progress.lifted {
                     self.relent(owner, record, progress.disturbed);
@@ -277,7 +284,7 @@ impl Spot<'_> {
             match progress.lifted || record.state != OwnerState::Clean {
                 // Its absence must not look as if others had taken it away.
                 true => self.expose_or_warn(&taken, owner, record),
-                false => self.free(guarded_after),
+                false => self.free(),
             }
             return Err(e);
         }
@@ -305,10 +312,17 @@ impl Spot<'_> {
         }
     }
 
+    /// After a failure: changes are forbidden, as they were, if the cluster still lets us.
+    fn forbid_again(&self) {
+        if let Err(e) = forbid::set(self.pool, self.header) {
+            tracing::warn!(image = %self.place.what, error = %e, "changes of the image could not be forbidden again");
+        }
+    }
+
     /// After a failure: no guard, as it was, if the cluster still lets us.
-    fn free(&self, guarded: bool) {
-        let allowed = if guarded { Ok(()) } else { forbid::lift(self.pool, self.header) };
-        if let Err(e) = allowed.and_then(|()| guard::free(self.pool, self.header)) {
+    fn free(&self) {
+        let allowed = forbid::lift(self.pool, self.header, None);
+        if let Err(e) = allowed.and_then(|_| guard::free(self.pool, self.header)) {
             tracing::warn!(image = %self.place.what, error = %e, "the guard of the image could not be taken away");
         }
     }
@@ -335,6 +349,31 @@ impl Spot<'_> {
         Ok(version)
     }
 
+    /// Allows changes of the image if they are forbidden, before its lock is taken; see [`forbid`]. Returns the header's version after it,
+    /// or `version`, which it has no more, if somebody has changed the header since.
+    fn allow(&self, version: u64, progress: &mut Progress) -> Result<u64, BackendError> {
+        let mut expected = version;
+        for _ in 0..ALLOWS_MAX {
+            match forbid::lift(self.pool, self.header, Some(expected)) {
+                Ok(None) => return Ok(version),
+                Ok(Some(after)) => {
+                    progress.allowed = true;
+                    return Ok(if expected == version { after } else { version });
+                }
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW)) => {}
+                Err(e) => return Err(self.failed("allow changes of the image")(e)),
+            }
+            // Whoever has taken the lock since has forbidden them, and not for us to lift.
+            expected = self.pool.version(self.header).map_err(self.failed("read the image's header"))?;
+            if let Some(locker) =
+                self.pool.locker(self.header).map_err(self.failed("read the image's lock"))?
+            {
+                return Err(self.lost(Some(locker)));
+            }
+        }
+        Err(self.failed("allow changes of the image")(io::Error::from_raw_os_error(libc::EAGAIN)))
+    }
+
     fn lift_and_lock(
         &self,
         start: Start,
@@ -346,8 +385,8 @@ impl Spot<'_> {
         let version = match start {
             Start::Guarded => self.lift(owner, record, progress)?,
             Start::Unguarded(version) => version,
-            Start::Now => self.pool.version(self.header).map_err(self.failed(read_header))?,
         };
+        let version = self.allow(version, progress)?;
         let image = Image::open(&self.cluster.libraries().rbd, self.pool, &self.place.image, Access::Write);
         let image = image.map_err(self.failed("open the image"))?;
         let undisturbed = self.pool.version(self.header).map_err(self.failed(read_header))? == version;
@@ -387,6 +426,14 @@ impl Spot<'_> {
             true => continuity,
             false => Continuity::overwritten(DISTURBED),
         };
+        // Whoever was there in between may have changed it.
+        let found = taken.image.facts(self.pool).map_err(self.failed("read the image's header"))?;
+        if found.can_guard() != guarded {
+            let holder = "another client has changed its features just now; try again".to_owned();
+            return Err(BackendError::Locked { what: self.place.what.clone(), holder });
+        }
+        survey.facts.size_bytes = found.size_bytes;
+        survey.check_kind(self.place)?;
         if let Err(e) = continuity.check_dirty(&self.place.what, options) {
             // The next attempt would not see it any more.
             let superseded = Some(DISTURBED.into());
@@ -461,114 +508,12 @@ impl Spot<'_> {
         Err(BackendError::Locked { what: self.place.what.clone(), holder })
     }
 
-    /// What the handle finds when it has read the header again.
-    fn seen(&self, image: &Image) -> Result<Facts, BackendError> {
-        image.sizes().map_err(self.failed("read the image's header"))?;
-        image.facts().map_err(self.failed("read the image's header"))
-    }
-
     fn no_snapshot(&self, snapshot: &str, e: io::Error) -> BackendError {
         if e.raw_os_error() != Some(libc::ENOENT) {
             return self.failed("look for the snapshot")(e);
         }
         let why = format!("no such snapshot; see what there is: rbd snap ls {}", self.place.head);
         BackendError::NotFound { what: format!("{}@{snapshot}", self.place.what), why }
-    }
-
-    /// Does something with an image of ours that is forbidden to everybody: what forbids it is lifted for that moment, which the lock
-    /// that we hold makes safe.
-    fn unguarded<T>(
-        &self,
-        image: &Image,
-        guarded: bool,
-        work: impl FnOnce() -> Result<T, BackendError>,
-    ) -> Result<T, BackendError> {
-        if !guarded {
-            return self.allowed(image, work);
-        }
-        let watchers = || image.watchers().map_err(self.failed("list who has the image open"));
-        let before = watchers()?;
-        guard::pause(self.pool, self.header).map_err(self.failed("lift the guard of the image"))?;
-        reached(Point::Exposed)?;
-        let done = work();
-        self.until_done("guard the image again", || guard::set(self.pool, self.header).map(drop))?;
-        let is_known = |watcher: &String| before.iter().any(|known| address::same(known, watcher));
-        if !watchers().is_ok_and(|after| after.iter().all(is_known)) {
-            // Whoever has opened the image in that moment has not seen the guard, and reads the header again when told to. So does our own
-            // handle, which is replaced then.
-            if let Err(e) = self.pool.notify_header(self.header) {
-                tracing::warn!(image = %self.place.what, error = %e, "a client that has just opened the image may not see its guard");
-            }
-        }
-        done
-    }
-
-    /// Does something that works under the guard, with a handle that has not read the header since the guard was set.
-    fn under_guard<T>(
-        &self,
-        image: &Image,
-        guarded: bool,
-        work: impl FnOnce() -> Result<T, BackendError>,
-    ) -> Result<T, BackendError> {
-        if guarded { work() } else { self.allowed(image, work) }
-    }
-
-    /// Forbids changes of the image, of which our handle is to know: others have it make theirs.
-    fn forbid(&self, image: &Image) -> io::Result<()> {
-        if forbid::set(self.pool, self.header)? {
-            self.tell_handles()?;
-        }
-        image.sizes().map(drop)
-    }
-
-    /// Has every handle of the image read its header again. One of a client that has died answers nothing, and the others are told all
-    /// the same.
-    fn tell_handles(&self) -> io::Result<()> {
-        self.pool.notify_header(self.header).or_else(|e| match e.raw_os_error() {
-            Some(libc::ETIMEDOUT) => Ok(()),
-            _ => Err(e),
-        })
-    }
-
-    /// Does something with an image of ours without a guard. Everybody may change it for that moment: what has come of that is looked at.
-    fn allowed<T>(
-        &self,
-        image: &Image,
-        work: impl FnOnce() -> Result<T, BackendError>,
-    ) -> Result<T, BackendError> {
-        let before = self.seen(image)?;
-        forbid::lift(self.pool, self.header).map_err(self.failed("allow changes of the image"))?;
-        reached(Point::Exposed)?;
-        const TELL: &str = "have the image's handle read its header";
-        let done = self.tell_handles().map_err(self.failed(TELL)).and_then(|()| work());
-        // Each for itself: a bit that is set already tells nobody.
-        self.until_done("forbid changes of the image again", || {
-            forbid::set(self.pool, self.header).map(drop)
-        })?;
-        self.until_done(TELL, || self.tell_handles())?;
-        let after = self.seen(image)?;
-        if after.features != before.features {
-            let (image, features) = (&self.place.what, after.features);
-            tracing::error!(%image, features, "another client has changed the features of the image while changes were allowed for a moment");
-        }
-        done
-    }
-
-    /// Does what must be done, if the cluster lets us within a minute.
-    fn until_done(
-        &self,
-        action: &'static str,
-        work: impl Fn() -> io::Result<()>,
-    ) -> Result<(), BackendError> {
-        let mut attempts = 0;
-        while let Err(e) = work() {
-            attempts += 1;
-            if attempts == REGUARDS_MAX || e.raw_os_error() == Some(libc::ESHUTDOWN) {
-                return Err(self.failed(action)(e));
-            }
-            std::thread::sleep(REGUARD_PAUSE);
-        }
-        Ok(())
     }
 
     fn lost(&self, holder: Option<Locker>) -> BackendError {
@@ -624,20 +569,24 @@ pub(super) fn abandon(
 ) -> Result<Option<Ownership>, BackendError> {
     rights::check(place, cluster, pool, false)?;
     let mut survey = Survey::take(place, cluster, pool)?;
-    let Some(before) = survey.record.clone() else { return Ok(None) };
-    // What a kill has left of an earlier attempt, to open the image or to give it up.
-    let left_guard =
-        before.left_guard() && (survey.guarded() || survey.facts.forbidden || !before.claims.is_empty());
-    if before.state == OwnerState::Clean && !left_guard {
-        // An older release knows nothing of this part of the guard, and has left it.
-        allow(pool, &survey.facts)
-            .and_then(|()| guard::unreserve(pool, &survey.facts.header()))
-            .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
-        return Ok(None);
-    }
     // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.
     let holder = survey.holder(&OpenOptions::default());
-    survey.check_lock(place, &holder, &OpenOptions::default())?;
+    let unlocked = survey.check_lock(place, &holder, &OpenOptions::default());
+    // What a kill has left of an earlier attempt, to open the image or to give it up.
+    let is_left = survey.guarded() || survey.facts.forbidden;
+    let left = |record: &Ownership| {
+        record.state != OwnerState::Clean || record.left_guard() && (is_left || !record.claims.is_empty())
+    };
+    let Some(before) = survey.record.clone().filter(left) else {
+        // An older release knows nothing of these parts of the guard, and has left them.
+        if unlocked.is_ok() {
+            allow(pool, &survey.facts)
+                .and_then(|()| guard::unreserve(pool, &survey.facts.header()))
+                .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
+        }
+        return Ok(None);
+    };
+    unlocked?;
     refuse_live(place, &survey, &before)?;
     let shelf = super::shelf(place, cluster, &survey.facts.id)?;
     redo::check_version(&place.what, &shelf)?;
@@ -660,7 +609,7 @@ pub(super) fn abandon(
 
 /// Allows changes of an image where a cache has forbidden them.
 fn allow(pool: &IoCtx, facts: &Facts) -> io::Result<()> {
-    if facts.forbidden { forbid::lift(pool, &facts.header()) } else { Ok(()) }
+    if facts.forbidden { forbid::lift(pool, &facts.header(), None).map(drop) } else { Ok(()) }
 }
 
 /// What [`retake`] works with, and what a release writes down.
@@ -680,45 +629,6 @@ pub(super) struct Claim {
 }
 
 impl Attached {
-    /// Makes the image what it was at a snapshot. Its record says that this is under way, and the guard stands meanwhile: whatever becomes
-    /// of this process, nobody takes the image for whole. `again`: an earlier attempt was cut short.
-    fn roll_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
-        self.change_back(spot, snapshot, again).map_err(|error| {
-            let what = spot.place.what.clone();
-            tracing::error!(image = %what, snapshot, %error, "the rollback is cut short");
-            BackendError::HalfRolledBack { what, snapshot: snapshot.to_owned() }
-        })?;
-        reached(Point::Finished)?;
-        let image = &self.image;
-        let facts = spot.unguarded(image, self.guarded, || spot.seen(image))?;
-        self.facts = facts;
-        self.continuity = Continuity::unproven(format!("the image is rolled back to snapshot {snapshot}"));
-        Ok(())
-    }
-
-    fn change_back(&mut self, spot: &Spot<'_>, snapshot: &str, again: bool) -> Result<(), BackendError> {
-        let Spot { place, cluster, pool, .. } = *spot;
-        // All of it is in the image, and must not go over what that becomes.
-        let shelf = super::shelf(place, cluster, &self.facts.id)?;
-        redo::clear(&place.what, &shelf, self.record.generation)?;
-        cluster.wait_forever().map_err(|e| BackendError::io(&place.what, "wait for the cluster", e))?;
-        reached(Point::Marked)?;
-        let image = &self.image;
-        if again && self.facts.features & FEATURE_OBJECT_MAP != 0 {
-            // librbd leaves objects alone that neither the image's map has nor the snapshot's. It changes the one to the other before it
-            // looks at the objects, so that after a kill in between the image's map lacks those that have come since the snapshot.
-            let rebuild = || image.rebuild_object_map().map_err(spot.failed("rebuild the object map"));
-            spot.under_guard(image, self.guarded, rebuild)?;
-            spot.unguarded(image, self.guarded, || spot.seen(image))?;
-        }
-        tracing::info!(image = %place.what, snapshot, "the image is being rolled back");
-        let roll_back = || image.roll_back(snapshot).map_err(spot.failed("roll the image back"));
-        spot.under_guard(image, self.guarded, roll_back)?;
-        reached(Point::RolledBack)?;
-        self.record = self.record.rolled_back();
-        self.owner.swap(pool, &self.record)
-    }
-
     pub(super) fn claim(&self, place: &Place, cluster: &Arc<Cluster>) -> Claim {
         Claim {
             cluster: Arc::clone(cluster),
@@ -801,63 +711,6 @@ pub(super) fn disown(claim: &Claim) -> Result<(OwnerObject, Ownership), BackendE
     Ok((owner, record))
 }
 
-/// How often the guard is set again after a change of the image before that is given up, and the pause between.
-const REGUARDS_MAX: u32 = 60;
-const REGUARD_PAUSE: Duration = Duration::from_secs(1);
-
-/// A change of the image that the guard forbids.
-#[derive(Debug, Clone)]
-pub(super) enum Change {
-    /// A snapshot of this name.
-    Snapshot(String),
-    /// Of the snapshot of this name.
-    OfSnapshot(SnapshotChange, String),
-    /// Another size in bytes.
-    Size(u64),
-}
-
-/// Changes the image with its open handle. The guard forbids it to everybody, so it is lifted for that moment, which
-/// the lock that we hold makes safe: librbd takes it from nobody who is there. `EROFS` if the handle sees the guard, or
-/// lock and record do not say that the image is ours at this moment; [`retake`] finds out which.
-pub(super) fn change(claim: &Claim, image: &Image, what: &Change) -> Result<(), IoError> {
-    try_change(claim, image, what).map_err(|e| {
-        tracing::warn!(image = %claim.place.what, change = ?what, error = %e, "the image was not changed");
-        e.errno()
-    })
-}
-
-fn action(change: SnapshotChange) -> &'static str {
-    match change {
-        SnapshotChange::Remove => "remove the snapshot",
-        SnapshotChange::Protect => "protect the snapshot",
-        SnapshotChange::Unprotect => "unprotect the snapshot",
-    }
-}
-
-fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), BackendError> {
-    let Claim { cluster, place, header, .. } = claim;
-    let failed = |action: &'static str| move |e: io::Error| place.error(cluster, action, e);
-    let pool = cluster.pool(&place.pool, &place.namespace)?;
-    let (_, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
-    if !record.is_some_and(|record| record.is_of(&claim.record)) {
-        return Err(BackendError::Fenced { what: place.what.clone() });
-    }
-    let locker = pool.locker(header).map_err(failed("read the image's lock"))?;
-    if !locker.is_some_and(|locker| address::same(&locker.address, &claim.address)) {
-        return Err(failed("change the image")(io::Error::from_raw_os_error(libc::EROFS)));
-    }
-    let change = || match what {
-        Change::Snapshot(name) => image.snapshot(name).map_err(failed("take a snapshot")),
-        // Whoever has asked is told what the error means for a snapshot.
-        Change::OfSnapshot(change, name) => image
-            .change_snapshot(*change, name)
-            .map_err(|e| BackendError::io(format!("{}@{name}", place.what), action(*change), e)),
-        Change::Size(size_bytes) => image.resize(*size_bytes).map_err(failed("resize the image")),
-    };
-    let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
-    spot.unguarded(image, claim.guarded, change)
-}
-
 fn try_retake(
     claim: &Claim,
     old: Option<Arc<Image>>,
@@ -880,17 +733,23 @@ fn try_retake(
     }
     // Who holds the other copy is as it stands there: of a change that has failed the outcome is not known.
     let current = claim.record.with_peer(record.peer.clone());
+    let broken = |locker: &Locker| {
+        pool.break_lock(header, locker).map_err(|e| place.error(cluster, "release the lock", e))
+    };
+    // Without a guard the header's version since the lock was ours is what tells who has come.
+    let released = match read_locker()?.filter(|locker| !claim.guarded && ours(locker)) {
+        Some(locker) => broken(&locker)?,
+        None => None,
+    };
     // Closing waits for whatever librbd does with the lock at this moment, and releases it.
     drop(old);
     match read_locker()? {
-        Some(locker) if ours(&locker) => {
-            pool.break_lock(header, &locker).map_err(|e| place.error(cluster, "release the lock", e))?;
-        }
+        Some(locker) if ours(&locker) => drop(broken(&locker)?),
         Some(_) => return Err(fenced()),
         None => {}
     }
     let start = if !claim.guarded {
-        Start::Now
+        Start::Unguarded(released.ok_or_else(fenced)?)
     } else if place.facts(cluster, &pool)?.features & FEATURE_NON_PRIMARY != 0 {
         Start::Guarded
     } else {

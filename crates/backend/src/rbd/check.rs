@@ -44,8 +44,9 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     }
     if let Some(snapshot) = &place.snapshot {
         let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
-        let facts =
-            image.and_then(|image| image.facts()).map_err(|e| place.error(&cluster, "open the snapshot", e));
+        let facts = image
+            .and_then(|image| image.facts(&pool))
+            .map_err(|e| place.error(&cluster, "open the snapshot", e));
         report.step("snapshot", facts, |facts| format!("of image {}, {} bytes", facts.id, facts.size_bytes));
         report.would.push("open the snapshot read-only".into());
         return;
@@ -61,8 +62,13 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     let holder = survey.holder(options);
     if !options.read_only {
         report.step("features", survey.check_kind(&place), |()| "exclusive-lock is on".into());
-        if !survey.can_guard() {
-            let why = "journaling is on: others cannot change the image while a cache owns it, but they can write to it while its cache is stopped with dirty data, which is not drained over that";
+        for (subject, note) in survey.notes() {
+            report.warn(subject, note);
+        }
+        let is_owned = survey.record.as_ref().is_some_and(|record| record.state != OwnerState::Clean);
+        if survey.facts.forbidden && !is_owned {
+            let why = "changes of the image are forbidden by a cache that has it no more, so that `rbd` refuses them; opening it here, or \
+                       tidepool recover URI --accept-loss, ends that";
             report.warn("guard", why);
         }
     }
@@ -109,11 +115,10 @@ fn plan(survey: &Survey, holder: &Holder, cache_uuid: Uuid, report: &mut CheckRe
         Holder::Nobody | Holder::Live(_) | Holder::Manual(_) => {}
     }
     would.push("take the exclusive lock and keep it".into());
-    if survey.can_guard() {
-        would.push(
-            "guard the image against other writers (feature non-primary) until it is released clean".into(),
-        );
-    }
+    would.push(match survey.can_guard() {
+        true => "guard the image against other writers (feature non-primary) until it is released clean".into(),
+        false => "have others refused who would change the image (by a bit of op_features), until it is released clean".into(),
+    });
     let generation = survey.record.as_ref().map_or(1, |record| record.generation.saturating_add(1));
     would.push(format!("write generation {generation} to object {}", survey.facts.owner()));
     would.push(survey.continuity(cache_uuid, holder).plan());

@@ -21,10 +21,16 @@ pub(super) const LOCK_NAME: &CStr = c"rbd_lock";
 /// Tag of locks that librbd manages itself.
 pub(super) const LOCK_TAG_MANAGED: &str = "internal";
 
+/// The setting that names librbd's plugins, its persistent cache among them.
+const PLUGINS: &CStr = c"rbd_plugins";
+
 /// Settings that our guarantees rest on. A configuration file cannot change them.
 const SETTINGS: &[(&CStr, &CStr)] = &[
     // The cache is ours: librbd must neither acknowledge early nor hand out old data.
     (c"rbd_cache", c"false"),
+    // Nor keep on this host what it has acknowledged, which no object map tells of. (An image's or a pool's own setting goes before
+    // this one; such images are refused.)
+    (PLUGINS, c""),
     // A discard of less than an object has to zero it.
     (c"rbd_skip_partial_discard", c"false"),
     (c"rbd_discard_granularity_bytes", c"0"),

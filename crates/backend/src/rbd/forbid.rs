@@ -5,6 +5,9 @@
 //! that it has been changed by an operation that no release knows. A handle that has read that refuses to change the image (EROFS), for
 //! itself and for others, and reads and writes it as any other. So our handle has to read its header again when the bit is set.
 //!
+//! Nor does such a handle do again what the journal has of changes that a dead owner has not ended: taking the lock would never end. So the
+//! bit is lifted before a handle is opened that is to take the lock.
+//!
 //! The OSDs' class sets only bits that it knows, so the header's keys are written by themselves, each from the value that was just read.
 
 use super::cluster::{IoCtx, Step};
@@ -23,15 +26,20 @@ const ATTEMPTS: u32 = 10;
 
 /// Forbids changes of the image. Returns whether they were allowed before: who has the image open does not know of it yet.
 pub(super) fn set(pool: &IoCtx, header: &str) -> io::Result<bool> {
-    change(pool, header, |operations| operations | OPERATION_UNKNOWN)
+    change(pool, header, None, |operations| operations | OPERATION_UNKNOWN).map(|version| version.is_some())
 }
 
-/// Allows them again.
-pub(super) fn lift(pool: &IoCtx, header: &str) -> io::Result<()> {
-    change(pool, header, |operations| operations & !OPERATION_UNKNOWN).map(drop)
+/// Allows them again, if the header still has this version (`None`: any). Returns the header's version after it, if they were forbidden.
+pub(super) fn lift(pool: &IoCtx, header: &str, expected: Option<u64>) -> io::Result<Option<u64>> {
+    change(pool, header, expected, |operations| operations & !OPERATION_UNKNOWN)
 }
 
-fn change(pool: &IoCtx, header: &str, to: impl Fn(u64) -> u64) -> io::Result<bool> {
+fn change(
+    pool: &IoCtx,
+    header: &str,
+    expected: Option<u64>,
+    to: impl Fn(u64) -> u64,
+) -> io::Result<Option<u64>> {
     // `get_features` is asked for the image and not for a snapshot, read-only.
     let head = [&u64::MAX.wrapping_sub(1).to_le_bytes()[..], &[1]].concat();
     let number = |method, input: &[u8]| {
@@ -43,7 +51,7 @@ fn change(pool: &IoCtx, header: &str, to: impl Fn(u64) -> u64) -> io::Result<boo
         let (features, operations) = (number(c"get_features", &head)?, number(c"op_features_get", &[])?);
         let left = to(operations);
         if left == operations {
-            return Ok(false);
+            return Ok(None);
         }
         let with = if left == 0 { features & !FEATURE_OPERATIONS } else { features | FEATURE_OPERATIONS };
         // Without any, the key may not be there.
@@ -55,9 +63,9 @@ fn change(pool: &IoCtx, header: &str, to: impl Fn(u64) -> u64) -> io::Result<boo
                 Step::Set(FEATURES, &with.to_le_bytes()),
                 Step::Set(OPERATIONS, &left.to_le_bytes()),
             ];
-            match pool.change(header, None, &steps) {
+            match pool.change(header, expected, &steps) {
                 Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => {}
-                other => return other.map(|_| true),
+                other => return other.map(Some),
             }
         }
     }

@@ -14,11 +14,13 @@ pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 pub(super) const FEATURE_OBJECT_MAP: u64 = 1 << 3;
 /// Feature bit: journaling, used by journal-based mirroring.
 pub(super) const FEATURE_JOURNALING: u64 = 1 << 6;
+/// Feature bit: librbd's persistent cache on some host has data that the image lacks.
+pub(super) const FEATURE_DIRTY_CACHE: u64 = 1 << 11;
 /// Feature bit: not the primary copy; every librbd refuses to write. It is the guard of an image
 /// whose newest data is in a cache.
 pub(super) const FEATURE_NON_PRIMARY: u64 = 1 << 10;
 /// Feature bit: the image is on its way to another place (`rbd migration`), and not all of it need be here.
-pub(super) const FEATURE_MIGRATING: u64 = 1 << 11;
+pub(super) const FEATURE_MIGRATING: u64 = 1 << 9;
 /// Bit of the features that operations leave: the image is a member of a group.
 const OPERATION_GROUP: u64 = 1 << 2;
 
@@ -26,6 +28,10 @@ const OPERATION_GROUP: u64 = 1 << 2;
 const WATCHERS_MAX: usize = 256;
 /// Snapshots for which there is room at first.
 const SNAPSHOTS: usize = 64;
+/// Where an image or a pool has the setting that names librbd's plugins, the plugin that is the persistent cache, and the longest such setting.
+const PLUGINS_KEY: &CStr = c"conf_rbd_plugins";
+const PERSISTENT_CACHE: &str = "pwl_cache";
+const SETTING_BYTES_MAX: usize = 1024;
 /// Longest image id in bytes.
 const ID_BYTES_MAX: usize = 256;
 
@@ -41,6 +47,10 @@ pub(super) struct Facts {
     pub(super) forbidden: bool,
     /// Name of a snapshot of it that a group's snapshot consists of, also if it has left the group.
     pub(super) of_group: Option<String>,
+    /// It is mirrored by snapshots, and this is the copy that may be written.
+    pub(super) mirrored_by_snapshots: bool,
+    /// The image, or its pool, has librbd use its persistent cache.
+    pub(super) cached_by_librbd: bool,
     /// Bytes of an object times the objects of a stripe: what a discard can remove as a whole.
     pub(super) stripe_bytes: u64,
     /// Addresses of the clients that have the image open.
@@ -121,7 +131,8 @@ impl Image {
         self.handle
     }
 
-    pub(super) fn facts(&self) -> io::Result<Facts> {
+    /// What there is to know of an image in this pool.
+    pub(super) fn facts(&self, pool: &IoCtx) -> io::Result<Facts> {
         let rbd = self.rbd;
         let mut id = [0u8; ID_BYTES_MAX];
         // SAFETY: a buffer with its length.
@@ -144,7 +155,62 @@ impl Image {
         let of_group = self.snapshots()?.into_iter().find(|snapshot| snapshot.kind == SnapshotKind::Group);
         let of_group = of_group.map(|snapshot| snapshot.name);
         let watchers = self.watchers()?;
-        Ok(Facts { id, size_bytes, features, grouped, forbidden, of_group, stripe_bytes, watchers })
+        let mirrored_by_snapshots = self.is_mirrored_by_snapshots();
+        Ok(Facts {
+            id,
+            size_bytes,
+            features,
+            grouped,
+            forbidden,
+            of_group,
+            mirrored_by_snapshots,
+            cached_by_librbd: self.is_cached_by_librbd(pool)?,
+            stripe_bytes,
+            watchers,
+        })
+    }
+
+    /// Whether its own settings, or else those of its pool, name librbd's persistent cache.
+    fn is_cached_by_librbd(&self, pool: &IoCtx) -> io::Result<bool> {
+        let rbd = self.rbd;
+        // SAFETY: a valid image, and what `plugins` promises.
+        let own = plugins(|key, value, len| unsafe { (rbd.rbd_metadata_get)(self.handle, key, value, len) })?;
+        let plugins = match own {
+            None => {
+                // SAFETY: a valid pool, and what `plugins` promises.
+                plugins(|key, value, len| unsafe {
+                    (rbd.rbd_pool_metadata_get)(pool.handle(), key, value, len)
+                })?
+            }
+            own => own,
+        };
+        Ok(plugins.is_some_and(|plugins| plugins.contains(PERSISTENT_CACHE)))
+    }
+
+    /// Whether it is mirrored by snapshots, as far as that can be found out.
+    fn is_mirrored_by_snapshots(&self) -> bool {
+        let (Some(info), Some(cleanup), Some(mode)) = (
+            self.rbd.rbd_mirror_image_get_info,
+            self.rbd.rbd_mirror_image_get_info_cleanup,
+            self.rbd.rbd_mirror_image_get_mode,
+        ) else {
+            return false;
+        };
+        let mut found = sys::MirrorInfo { global_id: ptr::null_mut(), state: 0, primary: false };
+        // SAFETY: a valid image, a structure of the library's layout with its size.
+        let known = check(unsafe { info(self.handle, &raw mut found, size_of::<sys::MirrorInfo>()) });
+        if known.is_err() {
+            return false;
+        }
+        // SAFETY: filled by the call above, freed once.
+        unsafe { cleanup(&raw mut found) };
+        let mut by: c_int = 0;
+        // SAFETY: a valid image and out pointer.
+        let known = check(unsafe { mode(self.handle, &raw mut by) });
+        known.is_ok()
+            && found.state == sys::MIRROR_IMAGE_ENABLED
+            && found.primary
+            && by == sys::MIRROR_MODE_SNAPSHOT
     }
 
     /// Flags of the image, or of the snapshot that is open.
@@ -196,6 +262,17 @@ impl Image {
         let name = c_string(name);
         // SAFETY: a valid image, a C string.
         check(unsafe { (self.rbd.rbd_snap_create)(self.handle, name.as_ptr()) })?;
+        self.sizes().map(drop)
+    }
+
+    /// Takes a snapshot that mirroring sends to the other cluster, and lets the handle see it. `EINVAL` where the image is not mirrored
+    /// so, or there is no other cluster.
+    pub(super) fn mirror_snapshot(&self) -> io::Result<()> {
+        let unknown = || io::Error::from_raw_os_error(libc::ENOTSUP);
+        let create = self.rbd.rbd_mirror_image_create_snapshot.ok_or_else(unknown)?;
+        let mut id = 0u64;
+        // SAFETY: a valid image and out pointer.
+        check(unsafe { create(self.handle, &raw mut id) })?;
         self.sizes().map(drop)
     }
 
@@ -311,6 +388,20 @@ impl Drop for Image {
     fn drop(&mut self) {
         // SAFETY: opened once, used no more. librbd logs what goes wrong; the lock then falls with the client.
         unsafe { (self.rbd.rbd_close)(self.handle) };
+    }
+}
+
+/// What a setting names for librbd's plugins, if it is there. `get` is given a C string, and room for a value with the room's length.
+fn plugins(get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int) -> io::Result<Option<String>> {
+    let mut value = [0u8; SETTING_BYTES_MAX];
+    let mut len = value.len();
+    match check(get(PLUGINS_KEY.as_ptr(), value.as_mut_ptr().cast(), &raw mut len)) {
+        Ok(_) => {
+            Ok(CStr::from_bytes_until_nul(&value).ok().map(|plugins| plugins.to_string_lossy().into_owned()))
+        }
+        // Whoever may not look at the pool's settings is not given them by librbd either.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EPERM | libc::EACCES)) => Ok(None),
+        Err(e) => Err(e),
     }
 }
 

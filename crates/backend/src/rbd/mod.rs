@@ -6,6 +6,7 @@
 
 mod address;
 mod attach;
+mod change;
 mod check;
 mod cluster;
 mod forbid;
@@ -69,7 +70,7 @@ struct Held {
 /// A change of the image that the guard forbids to everybody.
 struct Change {
     token: u64,
-    what: attach::Change,
+    what: change::Change,
     /// Makes it; none while it waits for a handle that can write.
     thread: Option<JoinHandle<()>>,
 }
@@ -82,9 +83,10 @@ struct RbdBackend {
     held: Option<Held>,
     /// See [`Backend::attachment`].
     attachment: Vec<u8>,
-    /// What opening it has found out about what it has, and which snapshot it is, until that is told.
+    /// What opening it has found out about what it has, which snapshot it is, and what is to be known of it, until that is told.
     layout: Layout,
     snapshot: Option<String>,
+    notes: Vec<String>,
     pool: IoCtx,
     cluster: Arc<Cluster>,
     /// Slots that wait for a handle that can write.
@@ -105,7 +107,7 @@ struct RbdBackend {
     recording: Option<JoinHandle<()>>,
     change: Option<Change>,
     /// Changes that are made when that one is, by their token.
-    later: VecDeque<(u64, attach::Change)>,
+    later: VecDeque<(u64, change::Change)>,
     fenced: bool,
     /// Writes the redo, where what is written goes by groups.
     redo: Option<Writer>,
@@ -167,8 +169,9 @@ pub(crate) fn open(uri: &BackendUri, options: &OpenOptions) -> Result<Opened, Ba
     let place = place_of(uri)?;
     let (mut backend, generation, continuity) = open_place(place, options)?;
     let (layout, snapshot) = (std::mem::take(&mut backend.layout), backend.snapshot.take());
+    let notes = std::mem::take(&mut backend.notes);
     let Continuity { proven, reason, .. } = continuity;
-    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, layout, snapshot })
+    Ok(Opened { backend: Box::new(backend), generation, keep_clean: proven, reason, layout, snapshot, notes })
 }
 
 /// The snapshots of an image; see [`crate::snapshots`].
@@ -228,10 +231,10 @@ fn open_place(place: Place, options: &OpenOptions) -> Result<(RbdBackend, u64, C
     let attached = attach::attach(&place, &cluster, &pool, options)?;
     let attachment = serde_json::to_vec(&attached.attachment).expect("two strings are serialisable");
     let claim = attached.claim(&place, &cluster);
-    let Attached { image, facts, owner, record, continuity, .. } = attached;
+    let Attached { image, facts, owner, record, continuity, notes, .. } = attached;
     let held = Held { claim, owner };
     let mut backend = RbdBackend::start(place, cluster, pool, image, &facts, Some(held), None)?;
-    backend.attachment = attachment;
+    (backend.attachment, backend.notes) = (attachment, notes);
     backend.start_redo(&record, options)?;
     Ok((backend, record.generation, continuity))
 }
@@ -261,7 +264,7 @@ fn open_snapshot(
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
     let image = image.map_err(|e| place.error(&cluster, "open the snapshot", e))?;
     let read = |e| place.error(&cluster, "read the image's header", e);
-    let (facts, number) = (image.facts().map_err(read)?, image.snapshot_id(snapshot).map_err(read)?);
+    let (facts, number) = (image.facts(&pool).map_err(read)?, image.snapshot_id(snapshot).map_err(read)?);
     let attachment = format!("snapshot {number} of {}", facts.id).into_bytes();
     let continuity = match options.attachment.as_ref() == Some(&attachment) {
         true => Continuity::proven("it is the same snapshot"),
@@ -300,6 +303,7 @@ impl RbdBackend {
             attachment: Vec::new(),
             layout,
             snapshot: None,
+            notes: Vec::new(),
             pool,
             cluster,
             parked: Vec::with_capacity(INFLIGHT_MAX),
@@ -425,7 +429,7 @@ impl RbdBackend {
         self.retake.is_some() || self.recording.is_some() || change
     }
 
-    fn order_change(&mut self, token: u64, what: attach::Change) {
+    fn order_change(&mut self, token: u64, what: change::Change) {
         self.later.push_back((token, what));
         self.start_change();
     }
@@ -457,7 +461,7 @@ impl RbdBackend {
         let (claim, image, what) = (held.claim.clone(), Arc::clone(image), change.what.clone());
         let mailbox = Arc::clone(self.io.mailbox());
         let work = move || {
-            let outcome = attach::change(&claim, &image, &what);
+            let outcome = change::change(&claim, &image, &what);
             drop((claim, image));
             mailbox.post(Letter::Changed(outcome));
         };
@@ -482,7 +486,7 @@ impl RbdBackend {
             self.stale = true;
             return;
         }
-        if let (Ok(()), &attach::Change::Size(size_bytes)) = (outcome, &change.what) {
+        if let (Ok(()), &change::Change::Size(size_bytes)) = (outcome, &change.what) {
             self.size_bytes = size_bytes;
             self.io.set_size(size_bytes);
         }
@@ -582,9 +586,13 @@ impl Backend for RbdBackend {
         } else if let Transfer::Snapshot { ptr, len } = transfer {
             // SAFETY: the caller vouches for `len` bytes at `ptr`.
             let name = unsafe { std::slice::from_raw_parts(ptr, len) };
-            self.order_change(token, attach::Change::Snapshot(String::from_utf8_lossy(name).into_owned()));
+            let change = match name {
+                [] => change::Change::MirrorSnapshot,
+                name => change::Change::Snapshot(String::from_utf8_lossy(name).into_owned()),
+            };
+            self.order_change(token, change);
         } else if let Transfer::Resize { size_bytes } = transfer {
-            self.order_change(token, attach::Change::Size(size_bytes));
+            self.order_change(token, change::Change::Size(size_bytes));
         } else if transfer.is_redo() {
             match &mut self.redo {
                 Some(redo) => redo.submit(token, transfer),
@@ -615,7 +623,7 @@ impl Backend for RbdBackend {
         if self.held.is_none() {
             return Err(IoError::Errno(libc::EROFS));
         }
-        self.order_change(token, attach::Change::OfSnapshot(change, name.to_owned()));
+        self.order_change(token, change::Change::OfSnapshot(change, name.to_owned()));
         Ok(())
     }
 
@@ -679,6 +687,8 @@ impl Backend for RbdBackend {
         if !how.clean && !claim.guarded {
             // While the lock falls. For longer it would be in the way of mirroring.
             guard::set(pool, header).map_err(guard_failed())?;
+            // An attempt to do so after a change of the image may have failed.
+            forbid::set(pool, header).map_err(guard_failed())?;
             let ours = |address: &String| address::same(address, &claim.address);
             // A client that has opened it before waits for the lock.
             let others = |image: &Arc<Image>| image.watchers().map(|found| found.iter().all(ours));
@@ -691,10 +701,8 @@ impl Backend for RbdBackend {
         // The version that this change makes is the proof for the next open: while the guard stood nobody
         // could write, and whoever takes the lock after it changes the version.
         let version = match (how.clean, claim.guarded) {
-            (true, guarded) => {
-                if !guarded {
-                    forbid::lift(pool, header).map_err(guard_failed())?;
-                }
+            (true, _) => {
+                forbid::lift(pool, header, None).map_err(guard_failed())?;
                 guard::free(pool, header)
             }
             (false, true) => guard::set(pool, header),

@@ -8,6 +8,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// What is said of an image that cannot be opened.
+const OPEN: &str = "open the image";
 /// Longest id of an image that is read, with its length before it.
 const ID_BYTES_MAX: usize = 256;
 
@@ -71,8 +73,8 @@ impl Place {
     /// What there is to know about the image without changing anything.
     pub(super) fn facts(&self, cluster: &Cluster, pool: &IoCtx) -> Result<Facts, BackendError> {
         let image = Image::open(&cluster.libraries().rbd, pool, &self.image, Access::Read);
-        let image = image.map_err(|e| self.error(cluster, "open the image", e))?;
-        image.facts().map_err(|e| self.error(cluster, "read the image's header", e))
+        let image = image.map_err(|e| self.error(cluster, OPEN, e))?;
+        image.facts(pool).map_err(|e| self.error(cluster, "read the image's header", e))
     }
 
     /// The image has been put into a group, or is on its way to another place.
@@ -81,6 +83,16 @@ impl Place {
         let why = format!(
             "it is in a group, whose snapshots and rollbacks would go past the cache, or migrates; see rbd info {head}, then: \
              rbd group image rm GROUP {head}, or rbd migration commit or abort {head}"
+        );
+        BackendError::Unsupported { what, why }
+    }
+
+    /// The image's settings, or its pool's, name a plugin of librbd that it cannot be served with.
+    pub(super) fn has_plugins(&self) -> BackendError {
+        let (what, pool) = (self.what.clone(), &self.pool);
+        let why = format!(
+            "its settings have librbd use a plugin that is not there, or that keeps data on one host (pwl_cache); take that away: \
+             rbd config image remove {what} rbd_plugins, or rbd config pool remove {pool} rbd_plugins"
         );
         BackendError::Unsupported { what, why }
     }
@@ -111,6 +123,7 @@ impl Place {
                 BackendError::Unavailable { what, why }
             }
             Some(libc::ESHUTDOWN) => BackendError::Fenced { what },
+            Some(libc::ENOSYS) if action == OPEN => self.has_plugins(),
             _ => BackendError::io(what, action, e),
         }
     }

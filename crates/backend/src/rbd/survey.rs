@@ -2,8 +2,11 @@
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, LOCK_TAG_MANAGED, Locker};
+use super::forbid;
 use super::guard;
-use super::image::{FEATURE_EXCLUSIVE_LOCK, FEATURE_MIGRATING, FEATURE_NON_PRIMARY, Facts};
+use super::image::{
+    FEATURE_DIRTY_CACHE, FEATURE_EXCLUSIVE_LOCK, FEATURE_MIGRATING, FEATURE_NON_PRIMARY, Facts,
+};
 use super::owner::OwnerObject;
 use super::place::Place;
 use crate::backend::OpenOptions;
@@ -81,10 +84,16 @@ impl Survey {
     pub(super) fn guard_half(&self, place: &Place, pool: &IoCtx, holder: &Holder, cache_uuid: Uuid) {
         let is_half = self.own_record(cache_uuid).is_some_and(|record| record.rollback.is_some());
         let is_ours = matches!(holder, Holder::Nobody | Holder::OurDead(_));
-        if !is_half || !is_ours || self.guarded() || !self.can_guard() {
+        if !is_half || !is_ours {
             return;
         }
-        if let Err(error) = guard::set(pool, &self.facts.header()) {
+        let header = self.facts.header();
+        let guarded = match self.can_guard() {
+            true if self.guarded() => Ok(()),
+            true => guard::set(pool, &header).map(drop),
+            false => forbid::set(pool, &header).map(drop),
+        };
+        if let Err(error) = guarded {
             tracing::warn!(image = %place.what, %error, "the guard of the image, which is half rolled back, could not be set");
         }
     }
@@ -106,6 +115,15 @@ impl Survey {
         if self.facts.grouped || self.facts.features & FEATURE_MIGRATING != 0 {
             return Err(place.gone_elsewhere());
         }
+        if self.facts.features & FEATURE_DIRTY_CACHE != 0 {
+            return Err(unfit(format!(
+                "librbd's persistent cache on some host has data that the image lacks (feature dirty-cache): stop its VM there in order, \
+                 or, on that host, rbd persistent-cache flush {what}"
+            )));
+        }
+        if self.facts.cached_by_librbd {
+            return Err(place.has_plugins());
+        }
         let size = self.facts.size_bytes;
         if size == 0 {
             return Err(unfit(format!("it is empty; give it a size first: rbd resize --size SIZE {what}")));
@@ -118,19 +136,40 @@ impl Survey {
         Ok(())
     }
 
-    /// Whether a rollback of a group's snapshot could go past the cache: it reaches every image of the snapshot, also those that have left
-    /// the group. An image that this cache has dirty data for is served all the same.
-    pub(super) fn check_group_snapshots(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
-        let Some(name) = &self.facts.of_group else { return Ok(()) };
-        let why = format!(
+    /// Why a rollback of a group's snapshot could go past the cache: it reaches every image of the snapshot, also those that have left the
+    /// group.
+    fn group_snapshot(&self) -> Option<String> {
+        let name = self.facts.of_group.as_ref()?;
+        Some(format!(
             "its snapshot {name} belongs to a snapshot of a group, whose rollback would go past the cache; remove that first: \
              rbd group snap ls GROUP, then rbd group snap rm GROUP@SNAPSHOT"
-        );
-        if self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean) {
-            tracing::warn!(image = %place.what, "{why}");
-            return Ok(());
+        ))
+    }
+
+    /// Refuses an image that a group's rollback could reach. One that this cache has dirty data for is served all the same.
+    pub(super) fn check_group_snapshots(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
+        let dirty = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
+        match self.group_snapshot().filter(|_| !dirty) {
+            Some(why) => Err(BackendError::Unsupported { what: place.what.clone(), why }),
+            None => Ok(()),
         }
-        Err(BackendError::Unsupported { what: place.what.clone(), why })
+    }
+
+    /// What whoever has the image cached is to know of it, each with its subject.
+    pub(super) fn notes(&self) -> Vec<(&'static str, String)> {
+        let mut notes = Vec::new();
+        if !self.can_guard() {
+            let why = "journaling is on: others cannot change the image while a cache owns it, but they can write to it while its cache \
+                       is stopped with dirty data, which is not drained over that; and rbd-mirror cannot begin a copy of it meanwhile";
+            notes.push(("guard", why.to_owned()));
+        }
+        notes.extend(self.group_snapshot().map(|why| ("groups", why)));
+        if self.facts.mirrored_by_snapshots {
+            let why = "it is mirrored by snapshots, which neither `rbd mirror image snapshot` nor Ceph's schedule can take of it while a \
+                       cache owns it; take them with `tidepool volume snap mirror`";
+            notes.push(("mirroring", why.to_owned()));
+        }
+        notes
     }
 
     /// Whether the image holds what a reader with this cache may see.

@@ -36,6 +36,19 @@ pub(super) const SNAP_NAMESPACE_TRASH: c_int = 2;
 /// `RBD_SNAP_NAMESPACE_TYPE_MIRROR`.
 pub(super) const SNAP_NAMESPACE_MIRROR: c_int = 3;
 
+/// `RBD_MIRROR_IMAGE_ENABLED`.
+pub(super) const MIRROR_IMAGE_ENABLED: c_int = 1;
+/// `RBD_MIRROR_IMAGE_MODE_SNAPSHOT`.
+pub(super) const MIRROR_MODE_SNAPSHOT: c_int = 1;
+
+/// `rbd_mirror_image_info_t`.
+#[repr(C)]
+pub(super) struct MirrorInfo {
+    pub(super) global_id: *mut c_char,
+    pub(super) state: c_int,
+    pub(super) primary: bool,
+}
+
 /// Told how much of how much is done.
 pub(super) type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
@@ -169,6 +182,8 @@ library! {
         rbd_get_stripe_count(ImageT, *mut u64) -> c_int;
         rbd_get_id(ImageT, *mut c_char, usize) -> c_int;
         rbd_lock_acquire(ImageT, c_int) -> c_int;
+        rbd_metadata_get(ImageT, *const c_char, *mut c_char, *mut usize) -> c_int;
+        rbd_pool_metadata_get(IoCtxT, *const c_char, *mut c_char, *mut usize) -> c_int;
         rbd_watchers_list(ImageT, *mut Watcher, *mut usize) -> c_int;
         rbd_watchers_list_cleanup(*mut Watcher, usize);
         rbd_aio_create_completion(*mut c_void, Callback, *mut CompletionT) -> c_int;
@@ -198,6 +213,10 @@ library! {
         rbd_get_overlap(ImageT, *mut u64) -> c_int;
     } optional {
         rbd_aio_write_zeroes(ImageT, u64, usize, CompletionT, c_int, c_int) -> c_int;
+        rbd_mirror_image_get_info(ImageT, *mut MirrorInfo, usize) -> c_int;
+        rbd_mirror_image_get_info_cleanup(*mut MirrorInfo);
+        rbd_mirror_image_get_mode(ImageT, *mut c_int) -> c_int;
+        rbd_mirror_image_create_snapshot(ImageT, *mut u64) -> c_int;
     }
 }
 

@@ -1,5 +1,6 @@
 //! What needs a look inside: handles that turn read-only, and what librbd was told.
 
+mod journaled;
 mod peer;
 
 use super::attach::{HOOK, Point};
@@ -567,7 +568,7 @@ fn an_object_that_a_cut_rollback_has_hidden_does_not_come_back(lab: &Lab) {
     killed_at(Point::Marked, move || open_place(cut, &back_to("then", known)).err());
     let (cluster, pool) = place.connect().expect("a client");
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read).expect("opened");
-    let (id, number) = (image.facts().expect("facts").id, image.snapshot_id("then").expect("a number"));
+    let (id, number) = (image.facts(&pool).expect("facts").id, image.snapshot_id("then").expect("a number"));
     let map = lab.dir().join("map");
     let path = map.to_str().expect("a path");
     lab.rados(&["get", &format!("rbd_object_map.{id}.{number:016x}"), path]).expect("the snapshot's map");
@@ -923,8 +924,13 @@ fn an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neith
     let depart = |image: &str| rbd(&["migration", "prepare", image, "elsewhere"]);
     let come_back = || rbd(&["migration", "abort", "--no-progress", "elsewhere"]).expect("it comes back");
     let refused = |place: &Place| {
-        let error = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
-        assert!(error.contains("is in a group") && error.contains("rbd group image rm GROUP"), "{error}");
+        let opened = open_place(place.clone(), &options()).err();
+        let (cluster, pool) = place.connect().expect("a second client");
+        let looked = Survey::take(place, &cluster, &pool).and_then(|survey| survey.check_kind(place));
+        for error in [opened, looked.err()] {
+            let error = error.expect("it is refused").to_string();
+            assert!(error.contains("is in a group") && error.contains("rbd group image rm GROUP"), "{error}");
+        }
     };
     let kept_away = |image: &str, when: &str| {
         for (what, outcome) in [("a group", join(image)), ("a migration", depart(image))] {
@@ -1010,7 +1016,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     let lab = Lab::for_test().expect("a cluster");
     lab.rbd(&["group", "create", "team"]).expect("a group");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 36] = [
+    let cases: [fn(&Lab); 41] = [
         a_rollback_that_is_cut_short_is_told_and_finished,
         a_rollback_that_cannot_be_leaves_everything_as_it_was,
         an_object_that_a_cut_rollback_has_hidden_does_not_come_back,
@@ -1036,6 +1042,11 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         giving_up_can_be_cut_short_and_done_again,
         an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neither,
         whoever_comes_between_survey_and_lock_is_seen,
+        journaled::what_the_journal_has_of_a_change_is_done_again_by_the_next_open,
+        journaled::what_others_change_in_the_moment_of_a_change_is_seen,
+        journaled::a_bit_that_was_left_is_taken_away,
+        journaled::a_handle_without_a_guard_is_replaced_and_a_visitor_seen,
+        journaled::an_image_that_librbd_caches_is_refused,
         peer::a_peer_is_named_and_forgotten,
         peer::a_release_forgets_the_peer_unless_data_stays_behind,
         peer::an_unknown_outcome_is_found_out,

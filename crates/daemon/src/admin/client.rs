@@ -121,6 +121,14 @@ impl Client {
         self.call(Method::POST, format!("/v1/volumes/{name}/snapshots"), Some(&body)).await
     }
 
+    /// Has a snapshot taken of the volume as it is after this call that mirroring sends to the other cluster; returns when it is there.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn mirror_snapshot(&self, name: &str) -> Result<Snapshot, ClientError> {
+        self.call(Method::POST, format!("/v1/volumes/{name}/mirror-snapshots"), None::<&()>).await
+    }
+
     /// The snapshots of the volume's image that have been given a name.
     ///
     /// # Errors

@@ -11,6 +11,7 @@
 //! | `POST /v1/volumes/NAME/drain` | [`VolumeReport`], when everything acknowledged before is in the backend |
 //! | `POST /v1/volumes/NAME/resize` with [`ResizeVolume`] | [`VolumeReport`], when volume and image have the size |
 //! | `POST /v1/volumes/NAME/snapshots` with [`TakeSnapshot`] | [`Snapshot`], when the image has it |
+//! | `POST /v1/volumes/NAME/mirror-snapshots` | [`Snapshot`], when the image has it |
 //! | `GET /v1/volumes/NAME/snapshots` | list of [`SnapshotReport`] |
 //! | `PATCH /v1/volumes/NAME/snapshots` with [`ChangeSnapshot`] | [`ChangedSnapshot`], when it is done |
 //! | `POST /v1/volumes/NAME/rollback` with [`RollBack`] | [`RolledBack`], when it is served again |
@@ -161,6 +162,9 @@ pub struct VolumeReport {
     pub backend_state: BackendState,
     /// What is wrong, if anything is.
     pub error: Option<String>,
+    /// What is to be known of its image although nothing is wrong, a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// What would be lost if the cache device died now.
     pub exposure: Exposure,
     /// Bytes of data not yet in the backend.

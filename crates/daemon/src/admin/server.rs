@@ -120,6 +120,7 @@ pub fn admin_router(context: Arc<Context>) -> Router {
         .route("/v1/volumes/{name}", volume)
         .route("/v1/volumes/{name}/drain", post(drain))
         .route("/v1/volumes/{name}/snapshots", get(snapshots).post(snapshot).patch(change_snapshot))
+        .route("/v1/volumes/{name}/mirror-snapshots", post(mirror_snapshot))
         .route("/v1/volumes/{name}/rollback", post(roll_back))
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/takeover", post(take_over))
@@ -241,6 +242,14 @@ async fn snapshot(
     let TakeSnapshot { snapshot } = parse(body)?;
     let volumes = context.volumes.clone();
     json(to_the_end(async move { volumes.snapshot(&name, &snapshot).await }).await?)
+}
+
+async fn mirror_snapshot(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+) -> Answer<super::Snapshot> {
+    let volumes = context.volumes.clone();
+    json(to_the_end(async move { volumes.mirror_snapshot(&name).await }).await?)
 }
 
 async fn snapshots(

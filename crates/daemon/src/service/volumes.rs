@@ -125,6 +125,8 @@ struct Facts {
     error: Option<String>,
     /// Which image it is, as far as known.
     image: Option<Identity>,
+    /// What is to be known of its image, a line each.
+    notes: Vec<String>,
     /// The volume through which it reads what it has from its parent.
     parent: Option<String>,
     /// Which snapshot its backend has open, if it is one.
@@ -183,6 +185,7 @@ impl Facts {
             accept_loss: self.accept_loss,
             state: self.state,
             error: self.error.clone(),
+            notes: self.notes.clone(),
             parent: self.parent.clone(),
             ..Known::default()
         }
@@ -271,13 +274,16 @@ impl Entry {
     /// Its backend could not be opened; returns what to say of it. Its clients wait on if it may come soon: where another host has the
     /// volume they are to look there.
     fn set_unavailable(&self, error: &VolumeError) -> String {
-        use BackendError::{Locked, Unavailable};
+        use BackendError::{Locked, NotFound, Unavailable};
         let may_come = match error {
             VolumeError::Open { source, .. } => matches!(source, Locked { .. } | Unavailable { .. }),
             error => matches!(error, VolumeError::Silent { .. }),
         };
-        let text = crate::failure::one_line(error);
+        let mut text = crate::failure::one_line(error);
         let mut facts = lock(&self.facts);
+        if facts.id.is_some() && matches!(error, VolumeError::Open { source: NotFound { .. }, .. }) {
+            text.push_str(&report::if_gone(&self.name));
+        }
         (facts.state, facts.error) = (Some(State::Unavailable), Some(text.clone()));
         if let Some(announced) = &facts.announced {
             // A reactor that has stopped has no clients.
@@ -448,6 +454,7 @@ impl Volumes {
                 {
                     let mut facts = lock(&entry.facts);
                     (facts.id, facts.snapshot, facts.wish) = (Some(id), opened.snapshot, None);
+                    facts.notes = opened.notes;
                 }
                 self.replicate(entry, id, generation, read_only).await;
                 entry.set_served();

@@ -477,7 +477,7 @@ impl ShardHandle {
         self.ask(|answer| Command::Drain { id, answer }).await?
     }
 
-    /// Has the backend take a snapshot of this name of the volume as it is at a moment after the call.
+    /// Has the backend take a snapshot of this name (none: one of mirroring) of the volume as it is at a moment after the call.
     ///
     /// # Errors
     /// The volume's drain is unordered, the backend refused, or data is lost.

@@ -311,7 +311,7 @@ impl Volumes {
         );
         let loss = {
             let mut facts = lock(&entry.facts);
-            facts.snapshot = opened.snapshot;
+            (facts.snapshot, facts.notes) = (opened.snapshot, opened.notes);
             facts.accept_loss
         };
         if is_parent_name(name) && lock(&entry.facts).snapshot.as_ref() != Some(name) {

@@ -14,6 +14,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::info;
 
+/// In the place of a name: a snapshot that mirroring takes and names.
+const OF_MIRRORING: &str = "";
+
 /// Something that is to be done with a snapshot of a volume, for what is said of it.
 struct Asked<'a> {
     volume: &'a str,
@@ -56,7 +59,33 @@ impl Volumes {
         let asked = Asked { volume: name, what: format!("take snapshot {snapshot}") };
         let bad_name = |_| asked.refused("use 1 to 64 letters, digits, '.', '_' or '-'");
         check_name(snapshot).map_err(bad_name)?;
-        let image = asked.image(&entry)?;
+        let (image, seconds) = self.take(&asked, &entry, snapshot).await?;
+        Ok(Snapshot { volume: name.to_owned(), snapshot: format!("{image}@{snapshot}"), seconds })
+    }
+
+    /// Takes a snapshot that mirroring sends to the other cluster, as [`Volumes::snapshot`].
+    ///
+    /// # Errors
+    /// The image is not mirrored by snapshots, or the shard reports a failure.
+    pub async fn mirror_snapshot(&self, name: &str) -> Result<Snapshot, VolumeError> {
+        let entry = self.entry(name)?;
+        let asked = Asked { volume: name, what: "take a snapshot for mirroring".into() };
+        let (image, seconds) = self.take(&asked, &entry, OF_MIRRORING).await?;
+        // The shard is not told its name.
+        let listed = self.listed(&asked, &entry).await?.into_iter();
+        let newest = listed.filter(|found| found.kind == SnapshotKind::Mirror).max_by_key(|found| found.id);
+        let snapshot = newest.map_or_else(|| image.clone(), |found| format!("{image}@{}", found.name));
+        Ok(Snapshot { volume: name.to_owned(), snapshot, seconds })
+    }
+
+    /// Has the shard take a snapshot of this name, or one [`OF_MIRRORING`]; returns the image and the seconds that it took.
+    async fn take(
+        &self,
+        asked: &Asked<'_>,
+        entry: &Entry,
+        snapshot: &str,
+    ) -> Result<(String, f64), VolumeError> {
+        let image = asked.image(entry)?;
         let id = entry.attached("take a snapshot of")?;
         let start = Instant::now();
         let taken = self.shard.snapshot(id, snapshot.to_owned()).await;
@@ -67,10 +96,16 @@ impl Volumes {
             ShardError::Control(ControlError::Backend(IoError::Errno(libc::EROFS))) => {
                 asked.refused("the image is read-only")
             }
+            ShardError::Control(ControlError::Backend(IoError::Errno(libc::EINVAL)))
+                if snapshot == OF_MIRRORING =>
+            {
+                asked.refused(format!(
+                    "{image} is not mirrored by snapshots (rbd mirror image status {image}), or its pool has no peer (rbd mirror pool info)"
+                ))
+            }
             error => asked.refused(error.to_string()),
         })?;
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(Snapshot { volume: name.to_owned(), snapshot: format!("{image}@{snapshot}"), seconds })
+        Ok((image, start.elapsed().as_secs_f64()))
     }
 
     /// The snapshots of a volume's image that somebody has given a name, the oldest first.
