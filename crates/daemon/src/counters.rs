@@ -186,6 +186,11 @@ pub fn of_device(device: &DeviceStatus) -> Vec<Number> {
 pub fn of_reactor(reactor: &ReactorCounters) -> Vec<Number> {
     vec![
         counter("rounds", "Rounds of the reactor's loop", reactor.rounds),
+        gauge(
+            "round_effort_max",
+            "The most work that clients had done in one round, in blocks and nodes of the index",
+            reactor.round_effort_max,
+        ),
         counter("completions", "Completions taken from the ring", reactor.completions),
         counter("requests", "Client requests received", reactor.requests),
         counter("request_errors", "Client requests answered with an error", reactor.request_errors),

@@ -15,7 +15,7 @@ use crate::volume::{DrainWaiter, Task, Volume, object_of};
 const VERIFY_IN_FLIGHT: u32 = 8;
 
 /// What one [`Engine::block_status`] may cost: many stretches may make one extent.
-const STATUS_COST_MAX: u64 = 16 * 1024;
+const STATUS_COST_MAX: u64 = 4 * 1024;
 /// What a stretch costs beside its cached blocks, of which each costs 1.
 const STRETCH_COST: u64 = 4;
 
@@ -719,7 +719,8 @@ impl Engine {
     }
 
     /// What is known about a range, in order: at most `extents_max` stretches are put into `out`, which
-    /// is cleared first. They may end before the range does: a call looks at a bounded part of the index.
+    /// is cleared first. They may end before the range does: a call looks at a bounded part of the index. Returns how much it has looked at,
+    /// in blocks and nodes of the index.
     pub fn block_status(
         &self,
         id: VolumeId,
@@ -727,15 +728,16 @@ impl Engine {
         len: u64,
         extents_max: usize,
         out: &mut Vec<Extent>,
-    ) {
+    ) -> u64 {
         out.clear();
-        let Some(Some(volume)) = self.volumes.get(id.0 as usize) else { return };
+        let Some(Some(volume)) = self.volumes.get(id.0 as usize) else { return 0 };
         let block = BLOCK_BYTES as u64;
         let end = offset.saturating_add(len).min(volume.spec.size_bytes);
         let mut at = offset;
         if volume.is_refusing() && at < end {
             // Another host may have written what reads as zero here: whoever is told of data reads it, and is told.
-            return out.push(Extent { len: end - at, cached: false, dirty: false, zero: false });
+            out.push(Extent { len: end - at, cached: false, dirty: false, zero: false });
+            return 1;
         }
         let mut cost = 0;
         while at < end && cost < STATUS_COST_MAX {
@@ -769,12 +771,13 @@ impl Engine {
             if out.last().is_some_and(same) {
                 out.last_mut().expect("there is one").len += extent.len;
             } else if out.len() == extents_max {
-                return;
+                return cost;
             } else {
                 out.push(extent);
             }
             at = until;
         }
+        cost
     }
 }
 

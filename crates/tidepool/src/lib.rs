@@ -7,6 +7,7 @@ mod confirm;
 mod demo;
 mod export;
 mod lab;
+mod log;
 mod output;
 mod recover;
 mod serve;
@@ -29,7 +30,14 @@ pub fn run(limits: Limits) -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Serve(args) => {
-            let status = tell(serve::run(*args, limits));
+            let status = match serve::run(*args, limits) {
+                Ok(()) => 0,
+                Err(failure) => {
+                    log::last_words(&format!("tidepool: {failure}"));
+                    failure.exit_status()
+                }
+            };
+            log::end();
             tidepool_daemon::service::end_at_once(i32::from(status));
         }
         Command::Status(args) => ask(status::run(args)),

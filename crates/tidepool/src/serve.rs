@@ -1,6 +1,7 @@
 //! `tidepool serve`.
 
 use crate::cli::ServeArgs;
+use crate::log;
 use crate::output::bytes_bar;
 use indicatif::ProgressBar;
 use std::io::{IsTerminal, Write};
@@ -11,12 +12,11 @@ use tidepool_daemon::service::{self, Console};
 use tidepool_daemon::units::Size;
 use tidepool_replica::Limits;
 use tracing::info;
-use tracing_subscriber::EnvFilter;
 
 /// Runs the daemon, which waits for other hosts as `limits` says.
 pub fn run(args: ServeArgs, limits: Limits) -> Result<(), Failure> {
     let config = configuration(args)?;
-    start_log();
+    log::start();
     abort_on_panic();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::failed(format!("cannot start: {e}")))?;
@@ -32,6 +32,7 @@ fn configuration(args: ServeArgs) -> Result<Config, Failure> {
         cache: args.cache,
         cache_size: args.cache_size,
         nbd: args.nbd,
+        nbd_unencrypted: args.nbd_unencrypted.then_some(true),
         vhost: args.vhost,
         admin: args.admin,
         metrics: args.metrics,
@@ -55,20 +56,6 @@ fn configuration(args: ServeArgs) -> Result<Config, Failure> {
     }
 }
 
-/// The log goes to stderr; `RUST_LOG` chooses what is in it.
-fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let terminal = std::io::stderr().is_terminal();
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    // A service manager stamps the lines itself.
-    if std::env::var_os("JOURNAL_STREAM").is_some() {
-        log.with_ansi(false).without_time().init();
-    } else {
-        log.with_ansi(terminal).init();
-    }
-}
-
 /// A broken invariant ends the daemon at once, as a kill does: what was acknowledged is in the log, and
 /// nothing is written on a state that is not understood.
 fn abort_on_panic() {
@@ -79,9 +66,9 @@ fn abort_on_panic() {
             text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
         let place =
             panic.location().map(|place| format!(" ({}:{})", place.file(), place.line())).unwrap_or_default();
-        eprintln!(
+        log::last_words(&format!(
             "tidepool: internal error: {what}{place}; please report it (start again: nothing acknowledged is lost)"
-        );
+        ));
         std::process::abort();
     }));
 }
@@ -108,9 +95,11 @@ impl Console for Terminal {
     }
 
     fn ready(&self) {
-        let mut out = std::io::stdout().lock();
-        // Nobody has to listen.
-        let _ = writeln!(out, "ready").and_then(|()| out.flush());
+        // Nobody has to listen, and nobody waits for who should.
+        std::thread::spawn(|| {
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "ready").and_then(|()| out.flush());
+        });
     }
 }
 

@@ -65,6 +65,10 @@ impl Connection {
         {
             volume.gate.leave();
         }
+        if buf.is_none() && len > 0 {
+            shared.effort.end_range(len.into());
+            shared.freed = true;
+        }
         self.wake |= self.stall == Some(Stall::Own);
         let structured = self.structured();
         if result == Err(RequestError::Shutdown) {
@@ -191,7 +195,7 @@ impl Connection {
         let Some(asked) = self.requests.get_mut(request) else { return };
         asked.issued = asked.len;
         if asked.queued > 0 {
-            tracing::warn!("closing the connection of {}: a read failed whose reply had begun", self.peer);
+            tracing::warn!(peer = %self.peer, "closing a connection: a read failed whose reply had begun");
             self.break_off();
         } else if asked.pieces == 0 {
             self.finish(request, shared);

@@ -3,6 +3,7 @@
 
 use super::budget::Held;
 use super::core::Core;
+use super::effort;
 use super::gate::{self, PieceName, Unaligned};
 use super::guests::EXPECTED;
 use super::inbox::Inbox;
@@ -90,6 +91,8 @@ pub(super) enum Stall {
     Lease,
     /// The volume is on its way.
     Volume,
+    /// Too much is being trimmed or zeroed.
+    Ranges,
     /// Too many requests under way, or too many replies unsent.
     Own,
 }
@@ -125,6 +128,8 @@ pub(super) struct Connection {
     pub waits_until: Option<Nanos>,
     /// In the reactor's list of connections to look at.
     pub listed: bool,
+    /// It has had its turn in this round, and has more to do.
+    pub served: bool,
     /// In the reactor's queue of connections that wait for memory, a gate or a lease.
     pub waiting: bool,
     /// There is something to parse.
@@ -157,6 +162,7 @@ impl Connection {
             handshake_deadline: Some(now + HANDSHAKE_NS_MAX),
             waits_until: None,
             listed: false,
+            served: false,
             waiting: false,
             wake: false,
         }
@@ -177,6 +183,11 @@ impl Connection {
         } else {
             self.state = State::Ended;
         }
+    }
+
+    /// Whose part of a round its work counts for.
+    pub(super) fn volume(&self) -> Option<VolumeId> {
+        self.volume
     }
 
     /// Its volume is not served here yet, and the kernel works on neither direction: it can be passed on.
@@ -259,8 +270,9 @@ impl Connection {
             // SAFETY: the message, heads and data stay as they are until the completion (`Outbox::sent`).
             unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
         }
-        let reads =
-            !self.deaf && self.stall.is_none() && !matches!(self.state, State::Ended | State::Leaving);
+        // What was received is taken apart first.
+        let takes = !self.wake && !self.deaf && self.stall.is_none();
+        let reads = takes && !matches!(self.state, State::Ended | State::Leaving);
         if reads && !self.inbox.in_flight() {
             let (direct, beyond) = match &self.state {
                 State::Payload { request, buf, offset, len, filled } => {
@@ -342,6 +354,11 @@ impl Connection {
         }
         self.stall = None;
         loop {
+            if shared.effort.is_spent(self.volume) {
+                // It goes on in the next round.
+                (self.wake, self.served) = (true, true);
+                break;
+            }
             let more = match &self.state {
                 State::Handshake(_) => self.handshake(shared),
                 State::Header => self.header(shared),
@@ -404,7 +421,7 @@ impl Connection {
 
     /// The client broke the protocol.
     fn malformed<C: Core>(&mut self, shared: &mut Shared<C>, error: &dyn std::fmt::Display) -> bool {
-        tracing::warn!("closing the connection of {}: {error}", self.peer);
+        tracing::warn!(peer = %self.peer, "closing a connection: {error}");
         shared.count.malformed += 1;
         self.break_off();
         false
@@ -426,6 +443,7 @@ impl Connection {
             patient: self.waits_until.is_none_or(|until| shared.now < until),
             only: self.only.as_deref(),
         };
+        shared.effort.spend(None, effort::OPTION);
         match handshake.receive(self.inbox.unread(), &offer, self.outbox.greeting()) {
             Ok((taken, step)) => {
                 self.inbox.take(taken);
@@ -454,7 +472,7 @@ impl Connection {
             return;
         }
         let id = VolumeId(session.export as u16);
-        tracing::info!("{} uses volume {}", self.peer, session.name);
+        tracing::info!(peer = %self.peer, "a client uses volume {}", session.name);
         if let Some(volume) = shared.volumes.get_mut(id) {
             volume.connections += 1;
             self.volume = Some(id);
@@ -475,6 +493,7 @@ impl Connection {
         if !self.has_room() {
             return self.stall(Stall::Own);
         }
+        shared.effort.spend(self.volume, effort::REQUEST);
         let session = self.session.as_ref().expect("requests follow the handshake");
         let incoming = match session.request(header) {
             Ok(incoming) => incoming,
@@ -556,9 +575,9 @@ impl Connection {
         let command = asked.command;
         let offset = asked.offset + u64::from(asked.issued);
         let end = asked.offset + u64::from(asked.len);
-        let split = (offset + 1).next_multiple_of(REQUEST_BYTES_MAX as u64);
-        let whole = matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. });
-        let len = (if whole { end } else { end.min(split) } - offset) as u32;
+        let is_range = matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. });
+        let piece = if is_range { effort::RANGE_PIECE_BYTES } else { REQUEST_BYTES_MAX as u64 };
+        let len = (end.min((offset + 1).next_multiple_of(piece)) - offset) as u32;
         if !self.has_room() {
             return self.stall(Stall::Own);
         }
@@ -566,7 +585,13 @@ impl Connection {
             return self.stall(Stall::Gate);
         }
         let mut buf = None;
-        if !whole {
+        if is_range {
+            if !shared.effort.begin_range(len.into()) {
+                return self.stall(Stall::Ranges);
+            }
+            shared.effort.spend(self.volume, effort::blocks(len.into()) as u32);
+        } else {
+            shared.effort.spend(self.volume, effort::BLOCK * effort::blocks(len.into()) as u32);
             buf = shared.alloc(&mut self.held, buffer_bytes(offset, u64::from(len)));
             if buf.is_none() {
                 self.stall = Some(Stall::Memory);
@@ -721,7 +746,8 @@ impl Connection {
         let end = (request.offset + u64::from(request.len)).next_multiple_of(SECTOR);
         let mut extents = std::mem::take(&mut shared.extents);
         if let Some(id) = self.volume {
-            shared.core.block_status(id, start, end - start, EXTENTS_MAX, &mut extents);
+            let cost = shared.core.block_status(id, start, end - start, EXTENTS_MAX, &mut extents);
+            shared.effort.spend(Some(id), u32::try_from(cost).unwrap_or(u32::MAX));
         }
         for (index, (context, buf)) in contexts.iter().zip(bufs.into_iter().flatten()).enumerate() {
             let out = shared.core.arena_mut().bytes_mut(buf);

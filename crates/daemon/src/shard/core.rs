@@ -30,7 +30,14 @@ pub trait Core {
     fn shutdown(&mut self, now: Nanos, control: u64);
     fn volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
     fn device_status(&self) -> DeviceStatus;
-    fn block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>);
+    fn block_status(
+        &self,
+        id: VolumeId,
+        offset: u64,
+        len: u64,
+        extents_max: usize,
+        out: &mut Vec<Extent>,
+    ) -> u64;
     /// The real core, which alone has second copies.
     fn engine(&mut self) -> Option<&mut Engine> {
         None
@@ -61,7 +68,7 @@ forward! {
     volumes(&self) -> Vec<(VolumeId, VolumeSpec)>;
     volume_status(&self, now: Nanos, id: VolumeId) -> Option<VolumeStatus>;
     device_status(&self) -> DeviceStatus;
-    block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>);
+    block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>) -> u64;
     }
     exclusive {
     arena_mut(&mut self) -> &mut Arena;

@@ -75,7 +75,7 @@ impl<C: Core> Reactor<C> {
         let peer = introduce(&fd);
         if self.connections.is_full() {
             self.shared.count.turned_away += 1;
-            tracing::warn!("turning {peer} away: {CONNECTIONS_MAX} connections are open, which is the limit");
+            tracing::warn!(%peer, "turning a client away: {CONNECTIONS_MAX} connections are open, which is the limit");
             return;
         }
         self.shared.count.accepted += 1;

@@ -347,9 +347,16 @@ impl Core for MemoryCore {
         DeviceStatus { arena_used_bytes: used as u64, arena_bytes, ..DeviceStatus::default() }
     }
 
-    fn block_status(&self, id: VolumeId, offset: u64, len: u64, extents_max: usize, out: &mut Vec<Extent>) {
+    fn block_status(
+        &self,
+        id: VolumeId,
+        offset: u64,
+        len: u64,
+        extents_max: usize,
+        out: &mut Vec<Extent>,
+    ) -> u64 {
         out.clear();
-        let Some(volume) = self.volume(id) else { return };
+        let Some(volume) = self.volume(id) else { return 0 };
         let (mut at, end) = (offset, offset + len.min(STATUS_BYTES_MAX));
         while at < end && out.len() < extents_max {
             let block = at as usize / BLOCK_BYTES;
@@ -362,5 +369,6 @@ impl Core for MemoryCore {
             }
             at += bytes;
         }
+        end.saturating_sub(offset) / BLOCK_BYTES as u64
     }
 }

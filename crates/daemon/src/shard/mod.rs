@@ -10,6 +10,7 @@ mod coming;
 mod connection;
 mod control;
 mod core;
+mod effort;
 mod fetch;
 mod follower;
 mod gate;

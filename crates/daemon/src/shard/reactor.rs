@@ -152,7 +152,10 @@ impl<C: Core> Reactor<C> {
             }
             // Asked before the sleep: afterwards the core only tells what comes next.
             let deadline = self.shared.core.next_deadline();
-            self.ring.enter(self.timeout(deadline));
+            // Who has had its part of the round goes on at once, but after the others.
+            let timeout = if self.listed.is_empty() { self.timeout(deadline) } else { Some(Duration::ZERO) };
+            self.ring.enter(timeout);
+            self.take_turns();
             self.shared.count.rounds += 1;
             self.shared.now = tidepool_driver::now();
             while let Some(completion) = self.ring.next_completion() {
@@ -161,6 +164,15 @@ impl<C: Core> Reactor<C> {
             }
             self.pass_time(deadline);
         }
+    }
+
+    /// Begins a round in which those are first that have not had their turn in the one before.
+    fn take_turns(&mut self) {
+        let done = self.shared.effort.next_round();
+        self.shared.count.round_effort_max = self.shared.count.round_effort_max.max(done);
+        let mut served =
+            |slot: &u32| self.connections.get_mut(*slot).is_some_and(|c| std::mem::take(&mut c.served));
+        self.listed.sort_by_cached_key(|slot| served(slot));
     }
 
     /// How long the kernel may let the thread sleep, given the core's deadline.
@@ -197,7 +209,7 @@ impl<C: Core> Reactor<C> {
             let Some(connection) = self.connections.get_mut(slot).filter(|c| !c.broken()) else { continue };
             match connection.handshake_deadline {
                 Some(at) if at <= self.shared.now => {
-                    tracing::info!("closing the connection of {}: no handshake in time", connection.peer);
+                    tracing::info!(peer = %connection.peer, "closing a connection: no handshake in time");
                     connection.break_off();
                     self.list(slot);
                 }
@@ -317,14 +329,19 @@ impl<C: Core> Reactor<C> {
 
     /// Lets every listed connection that has reason to take apart what it has received.
     fn parse(&mut self) -> bool {
+        let awake = |slot: &u32| self.connections.get(*slot).filter(|c| c.wake);
+        self.shared.effort.divide(self.listed.iter().filter_map(awake).map(|c| c.volume()));
         let mut parsed = false;
         for index in 0..self.listed.len() {
             let slot = self.listed[index];
             let Some(connection) = self.connections.get_mut(slot).filter(|c| c.wake) else { continue };
+            if self.shared.effort.is_spent(connection.volume()) {
+                continue;
+            }
             parsed = true;
             connection.process(&mut self.shared);
             let queue = match connection.stall {
-                Some(Stall::Memory | Stall::Gate) => &mut self.stalled,
+                Some(Stall::Memory | Stall::Gate | Stall::Ranges) => &mut self.stalled,
                 Some(Stall::Lease) => &mut self.unleased,
                 Some(Stall::Volume) => &mut self.patient,
                 Some(Stall::Own) | None => continue,
@@ -486,7 +503,10 @@ impl<C: Core> Reactor<C> {
             }
         }
         self.listed.truncate(kept);
-        kept > 0 || self.shared.freed || self.replication.hung_up
+        let connections = &self.connections;
+        let volume = |slot: &u32| connections.get(*slot).and_then(|c| c.volume());
+        let goes_on = self.listed.iter().any(|slot| !self.shared.effort.is_spent(volume(slot)));
+        goes_on || self.shared.freed || self.replication.hung_up
     }
 
     /// Ends the kernel's and the clients' part; the rest is for the caller.

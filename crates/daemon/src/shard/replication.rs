@@ -187,7 +187,7 @@ impl<C: Core> Reactor<C> {
     pub(super) fn hang_up(&mut self, slot: u32, why: &str) {
         let link = self.replication.links.get_mut(slot).map(|(link, _)| link);
         if let Some(link) = link.filter(|link| !link.broken()) {
-            tracing::warn!("connection with {} closed: {why}", link.peer);
+            tracing::warn!(peer = %link.peer, "connection with another host closed: {why}");
             link.break_off();
             self.link_is_lost(slot);
         }
@@ -203,7 +203,7 @@ impl<C: Core> Reactor<C> {
             _ => link.sent(result),
         }
         if link.broken() && !was_broken {
-            tracing::warn!("connection with {} lost", link.peer);
+            tracing::warn!(peer = %link.peer, "connection with another host lost");
             self.link_is_lost(slot);
         }
     }

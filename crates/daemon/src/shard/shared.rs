@@ -3,6 +3,7 @@
 use super::budget::{Budget, Held};
 use super::coming::Coming;
 use super::core::Core;
+use super::effort::Effort;
 use super::guests::Expected;
 use super::limits::EXTENTS_MAX;
 use super::stats::ReactorCounters;
@@ -20,6 +21,8 @@ pub(super) struct Shared<C> {
     /// A volume has come, or is not on its way any more, since somebody last looked.
     pub came: bool,
     pub count: ReactorCounters,
+    /// What clients have had done in this round.
+    pub effort: Effort,
     /// Time of this round.
     pub now: Nanos,
     /// Reused for block status.
@@ -53,6 +56,7 @@ impl<C: Core> Shared<C> {
             coming: Vec::new(),
             came: false,
             count,
+            effort: Effort::new(),
             now,
             extents: Vec::with_capacity(EXTENTS_MAX),
             budget,

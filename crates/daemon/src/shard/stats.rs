@@ -74,6 +74,8 @@ pub struct ShardStatus {
 pub struct ReactorCounters {
     /// Rounds of the loop; each enters the kernel once.
     pub rounds: u64,
+    /// The most that clients had done in one round, in units of about a block of the index.
+    pub round_effort_max: u64,
     /// Completions taken from the ring.
     pub completions: u64,
     /// Client requests received.

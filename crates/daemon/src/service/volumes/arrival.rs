@@ -199,12 +199,12 @@ impl Arriving {
             tokio::select! {
                 guest = self.guests.recv() => match guest {
                     Some(guest) if hosted.len() < GUESTS_MAX => {
-                        info!("{} uses volume {}, which is about to come here", guest.peer, self.name);
+                        info!(peer = %guest.peer, "a client uses volume {}, which is about to come here", self.name);
                         let shard = self.volumes.shard.clone();
                         let way = guest::Way { wishes: wishes.clone(), stage: staged.clone(), turn: turn.clone() };
                         hosted.spawn(guest::host(guest, way, shard));
                     }
-                    Some(guest) => warn!("turning {} away: {GUESTS_MAX} clients wait for {}", guest.peer, self.name),
+                    Some(guest) => warn!(peer = %guest.peer, "turning a client away: {GUESTS_MAX} clients wait for {}", self.name),
                     None => return Err(PeerError::Refused("somebody else offers it now".into())),
                 },
                 wish = wished.recv() => match wish {

@@ -1,0 +1,129 @@
+//! How much clients get done between two looks at the ring, so that none keeps the others waiting.
+//!
+//! Work is counted where it is done, in units of about what it takes to touch one block or one node of the index. What one round has room
+//! for is divided among the volumes that have something to do; a volume that has used its part goes on in the next round, and its
+//! connections take turns. A single request may go past the rest of its volume's part, so no request may be large:
+//!
+//! | command | units |
+//! |---|---|
+//! | an option of the handshake, which may list all volumes | [`OPTION`] |
+//! | any request | [`REQUEST`] |
+//! | the payload of a write, answers of reads | [`BLOCK`] for each block, at most what is received at once |
+//! | block status | what was looked at ([`tidepool_engine::Engine::block_status`]) |
+//! | trim, write-zeroes | 1 for each block, in pieces of [`RANGE_PIECE_BYTES`] |
+//!
+//! What trims and write-zeroes cost when the log has them comes later: so there is a bound to those that are under way, [`RANGE_BLOCKS_MAX`].
+
+use tidepool_engine::api::{BLOCK_BYTES, VOLUMES_MAX, VolumeId};
+
+/// An option of a handshake.
+pub(super) const OPTION: u32 = 2 * VOLUMES_MAX as u32;
+/// A request.
+pub(super) const REQUEST: u32 = 4;
+/// A block that is copied.
+pub(super) const BLOCK: u32 = 8;
+
+/// What is done in one round, by all.
+pub(super) const ROUND_MAX: u32 = 32 * 1024;
+/// The least that a volume gets done in a round.
+const SHARE_MIN: u32 = 512;
+
+/// Trims and write-zeroes reach the core in pieces of this many bytes at most.
+pub(super) const RANGE_PIECE_BYTES: u64 = 64 << 20;
+/// Blocks of trims and write-zeroes of all clients that are in the core at once; one piece more may begin below it.
+pub(super) const RANGE_BLOCKS_MAX: u64 = 16 * RANGE_PIECE_BYTES / BLOCK_BYTES as u64;
+
+/// The work of a round.
+pub(super) struct Effort {
+    /// By volume, and that of clients which have none yet.
+    spent: Box<[u32]>,
+    total: u64,
+    share: u32,
+    /// Blocks of trims and write-zeroes under way.
+    ranges: u64,
+}
+
+fn index(of: Option<VolumeId>) -> usize {
+    of.map_or(VOLUMES_MAX, |id| usize::from(id.0).min(VOLUMES_MAX))
+}
+
+impl Effort {
+    pub(super) fn new() -> Effort {
+        let spent = vec![0; VOLUMES_MAX + 1].into_boxed_slice();
+        Effort { spent, total: 0, share: ROUND_MAX, ranges: 0 }
+    }
+
+    /// The ring was looked at. Returns what was done since it was looked at before.
+    pub(super) fn next_round(&mut self) -> u64 {
+        if self.total > 0 {
+            self.spent.fill(0);
+        }
+        self.share = ROUND_MAX;
+        std::mem::take(&mut self.total)
+    }
+
+    /// Divides what the round has room for among these volumes.
+    pub(super) fn divide(&mut self, active: impl Iterator<Item = Option<VolumeId>>) {
+        let mut seen = [false; VOLUMES_MAX + 1];
+        active.for_each(|of| seen[index(of)] = true);
+        let active = seen.iter().filter(|&&seen| seen).count().max(1) as u32;
+        self.share = (ROUND_MAX / active).max(SHARE_MIN);
+    }
+
+    pub(super) fn spend(&mut self, of: Option<VolumeId>, units: u32) {
+        let spent = &mut self.spent[index(of)];
+        *spent = spent.saturating_add(units);
+        self.total += u64::from(units);
+    }
+
+    /// It has had its part of this round.
+    pub(super) fn is_spent(&self, of: Option<VolumeId>) -> bool {
+        self.spent[index(of)] >= self.share
+    }
+
+    /// A trim or write-zeroes of so many bytes may begin.
+    pub(super) fn begin_range(&mut self, bytes: u64) -> bool {
+        let fits = self.ranges < RANGE_BLOCKS_MAX;
+        if fits {
+            self.ranges += blocks(bytes);
+        }
+        fits
+    }
+
+    pub(super) fn end_range(&mut self, bytes: u64) {
+        self.ranges = self.ranges.checked_sub(blocks(bytes)).expect("what ends has begun");
+    }
+}
+
+/// Blocks that a range may touch.
+pub(super) fn blocks(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES as u64) + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_volume_gets_its_part_of_a_round() {
+        let mut effort = Effort::new();
+        let volumes = [Some(VolumeId(3)), None, Some(VolumeId(3)), Some(VolumeId(9)), Some(VolumeId(4))];
+        effort.divide(volumes.into_iter());
+        effort.spend(volumes[0], ROUND_MAX / 4 - 1);
+        assert!(!effort.is_spent(volumes[0]));
+        effort.spend(volumes[0], 5000);
+        assert!(effort.is_spent(volumes[0]) && !effort.is_spent(volumes[1]) && !effort.is_spent(volumes[3]));
+        assert_eq!(effort.next_round(), u64::from(ROUND_MAX / 4 - 1 + 5000));
+        assert!(!effort.is_spent(volumes[0]));
+        assert_eq!(effort.next_round(), 0);
+    }
+
+    #[test]
+    fn ranges_under_way_are_bounded() {
+        let mut effort = Effort::new();
+        let begun = (0..100).filter(|_| effort.begin_range(RANGE_PIECE_BYTES)).count();
+        assert_eq!(begun, 16);
+        effort.end_range(RANGE_PIECE_BYTES);
+        assert!(effort.begin_range(RANGE_PIECE_BYTES) && !effort.begin_range(1));
+    }
+}

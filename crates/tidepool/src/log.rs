@@ -1,0 +1,273 @@
+//! The daemon's log. Whoever has something to say puts a line in a queue; one thread writes them to stderr, and waits there for whoever
+//! reads them. Nobody else does: what does not fit is left out and counted, and so is what one kind of line, or one peer, says too often.
+
+use rate::Limiter;
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+mod rate;
+
+/// Most lines that wait, and how many more errors: lost data, a fence, a failed device.
+const LINES_MAX: usize = 2048;
+const ERRORS_MAX: usize = 1024;
+/// Longest line in bytes.
+const LINE_BYTES_MAX: usize = 4096;
+/// How long the end of the process waits for the log.
+const END_WAIT_MAX: Duration = Duration::from_secs(1);
+/// After this long what was left out is told although nothing else is said.
+const TELL_AFTER: Duration = Duration::from_secs(5);
+
+static LOG: OnceLock<Queue> = OnceLock::new();
+
+/// Starts the log, which goes to stderr; `RUST_LOG` chooses what is in it.
+pub fn start() {
+    let queue = LOG.get_or_init(Queue::default);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let limiter: &'static Limiter = Box::leak(Box::new(Limiter::new()));
+    // A service manager stamps the lines itself.
+    let stamped = std::env::var_os("JOURNAL_STREAM").is_none();
+    let colours = stamped && io::stderr().is_terminal();
+    let lines = fmt::layer().with_writer(Lines { queue, colours }).with_target(false).with_ansi(colours);
+    let lines = if stamped { lines.boxed() } else { lines.without_time().boxed() };
+    tracing_subscriber::registry().with(filter).with(rate::Limit(limiter)).with(lines).init();
+    let write = move || queue.write_all(&mut Descriptor, limiter);
+    if let Err(error) = std::thread::Builder::new().name("log".into()).spawn(write) {
+        eprintln!("tidepool: cannot start the thread that writes the log: {error}");
+    }
+}
+
+/// Says one more line before the process ends, whoever reads the log or not.
+pub fn last_words(line: &str) {
+    match LOG.get() {
+        Some(queue) => {
+            queue.put(tidy(format!("{line}\n").as_bytes(), false), true);
+            queue.wait_written(END_WAIT_MAX);
+        }
+        None => eprintln!("{line}"),
+    }
+}
+
+/// Waits for what was said, but not for long.
+pub fn end() {
+    if let Some(queue) = LOG.get() {
+        queue.wait_written(END_WAIT_MAX);
+    }
+}
+
+/// Lines on their way.
+#[derive(Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    lines: VecDeque<Vec<u8>>,
+    /// Lines for which there was no room, since that was told.
+    left_out: u64,
+    /// One is being written.
+    writing: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing in here is half done when a thread panics, and its last words are wanted.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a line in, unless there is no room for it.
+    fn put(&self, line: Vec<u8>, error: bool) {
+        let room = if error { LINES_MAX + ERRORS_MAX } else { LINES_MAX };
+        let mut waiting = self.lock();
+        if waiting.lines.len() < room {
+            waiting.lines.push_back(line);
+        } else {
+            waiting.left_out += 1;
+        }
+        drop(waiting);
+        self.changed.notify_all();
+    }
+
+    /// Takes the next line, waiting for it: a line, or what was left out if that is all there is to say.
+    fn take(&self, limiter: &Limiter) -> Vec<u8> {
+        let mut waiting = self.lock();
+        waiting.writing = false;
+        self.changed.notify_all();
+        loop {
+            if let Some(line) = waiting.lines.pop_front() {
+                waiting.writing = true;
+                return line;
+            }
+            let left_out = std::mem::take(&mut waiting.left_out);
+            if left_out > 0 {
+                waiting.writing = true;
+                return format!(
+                    "{left_out} lines of the log are left out here: they came faster than they were read\n"
+                )
+                .into();
+            }
+            if let Some(told) = limiter.overdue(Instant::now(), TELL_AFTER) {
+                waiting.writing = true;
+                return tidy(format!("{told}\n").as_bytes(), false);
+            }
+            let slept = self.changed.wait_timeout(waiting, TELL_AFTER);
+            waiting = slept.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Writes whatever comes, for ever.
+    fn write_all(&self, to: &mut impl Write, limiter: &Limiter) {
+        loop {
+            // A log that nobody can read any more is no reason to end.
+            let _ = to.write_all(&self.take(limiter));
+        }
+    }
+
+    fn wait_written(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let mut waiting = self.lock();
+        while waiting.writing || !waiting.lines.is_empty() || waiting.left_out > 0 {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return };
+            let slept = self.changed.wait_timeout(waiting, left);
+            waiting = slept.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Standard error by its descriptor: the lock of [`io::stderr`] would be held while a write waits.
+struct Descriptor;
+
+impl Write for Descriptor {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(rustix::stdio::stderr(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Puts the lines of tracing into the queue.
+struct Lines {
+    queue: &'static Queue,
+    colours: bool,
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        Line { queue: self.queue, error: false, colours: self.colours }
+    }
+
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Line {
+        Line { error: *metadata.level() == Level::ERROR, ..self.make_writer() }
+    }
+}
+
+/// Takes one line.
+struct Line {
+    queue: &'static Queue,
+    error: bool,
+    colours: bool,
+}
+
+impl Write for Line {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.queue.put(tidy(line, self.colours), self.error);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One line of bounded length, whatever somebody else has put into it. `colours`: it has escape sequences of our own.
+fn tidy(line: &[u8], colours: bool) -> Vec<u8> {
+    let text = line.strip_suffix(b"\n").unwrap_or(line);
+    let is_plain = |byte: u8| byte >= b' ' && byte != 0x7f || colours && byte == 0x1b;
+    let mut tidy: Vec<u8> =
+        text.iter().take(LINE_BYTES_MAX).map(|&b| if is_plain(b) { b } else { b' ' }).collect();
+    if text.len() > LINE_BYTES_MAX {
+        tidy.extend("…".as_bytes());
+    }
+    tidy.push(b'\n');
+    tidy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_line_is_one_line_of_bounded_length() {
+        assert_eq!(tidy(b"a\nb\x1b[31mc\x7f\n", false), b"a b [31mc \n");
+        assert_eq!(tidy(b"\x1b[31ma\rb", true), b"\x1b[31ma b\n");
+        let long = tidy(&vec![b'x'; 100_000], false);
+        assert!(long.len() <= LINE_BYTES_MAX + 4 && long.ends_with("…\n".as_bytes()), "{}", long.len());
+    }
+
+    /// Takes nothing until it is told to, and then everything.
+    struct Reader {
+        go: mpsc::Receiver<()>,
+        read: mpsc::Sender<String>,
+        goes: bool,
+    }
+
+    impl Write for Reader {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.goes = self.goes || self.go.recv().is_ok();
+            self.read.send(String::from_utf8_lossy(line).into_owned()).expect("the test reads");
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_who_reads_the_log_and_errors_are_left_out_last() {
+        let queue: &'static Queue = Box::leak(Box::default());
+        let (go, gone) = mpsc::channel();
+        let (read, lines) = mpsc::channel();
+        let limiter: &'static Limiter = Box::leak(Box::new(Limiter::new()));
+        std::thread::spawn(move || {
+            queue.write_all(&mut Reader { go: gone, read, goes: false }, limiter);
+        });
+        for number in 0..LINES_MAX + 100 {
+            queue.put(format!("line {number}\n").into(), false);
+        }
+        for number in 0..ERRORS_MAX + 10 {
+            queue.put(format!("error {number}\n").into(), true);
+        }
+        let start = Instant::now();
+        queue.wait_written(Duration::from_millis(50));
+        assert!(start.elapsed() >= Duration::from_millis(50), "it has waited");
+        go.send(()).expect("the reader waits");
+        let mut lines = lines.into_iter();
+        let (mut plain, mut errors) = (0, 0);
+        let told = loop {
+            let line = lines.next().expect("a line");
+            match line.split_whitespace().next() {
+                Some("line") => plain += 1,
+                Some("error") => errors += 1,
+                _ => break line,
+            }
+        };
+        // One may be on its way while the others wait.
+        assert!((LINES_MAX..=LINES_MAX + 1).contains(&plain) && errors >= ERRORS_MAX, "{plain} {errors}");
+        let left_out = LINES_MAX + 100 + ERRORS_MAX + 10 - plain - errors;
+        assert!(told.starts_with(&format!("{left_out} lines of the log are left out")), "{told}");
+    }
+}
