@@ -92,7 +92,7 @@ impl Place {
         let (what, pool) = (self.what.clone(), &self.pool);
         let why = format!(
             "its settings have librbd use a plugin that is not there, or that keeps data on one host (pwl_cache); take that away: \
-             rbd config image remove {what} rbd_plugins, or rbd config pool remove {pool} rbd_plugins"
+             rbd config image remove {what} rbd_plugins, or rbd config pool remove {pool} rbd_plugins, on a host whose librbd has it"
         );
         BackendError::Unsupported { what, why }
     }

@@ -152,6 +152,11 @@ pub(super) fn an_image_that_librbd_caches_is_refused(lab: &Lab) {
         .expect("a setting");
     let refused = open_place(place.clone(), &options()).err().expect("it is refused").to_string();
     assert!(refused.contains("rbd config image remove") && !refused.contains('\n'), "{refused}");
-    lab.rbd(&["image-meta", "remove", "cached", "conf_rbd_plugins"]).expect("a setting");
+    // Where librbd has no such plugin, `rbd` cannot open the image to take it away.
+    let (cluster, pool) = place.connect().expect("a client");
+    let id = place.image_id(&cluster, &pool).expect("an id");
+    let header = format!("rbd_header.{id}");
+    let key = "metadata_conf_rbd_plugins";
+    lab.rados(&["--pool", lab.pool(), "rmomapkey", &header, key]).expect("no setting");
     close(open_place(place, &options()).expect("opened").0, true);
 }
