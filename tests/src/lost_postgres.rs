@@ -83,6 +83,8 @@ struct Host {
 impl Host {
     /// Makes the filesystem and the database, and shows that a COMMIT waits for the volume.
     fn new(rig: &Rig) -> Result<Host, Failure> {
+        // The database is another user's.
+        rig.scratch.open_to_others()?;
         let file = ExportFile::new(&rig.uri(), rig.scratch.join("export-file"))?;
         let disk = LoopDevice::direct(&file.path())?;
         disk.format()?;

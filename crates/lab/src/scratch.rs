@@ -1,8 +1,8 @@
 //! Temporary directories that leave nothing behind, even when their process is killed.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,13 +25,48 @@ fn base_in(parent: &Path) -> PathBuf {
     parent.join(format!("tidepool-{}", rustix::process::getuid().as_raw()))
 }
 
+/// Makes the user's directory in `parent`, where others may make some, too: what another user has put there is not used. Others may pass
+/// through it to what is opened to them ([`Scratch::open_to_others`]), and see nothing.
+fn make_base(base: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o711).create(base) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made,
+    }
+    check_base(base)?;
+    // An earlier release made it as it makes any directory.
+    fs::set_permissions(base, Permissions::from_mode(0o711))
+}
+
+/// Refuses a directory that is another user's, or a link to somewhere.
+fn check_base(base: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(base)?;
+    let is_ours = found.is_dir() && found.uid() == rustix::process::getuid().as_raw();
+    if is_ours {
+        return Ok(());
+    }
+    let why = format!(
+        "{} is not a directory of this user: remove it, or name another place with TMPDIR",
+        base.display()
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// A name of ours: a kind, the number of a process, and a count. It is below the directory that it stands in.
+fn is_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.bytes().all(is_plain)
+}
+
 /// Removes what killed processes have left below [`base`].
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// When the directory cannot be read, or is another user's.
 pub fn sweep_leftovers() -> io::Result<()> {
     let base = base();
-    if base.exists() { sweep(&base) } else { Ok(()) }
+    match check_base(&base) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        checked => checked.and_then(|()| sweep(&base)),
+    }
 }
 
 /// A directory that is removed when it is dropped.
@@ -56,12 +91,14 @@ impl Scratch {
     pub fn new_in(parent: &Path, kind: &str) -> io::Result<Scratch> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let base = base_in(parent);
-        fs::create_dir_all(&base)?;
+        fs::create_dir_all(parent)?;
+        make_base(&base)?;
         sweep(&base)?;
         let name = format!("{kind}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        assert!(is_name(&name), "a kind is a short word");
         let lock_path = base.join(format!("{name}.lock"));
         let lock = loop {
-            let lock = File::create(&lock_path)?;
+            let lock = open_lock(&lock_path, OpenOptions::new().create(true))?;
             flock(&lock, FlockOperation::LockExclusive)?;
             // A sweeper may have removed the file between its creation and the lock.
             if fs::metadata(&lock_path)
@@ -74,7 +111,7 @@ impl Scratch {
         if path.exists() {
             fs::remove_dir_all(&path)?;
         }
-        fs::create_dir(&path)?;
+        DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Scratch { path, lock_path, _lock: lock, keep: false })
     }
 
@@ -86,6 +123,14 @@ impl Scratch {
     /// A path inside the directory.
     pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// Lets other users pass through to what of it they may use.
+    ///
+    /// # Errors
+    /// When its mode cannot be changed.
+    pub fn open_to_others(&self) -> io::Result<()> {
+        fs::set_permissions(&self.path, Permissions::from_mode(0o711))
     }
 
     /// Leaves the directory in place for good when this is dropped, to look at what a failure left.
@@ -106,16 +151,23 @@ impl Drop for Scratch {
     }
 }
 
+/// Opens the lock of a directory, which is no link.
+fn open_lock(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    options.write(true).mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32).open(path)
+}
+
 /// Removes the directories below `base` whose processes have ended.
 fn sweep(base: &Path) -> io::Result<()> {
     for entry in fs::read_dir(base)?.flatten() {
-        let lock_path = entry.path();
-        if lock_path.extension().is_none_or(|extension| extension != "lock") {
+        let name = entry.file_name();
+        let Some(name) =
+            name.to_str().and_then(|name| name.strip_suffix(".lock")).filter(|name| is_name(name))
+        else {
             continue;
-        }
-        let Ok(lock) = File::open(&lock_path) else { continue };
+        };
+        let (lock_path, directory) = (entry.path(), base.join(name));
+        let Ok(lock) = open_lock(&lock_path, &mut OpenOptions::new()) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let directory = lock_path.with_extension("");
             unmount_below(&directory);
             let _ = fs::remove_dir_all(&directory);
             // What could not be removed is left to the next one.
@@ -130,6 +182,49 @@ fn sweep(base: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_but_directories_of_ours_goes() {
+        let outer = Scratch::new("scratch-test").expect("outer");
+        let parent = outer.join("parent");
+        let base = base_in(&parent);
+        fs::create_dir_all(&base).expect("a directory");
+        fs::write(parent.join("precious"), "x").expect("a file");
+        let elsewhere = outer.join("elsewhere");
+        fs::create_dir(&elsewhere).expect("a directory");
+        fs::write(elsewhere.join("precious"), "x").expect("a file");
+        for name in ["...lock", "..lock", ".lock", ". .lock", "-.lock"] {
+            fs::write(base.join(name), "").expect("a lock");
+        }
+        std::os::unix::fs::symlink(&elsewhere, base.join("linked-1-0")).expect("a link");
+        fs::write(base.join("linked-1-0.lock"), "").expect("a lock");
+        std::os::unix::fs::symlink(outer.join("made"), base.join("lock-1-0.lock")).expect("a link");
+        let scratch = Scratch::new_in(&parent, "next").expect("a directory");
+        assert!(parent.join("precious").exists() && elsewhere.join("precious").exists());
+        assert!(!outer.join("made").exists(), "no link is followed");
+        assert_eq!(fs::metadata(scratch.path()).expect("there").mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&base).expect("there").mode() & 0o777, 0o711);
+    }
+
+    #[test]
+    fn what_another_user_has_put_there_is_refused() {
+        let outer = Scratch::new("scratch-test").expect("outer");
+        let (linked, theirs) = (outer.join("linked"), outer.join("theirs"));
+        for parent in [&linked, &theirs] {
+            fs::create_dir(parent).expect("a directory");
+        }
+        std::os::unix::fs::symlink(outer.path(), base_in(&linked)).expect("a link");
+        let mut refused = vec![Scratch::new_in(&linked, "a")];
+        fs::create_dir(base_in(&theirs)).expect("a directory");
+        // Only root can give it away.
+        if std::os::unix::fs::chown(base_in(&theirs), Some(65534), Some(65534)).is_ok() {
+            refused.push(Scratch::new_in(&theirs, "a"));
+        }
+        for refused in refused {
+            let error = refused.expect_err("it is refused").to_string();
+            assert!(error.contains("TMPDIR"), "{error}");
+        }
+    }
 
     #[test]
     fn a_directory_goes_with_its_owner_and_leftovers_go_with_the_next() {
