@@ -67,6 +67,8 @@ pub struct Config {
     /// NBD URIs to listen on.
     #[serde(default)]
     pub nbd: Vec<String>,
+    /// Other hosts may use the volumes over TCP, in plain text.
+    pub nbd_unencrypted: Option<bool>,
     /// Directory of vhost-user sockets.
     pub vhost: Option<PathBuf>,
     /// The admin API's socket.
@@ -244,6 +246,7 @@ impl Config {
             cache_size: self.cache_size.or(file.cache_size),
             volume,
             nbd: if self.nbd.is_empty() { file.nbd } else { self.nbd },
+            nbd_unencrypted: self.nbd_unencrypted.or(file.nbd_unencrypted),
             vhost: self.vhost.or(file.vhost),
             admin: self.admin.or(file.admin),
             metrics: self.metrics.or(file.metrics),
@@ -335,6 +338,7 @@ mod tests {
             cache = "/c"
             cache-size = "64GiB"
             nbd = ["nbd://0.0.0.0:10809/"]
+            nbd-unencrypted = true
             admin = "/run/a.sock"
             metrics = "127.0.0.1:9464"
             accept-loss = "500ms"

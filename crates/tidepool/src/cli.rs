@@ -308,6 +308,9 @@ pub struct ServeArgs {
     /// after the last slash for that one [default: nbd.sock beside the admin socket's default].
     #[arg(long, value_name = "URI")]
     pub nbd: Vec<String>,
+    /// Let other hosts use the volumes over TCP, in plain text, where --nbd names an address that they reach.
+    #[arg(long)]
+    pub nbd_unencrypted: bool,
     /// Directory of vhost-user sockets (not available in this version).
     #[arg(long, value_name = "DIR")]
     pub vhost: Option<PathBuf>,

@@ -47,3 +47,23 @@ fn the_unit_is_accepted_by_systemd() {
         Err(error) => eprintln!("not verified: systemd-analyze: {error}"),
     }
 }
+
+/// The exposure, in tenths, that `systemd-analyze security` may find. What is left: it is root, for devices and images of anybody, it uses
+/// the network and disks, and it locks memory.
+const EXPOSURE_MAX: &str = "30";
+
+#[test]
+fn the_unit_gives_the_daemon_no_more_than_it_needs() {
+    let unit = std::fs::read_to_string(packaged("tidepool.service")).expect("readable");
+    assert!(unit.lines().any(|line| line == "LimitCORE=0"), "what guests write is in no core file");
+    let threshold = format!("--threshold={EXPOSURE_MAX}");
+    let arguments = ["security", "--offline=true", "--no-pager", &threshold];
+    match Command::new("systemd-analyze").args(arguments).arg(packaged("tidepool.service")).output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{said} {}", String::from_utf8_lossy(&output.stderr));
+            assert!(said.contains("Overall exposure level"), "{said}");
+        }
+        Err(error) => eprintln!("not looked at: systemd-analyze: {error}"),
+    }
+}

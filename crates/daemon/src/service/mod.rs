@@ -249,7 +249,12 @@ async fn start(
     // Those that are open are served meanwhile.
     let daemon = Daemon { volumes, admin, metrics, peers, _files: sockets.files };
     starting.tried().await.map_err(Failure::failed)?;
-    plan.front_doors.iter().for_each(|uri| info!("listening on {uri}"));
+    for uri in &plan.front_doors {
+        info!("listening on {uri}");
+        if plan::is_open_to_others(&uri.transport) {
+            warn!("{uri} is not encrypted, and whoever reaches it may use the volumes");
+        }
+    }
     Ok(daemon)
 }
 

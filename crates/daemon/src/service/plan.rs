@@ -7,7 +7,7 @@ use crate::listen::runtime_directory;
 use crate::units::{Duration, Size};
 use crate::volume::{DrainOrder, Mode, WithoutPeer, absolute_backend, check_name};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration as Time, Instant};
@@ -217,7 +217,7 @@ impl Plan {
         }
         refuse_shared_images(&volumes)?;
         let defaults = (config.nbd.is_empty() || config.admin.is_none()).then(runtime_directory).flatten();
-        let front_doors = front_doors(&config.nbd, defaults.as_deref())?;
+        let front_doors = front_doors(&config.nbd, config.nbd_unencrypted == Some(true), defaults.as_deref())?;
         let admin = config.admin.or_else(|| defaults.as_ref().map(|directory| directory.join("admin.sock")));
         refuse_shared_sockets(&front_doors, admin.as_deref())?;
         Ok(Plan {
@@ -276,7 +276,11 @@ fn certificates<'a>(
     }
 }
 
-fn front_doors(uris: &[String], defaults: Option<&Path>) -> Result<Vec<NbdUri>, Failure> {
+fn front_doors(
+    uris: &[String],
+    unencrypted: bool,
+    defaults: Option<&Path>,
+) -> Result<Vec<NbdUri>, Failure> {
     if uris.len() > FRONT_DOORS_MAX {
         return Err(Failure::usage(format!(
             "--nbd is given {} times: at most {FRONT_DOORS_MAX}",
@@ -298,9 +302,24 @@ fn front_doors(uris: &[String], defaults: Option<&Path>) -> Result<Vec<NbdUri>, 
             if !uri.export.is_empty() {
                 check_name(&uri.export).map_err(|e| Failure::usage(format!("--nbd {text}: {e}")))?;
             }
+            if is_open_to_others(&uri.transport) && !unencrypted {
+                return Err(Failure::usage(format!(
+                    "--nbd {text}: whoever reaches this address may use the volumes, and reads along: serve on a unix socket or 127.0.0.1 (and a tunnel), or say --nbd-unencrypted"
+                )));
+            }
             Ok(uri)
         })
         .collect()
+}
+
+/// Other hosts may reach it. What a name stands for is not known here.
+pub(super) fn is_open_to_others(transport: &Transport) -> bool {
+    match transport {
+        Transport::Unix { .. } => false,
+        Transport::Tcp { host, .. } => {
+            host != "localhost" && !host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+        }
+    }
 }
 
 fn refuse_shared_images(volumes: &[Wanted]) -> Result<(), Failure> {
@@ -387,6 +406,18 @@ mod tests {
     }
 
     #[test]
+    fn other_hosts_get_in_without_encryption_only_if_that_is_said() {
+        let doors = |text: &str| plan(&format!("cache = \"/c\"\nadmin = \"/a\"\n{text}")).map(|plan| plan.front_doors.len());
+        for address in ["127.0.0.1", "127.3.2.1:9", "localhost", "[::1]:10809"] {
+            assert_eq!(doors(&format!("nbd = [\"nbd://{address}/\"]")), Ok(1), "{address}");
+        }
+        for address in ["192.0.2.1", "0.0.0.0:9", "[::]:9", "localhost.example"] {
+            assert!(doors(&format!("nbd = [\"nbd://{address}/\"]")).is_err(), "{address}");
+            assert_eq!(doors(&format!("nbd = [\"nbd://{address}/\"]\nnbd-unencrypted = true")), Ok(1), "{address}");
+        }
+    }
+
+    #[test]
     fn what_this_version_lacks_is_refused() {
         let failure = plan(&format!("{DOOR}vhost = \"/v\"")).expect_err("there is none");
         assert_eq!(failure.exit_status(), 2);
@@ -432,7 +463,9 @@ mod tests {
             (format!("{DOOR}[volume]\na = \"nbd://H/i\"\nb = \"nbd://h:10809/i\""), "the same image"),
             (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nmode = \"write-back\""), "--accept-loss"),
             ("cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/s\"".into(), "named twice"),
-            ("cache = \"/c\"\nnbd = [\"nbd://h/a\", \"nbd://h/b\"]".into(), "named twice"),
+            ("cache = \"/c\"\nnbd = [\"nbd://127.0.0.1/a\", \"nbd://127.0.0.1/b\"]".into(), "named twice"),
+            ("cache = \"/c\"\nnbd = [\"nbd://0.0.0.0/\"]".into(), "say --nbd-unencrypted"),
+            ("cache = \"/c\"\nnbd = [\"nbd://h/\"]".into(), "say --nbd-unencrypted"),
             ("cache = \"/c\"\nnbd = [\"http://h/\"]".into(), "not an NBD URI"),
             ("cache = \"/c\"\nnbd = [\"nbd://h/a%20b\"]".into(), "not a volume name"),
         ] {
