@@ -217,7 +217,8 @@ impl Plan {
         }
         refuse_shared_images(&volumes)?;
         let defaults = (config.nbd.is_empty() || config.admin.is_none()).then(runtime_directory).flatten();
-        let front_doors = front_doors(&config.nbd, config.nbd_unencrypted == Some(true), defaults.as_deref())?;
+        let front_doors =
+            front_doors(&config.nbd, config.nbd_unencrypted == Some(true), defaults.as_deref())?;
         let admin = config.admin.or_else(|| defaults.as_ref().map(|directory| directory.join("admin.sock")));
         refuse_shared_sockets(&front_doors, admin.as_deref())?;
         Ok(Plan {
@@ -276,11 +277,7 @@ fn certificates<'a>(
     }
 }
 
-fn front_doors(
-    uris: &[String],
-    unencrypted: bool,
-    defaults: Option<&Path>,
-) -> Result<Vec<NbdUri>, Failure> {
+fn front_doors(uris: &[String], unencrypted: bool, defaults: Option<&Path>) -> Result<Vec<NbdUri>, Failure> {
     if uris.len() > FRONT_DOORS_MAX {
         return Err(Failure::usage(format!(
             "--nbd is given {} times: at most {FRONT_DOORS_MAX}",
@@ -407,13 +404,19 @@ mod tests {
 
     #[test]
     fn other_hosts_get_in_without_encryption_only_if_that_is_said() {
-        let doors = |text: &str| plan(&format!("cache = \"/c\"\nadmin = \"/a\"\n{text}")).map(|plan| plan.front_doors.len());
+        let doors = |text: &str| {
+            plan(&format!("cache = \"/c\"\nadmin = \"/a\"\n{text}")).map(|plan| plan.front_doors.len())
+        };
         for address in ["127.0.0.1", "127.3.2.1:9", "localhost", "[::1]:10809"] {
             assert_eq!(doors(&format!("nbd = [\"nbd://{address}/\"]")), Ok(1), "{address}");
         }
         for address in ["192.0.2.1", "0.0.0.0:9", "[::]:9", "localhost.example"] {
             assert!(doors(&format!("nbd = [\"nbd://{address}/\"]")).is_err(), "{address}");
-            assert_eq!(doors(&format!("nbd = [\"nbd://{address}/\"]\nnbd-unencrypted = true")), Ok(1), "{address}");
+            assert_eq!(
+                doors(&format!("nbd = [\"nbd://{address}/\"]\nnbd-unencrypted = true")),
+                Ok(1),
+                "{address}"
+            );
         }
     }
 
