@@ -39,7 +39,7 @@ fn attacks() -> [(&'static str, Attack); 4] {
     let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
     [
         ("block status", many(BLOCK_STATUS, CACHED_BYTES as u32)),
-        ("trim", many(TRIM, u32::MAX & !4095)),
+        ("trim", many(TRIM, !4095)),
         ("write zeroes", many(WRITE_ZEROES, (1 << 30) - 4096)),
         ("options", Attack::Options),
     ]
