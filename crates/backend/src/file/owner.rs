@@ -434,11 +434,13 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
         _ => {}
     }
     if let Some(then) = &record.counted {
-        return match rustix::fs::fstat(file).ok().and_then(|stat| counted::now(stat.st_rdev)) {
+        // What others have written through the kernel's cache is counted when it reaches the device.
+        let counted = rustix::fs::fdatasync(file).and_then(|()| rustix::fs::fstat(file)).ok();
+        return match counted.and_then(|stat| counted::now(stat.st_rdev)) {
             Some(now) if now == *then => {
                 Continuity::proven("the kernel has counted no write to the device since this cache's release")
             }
-            Some(now) if now.is_of_boot(then) => Continuity::overwritten(
+            Some(now) if now.goes_on_from(then) => Continuity::overwritten(
                 "the kernel has counted writes to the device since this cache's release",
             ),
             _ if record.state == OwnerState::Clean => Continuity::overwritten(FREE_TO_WRITE),

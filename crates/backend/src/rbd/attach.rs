@@ -4,7 +4,7 @@ use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
 use super::forbid;
 use super::guard;
-use super::image::{Access, FEATURE_NON_PRIMARY, Facts, Image};
+use super::image::{Access, FEATURE_DIRTY_CACHE, FEATURE_MIGRATING, FEATURE_NON_PRIMARY, Facts, Image};
 use super::owner::OwnerObject;
 use super::peer;
 use super::place::Place;
@@ -63,6 +63,7 @@ pub(super) fn attach(
     }
     survey.check_owner(place, cache_uuid)?;
     survey.check_group_snapshots(place, cache_uuid)?;
+    survey.check_plugins(place, cache_uuid)?;
     let holder = survey.holder(options);
     if let Err(e) = survey.check_whole(place, options) {
         survey.guard_half(place, pool, &holder, cache_uuid);
@@ -269,6 +270,15 @@ impl Spot<'_> {
                 return Err(e);
             }
         };
+        if !taken.undisturbed && record.state != OwnerState::Clean {
+            // The guard that is set now will look as if it had stood all the time.
+            let superseded = Some(DISTURBED.into());
+            if let Err(e) = owner.swap(self.pool, &Ownership { superseded, ..record.renewed() }) {
+                // It stays lifted, which proves nothing.
+                tracing::warn!(image = %self.place.what, "{DISTURBED}");
+                return Err(e);
+            }
+        }
         let guard = || {
             reached(Point::Locked)?;
             let guarded = match guarded_after {
@@ -281,6 +291,9 @@ impl Spot<'_> {
             })
         };
         if let Err(e) = guard() {
+            if progress.allowed && !guarded_after {
+                self.forbid_again();
+            }
             match progress.lifted || record.state != OwnerState::Clean {
                 // Its absence must not look as if others had taken it away.
                 true => self.expose_or_warn(&taken, owner, record),
@@ -354,13 +367,14 @@ impl Spot<'_> {
     fn allow(&self, version: u64, progress: &mut Progress) -> Result<u64, BackendError> {
         let mut expected = version;
         for _ in 0..ALLOWS_MAX {
-            match forbid::lift(self.pool, self.header, Some(expected)) {
+            // A kill before the lock is ours must not look as if others had changed the header.
+            match forbid::lift_and_mark(self.pool, self.header, expected) {
                 Ok(None) => return Ok(version),
                 Ok(Some(after)) => {
                     progress.allowed = true;
                     return Ok(if expected == version { after } else { version });
                 }
-                Err(e) if matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW)) => {}
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW | libc::EBUSY)) => {}
                 Err(e) => return Err(self.failed("allow changes of the image")(e)),
             }
             // Whoever has taken the lock since has forbidden them, and not for us to lift.
@@ -387,6 +401,7 @@ impl Spot<'_> {
             Start::Unguarded(version) => version,
         };
         let version = self.allow(version, progress)?;
+        reached(Point::Permitted)?;
         let image = Image::open(&self.cluster.libraries().rbd, self.pool, &self.place.image, Access::Write);
         let image = image.map_err(self.failed("open the image"))?;
         let undisturbed = self.pool.version(self.header).map_err(self.failed(read_header))? == version;
@@ -426,20 +441,22 @@ impl Spot<'_> {
             true => continuity,
             false => Continuity::overwritten(DISTURBED),
         };
-        // Whoever was there in between may have changed it.
-        let found = taken.image.facts(self.pool).map_err(self.failed("read the image's header"))?;
-        if found.can_guard() != guarded {
-            let holder = "another client has changed its features just now; try again".to_owned();
-            return Err(BackendError::Locked { what: self.place.what.clone(), holder });
-        }
-        survey.facts.size_bytes = found.size_bytes;
-        survey.check_kind(self.place)?;
         if let Err(e) = continuity.check_dirty(&self.place.what, options) {
             // The next attempt would not see it any more.
             let superseded = Some(DISTURBED.into());
             survey.owner.swap(self.pool, &Ownership { superseded, ..before.renewed() })?;
             return Err(e);
         }
+        // Whoever was there in between may have changed it.
+        let found = taken.image.facts().map_err(self.failed("read the image's header"))?;
+        if found.can_guard() != guarded {
+            let holder = "another client has changed its features just now; try again".to_owned();
+            return Err(BackendError::Locked { what: self.place.what.clone(), holder });
+        }
+        survey.facts.size_bytes = found.size_bytes;
+        survey.facts.features |= found.features & (FEATURE_DIRTY_CACHE | FEATURE_MIGRATING);
+        survey.facts.grouped |= found.grouped;
+        survey.check_kind(self.place)?;
         if guarded && let Err(e) = self.check_newcomers(&taken.image, survey, options) {
             if survey.guarded() || before.state != OwnerState::Clean {
                 self.expose(taken, &mut survey.owner, before)?;
@@ -579,9 +596,14 @@ pub(super) fn abandon(
     };
     let Some(before) = survey.record.clone().filter(left) else {
         // An older release knows nothing of these parts of the guard, and has left them.
-        if unlocked.is_ok() {
-            allow(pool, &survey.facts)
-                .and_then(|()| guard::unreserve(pool, &survey.facts.header()))
+        if survey.facts.forbidden || unlocked.is_ok() {
+            unlocked?;
+            // Unless somebody has taken it since.
+            let version = Some(survey.header_version).filter(|_| survey.facts.forbidden);
+            let allowed =
+                version.map_or(Ok(None), |version| forbid::lift(pool, &survey.facts.header(), Some(version)));
+            allowed
+                .and_then(|_| guard::unreserve(pool, &survey.facts.header()))
                 .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
         }
         return Ok(None);
@@ -721,9 +743,6 @@ fn try_retake(
     let read_locker = || pool.locker(header).map_err(|e| place.error(cluster, "read the image's lock", e));
     let ours = |locker: &Locker| address::same(&locker.address, &claim.address);
     let fenced = || BackendError::Fenced { what: place.what.clone() };
-    if !claim.guarded && !read_locker()?.is_some_and(|locker| ours(&locker)) {
-        return Err(fenced());
-    }
     let (owner, record) = OwnerObject::read(&place.what, &pool, &claim.owner)?;
     let Some(record) = record.filter(|record| record.is_of(&claim.record)) else { return Err(fenced()) };
     let owner = read.insert(owner);
@@ -732,34 +751,44 @@ fn try_retake(
         return Err(fenced());
     }
     // Who holds the other copy is as it stands there: of a change that has failed the outcome is not known.
-    let current = claim.record.with_peer(record.peer.clone());
+    let mut current = claim.record.with_peer(record.peer.clone());
     let broken = |locker: &Locker| {
         pool.break_lock(header, locker).map_err(|e| place.error(cluster, "release the lock", e))
     };
-    // Without a guard the header's version since the lock was ours is what tells who has come.
-    let released = match read_locker()?.filter(|locker| !claim.guarded && ours(locker)) {
-        Some(locker) => broken(&locker)?,
-        None => None,
+    // The version, if nobody has come since an earlier attempt has lifted the guard, or given the lock up where there is none.
+    let untouched = || {
+        let version = pool.version(header).map_err(|e| place.error(cluster, "read the image's header", e))?;
+        let (_, tag) = pool.lock(header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
+        let is_known = record.lifted == Some(version) || tag == guard::LIFTED_TAG;
+        if is_known { Ok(version) } else { Err(fenced()) }
     };
+    // Without a guard it is the header's version since the lock was ours that tells who has come.
+    let mut released = None;
+    if !claim.guarded {
+        released = match read_locker()? {
+            Some(locker) if ours(&locker) => broken(&locker)?,
+            Some(_) => return Err(fenced()),
+            None => Some(untouched()?),
+        };
+        // librbd had another one by then; it is to be tried again.
+        let gone = || place.error(cluster, "release the lock", io::Error::from_raw_os_error(libc::ETIMEDOUT));
+        current.lifted = Some(released.ok_or_else(gone)?);
+        owner.swap(&pool, &current.renewed())?;
+    }
     // Closing waits for whatever librbd does with the lock at this moment, and releases it.
     drop(old);
     match read_locker()? {
-        Some(locker) if ours(&locker) => drop(broken(&locker)?),
+        Some(locker) if ours(&locker) => released = broken(&locker)?.or(released),
         Some(_) => return Err(fenced()),
         None => {}
     }
-    let start = if !claim.guarded {
-        Start::Unguarded(released.ok_or_else(fenced)?)
+    let start = if let Some(version) = released.filter(|_| !claim.guarded) {
+        Start::Unguarded(version)
     } else if place.facts(cluster, &pool)?.features & FEATURE_NON_PRIMARY != 0 {
         Start::Guarded
     } else {
-        // Unless an earlier attempt has lifted the guard, could not set it again, and nobody came since.
-        let version = pool.version(header).map_err(|e| place.error(cluster, "read the image's header", e))?;
-        let (_, tag) = pool.lock(header).map_err(|e| place.error(cluster, "read the image's lock", e))?;
-        if record.lifted != Some(version) && tag != guard::LIFTED_TAG {
-            return Err(fenced());
-        }
-        Start::Unguarded(version)
+        // An earlier attempt has lifted the guard, and could not set it again.
+        Start::Unguarded(untouched()?)
     };
     let spot = Spot { place, cluster, pool: &pool, header, client: &claim.address };
     let taken = spot.take(start, claim.guarded, owner, &current)?;
@@ -783,6 +812,8 @@ pub(super) enum Point {
     Bare,
     /// The guard is lifted.
     Lifted,
+    /// Changes of the image, which were forbidden, are allowed; its lock is nobody's.
+    Permitted,
     /// The lock is ours, the guard is not set.
     Locked,
     /// Lock and guard are ours, the record does not say so yet.

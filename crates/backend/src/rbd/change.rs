@@ -79,7 +79,9 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
     if let Err(BackendError::Overwritten { why, .. }) = &done {
         tracing::error!(image = %place.what, "{why}: nothing more of it is served");
         let superseded = Some(why.clone());
-        owner.swap(&pool, &Ownership { superseded, ..claim.record.renewed() })?;
+        if let Err(error) = owner.swap(&pool, &Ownership { superseded, ..claim.record.renewed() }) {
+            tracing::error!("{error}");
+        }
         return Err(fenced());
     }
     done
@@ -135,7 +137,7 @@ impl Spot<'_> {
     /// What the handle finds when it has read the header again.
     fn read_again(&self, image: &Image) -> Result<Facts, BackendError> {
         image.sizes().map_err(self.failed("read the image's header"))?;
-        image.facts(self.pool).map_err(self.failed("read the image's header"))
+        image.facts().map_err(self.failed("read the image's header"))
     }
 
     fn seen(&self, image: &Image) -> Result<Seen, BackendError> {

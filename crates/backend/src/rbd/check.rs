@@ -44,9 +44,8 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     }
     if let Some(snapshot) = &place.snapshot {
         let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
-        let facts = image
-            .and_then(|image| image.facts(&pool))
-            .map_err(|e| place.error(&cluster, "open the snapshot", e));
+        let facts =
+            image.and_then(|image| image.facts()).map_err(|e| place.error(&cluster, "open the snapshot", e));
         report.step("snapshot", facts, |facts| format!("of image {}, {} bytes", facts.id, facts.size_bytes));
         report.would.push("open the snapshot read-only".into());
         return;
@@ -79,6 +78,7 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         survey
             .check_owner(&place, cache_uuid)
             .and_then(|()| survey.check_group_snapshots(&place, cache_uuid))
+            .and_then(|()| survey.check_plugins(&place, cache_uuid))
             .and_then(|()| check_version(&place.what, &super::shelf(&place, &cluster, &survey.facts.id)?))
     };
     let owner = owner.and_then(|()| survey.check_whole(&place, options));

@@ -11,6 +11,7 @@
 //! The OSDs' class sets only bits that it knows, so the header's keys are written by themselves, each from the value that was just read.
 
 use super::cluster::{IoCtx, Step};
+use super::guard;
 use std::ffi::CStr;
 use std::io;
 
@@ -26,18 +27,30 @@ const ATTEMPTS: u32 = 10;
 
 /// Forbids changes of the image. Returns whether they were allowed before: who has the image open does not know of it yet.
 pub(super) fn set(pool: &IoCtx, header: &str) -> io::Result<bool> {
-    change(pool, header, None, |operations| operations | OPERATION_UNKNOWN).map(|version| version.is_some())
+    change(pool, header, None, None, |operations| operations | OPERATION_UNKNOWN)
+        .map(|version| version.is_some())
 }
 
 /// Allows them again, if the header still has this version (`None`: any). Returns the header's version after it, if they were forbidden.
 pub(super) fn lift(pool: &IoCtx, header: &str, expected: Option<u64>) -> io::Result<Option<u64>> {
-    change(pool, header, expected, |operations| operations & !OPERATION_UNKNOWN)
+    change(pool, header, expected, None, allowed)
+}
+
+/// The same if nobody has the lock (else EBUSY), and with the mark that [`guard::mark`] leaves.
+pub(super) fn lift_and_mark(pool: &IoCtx, header: &str, expected: u64) -> io::Result<Option<u64>> {
+    let mark = guard::mark();
+    change(pool, header, Some(expected), Some(&mark), allowed)
+}
+
+fn allowed(operations: u64) -> u64 {
+    operations & !OPERATION_UNKNOWN
 }
 
 fn change(
     pool: &IoCtx,
     header: &str,
     expected: Option<u64>,
+    mark: Option<&[u8]>,
     to: impl Fn(u64) -> u64,
 ) -> io::Result<Option<u64>> {
     // `get_features` is asked for the image and not for a snapshot, read-only.
@@ -63,7 +76,8 @@ fn change(
                 Step::Set(FEATURES, &with.to_le_bytes()),
                 Step::Set(OPERATIONS, &left.to_le_bytes()),
             ];
-            match pool.change(header, expected, &steps) {
+            let marked: Vec<Step<'_>> = mark.map(guard::marking).into_iter().chain(steps).collect();
+            match pool.change(header, expected, &marked) {
                 Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => {}
                 other => return other.map(Some),
             }

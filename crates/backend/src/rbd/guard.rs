@@ -84,9 +84,13 @@ pub(super) fn free(pool: &IoCtx, header: &str) -> io::Result<u64> {
 /// Lifts the guard for a moment, if the header still has this version (`None`: any) and nobody has the lock, and
 /// marks the lock with [`LIFTED_TAG`] in the same step. Returns the header's version after it.
 pub(super) fn lift(pool: &IoCtx, header: &str, expected: Option<u64>) -> io::Result<u64> {
-    let (lock, bit) = (lock_input(), features_input(false));
-    let mark = Step::Call { class: c"lock", method: c"lock", input: &lock };
-    pool.change(header, expected, &[mark, features(&bit)])
+    let (lock, bit) = (mark(), features_input(false));
+    pool.change(header, expected, &[marking(&lock), features(&bit)])
+}
+
+/// The step that leaves [`LIFTED_TAG`], with what [`mark`] has made; it fails with EBUSY if somebody has the lock.
+pub(super) fn marking(mark: &[u8]) -> Step<'_> {
+    Step::Call { class: c"lock", method: c"lock", input: mark }
 }
 
 fn features(input: &[u8]) -> Step<'_> {
@@ -103,7 +107,7 @@ fn features_input(on: bool) -> [u8; 16] {
 
 /// Ceph's `cls_lock_lock_op`, version 1: an exclusive lock that ends by itself before anybody can ask for
 /// it. (A release in the same operation would not see it.)
-fn lock_input() -> Vec<u8> {
+pub(super) fn mark() -> Vec<u8> {
     const EXCLUSIVE: u8 = 1;
     let mut content = text(LOCK_NAME.to_bytes());
     content.push(EXCLUSIVE);

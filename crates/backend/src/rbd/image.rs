@@ -30,7 +30,7 @@ const WATCHERS_MAX: usize = 256;
 const SNAPSHOTS: usize = 64;
 /// Where an image or a pool has the setting that names librbd's plugins, the plugin that is the persistent cache, and the longest such setting.
 const PLUGINS_KEY: &CStr = c"conf_rbd_plugins";
-const PERSISTENT_CACHE: &str = "pwl_cache";
+pub(super) const PERSISTENT_CACHE: &str = "pwl_cache";
 const SETTING_BYTES_MAX: usize = 1024;
 /// Longest image id in bytes.
 const ID_BYTES_MAX: usize = 256;
@@ -49,8 +49,8 @@ pub(super) struct Facts {
     pub(super) of_group: Option<String>,
     /// It is mirrored by snapshots, and this is the copy that may be written.
     pub(super) mirrored_by_snapshots: bool,
-    /// The image, or its pool, has librbd use its persistent cache.
-    pub(super) cached_by_librbd: bool,
+    /// The plugins of librbd that its own settings name.
+    pub(super) plugins: Option<String>,
     /// Bytes of an object times the objects of a stripe: what a discard can remove as a whole.
     pub(super) stripe_bytes: u64,
     /// Addresses of the clients that have the image open.
@@ -131,8 +131,7 @@ impl Image {
         self.handle
     }
 
-    /// What there is to know of an image in this pool.
-    pub(super) fn facts(&self, pool: &IoCtx) -> io::Result<Facts> {
+    pub(super) fn facts(&self) -> io::Result<Facts> {
         let rbd = self.rbd;
         let mut id = [0u8; ID_BYTES_MAX];
         // SAFETY: a buffer with its length.
@@ -164,27 +163,16 @@ impl Image {
             forbidden,
             of_group,
             mirrored_by_snapshots,
-            cached_by_librbd: self.is_cached_by_librbd(pool)?,
+            plugins: self.plugins()?,
             stripe_bytes,
             watchers,
         })
     }
 
-    /// Whether its own settings, or else those of its pool, name librbd's persistent cache.
-    fn is_cached_by_librbd(&self, pool: &IoCtx) -> io::Result<bool> {
-        let rbd = self.rbd;
+    /// The plugins of librbd that its own settings name.
+    fn plugins(&self) -> io::Result<Option<String>> {
         // SAFETY: a valid image, and what `plugins` promises.
-        let own = plugins(|key, value, len| unsafe { (rbd.rbd_metadata_get)(self.handle, key, value, len) })?;
-        let plugins = match own {
-            None => {
-                // SAFETY: a valid pool, and what `plugins` promises.
-                plugins(|key, value, len| unsafe {
-                    (rbd.rbd_pool_metadata_get)(pool.handle(), key, value, len)
-                })?
-            }
-            own => own,
-        };
-        Ok(plugins.is_some_and(|plugins| plugins.contains(PERSISTENT_CACHE)))
+        plugins(|key, value, len| unsafe { (self.rbd.rbd_metadata_get)(self.handle, key, value, len) })
     }
 
     /// Whether it is mirrored by snapshots, as far as that can be found out.
@@ -401,8 +389,16 @@ fn plugins(get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int) ->
         }
         // Whoever may not look at the pool's settings is not given them by librbd either.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EPERM | libc::EACCES)) => Ok(None),
+        // So long a setting may name any.
+        Err(e) if e.raw_os_error() == Some(libc::ERANGE) => Ok(Some(PERSISTENT_CACHE.to_owned())),
         Err(e) => Err(e),
     }
+}
+
+/// The plugins that the settings of a pool name; `pool` is without a namespace, where they stand.
+pub(super) fn plugins_of_pool(rbd: &'static Rbd, pool: &IoCtx) -> io::Result<Option<String>> {
+    // SAFETY: a valid pool, and what `plugins` promises.
+    plugins(|key, value, len| unsafe { (rbd.rbd_pool_metadata_get)(pool.handle(), key, value, len) })
 }
 
 pub(super) fn text(pointer: *const c_char) -> String {

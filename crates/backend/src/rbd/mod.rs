@@ -264,7 +264,7 @@ fn open_snapshot(
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Snapshot(snapshot));
     let image = image.map_err(|e| place.error(&cluster, "open the snapshot", e))?;
     let read = |e| place.error(&cluster, "read the image's header", e);
-    let (facts, number) = (image.facts(&pool).map_err(read)?, image.snapshot_id(snapshot).map_err(read)?);
+    let (facts, number) = (image.facts().map_err(read)?, image.snapshot_id(snapshot).map_err(read)?);
     let attachment = format!("snapshot {number} of {}", facts.id).into_bytes();
     let continuity = match options.attachment.as_ref() == Some(&attachment) {
         true => Continuity::proven("it is the same snapshot"),

@@ -74,7 +74,7 @@ impl Place {
     pub(super) fn facts(&self, cluster: &Cluster, pool: &IoCtx) -> Result<Facts, BackendError> {
         let image = Image::open(&cluster.libraries().rbd, pool, &self.image, Access::Read);
         let image = image.map_err(|e| self.error(cluster, OPEN, e))?;
-        image.facts(pool).map_err(|e| self.error(cluster, "read the image's header", e))
+        image.facts().map_err(|e| self.error(cluster, "read the image's header", e))
     }
 
     /// The image has been put into a group, or is on its way to another place.

@@ -6,6 +6,7 @@ use super::forbid;
 use super::guard;
 use super::image::{
     FEATURE_DIRTY_CACHE, FEATURE_EXCLUSIVE_LOCK, FEATURE_MIGRATING, FEATURE_NON_PRIMARY, Facts,
+    PERSISTENT_CACHE, plugins_of_pool,
 };
 use super::owner::OwnerObject;
 use super::place::Place;
@@ -13,6 +14,7 @@ use crate::backend::OpenOptions;
 use crate::error::BackendError;
 use crate::record::{Continuity, ImageStamp, OwnerState, Ownership};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use tidepool_engine::api::SECTOR_BYTES;
 use uuid::Uuid;
 
@@ -59,8 +61,12 @@ pub(super) enum Holder {
 }
 
 impl Survey {
-    pub(super) fn take(place: &Place, cluster: &Cluster, pool: &IoCtx) -> Result<Survey, BackendError> {
-        let facts = place.facts(cluster, pool)?;
+    pub(super) fn take(place: &Place, cluster: &Arc<Cluster>, pool: &IoCtx) -> Result<Survey, BackendError> {
+        let mut facts = place.facts(cluster, pool)?;
+        if facts.plugins.is_none() {
+            let of_pool = plugins_of_pool(&cluster.libraries().rbd, &cluster.pool(&place.pool, "")?);
+            facts.plugins = of_pool.map_err(|e| place.error(cluster, "read the pool's settings", e))?;
+        }
         let header = facts.header();
         let version =
             pool.version(&header).map_err(|e| place.error(cluster, "read the image's header", e))?;
@@ -121,9 +127,6 @@ impl Survey {
                  or, on that host, rbd persistent-cache flush {what}"
             )));
         }
-        if self.facts.cached_by_librbd {
-            return Err(place.has_plugins());
-        }
         let size = self.facts.size_bytes;
         if size == 0 {
             return Err(unfit(format!("it is empty; give it a size first: rbd resize --size SIZE {what}")));
@@ -155,6 +158,16 @@ impl Survey {
         }
     }
 
+    /// Refuses an image of which librbd's persistent cache would have what no other host has. One that this cache has dirty data for is
+    /// served all the same: its settings cannot be changed meanwhile.
+    pub(super) fn check_plugins(&self, place: &Place, cache_uuid: Uuid) -> Result<(), BackendError> {
+        let dirty = self.own_record(cache_uuid).is_some_and(|record| record.state != OwnerState::Clean);
+        match &self.facts.plugins {
+            Some(plugins) if plugins.contains(PERSISTENT_CACHE) && !dirty => Err(place.has_plugins()),
+            _ => Ok(()),
+        }
+    }
+
     /// What whoever has the image cached is to know of it, each with its subject.
     pub(super) fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = Vec::new();
@@ -164,6 +177,11 @@ impl Survey {
             notes.push(("guard", why.to_owned()));
         }
         notes.extend(self.group_snapshot().map(|why| ("groups", why)));
+        if self.facts.plugins.as_ref().is_some_and(|plugins| plugins.contains(PERSISTENT_CACHE)) {
+            let why = "its settings have librbd keep data on this host (rbd_plugins with pwl_cache): what is drained may be in no other place; \
+                       drain the volume, give the image back, and take the setting away";
+            notes.push(("plugins", why.to_owned()));
+        }
         if self.facts.mirrored_by_snapshots {
             let why = "it is mirrored by snapshots, which neither `rbd mirror image snapshot` nor Ceph's schedule can take of it while a \
                        cache owns it; take them with `tidepool volume snap mirror`";

@@ -568,7 +568,7 @@ fn an_object_that_a_cut_rollback_has_hidden_does_not_come_back(lab: &Lab) {
     killed_at(Point::Marked, move || open_place(cut, &back_to("then", known)).err());
     let (cluster, pool) = place.connect().expect("a client");
     let image = Image::open(&cluster.libraries().rbd, &pool, &place.image, Access::Read).expect("opened");
-    let (id, number) = (image.facts(&pool).expect("facts").id, image.snapshot_id("then").expect("a number"));
+    let (id, number) = (image.facts().expect("facts").id, image.snapshot_id("then").expect("a number"));
     let map = lab.dir().join("map");
     let path = map.to_str().expect("a path");
     lab.rados(&["get", &format!("rbd_object_map.{id}.{number:016x}"), path]).expect("the snapshot's map");

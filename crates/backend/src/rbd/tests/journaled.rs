@@ -126,23 +126,44 @@ pub(super) fn a_bit_that_was_left_is_taken_away(lab: &Lab) {
     lab.rbd(&["snap", "create", "--no-progress", "left-forbidden@new"]).expect("everybody may");
 }
 
-/// A replaced handle without a guard: whoever takes the lock between two of ours is seen.
+/// A handle without a guard is replaced, also if an attempt fails; whoever takes the lock in between is seen.
 pub(super) fn a_handle_without_a_guard_is_replaced_and_a_visitor_seen(lab: &Lab) {
+    let away = || BackendError::Unavailable { what: "it".into(), why: "no answer".into() };
     let place = journaled(lab, "replaced");
     let (mut backend, ..) = open_place(place.clone(), &options()).expect("opened");
-    for byte in 1..4 {
+    for byte in 1..5 {
         assert_eq!(write(&mut backend, byte), (Ok(()), false));
+        if byte > 2 {
+            let mut left = 2;
+            at(Point::Locked, move || {
+                left -= 1;
+                if left >= 0 { Err(away()) } else { Ok(()) }
+            });
+        }
         backend.stale = true;
         backend.start_retake();
         let start = Instant::now();
-        while backend.retake.is_some() {
+        while backend.retake.is_some() || backend.stale {
             assert!(start.elapsed() < WAIT_MAX, "it does not hang");
             mailbox::wait_readable(backend.event_fd(), 1000);
             backend.completions(&mut |_, _| {});
         }
-        assert!(forbidden(&place));
+        nothing_more();
+        assert!(forbidden(&place) && !backend.fenced);
     }
-    close(backend, true);
+    close(backend, false);
+
+    // A kill after an attempt has allowed changes, and before it has the lock.
+    let cut = place.clone();
+    killed_at(Point::Permitted, move || open_place(cut, &dirty()).err());
+    let (mut backend, ..) = open_place(place.clone(), &dirty()).expect("nobody has written");
+    assert_eq!(write(&mut backend, 9), (Ok(()), false));
+    close(backend, false);
+    let cut = place.clone();
+    killed_at(Point::Permitted, move || open_place(cut, &dirty()).err());
+    visit(&place);
+    let refused = open_place(place, &dirty()).err();
+    assert!(matches!(refused, Some(BackendError::Overwritten { .. })), "{refused:?}");
 }
 
 /// librbd's own persistent cache would have what no other host has.
