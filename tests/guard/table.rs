@@ -149,8 +149,6 @@ fn g6_every_operation_of_ceph_comes_to_what_the_manual_says() {
     let served = std::mem::take(&mut stage.seen);
 
     stage.kill_dirty();
-    // As long as Ceph has not forgotten the owner.
-    stage.try_all("killed", VICTIM, REMOVERS, &[]);
     stage.whole_matrix("killed");
     stage.wait_forgotten(&stage.images);
     stage.try_all("forgotten", VICTIM, &[LOCK_BREAKER], &[LOCK_BREAKER.name]);

@@ -117,7 +117,8 @@ impl Manager {
         // The scripts name the daemon's default socket, unless they are told another.
         let real = daemon::tidepool()?.display();
         let with_socket = format!(
-            "case \" $* \" in *' --admin '*) exec {real} \"$@\" ;; esac\nexec {real} \"$@\" --admin {}",
+            "case \" $* \" in *' --admin '*) exec {real} \"$@\" ;; esac\n\
+             area=$1 command=$2\nshift 2\nexec {real} \"$area\" \"$command\" --admin {} \"$@\"",
             socket.display()
         );
         self.installs("bin/tidepool", &with_socket)?;

@@ -350,7 +350,11 @@ fn holder(fd: BorrowedFd<'_>) -> Option<u32> {
 
 /// The process has ended; its parent may not have taken notice yet.
 pub fn has_died(pid: u32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        // Others' processes may be hidden there.
+        let process = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+        return process.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH));
+    };
     // The name in parentheses may hold anything; the state is the word behind the last of them.
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
 }

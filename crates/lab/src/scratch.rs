@@ -13,7 +13,8 @@ use crate::mounts::unmount_below;
 /// Where directories are made: `TMPDIR`, else `/var/tmp`, which is on a disk where `/tmp` may be memory, and whose name is short enough
 /// for the paths of sockets.
 pub fn parent() -> PathBuf {
-    std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+    let chosen = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    chosen.unwrap_or_else(|| "/var/tmp".into())
 }
 
 /// Where the user's directories are, unless another parent is asked for.
@@ -30,11 +31,13 @@ fn base_in(parent: &Path) -> PathBuf {
 fn make_base(base: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o711).create(base) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        made => return made,
+        made => made?,
     }
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
     check_base(base)?;
-    // An earlier release made it as it makes any directory.
-    fs::set_permissions(base, Permissions::from_mode(0o711))
+    let opened = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(base)?;
+    // An earlier release made it as it makes any directory, and this one as the umask has it.
+    opened.set_permissions(Permissions::from_mode(0o711))
 }
 
 /// Refuses a directory that is another user's, or a link to somewhere.
@@ -168,7 +171,10 @@ fn sweep(base: &Path) -> io::Result<()> {
         let (lock_path, directory) = (entry.path(), base.join(name));
         let Ok(lock) = open_lock(&lock_path, &mut OpenOptions::new()) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            unmount_below(&directory);
+            // What is mounted below a link is none of ours.
+            if fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir()) {
+                unmount_below(&directory);
+            }
             let _ = fs::remove_dir_all(&directory);
             // What could not be removed is left to the next one.
             if !directory.exists() {

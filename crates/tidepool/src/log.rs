@@ -2,6 +2,7 @@
 //! reads them. Nobody else does: what does not fit is left out and counted, and so is what one kind of line, or one peer, says too often.
 
 use rate::Limiter;
+use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -47,7 +48,7 @@ pub fn start() {
 pub fn last_words(line: &str) {
     match LOG.get() {
         Some(queue) => {
-            queue.put(tidy(format!("{line}\n").as_bytes(), false), true);
+            queue.put_first(tidy(format!("{line}\n").as_bytes(), false));
             queue.wait_written(END_WAIT_MAX);
         }
         None => eprintln!("{line}"),
@@ -57,6 +58,7 @@ pub fn last_words(line: &str) {
 /// Waits for what was said, but not for long.
 pub fn end() {
     if let Some(queue) = LOG.get() {
+        queue.tell_what_was_left_out();
         queue.wait_written(END_WAIT_MAX);
     }
 }
@@ -75,6 +77,8 @@ struct Waiting {
     left_out: u64,
     /// One is being written.
     writing: bool,
+    /// The process is about to end: what was left out is told now.
+    ends: bool,
 }
 
 impl Queue {
@@ -96,6 +100,12 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// Puts a line before all others.
+    fn put_first(&self, line: Vec<u8>) {
+        self.lock().lines.push_front(line);
+        self.changed.notify_all();
+    }
+
     /// Takes the next line, waiting for it: a line, or what was left out if that is all there is to say.
     fn take(&self, limiter: &Limiter) -> Vec<u8> {
         let mut waiting = self.lock();
@@ -114,13 +124,26 @@ impl Queue {
                 )
                 .into();
             }
-            if let Some(told) = limiter.overdue(Instant::now(), TELL_AFTER) {
+            let after = if waiting.ends { Duration::ZERO } else { TELL_AFTER };
+            if let Some(told) = limiter.overdue(Instant::now(), after) {
                 waiting.writing = true;
                 return tidy(format!("{told}\n").as_bytes(), false);
+            }
+            if std::mem::take(&mut waiting.writing) {
+                self.changed.notify_all();
             }
             let slept = self.changed.wait_timeout(waiting, TELL_AFTER);
             waiting = slept.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Has the thread say what was left out, although it is not long ago.
+    fn tell_what_was_left_out(&self) {
+        let mut waiting = self.lock();
+        // It is written when the thread has looked.
+        (waiting.ends, waiting.writing) = (true, true);
+        drop(waiting);
+        self.changed.notify_all();
     }
 
     /// Writes whatever comes, for ever.
@@ -147,7 +170,16 @@ struct Descriptor;
 
 impl Write for Descriptor {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(rustix::stdio::stderr(), bytes)?)
+        loop {
+            match rustix::io::write(rustix::stdio::stderr(), bytes) {
+                // Somebody else has made it so that a write does not wait.
+                Err(rustix::io::Errno::AGAIN) => {
+                    let mut full = [PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT)];
+                    let _ = rustix::event::poll(&mut full, None);
+                }
+                written => return Ok(written?),
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

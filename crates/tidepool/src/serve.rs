@@ -96,10 +96,13 @@ impl Console for Terminal {
 
     fn ready(&self) {
         // Nobody has to listen, and nobody waits for who should.
-        std::thread::spawn(|| {
+        let say = || {
             let mut out = std::io::stdout().lock();
             let _ = writeln!(out, "ready").and_then(|()| out.flush());
-        });
+        };
+        if let Err(error) = std::thread::Builder::new().spawn(say) {
+            tracing::warn!("`ready` is not said: {error}");
+        }
     }
 }
 

@@ -60,14 +60,14 @@ impl Connection {
     ) {
         let piece = self.pieces.get_mut(slot).expect("the core answers every request once");
         let (request, offset, len, buf) = (piece.request, piece.offset, piece.len, piece.buf);
+        if buf.is_none() && len > 0 {
+            shared.effort.end_range(piece.range_of, len.into());
+            shared.range_ended = true;
+        }
         if std::mem::take(&mut piece.gated)
             && let Some(volume) = self.volume.and_then(|id| shared.volumes.get_mut(id))
         {
             volume.gate.leave();
-        }
-        if buf.is_none() && len > 0 {
-            shared.effort.end_range(len.into());
-            shared.freed = true;
         }
         self.wake |= self.stall == Some(Stall::Own);
         let structured = self.structured();

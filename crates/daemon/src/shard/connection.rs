@@ -51,6 +51,8 @@ pub(super) struct Piece {
     pub gated: bool,
     /// Read, but the pieces before it are not.
     pub done: bool,
+    /// It counts among the trims and write-zeroes of this volume, of which the connection may know no more when it ends.
+    pub range_of: Option<VolumeId>,
 }
 
 /// What the next bytes from the client are.
@@ -130,6 +132,8 @@ pub(super) struct Connection {
     pub listed: bool,
     /// It has had its turn in this round, and has more to do.
     pub served: bool,
+    /// What it has sent was put off to another round.
+    pub deferred: bool,
     /// In the reactor's queue of connections that wait for memory, a gate or a lease.
     pub waiting: bool,
     /// There is something to parse.
@@ -163,6 +167,7 @@ impl Connection {
             waits_until: None,
             listed: false,
             served: false,
+            deferred: false,
             waiting: false,
             wake: false,
         }
@@ -342,7 +347,8 @@ impl Connection {
         }
         // Whoever left while its requests waited here may have sent them again over a new connection, and
         // newer ones after them: these here must not overtake. Whoever said good-bye behind them has not.
-        if !self.said_goodbye && (self.muted || self.stall.is_some() && self.peer_has_left()) {
+        let waited = self.stall.is_some() || std::mem::take(&mut self.deferred);
+        if !self.said_goodbye && (self.muted || waited && self.peer_has_left()) {
             if self.inbox.in_flight() {
                 // What it brings may be the good-bye.
                 return;
@@ -356,7 +362,7 @@ impl Connection {
         loop {
             if shared.effort.is_spent(self.volume) {
                 // It goes on in the next round.
-                (self.wake, self.served) = (true, true);
+                (self.wake, self.served, self.deferred) = (true, true, true);
                 break;
             }
             let more = match &self.state {
@@ -547,7 +553,15 @@ impl Connection {
         if matches!(request.command, Command::Flush) {
             self.submit(
                 slot,
-                Piece { request: slot, offset: 0, len: 0, buf: None, gated: false, done: false },
+                Piece {
+                    request: slot,
+                    offset: 0,
+                    len: 0,
+                    buf: None,
+                    gated: false,
+                    done: false,
+                    range_of: None,
+                },
                 shared,
             );
         } else if len == 0 {
@@ -585,19 +599,21 @@ impl Connection {
             return self.stall(Stall::Gate);
         }
         let mut buf = None;
+        let range_of = self.volume.filter(|_| is_range);
         if is_range {
-            if !shared.effort.begin_range(len.into()) {
+            shared.effort.spend(self.volume, effort::REQUEST);
+            if !shared.effort.begin_range(self.volume, len.into()) {
                 return self.stall(Stall::Ranges);
             }
             shared.effort.spend(self.volume, effort::blocks(len.into()) as u32);
         } else {
-            shared.effort.spend(self.volume, effort::BLOCK * effort::blocks(len.into()) as u32);
             buf = shared.alloc(&mut self.held, buffer_bytes(offset, u64::from(len)));
             if buf.is_none() {
                 self.stall = Some(Stall::Memory);
                 self.stalled(slot, shared);
                 return false;
             }
+            shared.effort.spend(self.volume, effort::BLOCK * effort::blocks(len.into()) as u32);
         }
         match (command, buf) {
             (Command::Write { .. }, Some(buf)) => {
@@ -605,7 +621,7 @@ impl Connection {
             }
             _ => self.submit(
                 slot,
-                Piece { request: slot, offset, len, buf, gated: false, done: false },
+                Piece { request: slot, offset, len, buf, gated: false, done: false, range_of },
                 shared,
             ),
         }
@@ -650,7 +666,7 @@ impl Connection {
         self.state = State::Issue { request };
         self.submit(
             request,
-            Piece { request, offset, len, buf: Some(buf), gated: false, done: false },
+            Piece { request, offset, len, buf: Some(buf), gated: false, done: false, range_of: None },
             shared,
         );
         true

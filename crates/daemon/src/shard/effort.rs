@@ -30,7 +30,8 @@ const SHARE_MIN: u32 = 512;
 
 /// Trims and write-zeroes reach the core in pieces of this many bytes at most.
 pub(super) const RANGE_PIECE_BYTES: u64 = 64 << 20;
-/// Blocks of trims and write-zeroes of all clients that are in the core at once; one piece more may begin below it.
+/// Blocks of trims and write-zeroes of all clients that are in the core at once; one piece more may begin below it, and a volume that has
+/// none may begin one, however long those of others stay: their backends may stand still.
 pub(super) const RANGE_BLOCKS_MAX: u64 = 16 * RANGE_PIECE_BYTES / BLOCK_BYTES as u64;
 
 /// The work of a round.
@@ -39,7 +40,8 @@ pub(super) struct Effort {
     spent: Box<[u32]>,
     total: u64,
     share: u32,
-    /// Blocks of trims and write-zeroes under way.
+    /// Blocks of trims and write-zeroes under way, by volume, and those of all.
+    ranges_of: Box<[u64]>,
     ranges: u64,
 }
 
@@ -50,7 +52,8 @@ fn index(of: Option<VolumeId>) -> usize {
 impl Effort {
     pub(super) fn new() -> Effort {
         let spent = vec![0; VOLUMES_MAX + 1].into_boxed_slice();
-        Effort { spent, total: 0, share: ROUND_MAX, ranges: 0 }
+        let ranges_of = vec![0; VOLUMES_MAX + 1].into_boxed_slice();
+        Effort { spent, total: 0, share: ROUND_MAX, ranges_of, ranges: 0 }
     }
 
     /// The ring was looked at. Returns what was done since it was looked at before.
@@ -82,16 +85,21 @@ impl Effort {
     }
 
     /// A trim or write-zeroes of so many bytes may begin.
-    pub(super) fn begin_range(&mut self, bytes: u64) -> bool {
-        let fits = self.ranges < RANGE_BLOCKS_MAX;
+    pub(super) fn begin_range(&mut self, of: Option<VolumeId>, bytes: u64) -> bool {
+        let own = &mut self.ranges_of[index(of)];
+        let fits = self.ranges < RANGE_BLOCKS_MAX || *own == 0;
         if fits {
+            *own += blocks(bytes);
             self.ranges += blocks(bytes);
         }
         fits
     }
 
-    pub(super) fn end_range(&mut self, bytes: u64) {
-        self.ranges = self.ranges.checked_sub(blocks(bytes)).expect("what ends has begun");
+    pub(super) fn end_range(&mut self, of: Option<VolumeId>, bytes: u64) {
+        const BALANCED: &str = "what ends has begun";
+        let own = &mut self.ranges_of[index(of)];
+        *own = own.checked_sub(blocks(bytes)).expect(BALANCED);
+        self.ranges = self.ranges.checked_sub(blocks(bytes)).expect(BALANCED);
     }
 }
 
@@ -119,11 +127,15 @@ mod tests {
     }
 
     #[test]
-    fn ranges_under_way_are_bounded() {
+    fn ranges_under_way_are_bounded_and_those_of_one_volume_do_not_stop_another() {
         let mut effort = Effort::new();
-        let begun = (0..100).filter(|_| effort.begin_range(RANGE_PIECE_BYTES)).count();
+        let (silent, other) = (Some(VolumeId(1)), Some(VolumeId(2)));
+        let begun = (0..100).filter(|_| effort.begin_range(silent, RANGE_PIECE_BYTES)).count();
         assert_eq!(begun, 16);
-        effort.end_range(RANGE_PIECE_BYTES);
-        assert!(effort.begin_range(RANGE_PIECE_BYTES) && !effort.begin_range(1));
+        assert!(effort.begin_range(other, RANGE_PIECE_BYTES), "its own first one");
+        assert!(!effort.begin_range(other, 1));
+        effort.end_range(other, RANGE_PIECE_BYTES);
+        effort.end_range(silent, RANGE_PIECE_BYTES);
+        assert!(effort.begin_range(silent, RANGE_PIECE_BYTES) && !effort.begin_range(silent, 1));
     }
 }

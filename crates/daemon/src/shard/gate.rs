@@ -153,7 +153,7 @@ pub(super) fn advance<C: Core>(shared: &mut Shared<C>, id: VolumeId) -> bool {
     let scratch = edges.map(|edge| edge.and_then(|_| shared.alloc_anyway(&mut held, BLOCK_BYTES)));
     let short = edges.iter().zip(&scratch).any(|(edge, buf)| edge.is_some() && buf.is_none());
     if short {
-        scratch.into_iter().flatten().for_each(|buf| shared.free(&mut held, buf));
+        scratch.into_iter().flatten().for_each(|buf| shared.put_back(&mut held, buf));
     }
     let Some(volume) = shared.volumes.get_mut(id) else { return false };
     volume.gate.held = held;

@@ -74,6 +74,8 @@ pub(super) struct Reactor<C> {
     listed: Vec<u32>,
     /// Connections that wait for memory or a gate, longest first.
     stalled: VecDeque<u32>,
+    /// Connections that wait until less is trimmed or zeroed.
+    ranged: VecDeque<u32>,
     /// The same for those that wait until it is known whose their volume is.
     unleased: VecDeque<u32>,
     /// The same for those whose volume is on its way.
@@ -109,6 +111,7 @@ impl<C: Core> Reactor<C> {
             connections: Slab::new(CONNECTIONS_MAX),
             listed: Vec::with_capacity(CONNECTIONS_MAX),
             stalled: VecDeque::with_capacity(CONNECTIONS_MAX),
+            ranged: VecDeque::with_capacity(CONNECTIONS_MAX),
             unleased: VecDeque::with_capacity(CONNECTIONS_MAX),
             patient: VecDeque::with_capacity(CONNECTIONS_MAX),
             listeners: Slab::new(LISTENERS_MAX),
@@ -336,12 +339,14 @@ impl<C: Core> Reactor<C> {
             let slot = self.listed[index];
             let Some(connection) = self.connections.get_mut(slot).filter(|c| c.wake) else { continue };
             if self.shared.effort.is_spent(connection.volume()) {
+                connection.deferred = true;
                 continue;
             }
             parsed = true;
             connection.process(&mut self.shared);
             let queue = match connection.stall {
-                Some(Stall::Memory | Stall::Gate | Stall::Ranges) => &mut self.stalled,
+                Some(Stall::Memory | Stall::Gate) => &mut self.stalled,
+                Some(Stall::Ranges) => &mut self.ranged,
                 Some(Stall::Lease) => &mut self.unleased,
                 Some(Stall::Volume) => &mut self.patient,
                 Some(Stall::Own) | None => continue,
@@ -364,12 +369,18 @@ impl<C: Core> Reactor<C> {
             started |= gate::advance(&mut self.shared, id);
         }
         let changed = std::mem::take(&mut self.shared.freed) | std::mem::take(&mut self.shared.gate_opened);
+        let ranged = std::mem::take(&mut self.shared.range_ended);
         let leased = std::mem::take(&mut self.shared.leased);
         let came = std::mem::take(&mut self.shared.came);
         if changed {
             let mut woken = std::mem::take(&mut self.stalled);
             self.wake(&mut woken);
             self.stalled = woken;
+        }
+        if ranged {
+            let mut woken = std::mem::take(&mut self.ranged);
+            self.wake(&mut woken);
+            self.ranged = woken;
         }
         if leased {
             let mut woken = std::mem::take(&mut self.unleased);
@@ -381,7 +392,7 @@ impl<C: Core> Reactor<C> {
             self.wake(&mut woken);
             self.patient = woken;
         }
-        started | changed | leased | came
+        started | changed | ranged | leased | came
     }
 
     fn wake(&mut self, waiting: &mut VecDeque<u32>) {
@@ -506,7 +517,7 @@ impl<C: Core> Reactor<C> {
         let connections = &self.connections;
         let volume = |slot: &u32| connections.get(*slot).and_then(|c| c.volume());
         let goes_on = self.listed.iter().any(|slot| !self.shared.effort.is_spent(volume(slot)));
-        goes_on || self.shared.freed || self.replication.hung_up
+        goes_on || self.shared.freed || self.shared.range_ended || self.replication.hung_up
     }
 
     /// Ends the kernel's and the clients' part; the rest is for the caller.

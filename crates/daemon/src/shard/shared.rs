@@ -31,6 +31,8 @@ pub(super) struct Shared<C> {
     budget: Budget,
     /// Memory was given back since somebody last looked.
     pub freed: bool,
+    /// A trim or write-zeroes has ended since somebody last looked.
+    pub range_ended: bool,
     /// Volumes whose gate is closed.
     pub gated: Vec<VolumeId>,
     /// A gate was opened since somebody last looked.
@@ -61,6 +63,7 @@ impl<C: Core> Shared<C> {
             extents: Vec::with_capacity(EXTENTS_MAX),
             budget,
             freed: false,
+            range_ended: false,
             gated: Vec::new(),
             gate_opened: false,
             leased: false,

@@ -125,7 +125,8 @@ impl Limiter {
                     bucket.lines < OF_PEER.burst
                 });
             }
-            let peer = if peers.len() < PEERS_MAX { peer } else { 0 };
+            let is_known = peers.contains_key(&(kind.clone(), peer));
+            let peer = if is_known || peers.len() < PEERS_MAX { peer } else { 0 };
             let of_peer = peers.entry((kind.clone(), peer)).or_insert_with(|| Bucket::full(OF_PEER, now));
             of_peer.fill(OF_PEER, now);
             admitted &= of_peer.lines >= 1.0;
