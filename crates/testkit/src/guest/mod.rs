@@ -36,9 +36,14 @@ const MEMORY_MIB: u32 = 320;
 const LARGE_MEMORY_MIB: u32 = 768;
 /// Seconds for which QEMU holds requests while the server is away.
 const RECONNECT_SECONDS: u32 = 60;
+/// What the kernel of a guest is told for a busy machine: there the emulated timer fails its check, which hangs the boot, and the emulated
+/// processor stands still for longer than it takes for healthy.
+const BUSY: &str = "no_timer_check nosoftlockup rcupdate.rcu_cpu_stall_suppress=1";
 /// Messages of the guest's kernel that tell of a broken disk or filesystem.
 const COMPLAINTS: [&str; 6] =
     ["I/O error", "EXT4-fs error", "EXT4-fs warning", "blocked for more than", "Call Trace", "JBD2:"];
+/// Lines before such a message that are told with it.
+const LINES_BEFORE: usize = 8;
 /// Messages with which it dies. A disk or filesystem that is broken has others.
 const CRASHES: [&str; 3] = ["Kernel panic", "Oops: ", "exited with irqs disabled"];
 
@@ -173,8 +178,7 @@ impl GuestImage {
             .arg(&self.kernel.image)
             .arg("-initrd")
             .arg(&self.root)
-            // On a busy machine the emulated timer fails the kernel's check of it, and the boot hangs.
-            .args(["-append", &format!("console=ttyS0 quiet panic=-1 no_timer_check {parameters}")])
+            .args(["-append", &format!("console=ttyS0 quiet panic=-1 {BUSY} {parameters}")])
             .args(devices)
             .args(["-serial", "stdio", "-monitor", "none"])
             .arg("-qmp")
@@ -332,9 +336,15 @@ impl Guest {
     /// Fails when the guest's kernel has complained about its disk or filesystem.
     pub fn check_kernel_log(&mut self) -> Result<(), Error> {
         let log = self.run("dmesg", Duration::from_secs(60))?;
-        match log.lines().find(|line| COMPLAINTS.iter().any(|complaint| line.contains(complaint))) {
+        let lines: Vec<&str> = log.lines().collect();
+        let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
+        match lines.iter().position(complains) {
             None => Ok(()),
-            Some(line) => Err(self.failure(format!("its kernel complains: {line}"))),
+            // What a trace is of stands before it.
+            Some(at) => {
+                let said = lines[at.saturating_sub(LINES_BEFORE)..=at].join(" / ");
+                Err(self.failure(format!("its kernel complains: {said}")))
+            }
         }
     }
 
