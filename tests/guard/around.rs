@@ -6,7 +6,7 @@ use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
 
 use crate::clients::{Client, Outcome, State, run, sum_of};
 use crate::table::{Column, Verdict, check_manual};
-use crate::{POLL, POLLS_MAX, pattern};
+use crate::{POLL, POLLS_MAX, fill, pattern};
 
 const IMAGE: &str = "image";
 const IMAGE_BYTES: u64 = 16 * MIB;
@@ -23,11 +23,7 @@ fn served(cluster: &Cluster, uri: String) -> Rig {
 
 fn write(rig: &Rig, seed: u64) -> Vec<u8> {
     let data = pattern(seed, IMAGE_BYTES as usize);
-    let mut client = Nbd::connect(&rig.socket, VOLUME).expect("connected");
-    for (i, piece) in data.chunks(256 << 10).enumerate() {
-        client.write((i * (256 << 10)) as u64, piece).expect("absorbed");
-    }
-    client.flush().expect("flushed");
+    fill(&rig.socket, VOLUME, 0, &data);
     data
 }
 
@@ -44,7 +40,7 @@ const MIRRORING: &[(Client, Verdict)] = &[
     (Client { name: "rbd mirror image disable", line: "rbd mirror image disable IMG" }, Verdict::Harmless),
 ];
 
-/// Kinds of snapshots that an image has, the oldest first.
+/// How many snapshots of the image belong to mirroring.
 fn mirror_snapshots(cluster: &Cluster) -> usize {
     let all = cluster.rbd(&["snap", "ls", "--all", "--format", "json", IMAGE]).expect("a list");
     let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");

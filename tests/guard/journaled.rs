@@ -3,7 +3,7 @@
 
 use crate::clients::{CHANGERS, Client, Outcome, State, run, sum_of};
 use crate::table::{Column, Verdict, check_manual};
-use crate::{GET_THROUGH, IMAGE_BYTES, NEEDS_A_MIRROR, pattern};
+use crate::{GET_THROUGH, IMAGE_BYTES, NEEDS_A_MIRROR, fill, pattern};
 use tidepool_testkit::nbd::Client as Nbd;
 use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
@@ -55,11 +55,7 @@ impl Stage {
 
     fn write(&mut self, seed: u64, offset: u64, len: usize) {
         let data = pattern(seed, len);
-        let mut client = Nbd::connect(&self.rig.socket, VOLUME).expect("connected");
-        for (i, piece) in data.chunks(256 << 10).enumerate() {
-            client.write(offset + (i * (256 << 10)) as u64, piece).expect("absorbed");
-        }
-        client.flush().expect("flushed");
+        fill(&self.rig.socket, VOLUME, offset, &data);
         self.model[offset as usize..offset as usize + len].copy_from_slice(&data);
     }
 
