@@ -31,13 +31,15 @@ pub fn run(limits: Limits) -> ExitCode {
     let outcome = match cli.command {
         Command::Serve(args) => {
             let status = match serve::run(*args, limits) {
-                Ok(()) => 0,
+                Ok(()) => {
+                    log::end();
+                    0
+                }
                 Err(failure) => {
                     log::last_words(&format!("tidepool: {failure}"));
                     failure.exit_status()
                 }
             };
-            log::end();
             tidepool_daemon::service::end_at_once(i32::from(status));
         }
         Command::Status(args) => ask(status::run(args)),

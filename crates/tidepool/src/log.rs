@@ -44,12 +44,12 @@ pub fn start() {
     }
 }
 
-/// Says one more line before the process ends, whoever reads the log or not.
+/// Says one more line, and [ends](end).
 pub fn last_words(line: &str) {
     match LOG.get() {
         Some(queue) => {
             queue.put_first(tidy(format!("{line}\n").as_bytes(), false));
-            queue.wait_written(END_WAIT_MAX);
+            end();
         }
         None => eprintln!("{line}"),
     }
