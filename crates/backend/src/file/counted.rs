@@ -5,7 +5,8 @@
 //! hypervisor calls a disk. A command that goes past the kernel's queue (`nvme format`, SG_IO) is not counted. Drivers of disks in memory count
 //! what they like.
 
-use super::same::in_sys;
+use super::same::{self, in_sys};
+use super::transport::is_numbered;
 use crate::record::boot_id;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -52,7 +53,7 @@ pub(super) fn now(device: u64) -> Option<Counted> {
 
 impl Kernel<'_> {
     fn read(&self, file: &str) -> Option<String> {
-        fs::read_to_string(self.disk.join(file)).ok().map(|text| text.trim().to_owned())
+        same::read(&self.disk.join(file))
     }
 
     fn counted(&self, boot_id: String) -> Option<Counted> {
@@ -69,25 +70,20 @@ impl Kernel<'_> {
         let numbers = numbers?;
         let at = |index: usize| numbers.get(index).copied();
         // What is under way is counted when it is done.
-        if at(8)? != 0 {
+        if at(8)? != 0 || boot_id.is_empty() {
             return None;
         }
-        Some(boot_id).filter(|id| !id.is_empty()).and_then(|boot_id| {
-            Some(Counted { boot_id, sequence: self.read("diskseq")?, written: at(6)?, discarded: at(13)? })
-        })
+        Some(Counted { boot_id, sequence: self.read("diskseq")?, written: at(6)?, discarded: at(13)? })
     }
 
     /// Nobody else can reach it: a SATA or NVMe disk that has one way to it, in a machine that is no virtual one.
     fn is_of_this_machine(&self) -> bool {
         let names: Vec<String> = self.disk.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-        let numbered = |name: &str, kind: &str| {
-            name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        };
         let Some((_, parents)) = names.split_last() else { return false };
-        let on = |kind: &str| parents.iter().any(|parent| numbered(parent, kind));
+        let on = |kind: &str| parents.iter().any(|parent| is_numbered(parent, kind));
         // With this switched on, a disk that has several controllers is not found below one of them.
-        let multipath = fs::read_to_string(self.modules.join("nvme_core/parameters/multipath"));
-        let one_way = multipath.is_ok_and(|on| on.trim() == "Y");
+        let multipath = same::read(&self.modules.join("nvme_core/parameters/multipath"));
+        let one_way = multipath.as_deref() == Some("Y");
         let of_one_controller =
             on("nvme") && one_way && self.read("device/transport").as_deref() == Some("pcie");
         !self.virtual_machine && (on("ata") || of_one_controller)

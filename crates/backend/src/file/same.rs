@@ -153,7 +153,7 @@ pub(super) fn in_sys(device: u64) -> PathBuf {
 }
 
 /// What a small file of the kernel says; `None` where there is none.
-fn read(path: &Path) -> Option<String> {
+pub(super) fn read(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
 }

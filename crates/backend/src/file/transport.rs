@@ -36,9 +36,6 @@ fn of_path(disk: &Path) -> Option<&'static str> {
         ("vport-", "Fibre Channel"),
     ];
     const NAMES: [(&str, &str); 3] = [("nbd", "NBD"), ("rbd", "RBD"), ("drbd", "DRBD")];
-    let is_numbered = |name: &str, kind: &str| {
-        name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    };
     let kind_of = |name: &str, kinds: &[(&str, &'static str)]| {
         kinds.iter().find(|(kind, _)| is_numbered(name, kind)).map(|(_, way)| *way)
     };
@@ -46,6 +43,11 @@ fn of_path(disk: &Path) -> Option<&'static str> {
     let parents = disk.parent()?.components();
     let mut parents = parents.map(|part| part.as_os_str().to_string_lossy());
     kind_of(&name, &NAMES).or_else(|| parents.find_map(|part| kind_of(&part, &PARENTS)))
+}
+
+/// Whether the kernel's name of something is that of a kind of things and a number: `ata1`.
+pub(super) fn is_numbered(name: &str, kind: &str) -> bool {
+    name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// What the controllers of an NVMe disk tell, of which it may have several.

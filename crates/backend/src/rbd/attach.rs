@@ -599,11 +599,8 @@ pub(super) fn abandon(
         if survey.facts.forbidden || unlocked.is_ok() {
             unlocked?;
             // Unless somebody has taken it since.
-            let version = Some(survey.header_version).filter(|_| survey.facts.forbidden);
-            let allowed =
-                version.map_or(Ok(None), |version| forbid::lift(pool, &survey.facts.header(), Some(version)));
-            allowed
-                .and_then(|_| guard::unreserve(pool, &survey.facts.header()))
+            allow(pool, &survey.facts, Some(survey.header_version))
+                .and_then(|()| guard::unreserve(pool, &survey.facts.header()))
                 .map_err(|e| place.error(cluster, "take away the guard of the image", e))?;
         }
         return Ok(None);
@@ -623,15 +620,15 @@ pub(super) fn abandon(
     survey.owner.swap(pool, &before.abandoned())?;
     redo::clear(&place.what, &shelf, before.generation)?;
     reached(Point::Abandoned)?;
-    allow(pool, &survey.facts)
+    allow(pool, &survey.facts, None)
         .and_then(|()| guard::free(pool, &survey.facts.header()))
         .map_err(|e| place.error(cluster, "lift the guard of the image", e))?;
     Ok(Some(before))
 }
 
-/// Allows changes of an image where a cache has forbidden them.
-fn allow(pool: &IoCtx, facts: &Facts) -> io::Result<()> {
-    if facts.forbidden { forbid::lift(pool, &facts.header(), None).map(drop) } else { Ok(()) }
+/// Allows changes of an image where a cache has forbidden them, if its header still has this version (`None`: any).
+fn allow(pool: &IoCtx, facts: &Facts, expected: Option<u64>) -> io::Result<()> {
+    if facts.forbidden { forbid::lift(pool, &facts.header(), expected).map(drop) } else { Ok(()) }
 }
 
 /// What [`retake`] works with, and what a release writes down.
