@@ -7,11 +7,10 @@ use tidepool_testkit::{Cluster, one_at_a_time};
 
 use crate::clients::{State, sum_of};
 use crate::{Stage, VICTIM};
+use tidepool_tests::mapped::{MODULES, map, unmap};
 use tidepool_tests::rig::VOLUME;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// What the guest's kernel needs for its RBD client and its network.
-const MODULES: &[&str] = &["virtio_net", "rbd"];
 /// The feature bit `non-primary`, as the kernel prints it.
 const NON_PRIMARY: &str = "0x400";
 /// Writes something that was not there before.
@@ -23,31 +22,13 @@ fn boot_on_image(image: &GuestImage, cluster: &Cluster, name: &str) -> Guest {
     image.boot_on(&format!("driver=rbd,pool=rbd,image={name},conf={conf}")).expect("the guest boots")
 }
 
-/// The monitor's address for the kernel, which speaks the first version of the protocol unless told otherwise.
-fn monitor(cluster: &Cluster) -> String {
-    let text = std::fs::read_to_string(cluster.conf()).expect("a configuration");
-    let (_, address) = text.split_once("v1:").expect("an address");
-    address.split([']', ',', '\n']).next().expect("it ends").trim().to_string()
-}
-
-/// Maps an image; what the guest's shell said, and how it ended.
-fn map(guest: &mut Guest, cluster: &Cluster, image: &str, options: &str) -> (String, i32) {
-    let options = format!("name=admin,mount_timeout=30,osd_request_timeout=60{options}");
-    let line = format!("echo '{} {options} rbd {image} -' >/sys/bus/rbd/add_single_major", monitor(cluster));
-    guest.run_status(&line, 3 * MINUTE).expect("the guest answers")
-}
-
 /// Maps an image, writes to it, and unmaps it.
 fn map_and_write(guest: &mut Guest, cluster: &Cluster, image: &str) {
     let (said, status) = map(guest, cluster, image, "");
     let log = guest.run("dmesg | tail -n 5", MINUTE).expect("a log");
     assert_eq!(status, 0, "{said} {log}");
     guest.run(&format!("{WRITE}/dev/rbd0"), 3 * MINUTE).expect("the kernel's client writes");
-    unmap(guest);
-}
-
-fn unmap(guest: &mut Guest) {
-    guest.run("echo 0 >/sys/bus/rbd/remove_single_major", MINUTE).expect("unmapped");
+    unmap(guest, 0);
 }
 
 /// Neither can do anything to a guarded image but read it.
@@ -72,7 +53,7 @@ fn try_guests(stage: &Stage, image: &GuestImage, kernel: &mut Guest, when: &str)
         kernel.run("dd if=/dev/rbd0 of=/dev/null bs=65536 count=4", MINUTE).expect("it can be read");
         let (said, status) = kernel.run_status(&format!("{WRITE}/dev/rbd0"), MINUTE).expect("an answer");
         assert_ne!(status, 0, "{said}");
-        unmap(kernel);
+        unmap(kernel, 0);
     }
     assert_eq!(State::of(&stage.cluster, name).expect("the image can be read"), before);
 }
@@ -96,8 +77,8 @@ impl Stage {
 #[ignore = "boots two guests: make guard"]
 fn g6_neither_a_vm_nor_the_kernels_client_on_the_image_itself_changes_a_byte() {
     let _turn = one_at_a_time();
-    let image = GuestImage::build_bare(MODULES).expect("a guest's image");
-    let mut kernel = image.boot_on_network().expect("the guest boots");
+    let image = GuestImage::build_bare(&MODULES).expect("a guest's image");
+    let mut kernel = image.boot_on_network(&[]).expect("the guest boots");
     kernel.join_loopback().expect("a network");
     println!("kernel     {}", kernel.run("uname -r", MINUTE).expect("uname").trim());
     let mut stage = Stage::new();

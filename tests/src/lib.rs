@@ -9,6 +9,7 @@ pub mod faulty;
 pub mod killed;
 pub mod lost;
 pub mod lost_postgres;
+pub mod mapped;
 pub mod migration;
 pub mod pair;
 pub mod postgres;

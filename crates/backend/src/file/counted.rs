@@ -2,9 +2,10 @@
 //!
 //! The counters tell something only where every write comes by this kernel and is counted: on a whole disk of this machine alone. Not on
 //! a partition, a device made of others or used by others, a disk in a network or in an enclosure that two hosts share, or what a
-//! hypervisor calls a disk. A command that goes past the kernel's queue (`nvme format`, SG_IO) is not counted. Drivers of disks in memory count
+//! hypervisor calls a disk. Of an RBD image that the kernel has mapped the image's header tells what the counters do not. A command that goes past the kernel's queue (`nvme format`, SG_IO) is not counted. Drivers of disks in memory count
 //! what they like.
 
+use super::mapped;
 use super::same::{self, in_sys};
 use super::transport::is_numbered;
 use crate::record::boot_id;
@@ -22,12 +23,20 @@ pub(crate) struct Counted {
     written: u64,
     /// Sectors discarded.
     discarded: u64,
+    /// Of an RBD image that the kernel has mapped: version of the header, which other clients change before they write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    header: Option<u64>,
 }
 
 impl Counted {
     /// Both were counted from one beginning on: in one boot of the host, while the disk was there.
     pub(super) fn goes_on_from(&self, other: &Counted) -> bool {
         self.boot_id == other.boot_id && self.sequence == other.sequence
+    }
+
+    /// No other client of the cluster has had the image in between.
+    pub(super) fn has_header_of(&self, other: &Counted) -> bool {
+        self.header == other.header
     }
 }
 
@@ -48,7 +57,17 @@ pub(super) fn now(device: u64) -> Option<Counted> {
     // Other processors do not tell.
     let virtual_machine =
         !cfg!(target_arch = "x86_64") || processors.split_whitespace().any(|flag| flag == "hypervisor");
-    Kernel { disk, modules: Path::new("/sys/module"), virtual_machine }.counted(boot_id())
+    let kernel = Kernel { disk, modules: Path::new("/sys/module"), virtual_machine };
+    // Read first: who writes afterwards is counted.
+    let header = match mapped::header_version(&kernel.disk) {
+        Some(Ok(version)) => Some(version),
+        Some(Err(why)) => {
+            tracing::info!("{}: nobody knows whether other clients write: {why}", kernel.disk.display());
+            return None;
+        }
+        None => None,
+    };
+    kernel.counted(boot_id(), header)
 }
 
 impl Kernel<'_> {
@@ -56,12 +75,13 @@ impl Kernel<'_> {
         same::read(&self.disk.join(file))
     }
 
-    fn counted(&self, boot_id: String) -> Option<Counted> {
+    fn counted(&self, boot_id: String, header: Option<u64>) -> Option<Counted> {
         let is_alone = |directory: &str| {
             fs::read_dir(self.disk.join(directory)).is_ok_and(|mut entries| entries.next().is_none())
         };
         let is_whole = !self.disk.join("partition").exists() && is_alone("slaves") && is_alone("holders");
-        if !is_whole || !self.is_of_this_machine() || self.read("queue/iostats")? != "1" {
+        let is_told = header.is_some() || self.is_of_this_machine();
+        if !is_whole || !is_told || self.read("queue/iostats")? != "1" {
             return None;
         }
         // Documentation/block/stat.rst of the kernel.
@@ -73,7 +93,8 @@ impl Kernel<'_> {
         if at(8)? != 0 || boot_id.is_empty() {
             return None;
         }
-        Some(Counted { boot_id, sequence: self.read("diskseq")?, written: at(6)?, discarded: at(13)? })
+        let (written, discarded) = (at(6)?, at(13)?);
+        Some(Counted { boot_id, sequence: self.read("diskseq")?, written, discarded, header })
     }
 
     /// Nobody else can reach it: a SATA or NVMe disk that has one way to it, in a machine that is no virtual one.
@@ -98,6 +119,16 @@ mod tests {
 
     /// A disk at a place in the kernel's tree, and what its files say beside or instead of the usual.
     fn counted(place: &str, files: &[(&str, &str)], virtual_machine: bool) -> Option<Counted> {
+        counted_with(place, files, virtual_machine, None)
+    }
+
+    /// One of which the header of its image is known.
+    fn counted_with(
+        place: &str,
+        files: &[(&str, &str)],
+        virtual_machine: bool,
+        header: Option<u64>,
+    ) -> Option<Counted> {
         let root = tempfile::tempdir().expect("a directory");
         let disk = root.path().join("sys/devices").join(place);
         let usual = [
@@ -119,18 +150,34 @@ mod tests {
         for directory in ["slaves", "holders"] {
             fs::create_dir_all(disk.join(directory)).expect("a directory");
         }
-        Kernel { disk, modules: &modules, virtual_machine }.counted("boot".into())
+        Kernel { disk, modules: &modules, virtual_machine }.counted("boot".into(), header)
     }
 
     #[test]
     fn writes_and_discards_of_a_disk_of_this_machine_are_counted() {
-        let found = Counted { boot_id: "boot".into(), sequence: "5".into(), written: 56, discarded: 24 };
+        let found = Counted {
+            boot_id: "boot".into(),
+            sequence: "5".into(),
+            written: 56,
+            discarded: 24,
+            header: None,
+        };
         for place in ["pci0/ata1/host0/target0:0:0/0:0:0:0/block/sda", "pci0/0000:01:00.0/nvme/nvme0/nvme0n1"]
         {
             assert_eq!(counted(place, &[], false).as_ref(), Some(&found), "{place}");
         }
         let again = Counted { sequence: "6".into(), ..found.clone() };
         assert!(found.goes_on_from(&found) && !again.goes_on_from(&found), "a disk that was found anew");
+    }
+
+    #[test]
+    fn a_mapped_image_is_counted_where_its_header_is_known() {
+        const RBD: &str = "rbd/0/block/rbd0";
+        let found = counted_with(RBD, &[], true, Some(7)).expect("counted, in a virtual machine, too");
+        let later = Counted { header: Some(8), ..found.clone() };
+        assert!(later != found && later.goes_on_from(&found) && !later.has_header_of(&found));
+        assert_eq!(counted_with(RBD, &[("holders/dm-0", "")], true, Some(7)), None);
+        assert_eq!(counted_with(RBD, &[("queue/iostats", "0\n")], true, Some(7)), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 mod check;
 mod counted;
 mod holes;
+mod mapped;
 mod owner;
 mod redo;
 mod ring;

@@ -440,6 +440,9 @@ pub(crate) fn continuity(located: &Located, cache_uuid: Uuid, file: &OwnedFd) ->
             Some(now) if now == *then => {
                 Continuity::proven("the kernel has counted no write to the device since this cache's release")
             }
+            Some(now) if now.goes_on_from(then) && !now.has_header_of(then) => {
+                Continuity::overwritten("another client has had the mapped image since this cache's release")
+            }
             Some(now) if now.goes_on_from(then) => Continuity::overwritten(
                 "the kernel has counted writes to the device since this cache's release",
             ),

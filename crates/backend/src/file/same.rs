@@ -5,6 +5,7 @@
 //! looks at one image where the kernel's number or a lasting name says so, and else nobody knows. A name that copies have, too
 //! ([`proves`]), only tells images apart.
 
+use super::mapped;
 use crate::record::boot_id;
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -211,7 +212,7 @@ fn of_device(sys: &Path) -> ImageId {
         identity.lasting.extend(below.lasting);
         identity.shared.extend(below.shared);
     }
-    identity.lasting.extend(of_mapped_image(&disk).map(|name| ("rbd".to_owned(), name)));
+    identity.lasting.extend(mapped::name(&disk).map(|name| ("rbd".to_owned(), name)));
     identity
 }
 
@@ -276,14 +277,6 @@ fn of_loop(disk: &Path) -> Option<ImageId> {
         shared: below.shared.into_iter().map(kind).collect(),
         ..ImageId::default()
     })
-}
-
-/// An RBD image that the kernel has mapped.
-fn of_mapped_image(disk: &Path) -> Option<String> {
-    let of = |file: &str| read(&disk.join("device").join(file));
-    let (fsid, pool, image) = (of("cluster_fsid")?, of("pool_id")?, of("image_id")?);
-    let (namespace, snapshot) = (of("pool_ns").unwrap_or_default(), of("snap_id").unwrap_or_default());
-    Some(format!("{fsid}/{pool}/{namespace}/{image}@{snapshot}"))
 }
 
 /// A file: what it is called while this boot lasts, and for ever. The kernel's handle has the number of its inode and how often that

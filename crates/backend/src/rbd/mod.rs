@@ -14,6 +14,7 @@ mod guard;
 mod image;
 mod io;
 mod layout;
+mod mapped;
 mod object_map;
 mod owner;
 mod parent;
@@ -36,6 +37,7 @@ use crate::redo::{self as group_redo, Writer};
 use crate::snapshot::{Snapshot, SnapshotChange};
 use crate::uri::BackendUri;
 pub(crate) use check::check;
+pub(crate) use mapped::Mapped;
 pub use survey::FENCE_NS_MIN;
 
 use attach::{Attached, Claim, Failed, Retaken};

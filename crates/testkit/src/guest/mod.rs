@@ -120,48 +120,36 @@ impl GuestImage {
         self.start("", &["-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"], waits)
     }
 
-    /// Boots a guest without a disk, but with the machine's network: its interface `eth0` reaches the machine's own
+    /// Boots a guest with these disks and with the machine's network: its interface `eth0` reaches the machine's own
     /// 127.0.0.1 once [`Guest::join_loopback`] has been called.
-    pub fn boot_on_network(&self) -> Result<Guest, Error> {
-        self.start(
-            "guest.disk=none",
-            &["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="],
-            false,
-        )
+    pub fn boot_on_network(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
+        let parameters = if disks.is_empty() { "guest.disk=none" } else { "" };
+        let mut devices = devices(disks, "virtio-blk-pci");
+        devices.extend(
+            ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="].map(String::from),
+        );
+        self.start_with(parameters, &devices)
     }
 
     /// Boots a guest with these disks: `/dev/vda`, `/dev/vdb` and so on.
     pub fn boot_with(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
-        self.start_with("", disks)
+        self.start_with("", &devices(disks, "virtio-blk-pci"))
     }
 
     /// Boots what [`machine`] has made, which is the first disk.
     pub fn boot_machine(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
-        self.start_with("guest.root=disk systemd.show_status=no", disks)
+        self.start_with("guest.root=disk systemd.show_status=no", &devices(disks, "virtio-blk-pci"))
     }
 
     /// Boots a guest that takes itself for no virtual machine, with these disks as NVMe: `/dev/nvme0n1`, `/dev/nvme1n1` and so on.
+    /// Each needs a serial number.
     pub fn boot_as_metal(&self, disks: &[Disk<'_>]) -> Result<Guest, Error> {
-        let mut devices: Vec<String> = vec!["-cpu".into(), "qemu64,-hypervisor".into()];
-        for (number, disk) in disks.iter().enumerate() {
-            let serial = disk.serial.unwrap_or("none");
-            devices.extend(["-blockdev".into(), format!("{},node-name=disk{number}", disk.node())]);
-            devices.extend(["-device".into(), format!("nvme,drive=disk{number},serial={serial}")]);
-        }
-        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
-        self.start("", &devices, false)
+        let mut devices = devices(disks, "nvme");
+        devices.extend(["-cpu", "qemu64,-hypervisor"].map(String::from));
+        self.start_with("", &devices)
     }
 
-    fn start_with(&self, parameters: &str, disks: &[Disk<'_>]) -> Result<Guest, Error> {
-        let mut devices = Vec::new();
-        for (number, disk) in disks.iter().enumerate() {
-            let serial = disk.serial.map(|serial| format!(",serial={serial}")).unwrap_or_default();
-            devices.extend(["-blockdev".into(), format!("{},node-name=disk{number}", disk.node())]);
-            devices.extend([
-                "-device".into(),
-                format!("virtio-blk-pci,drive=disk{number},id=device{number}{serial}"),
-            ]);
-        }
+    fn start_with(&self, parameters: &str, devices: &[String]) -> Result<Guest, Error> {
         let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
         self.start(parameters, &devices, false)
     }
@@ -218,6 +206,20 @@ impl Disk<'_> {
     fn node(&self) -> String {
         format!("driver=raw,file.driver=file,file.filename={}", self.file.display())
     }
+}
+
+/// QEMU's arguments for these disks, each behind a device of this model.
+fn devices(disks: &[Disk<'_>], model: &str) -> Vec<String> {
+    let device = |(number, disk): (usize, &Disk<'_>)| {
+        let serial = disk.serial.map(|serial| format!(",serial={serial}")).unwrap_or_default();
+        [
+            "-blockdev".into(),
+            format!("{},node-name=disk{number}", disk.node()),
+            "-device".into(),
+            format!("{model},drive=disk{number},id=device{number}{serial}"),
+        ]
+    };
+    disks.iter().enumerate().flat_map(device).collect()
 }
 
 /// The disk of a guest that is an export of the NBD server at a unix socket, as QEMU's `-blockdev` takes it.
