@@ -97,6 +97,7 @@ fn g3_what_was_not_flushed_is_lost_only_as_a_tail_of_the_acknowledged_order() {
     let (old, answered) = unsynced.expect("a moment in which nothing else syncs the device");
     rig.daemon.kill().expect("kill");
     let new = std::fs::read(&rig.cache).expect("the cache file");
+    let mut told = false;
     for mixture in 0..MIXTURES {
         let percent_old = [0, 1, 5, 20, 50, 100][mixture as usize % 6];
         mix(&rig.cache, &old, &new, &mut rng, percent_old);
@@ -118,6 +119,9 @@ fn g3_what_was_not_flushed_is_lost_only_as_a_tail_of_the_acknowledged_order() {
                 cut.get_or_insert(place);
             }
         }
+        let says = rig.daemon.log().contains("records of the cache's log are cut off");
+        assert!(!says || cut.is_some(), "mixture {mixture}: nothing is cut off");
+        told |= says;
         match percent_old {
             0 => assert_eq!(cut, None, "nothing was lost, so nothing may be missing"),
             100 => assert_eq!(cut, Some(0), "what is on no medium cannot be there"),
@@ -129,6 +133,7 @@ fn g3_what_was_not_flushed_is_lost_only_as_a_tail_of_the_acknowledged_order() {
         );
         rig.daemon.kill().expect("kill");
     }
+    assert!(told, "what is cut off is told");
 }
 
 #[test]

@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidepool_backend::{CheckStatus, OpenOptions};
-use tidepool_engine::{EngineConfig, OpenError};
+use tidepool_engine::{EngineConfig, OpenError, RecoveryReport};
 use tidepool_nbd::{NbdUri, Transport};
 use tidepool_replica::Limits;
 use tokio::net::{TcpListener, UnixListener};
@@ -188,6 +188,23 @@ impl Drop for Daemon {
     }
 }
 
+/// Says what the cache has less of than was written to it.
+fn warn_of_recovery(found: &RecoveryReport) {
+    if found.records_cut > 0 {
+        warn!(
+            "the newest {} records of the cache's log are cut off, because one of them is damaged and nothing says that it was \
+             flushed: a power failure does that; if there was none, the SSD loses data",
+            found.records_cut
+        );
+    }
+    if found.blocks_lost > 0 || found.volumes_failed > 0 {
+        warn!(
+            "the cache has lost {} blocks that no image has, and {} volumes of which nobody knows what is lost: tidepool status names them",
+            found.blocks_lost, found.volumes_failed
+        );
+    }
+}
+
 async fn start(
     plan: &Plan,
     limits: Limits,
@@ -202,6 +219,7 @@ async fn start(
     let shard = start_shard(plan, limits, console).await?;
     let shard = running.get_or_init(|| shard).clone();
     let opened = shard.opened();
+    warn_of_recovery(&opened.recovery);
     let host = host_name();
     let volumes = {
         let route = |address: &PeerAddress| Route::new(address.clone(), certificates.clone(), limits);
