@@ -2,16 +2,20 @@
 //! trouble, and all goes on by itself when it is over.
 
 use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tidepool_testkit::nbd::Client as Nbd;
 use tidepool_testkit::rng;
 use tidepool_testkit::stamps::{Kind, Mix, Progress, Request, Workload, WorkloadOptions};
-use tidepool_testkit::{Cluster, ClusterOptions, one_at_a_time};
+use tidepool_testkit::{Cluster, ClusterOptions, Scratch, daemon, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
 
+const BLOCK_BYTES: usize = 4096;
 /// Size of the images.
 const IMAGE_BYTES: u64 = 192 * MIB;
 /// Dirty quota of the volumes: little, so that it is soon reached.
@@ -331,6 +335,143 @@ fn g8_with_a_slow_osd_the_drain_goes_on() {
     });
     assert_eq!(progress, Progress::Done);
     end(&cluster, "slow", rig, workload);
+}
+
+/// A rig with a volume of 8 MiB on an image, and what the client writes: blocks of one byte each, from the first one on.
+fn small(cluster: &Cluster, image: &str, more: &[(String, String)]) -> Rig {
+    cluster.rbd_create(image, 8 * MIB).expect("an image");
+    let volumes = [&[(VOLUME.to_string(), cluster.uri(image))], more].concat();
+    let options = RigOptions { cache_bytes: 128 * MIB, volumes, extra: Vec::new() };
+    let mut rig = Rig::new(&options).expect("a rig");
+    rig.daemon.start().expect("the daemon starts");
+    rig
+}
+
+fn write_blocks(rig: &Rig, volume: &str, byte: u8) {
+    let mut client = Nbd::connect(&rig.socket, volume).expect("connected");
+    for number in 0..BLOCKS {
+        client.write(number * BLOCK_BYTES as u64, &block(byte, number)).expect("a write");
+    }
+    client.flush().expect("a flush");
+}
+
+const BLOCKS: u64 = 16;
+
+fn block(byte: u8, number: u64) -> Vec<u8> {
+    let mut block = vec![byte; BLOCK_BYTES];
+    block[..8].copy_from_slice(&number.to_le_bytes());
+    block
+}
+
+/// Every copy of a block in the cache, and what it has now.
+fn rot(rig: &Rig, content: &[u8]) {
+    let file = OpenOptions::new().write(true).open(&rig.cache).expect("the cache file");
+    let all = std::fs::read(&rig.cache).expect("the cache file");
+    let copies = all.chunks(BLOCK_BYTES).enumerate().filter(|(_, found)| *found == content);
+    let places: Vec<u64> = copies.map(|(index, _)| (index * BLOCK_BYTES) as u64).collect();
+    assert!(!places.is_empty(), "the block is in the cache");
+    places.iter().for_each(|&at| file.write_all_at(&[!content[100]], at + 100).expect("written"));
+}
+
+/// A command's exit status and what it says.
+fn command(rig: &Rig, arguments: &[&str]) -> (Option<i32>, String) {
+    let admin = format!("--admin={}", rig.admin.socket().display());
+    let output = daemon::run([arguments, &[&admin]].concat()).expect("it runs");
+    let told = if output.status.success() { output.stdout } else { output.stderr };
+    (output.status.code(), String::from_utf8_lossy(&told).into_owned())
+}
+
+fn done(rig: &Rig, arguments: &[&str]) -> String {
+    let (status, told) = command(rig, arguments);
+    assert_eq!(status, Some(0), "{arguments:?}: {told}");
+    told
+}
+
+#[test]
+fn g7_a_volume_with_lost_blocks_goes_back_to_a_snapshot_by_the_way_that_the_refusal_names() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let cluster = lock(&cluster);
+    let mut rig = small(&cluster, "rotten", &[]);
+    write_blocks(&rig, VOLUME, 1);
+    done(&rig, &["volume", "snap", "create", VOLUME, "then"]);
+    cluster.osd_stop(0).expect("the OSD is stopped");
+    write_blocks(&rig, VOLUME, 2);
+    // The next record says that what was flushed is stable: a damaged one is no torn tail then.
+    let mut client = rig.client().expect("connected");
+    client.write(BLOCKS * BLOCK_BYTES as u64, &block(2, BLOCKS)).expect("a write");
+    client.flush().expect("a flush");
+    drop(client);
+    rot(&rig, &block(2, 3));
+    rig.daemon.kill().expect("kill");
+    cluster.osd_continue(0).expect("the OSD goes on");
+    rig.daemon.start().expect("it starts again");
+    wait(&rig, |volume| volume["lost_blocks"] == 1);
+
+    let rollback = ["volume", "snap", "rollback", VOLUME, "then"];
+    let line = loop {
+        let (status, line) = command(&rig, &rollback);
+        assert_eq!((status, line.lines().count()), (Some(1), 1), "{line}");
+        // What it has is drained first.
+        if !line.contains("tidepool volume drain") {
+            break line;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    assert!(line.contains("1 blocks of it are lost until they are written again"), "{line}");
+    let image = format!("{}/rotten", cluster.pool());
+    for part in ["tidepool volume remove vm --give-up --accept-loss", "rbd snap rollback", "and add it again"]
+    {
+        assert!(line.contains(part), "{line}");
+    }
+    done(&rig, &["volume", "remove", VOLUME, "--give-up", "--accept-loss"]);
+    cluster.rbd(&["snap", "rollback", "--no-progress", &format!("{image}@then")]).expect("rolled back");
+    let add = format!("{VOLUME}={}", cluster.uri("rotten"));
+    done(&rig, &["volume", "add", &add, "--accept-loss", "60m"]);
+    assert_eq!(rig.volume_number("lost_blocks"), 0);
+    let mut client = rig.client().expect("connected");
+    for number in 0..BLOCKS {
+        let found = client.read(number * BLOCK_BYTES as u64, BLOCK_BYTES).expect("a read");
+        assert!(found == block(1, number), "block {number}");
+    }
+}
+
+#[test]
+#[ignore = "waits for a cluster that does not answer for more than a minute: make long"]
+fn g8_a_volume_whose_cluster_answers_nobody_is_given_up_after_a_restart_and_the_other_one_loses_nothing() {
+    let (cluster, _turn) = (cluster(), one_at_a_time());
+    let cluster = lock(&cluster);
+    let scratch = Scratch::new("other").expect("a directory");
+    let other = scratch.join("other");
+    File::create(&other).and_then(|file| file.set_len(8 * MIB)).expect("an image");
+    let mut rig = small(&cluster, "silent", &[("other".into(), format!("file:{}", other.display()))]);
+    cluster.osd_stop(0).expect("the OSD is stopped");
+    for volume in [VOLUME, "other"] {
+        write_blocks(&rig, volume, 5);
+    }
+    let give_up = ["volume", "remove", VOLUME, "--give-up", "--accept-loss"];
+    let (status, line) = command(&rig, &give_up);
+    assert_eq!((status, line.lines().count()), (Some(1), 1), "{line}");
+    assert!(line.contains("requests wait for its image") && line.contains("or restart the daemon"), "{line}");
+    // In order, as systemd does it: a stop waits for no cluster.
+    assert!(rig.daemon.terminate().expect("it ends").success());
+    rig.daemon.start().expect("it starts again");
+    write_blocks(&rig, "other", 6);
+    let told = done(&rig, &give_up);
+    assert!(told.contains("could not be freed (") && told.contains("tidepool recover"), "{told}");
+    cluster.osd_continue(0).expect("the OSD goes on");
+    rig.admin.drain("other").expect("drained");
+    let found = std::fs::read(&other).expect("the image");
+    for number in 0..BLOCKS {
+        let at = number as usize * BLOCK_BYTES;
+        assert!(found[at..at + BLOCK_BYTES] == block(6, number), "block {number}");
+    }
+    let uri = cluster.uri("silent");
+    let add = format!("{VOLUME}={uri}");
+    let (status, line) = command(&rig, &["volume", "add", &add]);
+    assert!(status == Some(1) && line.contains("this cache has given up"), "{line}");
+    let recovered = daemon::run(["recover", &uri, "--accept-loss"]).expect("it runs");
+    assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
+    done(&rig, &["volume", "add", &add, "--accept-loss", "60m"]);
 }
 
 #[test]
