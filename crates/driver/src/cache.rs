@@ -1,6 +1,6 @@
 //! The cache file or block device: opened with O_DIRECT, locked, preallocated.
 
-use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, IFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs;
 use std::io;
@@ -24,6 +24,11 @@ const BLANK_BYTES: u64 = 1 << 20;
 
 /// What the kernel calls file systems in memory: tmpfs and ramfs (`statfs(2)`).
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Those that write what is overwritten to another place: Btrfs, ZFS, bcachefs.
+const COPY_ON_WRITE: [u32; 3] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e];
+/// A file has less room than its size by so many bytes at least before it counts as one with holes.
+const HOLES_BYTES_MIN: u64 = 1 << 20;
 
 /// Why a cache device could not be opened or created; one line each, nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -291,10 +296,50 @@ impl CacheFile {
         self.size_bytes
     }
 
-    /// I/O goes past the page cache. If not (the file system does not offer it, as tmpfs), the cache
-    /// works, but takes memory twice; worth a warning.
+    /// I/O goes past the page cache.
     pub fn direct(&self) -> bool {
         self.direct
+    }
+
+    /// What makes it a worse cache than it could be, each a line to be told.
+    pub fn drawbacks(&self) -> Vec<&'static str> {
+        let memory = self.in_memory();
+        let all = [
+            (
+                memory,
+                "the cache is in memory: what the images do not have yet is lost when this host loses its power",
+            ),
+            (
+                !memory && !self.direct,
+                "the file system does not do direct I/O: the cache takes memory twice and is slower",
+            ),
+            (
+                !memory && self.has_holes(),
+                "the cache file has holes: a write into one is slow, and fails when the disk is full; make the cache anew (tidepool cache format)",
+            ),
+            (
+                self.copies_on_write(),
+                "the file system writes what is overwritten to another place: the cache is slower, and may find the disk full; use another file system, or make the file without that (chattr +C)",
+            ),
+        ];
+        all.into_iter().filter_map(|(has, told)| has.then_some(told)).collect()
+    }
+
+    /// Less room is allocated than it has bytes.
+    fn has_holes(&self) -> bool {
+        /// Unit of `st_blocks`.
+        const BLOCKS_BYTES: u64 = 512;
+        let allocated = |stat: rustix::fs::Stat| stat.st_blocks as u64 * BLOCKS_BYTES;
+        !self.block_device
+            && rustix::fs::fstat(&self.fd)
+                .is_ok_and(|stat| allocated(stat) + HOLES_BYTES_MIN <= self.size_bytes)
+    }
+
+    /// What is overwritten is written to another place.
+    fn copies_on_write(&self) -> bool {
+        let of = |found: rustix::fs::StatFs| COPY_ON_WRITE.contains(&(found.f_type as u32));
+        let is_off = || rustix::fs::ioctl_getflags(&self.fd).is_ok_and(|flags| flags.contains(IFlags::NOCOW));
+        !self.block_device && rustix::fs::fstatfs(&self.fd).is_ok_and(of) && !is_off()
     }
 
     /// It is in memory (tmpfs, ramfs, a RAM disk, zram), and gone when the host loses its power.
@@ -408,6 +453,19 @@ mod tests {
         assert!(cache.in_memory());
         let on_disk = CacheFile::open_read_only(Path::new("/usr/bin/env")).expect("a file");
         assert!(!on_disk.in_memory());
+    }
+
+    #[test]
+    fn a_cache_file_with_holes_is_told_from_one_that_has_its_room() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a directory");
+        let [whole, sparse] = ["whole", "sparse"].map(|name| dir.path().join(name));
+        drop(CacheFile::create(&whole, CACHE_BYTES_MIN).expect("a cache"));
+        fs::File::create(&sparse).and_then(|file| file.set_len(CACHE_BYTES_MIN)).expect("a file");
+        let told = |path: &Path| {
+            let drawbacks = CacheFile::open(path).expect("a cache").drawbacks();
+            drawbacks.iter().any(|told| told.contains("has holes"))
+        };
+        assert!(told(&sparse) && !told(&whole));
     }
 
     #[test]

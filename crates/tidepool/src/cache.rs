@@ -210,6 +210,8 @@ struct Verified {
     blocks: u64,
     damaged: Vec<Damaged>,
     recovery: Recovery,
+    /// What makes it a worse cache than it could be.
+    drawbacks: Vec<&'static str>,
 }
 
 /// A block whose checksum does not match.
@@ -239,6 +241,7 @@ fn check(path: &Path, format: Format) -> Result<(), Failure> {
         blocks: report.blocks,
         damaged: damaged.collect(),
         recovery: report.recovery.into(),
+        drawbacks: cache.drawbacks(),
     };
     output::print(format, &verified, verified_text)?;
     let (damaged, lost) = (verified.damaged.len(), verified.recovery.blocks_lost);
@@ -258,6 +261,7 @@ fn verified_text(verified: &Verified) -> String {
         verified.blocks,
         verified.damaged.len()
     );
+    verified.drawbacks.iter().for_each(|told| text.push_str(&format!("{told}\n")));
     if verified.damaged.is_empty() {
         return text;
     }

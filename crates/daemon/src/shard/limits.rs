@@ -16,6 +16,10 @@ pub const RECEIVE_BYTES: usize = 128 << 10;
 pub const VECTORS_MAX: usize = 128;
 /// Transfers with the cache device in flight.
 pub const DEVICE_OPS_MAX: usize = 1024;
+/// How often a transfer with the cache device is begun, the first time included, before it counts as failed.
+pub const DEVICE_TRIES_MAX: u32 = 8;
+/// Pause before such a transfer is tried again, in nanoseconds; twice as long each time.
+pub const DEVICE_RETRY_NS: u64 = 1_000_000;
 /// One of so many parts of the arena is reserved for the volumes with clients, so that none waits for memory that
 /// others keep.
 pub const RESERVE_SHARE: usize = 4;
@@ -28,6 +32,10 @@ pub const EXTENTS_MAX: usize =
     (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
 /// Connections with other hosts' daemons of one shard: each volume may be owned here or followed.
 pub const LINKS_MAX: usize = 2 * tidepool_engine::api::VOLUMES_MAX;
+/// Bytes that wait to be sent to a host that holds a copy. It is given up beyond: clients wait for what it has not confirmed.
+pub const OWNER_QUEUE_BYTES_MAX: usize = 256 << 20;
+/// Bytes that wait to be sent to the owner of a copy, which gets answers, and one record at a time. It is given up beyond.
+pub const FOLLOWER_QUEUE_BYTES_MAX: usize = 8 << 20;
 /// Records of one link in the core: as many as an owner has room told for.
 pub const RECORDS_MAX: usize = 4096;
 /// Requests of clients on other hosts in the core.

@@ -10,6 +10,7 @@ mod coming;
 mod connection;
 mod control;
 mod core;
+mod device;
 mod effort;
 mod fetch;
 mod follower;
@@ -105,16 +106,8 @@ pub fn start(config: ShardConfig) -> Result<ShardHandle, StartError> {
     let ShardConfig { cache: path, engine, cpu, limits } = config;
     start_with(cpu, limits, move || {
         let cache = CacheFile::open(&path)?;
-        if cache.in_memory() {
-            tracing::warn!(
-                "{}: the cache is in memory: what the images do not have yet is lost when this host loses its power",
-                path.display()
-            );
-        } else if !cache.direct() {
-            tracing::warn!(
-                "{}: the file system does not do direct I/O: the cache takes memory twice and is slower",
-                path.display()
-            );
+        for told in cache.drawbacks() {
+            tracing::warn!("{}: {told}", path.display());
         }
         let opened = Engine::open(&mut cache.blocking(), engine, tidepool_driver::now());
         let (engine, recovery) = opened.map_err(|source| StartError::Recover { path, source })?;

@@ -5,10 +5,11 @@
 use super::connection::{Connection, Stall, piece_of};
 use super::control::{Controls, Stopping};
 use super::core::Core;
+use super::device::{DeviceOps, Kind};
 use super::gate;
 use super::guests::Asks;
 use super::handle::Command;
-use super::limits::{CONNECTIONS_MAX, DEVICE_OPS_MAX, LISTENERS_MAX, STALL_LOOK_NS};
+use super::limits::{CONNECTIONS_MAX, LISTENERS_MAX, STALL_LOOK_NS};
 use super::listener::Listener;
 use super::replication::{self, ASK_SLOT, Replication};
 use super::shared::Shared;
@@ -18,6 +19,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tidepool_driver::{CacheFile, Completion, Ring, Slab};
 use tidepool_engine::api::{Effect, Event, IoError, Nanos, Token, VolumeId};
+use tidepool_engine::mem::Buf;
 use tidepool_replica::Limits;
 
 /// What a completion belongs to; the upper part of its user data.
@@ -55,20 +57,13 @@ fn source_of(user: u64) -> (Source, u32) {
     (SOURCES[(user >> 56) as usize], user as u32)
 }
 
-/// A transfer with the cache device.
-struct DeviceOp {
-    token: Token,
-    /// Bytes that make it complete.
-    len: u32,
-}
-
 pub(super) struct Reactor<C> {
     // First, so that the kernel lets go of all memory before it is freed.
     pub ring: Ring,
     pub limits: Limits,
     pub shared: Shared<C>,
     cache: Option<CacheFile>,
-    device_ops: Slab<DeviceOp>,
+    device_ops: DeviceOps,
     pub connections: Slab<Box<Connection>>,
     /// Connections to look at before the next entry into the kernel.
     listed: Vec<u32>,
@@ -107,7 +102,7 @@ impl<C: Core> Reactor<C> {
             limits,
             shared: Shared::new(core, tidepool_driver::now()),
             cache,
-            device_ops: Slab::new(DEVICE_OPS_MAX),
+            device_ops: DeviceOps::new(),
             connections: Slab::new(CONNECTIONS_MAX),
             listed: Vec::with_capacity(CONNECTIONS_MAX),
             stalled: VecDeque::with_capacity(CONNECTIONS_MAX),
@@ -199,6 +194,7 @@ impl<C: Core> Reactor<C> {
             // One of them may have waited long enough; each sets the alarm again that has not.
             self.shared.came = true;
             self.beat();
+            self.retry_transfers();
         }
     }
 
@@ -262,13 +258,13 @@ impl<C: Core> Reactor<C> {
             }
             Source::Accept => self.accepted(slot, result),
             Source::Device => {
-                let op = self.device_ops.remove(slot);
-                let result = match result {
-                    result if result < 0 => Err(device_error(-result)),
-                    result if result as u32 == op.len => Ok(()),
-                    _ => Err(IoError::Errno(libc::EIO)),
-                };
-                self.shared.core.handle(self.shared.now, Event::Done { token: op.token, result });
+                let now = self.shared.now;
+                let (ops, through) = self.device();
+                let ended = ops.complete(slot, result, now, device_user, through);
+                match ended {
+                    Some((token, result)) => self.shared.core.handle(now, Event::Done { token, result }),
+                    None => self.retry_transfers(),
+                }
             }
             Source::Backend => self.backend_ready(VolumeId(slot as u16)),
             Source::Receive | Source::Send => {
@@ -412,31 +408,12 @@ impl<C: Core> Reactor<C> {
             let Some(effect) = self.shared.core.next_effect(self.shared.now) else { break };
             executed = true;
             match effect {
-                Effect::DeviceRead { token, offset, buf } => {
-                    self.device(token, buf.len, |ring, user, fd, arena| {
-                        // SAFETY: the core leaves the buffer alone until it is told that it is done.
-                        unsafe {
-                            ring.read(user, fd, offset, arena.wrapping_add(buf.offset as usize), buf.len)
-                        }
-                    })
-                }
+                Effect::DeviceRead { token, offset, buf } => self.transfer((token, Kind::Read, offset, buf)),
                 Effect::DeviceWrite { token, offset, buf, dsync } => {
-                    self.device(token, buf.len, |ring, user, fd, arena| {
-                        // SAFETY: as above.
-                        unsafe {
-                            ring.write(
-                                user,
-                                fd,
-                                offset,
-                                arena.wrapping_add(buf.offset as usize),
-                                buf.len,
-                                dsync,
-                            )
-                        }
-                    });
+                    self.transfer((token, Kind::Write { dsync }, offset, buf));
                 }
                 Effect::DeviceSync { token } => {
-                    self.device(token, 0, |ring, user, fd, _| ring.datasync(user, fd))
+                    self.transfer((token, Kind::Sync, 0, Buf { offset: 0, len: 0 }));
                 }
                 Effect::Backend { token, volume, op } => {
                     let Shared { core, volumes, now, .. } = &mut self.shared;
@@ -454,19 +431,28 @@ impl<C: Core> Reactor<C> {
         executed
     }
 
-    fn device(
-        &mut self,
-        token: Token,
-        len: u32,
-        start: impl FnOnce(&mut Ring, u64, BorrowedFd<'_>, *mut u8),
-    ) {
-        let slot = self
-            .device_ops
-            .insert(DeviceOp { token, len })
-            .expect("room was checked before the effect was taken");
+    /// The transfers with the cache device, and what they go through.
+    fn device(&mut self) -> (&mut DeviceOps, (&mut Ring, BorrowedFd<'_>, *mut u8)) {
         let cache = self.cache.as_ref().expect("a core that uses a device has one");
         let arena = self.shared.core.arena().as_ptr();
-        start(&mut self.ring, user(Source::Device, slot), cache.fd(), arena);
+        (&mut self.device_ops, (&mut self.ring, cache.fd(), arena))
+    }
+
+    fn transfer(&mut self, what: (Token, Kind, u64, Buf)) {
+        let (ops, through) = self.device();
+        ops.begin(what, device_user, through);
+    }
+
+    /// Tries transfers again that have waited for it.
+    fn retry_transfers(&mut self) {
+        if !self.device_ops.has_waiting() {
+            return;
+        }
+        let now = self.shared.now;
+        let (ops, through) = self.device();
+        if let Some(at) = ops.retry(now, device_user, through) {
+            self.alarm_at(at);
+        }
     }
 
     fn reply(&mut self, id: u64, result: Result<(), tidepool_engine::api::RequestError>) {
@@ -531,9 +517,6 @@ impl<C: Core> Reactor<C> {
     }
 }
 
-fn device_error(errno: i32) -> IoError {
-    match errno {
-        libc::ENOSPC | libc::EDQUOT => IoError::Full,
-        other => IoError::Errno(other),
-    }
+fn device_user(slot: u32) -> u64 {
+    user(Source::Device, slot)
 }
