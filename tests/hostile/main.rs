@@ -1,6 +1,8 @@
 //! Those who mean harm, or do it: none of them gets in, and none keeps the others waiting.
 
+mod intruder;
 mod log;
 mod names;
+mod peers;
 mod raw;
 mod rounds;

@@ -170,10 +170,12 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.act("rbd export --no-progress rbd/vm1 - >/mnt/exact; cmp -n $((50 << 20)) /mnt/exact /mnt/model; cp /mnt/exact /mnt/model");
     host.follow(&again);
 
-    let [authority, certificate] = manual.section("## Second copies");
+    let [authority, certificate, fingerprint] = manual.section("## Second copies");
     host.follow(&authority);
     host.follow(&certificate);
     host.act("openssl verify -CAfile /var/lib/tidepool/tls/ca.pem /var/lib/tidepool/tls/cert.pem");
+    host.follow(&fingerprint);
+    host.act("grep -Eiq '^sha256 fingerprint=([0-9a-f]{2}:){31}[0-9a-f]{2}$' /mnt/ca/h1.revoked");
 
     let [leave, arrive] = manual.section("## Moving");
     host.act("both -c 'write -P 10 50M 4M' -c flush");

@@ -2,13 +2,13 @@
 //! next peer in order of preference. Their network can be cut anywhere, in either direction.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tidepool_lab::cluster::Servers;
-use tidepool_lab::network::{Network, Node};
+use tidepool_lab::network::{Namespace, Network, Node};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::Workload;
 use tidepool_testkit::{Admin, Cluster, ClusterOptions, Daemon, Error, Scratch};
@@ -19,7 +19,7 @@ use crate::rig::{MIB, VOLUME};
 /// Hosts with a daemon.
 const HOSTS: usize = 3;
 /// Where peers listen.
-const PORT: u16 = 10810;
+pub const PORT: u16 = 10810;
 /// Size of the volume; a workload leaves its last MiB to probes.
 pub const IMAGE_BYTES: u64 = WORKLOAD_BYTES + MIB;
 /// What a workload uses of it.
@@ -77,7 +77,8 @@ impl Trio {
         let image = scratch.join("image");
         File::create(&image).and_then(|file| file.set_len(IMAGE_BYTES)).map_err(io)?;
         let network = Network::up(HOSTS as u32, false, None).map_err(std::io::Error::other).map_err(io)?;
-        Trio::start(scratch, Net::Bare(network), &format!("file:{}", image.display()))
+        let images = format!("file:{}", scratch.path().display());
+        Trio::start(scratch, Net::Bare(network), &format!("file:{}", image.display()), &images)
     }
 
     /// The same on an image of a real cluster, whose monitor and OSD are nodes of the same network.
@@ -86,14 +87,15 @@ impl Trio {
         let cluster = Cluster::up(&ClusterOptions { servers: Some(servers), ..ClusterOptions::for_tests() })?;
         cluster.rbd_create(VOLUME, IMAGE_BYTES)?;
         let uri = cluster.uri(VOLUME);
-        Ok(Trio::start(Scratch::new("trio")?, Net::Ceph(Box::new(cluster)), &uri)?)
+        let images = format!("rbd:{}?conf={}", cluster.pool(), cluster.conf().display());
+        Ok(Trio::start(Scratch::new("trio")?, Net::Ceph(Box::new(cluster)), &uri, &images)?)
     }
 
-    fn start(scratch: Scratch, net: Net, uri: &str) -> Result<Trio, Error> {
+    fn start(scratch: Scratch, net: Net, uri: &str, images: &str) -> Result<Trio, Error> {
         let mut trio = Trio { hosts: Vec::new(), owner: 0, net, scratch };
         manual(&trio.scratch, 0, "")?;
         for at in 0..HOSTS {
-            let host = trio.host(at)?;
+            let host = trio.host(at, images)?;
             trio.hosts.push(host);
         }
         for host in trio.hosts.iter_mut().rev() {
@@ -106,7 +108,7 @@ impl Trio {
     }
 
     /// A host that does not run yet.
-    fn host(&self, at: usize) -> Result<Host, Error> {
+    fn host(&self, at: usize, images: &str) -> Result<Host, Error> {
         let place = |what: &str| self.scratch.join(format!("{what}{at}"));
         let address = |at: usize| format!("tls://{}:{PORT}", self.node(at).address());
         let names = format!("DNS:h{at},IP:{}", self.node(at).address());
@@ -121,6 +123,7 @@ impl Trio {
             format!("--admin={}", place("admin").display()),
             format!("--peer-listen={}", address(at)),
             format!("--peer-tls={}", certificates.display()),
+            format!("--peer-images={images}"),
         ];
         let others = (0..HOSTS).filter(|other| *other != at);
         arguments.extend(others.map(|other| format!("--peer={}", address(other))));
@@ -135,6 +138,21 @@ impl Trio {
             Net::Bare(network) => network,
             Net::Ceph(cluster) => cluster.network().expect("it was made with one"),
         }
+    }
+
+    /// Where host `at` is in the network.
+    pub fn address(&self, at: usize) -> std::net::Ipv4Addr {
+        self.node(at).address()
+    }
+
+    /// The network namespace of host `at`.
+    pub fn namespace(&self, at: usize) -> &Namespace {
+        self.node(at).namespace()
+    }
+
+    /// The directory with the certificate of host `at`.
+    pub fn certificates(&self, at: usize) -> PathBuf {
+        self.scratch.join(format!("tls{at}"))
     }
 
     fn node(&self, at: usize) -> &Node {

@@ -89,6 +89,12 @@ pub struct Config {
     pub without_peer: Option<WithoutPeer>,
     /// Directory with the certificates for `tls://` addresses of both.
     pub peer_tls: Option<PathBuf>,
+    /// Hosts that may do something here, and what; all of the authority, where there is none.
+    #[serde(default)]
+    pub peer_allow: Vec<String>,
+    /// Images that other hosts may name.
+    #[serde(default)]
+    pub peer_images: Vec<String>,
 }
 
 /// A volume as the configuration names it: a backend URI, or a table with more.
@@ -236,7 +242,7 @@ impl Config {
         })
     }
 
-    /// These settings where they say something, else those of `file`. Lists (`nbd`, `peer`, `peer-listen`) are
+    /// These settings where they say something, else those of `file`. Lists (`nbd` and those of peers) are
     /// replaced as a whole; volumes are put together, one that both name is taken from here.
     pub fn over(self, file: Config) -> Config {
         let mut volume = file.volume;
@@ -256,6 +262,8 @@ impl Config {
             without_peer: self.without_peer.or(file.without_peer),
             peer_listen: if self.peer_listen.is_empty() { file.peer_listen } else { self.peer_listen },
             peer_tls: self.peer_tls.or(file.peer_tls),
+            peer_allow: if self.peer_allow.is_empty() { file.peer_allow } else { self.peer_allow },
+            peer_images: if self.peer_images.is_empty() { file.peer_images } else { self.peer_images },
         }
     }
 }

@@ -81,7 +81,7 @@ impl Namespace {
     ///
     /// # Errors
     /// When there is no thread to be had, or it may not enter.
-    pub(crate) fn within<T: Send>(&self, what: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+    pub fn within<T: Send>(&self, what: impl FnOnce() -> T + Send) -> std::io::Result<T> {
         let inside = || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
             Ok(what())

@@ -1,5 +1,6 @@
 //! How long two hosts wait for each other, as one value that owner, peer, daemon and simulator share. All times are those of a
-//! host's own clock, which does not stand still while a process or the host does (`CLOCK_BOOTTIME`).
+//! host's own clock (`CLOCK_BOOTTIME`), which goes on while a process is stopped or the host sleeps. It stands still while the host is a
+//! virtual machine that is paused.
 
 use tidepool_engine::api::Nanos;
 

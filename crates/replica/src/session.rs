@@ -25,6 +25,8 @@ pub struct OwnerSession {
     held_up_since: Option<Nanos>,
     /// When the newest beat was sent that the peer has said back on this connection; 0 before the first.
     followed_at: Nanos,
+    /// When the newest beat was sent on this connection; 0 before the first.
+    beat_at: Nanos,
     /// Since when there is this connection.
     connected_at: Nanos,
     /// Newest record that the peer has confirmed, and since when it has confirmed no newer one although it is behind.
@@ -58,6 +60,7 @@ impl OwnerSession {
             room,
             held_up_since: None,
             followed_at: 0,
+            beat_at: 0,
             connected_at: 0,
             confirmed: 0,
             behind_since: None,
@@ -100,15 +103,24 @@ impl OwnerSession {
             return false;
         }
         // What another one has said back, or this one earlier, is no word of it that it will wait.
-        (self.room, self.followed_at, self.connected_at) = (room, 0, now);
+        (self.room, self.followed_at, self.beat_at, self.connected_at) = (room, 0, 0, now);
         self.behind_since = None;
         self.take(engine, now, Event::PeerUp(peer), effects);
         true
     }
 
-    /// The peer has said back a beat that was sent at this time.
-    pub fn followed(&mut self, sent_at: Nanos) {
-        self.followed_at = self.followed_at.max(sent_at);
+    /// A beat is sent at this time.
+    pub fn beats(&mut self, now: Nanos) {
+        self.beat_at = now;
+    }
+
+    /// The peer has said back a beat that was sent at this time; false if none was sent so late.
+    pub fn followed(&mut self, sent_at: Nanos) -> bool {
+        let is_sent = sent_at <= self.beat_at;
+        if is_sent {
+            self.followed_at = self.followed_at.max(sent_at);
+        }
+        is_sent
     }
 
     /// Until when reads are taken; `None` is for ever. Where the record names a peer, or may, that one may be the owner as soon as it
@@ -181,16 +193,22 @@ impl OwnerSession {
         self.apply(engine, now);
     }
 
-    /// The peer has said how far its copy goes, and how much it has room for.
-    pub fn has(&mut self, engine: &mut Engine, now: Nanos, have: Have, effects: &mut Vec<Effect>) {
+    /// The peer has said how far its copy goes, and how much it has room for; false, and nothing is changed, if it says that it has
+    /// what was never logged here.
+    pub fn has(&mut self, engine: &mut Engine, now: Nanos, have: Have, effects: &mut Vec<Effect>) -> bool {
         let Have { logged, stable, .. } = have;
+        self.look(engine, now, effects);
         let counts = !self.owner.is_deaf();
+        if counts && (logged > self.owner.logged() || stable > logged) {
+            return false;
+        }
         // The machine before the core: what the core acknowledges on it, the machine must allow.
         self.take(engine, now, Event::Have { logged, stable }, effects);
         if counts {
             self.held_up_since = None;
             engine.peer_has(now, self.volume, have);
         }
+        true
     }
 
     /// Looks how far the core is. To be called whenever it has done something, before anything else happens.

@@ -346,6 +346,16 @@ pub struct ServeArgs {
     /// and this host's cert.pem and key.pem.
     #[arg(long, value_name = "DIR")]
     pub peer_tls: Option<PathBuf>,
+    /// A host that may do something here: HOST, which may do everything, or HOST=ROLE+ROLE with holds-copies, takes-over (both: of
+    /// volumes of this host), sends-copies, hands-over (both: of its own). Without the option it is every host with a certificate of the
+    /// authority.
+    #[arg(long, value_name = "HOST[=ROLES]")]
+    pub peer_allow: Vec<String>,
+    /// Images that other hosts may name, besides those of volumes that are known here, and how this host reaches them:
+    /// rbd:POOL[/NAMESPACE][?conf=PATH&id=NAME], or file:DIRECTORY. Without the option it is every pool that this host's own user of Ceph
+    /// can reach.
+    #[arg(long, value_name = "IMAGES")]
+    pub peer_images: Vec<String>,
 }
 
 /// Options of `status`.

@@ -42,6 +42,8 @@ fn configuration(args: ServeArgs) -> Result<Config, Failure> {
         peer_listen: args.peer_listen,
         without_peer: args.without_peer,
         peer_tls: args.peer_tls,
+        peer_allow: args.peer_allow,
+        peer_images: args.peer_images,
         ..Config::default()
     };
     for (name, uri) in args.volume {

@@ -33,9 +33,14 @@ fn make_authority(place: &Place, authority: &str) {
     openssl(place, 0, authority, "", "");
 }
 
-/// A host's directory of certificates. Making it again renews them.
+/// A host's directory of certificates. Making it again renews them. They are for this machine, whose name both hosts of a test have,
+/// and for these names.
 fn make_certificate(place: &Place, authority: &str, own: &str, names: &str) {
-    openssl(place, 1, authority, own, names);
+    openssl(place, 1, authority, own, &format!("DNS:{},{names}", host_name()));
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// A port of this host that nobody uses.
@@ -104,8 +109,9 @@ fn start_owner(place: &Place, peer: &str, certificates: Option<&str>) -> Daemon 
 fn start_peer(place: &Place, address: &str, certificates: Option<&str>) -> Daemon {
     let directory = certificates.map(|directory| place.text(directory));
     let mut args = vec!["--peer-listen", address];
+    let images = format!("file:{}", place.text(""));
     if let Some(directory) = &directory {
-        args.extend(["--peer-tls", directory]);
+        args.extend(["--peer-tls", directory, "--peer-images", &images]);
     }
     start(place, "b", &args)
 }
@@ -242,7 +248,11 @@ fn certificates_of_others_are_refused_by_either_side_until_they_are_replaced() {
 
     // The right authority, but another host's name.
     make_certificate(&place, "ca", "tls-b", "DNS:elsewhere");
-    wait_for_log(&place, "a", "its certificate: it is not for localhost but for elsewhere");
+    wait_for_log(
+        &place,
+        "a",
+        &format!("its certificate: it is not for localhost but for {}, elsewhere", host_name()),
+    );
     wait_for_log(&place, "b", "not for the name in the address");
     let report = volume(&place, "a");
     assert_eq!(report["replication"]["in_sync"], false, "{report}");
@@ -254,6 +264,141 @@ fn certificates_of_others_are_refused_by_either_side_until_they_are_replaced() {
     make_certificate(&place, "ca", "tls-b", "DNS:localhost");
     wait_for_sync(&place);
     assert_eq!((owner.terminate(), peer.terminate()), (Some(0), Some(0)));
+}
+
+/// Two hosts that want to keep copies for each other, with certificates for these names.
+fn with_certificates_for(place: &Place, names: [&str; 2]) -> (Daemon, Daemon) {
+    make_authority(place, "ca");
+    openssl(place, 1, "ca", "tls-a", names[0]);
+    openssl(place, 1, "ca", "tls-b", names[1]);
+    let port = free_port();
+    let peer = start_peer(place, &format!("tls://0.0.0.0:{port}"), Some("tls-b"));
+    (start_owner(place, &format!("tls://127.0.0.1:{port}"), Some("tls-a")), peer)
+}
+
+#[test]
+fn a_certificate_of_the_authority_for_another_host_is_refused_in_both_directions() {
+    let own = format!("DNS:{},IP:127.0.0.1", host_name());
+    let host = host_name();
+    for (names, refuses, refused) in
+        [(["DNS:h3,DNS:*.example", &own], "b", "a"), ([&own, "DNS:h3,IP:127.0.0.1"], "a", "b")]
+    {
+        let place = Place::new();
+        let (owner, peer) = with_certificates_for(&place, names);
+        wait_for_log(
+            &place,
+            refuses,
+            &format!(
+                "it says that it is host {host}, and its certificate is for h3: a host has a certificate"
+            ),
+        );
+        wait_for_log(&place, refused, "the certificate of this host is for h3, not for");
+        let report = volume(&place, "a");
+        assert_eq!(report["replication"]["in_sync"], false, "{report}");
+        // A certificate that is its own is used at once.
+        openssl(&place, 1, "ca", &format!("tls-{refused}"), &own);
+        wait_for_sync(&place);
+        assert_eq!((owner.terminate(), peer.terminate()), (Some(0), Some(0)));
+    }
+}
+
+#[test]
+fn a_certificate_that_is_revoked_ends_the_connection_that_stands_and_lets_none_begin() {
+    let place = Place::new();
+    let own = format!("DNS:{},IP:127.0.0.1", host_name());
+    let (owner, peer) = with_certificates_for(&place, [&own, &own]);
+    wait_for_sync(&place);
+    for (by, of) in [("a", "b"), ("b", "a")] {
+        let certificate = place.text(&format!("tls-{of}/cert.pem"));
+        let told = Command::new("openssl")
+            .args(["x509", "-noout", "-fingerprint", "-sha256", "-in", &certificate])
+            .output()
+            .expect("openssl runs");
+        let list = place.path(&format!("tls-{by}/revoked"));
+        let line = String::from_utf8_lossy(&told.stdout);
+        fs::write(&list, format!("# stolen\n\n{}  # host {of}\n", line.trim())).expect("written");
+        wait_for_log(&place, by, "connection with another host closed: its certificate is revoked");
+        let refusal = match by {
+            "a" => "peer tls://127.0.0.1",
+            _ => "was not taken in as owner of a volume: its certificate is revoked",
+        };
+        wait_for("refused", &place, || {
+            let log = log(&place, by);
+            let mut lines = log.lines().filter(|line| line.contains(refusal));
+            lines.next_back().is_some_and(|line| line.contains("its certificate is revoked"))
+        });
+        assert_eq!(volume(&place, "a")["replication"]["in_sync"], false);
+        // What cannot be read accepts nobody.
+        fs::write(&list, "no fingerprint\n").expect("written");
+        wait_for_log(&place, by, "revoked: line 1 is no SHA-256 fingerprint; no other host is connected to");
+        fs::remove_file(&list).expect("removed");
+        wait_for_sync(&place);
+    }
+    assert_eq!((owner.terminate(), peer.terminate()), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_host_does_here_what_it_may_and_no_more() {
+    let host = host_name();
+    let own = format!("DNS:{host},IP:127.0.0.1");
+    let place = Place::new();
+    make_authority(&place, "ca");
+    make_certificate(&place, "ca", "tls", &own);
+    let (port, tls) = (free_port(), place.text("tls"));
+    let (door, peer) = (format!("tls://127.0.0.1:{port}"), format!("tls://127.0.0.1:{port}"));
+    let image = place.text("image");
+    let volume = format!("vm1=file:{image}");
+    let images = format!("file:{}", place.text(""));
+    let allow = |roles: &str| format!("{host}={roles}");
+    for (at_owner, at_peer, says, part) in [
+        ("holds-copies", "hands-over", "b", "may not send the records of its volumes here (--peer-allow"),
+        (
+            "takes-over+hands-over",
+            "sends-copies",
+            "a",
+            "may not hold copies of volumes of this host (--peer-allow",
+        ),
+    ] {
+        let common = ["--peer-tls", &tls];
+        let (at_owner, at_peer) = (allow(at_owner), allow(at_peer));
+        let b = start(
+            &place,
+            "b",
+            &[&common[..], &["--peer-listen", &door, "--peer-images", &images, "--peer-allow", &at_peer]]
+                .concat(),
+        );
+        let a = start(
+            &place,
+            "a",
+            &[&common[..], &["--peer", &peer, "--volume", &volume, "--peer-allow", &at_owner]].concat(),
+        );
+        wait_for_log(&place, says, part);
+        assert_eq!(self::volume(&place, "a")["replication"]["in_sync"], false);
+        assert_eq!((a.terminate(), b.terminate()), (Some(0), Some(0)));
+    }
+    // A host that names an image has this host open it.
+    let b = start(&place, "b", &["--peer-tls", &tls, "--peer-listen", &door]);
+    let a = start(&place, "a", &["--peer-tls", &tls, "--peer", &peer, "--volume", &volume]);
+    wait_for_log(&place, "a", &format!("other hosts may not name file:{image} here (--peer-images"));
+    assert_eq!((a.terminate(), b.terminate()), (Some(0), Some(0)));
+}
+
+#[test]
+fn what_says_nothing_about_other_hosts_is_refused() {
+    let place = Place::new();
+    let refused = |more: &[&str], part: &str| {
+        let args = place.serve_args().into_iter().chain(more.iter().map(|arg| (*arg).to_owned()));
+        place.refused(args, 2, part);
+    };
+    refused(
+        &["--peer-allow", "h2=all"],
+        "--peer-allow: \"all\" is no role of a host: there are holds-copies",
+    );
+    refused(&["--peer-allow", "=holds-copies"], "names no host: write HOST or HOST=ROLE+ROLE");
+    refused(
+        &["--peer-images", "nbd://h2/x"],
+        "names no images: write rbd:POOL[/NAMESPACE] or file:DIRECTORY",
+    );
 }
 
 #[test]

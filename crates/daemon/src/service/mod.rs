@@ -8,7 +8,9 @@ mod plan;
 mod volumes;
 
 pub use error::VolumeError;
-pub use peers::{Certificates, CertificatesError, PeerAddress, PeerAddressError, Route};
+pub use peers::{
+    Allowed, Certificates, CertificatesError, Hosts, Images, PeerAddress, PeerAddressError, Route,
+};
 pub use plan::{ModeError, Plan, Wanted, mode_rule, order_rule};
 pub use volumes::{Pairs, Volumes};
 
@@ -222,16 +224,28 @@ async fn start(
     warn_of_recovery(&opened.recovery);
     let host = host_name();
     let volumes = {
-        let route = |address: &PeerAddress| Route::new(address.clone(), certificates.clone(), limits);
+        let hosts = Arc::new(Hosts::new(plan.peer_allow.clone()));
+        let route =
+            |address: &PeerAddress| Route::new(address.clone(), certificates.clone(), hosts.clone(), limits);
         let pairs = Pairs {
             peers: plan.peers.iter().map(route).collect(),
             takes_copies: !plan.peer_doors.is_empty(),
             without_peer: plan.without_peer.into(),
             limits,
+            hosts: hosts.clone(),
+            images: plan.peer_images.clone(),
         };
         Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain, pairs)
     };
-    let peers = take_owners_in(sockets.peers, &certificates, &volumes, &host)?;
+    let mut peers = take_owners_in(sockets.peers, &certificates, &volumes, &host)?;
+    if let Some(certificates) = &certificates {
+        if let Some(names) = certificates.is_not_for(&host) {
+            warn!(
+                "the certificate of this host is for {names}, not for {host}: other hosts will not accept it; make one with subjectAltName DNS:{host}"
+            );
+        }
+        peers.push(tokio::spawn(peers::watch(certificates.clone(), shard.clone())));
+    }
     let starting = volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());

@@ -1,14 +1,16 @@
 //! What `serve` is to do, checked before anything is touched.
 
-use super::peers::{PEERS_MAX, PeerAddress};
+use super::peers::{Allowed, HOSTS_MAX, Images, PEERS_MAX, PeerAddress};
 use crate::config::{Config, VolumeConfig};
 use crate::failure::Failure;
 use crate::listen::runtime_directory;
 use crate::units::{Duration, Size};
 use crate::volume::{DrainOrder, Mode, WithoutPeer, absolute_backend, check_name};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::{Duration as Time, Instant};
 use tidepool_backend::{BackendUri, Identity};
@@ -49,6 +51,10 @@ pub struct Plan {
     pub without_peer: WithoutPeer,
     /// Directory of the certificates for both.
     pub peer_tls: Option<PathBuf>,
+    /// Hosts that may do something here; all of the authority, where there is none.
+    pub peer_allow: Vec<Allowed>,
+    /// Images that they may name.
+    pub peer_images: Vec<Images>,
 }
 
 /// A volume as it is wanted.
@@ -200,8 +206,8 @@ impl Plan {
             return Err(Failure::usage(ModeError::Nothing));
         }
         let drain = config.drain;
-        let peers = addresses("--peer", &config.peer)?;
-        let peer_doors = addresses("--peer-listen", &config.peer_listen)?;
+        let peers = several("--peer", &config.peer, PEERS_MAX)?;
+        let peer_doors = several("--peer-listen", &config.peer_listen, PEERS_MAX)?;
         let peer_tls = certificates(config.peer_tls, peers.iter().chain(&peer_doors))?;
         let replicated = !peers.is_empty();
         let volumes = config
@@ -235,6 +241,8 @@ impl Plan {
             peer_doors,
             without_peer: config.without_peer.unwrap_or_default(),
             peer_tls,
+            peer_allow: several("--peer-allow", &config.peer_allow, HOSTS_MAX)?,
+            peer_images: several("--peer-images", &config.peer_images, HOSTS_MAX)?,
         })
     }
 }
@@ -250,10 +258,11 @@ fn refuse_unavailable(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-fn addresses(option: &str, texts: &[String]) -> Result<Vec<PeerAddress>, Failure> {
-    if texts.len() > PEERS_MAX {
+/// What an option says that may be given several times.
+fn several<T: FromStr<Err: Display>>(option: &str, texts: &[String], max: usize) -> Result<Vec<T>, Failure> {
+    if texts.len() > max {
         let count = texts.len();
-        return Err(Failure::usage(format!("{option} is given {count} times: at most {PEERS_MAX}")));
+        return Err(Failure::usage(format!("{option} is given {count} times: at most {max}")));
     }
     let read = |text: &String| text.parse().map_err(|e| Failure::usage(format!("{option}: {e}")));
     texts.iter().map(read).collect()

@@ -17,7 +17,7 @@ mod whole;
 
 use super::attachment;
 use super::error::VolumeError;
-use super::peers::Route;
+use super::peers::{Hosts, Images, Route};
 use super::plan::{Wanted, drain_order, mode_rule, order_rule, quota_rule};
 use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
@@ -66,6 +66,8 @@ pub struct Volumes {
     /// What write-back does while there is no second copy that counts.
     without_peer: Degraded,
     limits: Limits,
+    hosts: Arc<Hosts>,
+    images_of_others: Vec<Images>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Held while a parent of clones is looked for, added or removed.
     parents: AsyncMutex<()>,
@@ -90,6 +92,10 @@ pub struct Pairs {
     pub without_peer: Degraded,
     /// How long this host waits for others.
     pub limits: Limits,
+    /// Which hosts may do what here.
+    pub hosts: Arc<Hosts>,
+    /// Images that they may name, besides those of volumes that are known here.
+    pub images: Vec<Images>,
 }
 
 /// One volume as the control plane knows it.
@@ -311,7 +317,7 @@ impl Volumes {
         drain: Option<volume::DrainOrder>,
         pairs: Pairs,
     ) -> Arc<Volumes> {
-        let Pairs { peers, takes_copies, without_peer, limits } = pairs;
+        let Pairs { peers, takes_copies, without_peer, limits, hosts, images } = pairs;
         Arc::new(Volumes {
             shard,
             cache_uuid,
@@ -322,6 +328,8 @@ impl Volumes {
             takes_copies,
             without_peer,
             limits,
+            hosts,
+            images_of_others: images,
             entries: Mutex::default(),
             parents: AsyncMutex::default(),
             takeovers: Turns::default(),
@@ -334,6 +342,21 @@ impl Volumes {
     /// The shard that serves them.
     pub fn shard(&self) -> &ShardHandle {
         &self.shard
+    }
+
+    /// Which hosts may do what here.
+    pub(super) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Images that other hosts may name, besides those of volumes that are known here.
+    pub(super) fn images_of_others(&self) -> &[Images] {
+        &self.images_of_others
+    }
+
+    /// The images of all volumes that are to be served here, also of those that are not open.
+    pub(super) fn wanted_images(&self) -> Vec<BackendUri> {
+        lock(&self.entries).values().map(|entry| entry.backend.clone()).collect()
     }
 
     /// How long this host waits for others.

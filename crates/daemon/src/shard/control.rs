@@ -235,6 +235,7 @@ impl<C: Core> Reactor<C> {
             }
             Command::Announce { number, name, awaited } => self.announce(number, name, awaited),
             Command::Unexpect { number } => self.unexpect(number),
+            Command::Revoke { certificates } => self.revoke(&certificates),
             Command::Adopt { guest } => self.adopt(guest),
             Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
             Command::FollowOn { id, answer } => {

@@ -3,7 +3,7 @@
 use super::budget::Held;
 use super::core::Core;
 use super::handle::{Answer, ShardError};
-use super::limits::{LINKS_MAX, RECORDS_MAX};
+use super::limits::{FOLLOWER_QUEUE_BYTES_MAX, LINKS_MAX, RECORDS_MAX};
 use super::link::{Arriving, Link, Socket};
 use super::reactor::Reactor;
 use super::replication::{Role, TAKEOVER_SLOT, request_id};
@@ -100,7 +100,7 @@ impl<C: Core> Reactor<C> {
     /// An owner wants to send its volume's records here: says what there is of it. Refused where the volume is served.
     pub(super) fn welcome(&mut self, hello: Hello) -> Result<(), ShardError> {
         let Hello { socket, host, me, my_host, record, spec } = hello;
-        let mut link = Link::new(socket, host, &spec.name, self.shared.now);
+        let mut link = Link::new(socket, host, &spec.name, FOLLOWER_QUEUE_BYTES_MAX, self.shared.now);
         let known = match self.may_follow(&spec) {
             Ok(known) => known,
             Err(error) => {

@@ -278,6 +278,9 @@ pub(super) enum Command {
     Unexpect {
         number: u64,
     },
+    Revoke {
+        certificates: Vec<[u8; 32]>,
+    },
     Announce {
         number: u64,
         name: String,
@@ -516,6 +519,14 @@ impl ShardHandle {
     /// Only when the reactor has stopped.
     pub fn unexpect(&self, number: u64) -> Result<(), ShardError> {
         self.send(Command::Unexpect { number })
+    }
+
+    /// Gives the connections to other hosts up that have shown one of these certificates (SHA-256 of each).
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub fn revoke(&self, certificates: Vec<[u8; 32]>) -> Result<(), ShardError> {
+        self.send(Command::Revoke { certificates })
     }
 
     /// A client whose volume is served now goes on here; if it is not, the connection ends.

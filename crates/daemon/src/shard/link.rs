@@ -20,6 +20,8 @@ pub struct Socket {
     pub fd: OwnedFd,
     /// TLS on it, with its handshake done; what it has decrypted already is read first.
     pub tls: Option<Box<Connection>>,
+    /// SHA-256 of the other host's certificate, if it has shown one.
+    pub certificate: Option<[u8; 32]>,
 }
 
 /// Why a connection cannot be read any further.
@@ -60,12 +62,14 @@ pub(super) struct Link {
     pub host: String,
     /// The same with the volume, for the log.
     pub peer: String,
+    certificate: Option<[u8; 32]>,
     /// What has come; with TLS it is encrypted.
     inbox: Inbox,
     secure: Option<Secure>,
     arriving: Option<Arriving>,
     /// What waits to be sent, and what is being sent; with TLS the latter is encrypted.
     queued: Vec<u8>,
+    queued_bytes_max: usize,
     sending: Vec<u8>,
     sent: usize,
     vectors: Box<Vectors<1>>,
@@ -83,15 +87,24 @@ pub(super) struct Link {
 
 impl Link {
     /// A connection whose greetings are exchanged.
-    pub(super) fn new(socket: Socket, host: String, volume: &str, now: Nanos) -> Link {
+    /// It is to be given up when more than `queued_bytes_max` bytes wait to be sent.
+    pub(super) fn new(
+        socket: Socket,
+        host: String,
+        volume: &str,
+        queued_bytes_max: usize,
+        now: Nanos,
+    ) -> Link {
         Link {
             fd: socket.fd,
             peer: format!("{host} (volume {volume})"),
             host,
+            certificate: socket.certificate,
             inbox: Inbox::new(),
             secure: socket.tls.map(Secure::new),
             arriving: None,
             queued: Vec::new(),
+            queued_bytes_max,
             sending: Vec::new(),
             sent: 0,
             vectors: Vectors::new(),
@@ -102,6 +115,11 @@ impl Link {
             drained: false,
             broken: false,
         }
+    }
+
+    /// The other host has shown this certificate.
+    pub(super) fn has_shown(&self, certificate: &[u8; 32]) -> bool {
+        self.certificate.as_ref() == Some(certificate)
     }
 
     pub(super) fn broken(&self) -> bool {
@@ -138,9 +156,14 @@ impl Link {
         self.arriving.take().map(|arriving| arriving.buf)
     }
 
+    /// The other side does not read what it is sent: nothing more is queued for it.
+    pub(super) fn is_unread(&self) -> bool {
+        self.queued.len() > self.queued_bytes_max
+    }
+
     /// Queues a message without data.
     pub(super) fn push(&mut self, message: &Message<'_>) {
-        if !self.broken {
+        if !self.broken && !self.is_unread() {
             message.encode(&mut self.queued);
         }
     }
@@ -152,8 +175,9 @@ impl Link {
 
     /// Queues a message and its data.
     pub(super) fn push_with(&mut self, message: &Message<'_>, data: &[u8]) {
+        let is_queued = !self.broken && !self.is_unread();
         self.push(message);
-        if !self.broken {
+        if is_queued {
             self.queued.extend_from_slice(data);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::handle::{Answer, ShardError};
-use super::limits::{LINKS_MAX, RECORD_RETRY_NS};
+use super::limits::{LINKS_MAX, OWNER_QUEUE_BYTES_MAX, RECORD_RETRY_NS};
 use super::link::{Link, Socket};
 use super::reactor::Reactor;
 use super::replication::Role;
@@ -62,6 +62,11 @@ pub(super) struct OwnerSide {
 }
 
 impl OwnerSide {
+    /// A beat is sent to its peer.
+    pub(super) fn beats(&mut self, now: Nanos) {
+        self.session.beats(now);
+    }
+
     /// Something is to be looked at when time passes.
     pub(super) fn needs_time(&self) -> bool {
         self.link.is_some() || self.writing.is_some()
@@ -147,7 +152,7 @@ impl<C: Core> Reactor<C> {
             return false;
         }
         side.rung = false;
-        let link = Link::new(socket, peer.host.clone(), &side.name, now);
+        let link = Link::new(socket, peer.host.clone(), &side.name, OWNER_QUEUE_BYTES_MAX, now);
         let slot = self.replication.insert(link, Role::Owner(id));
         let side = self.replication.owners.get_mut(&id).expect("looked at just now");
         side.link = Some(slot);
@@ -160,6 +165,9 @@ impl<C: Core> Reactor<C> {
             // Reads wait for its answer as soon as the record may name the peer, which knows the volume by what has gone before.
             if let Some((link, _)) = self.replication.links.get_mut(slot) {
                 link.push(&Message::Beat { time_ns: now });
+            }
+            if let Some(side) = self.replication.owners.get_mut(&id) {
+                side.beats(now);
             }
             self.start_beats();
         } else {
@@ -481,10 +489,10 @@ impl<C: Core> Reactor<C> {
         let now = self.shared.now;
         match *message {
             Message::Beat { time_ns: 0 } => {}
-            Message::Beat { time_ns } if time_ns > now => return false,
             Message::Beat { time_ns } => {
-                if let Some(side) = self.replication.owners.get_mut(&id) {
-                    side.session.followed(time_ns);
+                let side = self.replication.owners.get_mut(&id);
+                if side.is_some_and(|side| !side.session.followed(time_ns)) {
+                    return false;
                 }
                 self.renew_lease(id);
             }
@@ -498,8 +506,9 @@ impl<C: Core> Reactor<C> {
                 let side = self.replication.owners.get_mut(&id);
                 let (Some(side), Some(engine)) = (side, self.shared.core.engine()) else { return true };
                 let mut effects = Vec::new();
-                side.session.has(engine, now, have, &mut effects);
+                let is_sent = side.session.has(engine, now, have, &mut effects);
                 self.owner_effects(id, effects);
+                return is_sent;
             }
             Message::Block { block, crc, data_bytes } => {
                 if let Some(engine) = self.shared.core.engine() {

@@ -208,6 +208,18 @@ impl<C: Core> Reactor<C> {
         }
     }
 
+    /// Gives the connections up whose other ends have shown one of these certificates.
+    pub(super) fn revoke(&mut self, certificates: &[[u8; 32]]) {
+        let mut at = 0;
+        while let Some(slot) = self.replication.slot(at) {
+            at += 1;
+            let link = self.replication.links.get(slot).map(|(link, _)| link);
+            if link.is_some_and(|link| certificates.iter().any(|one| link.has_shown(one))) {
+                self.hang_up(slot, "its certificate is revoked");
+            }
+        }
+    }
+
     fn link_is_lost(&mut self, slot: u32) {
         self.replication.hung_up = true;
         match self.replication.links.get(slot) {
@@ -226,6 +238,9 @@ impl<C: Core> Reactor<C> {
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
+            if self.replication.links.get(slot).is_some_and(|(link, _)| link.is_unread()) {
+                self.hang_up(slot, "it does not read what it is sent");
+            }
             let Some((link, role)) = self.replication.links.get_mut(slot) else { continue };
             let was_broken = link.broken();
             link.arm(&mut self.ring, arena, user(Source::LinkReceive, slot), user(Source::LinkSend, slot));
@@ -275,8 +290,14 @@ impl<C: Core> Reactor<C> {
                 link.heard = now;
             }
             let silent = now > link.heard + self.limits.silence_ns;
-            let follows = matches!(role, Role::Follower(_));
-            link.push(&Message::Beat { time_ns: if follows { 0 } else { now } });
+            let time_ns = match role {
+                Role::Follower(_) => 0,
+                Role::Owner(id) => {
+                    self.replication.owners.get_mut(id).into_iter().for_each(|side| side.beats(now));
+                    now
+                }
+            };
+            link.push(&Message::Beat { time_ns });
             if silent {
                 self.hang_up(slot, "nothing heard for too long");
             }

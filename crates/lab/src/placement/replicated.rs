@@ -69,7 +69,7 @@ impl Placement for HostReplicated {
         let (Some((ssd, cache_bytes)), Some(second)) = (&ground.ssd, &ground.second) else {
             return Err(not("there is no second SSD".into()));
         };
-        let (here, there) = options(&ground.directory, second)?;
+        let (here, there) = options(&ground.directory, second, &ground.client_conf)?;
         let peer = Daemon::start(
             ground,
             &Setup {
@@ -100,7 +100,11 @@ impl Placement for HostReplicated {
 }
 
 /// The options that make peers of the two: those of the first hypervisor, and those of the second one.
-fn options(directory: &Path, second: &SecondHost) -> Result<(Vec<String>, Vec<String>), PlacementError> {
+fn options(
+    directory: &Path,
+    second: &SecondHost,
+    conf: &Path,
+) -> Result<(Vec<String>, Vec<String>), PlacementError> {
     let Some(SecondNode { address, client, .. }) = &second.network else {
         let [here, there] =
             ["host", "peer"].map(|name| format!("unix:{}", directory.join(format!("{name}.peer")).display()));
@@ -112,6 +116,7 @@ fn options(directory: &Path, second: &SecondHost) -> Result<(Vec<String>, Vec<St
     for (options, name, address) in [(&mut both.0, "host", client), (&mut both.1, "peer", address)] {
         let own = certificate(&directory, name, &address.to_string())?;
         options.push(format!("--peer-tls={}", own.display()));
+        options.push(format!("--peer-images=rbd:rbd?conf={}", conf.display()));
     }
     Ok(both)
 }
@@ -140,7 +145,10 @@ fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, P
         new(&own)?;
         let mut command = request(name, own.join("key.pem"), own.join("cert.pem"));
         command.arg("-CA").arg(authority.join("ca.pem")).arg("-CAkey").arg(authority.join("ca.key"));
-        command.arg("-addext").arg(format!("subjectAltName=IP:{address}"));
+        // Both are this machine by name.
+        let host =
+            fs::read_to_string("/proc/sys/kernel/hostname").map_err(failed("cannot read the host's name"))?;
+        command.arg("-addext").arg(format!("subjectAltName=IP:{address},DNS:{}", host.trim()));
         run(command.args(["-addext", "basicConstraints=critical,CA:FALSE"]))?;
         fs::copy(authority.join("ca.pem"), own.join("ca.pem"))
             .map_err(failed("cannot copy the authority's certificate"))?;

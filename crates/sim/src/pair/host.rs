@@ -294,7 +294,7 @@ impl World {
         let host = &mut self.hosts[at];
         let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
         let mut effects = Vec::new();
-        session.has(engine, now, have, &mut effects);
+        assert!(session.has(engine, now, have, &mut effects), "a peer has what it was sent: {have:?}");
         self.owner_effects(at, effects);
     }
 
@@ -591,7 +591,9 @@ impl World {
                     self.hosts[at].followed_at = now;
                     self.send(at, Message::Beat { time_ns });
                 }
-                Run::Owner(session) => session.followed(time_ns),
+                Run::Owner(session) => {
+                    assert!(session.followed(time_ns), "a beat that was sent");
+                }
                 _ => {}
             },
         }

@@ -1,5 +1,8 @@
 //! An owner of a volume introduces itself here. Whether it is the owner is asked of the ownership record.
 
+use super::identity::Role;
+use super::images::as_reached_here;
+use super::stream::Who;
 use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, Transport, me, record_of};
 use crate::service::attachment;
 use crate::service::plan::drain_order;
@@ -17,11 +20,14 @@ use tidepool_engine::api::{Mode, Nanos, VolumeSpec};
 use tidepool_replica::wire::Message;
 use tidepool_replica::{Limits, Party, Record};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// Introductions at once.
+/// Connections at once of which nobody knows whose they are.
+const STRANGERS_MAX: usize = 64;
+/// Introductions at once of hosts that are known.
 const INTRODUCTIONS_MAX: usize = 64;
 /// Reasons that are remembered, so that the log has each once while a host tries again and again.
 const REASONS_MAX: usize = 256;
@@ -87,13 +93,13 @@ impl Accepted {
     }
 
     async fn secured(self, limits: Limits) -> Result<Stream, PeerError> {
-        let transport = match self {
-            Accepted::Unix(stream) => Transport::Unix(stream),
+        let (transport, who) = match self {
+            Accepted::Unix(stream) => (Transport::Unix(stream), Who::Local),
             Accepted::Tcp(stream, _, certificates) => {
-                Transport::accepted(stream, certificates.as_deref()).await?
+                Transport::accepted(stream, certificates.as_ref()).await?
             }
         };
-        Ok(Stream::new(transport, limits))
+        Ok(Stream::new(transport, who, limits))
     }
 }
 
@@ -130,12 +136,62 @@ impl Reasons {
     }
 }
 
+/// Connections of which nobody knows whose they are. When there are too many, the address that has the most loses its oldest one: who
+/// connects and says nothing keeps nobody else out.
+#[derive(Default)]
+struct Strangers(Mutex<Vec<Stranger>>);
+
+struct Stranger {
+    number: u64,
+    from: Option<IpAddr>,
+    task: AbortHandle,
+}
+
+impl Strangers {
+    fn all(&self) -> MutexGuard<'_, Vec<Stranger>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one in; another one may have to go.
+    fn insert(&self, stranger: Stranger) {
+        let mut all = self.all();
+        if all.len() >= STRANGERS_MAX {
+            let of = |from: Option<IpAddr>| all.iter().filter(|other| other.from == from).count();
+            // The oldest comes first; of several that are alike the last one would be taken.
+            let most = all.iter().map(|other| of(other.from)).max().unwrap_or(0);
+            if let Some(at) = all.iter().position(|other| of(other.from) == most) {
+                all.remove(at).task.abort();
+            }
+        }
+        all.push(stranger);
+    }
+
+    /// It is known whose it is, or it has gone.
+    fn remove(&self, number: u64) {
+        self.all().retain(|stranger| stranger.number != number);
+    }
+}
+
+/// What all connections of a listener share.
+struct Reception {
+    volumes: Arc<Volumes>,
+    host: String,
+    strangers: Strangers,
+    introductions: Semaphore,
+    reasons: Reasons,
+}
+
 /// Takes owners in until the future is dropped.
 pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>, host: String) {
-    let free = Arc::new(Semaphore::new(INTRODUCTIONS_MAX));
-    let reasons = Arc::new(Reasons::default());
+    let reception = Arc::new(Reception {
+        volumes,
+        host,
+        strangers: Strangers::default(),
+        introductions: Semaphore::new(INTRODUCTIONS_MAX),
+        reasons: Reasons::default(),
+    });
+    let mut number = 0;
     loop {
-        let Ok(permit) = free.clone().acquire_owned().await else { return };
         let accepted = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -144,29 +200,44 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
                 continue;
             }
         };
-        let (volumes, host, reasons) = (volumes.clone(), host.clone(), reasons.clone());
-        tokio::spawn(async move {
+        number += 1;
+        let (reception, from) = (reception.clone(), accepted.from());
+        let (begin, begun) = oneshot::channel();
+        let inner = reception.clone();
+        let task = tokio::spawn(async move {
+            // It stands among the strangers by then.
+            if begun.await.is_err() {
+                return;
+            }
             let (who, from) = (accepted.to_string(), accepted.from());
-            match introduced(accepted, &volumes, host, permit).await {
-                Ok(()) => reasons.forget(from),
-                Err(error) if reasons.is_new(from, error.to_string()) => {
+            match introduced(accepted, &inner, number).await {
+                Ok(()) => inner.reasons.forget(from),
+                Err(error) if inner.reasons.is_new(from, error.to_string()) => {
                     warn!("{who} was not taken in as owner of a volume: {error}");
                 }
                 Err(_) => {}
             }
         });
+        reception.strangers.insert(Stranger { number, from, task: task.abort_handle() });
+        let _ = begin.send(());
     }
 }
 
-async fn introduced(
-    accepted: Accepted,
-    volumes: &Arc<Volumes>,
-    my_host: String,
-    permit: OwnedSemaphorePermit,
-) -> Result<(), PeerError> {
+async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> Result<(), PeerError> {
+    let volumes = &reception.volumes;
     let limits = *volumes.limits();
     let heard = timeout(Duration::from_nanos(limits.hello_ns), hear(accepted, limits)).await;
+    reception.strangers.remove(number);
     let (mut stream, said) = heard.map_err(|_| PeerError::Silent)??;
+    let role = match said.wish {
+        Wish::Follow { .. } => Role::SendsCopies,
+        Wish::TakeOver | Wish::Expect(_) => Role::HandsOver,
+    };
+    if let Err(error) = stream.check(&said.host, volumes.hosts(), role) {
+        return stream.refuse(&error.to_string()).await;
+    }
+    let my_host = reception.host.clone();
+    let turn = reception.introductions.acquire().await;
     match &said.wish {
         Wish::Follow { lease_ns } if *lease_ns != limits.lease_ns => {
             let ms = |ns: Nanos| ns / 1_000_000;
@@ -180,7 +251,7 @@ async fn introduced(
         Wish::Follow { .. } => {}
         Wish::TakeOver => {
             // That may take long, and is in nobody's way.
-            drop(permit);
+            drop(turn);
             return take_over(stream, said, volumes).await;
         }
         Wish::Expect(leaving) => {
@@ -205,6 +276,9 @@ async fn introduced(
 
 /// Takes over what its owner has let go of.
 async fn take_over(mut stream: Stream, said: Said, volumes: &Arc<Volumes>) -> Result<(), PeerError> {
+    if let Err(why) = look(&said, me(volumes.shard().opened().uuid), volumes).await {
+        return stream.refuse(&why).await;
+    }
     let Said { name, owner, generation, .. } = said;
     match volumes.take_handed_over(&name, owner, generation, Prepared::default()).await {
         Ok(()) => stream.send(&Message::Taken { generation }).await,
@@ -262,6 +336,8 @@ struct Said {
     host: String,
     name: String,
     image: String,
+    /// It is another daemon of this host.
+    is_local: bool,
 }
 
 async fn hear(accepted: Accepted, limits: Limits) -> Result<(Stream, Said), PeerError> {
@@ -281,6 +357,7 @@ async fn hear(accepted: Accepted, limits: Limits) -> Result<(Stream, Said), Peer
         host: call.host.to_owned(),
         name: call.name.to_owned(),
         image: call.image.to_owned(),
+        is_local: stream.is_local(),
     };
     Ok((stream, said))
 }
@@ -293,9 +370,18 @@ async fn look(said: &Said, me: Party, volumes: &Volumes) -> Result<(Record, Volu
     }
     let uri: BackendUri = said.image.parse().map_err(|e| format!("{}: {e}", said.image))?;
     let here = volumes.shard().volumes().await.map_err(|e| e.to_string())?;
+    let uri = match said.is_local {
+        true => uri,
+        false => {
+            let here = here.iter().filter_map(|(_, spec, _)| spec.backend.parse().ok());
+            let own: Vec<BackendUri> = here.chain(volumes.wanted_images()).collect();
+            as_reached_here(&uri, &own, volumes.images_of_others())?
+        }
+    };
     let known = here.into_iter().map(|(_, spec, _)| spec).find(|spec| spec.name == said.name);
     let own: Option<BackendUri> = known.as_ref().and_then(|known| known.backend.parse().ok());
     let drain = drain_order(&uri, None).into();
+    let image = uri.to_string();
     let read = volumes.ask_image(&uri, "reading the ownership record", move |uri| {
         let same = own.is_none_or(|own| {
             own == *uri || tidepool_backend::identity(&own) == tidepool_backend::identity(uri)
@@ -306,21 +392,22 @@ async fn look(said: &Said, me: Party, volumes: &Volumes) -> Result<(Record, Volu
         Ok(Ok(Some(found))) => found,
         Ok(Ok(None)) => return Err("another volume of this name is here".into()),
         Ok(Err(error)) => return Err(error.to_string()),
-        Err(_) => return Err(format!("the ownership record of {} cannot be read in time", said.image)),
+        Err(_) => return Err(format!("the ownership record of {uri} cannot be read in time")),
     };
-    let found = found.ok_or_else(|| format!("{} has no ownership record", said.image))?;
+    let found = found.ok_or_else(|| format!("{uri} has no ownership record"))?;
     let record = record_of(&found);
-    if record.owner.cache != said.owner.cache || record.generation != said.generation {
+    let is_owner = record.owner.cache == said.owner.cache && found.host == said.host;
+    if !is_owner || record.generation != said.generation {
         return Err(format!(
-            "the ownership record of {} names {} as owner, in generation {}",
-            said.image, found.host, record.generation
+            "the ownership record of {uri} names {} as owner, in generation {}",
+            found.host, record.generation
         ));
     }
     let attachment = attachment::encode(None, &[]).expect("nothing is not too long");
     let spec = VolumeSpec {
         name: said.name.clone(),
         // A volume that is known has its image by the name that it has here.
-        backend: known.map_or_else(|| said.image.clone(), |known| known.backend),
+        backend: known.map_or(image, |known| known.backend),
         size_bytes: 0,
         mode: Mode::WriteBack,
         drain,

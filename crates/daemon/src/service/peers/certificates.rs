@@ -1,5 +1,6 @@
 //! Certificates of the connections between hosts: each side shows one, and looks whether the other's is of the same authority.
 
+use super::identity::{Fingerprint, Identity, fingerprint};
 use crate::config::read_text;
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
@@ -9,8 +10,9 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore, ServerConfig};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The authority whose certificates are accepted.
 const CA: &str = "ca.pem";
@@ -18,12 +20,16 @@ const CA: &str = "ca.pem";
 const CERTIFICATE: &str = "cert.pem";
 /// Its private key.
 const KEY: &str = "key.pem";
+/// Fingerprints of certificates that are not accepted any more, one in each line; there need not be such a file.
+const REVOKED: &str = "revoked";
 
 /// A directory with the certificates of this host. They are read for each connection, so that renewed ones are used without a
 /// restart.
 #[derive(Debug)]
 pub struct Certificates {
     directory: PathBuf,
+    /// Those that were revoked when that was last read.
+    revoked: Mutex<BTreeSet<Fingerprint>>,
 }
 
 /// Certificates that cannot be used.
@@ -48,9 +54,10 @@ impl Certificates {
     /// # Errors
     /// A file is missing or cannot be read, or they do not belong together.
     pub fn new(directory: &Path) -> Result<Certificates, CertificatesError> {
-        let certificates = Certificates { directory: directory.to_owned() };
+        let certificates = Certificates { directory: directory.to_owned(), revoked: Mutex::default() };
         certificates.client()?;
         certificates.server()?;
+        certificates.revoked()?;
         let read = certificates.read()?;
         match read.verifier.verify_client_cert(&read.chain[0], &read.chain[1..], UnixTime::now()) {
             // One that is over is no reason not to serve: the other side will say so.
@@ -81,6 +88,45 @@ impl Certificates {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
+    }
+
+    /// Certificates that are not accepted any more, although the authority has made them.
+    pub(super) fn revoked(&self) -> Result<BTreeSet<Fingerprint>, CertificatesError> {
+        let revoked = self.read_revoked()?;
+        self.known_revoked().clone_from(&revoked);
+        Ok(revoked)
+    }
+
+    /// That was so when it was last looked at.
+    pub(super) fn is_known_revoked(&self, certificate: &Fingerprint) -> bool {
+        self.known_revoked().contains(certificate)
+    }
+
+    fn known_revoked(&self) -> MutexGuard<'_, BTreeSet<Fingerprint>> {
+        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_revoked(&self) -> Result<BTreeSet<Fingerprint>, CertificatesError> {
+        if !self.directory.join(REVOKED).exists() {
+            return Ok(BTreeSet::new());
+        }
+        let text = self.text(REVOKED)?;
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).enumerate();
+        let lines = lines.filter(|(_, line)| !line.is_empty());
+        let read = |(number, line): (usize, &str)| {
+            // As openssl prints it, the name before it included.
+            let digits = line.rsplit('=').next().unwrap_or(line);
+            let why = || self.error(format!("{REVOKED}: line {} is no SHA-256 fingerprint", number + 1));
+            fingerprint(digits).ok_or_else(why)
+        };
+        lines.map(read).collect()
+    }
+
+    /// The host that this host's own certificate is for is another one; the names that it has.
+    pub(crate) fn is_not_for(&self, host: &str) -> Option<String> {
+        let read = self.read().ok()?;
+        let own = Identity::of(&read.chain[0]).ok()?;
+        (!own.is(host)).then(|| own.names())
     }
 
     fn read(&self) -> Result<Read, CertificatesError> {

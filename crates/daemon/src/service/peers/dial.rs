@@ -1,5 +1,6 @@
 //! An owner introduces itself to a peer.
 
+use super::identity::Role;
 use super::{PeerError, Route, Stream, Welcomed};
 use crate::units;
 use crate::volume::Mode;
@@ -33,9 +34,15 @@ impl Caller<'_> {
     }
 }
 
-/// Connects to a peer and asks it to take over a volume that this host has let go of. Returns when it serves it.
-pub(in crate::service) async fn hand_over(route: &Route, caller: &Caller<'_>) -> Result<(), PeerError> {
+/// Connects to a peer, which has to be host `to`, and asks it to take over a volume that this host has let go of. Returns when it
+/// serves it.
+pub(in crate::service) async fn hand_over(
+    route: &Route,
+    caller: &Caller<'_>,
+    to: &str,
+) -> Result<(), PeerError> {
     let mut stream = route.connect().await?;
+    stream.check_found(to, route.hosts(), Role::TakesOver)?;
     let asked = timeout(Duration::from_nanos(route.limits().taken_ns), async {
         stream.greet().await?;
         stream.send(&Message::HandOver(caller.call(&caller.lines()))).await?;
@@ -88,6 +95,7 @@ pub(in crate::service) async fn offer(
     leaving: &Leaving,
 ) -> Result<(Stream, u128), PeerError> {
     let mut stream = route.connect().await?;
+    stream.check_found(&leaving.to, route.hosts(), Role::TakesOver)?;
     let Leaving { to, size_bytes, mode, unordered, accept_loss, dirty_bytes_max } = leaving;
     let (lines, to, mode) = (caller.lines(), one_line(to), mode.to_string());
     let message = Message::Offer(Offer {
@@ -122,6 +130,7 @@ pub(in crate::service) async fn dial(route: &Route, caller: &Caller<'_>) -> Resu
     )
     .await;
     let (party, host, room, holds) = introduced.map_err(|_| PeerError::Silent)??;
+    stream.check(&host, route.hosts(), Role::HoldsCopies)?;
     Ok(Welcomed { stream, party, host, room, holds })
 }
 

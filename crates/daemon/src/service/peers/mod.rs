@@ -4,13 +4,19 @@
 mod accept;
 mod certificates;
 mod dial;
+mod identity;
+mod images;
 mod keep;
+mod revoked;
 mod stream;
 
 pub(super) use accept::{Listener, accept};
 pub use certificates::{Certificates, CertificatesError};
 pub(super) use dial::{Caller, Leaving, dial, hand_over, offer};
+pub use identity::{Allowed, Hosts};
+pub use images::Images;
 pub(super) use keep::{Replicated, me, record_of};
+pub(super) use revoked::watch;
 pub use stream::Route;
 pub(super) use stream::Stream;
 use stream::Transport;
@@ -27,6 +33,8 @@ use tidepool_replica::wire::{Holds, Malformed};
 
 /// Most peers that one daemon is given.
 pub const PEERS_MAX: usize = 16;
+/// Most hosts, and most kinds of images, of which one daemon is told what they may.
+pub const HOSTS_MAX: usize = 256;
 
 /// Where a peer is, or where this host is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +124,30 @@ pub(super) enum PeerError {
     /// TLS, or the certificates of one of the two.
     #[error("{0}")]
     Tls(String),
+    /// It is another host than it says.
+    #[error(
+        "it says that it is host {said}, and its certificate is for {names}: a host has a certificate with its own name (subjectAltName DNS:{said})"
+    )]
+    NotItsName {
+        /// Who it says that it is.
+        said: String,
+        /// Whom its certificate is for.
+        names: String,
+    },
+    /// It is not the host that was looked for.
+    #[error("the host there is {names}, not {wanted}")]
+    OtherHost {
+        /// Who was looked for.
+        wanted: String,
+        /// Whom its certificate is for.
+        names: String,
+    },
+    /// Its certificate is not accepted any more.
+    #[error("its certificate is revoked")]
+    Revoked,
+    /// It may not do that here.
+    #[error("{0}")]
+    Denied(identity::Denied),
     /// It was not said where they are.
     #[error("there are no certificates for it (--peer-tls)")]
     NoCertificates,

@@ -1,10 +1,11 @@
 //! A connection with another host before it goes to the reactor.
 
 use super::certificates::{Certificates, CertificatesError, explain};
+use super::identity::{Hosts, Identity, Role};
 use super::{PeerAddress, PeerError};
 use crate::shard::Socket;
-use rustls::Connection;
 use rustls::pki_types::ServerName;
+use rustls::{CommonState, Connection};
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -28,13 +29,24 @@ pub struct Route {
     certificates: Option<Arc<Certificates>>,
     /// Its name is looked up once at a time: that may take long, and keeps a thread.
     lookup: Arc<Semaphore>,
+    hosts: Arc<Hosts>,
     limits: Limits,
 }
 
 impl Route {
-    /// The way to an address. With TLS there are certificates.
-    pub fn new(address: PeerAddress, certificates: Option<Arc<Certificates>>, limits: Limits) -> Route {
-        Route { address, certificates, lookup: Arc::new(Semaphore::new(1)), limits }
+    /// The way to an address. With TLS there are certificates. `hosts` says who may be there.
+    pub fn new(
+        address: PeerAddress,
+        certificates: Option<Arc<Certificates>>,
+        hosts: Arc<Hosts>,
+        limits: Limits,
+    ) -> Route {
+        Route { address, certificates, lookup: Arc::new(Semaphore::new(1)), hosts, limits }
+    }
+
+    /// Who may be there.
+    pub(super) fn hosts(&self) -> &Hosts {
+        &self.hosts
     }
 
     /// Connects.
@@ -43,15 +55,15 @@ impl Route {
     /// The peer cannot be reached in time.
     pub(super) async fn connect(&self) -> Result<Stream, PeerError> {
         let connected = timeout(Duration::from_nanos(self.limits.connect_ns), self.transport()).await;
-        let transport = connected.map_err(|_| PeerError::Silent)??;
-        Ok(Stream { transport, limits: self.limits })
+        let (transport, who) = connected.map_err(|_| PeerError::Silent)??;
+        Ok(Stream::new(transport, who, self.limits))
     }
 
-    async fn transport(&self) -> Result<Transport, PeerError> {
+    async fn transport(&self) -> Result<(Transport, Who), PeerError> {
         match &self.address {
-            PeerAddress::Unix(path) => Ok(Transport::Unix(UnixStream::connect(path).await?)),
+            PeerAddress::Unix(path) => Ok((Transport::Unix(UnixStream::connect(path).await?), Who::Local)),
             PeerAddress::Tcp(address) => {
-                Ok(Transport::Tcp(without_delay(TcpStream::connect(address).await?)?))
+                Ok((Transport::Tcp(without_delay(TcpStream::connect(address).await?)?), Who::Local))
             }
             PeerAddress::Tls { host, port } => {
                 let certificates = self.certificates.as_ref().ok_or(PeerError::NoCertificates)?;
@@ -60,7 +72,10 @@ impl Route {
                 let stream = without_delay(TcpStream::connect(&found[..]).await?)?;
                 let handshake = TlsConnector::from(config).connect(host.clone(), stream).into_fallible();
                 match handshake.await {
-                    Ok(stream) => Ok(Transport::Tls(Box::new(stream.into()))),
+                    Ok(stream) => {
+                        let who = Who::of(stream.get_ref().1, certificates)?;
+                        Ok((Transport::Tls(Box::new(stream.into())), who))
+                    }
                     Err((error, stream)) => Err(part(error, stream).await),
                 }
             }
@@ -126,9 +141,46 @@ async fn part(error: io::Error, mut stream: TcpStream) -> PeerError {
     error.into()
 }
 
+/// Who is at the other end of a connection.
+pub(super) enum Who {
+    /// Another daemon of this host.
+    Local,
+    /// A host with a certificate of the authority.
+    Host {
+        /// Whose that is.
+        identity: Identity,
+        /// They know whether it is revoked meanwhile.
+        certificates: Arc<Certificates>,
+    },
+}
+
+impl Who {
+    /// The one whose certificate is verified.
+    ///
+    /// # Errors
+    /// It has none that can be read, or it is not accepted any more.
+    fn of(tls: &CommonState, certificates: &Arc<Certificates>) -> Result<Who, PeerError> {
+        let shown = tls.peer_certificates().and_then(|chain| chain.first());
+        let shown = shown.ok_or_else(|| PeerError::Tls("it shows no certificate".into()))?;
+        let identity = Identity::of(shown)?;
+        match certificates.revoked()?.contains(&identity.fingerprint()) {
+            true => Err(PeerError::Revoked),
+            false => Ok(Who::Host { identity, certificates: certificates.clone() }),
+        }
+    }
+
+    fn is_revoked(&self) -> bool {
+        match self {
+            Who::Local => false,
+            Who::Host { identity, certificates } => certificates.is_known_revoked(&identity.fingerprint()),
+        }
+    }
+}
+
 /// A connection with another host.
 pub(in crate::service) struct Stream {
     transport: Transport,
+    who: Who,
     limits: Limits,
 }
 
@@ -143,13 +195,16 @@ impl Transport {
     /// A connection that another host has made.
     pub(super) async fn accepted(
         stream: TcpStream,
-        certificates: Option<&Certificates>,
-    ) -> Result<Transport, PeerError> {
+        certificates: Option<&Arc<Certificates>>,
+    ) -> Result<(Transport, Who), PeerError> {
         let stream = without_delay(stream)?;
-        let Some(certificates) = certificates else { return Ok(Transport::Tcp(stream)) };
+        let Some(certificates) = certificates else { return Ok((Transport::Tcp(stream), Who::Local)) };
         let config = certificates.server()?;
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
-            Ok(stream) => Ok(Transport::Tls(Box::new(stream.into()))),
+            Ok(stream) => {
+                let who = Who::of(stream.get_ref().1, certificates)?;
+                Ok((Transport::Tls(Box::new(stream.into())), who))
+            }
             Err((error, stream)) => Err(part(error, stream).await),
         }
     }
@@ -157,8 +212,37 @@ impl Transport {
 
 impl Stream {
     /// A connection whose other side is given so much time.
-    pub(super) fn new(transport: Transport, limits: Limits) -> Stream {
-        Stream { transport, limits }
+    pub(super) fn new(transport: Transport, who: Who, limits: Limits) -> Stream {
+        Stream { transport, who, limits }
+    }
+
+    /// Looks whether the other side is this host, and may do that here. Another daemon of this host is whoever it says.
+    ///
+    /// # Errors
+    /// It is not, or may not.
+    pub(super) fn check(&self, host: &str, hosts: &Hosts, role: Role) -> Result<(), PeerError> {
+        if let Who::Host { identity, .. } = &self.who
+            && !identity.is(host)
+        {
+            return Err(PeerError::NotItsName { said: host.to_owned(), names: identity.names() });
+        }
+        hosts.check(host, role).map_err(PeerError::Denied)
+    }
+
+    /// Looks whether the host that was looked for is at the other end, and may do that here.
+    ///
+    /// # Errors
+    /// It is not, or may not.
+    pub(super) fn check_found(&self, wanted: &str, hosts: &Hosts, role: Role) -> Result<(), PeerError> {
+        self.check(wanted, hosts, role).map_err(|error| match error {
+            PeerError::NotItsName { said: wanted, names } => PeerError::OtherHost { wanted, names },
+            error => error,
+        })
+    }
+
+    /// The other side is another daemon of this host.
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.who, Who::Local)
     }
 
     /// How long the other side is waited for.
@@ -247,6 +331,9 @@ impl Stream {
     async fn receive_head<'a>(&mut self, head: &'a mut Vec<u8>) -> Result<(Message<'a>, usize), PeerError> {
         let mut prefix = [0; PREFIX_BYTES];
         self.read_exact(&mut prefix).await?;
+        if self.who.is_revoked() {
+            return Err(PeerError::Revoked);
+        }
         let prefix = Prefix::decode(&prefix)?;
         head.resize(prefix.head_bytes(), 0);
         self.read_exact(head).await?;
@@ -255,11 +342,15 @@ impl Stream {
 
     /// The connection as the reactor wants it: io_uring waits by itself, and would not with `O_NONBLOCK`.
     pub(super) fn into_socket(self) -> io::Result<Socket> {
+        let certificate = match &self.who {
+            Who::Host { identity, .. } => Some(identity.fingerprint()),
+            Who::Local => None,
+        };
         let (stream, tls) = match self.transport {
             Transport::Unix(stream) => {
                 let stream = stream.into_std()?;
                 stream.set_nonblocking(false)?;
-                return Ok(Socket { fd: stream.into(), tls: None });
+                return Ok(Socket { fd: stream.into(), tls: None, certificate });
             }
             Transport::Tcp(stream) => (stream, None),
             Transport::Tls(stream) => {
@@ -278,6 +369,6 @@ impl Stream {
         };
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        Ok(Socket { fd: stream.into(), tls })
+        Ok(Socket { fd: stream.into(), tls, certificate })
     }
 }

@@ -163,9 +163,10 @@ impl Volumes {
     async fn call_peer(&self, entry: &Entry, found: &Ownership) -> Result<(), String> {
         let (record, image) = (record_of(found), entry.backend.to_string());
         let caller = Caller { record: &record, host: &self.host, name: &entry.name, image: &image };
+        let to = found.peer.as_ref().map_or("", |peer| &peer.host);
         let mut failures = Vec::new();
         for route in self.peers.iter() {
-            match hand_over(route, &caller).await {
+            match hand_over(route, &caller, to).await {
                 Ok(()) => return Ok(()),
                 Err(error) => failures.push(format!("peer {route}: {error}")),
             }

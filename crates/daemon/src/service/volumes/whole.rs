@@ -99,7 +99,14 @@ impl Volumes {
                     continue;
                 }
             };
-            if party.cache != holder.cache {
+            let named = found.peer.as_ref().map_or("", |peer| &peer.host);
+            if party.cache == holder.cache && host != named {
+                let name = &entry.name;
+                warn!(
+                    "volume {name}: host {host} says that it holds the copy which its record says is on {named}"
+                );
+            }
+            if party.cache != holder.cache || host != named {
                 addresses.next();
                 continue;
             }

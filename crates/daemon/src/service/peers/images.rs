@@ -1,0 +1,211 @@
+//! Which images another host may name, and how this host reaches them. What the other host has said of a way there (a configuration
+//! file, a user of the cluster) is not used: it would have this host open what the other one likes, with the rights of this one.
+
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+use tidepool_backend::BackendUri;
+
+/// Images that other hosts may name: `rbd:POOL[/NAMESPACE][?conf=PATH&id=NAME]`, with what this host takes to reach them, or
+/// `file:DIRECTORY`, for those in a directory that both hosts see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Images {
+    /// Those of a pool.
+    Pool {
+        /// The pool.
+        pool: String,
+        /// Its namespace; empty for the default one.
+        namespace: String,
+        /// This host's configuration of Ceph, if it is not the default one.
+        conf: Option<PathBuf>,
+        /// The user that this host is, without `client.`.
+        id: Option<String>,
+    },
+    /// Those below a directory.
+    Directory(PathBuf),
+}
+
+impl FromStr for Images {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Images, String> {
+        let form = || format!("\"{text}\" names no images: write rbd:POOL[/NAMESPACE] or file:DIRECTORY");
+        if let Some(directory) = text.strip_prefix("file:") {
+            let directory = PathBuf::from(directory);
+            return if is_plain(&directory) { Ok(Images::Directory(directory)) } else { Err(form()) };
+        }
+        let (path, query) = text.split_once('?').map_or((text, None), |(path, query)| (path, Some(query)));
+        let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+        match format!("{path}/image{query}").parse() {
+            Ok(BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id })
+                if image == "image" && !path.contains('@') =>
+            {
+                Ok(Images::Pool { pool, namespace, conf, id })
+            }
+            _ => Err(form()),
+        }
+    }
+}
+
+impl fmt::Display for Images {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Images::Pool { pool, namespace, .. } if namespace.is_empty() => write!(f, "rbd:{pool}"),
+            Images::Pool { pool, namespace, .. } => write!(f, "rbd:{pool}/{namespace}"),
+            Images::Directory(directory) => write!(f, "file:{}", directory.display()),
+        }
+    }
+}
+
+/// An absolute path that goes nowhere but down.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute()
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+}
+
+/// An image that another host has named, as this host reaches it. `own` are the images of volumes that this host knows; `listed` those
+/// that other hosts may name besides. Where none is listed, that is every pool that this host's default user of the cluster can reach.
+///
+/// # Errors
+/// The other host may not name it. In one line.
+pub(super) fn as_reached_here(
+    said: &BackendUri,
+    own: &[BackendUri],
+    listed: &[Images],
+) -> Result<BackendUri, String> {
+    if let Some(own) = own.iter().find(|own| is_one(own, said)) {
+        return Ok(own.clone());
+    }
+    let denied = |option: &str| Err(format!("other hosts may not name {said} here (--peer-images {option})"));
+    match said {
+        BackendUri::Rbd { pool, namespace, image, snapshot: None, .. } => {
+            let reached = |conf: Option<PathBuf>, id: Option<String>| {
+                let (pool, namespace, image) = (pool.clone(), namespace.clone(), image.clone());
+                Ok(BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id })
+            };
+            let way = listed.iter().find_map(|images| match images {
+                Images::Pool { pool: listed, namespace: within, conf, id }
+                    if (listed, within) == (pool, namespace) =>
+                {
+                    Some((conf.clone(), id.clone()))
+                }
+                _ => None,
+            });
+            match way {
+                Some((conf, id)) => reached(conf, id),
+                None if listed.is_empty() => reached(None, None),
+                None => {
+                    let (namespace, conf, id) = (namespace.clone(), None, None);
+                    denied(&Images::Pool { pool: pool.clone(), namespace, conf, id }.to_string())
+                }
+            }
+        }
+        BackendUri::File { path, .. } => {
+            let directories = listed.iter().filter_map(|images| match images {
+                Images::Directory(directory) => Some(directory),
+                Images::Pool { .. } => None,
+            });
+            // A link may lead out of the directory.
+            let directory = is_plain(path).then(|| path.parent()?.canonicalize().ok()).flatten();
+            let is_below = |listed: &PathBuf| {
+                listed
+                    .canonicalize()
+                    .is_ok_and(|listed| directory.as_ref().is_some_and(|d| d.starts_with(listed)))
+            };
+            let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
+            match directories.into_iter().any(is_below) && !is_link {
+                true => Ok(BackendUri::File { path: path.clone(), emulate: None, gate: None }),
+                false => denied("file:DIRECTORY"),
+            }
+        }
+        _ => Err(format!("other hosts may not name {said}: this host has no volume on it")),
+    }
+}
+
+/// Two URIs are one image by their text, whatever way leads there.
+fn is_one(own: &BackendUri, said: &BackendUri) -> bool {
+    match (own, said) {
+        (BackendUri::File { path: own, .. }, BackendUri::File { path: said, .. }) => own == said,
+        _ => own == said || own.rbd_image().is_some() && own.rbd_image() == said.rbd_image(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reached(said: &str, own: &[&str], listed: &[&str]) -> Result<String, String> {
+        let own: Vec<BackendUri> = own.iter().map(|uri| uri.parse().expect("a URI")).collect();
+        let listed: Vec<Images> = listed.iter().map(|images| images.parse().expect("images")).collect();
+        as_reached_here(&said.parse().expect("a URI"), &own, &listed).map(|uri| uri.to_string())
+    }
+
+    #[test]
+    fn an_image_is_reached_in_this_hosts_own_way() {
+        let said = "rbd:vms/vm1?conf=/tmp/theirs.conf&id=theirs";
+        for (own, listed, wanted) in [
+            (&[][..], &[][..], "rbd:vms/vm1"),
+            (&["rbd:vms/vm1?id=ours"], &[], "rbd:vms/vm1?id=ours"),
+            (&["rbd:vms/vm2?id=ours"], &["rbd:vms?id=h2"], "rbd:vms/vm1?id=h2"),
+            (&[], &["rbd:other", "rbd:vms?conf=/etc/ceph/b.conf"], "rbd:vms/vm1?conf=/etc/ceph/b.conf"),
+        ] {
+            assert_eq!(reached(said, own, listed).as_deref(), Ok(wanted));
+        }
+        assert_eq!(reached("rbd:vms/ns/vm1?id=x", &[], &["rbd:vms/ns"]).as_deref(), Ok("rbd:vms/ns/vm1"));
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_refused() {
+        for (said, listed) in [
+            ("rbd:secret/vm1", &["rbd:vms"][..]),
+            ("rbd:vms/vm1", &["rbd:vms/ns"]),
+            ("rbd:vms/ns/vm1", &["rbd:vms"]),
+            ("rbd:vms/vm1", &["file:/srv"]),
+            ("rbd:vms/vm1@snap", &[]),
+            ("file:/etc/shadow", &[]),
+            ("file:/etc/shadow", &["file:/srv"]),
+            ("nbd://evil.example/x", &["rbd:vms"]),
+            ("nbd+unix:///x?socket=/run/other.sock", &[]),
+        ] {
+            let told = reached(said, &[], listed).expect_err(said);
+            assert!(told.contains("may not name") && !told.contains('\n'), "{told}");
+        }
+        assert!(
+            reached("rbd:vms/vm1", &[], &["rbd:secret"])
+                .expect_err("denied")
+                .contains("--peer-images rbd:vms")
+        );
+    }
+
+    #[test]
+    fn a_file_is_one_below_the_directory_whatever_links_there_are() {
+        let place = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| place.path().join(name).display().to_string();
+        for directory in ["images", "images/below", "images-too", "elsewhere"] {
+            std::fs::create_dir(at(directory)).expect("a directory");
+        }
+        std::fs::write(at("elsewhere/vm"), "").expect("a file");
+        std::os::unix::fs::symlink(at("elsewhere"), at("images/out")).expect("a link");
+        std::os::unix::fs::symlink(at("elsewhere/vm"), at("images/link")).expect("a link");
+        let listed = [format!("file:{}", at("images"))];
+        let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+        let of = |name: &str| reached(&format!("file:{}", at(name)), &[], &listed);
+        assert_eq!(of("images/vm"), Ok(format!("file:{}", at("images/vm"))));
+        assert!(of("images/below/vm").is_ok());
+        let gated = format!("file:{}?gate=/tmp/x&emulate=hdd", at("images/vm"));
+        assert_eq!(reached(&gated, &[], &listed), of("images/vm"), "neither is a gate");
+        for name in ["images/../elsewhere/vm", "images/out/vm", "images/link", "images-too/vm", "vm"] {
+            assert!(of(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_names_no_images_is_refused() {
+        for text in
+            ["", "rbd:", "rbd:a/b/c", "rbd:a@s", "file:relative", "file:/a/../b", "nbd://h/x", "rbd:a?x=1"]
+        {
+            assert!(text.parse::<Images>().is_err(), "{text}");
+        }
+        assert_eq!("rbd:a/b?id=x".parse::<Images>().expect("images").to_string(), "rbd:a/b");
+    }
+}

@@ -1,0 +1,191 @@
+//! Three hosts of which the third means harm: it has a certificate of the authority, and may do with it what it likes. The first one
+//! owns a volume, the second one holds the copy.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tidepool_replica::wire::{Call, Message, Offer};
+use tidepool_testkit::one_at_a_time;
+use tidepool_tests::rig::{MIB, VOLUME};
+use tidepool_tests::trio::{Loss, PORT, Trio};
+
+use crate::intruder::Intruder;
+
+const OWNER: usize = 0;
+const HOLDER: usize = 1;
+const THIRD: usize = 2;
+/// How often silent connections are opened: several for each that a peer needs.
+const SILENT_PAUSE: Duration = Duration::from_millis(5);
+
+fn number(uuid: &str) -> u128 {
+    u128::from_str_radix(&uuid.replace('-', ""), 16).expect("a uuid")
+}
+
+/// The truth about the owner, which the third host has found out.
+struct Facts {
+    cache: u128,
+    generation: u64,
+    image: String,
+}
+
+impl Facts {
+    fn of(trio: &Trio) -> Facts {
+        let owner = trio.owner();
+        let status = owner.admin.status().expect("a status");
+        let volume = owner.volume().expect("a status").expect("the volume");
+        Facts {
+            cache: number(status["cache"]["uuid"].as_str().expect("a uuid")),
+            generation: volume["owner"]["generation"].as_u64().expect("a number"),
+            image: volume["backend"].as_str().expect("a URI").to_owned(),
+        }
+    }
+
+    fn call<'a>(&'a self, host: &'a str, image: &'a str) -> Call<'a> {
+        Call { cache: self.cache, boot: 1, generation: self.generation, host, name: VOLUME, image }
+    }
+}
+
+/// What a host can begin with.
+fn beginnings<'a>(call: Call<'a>, to: &'a str) -> [Message<'a>; 3] {
+    let offer = Offer {
+        call,
+        to,
+        size_bytes: 32 * MIB,
+        mode: "write-back",
+        unordered: false,
+        accept_loss_ms: None,
+        dirty_bytes_max: 0,
+    };
+    [
+        Message::Hello { call, lease_ns: tidepool_replica::LEASE_V1_NS },
+        Message::HandOver(call),
+        Message::Offer(offer),
+    ]
+}
+
+/// Lines of the daemons' logs that tell of a lost link.
+fn links_lost(trio: &Trio) -> usize {
+    let logs = trio.hosts.iter().map(|host| host.daemon.log());
+    logs.map(|log| log.matches("connection with another host").count()).sum()
+}
+
+#[test]
+fn g6_a_host_of_the_authority_speaks_for_no_other_host() {
+    let _turn = one_at_a_time();
+    let trio = Trio::on_file().expect("three hosts");
+    let (facts, links) = (Facts::of(&trio), links_lost(&trio));
+    for to in [OWNER, HOLDER] {
+        let target = format!("h{to}");
+        for (host, image, part) in [
+            // As the owner.
+            ("h0", facts.image.as_str(), "it says that it is host h0, and its certificate is for h2"),
+            // As the holder of the copy.
+            ("h1", &facts.image, "it says that it is host h1, and its certificate is for h2"),
+            // As itself, with the owner's cache.
+            ("h2", &facts.image, "names h0 as owner, in generation"),
+            // Images that it has made, or that are none of its business.
+            ("h2", "file:/etc/passwd", "other hosts may not name file:/etc/passwd here"),
+            ("h2", "nbd+unix:///x?socket=/run/x.sock", "other hosts may not name"),
+            ("h2", "rbd:rbd/x?conf=/tmp/theirs.conf", "other hosts may not name"),
+        ] {
+            for message in &beginnings(facts.call(host, image), &target) {
+                let mut intruder = Intruder::connect(&trio, THIRD, to, THIRD);
+                intruder.send(message).expect("sent");
+                let why = intruder.refusal();
+                // A daemon knows its own cache.
+                let is_own = to == OWNER && why.contains("that is this very host");
+                assert!(why.contains(part) || is_own, "{message:?}: {why}");
+            }
+        }
+    }
+    assert_eq!(links_lost(&trio), links, "no link was lost");
+    let volume = trio.owner().wait_sync().expect("in sync");
+    assert_eq!(volume["peer"], "h1", "{volume}");
+    assert_eq!(Facts::of(&trio).generation, facts.generation);
+    assert_eq!(trio.wait_one_serving().expect("one"), OWNER);
+}
+
+#[test]
+fn g4_silent_connections_keep_no_second_copy_out() {
+    let _turn = one_at_a_time();
+    let trio = Trio::on_file().expect("three hosts");
+    let (stop, opened) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (address, namespace) = (trio.address(HOLDER), trio.namespace(THIRD).clone());
+    std::thread::scope(|scope| {
+        let (stop, opened) = (&stop, &opened);
+        let silent = scope.spawn(move || {
+            namespace.within(|| {
+                let mut silent = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    // Those that are thrown out come again.
+                    silent
+                        .extend(TcpStream::connect_timeout(&(address, PORT).into(), Duration::from_secs(1)));
+                    opened.fetch_add(1, Ordering::Relaxed);
+                    if silent.len() > 500 {
+                        silent.drain(..100);
+                    }
+                    std::thread::sleep(SILENT_PAUSE);
+                }
+            })
+        });
+        let start = Instant::now();
+        while opened.load(Ordering::Relaxed) < 200 {
+            assert!(start.elapsed() < Duration::from_secs(60), "they connect");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // The owner and its holder lose each other, and find each other again; the third host is no holder meanwhile.
+        trio.set(Loss::OneWay { from: THIRD, to: OWNER }, false);
+        for _ in 0..3 {
+            trio.set(Loss::OneWay { from: OWNER, to: HOLDER }, false);
+            trio.owner().wait_degraded().expect("they notice");
+            trio.set(Loss::OneWay { from: OWNER, to: HOLDER }, true);
+            let volume = trio.owner().wait_sync().expect("a copy, whoever else connects");
+            assert_eq!(volume["peer"], "h1", "{volume}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        silent.join().expect("no panic").expect("a namespace");
+    });
+    println!("{} silent connections", opened.load(Ordering::Relaxed));
+}
+
+/// Resident memory of a process in bytes.
+fn resident(pid: u32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("it runs");
+    statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("a number") * 4096
+}
+
+#[test]
+fn g8_a_host_that_asks_and_does_not_read_is_given_up() {
+    /// What it pours in, in bytes: many times what may wait.
+    const POURED_BYTES: u64 = 512 * MIB;
+    /// By how much memory may grow: what may wait, twice, since it is encrypted, and something.
+    const GROWTH_BYTES_MAX: u64 = 64 * MIB;
+    let _turn = one_at_a_time();
+    let mut trio = Trio::on_file().expect("three hosts");
+    let facts = Facts::of(&trio);
+    // Somebody has got hold of the owner's host.
+    trio.hosts[OWNER].daemon.kill().expect("kill");
+    let holder = &trio.hosts[HOLDER];
+    let pid = holder.daemon.id().expect("it runs");
+    let mut intruder = Intruder::connect(&trio, OWNER, HOLDER, OWNER);
+    let [hello, ..] = beginnings(facts.call("h0", &facts.image), "h1");
+    intruder.send(&hello).expect("sent");
+    let welcome = intruder.receive(|message| matches!(message, Message::Welcome { holds: Some(_), .. }));
+    assert!(welcome.expect("an answer"), "it is the owner, as far as anybody can know");
+    let before = resident(pid);
+    let mut beats = Vec::new();
+    (0..4096).for_each(|_| Message::Beat { time_ns: 7 }.encode(&mut beats));
+    intruder.give_up_after(Duration::from_secs(20));
+    let (mut poured, mut highest, mut ended) = (0, before, false);
+    while poured < POURED_BYTES && !ended {
+        ended = intruder.pour(&beats);
+        poured += beats.len() as u64;
+        highest = highest.max(resident(pid));
+    }
+    println!("{} MiB poured, {} MiB more resident", poured >> 20, (highest - before) >> 20);
+    assert!(highest - before <= GROWTH_BYTES_MAX, "{} MiB more", (highest - before) >> 20);
+    assert!(ended, "it is given up");
+    let log = holder.daemon.log();
+    assert!(log.contains("it does not read what it is sent"), "{log}");
+}
