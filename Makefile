@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench calibrate lint fmt deny deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds
+.PHONY: help demo test long bench calibrate lint fmt deny sbom deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -43,9 +43,16 @@ lint: ## formatting and clippy, warnings denied
 fmt: ## format everything
 	$(CARGO) fmt --all
 
-deny: ## licenses, bans and sources of all dependencies (installs cargo-deny)
+deny: ## licenses, bans, sources and advisories of all dependencies (installs cargo-deny)
 	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	cargo-deny --workspace check licenses bans sources
+	@if cargo-deny --workspace fetch db >/dev/null 2>&1; then cargo-deny --workspace check advisories; \
+	else echo "advisories: not looked at, because their database cannot be reached"; fi
+
+sbom: ## writes target/sbom.json: all that is compiled into the command (installs cargo-cyclonedx)
+	command -v cargo-cyclonedx >/dev/null || $(CARGO) install --locked cargo-cyclonedx
+	cargo-cyclonedx cyclonedx --manifest-path crates/tidepool/Cargo.toml --format json --target x86_64-unknown-linux-gnu --override-filename sbom --quiet
+	mkdir -p target && mv crates/tidepool/sbom.json target/sbom.json && rm -f crates/*/sbom.json bench/sbom.json fuzz/sbom.json tests/sbom.json
 
 deps: ## install what the tests need
 	@scripts/deps.sh test
