@@ -198,7 +198,9 @@ impl OutFile {
         }
         let unfinished = unfinished_path(path);
         // What an interrupted export has left is written anew.
-        let file = File::create(&unfinished).map_err(|e| refused(reason(&e)))?;
+        let file =
+            tidepool_backend::open_private(&unfinished).and_then(|file| file.set_len(0).map(|()| file));
+        let file = file.map_err(|e| refused(reason(&e)))?;
         let out = OutFile { file, path: path.to_owned(), unfinished };
         out.file.set_len(size_bytes).map_err(|e| refused(reason(&e)))?;
         Ok(out)

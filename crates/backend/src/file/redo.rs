@@ -1,16 +1,15 @@
 //! The redo of a file or device: files beside its ownership record.
 
 use super::sidecar::Sidecar;
+use crate::private::open_private;
 use crate::redo::{DOCUMENT_BYTES_MAX, FRAME_STRIDE, Shelf};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use tidepool_engine::redo::FRAME_BYTES_MAX;
 
-/// A group's file has data of the image: nobody but the daemon reads it, whatever its umask lets others have.
-const GROUP_MODE: u32 = 0o600;
 /// Room of a file system that the redo leaves to images and records.
 const ROOM_BYTES_MIN: u64 = 16 << 20;
 
@@ -44,8 +43,7 @@ impl FileShelf {
         let path = self.group_path(generation, group);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_none_or(|(opened, _)| *opened != path) {
-            let mut options = OpenOptions::new();
-            let file = options.write(true).create(true).truncate(false).mode(GROUP_MODE).open(&path)?;
+            let file = open_private(&path)?;
             *open = Some((path, file));
         }
         open.as_ref().expect("opened just now").1.try_clone()
@@ -136,7 +134,9 @@ impl Shelf for FileShelf {
             // It may be torn or missing after a power loss: it then tells less.
             Some(document) => {
                 let temporary = self.sidecar.beside("-note.new");
-                fs::write(&temporary, document)?;
+                let mut file = open_private(&temporary)?;
+                file.set_len(0)?;
+                file.write_all(document)?;
                 fs::rename(temporary, self.note_path())
             }
             None => remove(&self.note_path()),

@@ -3,8 +3,10 @@
 use crate::TakeOver;
 use crate::changes::Change;
 use crate::error::BackendError;
+use crate::private::open_private;
 use crate::record::{OwnerState, Ownership, RECORD_BYTES_MAX};
 use rustix::fs::{CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -123,11 +125,21 @@ impl Sidecar {
         if make_dir {
             self.make_dir()?;
         }
-        let (path, access) = (self.lock_path(), OFlags::RDONLY | OFlags::CLOEXEC);
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-        rustix::fs::open(&path, access, mode)
-            .or_else(|_| rustix::fs::open(&path, access | OFlags::CREATE, mode))
-            .map_err(|e| BackendError::io(path.display(), "open the lock file", e))
+        let path = self.lock_path();
+        // Whoever may read it could hold the lock. It is not replaced: somebody may hold it.
+        let (access, own) = (OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+        let open = || rustix::fs::open(&path, access, Mode::empty());
+        let file = match open() {
+            Err(Errno::NOENT) => match rustix::fs::open(&path, access | OFlags::CREATE | OFlags::EXCL, own) {
+                Err(Errno::EXIST) => open(),
+                made => made,
+            },
+            found => found.inspect(|file| {
+                // One that an earlier release has made for all to read. It may be another user's.
+                let _ = rustix::fs::fchmod(file, own);
+            }),
+        };
+        file.map_err(|e| BackendError::io(path.display(), "open the lock file", e))
     }
 
     /// A place beside the record.
@@ -239,7 +251,7 @@ impl Sidecar {
         spare.push(SPARE);
         let spare = PathBuf::from(spare);
         // It stays, with the room that it takes: there is none to be had where the file system is full by now.
-        let mut file = File::options().write(true).create(true).truncate(false).open(&spare)?;
+        let mut file = open_private(&spare)?;
         file.write_all(bytes)?;
         file.set_len(bytes.len() as u64)?;
         file.sync_all()?;
@@ -263,7 +275,8 @@ impl Sidecar {
 
 /// Takes the room for the next record, if there is any.
 fn keep_room(spare: &Path) {
-    let taken = File::create(spare).and_then(|file| {
+    let taken = open_private(spare).and_then(|file| {
+        file.set_len(0)?;
         rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, ROOM_BYTES)?;
         file.sync_all()
     });
