@@ -78,7 +78,7 @@ pub struct Volumes {
     /// Held while an image is opened, until its backend is in the shard or closed.
     openings: Turns,
     /// Volumes that are to come here, with what lets their clients in.
-    arriving: Mutex<BTreeMap<String, AbortHandle>>,
+    arriving: Mutex<BTreeMap<String, arrival::Pending>>,
 }
 
 /// What is to be done about second copies.
@@ -354,9 +354,9 @@ impl Volumes {
         &self.images_of_others
     }
 
-    /// The images of all volumes that are to be served here, also of those that are not open.
-    pub(super) fn wanted_images(&self) -> Vec<BackendUri> {
-        lock(&self.entries).values().map(|entry| entry.backend.clone()).collect()
+    /// Names and images of all volumes that are to be served here, also of those that are not open.
+    pub(super) fn wanted_images(&self) -> Vec<(String, BackendUri)> {
+        lock(&self.entries).values().map(|entry| (entry.name.clone(), entry.backend.clone())).collect()
     }
 
     /// How long this host waits for others.

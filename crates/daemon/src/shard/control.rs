@@ -1,6 +1,7 @@
 //! Commands of the control plane, executed on the reactor thread.
 
 use super::core::Core;
+use super::effort::{REQUEST, STATUS};
 use super::handle::{Answer, Command, Image, Refused, ShardError, Stopped, StoppedVolume};
 use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
 use super::owner::OwnerSide;
@@ -117,6 +118,11 @@ impl Stopping {
 impl<C: Core> Reactor<C> {
     pub(super) fn command(&mut self, command: Command) {
         let now = self.shared.now;
+        let units = match command {
+            Command::Volumes { .. } | Command::Status { .. } => STATUS,
+            _ => REQUEST,
+        };
+        self.shared.effort.count(units);
         match command {
             Command::Volumes { answer } => {
                 let _ = answer.send(self.volumes());
@@ -235,7 +241,7 @@ impl<C: Core> Reactor<C> {
             }
             Command::Announce { number, name, awaited } => self.announce(number, name, awaited),
             Command::Unexpect { number } => self.unexpect(number),
-            Command::Revoke { certificates } => self.revoke(&certificates),
+            Command::Revoke { keys } => self.revoke(&keys),
             Command::Adopt { guest } => self.adopt(guest),
             Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
             Command::FollowOn { id, answer } => {

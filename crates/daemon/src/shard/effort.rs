@@ -1,4 +1,4 @@
-//! How much clients get done between two looks at the ring, so that none keeps the others waiting.
+//! How much clients, other hosts and the control plane get done between two looks at the ring, so that none keeps the others waiting.
 //!
 //! Work is counted where it is done, in units of about what it takes to touch one block or one node of the index. What one round has room
 //! for is divided among the volumes that have something to do; a volume that has used its part goes on in the next round, and its
@@ -12,6 +12,21 @@
 //! | block status | what was looked at ([`tidepool_engine::Engine::block_status`]) |
 //! | trim, write-zeroes | 1 for each block, in pieces of [`RANGE_PIECE_BYTES`] |
 //!
+//! A connection with another host has a part of its own, by the number of those:
+//!
+//! | message of another host | units |
+//! |---|---|
+//! | any (a beat, what it has, a flush, a request for a block or for records) | [`REQUEST`] |
+//! | a record, a block | [`BLOCK`] for each block besides |
+//! | what it is sent for that | one block or record at a time, and none while more than a bounded number of bytes waits to be sent |
+//!
+//! The control plane, which serves the admin API and the metrics, gets [`COMMANDS_MAX`] commands done:
+//!
+//! | command | units |
+//! |---|---|
+//! | status, and the list of volumes | [`STATUS`] |
+//! | any other: it begins something that goes on as the work of the core, which has bounds of its own | [`REQUEST`] |
+//!
 //! What trims and write-zeroes cost when the log has them comes later: so there is a bound to those that are under way, [`RANGE_BLOCKS_MAX`].
 
 use tidepool_engine::api::{BLOCK_BYTES, VOLUMES_MAX, VolumeId};
@@ -23,7 +38,12 @@ pub(super) const REQUEST: u32 = 4;
 /// A block that is copied.
 pub(super) const BLOCK: u32 = 8;
 
-/// What is done in one round, by all.
+/// A look at all volumes.
+pub(super) const STATUS: u32 = 4 * VOLUMES_MAX as u32;
+/// Commands of the control plane in one round.
+pub(super) const COMMANDS_MAX: usize = 16;
+
+/// What is done in one round, by all clients, and as much again by all other hosts.
 pub(super) const ROUND_MAX: u32 = 32 * 1024;
 /// The least that a volume gets done in a round.
 const SHARE_MIN: u32 = 512;
@@ -77,6 +97,16 @@ impl Effort {
         let spent = &mut self.spent[index(of)];
         *spent = spent.saturating_add(units);
         self.total += u64::from(units);
+    }
+
+    /// Something is done that is no client's.
+    pub(super) fn count(&mut self, units: u32) {
+        self.total += u64::from(units);
+    }
+
+    /// The part of each of so many connections with other hosts.
+    pub(super) fn share_of_links(links: usize) -> u32 {
+        (ROUND_MAX / links.clamp(1, ROUND_MAX as usize) as u32).max(SHARE_MIN)
     }
 
     /// It has had its part of this round.

@@ -109,7 +109,7 @@ impl<C: Core> Reactor<C> {
             }
         };
         let volume = known.as_ref().map(|(id, _)| *id);
-        volume.into_iter().for_each(|id| self.end_following(id, "its owner has connected again"));
+        self.end_following_of(&spec);
         let engine = self.shared.core.engine().expect("looked at just now");
         let is_replica = volume.is_some_and(|id| engine.promised(id).is_some());
         let generation = known.filter(|_| is_replica).map_or(0, |(_, spec)| spec.generation);
@@ -147,11 +147,31 @@ impl<C: Core> Reactor<C> {
         if self.replication.links.is_full() {
             return Err(ShardError::Limit { what: "link", limit: LINKS_MAX });
         }
-        let known = self.shared.core.volumes().into_iter().find(|(_, known)| known.name == spec.name);
+        let all = self.shared.core.volumes();
+        // One image is one volume.
+        if let Some((_, other)) =
+            all.iter().find(|(_, other)| other.backend == spec.backend && other.name != spec.name)
+        {
+            return Err(ShardError::OtherName(other.name.clone()));
+        }
+        let known = all.into_iter().find(|(_, known)| known.name == spec.name);
         match known {
             Some((id, _)) if self.shared.volumes.get(id).is_some() => Err(ShardError::Attached(id)),
             Some((_, known)) if known.backend != spec.backend => Err(ShardError::OtherImage(known.backend)),
             known => Ok(known),
+        }
+    }
+
+    /// Gives up the links that bring records of an image, or of a volume of this name.
+    fn end_following_of(&mut self, spec: &VolumeSpec) {
+        let mut at = 0;
+        while let Some(slot) = self.replication.slot(at) {
+            at += 1;
+            let follows = matches!(self.replication.links.get(slot), Some((_, Role::Follower(follower)))
+                if follower.spec.name == spec.name || follower.spec.backend == spec.backend);
+            if follows {
+                self.hang_up(slot, "its owner has connected again");
+            }
         }
     }
 

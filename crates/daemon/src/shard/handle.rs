@@ -34,6 +34,9 @@ pub enum ShardError {
     /// A volume of the name is known with another image.
     #[error("another volume of this name is here, with the image {0}")]
     OtherImage(String),
+    /// The image is known under another name.
+    #[error("its image is here as volume {0}")]
+    OtherName(String),
     /// There is no second copy that counts.
     #[error("it has no second copy in sync")]
     NoCopy,
@@ -279,7 +282,7 @@ pub(super) enum Command {
         number: u64,
     },
     Revoke {
-        certificates: Vec<[u8; 32]>,
+        keys: Vec<[u8; 32]>,
     },
     Announce {
         number: u64,
@@ -521,12 +524,12 @@ impl ShardHandle {
         self.send(Command::Unexpect { number })
     }
 
-    /// Gives the connections to other hosts up that have shown one of these certificates (SHA-256 of each).
+    /// Gives the connections to other hosts up whose certificates have one of these keys (SHA-256 of each).
     ///
     /// # Errors
     /// Only when the reactor has stopped.
-    pub fn revoke(&self, certificates: Vec<[u8; 32]>) -> Result<(), ShardError> {
-        self.send(Command::Revoke { certificates })
+    pub fn revoke(&self, keys: Vec<[u8; 32]>) -> Result<(), ShardError> {
+        self.send(Command::Revoke { keys })
     }
 
     /// A client whose volume is served now goes on here; if it is not, the connection ends.

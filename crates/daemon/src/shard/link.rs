@@ -20,8 +20,8 @@ pub struct Socket {
     pub fd: OwnedFd,
     /// TLS on it, with its handshake done; what it has decrypted already is read first.
     pub tls: Option<Box<Connection>>,
-    /// SHA-256 of the other host's certificate, if it has shown one.
-    pub certificate: Option<[u8; 32]>,
+    /// SHA-256 of the public key in the other host's certificate, if it has shown one.
+    pub key: Option<[u8; 32]>,
 }
 
 /// Why a connection cannot be read any further.
@@ -62,7 +62,7 @@ pub(super) struct Link {
     pub host: String,
     /// The same with the volume, for the log.
     pub peer: String,
-    certificate: Option<[u8; 32]>,
+    key: Option<[u8; 32]>,
     /// What has come; with TLS it is encrypted.
     inbox: Inbox,
     secure: Option<Secure>,
@@ -74,6 +74,8 @@ pub(super) struct Link {
     sent: usize,
     vectors: Box<Vectors<1>>,
     send_in_flight: bool,
+    /// What was done for it in this round, in units of `effort.rs`.
+    pub effort: u32,
     /// What has come has to wait: nothing more is received.
     pub stalled: bool,
     /// When something was last received, or could not be for reasons of our own.
@@ -99,7 +101,7 @@ impl Link {
             fd: socket.fd,
             peer: format!("{host} (volume {volume})"),
             host,
-            certificate: socket.certificate,
+            key: socket.key,
             inbox: Inbox::new(),
             secure: socket.tls.map(Secure::new),
             arriving: None,
@@ -109,6 +111,7 @@ impl Link {
             sent: 0,
             vectors: Vectors::new(),
             send_in_flight: false,
+            effort: 0,
             stalled: false,
             heard: now,
             spoke: now,
@@ -117,9 +120,9 @@ impl Link {
         }
     }
 
-    /// The other host has shown this certificate.
-    pub(super) fn has_shown(&self, certificate: &[u8; 32]) -> bool {
-        self.certificate.as_ref() == Some(certificate)
+    /// The other host has shown a certificate with this key.
+    pub(super) fn has_shown(&self, key: &[u8; 32]) -> bool {
+        self.key.as_ref() == Some(key)
     }
 
     pub(super) fn broken(&self) -> bool {

@@ -6,6 +6,7 @@ use super::connection::{Connection, Stall, piece_of};
 use super::control::{Controls, Stopping};
 use super::core::Core;
 use super::device::{DeviceOps, Kind};
+use super::effort::COMMANDS_MAX;
 use super::gate;
 use super::guests::Asks;
 use super::handle::Command;
@@ -127,6 +128,8 @@ impl<C: Core> Reactor<C> {
                 "the arena is not registered with the kernel, which costs some speed: {error} (raise the limit of locked memory)"
             );
         }
+        // SAFETY: the arena's own memory; what it has is not changed. A core dump is to have no data of guests, as far as that goes.
+        unsafe { libc::madvise(ptr.cast(), len, libc::MADV_DONTDUMP) };
         reactor.poll_bell();
         reactor
     }
@@ -151,7 +154,8 @@ impl<C: Core> Reactor<C> {
             // Asked before the sleep: afterwards the core only tells what comes next.
             let deadline = self.shared.core.next_deadline();
             // Who has had its part of the round goes on at once, but after the others.
-            let timeout = if self.listed.is_empty() { self.timeout(deadline) } else { Some(Duration::ZERO) };
+            let is_idle = self.listed.is_empty() && !self.replication.deferred;
+            let timeout = if is_idle { self.timeout(deadline) } else { Some(Duration::ZERO) };
             self.ring.enter(timeout);
             self.take_turns();
             self.shared.count.rounds += 1;
@@ -168,6 +172,7 @@ impl<C: Core> Reactor<C> {
     fn take_turns(&mut self) {
         let done = self.shared.effort.next_round();
         self.shared.count.round_effort_max = self.shared.count.round_effort_max.max(done);
+        self.replication.next_round();
         let mut served =
             |slot: &u32| self.connections.get_mut(*slot).is_some_and(|c| std::mem::take(&mut c.served));
         self.listed.sort_by_cached_key(|slot| served(slot));
@@ -251,8 +256,16 @@ impl<C: Core> Reactor<C> {
                 let mut count = [0; 8];
                 // Empties the bell; that it rang is all that matters.
                 let _ = rustix::io::read(&self.bell, &mut count);
-                while let Ok(command) = self.commands.try_recv() {
+                let mut done = 0;
+                while done < COMMANDS_MAX
+                    && let Ok(command) = self.commands.try_recv()
+                {
                     self.command(command);
+                    done += 1;
+                }
+                if done == COMMANDS_MAX {
+                    // What is left is for the next round. A bell that cannot be rung is ringing.
+                    let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
                 }
                 self.poll_bell();
             }

@@ -2,6 +2,7 @@
 //! `follower.rs`.
 
 use super::core::Core;
+use super::effort::{BLOCK, Effort, REQUEST};
 use super::follower::Follower;
 use super::handle::Answer;
 use super::limits::LINKS_MAX;
@@ -11,7 +12,7 @@ use super::reactor::{Reactor, Source, user};
 use super::stats::FollowedStatus;
 use std::collections::BTreeMap;
 use tidepool_driver::Slab;
-use tidepool_engine::api::{Nanos, RequestError, RequestId, VolumeId};
+use tidepool_engine::api::{BLOCK_BYTES, Nanos, RequestError, RequestId, VolumeId};
 use tidepool_replica::PeerEffect;
 use tidepool_replica::wire::Message;
 
@@ -37,6 +38,8 @@ pub(super) struct Replication {
     used: Vec<u32>,
     /// A link has ended since somebody last looked.
     pub hung_up: bool,
+    /// Some have had their part of this round, and more of what they have sent is here.
+    pub deferred: bool,
     /// When the owner of a copy was last told that it is followed.
     pub followed_at: BTreeMap<VolumeId, Nanos>,
     /// Copies that are made stable, to be taken over.
@@ -55,6 +58,7 @@ impl Default for Replication {
             links: Slab::new(LINKS_MAX),
             used: Vec::with_capacity(LINKS_MAX),
             hung_up: false,
+            deferred: false,
             followed_at: BTreeMap::new(),
             takeovers: Vec::new(),
             beat_at: None,
@@ -93,6 +97,14 @@ impl Replication {
             }
             _ => None,
         })
+    }
+
+    /// A new round begins: each gets its part again.
+    pub(super) fn next_round(&mut self) {
+        self.deferred = false;
+        for &slot in &self.used {
+            self.links.get_mut(slot).into_iter().for_each(|(link, _)| link.effort = 0);
+        }
     }
 
     /// The first volume from `from` on that is owned here and is to have a second copy.
@@ -142,8 +154,13 @@ impl<C: Core> Reactor<C> {
     fn listen_to(&mut self, slot: u32) -> bool {
         let mut head = std::mem::take(&mut self.replication.head);
         let mut given = false;
+        let share = Effort::share_of_links(self.replication.used.len());
         while let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
         {
+            if link.effort >= share {
+                self.replication.deferred = true;
+                break;
+            }
             link.stalled = false;
             let prefix = match link.next(self.shared.core.arena_mut(), &mut head) {
                 Ok(Next::Nothing) => break,
@@ -166,13 +183,17 @@ impl<C: Core> Reactor<C> {
                     break;
                 }
             };
+            let units = REQUEST + BLOCK * (prefix.data_bytes() / BLOCK_BYTES) as u32;
             if let (Message::Record { record, durable }, Role::Follower(_)) = (&message, &*role) {
                 if !self.accept_record(slot, &prefix, record, *durable, head_of) {
                     break;
                 }
+                self.spend_on(slot, units);
                 continue;
             }
             link.take(&prefix);
+            self.spend_on(slot, units);
+            let Some((_, role)) = self.replication.links.get(slot) else { break };
             given = true;
             let follows = matches!(role, Role::Follower(_));
             if !(if follows { self.follow(slot, &message) } else { self.hear_peer(slot, &message, data) }) {
@@ -181,6 +202,11 @@ impl<C: Core> Reactor<C> {
         }
         self.replication.head = head;
         given | self.look_as_follower(slot)
+    }
+
+    fn spend_on(&mut self, slot: u32, units: u32) {
+        self.shared.effort.count(units);
+        self.replication.links.get_mut(slot).into_iter().for_each(|(link, _)| link.effort += units);
     }
 
     /// Gives a connection to another host up.
@@ -208,13 +234,13 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// Gives the connections up whose other ends have shown one of these certificates.
-    pub(super) fn revoke(&mut self, certificates: &[[u8; 32]]) {
+    /// Gives the connections up whose other ends have shown a certificate with one of these keys.
+    pub(super) fn revoke(&mut self, keys: &[[u8; 32]]) {
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
             let link = self.replication.links.get(slot).map(|(link, _)| link);
-            if link.is_some_and(|link| certificates.iter().any(|one| link.has_shown(one))) {
+            if link.is_some_and(|link| keys.iter().any(|key| link.has_shown(key))) {
                 self.hang_up(slot, "its certificate is revoked");
             }
         }

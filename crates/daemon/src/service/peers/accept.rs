@@ -1,7 +1,7 @@
 //! An owner of a volume introduces itself here. Whether it is the owner is asked of the ownership record.
 
 use super::identity::Role;
-use super::images::as_reached_here;
+use super::images::{as_reached_here, check_place, is_one};
 use super::stream::Who;
 use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, Transport, me, record_of};
 use crate::service::attachment;
@@ -9,26 +9,28 @@ use crate::service::plan::drain_order;
 use crate::service::volumes::Volumes;
 use crate::shard::Hello;
 use crate::volume::check_name;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidepool_backend::{BackendUri, Prepared};
-use tidepool_engine::api::{Mode, Nanos, VolumeSpec};
+use tidepool_engine::api::{Mode, Nanos, VOLUMES_MAX, VolumeSpec};
 use tidepool_replica::wire::Message;
 use tidepool_replica::{Limits, Party, Record};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 /// Connections at once of which nobody knows whose they are.
 const STRANGERS_MAX: usize = 64;
-/// Introductions at once of hosts that are known.
-const INTRODUCTIONS_MAX: usize = 64;
+/// Introductions of one host that are looked at at once: each may keep a thread that waits for the cluster.
+const LOOKED_AT_MAX: usize = 4;
+/// Introductions of one host that wait, or are looked at: one for each volume, when it has been away, and as many again.
+const INTRODUCTIONS_MAX: usize = 2 * VOLUMES_MAX;
 /// Reasons that are remembered, so that the log has each once while a host tries again and again.
 const REASONS_MAX: usize = 256;
 /// Pause after the system had no resources for a connection.
@@ -143,6 +145,7 @@ struct Strangers(Mutex<Vec<Stranger>>);
 
 struct Stranger {
     number: u64,
+    /// One network of IPv6 counts as one address.
     from: Option<IpAddr>,
     task: AbortHandle,
 }
@@ -172,12 +175,55 @@ impl Strangers {
     }
 }
 
+/// Introductions of hosts that are known, each of which has turns of its own.
+#[derive(Default)]
+struct Introductions(Mutex<BTreeMap<String, (Arc<Semaphore>, usize)>>);
+
+impl Introductions {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, (Arc<Semaphore>, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more of a host; `None` if there are too many.
+    fn begin(&self, host: &str) -> Option<Introduction<'_>> {
+        let mut all = self.all();
+        let (turns, count) = all
+            .entry(host.to_ascii_lowercase())
+            .or_insert_with(|| (Arc::new(Semaphore::new(LOOKED_AT_MAX)), 0));
+        if *count >= INTRODUCTIONS_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(Introduction { of: self, host: host.to_ascii_lowercase(), turns: turns.clone() })
+    }
+}
+
+/// One of them; it ends when this is dropped.
+struct Introduction<'a> {
+    of: &'a Introductions,
+    host: String,
+    turns: Arc<Semaphore>,
+}
+
+impl Drop for Introduction<'_> {
+    fn drop(&mut self) {
+        let mut all = self.of.all();
+        if let Some((turns, count)) = all.get_mut(&self.host) {
+            *count -= 1;
+            // A thread may still hang in an image that it has named.
+            if *count == 0 && turns.available_permits() == LOOKED_AT_MAX {
+                all.remove(&self.host);
+            }
+        }
+    }
+}
+
 /// What all connections of a listener share.
 struct Reception {
     volumes: Arc<Volumes>,
     host: String,
     strangers: Strangers,
-    introductions: Semaphore,
+    introductions: Introductions,
     reasons: Reasons,
 }
 
@@ -187,7 +233,7 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
         volumes,
         host,
         strangers: Strangers::default(),
-        introductions: Semaphore::new(INTRODUCTIONS_MAX),
+        introductions: Introductions::default(),
         reasons: Reasons::default(),
     });
     let mut number = 0;
@@ -218,8 +264,18 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
                 Err(_) => {}
             }
         });
+        let from = from.map(network);
         reception.strangers.insert(Stranger { number, from, task: task.abort_handle() });
         let _ = begin.send(());
+    }
+}
+
+/// What a host has of its own: its address, or its network of IPv6.
+fn network(from: IpAddr) -> IpAddr {
+    const OWN_BITS: u32 = 64;
+    match from {
+        IpAddr::V6(from) => IpAddr::V6((from.to_bits() >> OWN_BITS << OWN_BITS).into()),
+        from => from,
     }
 }
 
@@ -237,7 +293,10 @@ async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> R
         return stream.refuse(&error.to_string()).await;
     }
     let my_host = reception.host.clone();
-    let turn = reception.introductions.acquire().await;
+    let Some(introduction) = reception.introductions.begin(&said.host) else {
+        return stream.refuse("too many of its connections wait to be looked at").await;
+    };
+    let turn = introduction.turns.clone().acquire_owned().await.map_err(|_| PeerError::Silent)?;
     match &said.wish {
         Wish::Follow { lease_ns } if *lease_ns != limits.lease_ns => {
             let ms = |ns: Nanos| ns / 1_000_000;
@@ -250,18 +309,16 @@ async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> R
         }
         Wish::Follow { .. } => {}
         Wish::TakeOver => {
-            // That may take long, and is in nobody's way.
-            drop(turn);
-            return take_over(stream, said, volumes).await;
+            return take_over(stream, said, volumes, turn).await;
         }
         Wish::Expect(leaving) => {
             let leaving = leaving.clone();
-            return expect(stream, said, leaving, volumes, &my_host).await;
+            return expect(stream, said, leaving, (volumes, turn), &my_host).await;
         }
     }
     let shard = volumes.shard();
     let me = me(shard.opened().uuid);
-    let (record, spec) = match look(&said, me, volumes).await {
+    let (record, spec) = match look(&said, me, volumes, turn).await {
         Ok(looked) => looked,
         Err(why) => return stream.refuse(&why).await,
     };
@@ -275,8 +332,13 @@ async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> R
 }
 
 /// Takes over what its owner has let go of.
-async fn take_over(mut stream: Stream, said: Said, volumes: &Arc<Volumes>) -> Result<(), PeerError> {
-    if let Err(why) = look(&said, me(volumes.shard().opened().uuid), volumes).await {
+async fn take_over(
+    mut stream: Stream,
+    said: Said,
+    volumes: &Arc<Volumes>,
+    turn: OwnedSemaphorePermit,
+) -> Result<(), PeerError> {
+    if let Err(why) = look(&said, me(volumes.shard().opened().uuid), volumes, turn).await {
         return stream.refuse(&why).await;
     }
     let Said { name, owner, generation, .. } = said;
@@ -291,7 +353,7 @@ async fn expect(
     mut stream: Stream,
     said: Said,
     leaving: Leaving,
-    volumes: &Arc<Volumes>,
+    (volumes, turn): (&Arc<Volumes>, OwnedSemaphorePermit),
     my_host: &str,
 ) -> Result<(), PeerError> {
     let shard = volumes.shard();
@@ -299,7 +361,7 @@ async fn expect(
     let looked = if leaving.to != my_host {
         Err(format!("this is host {my_host}"))
     } else {
-        match look(&said, me, volumes).await {
+        match look(&said, me, volumes, turn).await {
             Ok((record, spec)) => volumes.expect(&spec, record, leaving).await,
             Err(why) => Err(why),
         }
@@ -362,35 +424,51 @@ async fn hear(accepted: Accepted, limits: Limits) -> Result<(Stream, Said), Peer
     Ok((stream, said))
 }
 
-/// Asks the ownership record whether that is true. Returns what it says, and the volume as it would be here.
-async fn look(said: &Said, me: Party, volumes: &Volumes) -> Result<(Record, VolumeSpec), String> {
+/// Asks the ownership record whether that is true. Returns what it says, and the volume as it would be here. `turn` is given back when no
+/// thread looks any more, which may be later.
+async fn look(
+    said: &Said,
+    me: Party,
+    volumes: &Volumes,
+    turn: OwnedSemaphorePermit,
+) -> Result<(Record, VolumeSpec), String> {
     check_name(&said.name).map_err(|e| e.to_string())?;
     if said.owner.cache == me.cache {
         return Err("that is this very host".into());
     }
     let uri: BackendUri = said.image.parse().map_err(|e| format!("{}: {e}", said.image))?;
     let here = volumes.shard().volumes().await.map_err(|e| e.to_string())?;
-    let uri = match said.is_local {
-        true => uri,
-        false => {
-            let here = here.iter().filter_map(|(_, spec, _)| spec.backend.parse().ok());
-            let own: Vec<BackendUri> = here.chain(volumes.wanted_images()).collect();
-            as_reached_here(&uri, &own, volumes.images_of_others())?
-        }
-    };
+    let wanted = volumes.wanted_images();
+    let images = here.iter().filter_map(|(_, spec, _)| Some((spec.name.clone(), spec.backend.parse().ok()?)));
+    let images: Vec<(String, BackendUri)> = images.chain(wanted).collect();
+    let all: Vec<BackendUri> = images.iter().map(|(_, image)| image.clone()).collect();
+    let listed = volumes.images_of_others().to_vec();
+    let is_local = said.is_local;
+    let uri = if is_local { uri } else { as_reached_here(&uri, &all, &listed)? };
+    // One image is one volume.
+    if let Some((name, _)) = images.iter().find(|(name, image)| *name != said.name && is_one(image, &uri)) {
+        return Err(format!("{uri} is here as volume {name}"));
+    }
     let known = here.into_iter().map(|(_, spec, _)| spec).find(|spec| spec.name == said.name);
-    let own: Option<BackendUri> = known.as_ref().and_then(|known| known.backend.parse().ok());
+    // Also one that is not open.
+    let own = images.into_iter().find(|(name, _)| *name == said.name).map(|(_, image)| image);
     let drain = drain_order(&uri, None).into();
     let image = uri.to_string();
     let read = volumes.ask_image(&uri, "reading the ownership record", move |uri| {
+        let _turn = turn;
+        if !is_local && let Err(why) = check_place(uri, &all, &listed) {
+            return Ok(Err(why));
+        }
         let same = own.is_none_or(|own| {
             own == *uri || tidepool_backend::identity(&own) == tidepool_backend::identity(uri)
         });
-        Ok(if same { Some(tidepool_backend::ownership(uri, None)?) } else { None })
+        match same {
+            true => tidepool_backend::ownership(uri, None).map(Ok),
+            false => Ok(Err("another volume of this name is here".into())),
+        }
     });
     let found = match timeout(Duration::from_nanos(volumes.limits().record_ns), read).await {
-        Ok(Ok(Some(found))) => found,
-        Ok(Ok(None)) => return Err("another volume of this name is here".into()),
+        Ok(Ok(found)) => found?,
         Ok(Err(error)) => return Err(error.to_string()),
         Err(_) => return Err(format!("the ownership record of {uri} cannot be read in time")),
     };
@@ -399,7 +477,7 @@ async fn look(said: &Said, me: Party, volumes: &Volumes) -> Result<(Record, Volu
     let is_owner = record.owner.cache == said.owner.cache && found.host == said.host;
     if !is_owner || record.generation != said.generation {
         return Err(format!(
-            "the ownership record of {uri} names {} as owner, in generation {}",
+            "the ownership record of {uri} names {} as owner, in generation {} (a host that was renamed since needs its old name until the volume is served again)",
             found.host, record.generation
         ));
     }

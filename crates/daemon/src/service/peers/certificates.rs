@@ -13,6 +13,7 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertSt
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The authority whose certificates are accepted.
 const CA: &str = "ca.pem";
@@ -20,8 +21,11 @@ const CA: &str = "ca.pem";
 const CERTIFICATE: &str = "cert.pem";
 /// Its private key.
 const KEY: &str = "key.pem";
-/// Fingerprints of certificates that are not accepted any more, one in each line; there need not be such a file.
+/// SHA-256 of the public keys whose certificates are not accepted any more, one in each line; there need not be such a file.
 const REVOKED: &str = "revoked";
+
+/// For how long the certificates are not read again for connections that others make, however many there are.
+const KEPT: Duration = Duration::from_millis(500);
 
 /// A directory with the certificates of this host. They are read for each connection, so that renewed ones are used without a
 /// restart.
@@ -30,6 +34,8 @@ pub struct Certificates {
     directory: PathBuf,
     /// Those that were revoked when that was last read.
     revoked: Mutex<BTreeSet<Fingerprint>>,
+    /// What was read for connections that other hosts make, and when.
+    kept: Mutex<Option<(Instant, Arc<ServerConfig>)>>,
 }
 
 /// Certificates that cannot be used.
@@ -54,7 +60,11 @@ impl Certificates {
     /// # Errors
     /// A file is missing or cannot be read, or they do not belong together.
     pub fn new(directory: &Path) -> Result<Certificates, CertificatesError> {
-        let certificates = Certificates { directory: directory.to_owned(), revoked: Mutex::default() };
+        let certificates = Certificates {
+            directory: directory.to_owned(),
+            revoked: Mutex::default(),
+            kept: Mutex::default(),
+        };
         certificates.client()?;
         certificates.server()?;
         certificates.revoked()?;
@@ -80,6 +90,18 @@ impl Certificates {
 
     /// For connections that other hosts make.
     pub(crate) fn server(&self) -> Result<Arc<ServerConfig>, CertificatesError> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((since, config)) if since.elapsed() < KEPT => Ok(config.clone()),
+            _ => {
+                let config = self.read_server()?;
+                *kept = Some((Instant::now(), config.clone()));
+                Ok(config)
+            }
+        }
+    }
+
+    fn read_server(&self) -> Result<Arc<ServerConfig>, CertificatesError> {
         let Read { verifier, chain, key, .. } = self.read()?;
         let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("the provider has it").with_client_cert_verifier(verifier);
@@ -90,36 +112,55 @@ impl Certificates {
         Ok(Arc::new(config))
     }
 
-    /// Certificates that are not accepted any more, although the authority has made them.
+    /// Keys whose certificates are not accepted any more, although the authority has made them.
+    ///
+    /// # Errors
+    /// The list is there and cannot be read whole. What could be read of it counts all the same ([`Certificates::known_revoked`]).
     pub(super) fn revoked(&self) -> Result<BTreeSet<Fingerprint>, CertificatesError> {
-        let revoked = self.read_revoked()?;
-        self.known_revoked().clone_from(&revoked);
-        Ok(revoked)
-    }
-
-    /// That was so when it was last looked at.
-    pub(super) fn is_known_revoked(&self, certificate: &Fingerprint) -> bool {
-        self.known_revoked().contains(certificate)
-    }
-
-    fn known_revoked(&self) -> MutexGuard<'_, BTreeSet<Fingerprint>> {
-        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn read_revoked(&self) -> Result<BTreeSet<Fingerprint>, CertificatesError> {
-        if !self.directory.join(REVOKED).exists() {
-            return Ok(BTreeSet::new());
-        }
-        let text = self.text(REVOKED)?;
-        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).enumerate();
-        let lines = lines.filter(|(_, line)| !line.is_empty());
-        let read = |(number, line): (usize, &str)| {
-            // As openssl prints it, the name before it included.
-            let digits = line.rsplit('=').next().unwrap_or(line);
-            let why = || self.error(format!("{REVOKED}: line {} is no SHA-256 fingerprint", number + 1));
-            fingerprint(digits).ok_or_else(why)
+        let path = self.directory.join(REVOKED);
+        let text = match path.symlink_metadata() {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            _ => self.text(REVOKED)?,
         };
-        lines.map(read).collect()
+        let mut wrong = None;
+        let mut revoked = BTreeSet::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            // As sha256sum prints it, the name behind it included.
+            match line.split_whitespace().next().map(fingerprint) {
+                Some(Some(key)) => drop(revoked.insert(key)),
+                Some(None) => {
+                    let why = format!("{REVOKED}: line {} is no SHA-256 of a public key", number + 1);
+                    wrong.get_or_insert(self.error(why));
+                }
+                None => {}
+            }
+        }
+        let mut known = self.known();
+        match wrong {
+            Some(error) => {
+                known.extend(revoked);
+                Err(error)
+            }
+            None => {
+                known.clone_from(&revoked);
+                Ok(revoked)
+            }
+        }
+    }
+
+    /// Those that were revoked when that was last looked at.
+    pub(super) fn known_revoked(&self) -> Vec<Fingerprint> {
+        self.known().iter().copied().collect()
+    }
+
+    /// That was so of this one.
+    pub(super) fn is_known_revoked(&self, key: &Fingerprint) -> bool {
+        self.known().contains(key)
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeSet<Fingerprint>> {
+        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The host that this host's own certificate is for is another one; the names that it has.

@@ -8,7 +8,8 @@ use std::fmt;
 use std::str::FromStr;
 use webpki::EndEntityCert;
 
-/// SHA-256 of a certificate (DER), as `openssl x509 -fingerprint -sha256` prints it.
+/// SHA-256 of a certificate's public key (SubjectPublicKeyInfo in DER). The whole certificate would not do: its signature can be written
+/// in two ways, and both are valid.
 pub(crate) type Fingerprint = [u8; 32];
 
 /// Reads a fingerprint: 64 hexadecimal digits, with or without colons between them; `None` if it is none.
@@ -30,7 +31,7 @@ pub(super) fn fingerprint(text: &str) -> Option<Fingerprint> {
 pub(in crate::service) struct Identity {
     /// The DNS names of the certificate's subject alternative name, without those that stand for several hosts.
     names: Vec<String>,
-    fingerprint: Fingerprint,
+    key: Fingerprint,
 }
 
 impl Identity {
@@ -44,7 +45,7 @@ impl Identity {
         let names = parsed.valid_dns_names().filter(|name| !name.contains('*'));
         Ok(Identity {
             names: names.map(str::to_owned).collect(),
-            fingerprint: Sha256::digest(certificate).into(),
+            key: Sha256::digest(parsed.subject_public_key_info()).into(),
         })
     }
 
@@ -53,8 +54,9 @@ impl Identity {
         self.names.iter().any(|name| name.eq_ignore_ascii_case(host))
     }
 
-    pub(super) fn fingerprint(&self) -> Fingerprint {
-        self.fingerprint
+    /// Its key, by which it can be revoked.
+    pub(super) fn key(&self) -> Fingerprint {
+        self.key
     }
 
     /// The names, on one line.
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_is_read_as_openssl_prints_it() {
+    fn a_fingerprint_is_read_with_colons_or_without() {
         let plain = "00ff".repeat(16);
         let colons = "00:FF:".repeat(16);
         let wanted: Vec<u8> = [0, 255].repeat(16);

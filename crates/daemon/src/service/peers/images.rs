@@ -64,7 +64,8 @@ fn is_plain(path: &Path) -> bool {
 }
 
 /// An image that another host has named, as this host reaches it. `own` are the images of volumes that this host knows; `listed` those
-/// that other hosts may name besides. Where none is listed, that is every pool that this host's default user of the cluster can reach.
+/// that other hosts may name besides. Where none is listed, that is every pool that this host can reach in the way that it takes to
+/// images of its own volumes there, or else by default. Of a file [`check_place`] has to be asked, too, since that may block.
 ///
 /// # Errors
 /// The other host may not name it. In one line.
@@ -76,57 +77,79 @@ pub(super) fn as_reached_here(
     if let Some(own) = own.iter().find(|own| is_one(own, said)) {
         return Ok(own.clone());
     }
-    let denied = |option: &str| Err(format!("other hosts may not name {said} here (--peer-images {option})"));
     match said {
         BackendUri::Rbd { pool, namespace, image, snapshot: None, .. } => {
-            let reached = |conf: Option<PathBuf>, id: Option<String>| {
-                let (pool, namespace, image) = (pool.clone(), namespace.clone(), image.clone());
-                Ok(BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id })
-            };
-            let way = listed.iter().find_map(|images| match images {
-                Images::Pool { pool: listed, namespace: within, conf, id }
-                    if (listed, within) == (pool, namespace) =>
-                {
-                    Some((conf.clone(), id.clone()))
-                }
+            let ways = listed.iter().filter_map(|images| match images {
+                Images::Pool { pool, namespace, conf, id } => Some((pool, namespace, conf, id)),
+                Images::Directory(_) => None,
+            });
+            let known = own.iter().filter(|_| listed.is_empty()).filter_map(|own| match own {
+                BackendUri::Rbd { pool, namespace, conf, id, .. } => Some((pool, namespace, conf, id)),
                 _ => None,
             });
-            match way {
-                Some((conf, id)) => reached(conf, id),
-                None if listed.is_empty() => reached(None, None),
+            let way = ways.chain(known).find(|way| (way.0, way.1) == (pool, namespace));
+            let (conf, id) = match way {
+                Some((_, _, conf, id)) => (conf.clone(), id.clone()),
+                None if listed.is_empty() => (None, None),
                 None => {
-                    let (namespace, conf, id) = (namespace.clone(), None, None);
-                    denied(&Images::Pool { pool: pool.clone(), namespace, conf, id }.to_string())
+                    let (pool, namespace) = (pool.clone(), namespace.clone());
+                    return Err(denied(said, &Images::Pool { pool, namespace, conf: None, id: None }));
                 }
-            }
+            };
+            let (pool, namespace, image) = (pool.clone(), namespace.clone(), image.clone());
+            Ok(BackendUri::Rbd { pool, namespace, image, snapshot: None, conf, id })
         }
         BackendUri::File { path, .. } => {
-            let directories = listed.iter().filter_map(|images| match images {
-                Images::Directory(directory) => Some(directory),
-                Images::Pool { .. } => None,
-            });
-            // A link may lead out of the directory.
-            let directory = is_plain(path).then(|| path.parent()?.canonicalize().ok()).flatten();
-            let is_below = |listed: &PathBuf| {
-                listed
-                    .canonicalize()
-                    .is_ok_and(|listed| directory.as_ref().is_some_and(|d| d.starts_with(listed)))
-            };
-            let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
-            match directories.into_iter().any(is_below) && !is_link {
+            let is_listed =
+                is_plain(path) && directories(listed).any(|directory| path.starts_with(directory));
+            match is_listed {
                 true => Ok(BackendUri::File { path: path.clone(), emulate: None, gate: None }),
-                false => denied("file:DIRECTORY"),
+                false => Err(denied(said, &"file:DIRECTORY")),
             }
         }
         _ => Err(format!("other hosts may not name {said}: this host has no volume on it")),
     }
 }
 
+/// Looks whether a file is where its path says: a link may lead out of the directory. Blocks.
+///
+/// # Errors
+/// It may not be named. In one line.
+pub(super) fn check_place(uri: &BackendUri, own: &[BackendUri], listed: &[Images]) -> Result<(), String> {
+    let BackendUri::File { path, .. } = uri else { return Ok(()) };
+    if own.iter().any(|own| is_one(own, uri)) {
+        return Ok(());
+    }
+    let directory = path.parent().and_then(|directory| directory.canonicalize().ok());
+    let is_below = |listed: &PathBuf| {
+        listed.canonicalize().is_ok_and(|listed| directory.as_ref().is_some_and(|d| d.starts_with(listed)))
+    };
+    let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
+    match directories(listed).any(is_below) && !is_link {
+        true => Ok(()),
+        false => Err(denied(uri, &"file:DIRECTORY")),
+    }
+}
+
+fn directories(listed: &[Images]) -> impl Iterator<Item = &PathBuf> {
+    listed.iter().filter_map(|images| match images {
+        Images::Directory(directory) => Some(directory),
+        Images::Pool { .. } => None,
+    })
+}
+
+fn denied(said: &BackendUri, option: &dyn fmt::Display) -> String {
+    format!("other hosts may not name {said} here (--peer-images {option})")
+}
+
 /// Two URIs are one image by their text, whatever way leads there.
-fn is_one(own: &BackendUri, said: &BackendUri) -> bool {
+pub(in crate::service) fn is_one(own: &BackendUri, said: &BackendUri) -> bool {
     match (own, said) {
         (BackendUri::File { path: own, .. }, BackendUri::File { path: said, .. }) => own == said,
-        _ => own == said || own.rbd_image().is_some() && own.rbd_image() == said.rbd_image(),
+        (BackendUri::Rbd { snapshot: own_snapshot, .. }, BackendUri::Rbd { snapshot, .. }) => {
+            own_snapshot == snapshot && own.rbd_image() == said.rbd_image()
+        }
+        _ => own == said,
     }
 }
 
@@ -137,7 +160,8 @@ mod tests {
     fn reached(said: &str, own: &[&str], listed: &[&str]) -> Result<String, String> {
         let own: Vec<BackendUri> = own.iter().map(|uri| uri.parse().expect("a URI")).collect();
         let listed: Vec<Images> = listed.iter().map(|images| images.parse().expect("images")).collect();
-        as_reached_here(&said.parse().expect("a URI"), &own, &listed).map(|uri| uri.to_string())
+        let uri = as_reached_here(&said.parse().expect("a URI"), &own, &listed)?;
+        check_place(&uri, &own, &listed).map(|()| uri.to_string())
     }
 
     #[test]
@@ -146,6 +170,8 @@ mod tests {
         for (own, listed, wanted) in [
             (&[][..], &[][..], "rbd:vms/vm1"),
             (&["rbd:vms/vm1?id=ours"], &[], "rbd:vms/vm1?id=ours"),
+            (&["rbd:vms/vm2?id=ours"], &[], "rbd:vms/vm1?id=ours"),
+            (&["rbd:vms/ns/vm2?id=ours", "rbd:vms/vm1@snap?id=snap"], &["rbd:vms"], "rbd:vms/vm1"),
             (&["rbd:vms/vm2?id=ours"], &["rbd:vms?id=h2"], "rbd:vms/vm1?id=h2"),
             (&[], &["rbd:other", "rbd:vms?conf=/etc/ceph/b.conf"], "rbd:vms/vm1?conf=/etc/ceph/b.conf"),
         ] {

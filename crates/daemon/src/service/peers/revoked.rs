@@ -17,14 +17,7 @@ pub(in crate::service) async fn watch(certificates: Arc<Certificates>, shard: Sh
     loop {
         sleep(PAUSE).await;
         match certificates.revoked() {
-            Ok(revoked) if revoked.is_empty() => said.clear(),
-            Ok(revoked) => {
-                said.clear();
-                // Each time: a connection may have passed its check just before.
-                if shard.revoke(revoked.into_iter().collect()).is_err() {
-                    return;
-                }
-            }
+            Ok(_) => said.clear(),
             Err(error) => {
                 let text = one_line(&error);
                 if text != said {
@@ -32,6 +25,11 @@ pub(in crate::service) async fn watch(certificates: Arc<Certificates>, shard: Sh
                     said = text;
                 }
             }
+        }
+        // Each time: a connection may have passed its check just before.
+        let revoked = certificates.known_revoked();
+        if !revoked.is_empty() && shard.revoke(revoked).is_err() {
+            return;
         }
     }
 }

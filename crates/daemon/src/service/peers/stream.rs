@@ -163,7 +163,7 @@ impl Who {
         let shown = tls.peer_certificates().and_then(|chain| chain.first());
         let shown = shown.ok_or_else(|| PeerError::Tls("it shows no certificate".into()))?;
         let identity = Identity::of(shown)?;
-        match certificates.revoked()?.contains(&identity.fingerprint()) {
+        match certificates.revoked()?.contains(&identity.key()) {
             true => Err(PeerError::Revoked),
             false => Ok(Who::Host { identity, certificates: certificates.clone() }),
         }
@@ -172,7 +172,7 @@ impl Who {
     fn is_revoked(&self) -> bool {
         match self {
             Who::Local => false,
-            Who::Host { identity, certificates } => certificates.is_known_revoked(&identity.fingerprint()),
+            Who::Host { identity, certificates } => certificates.is_known_revoked(&identity.key()),
         }
     }
 }
@@ -342,15 +342,15 @@ impl Stream {
 
     /// The connection as the reactor wants it: io_uring waits by itself, and would not with `O_NONBLOCK`.
     pub(super) fn into_socket(self) -> io::Result<Socket> {
-        let certificate = match &self.who {
-            Who::Host { identity, .. } => Some(identity.fingerprint()),
+        let key = match &self.who {
+            Who::Host { identity, .. } => Some(identity.key()),
             Who::Local => None,
         };
         let (stream, tls) = match self.transport {
             Transport::Unix(stream) => {
                 let stream = stream.into_std()?;
                 stream.set_nonblocking(false)?;
-                return Ok(Socket { fd: stream.into(), tls: None, certificate });
+                return Ok(Socket { fd: stream.into(), tls: None, key });
             }
             Transport::Tcp(stream) => (stream, None),
             Transport::Tls(stream) => {
@@ -369,6 +369,6 @@ impl Stream {
         };
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        Ok(Socket { fd: stream.into(), tls, certificate })
+        Ok(Socket { fd: stream.into(), tls, key })
     }
 }

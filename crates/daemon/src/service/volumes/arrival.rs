@@ -9,24 +9,38 @@ use super::departure::{WORD_PAUSE, heard, with_words};
 use super::{Volumes, from_shard, lock};
 use crate::config::VolumeConfig;
 use crate::service::VolumeError;
-use crate::service::peers::{Leaving, PeerError, Stream};
+use crate::service::peers::{Leaving, PeerError, Stream, record_of};
 use crate::service::plan::{Wanted, mode_rule};
 use crate::shard::{Guest, ShardHandle};
 use crate::volume::{DrainOrder, Mode, is_parent_name};
 use std::sync::Arc;
-use tidepool_backend::{BackendUri, Prepared};
+use std::time::Duration;
+use tidepool_backend::{BackendUri, Ownership, Prepared};
 use tidepool_engine::api::{VolumeSpec, is_size};
 use tidepool_engine::format::crc32c;
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::wire::Message;
 use tidepool_replica::{Party, Record};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, interval, timeout};
 use tracing::{info, warn};
 
 /// Clients of one volume that wait for it.
 const GUESTS_MAX: usize = 64;
+
+/// Volumes that are about to come here at once.
+const ARRIVING_MAX: usize = 64;
+/// How often it is looked whether a volume that is about to come is still its host's.
+const RECORD_PAUSE: Duration = Duration::from_secs(10);
+
+/// A volume that is about to come here, for those that look for it.
+pub(super) struct Pending {
+    /// Lets its clients in, until it is here.
+    pub(super) task: AbortHandle,
+    owner: Party,
+    image: BackendUri,
+}
 
 /// What a client wants that waits for its volume.
 enum Wish {
@@ -90,6 +104,22 @@ impl Volumes {
         if is_parent_name(&spec.name) || !is_size(leaving.size_bytes) {
             return Err(format!("no volume is like that: {} with {} bytes", spec.name, leaving.size_bytes));
         }
+        let image: BackendUri = spec.backend.parse().map_err(|error| format!("{}: {error}", spec.backend))?;
+        {
+            let mut arriving = lock(&self.arriving);
+            arriving.retain(|_, pending| !pending.task.is_finished());
+            let another = arriving.iter().find(|(name, pending)| match **name == spec.name {
+                // Its owner may have lost the connection, and call again.
+                true => pending.owner.cache != record.owner.cache || pending.image != image,
+                false => pending.image == image,
+            });
+            if let Some((name, _)) = another {
+                return Err(format!("a volume {name} is about to come here, which is not this one"));
+            }
+            if arriving.len() >= ARRIVING_MAX && !arriving.contains_key(&spec.name) {
+                return Err(format!("{ARRIVING_MAX} volumes are about to come here already"));
+            }
+        }
         let (sender, guests) = mpsc::channel(GUESTS_MAX);
         let name = spec.name.clone();
         let number =
@@ -98,7 +128,7 @@ impl Volumes {
         Ok(Arriving {
             volumes: self.clone(),
             name,
-            image: spec.backend.parse().map_err(|error| format!("{}: {error}", spec.backend))?,
+            image,
             owner: record.owner,
             generation: record.generation,
             leaving,
@@ -112,9 +142,21 @@ impl Volumes {
         self: &Arc<Self>,
         name: &str,
         image: BackendUri,
+        (owner, generation): (Party, u64),
         leaving: &Leaving,
         prepared: Prepared,
     ) -> Result<(), VolumeError> {
+        let is_its = |found: &Ownership| {
+            let record = record_of(found);
+            record.owner.cache == owner.cache && record.generation == generation
+        };
+        let found = self.ownership(&image).await;
+        let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        if let Some(found) = found.filter(|found| !is_its(found)) {
+            let why =
+                format!("its record names {} as owner, not the host that it was to come from", found.host);
+            return Err(VolumeError::Invalid { name: name.to_owned(), why });
+        }
         let known = self.shard.volumes().await.map_err(from_shard("add", name))?;
         // A copy that did not count.
         if known.iter().any(|(_, spec, state)| spec.name == name && *state == VolumeState::Replica) {
@@ -147,9 +189,10 @@ impl Arriving {
     /// Serves its clients until it is here, or does not come. What was to come under this name before does not any more.
     pub(in crate::service) fn start(self, stream: Stream) {
         let (volumes, name) = (self.volumes.clone(), self.name.clone());
+        let (owner, image) = (self.owner, self.image.clone());
         let task = tokio::spawn(self.run(stream)).abort_handle();
-        if let Some(before) = lock(&volumes.arriving).insert(name, task) {
-            before.abort();
+        if let Some(before) = lock(&volumes.arriving).insert(name, Pending { task, owner, image }) {
+            before.task.abort();
         }
     }
 
@@ -195,6 +238,7 @@ impl Arriving {
         let (wishes, mut wished) = mpsc::channel(GUESTS_MAX);
         let turn = Arc::new(Mutex::new(()));
         let mut beat = interval(WORD_PAUSE);
+        let mut looked = Instant::now();
         loop {
             tokio::select! {
                 guest = self.guests.recv() => match guest {
@@ -221,11 +265,29 @@ impl Arriving {
                     if !matches!(heard(stream, &mut head).await?, Message::Beat { .. }) {
                         return Err(PeerError::Unexpected);
                     }
+                    if looked.elapsed() > RECORD_PAUSE {
+                        looked = Instant::now();
+                        self.check_owner(stream).await?;
+                    }
                 }
             }
             while let Some(ended) = hosted.try_join_next() {
                 ended.map_err(|_| PeerError::Unexpected)?;
             }
+        }
+    }
+
+    /// Looks whether the volume is still that of the host that has offered it.
+    async fn check_owner(&self, stream: &mut Stream) -> Result<(), PeerError> {
+        let (volumes, image) = (self.volumes.clone(), self.image.clone());
+        let asked = tokio::spawn(async move { volumes.ownership(&image).await });
+        let found = with_words(stream, WORD_PAUSE, asked).await;
+        // What cannot be read now is read the next time.
+        let Ok(Ok(Some(found))) = found else { return Ok(()) };
+        let record = record_of(&found);
+        match (record.owner.cache, record.generation) == (self.owner.cache, self.generation) {
+            true => Ok(()),
+            false => stream.refuse(&format!("its record names {} as owner by now", found.host)).await,
         }
     }
 
@@ -248,7 +310,7 @@ impl Arriving {
         let (name, image, leaving) = (self.name.clone(), self.image.clone(), self.leaving.clone());
         let taking = tokio::spawn(async move {
             match clean {
-                true => volumes.take_clean(&name, image, &leaving, prepared).await,
+                true => volumes.take_clean(&name, image, (owner, generation), &leaving, prepared).await,
                 false => volumes.take_handed_over(&name, owner, generation, prepared).await,
             }
         });

@@ -231,17 +231,19 @@ impl Volumes {
     }
 
     /// Whether the other host's copy is in sync.
-    async fn has_copy(&self, id: VolumeId, cache: u128) -> bool {
+    async fn has_copy(&self, id: VolumeId, (host, cache): (&str, u128)) -> bool {
         let Ok(status) = self.shard.status().await else { return false };
         let volume = status.volumes.into_iter().find(|volume| volume.status.id == id);
-        volume.and_then(|volume| volume.pair?.synced_with) == Some(cache)
+        let pair = volume.and_then(|volume| volume.pair);
+        pair.is_some_and(|pair| pair.synced_with == Some(cache) && pair.host.as_deref() == Some(host))
     }
 
     /// A client over there writes: this host lets go, and the other one serves.
     async fn go(self: Arc<Self>, entry: Arc<Entry>, id: VolumeId, mut way: Way) {
         let (name, since) = (entry.name.clone(), Instant::now());
         let generation = self.generation(id).await;
-        let letting_go = self.let_go_to(&entry, id, way.cache);
+        let host = way.host.clone();
+        let letting_go = self.let_go_to(&entry, id, (&host, way.cache));
         let outcome = match with_words(&mut way.stream, WORD_PAUSE, letting_go).await {
             Ok(gone) => {
                 let clean = gone == Gone::Clean;
@@ -276,12 +278,12 @@ impl Volumes {
     }
 
     /// Lets go of a volume: dirty, if the cache over there has a copy that counts, else with everything in the image.
-    async fn let_go_to(&self, entry: &Arc<Entry>, id: VolumeId, cache: u128) -> Result<Gone, String> {
+    async fn let_go_to(&self, entry: &Arc<Entry>, id: VolumeId, to: (&str, u128)) -> Result<Gone, String> {
         let _change = self.change_soon(entry).await?;
         if !self.is_current(entry, id) {
             return Err("it is not served here any more".into());
         }
-        if self.has_copy(id, cache).await {
+        if self.has_copy(id, to).await {
             // What is dirty over there has to be in the image before a write is acknowledged there as one that goes through.
             let _ = timeout(DRAIN_WAIT_MAX, self.shard.drain(id)).await;
             match self.release(entry, id, true).await {

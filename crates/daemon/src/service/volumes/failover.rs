@@ -121,7 +121,7 @@ impl Volumes {
 
     async fn fail_over_step(self: &Arc<Self>, name: &str, asked: &Arc<Asked>) -> Step {
         // The owner itself, which is alive, has its clients let in here: a guest moves while it runs.
-        if lock(&self.arriving).get(name).is_some_and(|arriving| !arriving.is_finished()) {
+        if lock(&self.arriving).get(name).is_some_and(|arriving| !arriving.task.is_finished()) {
             let outcome = FailoverOutcome::Arriving;
             let why = Some("its owner hands it over as soon as a client writes here".into());
             return Step::Done(FailedOver { name: name.to_owned(), outcome, owner: None, why });

@@ -163,16 +163,10 @@ impl Volumes {
             name: name.to_owned(),
             why: format!("{uri} has no ownership record"),
         })?;
-        let not_in_sync = |why: String| VolumeError::NotInSync { name: name.to_owned(), why };
-        wanted(&found).map_err(not_in_sync)?;
-        if let Some(peer) = found.peer.as_ref().filter(|peer| peer.host != self.host)
-            && self.has_copy_of(&found)
-            && !accept_loss
-        {
-            return Err(not_in_sync(format!(
-                "its record says that the copy in this cache is on host {}, and this is {}; if this host was renamed: tidepool volume takeover {name} --accept-loss",
-                peer.host, self.host
-            )));
+        wanted(&found).map_err(|why| VolumeError::NotInSync { name: name.to_owned(), why })?;
+        let is_elsewhere = found.peer.as_ref().is_some_and(|peer| peer.host != self.host);
+        if self.has_copy_of(&found) && is_elsewhere && !accept_loss {
+            return Err(self.not_in_sync(name, id, &uri, &found).await);
         }
         let (me, record) = (me(self.cache_uuid), record_of(&found));
         // A takeover that was cut short has made the record this cache's already.

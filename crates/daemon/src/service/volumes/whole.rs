@@ -103,7 +103,7 @@ impl Volumes {
             if party.cache == holder.cache && host != named {
                 let name = &entry.name;
                 warn!(
-                    "volume {name}: host {host} says that it holds the copy which its record says is on {named}"
+                    "volume {name}: host {host} says that it holds the copy which its record says is on {named} (if that host was renamed, it needs its old name until this one has what it lacks)"
                 );
             }
             if party.cache != holder.cache || host != named {
@@ -239,6 +239,12 @@ impl Volumes {
             "its record names {} as the holder of the other copy, on a boot that is over or with another cache",
             peer.host
         );
+        if self.has_copy_of(found) && peer.host != self.host {
+            why = format!(
+                "its record names host {} as the holder of the other copy, and this is {} (a host that was renamed since needs its old name)",
+                peer.host, self.host
+            );
+        }
         if self.has_copy_of(found) {
             let status = self.shard.status().await.ok();
             let known = status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
