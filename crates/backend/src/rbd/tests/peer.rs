@@ -276,7 +276,7 @@ fn uri(lab: &Lab, place: &Place) -> BackendUri {
     lab.uri(&place.image).parse().expect("a URI")
 }
 
-/// The fence of a former owner stands for a month, whatever becomes of the attempts to open the image.
+/// The fence of a former owner stands for a year, whatever becomes of the attempts to open the image.
 pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
     let place = place(lab, "taken-cut");
     let (mut old, generation) = in_sync(&place);
@@ -288,7 +288,7 @@ pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
         killed_at(point, move || open_place(place, &by_peer(generation)).err());
     };
     let uuid = Uuid::from_bytes(other().cache_uuid);
-    assert!(survey().own_fence_s(uuid) > 29.0 * 86_400.0);
+    assert!(survey().own_fence_s(uuid) > 364.0 * 86_400.0);
     // With more claims than there is room for: one is dropped, and everybody is fenced before.
     let claims: Vec<String> = (1..=8).map(|nonce| format!("10.0.0.1:0/{nonce}")).collect();
     forge(&place, |record| Ownership { claims: claims.clone(), ..record });
@@ -306,7 +306,7 @@ pub(super) fn an_open_after_a_takeover_can_be_cut_short_anywhere(lab: &Lab) {
         cut(point);
         let found = record(&place);
         assert_eq!((found.taken_from.is_some(), found.base), (true, Some(generation)), "{point:?}");
-        assert!(survey().own_fence_s(uuid) > 29.0 * 86_400.0);
+        assert!(survey().own_fence_s(uuid) > 364.0 * 86_400.0);
     }
     let (mut new, _, continuity) =
         open_place(place.clone(), &by_peer(generation)).expect("nobody has written");
