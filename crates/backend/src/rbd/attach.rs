@@ -2,6 +2,7 @@
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
+use super::fence::Fences;
 use super::forbid;
 use super::guard;
 use super::image::{Access, FEATURE_DIRTY_CACHE, FEATURE_MIGRATING, FEATURE_NON_PRIMARY, Facts, Image};
@@ -20,7 +21,7 @@ use tidepool_engine::api::IoError;
 use uuid::Uuid;
 
 /// Clients of cut attempts that are remembered.
-const CLAIMS_MAX: usize = 8;
+pub(super) const CLAIMS_MAX: usize = 8;
 
 /// How often it is tried again to allow changes of an image whose header others change meanwhile.
 const ALLOWS_MAX: u32 = 10;
@@ -51,6 +52,7 @@ pub(super) fn attach(
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.check_kind(place)?;
+    survey.drop_unfit_claims(place);
     if options.roll_back.as_ref().is_some_and(|snapshot| options.dirty || !Ownership::can_name(snapshot)) {
         let why = "to be rolled back it must have everything in the image, and the snapshot a printable name";
         return Err(BackendError::Unsupported { what: place.what.clone(), why: why.into() });
@@ -81,15 +83,17 @@ pub(super) fn attach(
     let continuity = survey.continuity(cache_uuid, &holder).of_generation(survey.record.as_ref(), options);
     continuity.check_dirty(&place.what, options)?;
     let own_address = cluster.address().map_err(|e| place.error(cluster, "read the client's address", e))?;
-    let client = address::plain(&own_address).to_owned();
-
-    reached(Point::Fencing)?;
-    peer::fence_former(cluster, &survey)?;
-    let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client)?;
-    reached(Point::Claimed)?;
+    let client = address::plain(&own_address);
     // Without the lock on the cache nothing proves that its process is dead.
     let fence_s = if options.recover { FENCE_FOREIGN_S } else { survey.own_fence_s(cache_uuid) };
-    let version = fence(place, cluster, pool, &survey, &holder, &before, fence_s)?;
+    let fences = Fences::plan(place, &survey, &holder, options, fence_s, false)?;
+
+    reached(Point::Fencing)?;
+    // The clients of a record that was taken over may be alive.
+    fences.set_former(cluster)?;
+    let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client)?;
+    reached(Point::Claimed)?;
+    let version = fence(place, cluster, pool, &survey, &holder, &fences)?;
     if before.taken_from.is_some() {
         // Until it was fenced it may have committed more.
         check_cache(place, cluster, &survey, &before, options)?;
@@ -164,38 +168,21 @@ fn claim(
     Ok((before, record))
 }
 
-/// Makes sure that nothing arrives any more from whoever had the image, and removes a dead lock. The clients of a record that was
-/// taken over are fenced already ([`peer::fence_former`]). Returns the version of the image's header as long as nobody else has changed it since the survey.
+/// Makes sure that nothing arrives any more from whoever had the image, and removes a dead lock. Returns the version of the image's
+/// header as long as nobody else has changed it since the survey.
 fn fence(
     place: &Place,
     cluster: &Cluster,
     pool: &IoCtx,
     survey: &Survey,
     holder: &Holder,
-    before: &Ownership,
-    own_fence_s: f64,
+    fences: &Fences,
 ) -> Result<u64, BackendError> {
-    let locker = match holder {
-        Holder::OurDead(locker) => Some((locker, own_fence_s)),
-        Holder::Gone(locker) => Some((locker, FENCE_FOREIGN_S)),
-        Holder::Nobody | Holder::Live(_) | Holder::Manual(_) => None,
-    };
-    let former = |address: &str| {
-        before.taken_from.is_some() && before.clients().any(|client| address::same(client, address))
-    };
-    // A dead process of ours that has lost its lock may still have requests under way.
-    if let Some(client) = before.client.as_ref().filter(|_| before.state == OwnerState::Open)
-        && !former(client)
-        && !locker.is_some_and(|(locker, _)| address::same(client, &locker.address))
-    {
-        cluster.blocklist(address::plain(client), own_fence_s)?;
-    }
+    // A dead process of ours that has lost its lock may still have requests under way, too.
+    fences.set_dead(cluster)?;
     let mut version = survey.header_version;
-    if let Some((locker, expire_s)) = locker {
-        tracing::info!(image = %place.what, client = %locker.client, address = %locker.address, "fencing a dead owner");
-        if !former(&locker.address) {
-            cluster.blocklist(address::plain(&locker.address), expire_s)?;
-        }
+    if let Holder::OurDead(locker) | Holder::Gone(locker) = holder {
+        tracing::info!(image = %place.what, client = %locker.client, address = %locker.address, "a dead owner is fenced");
         let broken = pool.break_lock(&survey.facts.header(), locker);
         let broken = broken.map_err(|e| place.error(cluster, "break the dead owner's lock", e))?;
         // Without a lock to break somebody was faster: then the header is not as the survey saw it.
@@ -586,6 +573,7 @@ pub(super) fn abandon(
 ) -> Result<Option<Ownership>, BackendError> {
     rights::check(place, cluster, pool, false)?;
     let mut survey = Survey::take(place, cluster, pool)?;
+    survey.drop_unfit_claims(place);
     // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.
     let holder = survey.holder(&OpenOptions::default());
     let unlocked = survey.check_lock(place, &holder, &OpenOptions::default());
@@ -610,11 +598,9 @@ pub(super) fn abandon(
     let shelf = super::shelf(place, cluster, &survey.facts.id)?;
     redo::check_version(&place.what, &shelf)?;
     // The owner is not proven dead: its fence stands as long as that of any other client.
-    for client in before.clients() {
-        cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;
-    }
-    let owner_done = Ownership { client: None, ..before.clone() };
-    fence(place, cluster, pool, &survey, &holder, &owner_done, FENCE_FOREIGN_S)?;
+    let fences = Fences::plan(place, &survey, &holder, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
+    fences.set_former(cluster)?;
+    fence(place, cluster, pool, &survey, &holder, &fences)?;
     // The record first: an owner that comes back in between must not find its guard gone. A kill in between
     // leaves a record that lets the next attempt lift the guard.
     survey.owner.swap(pool, &before.abandoned())?;

@@ -1,6 +1,7 @@
 //! The dry run of an image in a pool.
 
 use super::cluster::grant;
+use super::fence::{self, Fences};
 use super::image::{Access, Image};
 use super::place::Place;
 use super::rights;
@@ -53,10 +54,12 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     let survey = report.step("image", Survey::take(&place, &cluster, &pool), |survey| {
         format!("id {}, {} bytes", survey.facts.id, survey.facts.size_bytes)
     });
-    let Some(survey) = survey else {
+    let Some(mut survey) = survey else {
         report.skip(&["features", "lock", "ownership"], "the image cannot be opened");
         return;
     };
+    let unfit = survey.record.as_mut().map(fence::drop_unfit_claims).unwrap_or_default();
+    unfit.into_iter().for_each(|note| report.warn("claims", note));
     let cache_uuid = Uuid::from_bytes(options.cache_uuid);
     let holder = survey.holder(options);
     if !options.read_only {
@@ -80,6 +83,10 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
             .and_then(|()| survey.check_group_snapshots(&place, cache_uuid))
             .and_then(|()| survey.check_plugins(&place, cache_uuid))
             .and_then(|()| check_version(&place.what, &super::shelf(&place, &cluster, &survey.facts.id)?))
+            .and_then(|()| {
+                let own_s = survey.own_fence_s(cache_uuid);
+                Fences::plan(&place, &survey, &holder, options, own_s, false).map(drop)
+            })
     };
     let owner = owner.and_then(|()| survey.check_whole(&place, options));
     report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));

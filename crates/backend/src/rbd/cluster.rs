@@ -1,5 +1,6 @@
 //! A RADOS client and what the control path does with it. Everything here blocks.
 
+use super::address::Client;
 use super::sys::{self, IoCtxT, Libraries, RadosT};
 use crate::error::BackendError;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -248,9 +249,9 @@ impl Cluster {
     }
 
     /// Fences a client: nothing that it sends is executed any more, for `expire_s` seconds.
-    pub(super) fn blocklist(&self, address: &str, expire_s: f64) -> Result<(), BackendError> {
+    pub(super) fn blocklist(&self, client: Client, expire_s: f64) -> Result<(), BackendError> {
         let command = serde_json::json!({
-            "prefix": "osd blocklist", "blocklistop": "add", "addr": address, "expire": expire_s,
+            "prefix": "osd blocklist", "blocklistop": "add", "addr": client.to_string(), "expire": expire_s,
         });
         self.mon_command(&command).map_err(|(e, text)| self.blocklist_error(&e, &text))?;
         // SAFETY: a connected handle.

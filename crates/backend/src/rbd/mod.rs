@@ -9,6 +9,7 @@ mod attach;
 mod change;
 mod check;
 mod cluster;
+mod fence;
 mod forbid;
 mod guard;
 mod image;

@@ -1,11 +1,11 @@
 //! The second copy's part in the ownership: the record names its cache, and that cache makes the image its own.
 
-use super::address;
 use super::attach::{Claim, Point, reached};
 use super::cluster::{Cluster, IoCtx};
+use super::fence::Fences;
 use super::owner::OwnerObject;
 use super::place::Place;
-use super::survey::{FENCE_FOREIGN_S, Survey};
+use super::survey::{FENCE_FOREIGN_S, Holder, Survey};
 use crate::backend::{OpenOptions, TakeOver};
 use crate::error::BackendError;
 use crate::record::{Ownership, Peer};
@@ -87,6 +87,7 @@ pub(super) fn take_over(
 ) -> Result<Ownership, BackendError> {
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.check_kind(place)?;
+    survey.drop_unfit_claims(place);
     let taken = take_in(&mut survey, place, cluster, how)?;
     survey.owner.swap(pool, &taken)?;
     Ok(taken)
@@ -123,19 +124,11 @@ fn take_in(
         return Err(BackendError::NotPeer { what: place.what.clone(), why });
     };
     let taken = before.taken_over(&place.what, how)?;
+    // Who cannot be fenced is not taken from.
+    Fences::plan(place, survey, &Holder::Nobody, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
     redo::check_version(&place.what, &super::shelf(place, cluster, &survey.facts.id)?)?;
     let options = OpenOptions { cache_uuid: how.cache_uuid, ..OpenOptions::default() };
     survey.record = Some(taken.clone());
     survey.check_lock(place, &survey.holder(&options), &options)?;
     Ok(taken)
-}
-
-/// Fences the clients of the owner from whom the image was taken over, which may be alive. It comes before anything is added to
-/// the record: a record has room for so many clients only.
-pub(super) fn fence_former(cluster: &Cluster, survey: &Survey) -> Result<(), BackendError> {
-    let taken = survey.record.as_ref().filter(|record| record.taken_from.is_some());
-    for client in taken.into_iter().flat_map(Ownership::clients) {
-        cluster.blocklist(address::plain(client), FENCE_FOREIGN_S)?;
-    }
-    Ok(())
 }

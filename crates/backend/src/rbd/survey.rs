@@ -35,6 +35,13 @@ pub(super) struct Attachment {
     pub(super) cookie: String,
 }
 
+/// Address of the client that stands in what a cache has kept. An attachment of another backend or release is none: then the record has to
+/// do.
+fn attached_client(options: &OpenOptions) -> Option<String> {
+    let attachment = serde_json::from_slice::<Attachment>(options.attachment.as_ref()?).ok()?;
+    Some(attachment.client)
+}
+
 /// Everything about an image that decides whether it can be taken; nothing was changed to learn it.
 pub(super) struct Survey {
     pub(super) facts: Facts,
@@ -229,14 +236,16 @@ impl Survey {
 
     /// Addresses of clients of this cache. That they are dead follows from the lock on the cache device.
     pub(super) fn own_clients(&self, options: &OpenOptions) -> Vec<String> {
-        let attachment = options.attachment.as_ref();
-        // An attachment of another backend or release is none: then the record has to do.
-        let attachment = attachment.and_then(|bytes| serde_json::from_slice::<Attachment>(bytes).ok());
-        let mut clients: Vec<String> = attachment.into_iter().map(|attachment| attachment.client).collect();
+        let mut clients: Vec<String> = attached_client(options).into_iter().collect();
         if let Some(record) = self.own_record(Uuid::from_bytes(options.cache_uuid)) {
             clients.extend(record.clients().cloned());
         }
         clients
+    }
+
+    /// The holder of the lock is the client that the cache has had the image with last, as it knows itself.
+    pub(super) fn was_attached(&self, options: &OpenOptions, locker: &Locker) -> bool {
+        attached_client(options).is_some_and(|client| address::same(&client, &locker.address))
     }
 
     pub(super) fn holder(&self, options: &OpenOptions) -> Holder {

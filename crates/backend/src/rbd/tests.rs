@@ -1,5 +1,6 @@
 //! What needs a look inside: handles that turn read-only, and what librbd was told.
 
+mod fence;
 mod journaled;
 mod peer;
 
@@ -316,7 +317,10 @@ fn record(place: &Place) -> Ownership {
 fn bury(place: &Place) {
     let (cluster, pool) = place.connect().expect("a client");
     let clients = record(place).claims;
-    clients.iter().for_each(|client| cluster.blocklist(client, 600.0).expect("fenced"));
+    let fence = |text: &String| {
+        cluster.blocklist(address::Client::of(text).expect("an address"), 600.0).expect("fenced")
+    };
+    clients.iter().for_each(fence);
     while !Survey::take(place, &cluster, &pool).expect("a survey").facts.watchers.is_empty() {
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -1016,7 +1020,10 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     let lab = Lab::for_test().expect("a cluster");
     lab.rbd(&["group", "create", "team"]).expect("a group");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 41] = [
+    let cases: [fn(&Lab); 44] = [
+        self::fence::a_record_that_names_more_than_clients_fences_the_real_owner_alone,
+        self::fence::an_owner_that_cannot_be_fenced_is_not_passed_over,
+        self::fence::a_lock_whose_holder_cannot_be_fenced_is_not_broken,
         a_rollback_that_is_cut_short_is_told_and_finished,
         a_rollback_that_cannot_be_leaves_everything_as_it_was,
         an_object_that_a_cut_rollback_has_hidden_does_not_come_back,

@@ -27,25 +27,29 @@ fn set_peer(backend: &mut RbdBackend, peer: Option<Peer>) -> Result<(), IoError>
 }
 
 /// An owner in sync, with what was written by it.
-fn in_sync(place: &Place) -> (RbdBackend, u64) {
+pub(super) fn in_sync(place: &Place) -> (RbdBackend, u64) {
     let (mut backend, generation, _) = open_place(place.clone(), &options()).expect("opened");
     assert_eq!(write(&mut backend, 1).0, Ok(()));
     assert_eq!(set_peer(&mut backend, Some(other_as_peer())), Ok(()));
     (backend, generation)
 }
 
-fn take_over(place: &Place, generation: u64, accept_loss: bool) -> Result<Ownership, BackendError> {
+pub(super) fn take_over(
+    place: &Place,
+    generation: u64,
+    accept_loss: bool,
+) -> Result<Ownership, BackendError> {
     let (cluster, pool) = place.connect().expect("a client");
     let how = TakeOver { cache_uuid: other().cache_uuid, generation, accept_loss, ..TakeOver::default() };
     super::super::peer::take_over(place, &cluster, &pool, &how)
 }
 
-fn by_peer(generation: u64) -> OpenOptions {
+pub(super) fn by_peer(generation: u64) -> OpenOptions {
     OpenOptions { generation: Some(generation), dirty: true, ..other() }
 }
 
 /// Puts a record in the place of what stands there.
-fn forge(place: &Place, change: impl FnOnce(Ownership) -> Ownership) {
+pub(super) fn forge(place: &Place, change: impl FnOnce(Ownership) -> Ownership) {
     let (cluster, pool) = place.connect().expect("a client");
     let mut survey = Survey::take(place, &cluster, &pool).expect("a survey");
     let record = change(survey.record.clone().expect("a record"));
@@ -261,7 +265,7 @@ pub(super) fn what_is_taken_over_from_a_living_owner_is_fenced_from_it(lab: &Lab
         assert_eq!(write(&mut new, 5).0, Ok(()));
         assert_eq!(write(&mut old, 6).0, Err(IoError::Fenced));
         let blocklist = lab.ceph(&["osd", "blocklist", "ls"]).expect("the blocklist");
-        assert!(blocklist.contains(address::plain(&old_address)), "{blocklist}");
+        assert!(blocklist.contains(&address::plain(&old_address)), "{blocklist}");
         assert!(matches!(
             Box::new(old).close(Release { clean: true, cache_failed: false }),
             Err(BackendError::Fenced { .. })
@@ -272,7 +276,7 @@ pub(super) fn what_is_taken_over_from_a_living_owner_is_fenced_from_it(lab: &Lab
     }
 }
 
-fn uri(lab: &Lab, place: &Place) -> BackendUri {
+pub(super) fn uri(lab: &Lab, place: &Place) -> BackendUri {
     lab.uri(&place.image).parse().expect("a URI")
 }
 
