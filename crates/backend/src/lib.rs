@@ -35,7 +35,7 @@ pub use given_up::GivenUp;
 pub use identity::{Identity, identity};
 pub use private::open_private;
 pub use rbd::FENCE_NS_MIN;
-pub use record::{Copies, ImageStamp, OwnerState, Ownership, Peer, boot_id, host_name};
+pub use record::{Copies, Fenced, ImageStamp, OwnerState, Ownership, Peer, boot_id, host_name};
 pub use recover::{Recovered, progress, recover};
 pub use redo::{Loss, Progress};
 pub use snapshot::{Snapshot, SnapshotChange, SnapshotKind, snapshots};

@@ -8,6 +8,7 @@ use crate::file::{Counted, ImageId};
 use crate::{BackendError, OpenOptions, Release, TakeOver, given_up};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
+use std::fmt::{self, Display};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
@@ -23,6 +24,9 @@ pub(crate) const RECORD_BYTES_MAX: usize = 16 * 1024;
 
 /// Former owners that are remembered.
 const FORMER_MAX: usize = 8;
+
+/// Fences that are remembered.
+const FENCED_MAX: usize = 16;
 
 /// Longest name of a snapshot that can be written down, in bytes.
 const ROLLBACK_BYTES_MAX: usize = 255;
@@ -76,6 +80,48 @@ impl Peer {
         let mut foreign =
             texts.filter(|text| text.len() > PEER_TEXT_BYTES_MAX || text.contains(char::is_control));
         foreign.next().is_none() && !self.cache_uuid.is_nil() && self.cache_uuid != owner
+    }
+}
+
+/// A client that was fenced for long, since nothing has proved that it is dead.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fenced {
+    /// Address of the RADOS client.
+    pub address: String,
+    /// Name of its host; empty where nothing tells.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
+    /// Boot of its host, see [`boot_id`]; empty where nothing tells.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
+    /// When its fence falls, in seconds since 1970.
+    pub until_unix_s: u64,
+}
+
+impl Fenced {
+    /// A fence of `expire_s` seconds from now on.
+    pub(crate) fn new(address: String, (host, boot_id): (String, String), expire_s: u64) -> Fenced {
+        Fenced { address, host, boot_id, until_unix_s: unix_s().saturating_add(expire_s) }
+    }
+
+    /// Its host is this one, by its name, and has been restarted since.
+    pub(crate) fn is_of_former_boot(&self) -> bool {
+        let now = boot_id();
+        self.host == host_name() && ![&self.boot_id, &now].contains(&&String::new()) && self.boot_id != now
+    }
+
+    /// It still stands.
+    fn stands(&self) -> bool {
+        self.until_unix_s > unix_s()
+    }
+}
+
+/// In one line, for people.
+impl Display for Fenced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let days = self.until_unix_s.saturating_sub(unix_s()).div_ceil(86_400);
+        let host = if self.host.is_empty() { "an unknown host" } else { &format!("host {}", self.host) };
+        write!(f, "{} of {host} for {days} more days", self.address)
     }
 }
 
@@ -146,6 +192,9 @@ pub struct Ownership {
     /// the lock. As long as it is the same, nobody has used that moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifted: Option<u64>,
+    /// `rbd:` only: clients that were fenced for long, the first of them first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fenced: Vec<Fenced>,
     /// State of the image at the release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<ImageStamp>,
@@ -190,6 +239,7 @@ impl Ownership {
             client: None,
             claims: Vec::new(),
             lifted: None,
+            fenced: Vec::new(),
             stamp: None,
             counted: None,
             taken_at: None,
@@ -209,7 +259,8 @@ impl Ownership {
             |before: &&Ownership| before.cache_uuid == cache_uuid && before.state != OwnerState::Clean;
         let former = before.filter(goes_on).map(|before| before.former.clone()).unwrap_or_default();
         let hides = before.is_some_and(|before| before.hides);
-        Ownership { base, former, hides, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
+        let fenced = before.map(|before| before.fenced.clone()).unwrap_or_default();
+        Ownership { base, former, hides, fenced, ..Ownership::new(generation, cache_uuid, OwnerState::Open) }
     }
 
     /// The record with which the peer makes the image its own.
@@ -249,6 +300,7 @@ impl Ownership {
             client: left.client,
             claims: left.claims,
             lifted: left.lifted,
+            fenced: left.fenced,
             stamp: left.stamp,
             image: left.image,
             hides: left.hides,
@@ -271,6 +323,37 @@ impl Ownership {
         }
         let invalid = std::io::Error::from_raw_os_error(libc::EINVAL);
         Err(BackendError::io(what, "name that peer in the ownership record", invalid))
+    }
+
+    /// The record, which lists these fences too. Those that have fallen are forgotten, and if there is no room those that fall first.
+    pub(crate) fn with_fences(mut self, fences: &[Fenced]) -> Ownership {
+        self.fenced.retain(Fenced::stands);
+        for new in fences {
+            match self.fenced.iter_mut().find(|known| known.address == new.address) {
+                // Ceph does not prolong it.
+                Some(known) if known.host.is_empty() => {
+                    (known.host, known.boot_id) = (new.host.clone(), new.boot_id.clone());
+                }
+                Some(_) => {}
+                None => self.fenced.push(new.clone()),
+            }
+        }
+        let surplus = self.fenced.len().saturating_sub(FENCED_MAX);
+        self.fenced.sort_by_key(|fenced| fenced.until_unix_s);
+        self.fenced.drain(..surplus);
+        self
+    }
+
+    /// The record without those of the fences `were` that are no more in `are`.
+    pub(crate) fn without_fences(mut self, were: &[Fenced], are: &[Fenced]) -> Ownership {
+        let has = |list: &[Fenced], one: &Fenced| list.iter().any(|fenced| fenced.address == one.address);
+        self.fenced.retain(|fenced| !has(were, fenced) || has(are, fenced));
+        self
+    }
+
+    /// The fences that it lists and that still stand.
+    pub(crate) fn standing_fences(&self) -> impl Iterator<Item = &Fenced> {
+        self.fenced.iter().filter(|fenced| fenced.stands())
     }
 
     /// It is that owner's, as it was written down.
@@ -305,6 +388,7 @@ impl Ownership {
         Ownership {
             image: self.image.clone(),
             hides: self.hides || self.rollback.is_some(),
+            fenced: self.fenced.clone(),
             ..Ownership::new(generation, Uuid::nil(), OwnerState::Clean)
         }
     }
@@ -377,11 +461,14 @@ impl Ownership {
         let names = names.into_iter().flatten();
         let peer = record.peer.iter().flat_map(|peer| [&peer.boot_id, &peer.host]);
         let is_foreign = |text: &String| text.contains(char::is_control);
+        record.fenced.truncate(FENCED_MAX);
+        let fenced = record.fenced.iter().flat_map(|fenced| [&fenced.address, &fenced.host, &fenced.boot_id]);
         let image = record.image.iter().flat_map(ImageId::texts);
         // They are told to people and taken for names.
         if names
             .chain(peer)
             .chain(image)
+            .chain(fenced)
             .chain(&record.claims)
             .chain([&record.host, &record.boot_id])
             .any(is_foreign)
@@ -641,7 +728,8 @@ fn is_this_boot(id: &str) -> bool {
     !id.is_empty() && id == boot_id()
 }
 
-fn unix_s() -> u64 {
+/// Seconds since 1970.
+pub(crate) fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 

@@ -68,7 +68,8 @@ impl Client {
         Ok(client)
     }
 
-    fn ip(&self) -> IpAddr {
+    /// Where it is.
+    pub(super) fn ip(&self) -> IpAddr {
         self.address.ip()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::address;
 use super::cluster::{Cluster, IoCtx, Locker};
-use super::fence::Fences;
+use super::fence::{self, Fences};
 use super::forbid;
 use super::guard;
 use super::image::{Access, FEATURE_DIRTY_CACHE, FEATURE_MIGRATING, FEATURE_NON_PRIMARY, Facts, Image};
@@ -90,8 +90,9 @@ pub(super) fn attach(
 
     reached(Point::Fencing)?;
     // The clients of a record that was taken over may be alive.
-    fences.set_former(cluster)?;
-    let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client)?;
+    fences.set_former(place, cluster)?;
+    let listed = survey.record.as_ref().map(|record| record.fenced.clone()).unwrap_or_default();
+    let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client, &fences)?;
     reached(Point::Claimed)?;
     let version = fence(place, cluster, pool, &survey, &holder, &fences)?;
     if before.taken_from.is_some() {
@@ -105,6 +106,7 @@ pub(super) fn attach(
     }
     let header = survey.facts.header();
     let spot = Spot { place, cluster, pool, header: &header, client: &client };
+    let before = before.without_fences(&listed, &fence::end_former_boots(place, cluster, &client, &listed));
     let start = if survey.guarded() { Start::Guarded } else { Start::Unguarded(version) };
     let taken = spot.take(start, guarded, &mut survey.owner, &claimed)?;
     match spot.settle(&taken, guarded, &mut survey, options, continuity, &before) {
@@ -141,14 +143,17 @@ fn claim(
     pool: &IoCtx,
     cache_uuid: Uuid,
     client: &str,
+    fences: &Fences,
 ) -> Result<(Ownership, Ownership), BackendError> {
     let before = match &survey.record {
         Some(record) => record.clone(),
         None => Ownership::new(0, cache_uuid, OwnerState::Clean),
     };
+    let before = before.with_fences(&fences.listed());
     let mut record = before.renewed();
     if record.cache_uuid != cache_uuid {
-        record = Ownership::new(before.generation, cache_uuid, OwnerState::Clean);
+        let fenced = record.fenced;
+        record = Ownership { fenced, ..Ownership::new(before.generation, cache_uuid, OwnerState::Clean) };
     }
     if record.claims.len() >= CLAIMS_MAX {
         // Who holds the lock is the one that must be known.
@@ -179,7 +184,7 @@ fn fence(
     fences: &Fences,
 ) -> Result<u64, BackendError> {
     // A dead process of ours that has lost its lock may still have requests under way, too.
-    fences.set_dead(cluster)?;
+    fences.set_dead(place, cluster)?;
     let mut version = survey.header_version;
     if let Holder::OurDead(locker) | Holder::Gone(locker) = holder {
         tracing::info!(image = %place.what, client = %locker.client, address = %locker.address, "a dead owner is fenced");
@@ -599,7 +604,10 @@ pub(super) fn abandon(
     redo::check_version(&place.what, &shelf)?;
     // The owner is not proven dead: its fence stands as long as that of any other client.
     let fences = Fences::plan(place, &survey, &holder, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
-    fences.set_former(cluster)?;
+    let before = before.with_fences(&fences.listed());
+    // They are listed before they stand, so that a kill leaves none that nobody knows of.
+    survey.owner.swap(pool, &before)?;
+    fences.set_former(place, cluster)?;
     fence(place, cluster, pool, &survey, &holder, &fences)?;
     // The record first: an owner that comes back in between must not find its guard gone. A kill in between
     // leaves a record that lets the next attempt lift the guard.

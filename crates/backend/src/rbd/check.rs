@@ -9,7 +9,7 @@ use super::survey::{Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::check::CheckReport;
 use crate::file;
-use crate::record::OwnerState;
+use crate::record::{Fenced, OwnerState, Ownership};
 use crate::redo::check_version;
 use crate::uri::BackendUri;
 use uuid::Uuid;
@@ -90,6 +90,14 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     };
     let owner = owner.and_then(|()| survey.check_whole(&place, options));
     report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));
+    let fences = survey.record.iter().flat_map(Ownership::standing_fences);
+    let fences: Vec<String> = fences.map(Fenced::to_string).collect();
+    if !fences.is_empty() {
+        report.ok(
+            "fences",
+            format!("kept away since owners of this image could not be proved dead: {}", fences.join("; ")),
+        );
+    }
     if options.read_only {
         report.would.push("open the image read-only, without lock and ownership".into());
         return;

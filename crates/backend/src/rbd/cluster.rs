@@ -3,6 +3,7 @@
 use super::address::Client;
 use super::sys::{self, IoCtxT, Libraries, RadosT};
 use crate::error::BackendError;
+use serde::Deserialize;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::path::Path;
@@ -46,6 +47,34 @@ const SETTINGS: &[(&CStr, &CStr)] = &[
     (c"log_to_stderr", c"false"),
     (c"err_to_stderr", c"false"),
 ];
+
+/// Somebody who is fenced, as the monitors write it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Blocklisted {
+    /// Address of the client, or of more than one.
+    #[serde(rename = "addr")]
+    pub(super) address: String,
+    /// When the fence falls, as the monitors' clock has it.
+    pub(super) until: String,
+}
+
+impl Blocklisted {
+    /// When the fence falls, in seconds since 1970; `None` for a time that is written in another way.
+    pub(super) fn until_unix_s(&self) -> Option<i64> {
+        // 2026-01-31T10:20:30.123456+0100
+        let text = &self.until;
+        let number = |from: usize, to: usize| text.get(from..to)?.parse::<i64>().ok();
+        let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+        let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+        let offset = text.get(19..)?.rfind(['+', '-']).map(|at| at + 19)?;
+        let sign = if text[offset..].starts_with('-') { -1 } else { 1 };
+        let (hours, minutes) = (number(offset + 1, offset + 3)?, number(offset + 3, offset + 5)?);
+        // Days since 1970, in years that begin with March.
+        let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+        let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 719_469;
+        Some(days * 86_400 + hour * 3600 + minute * 60 + second - sign * (hours * 3600 + minutes * 60))
+    }
+}
 
 /// A connected client.
 pub(super) struct Cluster {
@@ -259,6 +288,26 @@ impl Cluster {
         waited
             .map(|_| ())
             .map_err(|e| BackendError::io(&self.what, "wait for the map that fences the old client", e))
+    }
+
+    /// Has a client be no more fenced.
+    pub(super) fn unblocklist(&self, client: Client) -> Result<(), BackendError> {
+        let command = serde_json::json!({
+            "prefix": "osd blocklist", "blocklistop": "rm", "addr": client.to_string(),
+        });
+        let failed = |(e, _)| BackendError::io(&self.what, "end a fence (osd blocklist rm)", e);
+        self.mon_command(&command).map(drop).map_err(failed)
+    }
+
+    /// Everybody who is fenced.
+    pub(super) fn blocklisted(&self) -> Result<Vec<Blocklisted>, BackendError> {
+        let failed = |source| BackendError::io(&self.what, "list who is fenced (osd blocklist ls)", source);
+        let command = serde_json::json!({ "prefix": "osd blocklist ls", "format": "json" });
+        let list = self.mon_command(&command).map_err(|(e, _)| failed(e))?;
+        // Behind the list of clients stands one of ranges, with nothing between them.
+        let lists = serde_json::Deserializer::from_slice(&list).into_iter::<Vec<Blocklisted>>();
+        let lists: Result<Vec<Vec<Blocklisted>>, _> = lists.collect();
+        Ok(lists.map_err(|e| failed(e.into()))?.into_iter().flatten().collect())
     }
 
     /// Whether this client may fence others: asks for an address that no monitor can parse, so that a
@@ -668,4 +717,35 @@ impl Drop for IoCtx {
 /// The first C string in a buffer.
 fn first(bytes: &[u8]) -> String {
     CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_at_which_a_fence_falls_is_read_as_the_monitors_write_it() {
+        let read = |until: &str| Blocklisted { address: String::new(), until: until.into() }.until_unix_s();
+        for (until, unix_s) in [
+            ("1970-01-01T00:00:00.000000+0000", 0),
+            ("2026-11-27T21:44:27.123456+0000", 1_795_815_867),
+            ("2026-11-27T23:44:27.123456+0200", 1_795_815_867),
+            ("2026-11-27T18:14:27.123456-0330", 1_795_815_867),
+            ("2024-02-29T00:00:00.000000+0000", 1_709_164_800),
+            ("2024-03-01T00:00:00.000000+0000", 1_709_251_200),
+            ("2100-03-01T00:00:00.000000+0000", 4_107_542_400),
+        ] {
+            assert_eq!(read(until), Some(unix_s), "{until}");
+        }
+        for other in [
+            "",
+            "0.000000",
+            "never",
+            "2026-11-27 21:44:27",
+            "2026-11-27T21:44:27.123456",
+            "ä026-11-27T21:44:27.1+0000",
+        ] {
+            assert_eq!(read(other), None, "{other}");
+        }
+    }
 }

@@ -1,25 +1,31 @@
-//! Who is fenced before an image is taken, and for how long.
+//! Who is fenced before an image is taken, for how long, and when such a fence ends early.
 //!
 //! Whoever may write to the pool can write the ownership record, and the image's lock too. So no text goes from there to the monitors:
 //! what goes there is the address of exactly one client ([`Client`]), or nothing.
 
 use super::address::Client;
 use super::attach::CLAIMS_MAX;
-use super::cluster::{Cluster, Locker};
+use super::cluster::{Blocklisted, Cluster, Locker};
 use super::place::Place;
-use super::survey::{FENCE_FOREIGN_S, Holder, Survey};
+use super::survey::{FENCE_FOREIGN_S, FENCE_OWN_S, Holder, Survey};
 use crate::backend::OpenOptions;
 use crate::error::BackendError;
-use crate::record::{OwnerState, Ownership};
+use crate::record::{Fenced, OwnerState, Ownership, unix_s};
 
 /// So many characters of an address that is none are repeated.
 const TOLD_CHARS_MAX: usize = 80;
+
+/// A fence that falls by so many seconds too early is told.
+const SHORTER_S: f64 = 86_400.0;
 
 /// A fence that is to be set.
 #[derive(Debug, Clone, PartialEq)]
 struct Fence {
     client: Client,
     expire_s: f64,
+    /// Name and boot of its host, where that is known.
+    host: String,
+    boot_id: String,
 }
 
 /// Everybody who is fenced before an image is taken or given up.
@@ -70,7 +76,7 @@ impl Fences {
         if let Some((client, expire_s)) = locker
             && !fences.all().any(|fence| fence.client == client)
         {
-            fences.dead.push(Fence { client, expire_s });
+            fences.dead.push(Fence { client, expire_s, host: String::new(), boot_id: String::new() });
         }
         Ok(fences)
     }
@@ -79,19 +85,55 @@ impl Fences {
         self.former.iter().chain(&self.dead)
     }
 
+    /// What the record is to say of them before they are set: those that stand for long.
+    pub(super) fn listed(&self) -> Vec<Fenced> {
+        let long = self.all().filter(|fence| fence.expire_s > FENCE_OWN_S);
+        long.map(|Fence { client, expire_s, host, boot_id }| {
+            Fenced::new(client.to_string(), (host.clone(), boot_id.clone()), *expire_s as u64)
+        })
+        .collect()
+    }
+
     /// Fences those who come before the record is changed.
-    pub(super) fn set_former(&self, cluster: &Cluster) -> Result<(), BackendError> {
-        set(cluster, &self.former)
+    pub(super) fn set_former(&self, place: &Place, cluster: &Cluster) -> Result<(), BackendError> {
+        set(place, cluster, &self.former)
     }
 
     /// Fences the others.
-    pub(super) fn set_dead(&self, cluster: &Cluster) -> Result<(), BackendError> {
-        set(cluster, &self.dead)
+    pub(super) fn set_dead(&self, place: &Place, cluster: &Cluster) -> Result<(), BackendError> {
+        set(place, cluster, &self.dead)
     }
 }
 
-fn set(cluster: &Cluster, fences: &[Fence]) -> Result<(), BackendError> {
-    fences.iter().try_for_each(|fence| cluster.blocklist(fence.client, fence.expire_s))
+fn set(place: &Place, cluster: &Cluster, fences: &[Fence]) -> Result<(), BackendError> {
+    fences.iter().try_for_each(|fence| cluster.blocklist(fence.client, fence.expire_s))?;
+    let long: Vec<&Fence> = fences.iter().filter(|fence| fence.expire_s > FENCE_OWN_S).collect();
+    if long.is_empty() {
+        return Ok(());
+    }
+    match cluster.blocklisted() {
+        Ok(standing) => {
+            let notes = long.into_iter().filter_map(|fence| shorter(fence, &standing));
+            notes.for_each(|note| tracing::warn!(image = %place.what, "{note}"));
+        }
+        Err(error) => tracing::debug!(image = %place.what, %error, "how long the fences stand is not known"),
+    }
+    Ok(())
+}
+
+/// What to say of a fence that falls earlier than it should: Ceph does not prolong one that somebody has set before, perhaps for the hour
+/// that is its default.
+fn shorter(fence: &Fence, standing: &[Blocklisted]) -> Option<String> {
+    let client = &fence.client;
+    let entry = standing.iter().find(|entry| Client::of(&entry.address) == Ok(*client))?;
+    let missing_s = unix_s() as f64 + fence.expire_s - entry.until_unix_s()? as f64;
+    (missing_s > SHORTER_S).then(|| {
+        format!(
+            "{client} may be alive, and was fenced before, until {}, which Ceph does not prolong; make sure that it is gone by then, or make \
+             its fence longer while its host is off: ceph osd blocklist rm {client}; ceph osd blocklist add {client} {}",
+            entry.until, fence.expire_s
+        )
+    })
 }
 
 /// The fences of a record's clients: of its owner's, and `with_claims` of those that were about to be that. An owner whose client cannot be
@@ -106,12 +148,18 @@ fn of_record(
     let mut fences: Vec<Fence> = Vec::new();
     if let Some(text) = &record.client {
         let client = Client::to_fence(text).map_err(|why| unfit_owner(place, survey, record, text, why))?;
-        fences.push(Fence { client, expire_s });
+        // Once the image was taken over, the record names the host of the taker.
+        let (host, boot_id) = match record.taken_from {
+            None => (record.host.clone(), record.boot_id.clone()),
+            Some(_) => (String::new(), String::new()),
+        };
+        fences.push(Fence { client, expire_s, host, boot_id });
     }
     let claims = record.claims.iter().filter(|_| with_claims);
     for client in claims.filter_map(|claim| Client::to_fence(claim).ok()) {
         if !fences.iter().any(|fence| fence.client == client) {
-            fences.push(Fence { client, expire_s });
+            // In which boot it was an attempt, nobody has written down.
+            fences.push(Fence { client, expire_s, host: String::new(), boot_id: String::new() });
         }
     }
     Ok(fences)
@@ -184,5 +232,63 @@ impl Survey {
         for note in self.record.as_mut().map(drop_unfit_claims).unwrap_or_default() {
             tracing::warn!(image = %place.what, "{note}");
         }
+    }
+}
+
+/// Ends the fences of clients of former boots of this host, once they have stood for as long as those of other dead clients; returns the
+/// fences that the record has to go on listing. A host's name proves little, so that the IP address has to be this client's (`own`), too.
+pub(super) fn end_former_boots(
+    place: &Place,
+    cluster: &Cluster,
+    own: &str,
+    listed: &[Fenced],
+) -> Vec<Fenced> {
+    let Ok(own) = Client::of(own) else { return listed.to_vec() };
+    let over = |fenced: &Fenced| {
+        let client = Client::to_fence(&fenced.address).ok()?;
+        let set_unix_s = fenced.until_unix_s.saturating_sub(FENCE_FOREIGN_S as u64);
+        let has_stood = set_unix_s.saturating_add(FENCE_OWN_S as u64) <= unix_s();
+        let is_over = has_stood && fenced.is_of_former_boot() && client.ip() == own.ip() && client != own;
+        is_over.then_some(client)
+    };
+    let stays = |fenced: &&Fenced| match over(fenced).map(|client| (client, cluster.unblocklist(client))) {
+        None => true,
+        Some((client, Ok(()))) => {
+            tracing::info!(image = %place.what, %client, "this host was restarted since: the client is fenced no more");
+            false
+        }
+        Some((client, Err(error))) => {
+            tracing::debug!(image = %place.what, %client, %error, "the fence of a former boot of this host stays");
+            true
+        }
+    };
+    listed.iter().filter(stays).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_that_falls_too_early_is_told_with_what_to_do() {
+        let client = Client::to_fence("10.0.0.1:0/77").expect("a client");
+        let fence = |expire_s| Fence { client, expire_s, host: String::new(), boot_id: String::new() };
+        let entry = |address: &str, until: &str| Blocklisted { address: address.into(), until: until.into() };
+        let early = [
+            entry("10.0.0.1:0/78", "1999-01-01T00:00:00.000000+0000"),
+            entry("10.0.0.1:0/77", "2001-01-01T00:00:00.000000+0000"),
+        ];
+        let line = shorter(&fence(FENCE_FOREIGN_S), &early).expect("it is told");
+        assert!(line.contains("until 2001-01-01T00:00:00.000000+0000"), "{line}");
+        assert!(
+            line.ends_with("ceph osd blocklist add 10.0.0.1:0/77 31536000") && !line.contains('\n'),
+            "{line}"
+        );
+        assert_eq!(shorter(&fence(FENCE_FOREIGN_S), &early[..1]), None);
+        assert_eq!(
+            shorter(&fence(FENCE_FOREIGN_S), &[entry("10.0.0.1:0/77", "9999-01-01T00:00:00.000000+0000")]),
+            None
+        );
+        assert_eq!(shorter(&fence(FENCE_FOREIGN_S), &[entry("10.0.0.1:0/77", "in a year")]), None);
     }
 }

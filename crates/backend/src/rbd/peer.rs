@@ -124,8 +124,10 @@ fn take_in(
         return Err(BackendError::NotPeer { what: place.what.clone(), why });
     };
     let taken = before.taken_over(&place.what, how)?;
-    // Who cannot be fenced is not taken from.
-    Fences::plan(place, survey, &Holder::Nobody, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
+    // Who was the owner's client, and in which boot, is still known here.
+    let fences =
+        Fences::plan(place, survey, &Holder::Nobody, &OpenOptions::default(), FENCE_FOREIGN_S, true)?;
+    let taken = taken.with_fences(&fences.listed());
     redo::check_version(&place.what, &super::shelf(place, cluster, &survey.facts.id)?)?;
     let options = OpenOptions { cache_uuid: how.cache_uuid, ..OpenOptions::default() };
     survey.record = Some(taken.clone());

@@ -21,7 +21,7 @@ use uuid::Uuid;
 /// Shortest time in nanoseconds for which a former owner of an image is fenced.
 pub const FENCE_NS_MIN: u64 = 3_600_000_000_000;
 /// How long the fence of our own dead process stands, in seconds: it cannot come back.
-const FENCE_OWN_S: f64 = (FENCE_NS_MIN / 1_000_000_000) as f64;
+pub(super) const FENCE_OWN_S: f64 = (FENCE_NS_MIN / 1_000_000_000) as f64;
 /// How long the fence of a client stands, in seconds, of which nobody knows that it is dead: a paused machine that
 /// resumes after its fence has fallen would write over the new owner's data.
 pub(super) const FENCE_FOREIGN_S: f64 = 365.0 * 86_400.0;

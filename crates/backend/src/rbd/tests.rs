@@ -1020,10 +1020,12 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     let lab = Lab::for_test().expect("a cluster");
     lab.rbd(&["group", "create", "team"]).expect("a group");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 44] = [
+    let cases: [fn(&Lab); 46] = [
         self::fence::a_record_that_names_more_than_clients_fences_the_real_owner_alone,
         self::fence::an_owner_that_cannot_be_fenced_is_not_passed_over,
         self::fence::a_lock_whose_holder_cannot_be_fenced_is_not_broken,
+        self::fence::a_long_fence_is_listed_and_ends_when_its_host_was_restarted,
+        self::fence::an_own_client_of_a_former_boot_is_fenced_for_a_year,
         a_rollback_that_is_cut_short_is_told_and_finished,
         a_rollback_that_cannot_be_leaves_everything_as_it_was,
         an_object_that_a_cut_rollback_has_hidden_does_not_come_back,

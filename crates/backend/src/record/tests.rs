@@ -309,6 +309,97 @@ fn an_owner_in_sync_whose_host_was_restarted_asks_its_peer_first() {
     assert!(!refused(&other, &OpenOptions { cache_uuid: PEER, ..options() }), "that is for others to say");
 }
 
+fn fenced(number: u64, until_unix_s: u64) -> Fenced {
+    let host = format!("host{number}");
+    Fenced { address: format!("10.0.0.1:0/{number}"), host, boot_id: "a boot".into(), until_unix_s }
+}
+
+#[test]
+fn fences_are_listed_until_they_fall() {
+    let later = unix_s() + 1000;
+    let list = |numbers: std::ops::Range<u64>| -> Vec<Fenced> {
+        numbers.map(|number| fenced(number, later + number)).collect()
+    };
+    let record = record(OwnerState::Open).with_fences(&list(1..4));
+    assert_eq!(record.fenced, list(1..4));
+    assert_eq!(record.version, VERSION_ALONE, "an older release may ignore them");
+    // Ceph does not prolong a fence; whose it is may be learnt later.
+    let unknown = Fenced { host: String::new(), boot_id: String::new(), ..fenced(9, later) };
+    let again = record.clone().with_fences(&[fenced(2, later + 500), unknown]);
+    assert_eq!(again.fenced[1..], list(1..4)[..]);
+    assert_eq!(again.clone().with_fences(&[fenced(9, later + 500)]).fenced[0], fenced(9, later));
+    let fallen = Ownership { fenced: vec![fenced(1, 5), fenced(2, later)], ..record.clone() };
+    assert_eq!(fallen.standing_fences().count(), 1);
+    assert_eq!(fallen.with_fences(&[]).fenced, [fenced(2, later)]);
+    // Those that fall first make room.
+    assert_eq!(record.clone().with_fences(&list(1..20)).fenced, list(4..20));
+    assert_eq!(record.clone().without_fences(&list(1..3), &list(2..3)).fenced, list(2..4));
+
+    let how = Release { clean: true, cache_failed: false };
+    let by = |cache_uuid| OpenOptions { cache_uuid, ..OpenOptions::default() };
+    let next = [
+        Ownership::taken(Some(&record), &by([3; 16])),
+        Ownership::taken(Some(&record), &by([4; 16])),
+        record.released(how, None),
+        record.abandoned(),
+        record.disowned(),
+        record.with_peer(None),
+        Ownership::from_json("x", &record.to_json()).expect("own record"),
+    ];
+    assert!(next.iter().all(|next| next.fenced == record.fenced), "{next:?}");
+    let taken = paired().with_fences(&record.fenced).taken_over("x", &by_peer()).expect("its peer");
+    assert_eq!(taken.fenced, record.fenced);
+}
+
+#[test]
+fn what_a_record_says_of_fences_is_bounded_and_may_be_missing() {
+    let later = unix_s() + 1000;
+    let many: Vec<Fenced> = (0..40).map(|number| fenced(number, later)).collect();
+    let forged = Ownership { fenced: many, ..record(OwnerState::Open) };
+    assert_eq!(Ownership::from_json("x", &forged.to_json()).expect("cut").fenced.len(), FENCED_MAX);
+    for text in ["a\nb", "\u{7f}", "\0"] {
+        for change in [0, 1, 2] {
+            let mut one = fenced(1, later);
+            *[&mut one.address, &mut one.host, &mut one.boot_id][change] = text.into();
+            let forged = Ownership { fenced: vec![one], ..record(OwnerState::Open) };
+            assert!(Ownership::from_json("x", &forged.to_json()).is_err(), "{text:?}");
+        }
+    }
+    let plain = record(OwnerState::Open);
+    let text = String::from_utf8(plain.to_json()).expect("JSON");
+    assert!(!text.contains("fenced"), "{text}");
+    let newer = text.replacen('{', "{\"of_a_later_release\": [1],", 1);
+    assert_eq!(Ownership::from_json("x", newer.as_bytes()).expect("an unknown field"), plain);
+    // The largest record of ours has room.
+    let (long, boot_id) = ("h".repeat(64), "b".repeat(36));
+    let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:0/4294967295".to_owned();
+    let of = |number| Fenced {
+        address: format!("{address}{number}"),
+        host: long.clone(),
+        boot_id: boot_id.clone(),
+        until_unix_s: u64::MAX,
+    };
+    let largest = Ownership {
+        client: Some(address.clone()),
+        claims: vec![address.clone(); 8],
+        fenced: (0..FENCED_MAX).map(of).collect(),
+        former: vec![Uuid::max(); FORMER_MAX],
+        rollback: Some("s".repeat(ROLLBACK_BYTES_MAX)),
+        ..plain
+    };
+    assert!(largest.to_json().len() < RECORD_BYTES_MAX / 2, "{}", largest.to_json().len());
+}
+
+#[test]
+fn a_former_boot_is_one_of_this_host_that_is_over() {
+    let of = |host: &str, boot_id: &str| {
+        Fenced { host: host.into(), boot_id: boot_id.into(), ..fenced(1, 0) }.is_of_former_boot()
+    };
+    assert!(of(&host_name(), "another"));
+    assert!(!of(&host_name(), &boot_id()) && !of(&host_name(), ""));
+    assert!(!of("elsewhere", "another") && !of("", "another"));
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {

@@ -1,9 +1,9 @@
-//! Who is fenced, and who is not: what others have written into record and lock.
+//! Who is fenced, and who is not: what others have written into record and lock, and fences that end early.
 
 use super::peer::{by_peer, forge, in_sync, take_over, uri};
 use super::*;
 use crate::check::CheckStatus;
-use crate::record::host_name;
+use crate::record::{Fenced, boot_id, host_name};
 
 /// What fences more than one client, another one than it seems to, or nobody. The last one is well formed but for its port.
 const UNFIT: [&str; 7] = [
@@ -165,4 +165,126 @@ pub(super) fn a_lock_whose_holder_cannot_be_fenced_is_not_broken(lab: &Lab) {
         assert!(line.contains(unfit) && line.contains("rbd lock rm"), "{line}");
     }
     close(backend, true);
+}
+
+fn until(seconds: u64) -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    now.as_secs() + seconds
+}
+
+/// A fence stands for as long as nothing proves that its client is dead. A restart of its host does.
+pub(super) fn a_long_fence_is_listed_and_ends_when_its_host_was_restarted(lab: &Lab) {
+    const DAY: u64 = 86_400;
+    let place = place(lab, "fenced-long");
+    let (old, generation) = in_sync(&place);
+    let client = client_of(&old);
+    take_over(&place, generation, false).expect("taken over");
+    let listed = record(&place).fenced;
+    let found = (&listed[0].address, &listed[0].host, &listed[0].boot_id);
+    assert_eq!((listed.len(), found), (1, (&client, &host_name(), &boot_id())));
+    assert!((until(364 * DAY)..until(366 * DAY)).contains(&listed[0].until_unix_s), "{listed:?}");
+    let (backend, ..) = open_place(place.clone(), &by_peer(generation)).expect("opened");
+    drop(old);
+    let long = fenced_until(lab, &client).expect("it is fenced");
+    close(backend, true);
+    assert_eq!(record(&place).fenced, listed, "a release keeps them");
+    let report = crate::check(&uri(lab, &place), &options());
+    let told = report.items.iter().find(|item| item.name == "fences").expect("they are listed");
+    assert!(told.detail.contains(&client) && told.detail.contains("for 365 more days"), "{told:?}");
+
+    // Nothing tells that its process is dead: the boot is this one, the host another one, or nothing is known.
+    let keep = |change: &dyn Fn(&mut Fenced)| {
+        forge(&place, |mut record| {
+            record.fenced = listed.clone();
+            record.fenced[0].until_unix_s -= 3601;
+            change(&mut record.fenced[0]);
+            record
+        });
+        let before = record(&place).fenced;
+        close(open_place(place.clone(), &options()).expect("free").0, true);
+        assert_eq!(record(&place).fenced, before);
+        assert_eq!(fenced_until(lab, &client).as_ref(), Some(&long));
+    };
+    keep(&|_| ());
+    keep(&|fenced| (fenced.host, fenced.boot_id) = ("elsewhere".into(), "another".into()));
+    keep(&|fenced| fenced.boot_id = String::new());
+    keep(&|fenced| (fenced.host, fenced.boot_id) = (String::new(), "another".into()));
+    // Another host of this name.
+    keep(&|fenced| (fenced.address, fenced.boot_id) = ("10.0.0.1:0/77".into(), "another".into()));
+    keep(&|fenced| (fenced.address, fenced.boot_id) = ("127.0.0.1:0/0".into(), "another".into()));
+    // What the client has sent may still be under way.
+    keep(&|fenced| (fenced.until_unix_s, fenced.boot_id) = (fenced.until_unix_s + 60, "another".into()));
+
+    let elsewhere = Fenced { address: "10.0.0.2:0/78".into(), host: "elsewhere".into(), ..listed[0].clone() };
+    forge(&place, |mut record| {
+        let (until_unix_s, boot_id) = (listed[0].until_unix_s - 3601, "another".into());
+        record.fenced = vec![Fenced { until_unix_s, boot_id, ..listed[0].clone() }, elsewhere.clone()];
+        record
+    });
+    let before = blocklist(lab);
+    // Without the right to end a fence it stays, and nothing else is different.
+    let osd = format!("profile rbd pool={}", lab.pool());
+    let name = format!("adds-{}", lab.pool());
+    lab.client_add(&name, &[("mon", "profile rbd"), ("osd", &osd)]).expect("a client");
+    let by_least = format!("{}&id={name}", lab.uri(&place.image)).parse().expect("a URI");
+    let least = Place::of(&by_least).expect("an rbd: URI");
+    close(open_place(least.clone(), &options()).expect("free").0, true);
+    assert_eq!((blocklist(lab), record(&place).fenced.len()), (before.clone(), 2));
+    let (cluster, _) = least.connect().expect("a client");
+    let refused =
+        cluster.unblocklist(address::Client::of(&client).expect("an address")).expect_err("no right");
+    assert_eq!(refused.errno(), IoError::Errno(libc::EACCES));
+
+    let (backend, ..) = open_place(place.clone(), &options()).expect("free");
+    let others: Vec<_> = before.into_iter().filter(|(address, _)| !address::same(address, &client)).collect();
+    assert_eq!((blocklist(lab), record(&place).fenced), (others, vec![elsewhere]));
+    close(backend, true);
+}
+
+/// Whoever cannot be proved dead stays away for a year, and its record says so also after a restart of its host.
+pub(super) fn an_own_client_of_a_former_boot_is_fenced_for_a_year(lab: &Lab) {
+    let place = place(lab, "fenced-boot");
+    let (old, ..) = open_place(place.clone(), &options()).expect("opened");
+    let client = client_of(&old);
+    break_lock(&place);
+    forge(&place, |record| Ownership { boot_id: "another".into(), ..record });
+    let (backend, ..) = open_place(place.clone(), &options()).expect("taken back");
+    let found = record(&place).fenced;
+    let told = (found[0].address.as_str(), found[0].boot_id.as_str());
+    assert_eq!((found.len(), told), (1, (client.as_str(), "another")));
+    let entry = fenced_until(lab, &client).expect("fenced");
+    let year = entry[..4].parse::<u64>().expect("a year");
+    assert!(year > 1970 + until(0) / 31_556_952, "{entry}");
+    drop(old);
+    close(backend, true);
+    // The proof of a restart counts once nothing is under way any more.
+    close(open_place(place.clone(), &options()).expect("free").0, true);
+    assert_eq!((record(&place).fenced, fenced_until(lab, &client)), (found, Some(entry)));
+
+    // Ceph prolongs no fence, and shortens none.
+    let (cluster, _) = place.connect().expect("a client");
+    let short = address::Client::to_fence("10.0.0.3:0/79").expect("an address");
+    for expire_s in [3600.0, 86_400.0, 60.0] {
+        cluster.blocklist(short, expire_s).expect("fenced");
+    }
+    let entry = cluster_entry(&place, "10.0.0.3:0/79");
+    assert!((until(3000) as i64..until(3700) as i64).contains(&entry), "{entry}");
+
+    // One whose process is dead for certain, for an hour.
+    let (old, ..) = open_place(place.clone(), &options()).expect("opened");
+    let (client, listed) = (client_of(&old), record(&place).fenced);
+    let (backend, ..) = open_place(place.clone(), &options()).expect("taken back");
+    assert_eq!(record(&place).fenced, listed);
+    let entry = cluster_entry(&place, &client);
+    assert!((until(3000) as i64..until(3700) as i64).contains(&entry), "{entry}");
+    drop(old);
+    close(backend, true);
+}
+
+/// When the fence of a client falls, as we read it.
+fn cluster_entry(place: &Place, client: &str) -> i64 {
+    let (cluster, _) = place.connect().expect("a client");
+    let listed = cluster.blocklisted().expect("a list");
+    let entry = listed.iter().find(|entry| address::same(&entry.address, client)).expect("it is fenced");
+    entry.until_unix_s().expect("a time")
 }
