@@ -5,6 +5,7 @@ pub mod cache;
 pub mod config;
 pub mod counters;
 pub mod direct;
+pub mod door;
 pub mod failure;
 pub mod listen;
 pub mod metrics;

@@ -1,13 +1,15 @@
 //! The sockets of the daemon: bound before anything else is touched, so that an address in use stops
 //! the start while it is still harmless.
 
+use crate::door::Resolved;
 use crate::failure::reason;
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::ffi::OsStr;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,6 +17,9 @@ use tidepool_nbd::{SOCKET_PATH_BYTES_MAX, Transport};
 
 /// Connections that wait to be accepted on one socket.
 const BACKLOG: i32 = 128;
+
+/// Most names that are tried for a directory in which a socket is made.
+const PRIVATE_TRIES_MAX: usize = 64;
 
 /// How long a TCP address that is in use is tried again.
 const TCP_WAIT: Duration = Duration::from_secs(2);
@@ -37,6 +42,26 @@ pub enum ListenError {
     NotASocket {
         /// The path.
         path: PathBuf,
+    },
+    /// A socket stands at the path that this daemon has not left there.
+    #[error(
+        "cannot listen on {}: the socket at this path belongs to uid {owner} (remove it, or choose another path)", .path.display()
+    )]
+    Foreign {
+        /// The path.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+    },
+    /// The socket cannot be given to who is to have it.
+    #[error(
+        "cannot give {} to its owner and group: {why} (the daemon needs CAP_CHOWN for that, and under systemd a drop-in with it; see docs/operations.md)", .path.display()
+    )]
+    Chown {
+        /// The path.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
     },
     /// The path does not fit into an address.
     #[error("cannot listen on {}: the path of a socket has at most {SOCKET_PATH_BYTES_MAX} bytes", .path.display())]
@@ -99,7 +124,7 @@ impl Listening {
     /// It is in use, or the system refuses. Nothing stays behind then.
     pub fn bind(transport: &Transport) -> Result<Listening, ListenError> {
         match transport {
-            Transport::Unix { socket } => bind_unix(socket, None),
+            Transport::Unix { socket } => bind_unix(socket, &Marks::default()),
             Transport::Tcp { host, port } => {
                 let socket = bind_tcp(&format!("{host} port {port}"), (host.as_str(), *port))?;
                 Ok(socket.into())
@@ -120,7 +145,22 @@ impl Listening {
     /// # Errors
     /// As [`Listening::bind`].
     pub fn bind_private(path: &Path) -> Result<Listening, ListenError> {
-        bind_unix(path, Some(Mode::RUSR | Mode::WUSR))
+        bind_unix(path, &Marks { mode: Some(Mode::RUSR | Mode::WUSR), ..Marks::default() })
+    }
+
+    /// Listens on a volume's own unix socket, with its owner, group and mode.
+    ///
+    /// # Errors
+    /// As [`Listening::bind`], and if this process may not give the socket away.
+    pub fn bind_volume(path: &Path, wanted: &Resolved) -> Result<Listening, ListenError> {
+        bind_unix(
+            path,
+            &Marks {
+                mode: Some(Mode::from_bits_truncate(wanted.mode)),
+                owner: wanted.owner.map(Uid::from_raw),
+                group: wanted.group.map(Gid::from_raw),
+            },
+        )
     }
 }
 
@@ -142,37 +182,118 @@ fn bind_tcp(name: &str, address: impl ToSocketAddrs) -> Result<TcpListener, List
     }
 }
 
+/// What a socket's file is to have; what is not named it has as the process makes files.
+#[derive(Default)]
+struct Marks {
+    mode: Option<Mode>,
+    owner: Option<Uid>,
+    group: Option<Gid>,
+}
+
 /// Binds a unix socket. A socket file without a listener is what a killed daemon leaves: it is replaced.
-fn bind_unix(path: &Path, mode: Option<Mode>) -> Result<Listening, ListenError> {
+///
+/// The file is made in a directory that only this process's user may enter, gets its owner and mode there, is listened on there, and is
+/// renamed to its path. So whoever finds it finds it as it is to be, and no symbolic link is followed: neither by what changes the
+/// file, which nobody else can reach, nor by the rename, which does not follow any and replaces nothing.
+fn bind_unix(path: &Path, marks: &Marks) -> Result<Listening, ListenError> {
     let fail = |error: io::Error| match error.kind() {
-        io::ErrorKind::AddrInUse => ListenError::InUse { address: path.display().to_string() },
+        io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists => {
+            ListenError::InUse { address: path.display().to_string() }
+        }
         io::ErrorKind::NotFound => ListenError::System {
             address: path.display().to_string(),
             why: "its directory does not exist (create it first)".into(),
         },
         _ => ListenError::System { address: path.display().to_string(), why: reason(&error) },
     };
-    let address = SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong { path: path.to_owned() })?;
-    // Between the check for a stale file and listen() another daemon must not do the same: the lock on
+    let failed = |error: Errno| fail(error.into());
+    let name = path.file_name().ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
+    // Clients must be able to name it.
+    SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong { path: path.to_owned() })?;
+    // Between the check for a stale file and the rename another daemon must not do the same: the lock on
     // the directory serialises them. It is advisory and goes with the descriptor.
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let directory =
-        rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|e| fail(e.into()))?;
+        rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(failed)?;
     lock_briefly(&directory);
-    clear_stale(path)?;
+    clear_stale(path, marks.owner)?;
+    let private = Private::make(&directory, parent).map_err(failed)?;
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(|e| fail(e.into()))?;
-    rustix::net::bind(&socket, &address).map_err(|e| fail(e.into()))?;
-    let found = std::fs::symlink_metadata(path).map_err(fail)?;
-    let file = SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() };
-    if let Some(mode) = mode {
-        // Nobody can connect before listen(), so there is no moment at which the mode is too wide.
-        rustix::fs::chmodat(CWD, path, mode, AtFlags::empty()).map_err(|e| fail(e.into()))?;
-    }
-    rustix::net::listen(&socket, BACKLOG).map_err(|e| fail(e.into()))?;
+            .map_err(failed)?;
+    rustix::net::bind(&socket, &private.address(name).map_err(failed)?).map_err(failed)?;
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let marked = || -> Result<rustix::fs::Stat, ListenError> {
+        // Before it is given away: afterwards only its owner may, or who has one more capability.
+        if let Some(mode) = marks.mode {
+            // It is no link: nobody else can put one there.
+            rustix::fs::chmodat(&private.fd, name, mode, AtFlags::empty()).map_err(failed)?;
+        }
+        // A process that may give nothing away can still name what the file has anyway.
+        let made = rustix::fs::statat(&private.fd, name, flags).map_err(failed)?;
+        let owner = marks.owner.filter(|owner| owner.as_raw() != made.st_uid);
+        let group = marks.group.filter(|group| group.as_raw() != made.st_gid);
+        if owner.is_some() || group.is_some() {
+            let given = rustix::fs::chownat(&private.fd, name, owner, group, flags);
+            given.map_err(|e| ListenError::Chown { path: path.to_owned(), why: reason(&e.into()) })?;
+        }
+        rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
+        match rustix::fs::renameat_with(&private.fd, name, &directory, name, RenameFlags::NOREPLACE) {
+            // A file system that knows no flags; what was at the path a moment ago is removed.
+            Err(Errno::INVAL) => rustix::fs::renameat(&private.fd, name, &directory, name),
+            renamed => renamed,
+        }
+        .map_err(failed)?;
+        Ok(made)
+    };
+    let found = marked().inspect_err(|_| {
+        // It is there, since it was bound, and nobody uses it.
+        let _ = rustix::fs::unlinkat(&private.fd, name, AtFlags::empty());
+    })?;
+    let file = SocketFile { path: path.to_owned(), device: found.st_dev, inode: found.st_ino };
     Ok(Listening { socket, file: Some(file) })
+}
+
+/// A directory beside a socket's path that only this process's user may enter; it is removed when dropped.
+struct Private<'a> {
+    parent: &'a OwnedFd,
+    name: String,
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl<'a> Private<'a> {
+    fn make(parent: &'a OwnedFd, parent_path: &Path) -> Result<Private<'a>, Errno> {
+        // A killed process may have left one, and another one have its number now.
+        for number in 0..PRIVATE_TRIES_MAX {
+            let name = format!(".tidepool-{}-{number}", std::process::id());
+            match rustix::fs::mkdirat(parent, &name, Mode::RWXU) {
+                Ok(()) => {}
+                Err(Errno::EXIST) => continue,
+                Err(error) => return Err(error),
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let fd = rustix::fs::openat(parent, &name, flags, Mode::empty())?;
+            return Ok(Private { parent, path: parent_path.join(&name), name, fd });
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// The address of a socket in it. Where its path is too long for one, its descriptor stands for the path.
+    fn address(&self, name: &OsStr) -> Result<SocketAddrUnix, Errno> {
+        SocketAddrUnix::new(self.path.join(name)).or_else(|_| {
+            let directory = PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()));
+            SocketAddrUnix::new(directory.join(name))
+        })
+    }
+}
+
+impl Drop for Private<'_> {
+    fn drop(&mut self) {
+        // It is empty. What stays of it harms nobody.
+        let _ = rustix::fs::unlinkat(self.parent, &self.name, AtFlags::REMOVEDIR);
+    }
 }
 
 /// Tries to lock a directory for at most a second. Without the lock two daemons that start in the same
@@ -186,8 +307,8 @@ fn lock_briefly(directory: &OwnedFd) {
     }
 }
 
-/// Removes a socket file that nobody listens on.
-fn clear_stale(path: &Path) -> Result<(), ListenError> {
+/// Removes a socket file that nobody listens on. It must be this process's user's, or of who is to have it.
+fn clear_stale(path: &Path, wanted: Option<Uid>) -> Result<(), ListenError> {
     let system = |e: io::Error| ListenError::System { address: path.display().to_string(), why: reason(&e) };
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -197,7 +318,11 @@ fn clear_stale(path: &Path) -> Result<(), ListenError> {
     if !found.file_type().is_socket() {
         return Err(ListenError::NotASocket { path: path.to_owned() });
     }
+    let owners = [Some(rustix::process::geteuid()), wanted];
     match listener_of(path) {
+        Ok(None) if !owners.contains(&Some(Uid::from_raw(found.uid()))) => {
+            Err(ListenError::Foreign { path: path.to_owned(), owner: found.uid() })
+        }
         Ok(None) => std::fs::remove_file(path).map_err(system),
         Ok(Some(_)) => Err(ListenError::InUse { address: path.display().to_string() }),
         Err(Errno::NOENT) => Ok(()),
@@ -276,6 +401,68 @@ mod tests {
         assert!(matches!(error, ListenError::NotASocket { .. }), "{error}");
         assert_eq!(std::fs::read(&path).expect("there"), b"precious");
         std::fs::remove_file(&path).expect("removed");
+    }
+
+    fn resolved(mode: u32) -> Resolved {
+        Resolved { owner: None, group: None, mode, access: Default::default() }
+    }
+
+    #[test]
+    fn a_link_at_the_path_is_neither_followed_nor_replaced() {
+        let (path, target) = (scratch("link"), scratch("target"));
+        for made in [false, true] {
+            if made {
+                drop(std::os::unix::net::UnixListener::bind(&target).expect("a stale socket"));
+            }
+            std::os::unix::fs::symlink(&target, &path).expect("a link");
+            let error = Listening::bind_volume(&path, &resolved(0o600)).expect_err("a link");
+            assert!(matches!(error, ListenError::NotASocket { .. }), "{error}");
+            assert_eq!(std::fs::read_link(&path).expect("it is as it was"), target);
+            assert_eq!(target.exists(), made);
+            std::fs::remove_file(&path).expect("removed");
+        }
+        std::fs::remove_file(&target).expect("removed");
+    }
+
+    #[test]
+    fn a_socket_has_its_mode_whatever_the_umask_is_and_leaves_nothing_else() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for mode in [0o600, 0o660, 0o666] {
+            let path = directory.path().join("s");
+            let listening = Listening::bind_volume(&path, &resolved(mode)).expect("free");
+            assert_eq!(std::fs::metadata(&path).expect("there").mode() & 0o7777, mode);
+            assert!(UnixStream::connect(&path).is_ok());
+            assert_eq!(std::fs::read_dir(directory.path()).expect("readable").count(), 1);
+            drop(listening);
+        }
+    }
+
+    #[test]
+    fn a_path_that_just_fits_an_address_is_bound() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let short = directory.path().as_os_str().len() + 1;
+        let path = directory.path().join("x".repeat(SOCKET_PATH_BYTES_MAX - short));
+        let listening = Listening::bind_volume(&path, &resolved(0o600)).expect("it fits");
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(listening);
+        assert_eq!(std::fs::read_dir(directory.path()).expect("readable").count(), 0);
+    }
+
+    #[test]
+    fn the_stale_socket_of_another_user_is_left_alone() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("not tested: this needs root");
+        }
+        let path = scratch("foreign");
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
+        std::os::unix::fs::chown(&path, Some(65534), None).expect("given away");
+        let error = Listening::bind_volume(&path, &resolved(0o600)).expect_err("not ours");
+        assert!(matches!(error, ListenError::Foreign { owner: 65534, .. }), "{error}");
+        assert!(path.exists());
+        let wanted = Resolved { owner: Some(65534), ..resolved(0o600) };
+        let listening = Listening::bind_volume(&path, &wanted).expect("it is of who is to have it");
+        assert_eq!(std::fs::metadata(&path).expect("there").uid(), 65534);
+        drop(listening);
     }
 
     #[test]

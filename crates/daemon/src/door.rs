@@ -1,0 +1,513 @@
+//! A volume's own socket: where it is, whose it is, and which processes are let in.
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::ffi::CString;
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Most entries of an allow list.
+pub const ALLOW_MAX: usize = 16;
+/// Longest entry of an allow list in bytes.
+const ENTRY_BYTES_MAX: usize = 512;
+/// Most numbers that one name of a cgroup may leave open.
+const STARS_MAX: usize = 4;
+/// Largest answer of the system's user database that is taken, in bytes.
+const RECORD_BYTES_MAX: usize = 1 << 20;
+/// The socket option that gives a pidfd of the peer, since Linux 6.5.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// A text is not what stands in the settings of a volume's socket.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DoorError {
+    /// No mode.
+    #[error("\"{0}\" is not the mode of a socket: write it as for chmod, such as 0660")]
+    Mode(String),
+    /// No entry of an allow list.
+    #[error(
+        "\"{0}\" is not in the form of an allow list: write uid:NUMBER, uid:NAME or cgroup:/PATH (with * for a number)"
+    )]
+    Allow(String),
+    /// The list is too long.
+    #[error("an allow list has at most {ALLOW_MAX} entries")]
+    TooMany,
+    /// Nobody has this name.
+    #[error("there is no {kind} {name} on this host")]
+    Unknown {
+        /// User or group.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// The user database failed.
+    #[error("cannot look up {kind} {name}: {why}")]
+    Lookup {
+        /// User or group.
+        kind: &'static str,
+        /// The name.
+        name: String,
+        /// What the system said.
+        why: String,
+    },
+}
+
+/// Permission bits of a socket, written in octal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketMode(u32);
+
+impl SocketMode {
+    /// The bits.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl FromStr for SocketMode {
+    type Err = DoorError;
+
+    fn from_str(text: &str) -> Result<SocketMode, DoorError> {
+        let is_octal = (3..=4).contains(&text.len()) && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        let bits = u32::from_str_radix(text, 8).ok().filter(|bits| is_octal && *bits <= 0o777);
+        bits.map(SocketMode).ok_or_else(|| DoorError::Mode(text.to_owned()))
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+/// One entry of an allow list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Allow {
+    /// A user, by number or name.
+    Uid(String),
+    /// A cgroup of the unified hierarchy; a star in it stands for a number.
+    Cgroup(String),
+}
+
+impl FromStr for Allow {
+    type Err = DoorError;
+
+    fn from_str(text: &str) -> Result<Allow, DoorError> {
+        let wrong = || DoorError::Allow(text.chars().take(ENTRY_BYTES_MAX).collect());
+        if text.len() > ENTRY_BYTES_MAX || text.chars().any(char::is_control) {
+            return Err(wrong());
+        }
+        match text.split_once(':') {
+            Some(("uid", user)) if is_user_text(user) => Ok(Allow::Uid(user.to_owned())),
+            Some(("cgroup", path)) if is_cgroup_text(path) => Ok(Allow::Cgroup(path.to_owned())),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+fn is_user_text(text: &str) -> bool {
+    !text.is_empty() && !text.contains(['/', ':', ' '])
+}
+
+/// The root is no entry: every process is below it.
+fn is_cgroup_text(path: &str) -> bool {
+    let stars = |name: &str| name.matches('*').count();
+    let is_name = |name: &str| !name.is_empty() && name != "." && name != ".." && stars(name) <= STARS_MAX;
+    path.strip_prefix('/').is_some_and(|names| names.split('/').all(is_name))
+}
+
+impl fmt::Display for Allow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Allow::Uid(user) => write!(f, "uid:{user}"),
+            Allow::Cgroup(path) => write!(f, "cgroup:{path}"),
+        }
+    }
+}
+
+/// Has a type read and written as its text.
+macro_rules! as_text {
+    ($type:ty) => {
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+as_text!(SocketMode);
+as_text!(Allow);
+
+/// The socket of one volume, as it is asked for and remembered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeSocket {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The user whose it is, by number or name; the daemon's if none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Its group, by number or name; the daemon's if none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Its mode; 0660 where a group is named, else 0600.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<SocketMode>,
+    /// Who is let in. Nothing said: whoever the mode lets in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<Allow>,
+}
+
+impl VolumeSocket {
+    /// A socket that only the daemon's user may open.
+    pub fn new(path: PathBuf) -> VolumeSocket {
+        VolumeSocket { path, owner: None, group: None, mode: None, allow: Vec::new() }
+    }
+
+    /// The mode that it gets.
+    pub fn mode_bits(&self) -> u32 {
+        let usual = if self.group.is_some() { 0o660 } else { 0o600 };
+        self.mode.map_or(usual, SocketMode::bits)
+    }
+
+    /// Looks up the names of users and groups. May wait for the system's user database.
+    ///
+    /// # Errors
+    /// There is no such user or group, or the list is too long.
+    pub fn resolve(&self) -> Result<Resolved, DoorError> {
+        if self.allow.len() > ALLOW_MAX {
+            return Err(DoorError::TooMany);
+        }
+        let mut access = Access::default();
+        for entry in &self.allow {
+            match entry {
+                Allow::Uid(user) => access.uids.push(number_of(USER, user)?),
+                Allow::Cgroup(path) => access.cgroups.push(path.clone()),
+            }
+        }
+        let owner = self.owner.as_deref().map(|name| number_of(USER, name)).transpose()?;
+        let group = self.group.as_deref().map(|name| number_of(GROUP, name)).transpose()?;
+        Ok(Resolved { owner, group, mode: self.mode_bits(), access })
+    }
+}
+
+/// The settings of a socket with numbers in place of names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// The owner's uid, if one is named.
+    pub owner: Option<u32>,
+    /// The group's gid, if one is named.
+    pub group: Option<u32>,
+    /// Permission bits.
+    pub mode: u32,
+    /// Who is let in.
+    pub access: Access,
+}
+
+/// A process must have one of the uids, where some are named, and be in or below one of the cgroups, where some are named.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Access {
+    uids: Vec<u32>,
+    cgroups: Vec<String>,
+}
+
+impl Access {
+    /// Checking it takes a look into `/proc`, which may wait for the kernel.
+    pub fn may_wait(&self) -> bool {
+        !self.cgroups.is_empty()
+    }
+
+    /// Whether the process that has connected is let in. It is the one that has called `connect`.
+    ///
+    /// # Errors
+    /// Why it is not, in the middle of a sentence.
+    pub fn check(&self, socket: BorrowedFd<'_>) -> Result<(), String> {
+        if self.uids.is_empty() && self.cgroups.is_empty() {
+            return Ok(());
+        }
+        let peer = peer_of(socket).map_err(|error| format!("nobody knows who it is ({error})"))?;
+        if !self.uids.is_empty() && !self.uids.contains(&peer.uid) {
+            return Err(format!("uid {} is not in its allow list", peer.uid));
+        }
+        if self.cgroups.is_empty() {
+            return Ok(());
+        }
+        let cgroup = cgroup_of(socket, &peer)?;
+        if self.cgroups.iter().any(|allowed| is_within(&cgroup, allowed)) {
+            return Ok(());
+        }
+        Err(format!("cgroup {cgroup} is not in its allow list"))
+    }
+}
+
+/// Who has connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerProcess {
+    /// Its process, if this process can see it.
+    pub pid: Option<u32>,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// Who has connected to a unix socket, as of that moment.
+///
+/// # Errors
+/// It is no unix socket.
+pub fn peer_of(socket: BorrowedFd<'_>) -> std::io::Result<PeerProcess> {
+    let mut found = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
+    // SAFETY: `ucred` is what this option is written as, and any bytes are a valid one.
+    unsafe { socket_option(socket, libc::SO_PEERCRED, &mut found)? };
+    let pid = u32::try_from(found.pid).ok().filter(|pid| *pid > 0);
+    Ok(PeerProcess { pid, uid: found.uid })
+}
+
+/// Reads an option of a socket.
+///
+/// # Safety
+/// The kernel writes this option as a `T`.
+unsafe fn socket_option<T>(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+    value: &mut T,
+) -> std::io::Result<()> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: pointer and length name `value`, and the kernel writes no more than that.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            std::ptr::from_mut(value).cast(),
+            &mut len,
+        )
+    };
+    if done != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    if len as usize != size_of::<T>() {
+        return Err(std::io::ErrorKind::InvalidData.into());
+    }
+    Ok(())
+}
+
+/// A pidfd of the process that has connected; `None` where the kernel is too old for that.
+fn pidfd_of(socket: BorrowedFd<'_>) -> std::io::Result<Option<OwnedFd>> {
+    let mut fd: libc::c_int = -1;
+    // SAFETY: a descriptor is what this option is written as.
+    match unsafe { socket_option(socket, SO_PEERPIDFD, &mut fd) } {
+        // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
+        Ok(()) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The cgroup of the process that has connected. The pidfd, looked at afterwards, proves that the number was still that process's
+/// when its cgroup was read. A kernel without one leaves a moment in which another process may have got the number.
+fn cgroup_of(socket: BorrowedFd<'_>, peer: &PeerProcess) -> Result<String, String> {
+    let gone = || "its process has ended".to_owned();
+    let pidfd = pidfd_of(socket).map_err(|_| gone())?;
+    let pid = peer.pid.ok_or("its process is in a pid namespace that this one does not see")?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|_| gone())?;
+    if let Some(pidfd) = pidfd {
+        let mut poll = [PollFd::new(&pidfd, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match rustix::event::poll(&mut poll, Some(&at_once)) {
+            Ok(0) => {}
+            _ => return Err(gone()),
+        }
+    }
+    let unified = text.lines().find_map(|line| line.strip_prefix("0::"));
+    unified.map(str::to_owned).ok_or_else(|| "this host has no unified cgroup hierarchy".to_owned())
+}
+
+/// Whether a cgroup is this one, or below it.
+fn is_within(cgroup: &str, allowed: &str) -> bool {
+    let mut names = cgroup.split('/');
+    allowed
+        .split('/')
+        .all(|allowed| names.next().is_some_and(|name| matches(name.as_bytes(), allowed.as_bytes())))
+}
+
+/// Whether a name is this pattern, in which a star stands for one or more digits: for any text, the name of another guest would do.
+fn matches(name: &[u8], pattern: &[u8]) -> bool {
+    match (name.split_first(), pattern.split_first()) {
+        (None, None) => true,
+        (_, Some((b'*', rest))) => {
+            let digits = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            (1..=digits).any(|len| matches(&name[len..], rest))
+        }
+        (Some((first, name)), Some((wanted, rest))) => first == wanted && matches(name, rest),
+        _ => false,
+    }
+}
+
+/// What looks up a name in the system's user database.
+struct Database {
+    kind: &'static str,
+    look_up: fn(&CString, &mut [libc::c_char]) -> (libc::c_int, Option<u32>),
+}
+
+const USER: &Database = &Database { kind: "user", look_up: user };
+const GROUP: &Database = &Database { kind: "group", look_up: group };
+
+fn user(name: &CString, buffer: &mut [libc::c_char]) -> (libc::c_int, Option<u32>) {
+    // SAFETY: all zeroes are a valid `passwd`.
+    let mut record: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers name memory that lives beyond the call, with the length of the buffer.
+    let error = unsafe {
+        libc::getpwnam_r(name.as_ptr(), &mut record, buffer.as_mut_ptr(), buffer.len(), &mut found)
+    };
+    (error, (!found.is_null()).then_some(record.pw_uid))
+}
+
+fn group(name: &CString, buffer: &mut [libc::c_char]) -> (libc::c_int, Option<u32>) {
+    // SAFETY: all zeroes are a valid `group`.
+    let mut record: libc::group = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers name memory that lives beyond the call, with the length of the buffer.
+    let error = unsafe {
+        libc::getgrnam_r(name.as_ptr(), &mut record, buffer.as_mut_ptr(), buffer.len(), &mut found)
+    };
+    (error, (!found.is_null()).then_some(record.gr_gid))
+}
+
+/// The number of a user or group, which may be written as that number.
+fn number_of(database: &Database, name: &str) -> Result<u32, DoorError> {
+    let kind = database.kind;
+    let unknown = || DoorError::Unknown { kind, name: name.to_owned() };
+    // The largest stands for "nobody in particular" in system calls.
+    if let Ok(number) = name.parse::<u32>() {
+        return Some(number).filter(|number| *number < u32::MAX).ok_or_else(unknown);
+    }
+    let text = CString::new(name).map_err(|_| unknown())?;
+    let mut buffer = vec![0; 1 << 10];
+    loop {
+        let (error, found) = (database.look_up)(&text, &mut buffer);
+        match (error, found) {
+            (_, Some(number)) => return Ok(number),
+            (libc::ERANGE, None) if buffer.len() < RECORD_BYTES_MAX => {
+                let len = buffer.len() * 2;
+                buffer.resize(len, 0);
+            }
+            (libc::EINTR, None) => {}
+            // What the databases say of a name that they do not have.
+            (0 | libc::ENOENT | libc::ESRCH, None) => return Err(unknown()),
+            (error, None) => {
+                let why = crate::failure::reason(&std::io::Error::from_raw_os_error(error));
+                return Err(DoorError::Lookup { kind, name: name.to_owned(), why });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn modes_are_octal_and_have_no_more_than_permissions() {
+        assert_eq!("0660".parse::<SocketMode>().map(SocketMode::bits), Ok(0o660));
+        assert_eq!("600".parse::<SocketMode>().expect("a mode").to_string(), "0600");
+        for text in ["", "rw", "0o660", "4660", "0888", "-660", "00660", "66"] {
+            assert!(text.parse::<SocketMode>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn entries_of_an_allow_list_are_read_back_as_written() {
+        for text in ["uid:0", "uid:libvirt-qemu", r"cgroup:/machine.slice/machine-qemu\x2d*\x2dvm1.scope"] {
+            assert_eq!(text.parse::<Allow>().expect(text).to_string(), text);
+        }
+        for text in [
+            "",
+            "0",
+            "uid:",
+            "uid:a/b",
+            "gid:0",
+            "cgroup:",
+            "cgroup:/",
+            "cgroup:a",
+            "cgroup:/a/",
+            "cgroup:/a/../b",
+            "cgroup:/a//b",
+            "cgroup:/*****",
+            "uid:a\nb",
+        ] {
+            assert!(text.parse::<Allow>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_cgroup_is_in_itself_and_in_those_above_it() {
+        for (cgroup, allowed, within) in [
+            ("/a/b", "/a/b", true),
+            ("/a/b/c", "/a/b", true),
+            ("/a", "/a/b", false),
+            ("/a/bc", "/a/b", false),
+            ("/x/a/b", "/a/b", false),
+            ("/", "/a", false),
+            ("/../../a", "/a", false),
+            ("/a/b (deleted)", "/a/b", false),
+        ] {
+            assert_eq!(is_within(cgroup, allowed), within, "{cgroup} in {allowed}");
+        }
+    }
+
+    #[test]
+    fn a_star_is_a_number_and_not_a_part_of_another_guests_name() {
+        let allowed = r"/machine.slice/machine-qemu\x2d*\x2dvm1.scope";
+        for (name, within) in [
+            (r"machine-qemu\x2d1\x2dvm1.scope", true),
+            (r"machine-qemu\x2d1234\x2dvm1.scope/libvirt/emulator", true),
+            (r"machine-qemu\x2d\x2dvm1.scope", false),
+            (r"machine-qemu\x2d7\x2devil\x2dvm1.scope", false),
+            (r"machine-qemu\x2d7\x2d5\x2dvm1.scope", false),
+            (r"machine-qemu\x2d1\x2dvm11.scope", false),
+        ] {
+            assert_eq!(is_within(&format!("/machine.slice/{name}"), allowed), within, "{name}");
+        }
+        assert!(matches(b"a12b3", b"a*2b*") && !matches(b"a2b3", b"a*2b*"));
+    }
+
+    #[test]
+    fn names_of_users_and_groups_become_numbers() {
+        assert_eq!(number_of(USER, "root"), Ok(0));
+        assert_eq!(number_of(GROUP, "root"), Ok(0));
+        assert_eq!(number_of(USER, "64055"), Ok(64055));
+        let error = number_of(USER, "nobody-has-this-name").expect_err("unknown");
+        assert_eq!(error.to_string(), "there is no user nobody-has-this-name on this host");
+        assert!(number_of(GROUP, "4294967295").is_err());
+    }
+
+    #[test]
+    fn a_process_needs_a_uid_and_a_cgroup_where_both_are_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(directory.path().join("s")).expect("bound");
+        let client = UnixStream::connect(directory.path().join("s")).expect("connected");
+        let (accepted, _) = listener.accept().expect("accepted");
+        let peer = peer_of(accepted.as_fd()).expect("it is known");
+        assert_eq!(peer.pid, Some(std::process::id()));
+        let check = |uids: &[u32], cgroups: &[&str]| {
+            let cgroups = cgroups.iter().map(|path| (*path).to_owned()).collect();
+            Access { uids: uids.to_vec(), cgroups }.check(accepted.as_fd())
+        };
+        assert_eq!(check(&[], &[]), Ok(()));
+        assert_eq!(check(&[peer.uid + 1, peer.uid], &[]), Ok(()));
+        assert_eq!(check(&[peer.uid + 1], &[]), Err(format!("uid {} is not in its allow list", peer.uid)));
+        let elsewhere = check(&[peer.uid], &["/no-process-is-in-here"]).expect_err("another cgroup");
+        assert!(elsewhere.contains("cgroup"), "{elsewhere}");
+        assert!(check(&[peer.uid + 1], &["/no-process-is-in-here"]).is_err());
+        drop(client);
+    }
+}
