@@ -199,6 +199,11 @@ pub fn of_reactor(reactor: &ReactorCounters) -> Vec<Number> {
         counter("connections_accepted", "Connections accepted", reactor.accepted),
         counter("connections_refused", "Connections turned away: too many", reactor.turned_away),
         counter(
+            "connections_denied",
+            "Connections refused: the process is not in the allow list of the volume's socket",
+            reactor.denied,
+        ),
+        counter(
             "connections_malformed",
             "Connections closed because the client broke the protocol",
             reactor.malformed,

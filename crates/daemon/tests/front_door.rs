@@ -6,7 +6,8 @@ use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use tidepool_daemon::shard::limits::CONNECTIONS_MAX;
+use std::time::Duration;
+use tidepool_daemon::shard::limits::{CONNECTIONS_OF_VOLUME_MAX, CONNECTIONS_RESERVED, HANDSHAKES_MAX};
 use tidepool_daemon::shard::memory::{MemoryOptions, STATUS_BYTES_MAX};
 use tidepool_nbd::client::{BlockingClient, ClientError, Wanted};
 use tidepool_nbd::{Command, Errno, encode_request, wire};
@@ -590,17 +591,61 @@ fn a_shutdown_answers_what_it_can_and_closes_the_rest() {
     door.runtime.block_on(door.shard.status()).expect_err("the reactor has ended");
 }
 
+fn greeted(mut stream: UnixStream) -> bool {
+    stream.read(&mut [0; 18]).is_ok_and(|bytes| bytes > 0)
+}
+
 #[test]
 fn a_connection_too_many_is_turned_away_and_a_place_that_becomes_free_is_used() {
     let door = Door::open(MIB as u64, memory());
-    let mut all: Vec<UnixStream> = (0..CONNECTIONS_MAX).map(|_| door.dial()).collect();
+    let mut all: Vec<UnixStream> = (0..HANDSHAKES_MAX).map(|_| door.dial()).collect();
     for stream in &mut all {
         stream.read_exact(&mut [0; 18]).expect("a greeting");
     }
-    assert_eq!(door.dial().read(&mut [0; 18]).expect("the end"), 0);
+    assert!(!greeted(door.dial()));
     assert_eq!(door.status().reactor.turned_away, 1);
     all.pop();
-    door.wait_until("a place is free", |_| door.dial().read(&mut [0; 18]).is_ok_and(|n| n > 0));
+    door.wait_until("a place is free", |_| greeted(door.dial()));
+}
+
+#[test]
+fn clients_that_do_not_end_their_handshake_keep_nobody_out() {
+    let door = Door::open(MIB as u64, memory());
+    let mut idle: Vec<UnixStream> = (0..HANDSHAKES_MAX).map(|_| door.dial()).collect();
+    for stream in &mut idle {
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+    }
+    // Long before the limit of a handshake.
+    std::thread::sleep(Duration::from_millis(1100));
+    let mut others: Vec<_> = (0..3).map(|_| door.client()).collect();
+    others.iter_mut().for_each(|client| client.write(0, &[7; 512]).expect("served"));
+    assert_eq!(idle[0].read(&mut [0]).expect("the end"), 0, "the oldest has given its place");
+}
+
+#[test]
+fn the_clients_of_one_volume_take_nothing_from_another() {
+    let door = Door::open(MIB as u64, memory());
+    door.add(spec("w", MIB as u64));
+    let (own, neighbour) = (door.own_socket("v"), door.own_socket("w"));
+    let mut greedy = Vec::new();
+    let mut full = |socket: &std::path::Path, export: &str| {
+        let connect = || {
+            let stream = UnixStream::connect(socket).expect("the shard listens");
+            BlockingClient::over(stream, Wanted::new(export))
+        };
+        let before = greedy.len();
+        greedy.extend(std::iter::from_fn(|| connect().ok()));
+        greedy.len() - before
+    };
+    assert_eq!(full(&own, ""), CONNECTIONS_OF_VOLUME_MAX);
+    assert_eq!(full(&door.socket(), "v"), CONNECTIONS_OF_VOLUME_MAX);
+    // Whoever may open the socket for all takes nothing from a volume's own.
+    assert_eq!(full(&door.socket(), "w"), CONNECTIONS_OF_VOLUME_MAX);
+    assert!(full(&neighbour, "") >= CONNECTIONS_RESERVED);
+    assert_eq!(door.status().reactor.turned_away, 4);
+    drop(greedy);
+    door.wait_empty();
+    assert_eq!(door.client().size_bytes(), MIB as u64, "all places are free again");
 }
 
 /// A client that dials and tells in the end whether it was let in, and how large the volume is.
@@ -636,17 +681,23 @@ fn a_client_that_leaves_while_it_waits_gives_its_place_back() {
     go.extend(wire::OPT_GO.to_be_bytes());
     go.extend(7u32.to_be_bytes());
     go.extend([0, 0, 0, 1, b'w', 0, 0]);
-    let leave: Vec<UnixStream> = (1..CONNECTIONS_MAX)
-        .map(|_| {
-            let mut stream = door.dial();
-            stream.read_exact(&mut [0; 18]).expect("a greeting");
-            stream.write_all(&go).expect("sent");
-            stream
-        })
-        .collect();
+    let ask = || {
+        let mut stream = door.dial();
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+        stream.write_all(&go).expect("sent");
+        stream
+    };
+    let waits = |mut stream: &UnixStream| {
+        stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a limit");
+        stream.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    door.wait_until("it asks", |status| status.reactor.accepted == 1);
+    assert!(waits(&ask()));
+    let leave: Vec<UnixStream> = (1..CONNECTIONS_OF_VOLUME_MAX).map(|_| ask()).collect();
+    door.wait_until("all places are taken", |_| !waits(&ask()));
     drop(leave);
     // Those who are turned away are told so at once.
-    door.wait_until("a place is free", |_| door.dial().read(&mut [0; 18]).is_ok_and(|n| n > 0));
+    door.wait_until("a place is free", |_| waits(&ask()));
     assert!(!stays.is_finished(), "the others had not waited long enough to be refused");
     drop(announced);
     stays.join().expect("no panic").expect_err("the volume does not come");

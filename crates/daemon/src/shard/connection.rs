@@ -9,10 +9,12 @@ use super::guests::EXPECTED;
 use super::inbox::Inbox;
 use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, VOLUME_WAIT_NS_MAX};
 use super::outbox::Outbox;
+use super::places::Place;
 use super::shared::Shared;
 use super::volume::{Offer, Volume};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::RecvFlags;
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tidepool_driver::{Ring, Slab};
@@ -106,6 +108,10 @@ pub(super) struct Connection {
     pub peer: String,
     /// The only export that its listener offers.
     only: Option<Arc<str>>,
+    /// What it has of the places for connections.
+    pub place: Place,
+    /// When it came.
+    pub since: Nanos,
     pub volume: Option<VolumeId>,
     session: Option<Session>,
     state: State,
@@ -141,7 +147,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(fd: OwnedFd, peer: String, only: Option<Arc<str>>, now: Nanos) -> Connection {
+    pub(super) fn new(
+        fd: OwnedFd,
+        peer: String,
+        only: Option<Arc<str>>,
+        place: Place,
+        now: Nanos,
+    ) -> Connection {
         let mut outbox = Outbox::new();
         let handshake = Handshake::new(outbox.greeting());
         Connection {
@@ -149,6 +161,8 @@ impl Connection {
             fd,
             peer,
             only,
+            place,
+            since: now,
             volume: None,
             session: None,
             state: State::Handshake(Box::new(handshake)),
@@ -254,6 +268,7 @@ impl Connection {
         }
         assert!(self.held.is_zero(), "a connection that is over holds no memory");
         shared.leave(&mut self.held);
+        shared.places.give(&mut self.place);
         if let Some(volume) = self.volume.take().and_then(|id| shared.volumes.get_mut(id)) {
             volume.connections -= 1;
         }
@@ -448,6 +463,7 @@ impl Connection {
             coming: &shared.coming,
             patient: self.waits_until.is_none_or(|until| shared.now < until),
             only: self.only.as_deref(),
+            awaited: Cell::new(None),
         };
         shared.effort.spend(None, effort::OPTION);
         match handshake.receive(self.inbox.unread(), &offer, self.outbox.greeting()) {
@@ -456,6 +472,10 @@ impl Connection {
                 match step {
                     Step::Continue => return taken > 0 || !self.outbox.is_empty(),
                     Step::Wait => {
+                        let awaited = offer.awaited.get().map(str::to_owned);
+                        if awaited.is_some_and(|name| !self.take_place(&name, shared)) {
+                            return false;
+                        }
                         let until = *self.waits_until.get_or_insert(shared.now + VOLUME_WAIT_NS_MAX);
                         // It has taken no time of its own.
                         self.handshake_deadline = Some(until + HANDSHAKE_NS_MAX);
@@ -470,6 +490,26 @@ impl Connection {
         }
     }
 
+    /// Counts for a volume from now on. If there is no place for that, the client is sent away.
+    fn take_place<C: Core>(&mut self, volume: &str, shared: &mut Shared<C>) -> bool {
+        if self.place.is_of(volume) {
+            return true;
+        }
+        match shared.places.take(volume, self.only.is_some()) {
+            Ok(place) => {
+                shared.places.give(&mut self.place);
+                self.place = place;
+                true
+            }
+            Err(full) => {
+                tracing::warn!(peer = %self.peer, "turning a client of volume {volume} away: {full}");
+                shared.count.turned_away += 1;
+                self.break_off();
+                false
+            }
+        }
+    }
+
     fn enter<C: Core>(&mut self, session: Session, shared: &mut Shared<C>) {
         self.handshake_deadline = None;
         if session.export == EXPECTED {
@@ -478,6 +518,9 @@ impl Connection {
             return;
         }
         let id = VolumeId(session.export as u16);
+        if !self.take_place(&session.name, shared) {
+            return;
+        }
         tracing::info!(peer = %self.peer, "a client uses volume {}", session.name);
         if let Some(volume) = shared.volumes.get_mut(id) {
             volume.connections += 1;

@@ -224,6 +224,16 @@ impl<C: Core> Reactor<C> {
                 };
                 let _ = answer.send(outcome);
             }
+            Command::Admit { client, volume, answer } => {
+                if self.stopping.is_none() {
+                    self.admit(client, Some(volume.into()));
+                }
+                let _ = answer.send(());
+            }
+            Command::Deny { answer } => {
+                self.shared.count.denied += 1;
+                let _ = answer.send(());
+            }
             Command::Shutdown { answer } => self.shutdown(answer),
             Command::Own { id, record, alone, wanted, answer } => {
                 let _ = answer.send(self.own(id, record, alone, wanted));

@@ -31,6 +31,8 @@ pub struct Guest {
     pub session: Session,
     /// What it has sent that nobody has looked at.
     pub unread: Vec<u8>,
+    /// It has come over the volume's own socket.
+    pub own: bool,
 }
 
 /// A volume whose clients are let in before it is served.
@@ -82,12 +84,12 @@ impl<C: Core> Reactor<C> {
     /// A client that uses a volume which is not served yet goes to whoever expects it.
     pub(super) fn pass_on(&mut self, slot: u32) {
         let mut connection = self.connections.remove(slot);
-        let guest = connection.take_guest();
+        let (guest, own) = (connection.take_guest(), connection.place.is_own());
         connection.dismantle(&mut self.shared);
         let Some((session, unread)) = guest else { return };
         let Connection { fd, peer, .. } = *connection;
         let expected = self.shared.expected.iter().find(|expected| expected.name == session.name);
-        let guest = Guest { fd, peer, session, unread };
+        let guest = Guest { fd, peer, session, unread, own };
         match expected {
             // Without anybody who waits for it, or with too many waiting, the connection ends.
             Some(expected) => drop(expected.guests.try_send(guest)),
@@ -103,8 +105,12 @@ impl<C: Core> Reactor<C> {
         if self.stopping.is_some() || self.connections.is_full() {
             return;
         }
-        let Guest { fd, peer, session, unread } = guest;
-        let mut connection = Box::new(Connection::new(fd, peer, None, self.shared.now));
+        let Guest { fd, peer, session, unread, own } = guest;
+        let place = match self.shared.places.take(&session.name, own) {
+            Ok(place) => place,
+            Err(full) => return self.turn_away(&peer, full),
+        };
+        let mut connection = Box::new(Connection::new(fd, peer, None, place, self.shared.now));
         let session = Session { export: u64::from(id.0), size_bytes, ..session };
         connection.welcome(session, &unread, &mut self.shared);
         let slot = self.connections.insert(connection).expect("it is not full");

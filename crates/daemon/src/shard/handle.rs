@@ -220,6 +220,14 @@ pub(super) enum Command {
         export: Option<String>,
         answer: Answer<()>,
     },
+    Admit {
+        client: OwnedFd,
+        volume: String,
+        answer: oneshot::Sender<()>,
+    },
+    Deny {
+        answer: oneshot::Sender<()>,
+    },
     Shutdown {
         answer: Answer<Stopped>,
     },
@@ -623,6 +631,24 @@ impl ShardHandle {
     /// There are too many listeners, or the shard is shutting down.
     pub async fn listen(&self, listener: OwnedFd, export: Option<String>) -> Result<(), ShardError> {
         self.ask(|answer| Command::Listen { listener, export, answer }).await?
+    }
+
+    /// Serves NBD to a client that has connected to a volume's own socket: that volume alone, also as the default export. Turns it
+    /// away where it has its share of connections. The descriptor is without `O_NONBLOCK`.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn admit(&self, client: OwnedFd, volume: &str) -> Result<(), ShardError> {
+        let volume = volume.to_owned();
+        self.ask(|answer| Command::Admit { client, volume, answer }).await
+    }
+
+    /// Counts a client that a volume's allow list has kept out.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn deny(&self) -> Result<(), ShardError> {
+        self.ask(|answer| Command::Deny { answer }).await
     }
 
     /// The writes of a volume that is served are to have a second copy; `record` is its ownership record, which names none.

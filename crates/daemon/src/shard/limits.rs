@@ -1,9 +1,20 @@
 //! The reactor's bounds. How long hosts wait for each other is in [`tidepool_replica::Limits`].
 
+use tidepool_engine::api::VOLUMES_MAX;
+
+/// Connections to one volume over its own sockets, and as many over those that are for all volumes.
+pub const CONNECTIONS_OF_VOLUME_MAX: usize = 64;
+/// So many of them are kept for a volume, whatever the others take.
+pub const CONNECTIONS_RESERVED: usize = 2;
+/// Connections of all volumes beyond what is kept for each.
+pub const CONNECTIONS_COMMON_MAX: usize = 512;
+/// Connections over sockets for all volumes that have not said yet which one they want.
+pub const HANDSHAKES_MAX: usize = 128;
 /// Client connections of one shard.
-pub const CONNECTIONS_MAX: usize = 512;
-/// Listening sockets of one shard.
-pub const LISTENERS_MAX: usize = 64;
+pub const CONNECTIONS_MAX: usize =
+    CONNECTIONS_COMMON_MAX + 2 * VOLUMES_MAX * CONNECTIONS_RESERVED + HANDSHAKES_MAX;
+/// Listening sockets of one shard: one for each volume, and one for all.
+pub const LISTENERS_MAX: usize = VOLUMES_MAX + 1;
 /// Requests of one connection between header and reply; the socket is left unread beyond.
 pub const REQUESTS_MAX: usize = 128;
 /// Pieces of requests that one connection has in the core.
@@ -31,7 +42,7 @@ pub const CONTROLS_MAX: usize = 1024;
 pub const EXTENTS_MAX: usize =
     (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
 /// Connections with other hosts' daemons of one shard: each volume may be owned here or followed.
-pub const LINKS_MAX: usize = 2 * tidepool_engine::api::VOLUMES_MAX;
+pub const LINKS_MAX: usize = 2 * VOLUMES_MAX;
 /// Bytes that wait to be sent to a host that holds a copy. It is given up beyond: clients wait for what it has not confirmed.
 pub const OWNER_QUEUE_BYTES_MAX: usize = 256 << 20;
 /// Bytes that wait to be sent to the owner of a copy, which gets answers, and one record at a time. It is given up beyond.
@@ -44,6 +55,8 @@ pub const ASKS_MAX: usize = 64;
 pub const RECORD_RETRY_NS: u64 = 200_000_000;
 /// Nanoseconds that a client may take for the handshake.
 pub const HANDSHAKE_NS_MAX: u64 = 30_000_000_000;
+/// Nanoseconds of it that nobody takes from a client: afterwards another one may get its place, where there is no other.
+pub const HANDSHAKE_NS_MIN: u64 = 1_000_000_000;
 /// Nanoseconds that a client waits in the handshake for a volume that is being opened.
 pub const VOLUME_WAIT_NS_MAX: u64 = 30_000_000_000;
 /// How often it is looked whether those who wait for a volume, memory, a gate or a lease are still there, in nanoseconds.

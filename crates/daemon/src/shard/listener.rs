@@ -3,8 +3,10 @@
 use super::connection::Connection;
 use super::core::Core;
 use super::handle::ShardError;
-use super::limits::{ACCEPT_PAUSE_NS, CONNECTIONS_MAX, LISTENERS_MAX};
+use super::limits::{ACCEPT_PAUSE_NS, HANDSHAKE_NS_MIN, LISTENERS_MAX};
+use super::places::{Full, Place};
 use super::reactor::{Reactor, Source, user};
+use crate::door::peer_of;
 use rustix::fs::OFlags;
 use rustix::net::{SocketAddrAny, sockopt};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -72,20 +74,56 @@ impl<C: Core> Reactor<C> {
 
     fn connect(&mut self, listener: u32, fd: OwnedFd) {
         let only = self.listeners.get(listener).and_then(|l| l.only.clone());
+        self.admit(fd, only);
+    }
+
+    /// Takes a client in, of one volume or of all, if it has a place.
+    pub(super) fn admit(&mut self, fd: OwnedFd, only: Option<Arc<str>>) {
         let peer = introduce(&fd);
+        let place = match &only {
+            Some(volume) => self.shared.places.take(volume, true),
+            None => self.shared.places.take_handshake().or_else(|full| self.place_of_another(full)),
+        };
+        let mut place = match place {
+            Ok(place) => place,
+            Err(full) => return self.turn_away(&peer, full),
+        };
+        // Those that are about to end may still be in the table.
         if self.connections.is_full() {
-            self.shared.count.turned_away += 1;
-            tracing::warn!(%peer, "turning a client away: {CONNECTIONS_MAX} connections are open, which is the limit");
-            return;
+            self.shared.places.give(&mut place);
+            return self.turn_away(&peer, Full::All);
         }
         self.shared.count.accepted += 1;
         // The slot that an insertion takes is known only afterwards.
-        let connection = Box::new(Connection::new(fd, peer, only, self.shared.now));
+        let connection = Box::new(Connection::new(fd, peer, only, place, self.shared.now));
         let deadline = connection.handshake_deadline;
         let slot = self.connections.insert(connection).expect("it is not full");
         self.connections.get_mut(slot).expect("just inserted").slot = slot;
         deadline.into_iter().for_each(|at| self.alarm_at(at));
         self.list(slot);
+    }
+
+    /// Ends the connection that has been shaking hands for longest, if that is long, and takes its place: clients that do nothing
+    /// keep nobody out.
+    fn place_of_another(&mut self, full: Full) -> Result<Place, Full> {
+        let shakes = self.connections.iter().filter(|(_, c)| c.place == Place::Handshake && !c.broken());
+        let (slot, since) =
+            shakes.map(|(slot, c)| (slot, c.since)).min_by_key(|(_, since)| *since).ok_or(full)?;
+        if self.shared.now < since + HANDSHAKE_NS_MIN {
+            return Err(full);
+        }
+        let idle = self.connections.get_mut(slot).ok_or(full)?;
+        tracing::warn!(peer = %idle.peer, "closing a connection that is still in its handshake: {full}, and another client waits");
+        idle.break_off();
+        let place = std::mem::take(&mut idle.place);
+        self.shared.count.turned_away += 1;
+        self.list(slot);
+        Ok(place)
+    }
+
+    pub(super) fn turn_away(&mut self, peer: &str, full: Full) {
+        self.shared.count.turned_away += 1;
+        tracing::warn!(%peer, "turning a client away: {full}");
     }
 
     /// Goes on with listeners whose pause is over.
@@ -133,9 +171,9 @@ fn introduce(fd: &OwnedFd) -> String {
             let _ = sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE);
             address.to_string()
         }
-        _ => match sockopt::socket_peercred(fd) {
-            Ok(credentials) => format!("process {}", credentials.pid.as_raw_nonzero()),
-            Err(_) => "a local client".into(),
+        _ => match peer_of(fd.as_fd()).map(|peer| peer.pid) {
+            Ok(Some(pid)) => format!("process {pid}"),
+            _ => "a local client".into(),
         },
     }
 }

@@ -25,6 +25,7 @@ pub mod memory;
 mod message;
 mod outbox;
 mod owner;
+mod places;
 mod reactor;
 mod replication;
 mod secure;

@@ -6,6 +6,7 @@ use super::core::Core;
 use super::effort::Effort;
 use super::guests::Expected;
 use super::limits::EXTENTS_MAX;
+use super::places::Places;
 use super::stats::ReactorCounters;
 use super::volume::Volumes;
 use tidepool_engine::api::{BLOCK_BYTES, Event, Extent, Nanos, Request, VolumeId};
@@ -21,6 +22,8 @@ pub(super) struct Shared<C> {
     /// A volume has come, or is not on its way any more, since somebody last looked.
     pub came: bool,
     pub count: ReactorCounters,
+    /// Which connections are whose.
+    pub places: Places,
     /// What clients have had done in this round.
     pub effort: Effort,
     /// Time of this round.
@@ -58,6 +61,7 @@ impl<C: Core> Shared<C> {
             coming: Vec::new(),
             came: false,
             count,
+            places: Places::default(),
             effort: Effort::new(),
             now,
             extents: Vec::with_capacity(EXTENTS_MAX),

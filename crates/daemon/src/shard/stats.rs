@@ -90,6 +90,8 @@ pub struct ReactorCounters {
     pub accepted: u64,
     /// Connections turned away because there were too many.
     pub turned_away: u64,
+    /// Connections refused because a volume's allow list does not have the process.
+    pub denied: u64,
     /// Connections closed because the client broke the protocol.
     pub malformed: u64,
     /// Times that a socket was left unread because the arena had no room.

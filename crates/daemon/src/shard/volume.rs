@@ -6,6 +6,7 @@ use super::guests::Expected;
 use super::handle::{Answer, ShardError};
 use super::stats::{LATENCY_NS_MAX, LatencyHistogram};
 use crate::volume::is_parent_name;
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use tidepool_backend::{Backend, INFLIGHT_MAX, Peer, SnapshotChange, Transfer};
@@ -306,9 +307,11 @@ pub(super) struct Offer<'a> {
     pub patient: bool,
     /// The only one, if not all; it is the default export, too.
     pub only: Option<&'a str>,
+    /// The volume for which the client is to wait.
+    pub awaited: Cell<Option<&'a str>>,
 }
 
-impl Offer<'_> {
+impl<'a> Offer<'a> {
     fn offered(&self) -> impl Iterator<Item = Export<'_>> {
         let is_served = |name: &str| self.volumes.iter().any(|v| v.serving && v.name == name);
         let wanted = move |e: &&Expected| !is_served(&e.name) && self.only.is_none_or(|only| only == e.name);
@@ -316,7 +319,7 @@ impl Offer<'_> {
     }
 
     /// Volumes that are on their way, and whether they may be here soon.
-    fn coming(&self) -> impl Iterator<Item = &Coming> {
+    fn coming(&self) -> impl Iterator<Item = &'a Coming> {
         let is_served = |name: &str| self.volumes.iter().any(|v| v.serving && v.name == name);
         let wanted = move |one: &&Coming| {
             !is_parent_name(&one.name)
@@ -354,13 +357,16 @@ impl Exports for Offer<'_> {
         if !self.patient {
             return false;
         }
-        if name.is_empty() {
+        let awaited = if name.is_empty() {
             // The default, if it will be the only one.
             let mut all = self.coming();
-            let awaited = all.next().is_some_and(|one| one.awaited) && all.next().is_none();
-            return awaited && (self.only.is_some() || self.served().next().is_none());
-        }
-        self.coming().any(|one| one.awaited && one.name == name)
+            let first = all.next().filter(|_| all.next().is_none());
+            first.filter(|one| one.awaited && (self.only.is_some() || self.served().next().is_none()))
+        } else {
+            self.coming().find(|one| one.awaited && one.name == name)
+        };
+        self.awaited.set(awaited.map(|one| one.name.as_str()));
+        awaited.is_some()
     }
 
     fn list(&self, visit: &mut dyn FnMut(&Export<'_>)) {

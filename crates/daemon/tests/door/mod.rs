@@ -62,6 +62,14 @@ impl Door {
         self.directory.path().join("nbd")
     }
 
+    /// A new socket for one volume.
+    pub fn own_socket(&self, volume: &str) -> PathBuf {
+        let path = self.directory.path().join(format!("{volume}.own"));
+        let listener = UnixListener::bind(&path).expect("a new socket");
+        self.runtime.block_on(self.shard.listen(listener.into(), Some(volume.into()))).expect("listening");
+        path
+    }
+
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }

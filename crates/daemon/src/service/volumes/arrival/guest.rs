@@ -62,7 +62,7 @@ struct Host {
 
 /// Serves a client until its volume is here, and hands it to the reactor then.
 pub(super) async fn host(guest: Guest, way: Way, shard: ShardHandle) {
-    let Guest { fd, peer, session, unread } = guest;
+    let Guest { fd, peer, session, unread, own } = guest;
     let Ok(()) = blocking(&fd, false) else { return };
     // SAFETY: it is an `OwnedFd`, which refers to the same open descriptor until it is dropped, and is dropped after that.
     let Ok(fd) = (unsafe { AsyncFd::register(fd) }) else { return };
@@ -79,7 +79,7 @@ pub(super) async fn host(guest: Guest, way: Way, shard: ShardHandle) {
         && blocking(&fd, true).is_ok()
     {
         // A reactor that has stopped serves nobody.
-        let _ = shard.adopt(Guest { fd, peer, session, unread });
+        let _ = shard.adopt(Guest { fd, peer, session, unread, own });
     }
 }
 
