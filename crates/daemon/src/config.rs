@@ -12,8 +12,12 @@
 //! [volume.vm2]
 //! backend = "rbd:rbd/vm2"
 //! mode = "write-through"
+//! socket = "/run/tidepool/vm2.sock"
+//! socket-group = "kvm"
+//! allow = ["uid:libvirt-qemu"]
 //! ```
 
+use crate::door::{Allow, SocketMode, VolumeSocket};
 use crate::units::{Duration, Size};
 use crate::volume::{self, DrainOrder, Mode, WithoutPeer};
 use serde::Deserialize;
@@ -108,6 +112,32 @@ struct VolumeTable {
     #[serde(default)]
     read_only: bool,
     drain: Option<DrainOrder>,
+    socket: Option<PathBuf>,
+    socket_owner: Option<String>,
+    socket_group: Option<String>,
+    socket_mode: Option<SocketMode>,
+    #[serde(default)]
+    allow: Vec<Allow>,
+}
+
+/// Puts the settings of a volume's own socket together.
+///
+/// # Errors
+/// There are some, and no socket.
+pub fn volume_socket(
+    path: Option<PathBuf>,
+    (owner, group): (Option<String>, Option<String>),
+    mode: Option<SocketMode>,
+    allow: Vec<Allow>,
+) -> Result<Option<VolumeSocket>, &'static str> {
+    let says_more = owner.is_some() || group.is_some() || mode.is_some() || !allow.is_empty();
+    match path {
+        Some(path) => Ok(Some(VolumeSocket { path, owner, group, mode, allow })),
+        None if says_more => Err(
+            "owner, group, mode and allow list are those of a volume's own socket: name its path, too (socket)",
+        ),
+        None => Ok(None),
+    }
 }
 
 /// What is wanted of one volume.
@@ -125,6 +155,8 @@ pub struct VolumeConfig {
     pub read_only: bool,
     /// As the daemon's setting, for this volume.
     pub drain: Option<DrainOrder>,
+    /// A socket of its own.
+    pub socket: Option<VolumeSocket>,
 }
 
 impl VolumeConfig {
@@ -137,6 +169,7 @@ impl VolumeConfig {
             dirty_max: None,
             read_only: false,
             drain: None,
+            socket: None,
         }
     }
 }
@@ -158,6 +191,8 @@ impl<'de> Deserialize<'de> for VolumeConfig {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<VolumeConfig, A::Error> {
                 let table = VolumeTable::deserialize(MapAccessDeserializer::new(map))?;
+                let whose = (table.socket_owner, table.socket_group);
+                let socket = volume_socket(table.socket, whose, table.socket_mode, table.allow);
                 Ok(VolumeConfig {
                     backend: table.backend.0,
                     mode: table.mode,
@@ -165,6 +200,7 @@ impl<'de> Deserialize<'de> for VolumeConfig {
                     dirty_max: table.dirty_max,
                     read_only: table.read_only,
                     drain: table.drain,
+                    socket: socket.map_err(serde::de::Error::custom)?,
                 })
             }
         }
@@ -357,6 +393,11 @@ mod tests {
             backend = "rbd:rbd/vm2"
             mode = "write-around"
             dirty-max = "1GiB"
+            socket = "/run/vm2.sock"
+            socket-owner = "libvirt-qemu"
+            socket-group = "kvm"
+            socket-mode = "0660"
+            allow = ["uid:64055", 'cgroup:/machine.slice/machine-qemu\x2d*\x2dvm2.scope']
         "#;
         let config = Config::parse(Path::new("t"), text).expect("valid");
         assert_eq!(config.cache_size, Some(Size(64 << 30)));
@@ -366,6 +407,12 @@ mod tests {
         assert_eq!(names, ["vm1", "vm2"]);
         let vm2 = &config.volume[&VolumeName("vm2".into())];
         assert_eq!((vm2.mode, vm2.dirty_max), (Some(Mode::WriteAround), Some(Size(1 << 30))));
+        let socket = vm2.socket.as_ref().expect("one of its own");
+        assert_eq!(socket.path, Path::new("/run/vm2.sock"));
+        assert_eq!((socket.owner.as_deref(), socket.mode_bits()), (Some("libvirt-qemu"), 0o660));
+        let allow: Vec<String> = socket.allow.iter().map(ToString::to_string).collect();
+        assert_eq!(allow, ["uid:64055", r"cgroup:/machine.slice/machine-qemu\x2d*\x2dvm2.scope"]);
+        assert_eq!(config.volume[&VolumeName("vm1".into())].socket, None);
         assert_eq!(vm2.backend, "rbd:rbd/vm2".parse().expect("a URI"));
     }
 
@@ -394,6 +441,17 @@ mod tests {
             ("[volume]\n\"a b\" = \"file:/x\"", "line 2, column", "a b"),
             ("[volume]\nv = \"nowhere\"", "line 2, column 5", "nowhere"),
             ("[volume.v]\nmode = \"write-back\"", "line", "backend"),
+            ("[volume.v]\nbackend = \"file:/x\"\nallow = [\"uid:0\"]", "line", "name its path, too (socket)"),
+            (
+                "[volume.v]\nbackend = \"file:/x\"\nsocket = \"/s\"\nsocket-mode = \"rw\"",
+                "line 4",
+                "\"rw\" is not the mode",
+            ),
+            (
+                "[volume.v]\nbackend = \"file:/x\"\nsocket = \"/s\"\nallow = [\"gid:0\"]",
+                "line 4",
+                "write uid:NUMBER",
+            ),
             ("metrics = \"localhost\"", "line 1, column 11", "socket address"),
             ("cache = ", "line 1", ""),
             ("cache = \"/c\"\ncache = \"/d\"", "line 2", "duplicate"),

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use tidepool_backend::BackendUri;
 use tidepool_daemon::config::VolumeName;
+use tidepool_daemon::door::{Allow, SocketMode};
 use tidepool_daemon::units::{Duration, Size};
 use tidepool_daemon::volume::{DrainOrder, Mode, WithoutPeer};
 
@@ -447,6 +448,9 @@ pub enum VolumeCommand {
         /// As for `serve`, for this volume [default: the daemon's].
         #[arg(long, value_name = "grouped|unordered")]
         drain: Option<DrainOrder>,
+        /// A socket of its own.
+        #[command(flatten)]
+        socket: SocketArgs,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,
@@ -594,6 +598,27 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+}
+
+/// A volume's own socket.
+#[derive(Debug, Args)]
+pub struct SocketArgs {
+    /// A unix socket that offers this volume alone; the cache remembers it, too.
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// User whose socket it is, by name or number [default: the daemon's].
+    #[arg(long, value_name = "USER", requires = "socket")]
+    pub socket_owner: Option<String>,
+    /// Its group [default: the daemon's].
+    #[arg(long, value_name = "GROUP", requires = "socket")]
+    pub socket_group: Option<String>,
+    /// Its mode [default: 0660 with --socket-group, else 0600].
+    #[arg(long, value_name = "MODE", requires = "socket")]
+    pub socket_mode: Option<SocketMode>,
+    /// Which processes are let in: those of a user (uid:USER) or in a cgroup or below (cgroup:/PATH, * stands for a number). May be
+    /// given several times: a process needs one of the users and one of the cgroups, as far as any are given.
+    #[arg(long, value_name = "uid:USER|cgroup:/PATH", requires = "socket")]
+    pub allow: Vec<Allow>,
 }
 
 /// What `volume snap` can do.
@@ -820,6 +845,7 @@ mod tests {
             "check file:/a",
             "volume list",
             "volume add a=file:/a --mode write-back --accept-loss 1s --dirty-max 1GiB --read-only",
+            "volume add a=file:/a --socket /s --socket-owner root --socket-group kvm --socket-mode 0660 --allow uid:0 --allow cgroup:/a",
             "volume remove a",
             "volume set a --mode off",
             "volume drain a",
@@ -866,6 +892,9 @@ mod tests {
             ("volume snapshot a", "SNAPSHOT"),
             ("volume failover a --accept-loss", "--accept-loss"),
             ("volume failover a --wait 5", "\"5\" is not a duration"),
+            ("volume add a=file:/a --allow uid:0", "--socket"),
+            ("volume add a=file:/a --socket /s --socket-mode rw", "\"rw\" is not the mode of a socket"),
+            ("volume add a=file:/a --socket /s --allow gid:0", "write uid:NUMBER"),
             ("volume drain", "NAME"),
             ("volume drain a --all", "--all"),
             ("volume set a --mode fast", "write-through"),

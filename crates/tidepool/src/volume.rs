@@ -1,6 +1,6 @@
 //! `tidepool volume`.
 
-use crate::cli::VolumeCommand;
+use crate::cli::{SocketArgs, VolumeCommand};
 use crate::output::{self, bytes_bar, render};
 use crate::snap;
 use crate::status::client;
@@ -11,6 +11,8 @@ use tidepool_daemon::admin::{
     AddVolume, FailOver, FailedOver, FailoverOutcome, GaveUp, HandOver, HandedOver, Removed, SetVolume,
     State, VolumeReport,
 };
+use tidepool_daemon::config;
+use tidepool_daemon::door::VolumeSocket;
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_daemon::units::Size;
 use tidepool_daemon::volume::absolute_backend;
@@ -32,15 +34,25 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             dirty_max,
             read_only,
             drain,
+            socket,
             admin,
             output,
         } => {
             let client = client(&admin)?;
+            let socket = own_socket(socket)?;
             // The daemon runs in another directory.
             let uri = absolute_backend(uri).map_err(|e| Failure::failed(reason(&e)))?;
             let (name, backend) = (name.to_string(), uri.to_string());
-            let volume =
-                AddVolume { name: name.clone(), backend, mode, accept_loss, dirty_max, read_only, drain };
+            let volume = AddVolume {
+                name: name.clone(),
+                backend,
+                mode,
+                accept_loss,
+                dirty_max,
+                read_only,
+                drain,
+                socket,
+            };
             let gone = "the daemon goes on opening it (see `tidepool volume list`)";
             let report = interruptible(gone, client.add(&volume)).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
@@ -119,6 +131,16 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             output::print(output.format, &reports, |reports| list(reports))
         }
     }
+}
+
+/// The socket that a volume is to have. The daemon runs in another directory, and names are text to it.
+fn own_socket(args: SocketArgs) -> Result<Option<VolumeSocket>, Failure> {
+    let SocketArgs { socket, socket_owner: owner, socket_group: group, socket_mode: mode, allow } = args;
+    let path = socket.map(std::path::absolute).transpose().map_err(|e| Failure::failed(reason(&e)))?;
+    if let Some(path) = path.as_ref().filter(|path| path.to_str().is_none()) {
+        return Err(Failure::usage(format!("--socket {}: its path is not UTF-8 text", path.display())));
+    }
+    config::volume_socket(path, (owner, group), mode, allow).map_err(Failure::usage)
 }
 
 /// Drains one volume, or all of them at once. All are tried; the first error is told.

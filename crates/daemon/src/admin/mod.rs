@@ -25,6 +25,7 @@
 //! while it waits for a drain does not stop the drain; one that waits for a removal stops the removal
 //! as long as the volume still drains. A snapshot is taken, and an image rolled back, whether its caller waits or not.
 
+use crate::door::VolumeSocket;
 use crate::units::{Duration, Size};
 use crate::volume::{DrainOrder, Mode};
 use serde::{Deserialize, Serialize};
@@ -294,6 +295,9 @@ pub struct AddVolume {
     /// Order in which dirty data reaches the image; the daemon's, or grouped, when it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainOrder>,
+    /// A socket of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<VolumeSocket>,
 }
 
 /// Changes to a volume; what is left out stays.

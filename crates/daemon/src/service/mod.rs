@@ -1,12 +1,14 @@
 //! `tidepool serve`: from a configuration to a daemon that serves, and to its orderly end.
 
 mod attachment;
+mod doors;
 mod error;
 mod monitor;
 mod peers;
 mod plan;
 mod volumes;
 
+pub use doors::Doors;
 pub use error::VolumeError;
 pub use peers::{
     Allowed, Certificates, CertificatesError, Hosts, Images, PeerAddress, PeerAddressError, Route,
@@ -20,6 +22,7 @@ use crate::config::Config;
 use crate::failure::{Failure, reason};
 use crate::listen::{Listening, SocketFile};
 use crate::shard::{self, ShardConfig, ShardHandle, StartError};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -61,10 +64,12 @@ pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) ->
     let certificates = certificates.map_err(Failure::failed)?.map(Arc::new);
     let mut stop =
         StopSignals::new().map_err(|e| Failure::failed(format!("cannot catch signals: {}", reason(&e))))?;
+    allow_many_files();
     let sockets = Sockets::bind(&plan)?;
+    let doors = Closing(open_doors(&plan)?);
     let shard = OnceLock::new();
     let daemon = tokio::select! {
-        daemon = start(&plan, limits, sockets, certificates, &shard, console.clone()) => match daemon {
+        daemon = start(&plan, limits, (sockets, &doors.0), certificates, &shard, console.clone()) => match daemon {
             Ok(daemon) => daemon,
             Err(failure) => {
                 stop_shard(shard.get(), &mut stop).await;
@@ -86,8 +91,36 @@ pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) ->
     notify(&[NotifyState::Stopping]);
     info!("stopping: flush and checkpoint");
     let stopped = stop_shard(shard.get(), &mut stop).await;
-    drop(daemon);
+    drop((daemon, doors));
     ended.and_then(|()| end_of(stopped))
+}
+
+/// Lets this process have as many files open as it may: clients, images and their redo are files.
+fn allow_many_files() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        warn!("cannot raise the limit of open files: {}", reason(&error.into()));
+    }
+}
+
+/// The volumes' own sockets, whose files go away when the daemon ends, whatever still knows of them.
+struct Closing(Arc<Doors>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close_all();
+    }
+}
+
+/// Makes the sockets of configured volumes, as harmlessly as [`Sockets::bind`].
+fn open_doors(plan: &Plan) -> Result<Arc<Doors>, Failure> {
+    let doors = Doors::default();
+    for volume in &plan.volumes {
+        let Some(socket) = &volume.socket else { continue };
+        let opened = doors.open(&volume.name, socket, true);
+        opened.map_err(|why| Failure::failed(format!("cannot serve volume {}: {why}", volume.name)))?;
+    }
+    Ok(Arc::new(doors))
 }
 
 /// What the command says of how the shard ended.
@@ -210,7 +243,7 @@ fn warn_of_recovery(found: &RecoveryReport) {
 async fn start(
     plan: &Plan,
     limits: Limits,
-    sockets: Sockets,
+    (sockets, doors): (Sockets, &Arc<Doors>),
     certificates: Option<Arc<Certificates>>,
     running: &OnceLock<ShardHandle>,
     console: Arc<dyn Console>,
@@ -234,6 +267,7 @@ async fn start(
             limits,
             hosts: hosts.clone(),
             images: plan.peer_images.clone(),
+            doors: doors.clone(),
         };
         Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain, pairs)
     };
@@ -247,6 +281,7 @@ async fn start(
         peers.push(tokio::spawn(peers::watch(certificates.clone(), shard.clone())));
     }
     let starting = volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
+    doors.serve(&shard);
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());
         if let Some(name) = &volume

@@ -2,8 +2,11 @@
 
 use super::peers::{Allowed, HOSTS_MAX, Images, PEERS_MAX, PeerAddress};
 use crate::config::{Config, VolumeConfig};
+use crate::door::VolumeSocket;
 use crate::failure::Failure;
 use crate::listen::runtime_directory;
+use crate::service::attachment;
+use crate::shard::limits::LISTENERS_MAX;
 use crate::units::{Duration, Size};
 use crate::volume::{DrainOrder, Mode, WithoutPeer, absolute_backend, check_name};
 use std::collections::BTreeMap;
@@ -19,8 +22,8 @@ use tidepool_nbd::{NbdUri, Transport};
 
 /// How long the check for images that are named twice waits for their file systems.
 const LOOK_WAIT_MAX: Time = Time::from_secs(5);
-/// Most addresses that one daemon listens on for NBD.
-const FRONT_DOORS_MAX: usize = 64;
+/// Most addresses that one daemon listens on for NBD, beside the volumes' own sockets.
+const FRONT_DOORS_MAX: usize = LISTENERS_MAX;
 
 /// A checked configuration.
 #[derive(Debug, Clone)]
@@ -74,6 +77,8 @@ pub struct Wanted {
     pub read_only: bool,
     /// Order of the drain; what it was, or grouped, when nothing is said.
     pub drain: Option<DrainOrder>,
+    /// A socket of its own.
+    pub socket: Option<VolumeSocket>,
 }
 
 /// Write-back would be a surprise.
@@ -179,7 +184,9 @@ impl Wanted {
         if !config.read_only {
             order_rule(&config.backend, mode, drain).map_err(|e| failure(&e))?;
         }
+        let socket = config.socket.map(own_socket).transpose().map_err(|e| failure(&e))?;
         Ok(Wanted {
+            socket,
             name: name.to_owned(),
             backend: absolute_backend(config.backend).map_err(|e| failure(&e))?,
             mode,
@@ -189,6 +196,18 @@ impl Wanted {
             drain,
         })
     }
+}
+
+/// Checks a volume's own socket, as far as that takes no look at the system.
+fn own_socket(socket: VolumeSocket) -> Result<VolumeSocket, String> {
+    let shown = socket.path.display();
+    let absolute = std::path::absolute(&socket.path).map_err(|e| format!("its socket {shown}: {e}"))?;
+    if !attachment::fits(&socket) {
+        return Err(format!(
+            "its socket {shown} has more settings than are remembered: a shorter path or allow list does"
+        ));
+    }
+    Ok(VolumeSocket { path: absolute, ..socket })
 }
 
 impl Plan {
@@ -226,7 +245,7 @@ impl Plan {
         let front_doors =
             front_doors(&config.nbd, config.nbd_unencrypted == Some(true), defaults.as_deref())?;
         let admin = config.admin.or_else(|| defaults.as_ref().map(|directory| directory.join("admin.sock")));
-        refuse_shared_sockets(&front_doors, admin.as_deref())?;
+        refuse_shared_sockets(&front_doors, &volumes, admin.as_deref())?;
         Ok(Plan {
             cache: std::path::absolute(cache).map_err(|e| Failure::usage(format!("--cache: {e}")))?,
             cache_size: config.cache_size,
@@ -362,7 +381,28 @@ fn images(volumes: &[Wanted]) -> Vec<Option<Identity>> {
     images
 }
 
-fn refuse_shared_sockets(front_doors: &[NbdUri], admin: Option<&Path>) -> Result<(), Failure> {
+fn refuse_shared_sockets(
+    front_doors: &[NbdUri],
+    volumes: &[Wanted],
+    admin: Option<&Path>,
+) -> Result<(), Failure> {
+    let mut paths: Vec<&Path> = admin.into_iter().collect();
+    for door in front_doors {
+        if let Transport::Unix { socket } = &door.transport {
+            paths.push(socket);
+        }
+    }
+    for volume in volumes {
+        let Some(socket) = &volume.socket else { continue };
+        if paths.contains(&socket.path.as_path()) {
+            return Err(Failure::usage(format!(
+                "the socket {} of volume {} is named twice; give each its own",
+                socket.path.display(),
+                volume.name
+            )));
+        }
+        paths.push(&socket.path);
+    }
     for (i, door) in front_doors.iter().enumerate() {
         let with_admin =
             matches!((&door.transport, admin), (Transport::Unix { socket }, Some(admin)) if socket == admin);
@@ -475,6 +515,21 @@ mod tests {
             (format!("{DOOR}[volume]\na = \"nbd://H/i\"\nb = \"nbd://h:10809/i\""), "the same image"),
             (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nmode = \"write-back\""), "--accept-loss"),
             ("cache = \"/c\"\nnbd = [\"nbd+unix:///?socket=/s\"]\nadmin = \"/s\"".into(), "named twice"),
+            (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nsocket = \"/s\""), "named twice"),
+            (format!("{DOOR}[volume.a]\nbackend = \"file:/a\"\nsocket = \"/a\""), "named twice"),
+            (
+                format!(
+                    "{DOOR}[volume.a]\nbackend = \"file:/a\"\nsocket = \"/v\"\n[volume.b]\nbackend = \"file:/b\"\nsocket = \"/v\""
+                ),
+                "the socket /v of volume b is named twice",
+            ),
+            (
+                format!(
+                    "{DOOR}[volume.a]\nbackend = \"file:/a\"\nsocket = \"/v\"\nallow = [\"cgroup:/{}\"]",
+                    "x".repeat(500)
+                ),
+                "a shorter path or allow list does",
+            ),
             ("cache = \"/c\"\nnbd = [\"nbd://127.0.0.1/a\", \"nbd://127.0.0.1/b\"]".into(), "named twice"),
             ("cache = \"/c\"\nnbd = [\"nbd://0.0.0.0/\"]".into(), "say --nbd-unencrypted"),
             ("cache = \"/c\"\nnbd = [\"nbd://h/\"]".into(), "say --nbd-unencrypted"),

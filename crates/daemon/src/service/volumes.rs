@@ -16,11 +16,13 @@ mod turns;
 mod whole;
 
 use super::attachment;
+use super::doors::Doors;
 use super::error::VolumeError;
 use super::peers::{Hosts, Images, Route};
 use super::plan::{Wanted, drain_order, mode_rule, order_rule, quota_rule};
 use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
+use crate::door::VolumeSocket;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
 use crate::shard::{
@@ -77,12 +79,14 @@ pub struct Volumes {
     images: Turns,
     /// Held while an image is opened, until its backend is in the shard or closed.
     openings: Turns,
+    /// The volumes' own sockets.
+    doors: Arc<Doors>,
     /// Volumes that are to come here, with what lets their clients in.
     arriving: Mutex<BTreeMap<String, arrival::Pending>>,
 }
 
-/// What is to be done about second copies.
-#[derive(Debug, Clone, Default)]
+/// What is to be done about second copies, and the volumes' own sockets.
+#[derive(Clone, Default)]
 pub struct Pairs {
     /// Where they may be, the best first.
     pub peers: Vec<Route>,
@@ -96,6 +100,8 @@ pub struct Pairs {
     pub hosts: Arc<Hosts>,
     /// Images that they may name, besides those of volumes that are known here.
     pub images: Vec<Images>,
+    /// The sockets that are made already.
+    pub doors: Arc<Doors>,
 }
 
 /// One volume as the control plane knows it.
@@ -317,7 +323,7 @@ impl Volumes {
         drain: Option<volume::DrainOrder>,
         pairs: Pairs,
     ) -> Arc<Volumes> {
-        let Pairs { peers, takes_copies, without_peer, limits, hosts, images } = pairs;
+        let Pairs { peers, takes_copies, without_peer, limits, hosts, images, doors } = pairs;
         Arc::new(Volumes {
             shard,
             cache_uuid,
@@ -335,6 +341,7 @@ impl Volumes {
             takeovers: Turns::default(),
             images: Turns::default(),
             openings: Turns::default(),
+            doors,
             arriving: Mutex::default(),
         })
     }
@@ -362,6 +369,21 @@ impl Volumes {
     /// How long this host waits for others.
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// A volume's own socket, if it has one.
+    pub(super) fn socket_of(&self, name: &str) -> Option<VolumeSocket> {
+        self.doors.of(name)
+    }
+
+    /// Makes a volume's own socket and serves it; whether it is new.
+    async fn open_door(&self, name: &str, socket: VolumeSocket) -> Result<bool, VolumeError> {
+        let (doors, volume) = (self.doors.clone(), name.to_owned());
+        let opening = tokio::task::spawn_blocking(move || doors.open(&volume, &socket, false));
+        let opened = opening.await.unwrap_or_else(|_| Err("an internal error occurred".to_owned()));
+        let is_new = opened.map_err(|why| VolumeError::Invalid { name: name.to_owned(), why })?;
+        self.doors.serve(&self.shard);
+        Ok(is_new)
     }
 
     fn knows(&self, entry: &Arc<Entry>) -> bool {
@@ -564,12 +586,27 @@ impl Volumes {
             dirty_max: asked.dirty_max,
             read_only: asked.read_only,
             drain: asked.drain,
+            socket: asked.socket,
             ..VolumeConfig::new(asked.backend.parse()?)
         };
         crate::volume::check_name(&asked.name)?;
         let wanted = Wanted::new(&asked.name, config, accept_loss, self.drain, !self.peers.is_empty())
             .map_err(|failure| VolumeError::Invalid { name: asked.name, why: failure.to_string() })?;
-        self.add(wanted).await
+        let (name, socket) = (wanted.name.clone(), wanted.socket.clone());
+        let waits = self.configured(&name).is_some();
+        if socket.is_some() && !waits && self.contains(&name).await.map_err(from_shard("add", &name))? {
+            return Err(VolumeError::Exists(name));
+        }
+        // Before the volume: what is remembered of it has the socket.
+        let is_new = match socket {
+            Some(socket) => self.open_door(&name, socket).await?,
+            None => false,
+        };
+        let added = self.add(wanted).await;
+        if added.is_err() && is_new {
+            self.doors.close(&name);
+        }
+        added
     }
 
     /// Changes a volume; returns when the change is in force.
@@ -625,8 +662,8 @@ impl Volumes {
     ) -> Result<(), VolumeError> {
         let shard_error = from_shard("change", name);
         let spec = self.spec_of(id).await.map_err(shard_error)?;
-        let backend = spec.and_then(|spec| attachment::decode(&spec.attachment)).map(|(_, backend)| backend);
-        let bytes = attachment::encode(accept_loss, &backend.unwrap_or_default());
+        let kept = spec.and_then(|spec| attachment::decode(&spec.attachment)).unwrap_or_default();
+        let bytes = attachment::encode(accept_loss, kept.socket.as_ref(), &kept.backend);
         let bytes = bytes.expect("the backend's part has fitted before");
         self.shard.set_attachment(id, bytes).await.map_err(shard_error)
     }

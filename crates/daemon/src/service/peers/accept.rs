@@ -481,7 +481,8 @@ async fn look(
             found.host, record.generation
         ));
     }
-    let attachment = attachment::encode(None, &[]).expect("nothing is not too long");
+    let attachment = attachment::encode(None, volumes.socket_of(&said.name).as_ref(), &[])
+        .expect("a socket that is there is not too long");
     let spec = VolumeSpec {
         name: said.name.clone(),
         // A volume that is known has its image by the name that it has here.

@@ -114,7 +114,7 @@ impl Volumes {
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
         let backend = spec.backend.parse()?;
-        let Some((recorded_loss, attachment)) = attachment::decode(&spec.attachment) else {
+        let Some(kept) = attachment::decode(&spec.attachment) else {
             let entry = Entry::new(&name, backend, Facts { id: Some(id), ..Facts::default() });
             let why = "another version of tidepool recorded it; use that version".to_owned();
             let error = VolumeError::Invalid { name: name.clone(), why };
@@ -124,7 +124,7 @@ impl Volumes {
         };
         let (mode, accept_loss, dirty_bytes_max, read_only) = match &asked {
             Some(asked) => (asked.mode.into(), asked.accept_loss, asked.dirty_bytes_max, asked.read_only),
-            None => (spec.mode, recorded_loss, spec.dirty_bytes_max, spec.read_only),
+            None => (spec.mode, kept.accept_loss, spec.dirty_bytes_max, spec.read_only),
         };
         if asked.is_some() && mode != spec.mode {
             let (was, is) = (Mode::from(spec.mode), Mode::from(mode));
@@ -163,7 +163,7 @@ impl Volumes {
             keep_clean: false,
         };
         let (first, outcome) = oneshot::channel();
-        tokio::spawn(self.clone().attach_until_done(entry, id, attach, attachment, first));
+        tokio::spawn(self.clone().attach_until_done(entry, id, attach, kept.backend, first));
         Ok(outcome)
     }
 
@@ -358,9 +358,11 @@ impl Volumes {
         accept_loss: Option<Duration>,
         backend: &dyn Backend,
     ) -> Result<Vec<u8>, VolumeError> {
-        attachment::encode(accept_loss, &backend.attachment()).ok_or_else(|| VolumeError::Invalid {
+        let socket = self.socket_of(&entry.name);
+        let bytes = attachment::encode(accept_loss, socket.as_ref(), &backend.attachment());
+        bytes.ok_or_else(|| VolumeError::Invalid {
             name: entry.name.clone(),
-            why: "its backend wants too much to be remembered".into(),
+            why: "its backend and its socket want too much to be remembered".into(),
         })
     }
 

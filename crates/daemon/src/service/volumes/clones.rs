@@ -108,6 +108,7 @@ impl Volumes {
             dirty_bytes_max: 0,
             read_only: true,
             drain: None,
+            socket: None,
         };
         self.add(wanted).await?;
         self.entry(&parent.name)

@@ -262,6 +262,7 @@ impl Volumes {
                 // If it is to be the copy here already, it stays.
                 if gone == Gone::Clean && self.shard.forget(id).await.is_ok() {
                     lock(&self.entries).remove(&name);
+                    self.doors.leave(&name);
                     return self.forget_parents();
                 }
             }

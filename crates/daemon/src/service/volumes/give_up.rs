@@ -112,6 +112,7 @@ impl Volumes {
                 entries.remove(&name);
             }
         }
+        self.doors.close(&name);
         // Whoever waits for it in a handshake is told that there is no such volume.
         drop(lock(&entry.facts).announced.take());
         self.forget_parents();

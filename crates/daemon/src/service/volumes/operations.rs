@@ -110,6 +110,7 @@ impl Volumes {
             }
         };
         lock(&self.entries).remove(&name);
+        self.doors.close(&name);
         if let Some(keeping) = lock(&entry.facts).keeping.take() {
             keeping.abort();
         }

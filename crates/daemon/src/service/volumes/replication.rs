@@ -211,6 +211,7 @@ impl Volumes {
             return Err(VolumeError::NotForgotten { name: name.to_owned(), why });
         }
         self.shard.remove_volume(id, false).await.map_err(from_shard("remove", name))?;
+        self.doors.close(name);
         info!("volume {name}: the copy of another host's is forgotten");
         Ok(Removed { name: name.to_owned(), backend: spec.backend, verified: false, direct_use: Vec::new() })
     }

@@ -5,12 +5,15 @@ use super::attach::{Attempts, is_half_rolled_back};
 use super::failover::is_decision;
 use super::{Entry, Facts, Volumes, from_shard, lock};
 use crate::admin::Removed;
+use crate::failure::one_line;
 use crate::service::VolumeError;
+use crate::service::attachment;
 use crate::service::plan::Wanted;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration as Time;
 use tidepool_backend::{BackendError, Prepared};
+use tidepool_engine::api::VolumeSpec;
 use tidepool_engine::status::{VolumeState, VolumeStatus};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -61,6 +64,9 @@ impl Volumes {
             takes_copies: self.takes_copies,
             holds_data: recovered.iter().any(|(status, _)| holds_data(status)),
         };
+        for (status, _) in recovered.iter().filter(|(_, asked)| asked.is_none()) {
+            self.open_kept_door(&status.spec).await;
+        }
         for (status, asked) in recovered {
             if status.state == VolumeState::Replica {
                 info!("volume {}: a copy of another host's is here", status.spec.name);
@@ -76,6 +82,17 @@ impl Volumes {
             starting.firsts.push(self.begin_add(wanted, true)?);
         }
         Ok(starting)
+    }
+
+    /// A volume that no configuration names has the socket that it was added with. One that cannot be made keeps the volume from
+    /// nobody else.
+    async fn open_kept_door(&self, spec: &VolumeSpec) {
+        let kept = attachment::decode(&spec.attachment).unwrap_or_default();
+        let Some(socket) = kept.socket else { return };
+        if let Err(error) = self.open_door(&spec.name, socket.clone()).await {
+            self.doors.keep(&spec.name, socket);
+            warn!("volume {} has no socket of its own until the next start: {}", spec.name, one_line(&error));
+        }
     }
 
     /// A volume that is wanted on another image than recorded: allowed when nothing is left to drain.
@@ -221,6 +238,7 @@ impl Volumes {
     /// Forgets a volume that is only configured, until the next start.
     pub(super) fn forget_wish(self: &Arc<Self>, entry: &Arc<Entry>) -> Removed {
         self.drop_wish(entry);
+        self.doors.close(&entry.name);
         self.forget_parents();
         info!("volume {}: is not tried any more (until the next start, if it stays configured)", entry.name);
         Removed {

@@ -1,0 +1,195 @@
+//! The volumes' own sockets: made before anything else, served as soon as there is a shard, and gone with their volume.
+//!
+//! Clients are accepted here and not by the reactor, because a look at who they are may wait for the kernel. Each socket has one task
+//! that looks at one client at a time, so that clients that hammer on one of them hold up no other.
+
+use crate::door::{Access, VolumeSocket};
+use crate::listen::{Listening, SocketFile};
+use crate::shard::{ShardError, ShardHandle};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener as StdListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tidepool_engine::api::VOLUMES_MAX;
+use tokio::net::UnixListener;
+use tokio::task::AbortHandle;
+use tracing::{info, warn};
+
+/// Pause after the system had no resources for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Most sockets: one for each volume that a cache holds.
+const DOORS_MAX: usize = VOLUMES_MAX;
+
+/// The socket of one volume.
+struct Door {
+    wanted: VolumeSocket,
+    /// The configuration names it, so that it stays when the volume goes to another host.
+    configured: bool,
+    /// What is not served yet.
+    waiting: Option<(StdListener, Access)>,
+    task: Option<AbortHandle>,
+    _file: Option<SocketFile>,
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// The sockets by the names of their volumes.
+#[derive(Default)]
+pub struct Doors {
+    doors: Mutex<BTreeMap<String, Door>>,
+}
+
+impl Doors {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Door>> {
+        // No panic leaves the map half changed.
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the socket of a volume. Whether it is new: it may be there just as it is wanted. May wait for the user database and the
+    /// file system.
+    ///
+    /// # Errors
+    /// Why it cannot be, in one line. Nothing has changed then.
+    pub fn open(&self, volume: &str, wanted: &VolumeSocket, configured: bool) -> Result<bool, String> {
+        {
+            let doors = self.lock();
+            match doors.get(volume) {
+                Some(door) if door.wanted == *wanted => return Ok(false),
+                Some(door) => {
+                    return Err(format!("it has the socket {} already", door.wanted.path.display()));
+                }
+                None => {}
+            }
+            if let Some((other, _)) = doors.iter().find(|(_, door)| door.wanted.path == wanted.path) {
+                return Err(format!("{} is the socket of volume {other}", wanted.path.display()));
+            }
+            if doors.len() >= DOORS_MAX {
+                return Err(format!(
+                    "there are {DOORS_MAX} volumes with a socket of their own, which is the limit"
+                ));
+            }
+        }
+        let resolved = wanted.resolve().map_err(|error| error.to_string())?;
+        let listening = Listening::bind_volume(&wanted.path, &resolved).map_err(|error| error.to_string())?;
+        let (socket, file) = listening.into_parts();
+        let listener = StdListener::from(socket);
+        listener.set_nonblocking(true).map_err(|error| crate::failure::reason(&error))?;
+        let waiting = Some((listener, resolved.access));
+        let door = Door { wanted: wanted.clone(), configured, waiting, task: None, _file: file };
+        // One that was entered meanwhile is at another path, since this one was free.
+        self.lock().entry(volume.to_owned()).or_insert(door);
+        Ok(true)
+    }
+
+    /// Begins to take clients in at those sockets that are not served yet.
+    pub(super) fn serve(&self, shard: &ShardHandle) {
+        for (volume, door) in self.lock().iter_mut() {
+            let Some((listener, access)) = door.waiting.take() else { continue };
+            match UnixListener::from_std(listener) {
+                Ok(listener) => {
+                    let serving = accept(listener, Arc::new(access), volume.clone(), shard.clone());
+                    door.task = Some(tokio::spawn(serving).abort_handle());
+                    info!("volume {volume}: listening on {}", door.wanted.path.display());
+                }
+                Err(error) => warn!(
+                    "volume {volume}: cannot listen on {}: {error} (restart the daemon when the reason is gone)",
+                    door.wanted.path.display()
+                ),
+            }
+        }
+    }
+
+    /// The socket that a volume has.
+    pub(super) fn of(&self, volume: &str) -> Option<VolumeSocket> {
+        self.lock().get(volume).map(|door| door.wanted.clone())
+    }
+
+    /// The socket of a volume could not be made. It is remembered all the same, for the next start.
+    pub(super) fn keep(&self, volume: &str, wanted: VolumeSocket) {
+        let door = Door { wanted, configured: false, waiting: None, task: None, _file: None };
+        self.lock().entry(volume.to_owned()).or_insert(door);
+    }
+
+    /// A volume is removed.
+    pub(super) fn close(&self, volume: &str) {
+        let door = self.lock().remove(volume);
+        drop(door);
+    }
+
+    /// A volume has gone to another host, and nothing of it is here.
+    pub(super) fn leave(&self, volume: &str) {
+        let mut doors = self.lock();
+        if doors.get(volume).is_some_and(|door| !door.configured) {
+            doors.remove(volume);
+        }
+    }
+
+    /// The daemon ends.
+    pub(super) fn close_all(&self) {
+        let doors = std::mem::take(&mut *self.lock());
+        drop(doors);
+    }
+}
+
+/// Takes in the clients of one volume that are allowed to use it.
+async fn accept(listener: UnixListener, access: Arc<Access>, volume: String, shard: ShardHandle) {
+    loop {
+        let accepted = listener.accept().await.and_then(|(stream, _)| stream.into_std());
+        let client = accepted.and_then(|stream| {
+            // io_uring waits by itself; with O_NONBLOCK it would not.
+            stream.set_nonblocking(false)?;
+            Ok(OwnedFd::from(stream))
+        });
+        let outcome = match client {
+            Ok(client) => let_in(client, &access, &volume, &shard).await,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+            Err(error) => {
+                warn!("volume {volume}: cannot accept a connection: {error}; trying again shortly");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        if outcome.is_err() {
+            // The reactor has stopped: nobody is served any more.
+            return;
+        }
+    }
+}
+
+async fn let_in(
+    client: OwnedFd,
+    access: &Arc<Access>,
+    volume: &str,
+    shard: &ShardHandle,
+) -> Result<(), ShardError> {
+    let (client, checked) = if access.may_wait() {
+        let access = access.clone();
+        let check = tokio::task::spawn_blocking(move || {
+            let checked = access.check(client.as_fd());
+            (client, checked)
+        });
+        // It has no way to fail but a panic, which has ended the connection.
+        let Ok(checked) = check.await else { return Ok(()) };
+        checked
+    } else {
+        let checked = access.check(client.as_fd());
+        (client, checked)
+    };
+    match checked {
+        Ok(()) => shard.admit(client, volume).await,
+        Err(why) => {
+            let pid = crate::door::peer_of(client.as_fd()).ok().and_then(|peer| peer.pid);
+            let peer = pid.map_or_else(|| "a local client".to_owned(), |pid| format!("process {pid}"));
+            warn!(%peer, "keeping a client out of volume {volume}: {why}");
+            shard.deny().await
+        }
+    }
+}
