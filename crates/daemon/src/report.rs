@@ -24,6 +24,8 @@ pub struct Known {
     pub error: Option<String>,
     /// What is to be known of its image, a line each.
     pub notes: Vec<String>,
+    /// Its own socket.
+    pub socket: Option<String>,
     /// This host.
     pub host: String,
     /// The volume through which it reads what it has from its parent.
@@ -77,6 +79,7 @@ pub fn volume(volume: &ShardVolumeStatus, known: Known) -> VolumeReport {
         backend_state: backend_state(volume),
         error: known.error.or_else(|| trouble(volume)),
         notes: known.notes,
+        socket: known.socket,
         exposure,
         dirty_bytes: status.dirty_bytes,
         dirty_zero_bytes: status.dirty_zero_bytes,
@@ -120,6 +123,7 @@ pub fn configured(wanted: &Wanted, known: Known) -> VolumeReport {
         backend_state: BackendState::Ok,
         error: known.error,
         notes: known.notes,
+        socket: known.socket,
         exposure: Exposure {
             accepted_seconds: known.accept_loss.map(Duration::as_seconds),
             ..Exposure::default()

@@ -6,6 +6,7 @@ mod demo;
 mod export;
 mod lab;
 mod lab_report;
+mod own_socket;
 mod packaging;
 mod second_copy;
 mod serving;

@@ -166,6 +166,9 @@ pub struct VolumeReport {
     /// What is to be known of its image although nothing is wrong, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// Its own socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
     /// What would be lost if the cache device died now.
     pub exposure: Exposure,
     /// Bytes of data not yet in the backend.

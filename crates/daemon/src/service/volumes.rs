@@ -689,6 +689,10 @@ impl Volumes {
         Ok(Sample { shard, volumes })
     }
 
+    fn shown_socket(&self, name: &str) -> Option<String> {
+        self.socket_of(name).map(|socket| socket.path.display().to_string())
+    }
+
     fn reports(&self, shard: &ShardStatus) -> Vec<VolumeReport> {
         let entries = lock(&self.entries);
         let report = |status: &ShardVolumeStatus| {
@@ -698,14 +702,18 @@ impl Volumes {
             if let Some(entry) = entries.get(name).filter(|entry| own || lock(&entry.facts).takes_over) {
                 known = lock(&entry.facts).known();
             }
-            report::volume(status, Known { host: self.host.clone(), ..known })
+            report::volume(
+                status,
+                Known { host: self.host.clone(), socket: self.shown_socket(name), ..known },
+            )
         };
         let mut reports: Vec<VolumeReport> = shard.volumes.iter().map(report).collect();
         let is_known = |name: &str| shard.volumes.iter().any(|known| known.status.spec.name == name);
         for entry in entries.values().filter(|entry| !is_known(&entry.name)) {
             let facts = lock(&entry.facts);
             if let Some(wish) = &facts.wish {
-                reports.push(report::configured(wish, facts.known()));
+                let known = Known { socket: self.shown_socket(&entry.name), ..facts.known() };
+                reports.push(report::configured(wish, known));
             }
         }
         reports.sort_by(|a, b| a.name.cmp(&b.name));
