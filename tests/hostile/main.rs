@@ -1,6 +1,7 @@
 //! Those who mean harm, or do it: none of them gets in, and none keeps the others waiting.
 
 mod intruder;
+mod doors;
 mod log;
 mod names;
 mod peers;
