@@ -244,6 +244,10 @@ fn g6_libvirt_starts_a_domain_elsewhere_once_somebody_has_confirmed_the_fence() 
     manager.installs("etc/fenced", "[ \"$1\" = h0 ]").expect("written");
     ended(&hook(&begin, &xml), 0, "");
     ended(&hook(&begin, &xml), 0, "");
+    // Also where the volume has a socket of its own.
+    let own = domain(&pair.hosts[to].socket.with_file_name("own.sock"));
+    ended(&hook(&begin, &own), 0, "");
+    ended(&hook(&begin, &own.replace(VOLUME, "another")), 1, "no copy of it is in this cache");
     manager.configures("vms", "vm another\n").expect("written");
     ended(&hook(&begin, &xml), 1, "no copy of it is in this cache");
     goes_on(&mut pair, &mut workload, to);

@@ -648,6 +648,56 @@ fn the_clients_of_one_volume_take_nothing_from_another() {
     assert_eq!(door.client().size_bytes(), MIB as u64, "all places are free again");
 }
 
+/// The names that a socket lists.
+fn listed(socket: &std::path::Path) -> Vec<String> {
+    let mut stream = UnixStream::connect(socket).expect("the shard listens");
+    stream.read_exact(&mut [0; 18]).expect("a greeting");
+    let mut list = 3u32.to_be_bytes().to_vec();
+    list.extend(wire::MAGIC_OPTION.to_be_bytes());
+    list.extend(wire::OPT_LIST.to_be_bytes());
+    list.extend(0u32.to_be_bytes());
+    stream.write_all(&list).expect("sent");
+    let mut names = Vec::new();
+    loop {
+        let mut head = [0; 20];
+        stream.read_exact(&mut head).expect("an answer");
+        let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
+        let mut body = vec![0; number(16) as usize];
+        stream.read_exact(&mut body).expect("an answer");
+        match number(12) {
+            wire::REP_SERVER => names.push(String::from_utf8_lossy(&body[4..]).into_owned()),
+            kind => {
+                assert_eq!(kind, wire::REP_ACK);
+                return names;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_volumes_own_socket_knows_of_no_other_volume() {
+    let door = Door::open(MIB as u64, memory());
+    door.add(spec("w", 2 * MIB as u64));
+    let own = door.own_socket("w");
+    let connect = |export: &str| {
+        BlockingClient::over(UnixStream::connect(&own).expect("it listens"), Wanted::new(export))
+            .map(|client| client.size_bytes())
+    };
+    assert_eq!(listed(&door.socket()), ["v", "w"]);
+    assert_eq!(listed(&own), ["w"]);
+    for export in ["", "w"] {
+        assert_eq!(connect(export).expect("its volume"), 2 * MIB as u64);
+    }
+    for export in ["v", "x"] {
+        let error = connect(export).expect_err("not its volume");
+        assert!(error.to_string().contains("there is no export"), "{error}");
+    }
+    // Also one that another volume's client would wait for.
+    let _coming = door.shard.announce("x").expect("it runs");
+    assert!(connect("x").is_err());
+    assert_eq!(listed(&own), ["w"]);
+}
+
 /// A client that dials and tells in the end whether it was let in, and how large the volume is.
 fn waiting_client(door: &Door, export: &str) -> std::thread::JoinHandle<Result<u64, ClientError>> {
     let (stream, wanted) = (door.dial(), Wanted::new(export));

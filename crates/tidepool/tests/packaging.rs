@@ -31,6 +31,13 @@ fn the_example_configuration_is_valid_as_shipped_and_with_its_comments_opened() 
 }
 
 #[test]
+fn the_example_of_own_sockets_is_valid() {
+    let path = packaged("../docs/examples/own-sockets.toml");
+    let plan = Plan::new(Config::read(&path).expect("valid")).expect("a plan");
+    assert!(plan.volumes.len() == 3 && plan.volumes.iter().all(|volume| volume.socket.is_some()));
+}
+
+#[test]
 fn the_unit_is_accepted_by_systemd() {
     // The unit names the installed command; here it is the built one.
     let unit = std::fs::read_to_string(packaged("tidepool.service")).expect("readable");

@@ -14,11 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidepool_engine::api::VOLUMES_MAX;
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tracing::{info, warn};
 
 /// Pause after the system had no resources for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Most looks at clients at the same time that may wait for the kernel.
+const CHECKS_MAX: usize = 16;
 /// Most sockets: one for each volume that a cache holds.
 const DOORS_MAX: usize = VOLUMES_MAX;
 
@@ -42,9 +45,15 @@ impl Drop for Door {
 }
 
 /// The sockets by the names of their volumes.
-#[derive(Default)]
 pub struct Doors {
     doors: Mutex<BTreeMap<String, Door>>,
+    checks: Arc<Semaphore>,
+}
+
+impl Default for Doors {
+    fn default() -> Doors {
+        Doors { doors: Mutex::default(), checks: Arc::new(Semaphore::new(CHECKS_MAX)) }
+    }
 }
 
 impl Doors {
@@ -95,7 +104,8 @@ impl Doors {
             let Some((listener, access)) = door.waiting.take() else { continue };
             match UnixListener::from_std(listener) {
                 Ok(listener) => {
-                    let serving = accept(listener, Arc::new(access), volume.clone(), shard.clone());
+                    let guard = Guard { access: access.into(), checks: self.checks.clone() };
+                    let serving = accept(listener, guard, volume.clone(), shard.clone());
                     door.task = Some(tokio::spawn(serving).abort_handle());
                     info!("volume {volume}: listening on {}", door.wanted.path.display());
                 }
@@ -139,8 +149,15 @@ impl Doors {
     }
 }
 
+/// Who looks at the clients of one volume.
+struct Guard {
+    access: Arc<Access>,
+    /// Those of all volumes that may do so.
+    checks: Arc<Semaphore>,
+}
+
 /// Takes in the clients of one volume that are allowed to use it.
-async fn accept(listener: UnixListener, access: Arc<Access>, volume: String, shard: ShardHandle) {
+async fn accept(listener: UnixListener, guard: Guard, volume: String, shard: ShardHandle) {
     loop {
         let accepted = listener.accept().await.and_then(|(stream, _)| stream.into_std());
         let client = accepted.and_then(|stream| {
@@ -149,7 +166,7 @@ async fn accept(listener: UnixListener, access: Arc<Access>, volume: String, sha
             Ok(OwnedFd::from(stream))
         });
         let outcome = match client {
-            Ok(client) => let_in(client, &access, &volume, &shard).await,
+            Ok(client) => let_in(client, &guard, &volume, &shard).await,
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => {
                 warn!("volume {volume}: cannot accept a connection: {error}; trying again shortly");
@@ -166,13 +183,14 @@ async fn accept(listener: UnixListener, access: Arc<Access>, volume: String, sha
 
 async fn let_in(
     client: OwnedFd,
-    access: &Arc<Access>,
+    Guard { access, checks }: &Guard,
     volume: &str,
     shard: &ShardHandle,
 ) -> Result<(), ShardError> {
     let (client, checked) = if access.may_wait() {
-        let access = access.clone();
+        let (access, turn) = (access.clone(), checks.clone().acquire_owned().await);
         let check = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
             let checked = access.check(client.as_fd());
             (client, checked)
         });

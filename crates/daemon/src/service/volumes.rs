@@ -376,14 +376,12 @@ impl Volumes {
         self.doors.of(name)
     }
 
-    /// Makes a volume's own socket and serves it; whether it is new.
+    /// Makes a volume's own socket, to be served by [`Doors::serve`]; whether it is new.
     async fn open_door(&self, name: &str, socket: VolumeSocket) -> Result<bool, VolumeError> {
         let (doors, volume) = (self.doors.clone(), name.to_owned());
         let opening = tokio::task::spawn_blocking(move || doors.open(&volume, &socket, false));
         let opened = opening.await.unwrap_or_else(|_| Err("an internal error occurred".to_owned()));
-        let is_new = opened.map_err(|why| VolumeError::Invalid { name: name.to_owned(), why })?;
-        self.doors.serve(&self.shard);
-        Ok(is_new)
+        opened.map_err(|why| VolumeError::Invalid { name: name.to_owned(), why })
     }
 
     fn knows(&self, entry: &Arc<Entry>) -> bool {
@@ -603,8 +601,10 @@ impl Volumes {
             None => false,
         };
         let added = self.add(wanted).await;
-        if added.is_err() && is_new {
-            self.doors.close(&name);
+        match &added {
+            Ok(()) => self.doors.serve(&self.shard),
+            Err(_) if is_new => self.doors.close(&name),
+            Err(_) => {}
         }
         added
     }
