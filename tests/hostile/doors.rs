@@ -49,7 +49,7 @@ fn rig(volumes: &[(&str, String)]) -> Rig {
 }
 
 fn socket_in(scratch: &Scratch, volume: &str) -> PathBuf {
-    scratch.join(&format!("{volume}.sock"))
+    scratch.join(format!("{volume}.sock"))
 }
 
 /// All connections that a socket gives for an export.

@@ -275,6 +275,11 @@ impl<'a> Private<'a> {
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let fd = rustix::fs::openat(parent, &name, flags, Mode::empty())?;
+            // Who may write to the directory around it could have put another one in its place.
+            let found = rustix::fs::fstat(&fd)?;
+            if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+                return Err(Errno::PERM);
+            }
             return Ok(Private { parent, path: parent_path.join(&name), name, fd });
         }
         Err(Errno::EXIST)

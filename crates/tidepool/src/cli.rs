@@ -450,7 +450,7 @@ pub enum VolumeCommand {
         drain: Option<DrainOrder>,
         /// A socket of its own.
         #[command(flatten)]
-        socket: SocketArgs,
+        socket: Box<SocketArgs>,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,

@@ -39,7 +39,7 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             output,
         } => {
             let client = client(&admin)?;
-            let socket = own_socket(socket)?;
+            let socket = own_socket(*socket)?;
             // The daemon runs in another directory.
             let uri = absolute_backend(uri).map_err(|e| Failure::failed(reason(&e)))?;
             let (name, backend) = (name.to_string(), uri.to_string());
