@@ -158,7 +158,9 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
+        // What is above it goes with the last of them.
         let _ = fs::remove_dir(&self.directory);
+        let _ = self.directory.parent().map(fs::remove_dir);
     }
 }
 
@@ -214,13 +216,16 @@ fn a_process_of_another_cgroup_is_kept_out() {
     ]);
     rig.daemon.start().expect("it starts");
     for volume in ["exact", "numbered"] {
-        for (cgroup, allowed) in [(Some(&guest), true), (Some(&other), false), (None, false)] {
+        for (cgroup, allowed) in
+            [(Some(&guest), true), (Some(&below), true), (Some(&other), false), (None, false)]
+        {
             let directory = cgroup.map(|cgroup| cgroup.directory.as_path());
             assert_eq!(comes_in(&rig, volume, None, directory), allowed, "{directory:?} to {volume}");
         }
     }
     assert!(!comes_in(&rig, "both", None, Some(&guest.directory)), "the cgroup alone is not enough");
     assert!(rig.daemon.log().contains(&format!("cgroup {} is not in its allow list", other.name)));
+    // One that has others in it can only be removed after them.
     drop(below);
 }
 
