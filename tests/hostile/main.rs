@@ -1,7 +1,7 @@
 //! Those who mean harm, or do it: none of them gets in, and none keeps the others waiting.
 
-mod intruder;
 mod doors;
+mod intruder;
 mod log;
 mod names;
 mod peers;

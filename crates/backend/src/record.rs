@@ -21,6 +21,8 @@ const VERSION_ALONE: u32 = 1;
 
 /// Longest record in bytes; anything longer is not ours.
 pub(crate) const RECORD_BYTES_MAX: usize = 16 * 1024;
+/// Highest generation that a record may have: the next owner's is one more.
+const GENERATION_MAX: u64 = u64::MAX - 1;
 
 /// Former owners that are remembered.
 const FORMER_MAX: usize = 8;
@@ -453,6 +455,10 @@ impl Ownership {
         if record.version == VERSION_ALONE {
             // No release has written of a second copy in it.
             (record.copies, record.peer) = (Copies::Solo, None);
+        }
+        // Each owner's is one more than that of the owner before.
+        if record.generation > GENERATION_MAX {
+            return bad("has a generation that no cache has come to");
         }
         if (record.copies == Copies::Sync) != record.peer.is_some() {
             return bad("does not say who holds the other copy");

@@ -60,6 +60,14 @@ fn a_cache_that_has_forgotten_the_image_is_refused() {
 }
 
 #[test]
+fn a_record_with_a_generation_that_cannot_be_is_refused() {
+    let of = |generation| Ownership { generation, ..record(OwnerState::Open) }.to_json();
+    assert!(Ownership::from_json("i", &of(u64::MAX - 1)).is_ok());
+    let told = Ownership::from_json("i", &of(u64::MAX)).expect_err("refused").to_string();
+    assert!(told.contains("a generation that no cache has come to"), "{told}");
+}
+
+#[test]
 fn a_record_of_a_later_format_is_refused() {
     let text = String::from_utf8(record(OwnerState::Clean).to_json()).expect("JSON");
     let text = text.replace("\"version\": 1", "\"version\": 4");
