@@ -1,6 +1,7 @@
 //! `make bench`: the raw device, an NBD server that does nothing, Tidepool, and the uncached image through librbd, measured side by
 //! side by fio in one run.
 
+mod neighbours;
 mod report;
 mod restart;
 mod rows;
@@ -37,6 +38,12 @@ struct Options {
     /// Leave out the restart after a kill.
     #[arg(long)]
     no_restart: bool,
+    /// Leave out what a client notices of the clients of another volume.
+    #[arg(long)]
+    no_neighbours: bool,
+    /// Measure that alone, and put it into the report that is there.
+    #[arg(long, conflicts_with = "no_neighbours")]
+    only_neighbours: bool,
     /// Where the files of the measurement go; the cache, the raw file and the OSD share its disk.
     #[arg(long, default_value_os_t = tidepool_lab::scratch::parent())]
     dir: PathBuf,
@@ -104,6 +111,9 @@ fn main() -> ExitCode {
 
 /// Runs everything and writes the report.
 fn bench(options: &Options) -> Result<(), Failure> {
+    if options.only_neighbours {
+        return only_neighbours(options);
+    }
     tidepool_testkit::need("fio", "fio")?;
     let sizes = match options.quick {
         true => Sizes { image_bytes: 1 << 30, cache_bytes: 2 << 30, work_bytes: 512 << 20 },
@@ -130,6 +140,7 @@ fn bench(options: &Options) -> Result<(), Failure> {
         sizes,
         points: Vec::new(),
         restarts: Vec::new(),
+        neighbours: None,
     };
     for (at, &seconds) in lengths.iter().enumerate() {
         let repeats = options.repeats.get(at).or(options.repeats.last());
@@ -173,8 +184,30 @@ fn bench(options: &Options) -> Result<(), Failure> {
             write(options, &results)?;
         }
     }
+    if wanted.contains(&Target::Tidepool) && !options.no_neighbours {
+        results.neighbours = Some(neighbours(options)?);
+        write(options, &results)?;
+    }
     println!("{}", results.markdown());
     Ok(())
+}
+
+/// What a client notices of the clients of another volume.
+fn neighbours(options: &Options) -> Result<neighbours::Neighbours, Failure> {
+    let tidepool = tidepool_testkit::daemon::tidepool()?;
+    let machine = machine::look(&options.dir, &[&*tidepool.to_string_lossy(), "rustc"]);
+    let (seconds, repeats) = if options.quick { (5, 1) } else { (10, 3) };
+    neighbours::measure(machine, (seconds, repeats), &options.dir)
+}
+
+/// Puts that into the report that is there.
+fn only_neighbours(options: &Options) -> Result<(), Failure> {
+    let path = options.out.join("results.json");
+    let read = std::fs::read(&path).and_then(|bytes| Ok(serde_json::from_slice::<Results>(&bytes)?));
+    let what = format!("cannot read the report {}", path.display());
+    let mut results = read.map_err(|source| Failure::Io { what, source })?;
+    results.neighbours = Some(neighbours(options)?);
+    write(options, &results)
 }
 
 /// One run.

@@ -7,6 +7,7 @@ use tidepool_lab::fio::Figures;
 use tidepool_lab::machine::Machine;
 
 use crate::Sizes;
+use crate::neighbours::{BOUND, Neighbour, Neighbours};
 use crate::restart::Restart;
 use crate::rows::ROWS;
 use crate::targets::Target;
@@ -51,6 +52,9 @@ pub struct Results {
     pub points: Vec<Point>,
     /// Kills and restarts.
     pub restarts: Vec<Restart>,
+    /// What a client notices of the clients of another volume.
+    #[serde(default)]
+    pub neighbours: Option<Neighbours>,
 }
 
 /// The median; the mean of the two in the middle for an even number.
@@ -86,6 +90,47 @@ impl Results {
         median(self.cell(row, target, seconds).iter().map(|point| of(&point.figures)).collect())
     }
 
+    /// A client beside those of another volume that ask for as much as they can.
+    fn neighbours_table(&self, text: &mut String) {
+        let Some(Neighbours { machine, apart, points }) = &self.neighbours else { return };
+        let (times, more_us) = BOUND;
+        let _ = writeln!(
+            text,
+            "## Beside a volume whose clients ask for all they can\n\n\
+             A write and a read of 4 KiB, one after the other, on one volume, while 24 connections of another one send without a pause{}. Latencies of both, in µs; medians of the repeats, and the ratio of each pair (least to most). \
+             The p99.9 is to stay below {times} × that of before and {} ms. Commit {}, {}.\n\n\
+             | what they send | requests a second | p50 alone | p50 | p99.9 alone | p99.9 | ratio | below |\n|---|---:|---:|---:|---:|---:|---:|---|",
+            if *apart { ", which have a processor of their own" } else { "" },
+            more_us / 1e3,
+            machine.commit,
+            machine.cpu,
+        );
+        let mut names: Vec<&str> = points.iter().map(|point| point.attack.as_str()).collect();
+        names.dedup();
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            let of: Vec<&Neighbour> = points.iter().filter(|point| point.attack == name).collect();
+            let all = |figure: &dyn Fn(&Neighbour) -> f64| {
+                of.iter().map(|point| figure(point)).collect::<Vec<f64>>()
+            };
+            let middle = |figure: &dyn Fn(&Neighbour) -> f64| median(all(figure)).unwrap_or(0.0);
+            let holds = of.iter().all(|point| point.attacked.p999_us <= times * point.idle.p999_us + more_us);
+            let _ = writeln!(
+                text,
+                "| {name} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} |",
+                middle(&|point| point.sent as f64 / f64::from(point.seconds)),
+                middle(&|point| point.idle.p50_us),
+                middle(&|point| point.attacked.p50_us),
+                middle(&|point| point.idle.p999_us),
+                middle(&|point| point.attacked.p999_us),
+                least_to_most(all(&|point| point.attacked.p999_us / point.idle.p999_us)).unwrap_or_default(),
+                if holds { "yes" } else { "**no**" },
+            );
+        }
+        text.push('\n');
+    }
+
     /// The report as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = String::from("# Measured\n\n");
@@ -116,6 +161,7 @@ impl Results {
         self.copies_table(&mut text, &lengths);
         self.drain_table(&mut text);
         self.restart_table(&mut text);
+        self.neighbours_table(&mut text);
         self.all_points(&mut text);
         text
     }

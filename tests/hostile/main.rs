@@ -5,5 +5,4 @@ mod intruder;
 mod log;
 mod names;
 mod peers;
-mod raw;
 mod rounds;

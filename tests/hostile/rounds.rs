@@ -1,16 +1,13 @@
 //! Clients that ask for as much work as they can: what is done between two looks at the ring is bounded, and their neighbours go on.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use tidepool_testkit::hostile::{PIPELINED, attack, attacks};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Scratch, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
-
-use crate::raw::{BLOCK_STATUS, LIST, Raw, TRIM, WRITE_ZEROES};
 
 /// The volume of the neighbour.
 const NEIGHBOUR: &str = "neighbour";
@@ -19,71 +16,11 @@ const SIZE_BYTES: u64 = 8 << 30;
 /// What of it is cached, every second block.
 const CACHED_BYTES: u64 = 64 * MIB;
 const CONNECTIONS: usize = 24;
-/// Requests that a connection sends at once.
-const PIPELINED: usize = 64;
-/// How often whoever sends looks whether it is over.
-const LOOK: Duration = Duration::from_millis(50);
 /// Requests of the neighbour under each attack.
 const REQUESTS: usize = 400;
 /// What all clients together have done in a round, and what one request may go past that; see the daemon's `shard/effort.rs`.
 const ROUND_MAX: u64 = 32 * 1024;
 const LARGEST_REQUEST: u64 = (64 << 20) / 4096 + 1;
-
-/// What a connection sends over and over.
-enum Attack {
-    Requests(Vec<u8>),
-    Options,
-}
-
-fn attacks() -> [(&'static str, Attack); 4] {
-    let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
-    [
-        ("block status", many(BLOCK_STATUS, CACHED_BYTES as u32)),
-        ("trim", many(TRIM, !4095)),
-        ("write zeroes", many(WRITE_ZEROES, (1 << 30) - 4096)),
-        ("options", Attack::Options),
-    ]
-}
-
-/// Sends without a pause, and throws away what comes back. Whoever is sent away comes again.
-fn attack(socket: &Path, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
-    while !over.load(Ordering::Relaxed) {
-        let raw = match attack {
-            Attack::Requests(_) => Raw::of_export(socket, VOLUME),
-            Attack::Options => Raw::connect(socket),
-        };
-        raw.0.set_write_timeout(Some(LOOK)).expect("a limit");
-        let mut answers = raw.0.try_clone().expect("a second half");
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let mut chunk = vec![0; 1 << 20];
-                while answers.read(&mut chunk).is_ok_and(|bytes| bytes > 0) {}
-            });
-            send(&raw, attack, over, sent);
-            let _ = raw.0.shutdown(std::net::Shutdown::Both);
-        });
-    }
-}
-
-/// Until it is over, or the server hangs up.
-fn send(raw: &Raw, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
-    let bytes = match attack {
-        Attack::Requests(bytes) => bytes.clone(),
-        Attack::Options => Raw::option_bytes(LIST, &[]).repeat(PIPELINED),
-    };
-    let mut at = 0;
-    while !over.load(Ordering::Relaxed) {
-        match (&raw.0).write(&bytes[at..]) {
-            Ok(taken) => at += taken,
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
-        }
-        if at == bytes.len() {
-            at = 0;
-            sent.fetch_add(PIPELINED as u64, Ordering::Relaxed);
-        }
-    }
-}
 
 /// Uses its volume, and says how long that took at the median and at worst.
 fn neighbour(rig: &Rig) -> (f64, f64) {
@@ -125,11 +62,11 @@ fn g8_what_clients_have_done_in_a_round_is_bounded_and_their_neighbours_go_on() 
     let socket = &rig.socket;
     let (median_ms, worst_ms) = neighbour(&rig);
     println!("idle         {median_ms:8.2} ms at the median, {worst_ms:8.2} ms at worst");
-    for (name, what) in attacks() {
+    for (name, what) in attacks(CACHED_BYTES as u32) {
         let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         let (median_ms, worst_ms) = std::thread::scope(|scope| {
             for _ in 0..CONNECTIONS {
-                scope.spawn(|| attack(socket, &what, &over, &sent));
+                scope.spawn(|| attack((socket, VOLUME), &what, &over, &sent));
             }
             while sent.load(Ordering::Relaxed) < (CONNECTIONS * PIPELINED) as u64 {
                 std::thread::yield_now();

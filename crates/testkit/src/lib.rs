@@ -11,6 +11,7 @@ pub mod admin;
 pub mod daemon;
 pub mod error;
 pub mod guest;
+pub mod hostile;
 pub mod nbd;
 pub mod rng;
 pub mod server;

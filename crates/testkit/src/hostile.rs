@@ -1,27 +1,36 @@
-//! A client of the NBD protocol that sends what it likes and need not read the answers.
+//! Clients of the NBD protocol that send what they like, need not read the answers, and ask for as much work as they can.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+
+use crate::nbd::{TRIM, WRITE_ZEROES};
 
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const GO: u32 = 7;
 const STRUCTURED: u32 = 8;
 const SET_META_CONTEXT: u32 = 10;
-pub const LIST: u32 = 3;
-pub const TRIM: u16 = 4;
-pub const BLOCK_STATUS: u16 = 7;
-pub const WRITE_ZEROES: u16 = 6;
+const LIST: u32 = 3;
+const BLOCK_STATUS: u16 = 7;
+/// Requests that a connection sends at once.
+pub const PIPELINED: usize = 64;
+/// How often whoever sends looks whether it is over.
+const LOOK: Duration = Duration::from_millis(50);
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// A connection to the server.
+#[derive(Debug)]
 pub struct Raw(pub UnixStream);
 
 impl Raw {
     /// Connects and says hello.
+    ///
+    /// # Panics
+    /// If nobody answers, as all that is done with it.
     pub fn connect(socket: &Path) -> Raw {
         let mut stream = UnixStream::connect(socket).expect("connected");
         stream.set_read_timeout(Some(ANSWER_MAX)).expect("a limit");
@@ -32,6 +41,9 @@ impl Raw {
     }
 
     /// In the transmission phase of an export, with structured replies and `base:allocation`.
+    ///
+    /// # Panics
+    /// If it is not let in.
     pub fn of_export(socket: &Path, export: &str) -> Raw {
         let mut raw = Raw::connect(socket);
         raw.option(STRUCTURED, &[]);
@@ -55,7 +67,7 @@ impl Raw {
     }
 
     /// The bytes of an option.
-    pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
+    fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
         let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
         bytes.extend(option.to_be_bytes());
         bytes.extend((data.len() as u32).to_be_bytes());
@@ -88,6 +100,69 @@ impl Raw {
         bytes.extend(offset.to_be_bytes());
         bytes.extend(len.to_be_bytes());
         bytes
+    }
+}
+
+/// What a connection sends over and over.
+#[derive(Debug)]
+pub enum Attack {
+    /// So many requests at once, as bytes.
+    Requests(Vec<u8>),
+    /// Options of a handshake that does not end.
+    Options,
+}
+
+/// What asks for as much work as it can, and what it is called. The first `cached_bytes` of the volume are cached, every second block.
+pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 4] {
+    let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
+    [
+        ("block status", many(BLOCK_STATUS, cached_bytes)),
+        ("trim", many(TRIM, !4095)),
+        ("write zeroes", many(WRITE_ZEROES, (1 << 30) - 4096)),
+        ("options", Attack::Options),
+    ]
+}
+
+/// Sends to an export without a pause, and throws away what comes back, until it is over. Whoever is sent away comes again.
+///
+/// # Panics
+/// If nobody answers a handshake.
+pub fn attack((socket, export): (&Path, &str), attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
+    while !over.load(Ordering::Relaxed) {
+        let raw = match attack {
+            Attack::Requests(_) => Raw::of_export(socket, export),
+            Attack::Options => Raw::connect(socket),
+        };
+        raw.0.set_write_timeout(Some(LOOK)).expect("a limit");
+        let mut answers = raw.0.try_clone().expect("a second half");
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut chunk = vec![0; 1 << 20];
+                while answers.read(&mut chunk).is_ok_and(|bytes| bytes > 0) {}
+            });
+            send(&raw, attack, over, sent);
+            let _ = raw.0.shutdown(std::net::Shutdown::Both);
+        });
+    }
+}
+
+/// Until it is over, or the server hangs up.
+fn send(raw: &Raw, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
+    let bytes = match attack {
+        Attack::Requests(bytes) => bytes.clone(),
+        Attack::Options => Raw::option_bytes(LIST, &[]).repeat(PIPELINED),
+    };
+    let mut at = 0;
+    while !over.load(Ordering::Relaxed) {
+        match (&raw.0).write(&bytes[at..]) {
+            Ok(taken) => at += taken,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+        if at == bytes.len() {
+            at = 0;
+            sent.fetch_add(PIPELINED as u64, Ordering::Relaxed);
+        }
     }
 }
 
