@@ -1,5 +1,6 @@
 //! Those who mean harm, or do it: none of them gets in, and none keeps the others waiting.
 
+mod admin;
 mod doors;
 mod intruder;
 mod log;

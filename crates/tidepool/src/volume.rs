@@ -19,6 +19,8 @@ use tidepool_daemon::volume::absolute_backend;
 
 /// How often a waiting command looks at how far it is.
 const PROGRESS_POLL: Time = Time::from_millis(500);
+/// Most volumes that one command has drained at once: the daemon answers only so many calls of one user.
+const DRAINS_MAX: usize = 16;
 
 /// Runs the command.
 pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
@@ -143,7 +145,7 @@ fn own_socket(args: SocketArgs) -> Result<Option<VolumeSocket>, Failure> {
     config::volume_socket(path, (owner, group), mode, allow).map_err(Failure::usage)
 }
 
-/// Drains one volume, or all of them at once. All are tried; the first error is told.
+/// Drains one volume, or all of them, several at once. All are tried; the first error is told.
 async fn drain(client: &Client, name: Option<&str>) -> Result<Vec<VolumeReport>, ClientError> {
     if let Some(name) = name {
         return Ok(vec![client.drain(name).await?]);
@@ -153,13 +155,15 @@ async fn drain(client: &Client, name: Option<&str>) -> Result<Vec<VolumeReport>,
     let is_empty = |volume: &VolumeReport| {
         volume.state == State::Unavailable && volume.dirty_bytes == 0 && volume.dirty_zero_bytes == 0
     };
-    for volume in client.volumes().await?.into_iter().filter(|volume| !is_empty(volume)) {
-        let client = client.clone();
-        drains.spawn(async move { client.drain(&volume.name).await });
-    }
+    let mut waiting = client.volumes().await?.into_iter().filter(|volume| !is_empty(volume));
     let mut reports = Vec::new();
     let mut failure = None;
-    while let Some(drained) = drains.join_next().await {
+    loop {
+        for volume in waiting.by_ref().take(DRAINS_MAX - drains.len()) {
+            let client = client.clone();
+            drains.spawn(async move { client.drain(&volume.name).await });
+        }
+        let Some(drained) = drains.join_next().await else { break };
         match drained {
             Ok(Ok(report)) => reports.push(report),
             Ok(Err(error)) => failure = failure.or(Some(error)),

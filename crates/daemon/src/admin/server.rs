@@ -1,6 +1,6 @@
 //! Answers the admin API and the metrics endpoint.
 
-use super::bounded::{self, REQUEST_TIME_MAX};
+use super::bounded::{self, BODY_TIME_MAX, Place};
 use super::{
     AddVolume, CacheReport, ChangeSnapshot, ErrorBody, FailOver, GaveUp, GiveUp, HandOver, ResizeVolume,
     RollBack, SetVolume, Status, TakeSnapshot, TakeVolume,
@@ -107,6 +107,7 @@ pub async fn serve_metrics(listener: TcpListener, context: Arc<Context>) {
     let router = Router::new()
         .route("/metrics", get(scrape))
         .fallback(|| async { (StatusCode::NOT_FOUND, "the metrics are at /metrics\n") })
+        .layer(from_fn(with_whole_body))
         .with_state(context);
     bounded::serve(listener, router).await;
 }
@@ -138,14 +139,19 @@ pub fn admin_router(context: Arc<Context>) -> Router {
 /// Hands a request on when all of its body is there.
 async fn with_whole_body(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    match timeout(REQUEST_TIME_MAX, to_bytes(body, BODY_BYTES_MAX)).await {
-        Ok(Ok(bytes)) => next.run(Request::from_parts(head, Body::from(bytes))).await,
+    match timeout(BODY_TIME_MAX, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(bytes)) => {
+            if let Some(place) = head.extensions.get::<Place>() {
+                place.works();
+            }
+            next.run(Request::from_parts(head, Body::from(bytes))).await
+        }
         Ok(Err(error)) => {
             let why = format!("cannot take the request: {error}");
             Problem(StatusCode::PAYLOAD_TOO_LARGE, why).into_response()
         }
         Err(_) => {
-            let why = format!("the request has not come within {} s", REQUEST_TIME_MAX.as_secs());
+            let why = format!("the request has not come within {} s", BODY_TIME_MAX.as_secs());
             Problem(StatusCode::REQUEST_TIMEOUT, why).into_response()
         }
     }
