@@ -15,6 +15,7 @@ use std::time::Instant;
 use tidepool_backend::BackendUri;
 use tidepool_daemon::admin::server::{Context, admin_router};
 use tidepool_daemon::admin::{AddVolume, ErrorBody, ResizeVolume, SetVolume, TakeSnapshot};
+use tidepool_daemon::audit::Audit;
 use tidepool_daemon::config::VolumeConfig;
 use tidepool_daemon::service::{Pairs, Volumes, Wanted};
 use tidepool_daemon::shard::memory::{MemoryCore, MemoryOptions};
@@ -70,6 +71,7 @@ impl Daemon {
             host: "host".into(),
             started: Instant::now(),
             accept_loss: None,
+            audit: Arc::new(Audit::start(None)),
         };
         let router = admin_router(Arc::new(context)).layer(from_fn(guard));
         runtime.spawn(async { axum::serve(Door(door), router).await });

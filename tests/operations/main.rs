@@ -101,6 +101,10 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.follow(&room);
     host.act("image_is_right");
 
+    let [who] = manual.section("## Who has given");
+    host.follow(&who);
+    host.act("grep -q 'volume set vm1 --dirty-max' /var/lib/tidepool/audit.log");
+
     let [why, forget] = manual.section("## A volume is not served");
     host.act("cp $ETC/tidepool.toml /mnt/tidepool.toml; printf '[volume.vm2]\\nbackend = \"rbd:rbd/vm2\"\\n' >>$ETC/tidepool.toml; systemctl restart tidepool");
     host.act("qemu-io -f raw -c 'read -P 1 0 1M' \"nbd+unix:///vm1?socket=$socket\"");

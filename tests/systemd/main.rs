@@ -163,6 +163,13 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     write(&mut guest, "vm1", "first");
     assert!(holds(&mut guest, "vm1", "first"));
     guest.run("tidepool volume drain vm1 >/tmp/drain", COMMAND_MAX).expect("drained");
+    // Who has changed what is written down there.
+    guest
+        .run(
+            "tidepool volume set vm1 --dirty-max 16MiB >/tmp/set && stat -c '%a %n' /var/lib/tidepool/audit.log | grep '^600 ' && grep '\"uid\":0.*volume set vm1.*done' /var/lib/tidepool/audit.log",
+            COMMAND_MAX,
+        )
+        .expect("an audit line");
     guest
         .run(
             "yes first | head -c 1048576 >/tmp/wanted; cmp -n 1048576 /tmp/wanted /var/images/vm1",

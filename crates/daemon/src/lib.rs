@@ -1,6 +1,7 @@
 //! The daemon: configuration, volumes, the reactor that serves them, the admin API, metrics.
 
 pub mod admin;
+pub mod audit;
 pub mod cache;
 pub mod config;
 pub mod counters;
@@ -12,5 +13,6 @@ pub mod metrics;
 pub mod report;
 pub mod service;
 pub mod shard;
+pub mod state;
 pub mod units;
 pub mod volume;

@@ -126,6 +126,16 @@ pub enum DrainOrder {
     Unordered,
 }
 
+impl DrainOrder {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DrainOrder::Grouped => "grouped",
+            DrainOrder::Unordered => "unordered",
+        }
+    }
+}
+
 impl FromStr for DrainOrder {
     type Err = String;
 

@@ -117,6 +117,7 @@ impl Daemon {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        command.env("STATE_DIRECTORY", self.state());
         if let Some(network) = &self.network {
             network.enter(&mut command);
         }
@@ -238,6 +239,13 @@ impl Daemon {
         name.into()
     }
 
+    /// The directory of its own small files.
+    pub fn state(&self) -> PathBuf {
+        let mut name = self.log.clone().into_os_string();
+        name.push(".state");
+        name.into()
+    }
+
     /// The error output of its latest start.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -261,7 +269,11 @@ where
     I: IntoIterator,
     I::Item: AsRef<std::ffi::OsStr>,
 {
-    Command::new(tidepool()?).args(arguments).stdin(Stdio::null()).output().map_err(io("cannot run tidepool"))
+    let program = tidepool()?;
+    let state = program.with_file_name("state");
+    let mut command = Command::new(program);
+    command.args(arguments).env("STATE_DIRECTORY", state).stdin(Stdio::null());
+    command.output().map_err(io("cannot run tidepool"))
 }
 
 /// A program under test.

@@ -1,5 +1,6 @@
 //! `tidepool cache`.
 
+use crate::audit::audited;
 use crate::cli::{CacheCommand, Format};
 use crate::export;
 use crate::output::{self, bytes_bar};
@@ -24,7 +25,15 @@ pub fn run(command: CacheCommand) -> Result<(), Failure> {
                 (true, false) => Replace::AllButDirty,
                 (true, true) => Replace::Everything,
             };
-            format(&path, size, replace, output.format)
+            let work = || format(&path, size, replace, output.format);
+            if !force {
+                return work();
+            }
+            let (path, size) = (path.to_string_lossy(), size.map(|size| size.to_string()));
+            let mut words = vec!["cache", "format", &path, "--force"];
+            words.extend(discard_dirty.then_some("--discard-dirty"));
+            words.extend(size.iter().flat_map(|size| ["--size", size]));
+            audited(&words, work)
         }
         CacheCommand::Inspect { path, output } => inspect(&path, output.format),
         CacheCommand::Check { path, output } => check(&path, output.format),

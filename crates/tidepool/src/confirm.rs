@@ -1,5 +1,6 @@
 //! `tidepool confirm`: which record is that of an image, where nothing tells.
 
+use crate::audit::audited;
 use crate::cli::ConfirmArgs;
 use crate::output;
 use serde::Serialize;
@@ -16,6 +17,13 @@ struct Report {
 
 /// Runs the command.
 pub fn run(args: &ConfirmArgs) -> Result<(), Failure> {
+    let (uri, record) = (args.uri.to_string(), args.record.as_ref().map(|path| path.to_string_lossy()));
+    let mut words = vec!["confirm", &uri];
+    words.extend(record.iter().flat_map(|record| ["--record", record]));
+    audited(&words, || confirm(args))
+}
+
+fn confirm(args: &ConfirmArgs) -> Result<(), Failure> {
     let uri = absolute_backend(args.uri.clone()).map_err(|e| Failure::failed(reason(&e)))?;
     let record = tidepool_backend::confirm(&uri, None, args.record.as_deref())
         .map_err(|e| Failure::failed(format!("cannot confirm {uri}: {e}")))?;

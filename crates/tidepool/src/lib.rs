@@ -1,5 +1,6 @@
 //! The command `tidepool`, as a library: the program is [`run`] with the limits of a release.
 
+mod audit;
 mod cache;
 mod check;
 mod cli;

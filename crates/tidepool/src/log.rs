@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use tidepool_daemon::audit;
 use tracing::{Level, Metadata};
+use tracing_subscriber::filter::Directive;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -15,7 +17,7 @@ use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 mod rate;
 
-/// Most lines that wait, and how many more errors: lost data, a fence, a failed device.
+/// Most lines that wait, and how many more of those that are left out last.
 const LINES_MAX: usize = 2048;
 const ERRORS_MAX: usize = 1024;
 /// Longest line in bytes.
@@ -31,6 +33,7 @@ static LOG: OnceLock<Queue> = OnceLock::new();
 pub fn start() {
     let queue = LOG.get_or_init(Queue::default);
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = filter.add_directive(audit_lines());
     let limiter: &'static Limiter = Box::leak(Box::new(Limiter::new()));
     // A service manager stamps the lines itself.
     let stamped = std::env::var_os("JOURNAL_STREAM").is_none();
@@ -42,6 +45,16 @@ pub fn start() {
     if let Err(error) = std::thread::Builder::new().name("log".into()).spawn(write) {
         eprintln!("tidepool: cannot start the thread that writes the log: {error}");
     }
+}
+
+/// Whatever `RUST_LOG` chooses, who has given which command is in the log.
+fn audit_lines() -> Directive {
+    format!("{}=info", audit::TARGET).parse().expect("a directive")
+}
+
+/// A line that is left out after all others: lost data, a fence, a failed device, who has given which command.
+fn is_left_out_last(metadata: &Metadata<'_>) -> bool {
+    *metadata.level() == Level::ERROR || metadata.target() == audit::TARGET
 }
 
 /// Says one more line, and [ends](end).
@@ -201,7 +214,7 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 
     fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Line {
-        Line { error: *metadata.level() == Level::ERROR, ..self.make_writer() }
+        Line { error: is_left_out_last(metadata), ..self.make_writer() }
     }
 }
 
@@ -247,6 +260,24 @@ mod tests {
         assert_eq!(tidy(b"\x1b[31ma\rb", true), b"\x1b[31ma b\n");
         let long = tidy(&vec![b'x'; 100_000], false);
         assert!(long.len() <= LINE_BYTES_MAX + 4 && long.ends_with("…\n".as_bytes()), "{}", long.len());
+    }
+
+    #[test]
+    fn audit_lines_are_in_the_log_whatever_is_chosen_and_are_left_out_with_the_errors() {
+        let queue: &'static Queue = Box::leak(Box::default());
+        (0..LINES_MAX).for_each(|_| queue.put(b"line\n".into(), false));
+        let filter = EnvFilter::new("off").add_directive(audit_lines());
+        let lines =
+            fmt::layer().with_writer(Lines { queue, colours: false }).with_target(false).without_time();
+        let log = tracing_subscriber::registry().with(filter).with(lines.with_ansi(false));
+        tracing::subscriber::with_default(log, || {
+            tracing::error!("not chosen");
+            tracing::info!(target: audit::TARGET, "who has done what");
+        });
+        let waiting = queue.lock();
+        assert_eq!((waiting.lines.len(), waiting.left_out), (LINES_MAX + 1, 0));
+        let last = String::from_utf8_lossy(waiting.lines.back().expect("a line")).into_owned();
+        assert!(last.ends_with("who has done what\n"), "{last}");
     }
 
     /// Takes nothing until it is told to, and then everything.

@@ -1,5 +1,6 @@
 //! `tidepool recover`: what to do with an image whose cache is lost.
 
+use crate::audit::audited;
 use crate::cli::RecoverArgs;
 use crate::output;
 use serde::Serialize;
@@ -22,6 +23,13 @@ struct Report {
 
 /// Runs the command.
 pub fn run(args: &RecoverArgs) -> Result<(), Failure> {
+    match args.accept_loss {
+        true => audited(&["recover", &args.uri.to_string(), "--accept-loss"], || recover(args)),
+        false => recover(args),
+    }
+}
+
+fn recover(args: &RecoverArgs) -> Result<(), Failure> {
     let uri = absolute_backend(args.uri.clone()).map_err(|e| Failure::failed(reason(&e)))?;
     let look_only = !args.accept_loss;
     let recovered = tidepool_backend::recover(&uri, None, look_only)

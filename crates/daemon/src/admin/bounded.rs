@@ -2,6 +2,7 @@
 //! longest for its client. One that waits for the daemon stays.
 
 use super::ErrorBody;
+use crate::audit::Caller;
 use axum::Json;
 use axum::Router;
 use axum::extract::Request;
@@ -48,11 +49,20 @@ pub(super) enum Peer {
 pub(super) trait Door: Listener {
     /// Who it is.
     fn peer(connection: &Self::Io, address: &Self::Addr) -> Peer;
+
+    /// Who it is for the audit.
+    fn caller(_: &Self::Io) -> Caller {
+        Caller::default()
+    }
 }
 
 impl Door for UnixListener {
     fn peer(connection: &UnixStream, _: &unix::SocketAddr) -> Peer {
         connection.peer_cred().map_or(Peer::Unknown, |who| Peer::User(who.uid()))
+    }
+
+    fn caller(connection: &UnixStream) -> Caller {
+        connection.peer_cred().map_or_else(|_| Caller::default(), |who| Caller::of(&who))
     }
 }
 
@@ -189,6 +199,7 @@ pub(super) async fn serve<D: Door>(mut door: D, router: Router) {
     loop {
         let (connection, address) = door.accept().await;
         let peer = D::peer(&connection, &address);
+        let caller = D::caller(&connection);
         let (number, refused) = lock(&connections).admit(peer, Instant::now());
         let place = Place(Arc::new(Held { connections: connections.clone(), number }));
         let router = if refused { refusal.clone() } else { router.clone() };
@@ -196,6 +207,7 @@ pub(super) async fn serve<D: Door>(mut door: D, router: Router) {
         let service = service_fn(move |mut request: Request<_>| {
             let place = of_request.clone();
             request.extensions_mut().insert(place.clone());
+            request.extensions_mut().insert(caller.clone());
             let answer = router.call(request);
             async move {
                 let answer = answer.await;

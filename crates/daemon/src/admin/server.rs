@@ -2,9 +2,10 @@
 
 use super::bounded::{self, BODY_TIME_MAX, Place};
 use super::{
-    AddVolume, CacheReport, ChangeSnapshot, ErrorBody, FailOver, GaveUp, GiveUp, HandOver, ResizeVolume,
-    RollBack, SetVolume, Status, TakeSnapshot, TakeVolume,
+    AddVolume, CacheReport, ChangeSnapshot, ErrorBody, FailOver, FailoverOutcome, GaveUp, GiveUp, HandOver,
+    ResizeVolume, RollBack, SetVolume, SnapshotAction, Status, TakeSnapshot, TakeVolume,
 };
+use crate::audit::{self, Audit, Caller};
 use crate::counters;
 use crate::failure::one_line;
 use crate::metrics;
@@ -12,9 +13,11 @@ use crate::report::by_name;
 use crate::service::{VolumeError, Volumes};
 use crate::shard::ShardError;
 use crate::units::Duration;
+use crate::volume::DrainOrder;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -22,6 +25,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,6 +50,8 @@ pub struct Context {
     pub started: Instant,
     /// Accepted loss of volumes that are added without one of their own.
     pub accept_loss: Option<Duration>,
+    /// Where it is written down who gives which command.
+    pub audit: Arc<Audit>,
 }
 
 /// An error on its way to the caller.
@@ -180,6 +186,91 @@ async fn to_the_end<T: Send + 'static>(
     }
 }
 
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, Infallible> {
+        Ok(parts.extensions.get().cloned().unwrap_or_default())
+    }
+}
+
+/// A command that is written down, as `tidepool` spells it.
+struct Command(Vec<String>);
+
+impl Command {
+    fn new(words: &[&str]) -> Command {
+        Command(words.iter().map(ToString::to_string).collect())
+    }
+
+    /// With this option, if it was given.
+    fn flag(mut self, given: bool, option: &str) -> Command {
+        self.0.extend(given.then(|| option.to_owned()));
+        self
+    }
+
+    /// With this option and its value, if it was given.
+    fn option(mut self, option: &str, value: Option<impl ToString>) -> Command {
+        if let Some(value) = value {
+            self.0.extend([option.to_owned(), value.to_string()]);
+        }
+        self
+    }
+
+    fn text(&self) -> String {
+        audit::command(self.0.iter().map(String::as_str))
+    }
+}
+
+/// What is written down of a command that was done.
+trait Told {
+    fn told(&self) -> String {
+        "done".to_owned()
+    }
+}
+
+impl Told for () {}
+impl Told for super::Removed {}
+impl Told for super::HandedOver {}
+impl Told for super::Snapshot {}
+impl Told for super::ChangedSnapshot {}
+impl Told for super::RolledBack {}
+
+impl Told for GaveUp {
+    fn told(&self) -> String {
+        format!("done: {} bytes are lost", self.bytes)
+    }
+}
+
+impl Told for Vec<super::FailedOver> {
+    fn told(&self) -> String {
+        let is_refused = |one: &&super::FailedOver| one.outcome == FailoverOutcome::Refused;
+        let outcome = match self.iter().filter(is_refused).count() {
+            0 => "done",
+            all if all == self.len() => "refused",
+            _ => "done in part",
+        };
+        let of_each = self.iter().map(|one| match &one.why {
+            Some(why) if is_refused(&one) => format!("{} refused: {why}", one.name),
+            _ => format!("{} {}", one.name, one.outcome.as_str()),
+        });
+        format!("{outcome}: {}", of_each.collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// Runs a command, and writes down who has given it and what has become of it.
+async fn audited<T: Told>(
+    audit: Arc<Audit>,
+    caller: Caller,
+    command: Command,
+    operation: impl Future<Output = Result<T, VolumeError>>,
+) -> Result<T, VolumeError> {
+    let begun = audit.begin(caller, command.text());
+    let outcome = operation.await;
+    let result = outcome.as_ref().map_or_else(|error| format!("refused: {error}"), Told::told);
+    begun.ended(&result).await;
+    outcome
+}
+
 async fn status(State(context): State<Arc<Context>>) -> Answer<Status> {
     let sample = context.volumes.sample().await?;
     let device = &sample.shard.device;
@@ -215,23 +306,37 @@ async fn volume(
 
 async fn add(
     State(context): State<Arc<Context>>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::VolumeReport> {
     let asked: AddVolume = parse(body)?;
     let name = asked.name.clone();
-    let (volumes, accept_loss) = (context.volumes.clone(), context.accept_loss);
-    to_the_end(async move { volumes.add_asked(asked, accept_loss).await }).await?;
+    let command = Command::new(&["volume", "add", &format!("{name}={}", asked.backend)])
+        .option("--mode", asked.mode)
+        .option("--accept-loss", asked.accept_loss)
+        .option("--dirty-max", asked.dirty_max)
+        .flag(asked.read_only, "--read-only")
+        .option("--drain", asked.drain.map(DrainOrder::as_str));
+    let (volumes, accept_loss, audit) = (context.volumes.clone(), context.accept_loss, context.audit.clone());
+    let operation = async move { volumes.add_asked(asked, accept_loss).await };
+    to_the_end(audited(audit, caller, command, operation)).await?;
     json(context.volumes.volume_status(&name).await?)
 }
 
 async fn set(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::VolumeReport> {
     let change: SetVolume = parse(body)?;
-    let (volumes, of) = (context.volumes.clone(), name.clone());
-    to_the_end(async move { volumes.set(&of, change).await }).await?;
+    let command = Command::new(&["volume", "set", &name])
+        .option("--mode", change.mode)
+        .option("--accept-loss", change.accept_loss)
+        .option("--dirty-max", change.dirty_max);
+    let (volumes, of, audit) = (context.volumes.clone(), name.clone(), context.audit.clone());
+    let operation = async move { volumes.set(&of, change).await };
+    to_the_end(audited(audit, caller, command, operation)).await?;
     json(context.volumes.volume_status(&name).await?)
 }
 
@@ -243,19 +348,25 @@ async fn drain(State(context): State<Arc<Context>>, Path(name): Path<String>) ->
 async fn snapshot(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::Snapshot> {
     let TakeSnapshot { snapshot } = parse(body)?;
-    let volumes = context.volumes.clone();
-    json(to_the_end(async move { volumes.snapshot(&name, &snapshot).await }).await?)
+    let command = Command::new(&["volume", "snap", "create", &name, &snapshot]);
+    let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
+    let operation = async move { volumes.snapshot(&name, &snapshot).await };
+    json(to_the_end(audited(audit, caller, command, operation)).await?)
 }
 
 async fn mirror_snapshot(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
 ) -> Answer<super::Snapshot> {
-    let volumes = context.volumes.clone();
-    json(to_the_end(async move { volumes.mirror_snapshot(&name).await }).await?)
+    let command = Command::new(&["volume", "snap", "mirror", &name]);
+    let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
+    let operation = async move { volumes.mirror_snapshot(&name).await };
+    json(to_the_end(audited(audit, caller, command, operation)).await?)
 }
 
 async fn snapshots(
@@ -268,73 +379,101 @@ async fn snapshots(
 async fn change_snapshot(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::ChangedSnapshot> {
     let ChangeSnapshot { snapshot, action } = parse(body)?;
-    let volumes = context.volumes.clone();
-    json(to_the_end(async move { volumes.change_snapshot(&name, &snapshot, action).await }).await?)
+    let word = match action {
+        SnapshotAction::Remove => "rm",
+        SnapshotAction::Protect => "protect",
+        SnapshotAction::Unprotect => "unprotect",
+    };
+    let command = Command::new(&["volume", "snap", word, &name, &snapshot]);
+    let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
+    let operation = async move { volumes.change_snapshot(&name, &snapshot, action).await };
+    json(to_the_end(audited(audit, caller, command, operation)).await?)
 }
 
 async fn roll_back(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::RolledBack> {
     let RollBack { snapshot } = parse(body)?;
-    let volumes = context.volumes.clone();
-    json(to_the_end(async move { volumes.roll_back(&name, &snapshot).await }).await?)
+    let command = Command::new(&["volume", "snap", "rollback", &name, &snapshot]);
+    let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
+    let operation = async move { volumes.roll_back(&name, &snapshot).await };
+    json(to_the_end(audited(audit, caller, command, operation)).await?)
 }
 
 async fn resize(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::VolumeReport> {
     let ResizeVolume { size } = parse(body)?;
-    let (volumes, of) = (context.volumes.clone(), name.clone());
-    to_the_end(async move { volumes.resize(&of, size).await }).await?;
+    let command = Command::new(&["volume", "resize", &name, &size.to_string()]);
+    let (volumes, of, audit) = (context.volumes.clone(), name.clone(), context.audit.clone());
+    let operation = async move { volumes.resize(&of, size).await };
+    to_the_end(audited(audit, caller, command, operation)).await?;
     json(context.volumes.volume_status(&name).await?)
 }
 
 async fn take_over(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::VolumeReport> {
     let TakeVolume { accept_loss } = parse(body)?;
-    let (volumes, of) = (context.volumes.clone(), name.clone());
-    to_the_end(async move { volumes.take_over(&of, accept_loss).await }).await?;
+    let command = Command::new(&["volume", "takeover", &name]).flag(accept_loss, "--accept-loss");
+    let (volumes, of, audit) = (context.volumes.clone(), name.clone(), context.audit.clone());
+    let operation = async move { volumes.take_over(&of, accept_loss).await };
+    to_the_end(audited(audit, caller, command, operation)).await?;
     json(context.volumes.volume_status(&name).await?)
 }
 
 async fn hand_over(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<super::HandedOver> {
     let HandOver { to, disconnect, live, cancel } = parse(body)?;
-    let volumes = context.volumes.clone();
-    if cancel {
-        return json(volumes.stay(&name)?);
-    }
-    if live {
-        return json(to_the_end(async move { volumes.offer(&name, to.as_deref()).await }).await?);
-    }
-    json(to_the_end(async move { volumes.hand_over(&name, to.as_deref(), disconnect).await }).await?)
+    let command = Command::new(&["volume", "handoff", &name])
+        .option("--to", to.as_ref())
+        .flag(disconnect, "--disconnect")
+        .flag(live, "--live")
+        .flag(cancel, "--cancel");
+    let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
+    let operation = async move {
+        match (cancel, live) {
+            (true, _) => volumes.stay(&name),
+            (false, true) => volumes.offer(&name, to.as_deref()).await,
+            (false, false) => volumes.hand_over(&name, to.as_deref(), disconnect).await,
+        }
+    };
+    json(to_the_end(audited(audit, caller, command, operation)).await?)
 }
 
 async fn give_up(
     State(context): State<Arc<Context>>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<GaveUp> {
     let GiveUp { accept_loss } = parse(body)?;
-    let volumes = context.volumes.clone();
-    json(to_the_end(async move { volumes.give_up(&name, accept_loss).await }).await?)
+    let command = Command::new(&["volume", "remove", &name, "--give-up"]).flag(accept_loss, "--accept-loss");
+    let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
+    let operation = async move { volumes.give_up(&name, accept_loss).await };
+    json(to_the_end(audited(audit, caller, command, operation)).await?)
 }
 
 async fn fail_over(
     State(context): State<Arc<Context>>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Vec<super::FailedOver>> {
     let asked: FailOver = parse(body)?;
@@ -342,12 +481,21 @@ async fn fail_over(
         let why = "a failover needs the names of volumes, or that of the host that is fenced";
         return Err(Problem(StatusCode::BAD_REQUEST, why.into()));
     }
-    let volumes = context.volumes.clone();
-    json(to_the_end(async move { volumes.fail_over(asked).await }).await?)
+    let words = ["volume", "failover"].into_iter().chain(asked.volumes.iter().map(String::as_str));
+    let command = Command::new(&words.collect::<Vec<_>>()).option("--fenced", asked.fenced.as_ref());
+    let (volumes, audit) = (context.volumes.clone(), context.audit.clone());
+    let operation = async move { volumes.fail_over(asked).await };
+    json(to_the_end(audited(audit, caller, command, operation)).await?)
 }
 
-async fn remove(State(context): State<Arc<Context>>, Path(name): Path<String>) -> Answer<super::Removed> {
-    json(context.volumes.remove(&name).await?)
+async fn remove(
+    State(context): State<Arc<Context>>,
+    Path(name): Path<String>,
+    caller: Caller,
+) -> Answer<super::Removed> {
+    let command = Command::new(&["volume", "remove", &name]);
+    let operation = context.volumes.remove(&name);
+    json(audited(context.audit.clone(), caller, command, operation).await?)
 }
 
 async fn scrape(State(context): State<Arc<Context>>) -> Response {

@@ -17,12 +17,14 @@ pub use plan::{ModeError, Plan, Wanted, mode_rule, order_rule};
 pub use volumes::{Pairs, Volumes};
 
 use crate::admin::server::{self, Context};
+use crate::audit::Audit;
 use crate::cache;
 use crate::config::Config;
 use crate::failure::{Failure, reason};
 use crate::listen::{Listening, SocketFile};
 use crate::shard::{self, ShardConfig, ShardHandle, StartError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use crate::state;
 use sd_notify::NotifyState;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -301,6 +303,7 @@ async fn start(
         host,
         started: Instant::now(),
         accept_loss: plan.accept_loss,
+        audit: Arc::new(Audit::start(state::directory())),
     });
     let admin = sockets.admin.map(admin_listener).transpose()?;
     let admin = tokio::spawn({

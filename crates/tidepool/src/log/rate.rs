@@ -168,7 +168,8 @@ impl<S: Subscriber> Layer<S> for Limit {
         let mut said = Said::default();
         event.record(&mut said);
         let metadata = event.metadata();
-        self.0.admits(metadata.callsite(), *metadata.level(), said, Instant::now())
+        let level = if super::is_left_out_last(metadata) { Level::ERROR } else { *metadata.level() };
+        self.0.admits(metadata.callsite(), level, said, Instant::now())
     }
 }
 

@@ -25,6 +25,7 @@ pub fn tidepool() -> Command {
         .env_remove("RUST_LOG")
         .env_remove("NOTIFY_SOCKET")
         .env_remove("JOURNAL_STREAM")
+        .env("STATE_DIRECTORY", concat!(env!("CARGO_TARGET_TMPDIR"), "/state"))
         .stdin(Stdio::null());
     command
 }
@@ -147,7 +148,8 @@ impl Daemon {
     pub fn start_unready<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, log: &Path) -> Daemon {
         let stderr = fs::File::options().create(true).append(true).open(log).expect("a log");
         let mut command = tidepool();
-        command.current_dir(log.parent().expect("a directory")).args(args);
+        let directory = log.parent().expect("a directory");
+        command.current_dir(directory).env("STATE_DIRECTORY", directory.join("state")).args(args);
         let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         Daemon { child, stdout }
