@@ -137,6 +137,7 @@ fn the_service_starts_serves_and_ends_under_systemd() {
         .run("systemctl enable tidepool 2>/tmp/enable && systemctl start tidepool", START_MAX)
         .expect("started");
     assert_eq!(property(&mut guest, "ActiveState"), "active");
+    assert_eq!(property(&mut guest, "WatchdogUSec"), "1min");
     wait_for(&mut guest, "StatusText", "serving 1 of 2 volumes");
     let first = property(&mut guest, "MainPID");
     let process = guest.run(&format!("grep -E 'Cap|Seccomp:|NoNew' /proc/{first}/status"), COMMAND_MAX);

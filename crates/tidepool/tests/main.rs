@@ -11,3 +11,4 @@ mod own_socket;
 mod packaging;
 mod second_copy;
 mod serving;
+mod watchdog;

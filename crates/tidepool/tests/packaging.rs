@@ -63,6 +63,8 @@ const EXPOSURE_MAX: &str = "31";
 fn the_unit_gives_the_daemon_no_more_than_it_needs() {
     let unit = std::fs::read_to_string(packaged("tidepool.service")).expect("readable");
     assert!(unit.lines().any(|line| line == "LimitCORE=0"), "what guests write is in no core file");
+    let watchdog = unit.lines().find_map(|line| line.strip_prefix("WatchdogSec=")?.parse::<u32>().ok());
+    assert!(watchdog >= Some(60), "a daemon that is slow is not taken for dead: {watchdog:?}");
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     let arguments = ["security", "--offline=true", "--no-pager", &threshold];
     match Command::new("systemd-analyze").args(arguments).arg(packaged("tidepool.service")).output() {

@@ -7,6 +7,7 @@ mod monitor;
 mod peers;
 mod plan;
 mod volumes;
+mod watchdog;
 
 pub use doors::Doors;
 pub use error::VolumeError;
@@ -41,6 +42,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 use uuid::Uuid;
+use watchdog::Watchdog;
 
 /// How often the log says that the check of an image takes its time.
 const CHECK_NOTE: Duration = Duration::from_secs(10);
@@ -70,6 +72,7 @@ pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) ->
     let sockets = Sockets::bind(&plan)?;
     let doors = Closing(open_doors(&plan)?);
     let shard = OnceLock::new();
+    let watchdog = Watchdog::start();
     let daemon = tokio::select! {
         daemon = start(&plan, limits, (sockets, &doors.0), certificates, &shard, console.clone()) => match daemon {
             Ok(daemon) => daemon,
@@ -85,12 +88,14 @@ pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) ->
         }
     };
     console.ready();
-    notify(&[NotifyState::Ready]);
+    watchdog.watch(daemon.volumes.shard().clone());
+    notify(NotifyState::Ready);
     let ended = tokio::select! {
         () = stop.wait() => Ok(()),
         failure = daemon.watch() => Err(failure),
     };
-    notify(&[NotifyState::Stopping]);
+    watchdog.rest();
+    notify(NotifyState::Stopping);
     info!("stopping: flush and checkpoint");
     let stopped = stop_shard(shard.get(), &mut stop).await;
     drop((daemon, doors));
@@ -493,9 +498,17 @@ impl StopSignals {
     }
 }
 
-/// Tells the service manager, if there is one.
-fn notify(states: &[NotifyState<'_>]) {
-    if let Err(e) = sd_notify::notify(states) {
+/// Tells the service manager, if there is one. If it does not read at the moment a thread waits for it.
+fn notify(state: NotifyState<'static>) {
+    if watchdog::tell(std::slice::from_ref(&state)) {
+        return;
+    }
+    let wait = move || {
+        if let Err(e) = sd_notify::notify(&[state]) {
+            warn!("cannot notify the service manager: {}", reason(&e));
+        }
+    };
+    if let Err(e) = std::thread::Builder::new().name("notify".into()).spawn(wait) {
         warn!("cannot notify the service manager: {}", reason(&e));
     }
 }

@@ -1,7 +1,7 @@
 //! Says in the log what changes about the volumes and the cache device, once per change: nothing that
 //! matters is silent.
 
-use super::Volumes;
+use super::{Volumes, watchdog};
 use crate::admin::{State, VolumeReport};
 use crate::shard::ShardError;
 use crate::units::Size;
@@ -37,8 +37,7 @@ pub async fn watch(volumes: &Arc<Volumes>) -> ShardError {
                 }
                 device_failed = sample.shard.device.failed;
                 let count = count(&sample.volumes);
-                if count != counted {
-                    super::notify(&[NotifyState::Status(&count)]);
+                if count != counted && watchdog::tell(&[NotifyState::Status(&count)]) {
                     counted = count;
                 }
                 let fenced = sample.volumes.iter().filter(|volume| volume.state == State::Fenced);

@@ -3,6 +3,7 @@
 use super::follower::Hello;
 use super::guests::Guest;
 use super::owner::{Connected, Wants};
+use super::pulse::Pulse;
 use super::stats::ShardStatus;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -343,6 +344,7 @@ pub struct ShardHandle {
     sender: mpsc::Sender<Command>,
     /// Rings the reactor's ring; shared so that it stays open as long as anyone may ring.
     bell: Arc<OwnedFd>,
+    pulse: Arc<Pulse>,
     opened: Opened,
 }
 
@@ -356,8 +358,18 @@ pub struct Opened {
 }
 
 impl ShardHandle {
-    pub(super) fn new(sender: mpsc::Sender<Command>, bell: Arc<OwnedFd>, opened: Opened) -> ShardHandle {
-        ShardHandle { sender, bell, opened }
+    pub(super) fn new(
+        sender: mpsc::Sender<Command>,
+        bell: Arc<OwnedFd>,
+        pulse: Arc<Pulse>,
+        opened: Opened,
+    ) -> ShardHandle {
+        ShardHandle { sender, bell, pulse, opened }
+    }
+
+    /// How many rounds the reactor's loop has made.
+    pub fn rounds(&self) -> u64 {
+        self.pulse.rounds()
     }
 
     /// The cache device's name, and what recovery found on it.
@@ -367,10 +379,15 @@ impl ShardHandle {
 
     pub(super) fn send(&self, command: Command) -> Result<(), ShardError> {
         self.sender.send(command).map_err(|_| ShardError::Stopped)?;
+        self.ring();
+        Ok(())
+    }
+
+    /// Has the reactor's loop make a round.
+    pub fn ring(&self) {
         // The counter of an eventfd saturates only after 2^64 - 2 unread rings: a failed write can
         // only be a bell that is already ringing.
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
-        Ok(())
     }
 
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, ShardError> {

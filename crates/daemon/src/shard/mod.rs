@@ -26,6 +26,7 @@ mod message;
 mod outbox;
 mod owner;
 mod places;
+mod pulse;
 mod reactor;
 mod replication;
 mod secure;
@@ -44,6 +45,7 @@ pub use stats::{
     FollowedStatus, LatencyHistogram, PairStatus, ReactorCounters, ShardStatus, ShardVolumeStatus,
 };
 
+use pulse::Pulse;
 use reactor::Reactor;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -135,6 +137,8 @@ where
     let (sender, commands) = mpsc::channel();
     let (started, outcome) = mpsc::sync_channel(1);
     let reactor_bell = Arc::clone(&bell);
+    let pulse = Arc::<Pulse>::default();
+    let reactor_pulse = Arc::clone(&pulse);
     let body = move || {
         // A ring belongs to the thread that makes it.
         let made = open().and_then(|made| Ok((made, Ring::new()?)));
@@ -142,7 +146,7 @@ where
             Ok(((core, cache, opened), ring)) => {
                 bind(cpu);
                 let _ = started.send(Ok(opened));
-                Reactor::new(ring, core, cache, commands, reactor_bell, limits).run();
+                Reactor::new(ring, core, cache, (commands, reactor_bell, reactor_pulse), limits).run();
             }
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -160,7 +164,7 @@ where
         .spawn(abort_on_panic)
         .map_err(system("start a thread"))?;
     match outcome.recv() {
-        Ok(Ok(opened)) => Ok(ShardHandle::new(sender, bell, opened)),
+        Ok(Ok(opened)) => Ok(ShardHandle::new(sender, bell, pulse, opened)),
         Ok(Err(error)) => Err(error),
         Err(_) => Err(system("start a thread")(std::io::Error::other("it ended at once"))),
     }

@@ -12,6 +12,7 @@ use super::guests::Asks;
 use super::handle::Command;
 use super::limits::{CONNECTIONS_MAX, LISTENERS_MAX, STALL_LOOK_NS};
 use super::listener::Listener;
+use super::pulse::Pulse;
 use super::replication::{self, ASK_SLOT, Replication};
 use super::shared::Shared;
 use std::collections::VecDeque;
@@ -83,6 +84,7 @@ pub(super) struct Reactor<C> {
     pub stopping: Option<Stopping>,
     commands: mpsc::Receiver<Command>,
     bell: Arc<OwnedFd>,
+    pub pulse: Arc<Pulse>,
     /// When listeners and handshakes are looked at next.
     alarm: Option<Nanos>,
     /// Reused for what a backend has completed.
@@ -94,8 +96,7 @@ impl<C: Core> Reactor<C> {
         ring: Ring,
         core: C,
         cache: Option<CacheFile>,
-        commands: mpsc::Receiver<Command>,
-        bell: Arc<OwnedFd>,
+        (commands, bell, pulse): (mpsc::Receiver<Command>, Arc<OwnedFd>, Arc<Pulse>),
         limits: Limits,
     ) -> Reactor<C> {
         let mut reactor = Reactor {
@@ -117,6 +118,7 @@ impl<C: Core> Reactor<C> {
             stopping: None,
             commands,
             bell,
+            pulse,
             alarm: None,
             completed: Vec::with_capacity(tidepool_backend::INFLIGHT_MAX),
         };
@@ -158,6 +160,7 @@ impl<C: Core> Reactor<C> {
             let timeout = if is_idle { self.timeout(deadline) } else { Some(Duration::ZERO) };
             self.ring.enter(timeout);
             self.take_turns();
+            self.pulse.beat();
             self.shared.count.rounds += 1;
             self.shared.now = tidepool_driver::now();
             while let Some(completion) = self.ring.next_completion() {

@@ -24,6 +24,8 @@ pub fn tidepool() -> Command {
     command
         .env_remove("RUST_LOG")
         .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .env_remove("WATCHDOG_PID")
         .env_remove("JOURNAL_STREAM")
         .env("STATE_DIRECTORY", concat!(env!("CARGO_TARGET_TMPDIR"), "/state"))
         .stdin(Stdio::null());
@@ -146,10 +148,21 @@ impl Daemon {
     /// Starts it in the directory of its log.
     #[track_caller]
     pub fn start_unready<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, log: &Path) -> Daemon {
+        Daemon::start_unready_with(args, log, &[])
+    }
+
+    /// The same with more in its environment.
+    #[track_caller]
+    pub fn start_unready_with<S: AsRef<OsStr>>(
+        args: impl IntoIterator<Item = S>,
+        log: &Path,
+        environment: &[(&str, &str)],
+    ) -> Daemon {
         let stderr = fs::File::options().create(true).append(true).open(log).expect("a log");
         let mut command = tidepool();
         let directory = log.parent().expect("a directory");
         command.current_dir(directory).env("STATE_DIRECTORY", directory.join("state")).args(args);
+        command.envs(environment.iter().copied());
         let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         Daemon { child, stdout }
