@@ -1,5 +1,6 @@
 //! The daemon: configuration, volumes, the reactor that serves them, the admin API, metrics.
 
+pub mod aborts;
 pub mod admin;
 pub mod audit;
 pub mod cache;

@@ -3,10 +3,13 @@
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use tempfile::TempDir;
-use tidepool_backend::{BackendUri, OpenOptions, Release};
+use tidepool_backend::{
+    Backend, BackendError, BackendUri, OpenOptions, Peer, Release, SnapshotChange, Transfer,
+};
+use tidepool_daemon::aborts::{self, Aborts};
 use tidepool_daemon::shard::{Attach, EngineConfig, Image, ShardConfig, ShardHandle, StartError, start};
 use tidepool_driver::{CacheError, CacheFile};
-use tidepool_engine::api::{Degraded, Mode, VolumeId, VolumeSpec};
+use tidepool_engine::api::{Degraded, IoError, Mode, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_engine::{FormatOptions, format_device};
 use tidepool_nbd::client::{BlockingClient, Wanted};
@@ -49,6 +52,15 @@ impl Host {
 
     /// Starts the shard, gives its volume the image, and listens on the socket of that name.
     fn start(&self, socket: &str) -> (ShardHandle, VolumeId) {
+        self.start_on(socket, |backend| backend)
+    }
+
+    /// The same with something before the image.
+    fn start_on(
+        &self,
+        socket: &str,
+        before: impl FnOnce(Box<dyn Backend>) -> Box<dyn Backend>,
+    ) -> (ShardHandle, VolumeId) {
         let shard = start(self.config()).expect("the shard starts");
         assert_eq!(shard.opened().uuid, UUID);
         let uri: BackendUri = format!("file:{}", self.path("image").display()).parse().expect("a URI");
@@ -57,7 +69,7 @@ impl Host {
             let attachment = known.first().map(|(_, spec, _)| spec.attachment.clone());
             let options = OpenOptions { cache_uuid: UUID, attachment, ..OpenOptions::default() };
             let opened = tidepool_backend::open(&uri, options).expect("the image is free");
-            let (backend, generation) = (opened.backend, opened.generation);
+            let (backend, generation) = (before(opened.backend), opened.generation);
             let (size_bytes, attachment) = (backend.size_bytes(), backend.attachment());
             if let Some((id, spec, state)) = known.first() {
                 assert_eq!(*state, VolumeState::Detached);
@@ -264,4 +276,77 @@ fn one_volume_whose_backend_stands_still_does_not_hold_the_memory_of_another() {
         assert!(written.iter().all(|byte| *byte == client as u8 + 1), "client {client}");
     }
     host.stop(&shard);
+}
+
+/// A backend that ends the daemon with the first transfer.
+struct Bomb(Box<dyn Backend>);
+
+impl Backend for Bomb {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        self.0.read_only()
+    }
+
+    unsafe fn submit(&mut self, _: u64, _: Transfer) {
+        panic!("a deliberate end");
+    }
+
+    fn set_peer(&mut self, token: u64, peer: Option<Peer>) {
+        self.0.set_peer(token, peer);
+    }
+
+    fn change_snapshot(&mut self, token: u64, name: &str, change: SnapshotChange) -> Result<(), IoError> {
+        self.0.change_snapshot(token, name, change)
+    }
+
+    fn event_fd(&self) -> std::os::fd::RawFd {
+        self.0.event_fd()
+    }
+
+    fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.0.completions(done);
+    }
+
+    fn attachment(&self) -> Vec<u8> {
+        self.0.attachment()
+    }
+
+    fn close(self: Box<Self>, how: Release) -> Result<(), BackendError> {
+        self.0.close(how)
+    }
+}
+
+/// Where a process that this test starts writes its notes.
+const NOTES: &str = "TIDEPOOL_TEST_NOTES";
+
+#[test]
+fn a_reactor_that_panics_leaves_a_note_of_the_volume() {
+    if let Some(notes) = std::env::var_os(NOTES) {
+        // As the daemon does.
+        std::panic::set_hook(Box::new(|_| {
+            eprintln!("the end{}", aborts::note_panic());
+            std::process::abort();
+        }));
+        let host = Host::new();
+        let (shard, id) = host.start_on("nbd", |image| Box::new(Bomb(image)));
+        Aborts::new(Some(notes.into()), "this cache".into(), shard.clone()).note_panics();
+        host.client("nbd").write(0, &[1; 4096]).expect("absorbed");
+        host.runtime.block_on(shard.drain(id)).expect("it is not drained");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let ended = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "shard::a_reactor_that_panics_leaves_a_note_of_the_volume", "--nocapture"])
+        .env(NOTES, directory.path())
+        .env("TMPDIR", directory.path())
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("the end; it was working for volume v"), "{ended:?}");
+    let notes = std::fs::read_to_string(directory.path().join(aborts::FILE_NAME)).expect("a note");
+    let note: serde_json::Value = serde_json::from_str(&notes).expect("one note");
+    assert_eq!((&note["volume"], &note["cache"]), (&"v".into(), &"this cache".into()), "{note}");
 }

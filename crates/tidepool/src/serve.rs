@@ -6,6 +6,7 @@ use crate::output::bytes_bar;
 use indicatif::ProgressBar;
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, OnceLock};
+use tidepool_daemon::aborts;
 use tidepool_daemon::config::{Config, VolumeConfig};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::service::{self, Console};
@@ -68,8 +69,9 @@ fn abort_on_panic() {
             text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
         let place =
             panic.location().map(|place| format!(" ({}:{})", place.file(), place.line())).unwrap_or_default();
+        let volume = aborts::note_panic();
         log::last_words(&format!(
-            "tidepool: internal error: {what}{place}; please report it (start again: nothing acknowledged is lost)"
+            "tidepool: internal error: {what}{place}{volume}; please report it (start again: nothing acknowledged is lost)"
         ));
         std::process::abort();
     }));

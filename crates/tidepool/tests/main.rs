@@ -1,5 +1,6 @@
 //! The program as users run it: one program of tests, so that it is linked once.
 
+mod aborts;
 mod audit;
 mod bad_input;
 mod common;

@@ -83,6 +83,7 @@ impl From<VolumeError> for Problem {
             | VolumeError::Alone { .. }
             | VolumeError::OtherImage { .. }
             | VolumeError::Elsewhere { .. }
+            | VolumeError::LeftOut { .. }
             | VolumeError::Shard { source: ShardError::CopyNeeded { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { source: BackendError::Overwritten { .. }, .. } => StatusCode::CONFLICT,
             VolumeError::Open { .. }

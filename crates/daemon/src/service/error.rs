@@ -95,6 +95,24 @@ pub enum VolumeError {
         /// Where it was served.
         host: String,
     },
+    /// The daemon was ended several times while it worked for the volume.
+    #[error(
+        "volume {name} is left unserved until {until}, since the daemon was ended {times} times within {minutes} minutes while it worked for it, the last time at {last}; `tidepool volume add {name}={backend}` serves it at once"
+    )]
+    LeftOut {
+        /// The volume.
+        name: String,
+        /// Its image.
+        backend: String,
+        /// How often.
+        times: usize,
+        /// Within which time.
+        minutes: u64,
+        /// When that was last.
+        last: String,
+        /// Until when.
+        until: String,
+    },
     /// The volume has no backend now.
     #[error("cannot {what} volume {name}: its backend is not reachable: {why}")]
     Unreachable {

@@ -17,6 +17,7 @@ pub use peers::{
 pub use plan::{ModeError, Plan, Wanted, mode_rule, order_rule};
 pub use volumes::{Pairs, Volumes};
 
+use crate::aborts::Aborts;
 use crate::admin::server::{self, Context};
 use crate::audit::Audit;
 use crate::cache;
@@ -24,8 +25,8 @@ use crate::config::Config;
 use crate::failure::{Failure, reason};
 use crate::listen::{Listening, SocketFile};
 use crate::shard::{self, ShardConfig, ShardHandle, StartError};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::state;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -88,7 +89,7 @@ pub async fn serve(config: Config, limits: Limits, console: Arc<dyn Console>) ->
         }
     };
     console.ready();
-    watchdog.watch(daemon.volumes.shard().clone());
+    watchdog.watch(daemon.volumes.shard().clone(), daemon.aborts.clone());
     notify(NotifyState::Ready);
     let ended = tokio::select! {
         () = stop.wait() => Ok(()),
@@ -208,6 +209,7 @@ struct Daemon {
     admin: tokio::task::JoinHandle<()>,
     metrics: Option<tokio::task::JoinHandle<()>>,
     peers: Vec<tokio::task::JoinHandle<()>>,
+    aborts: Aborts,
     /// The files of the sockets go away with the daemon.
     _files: Vec<SocketFile>,
 }
@@ -287,6 +289,11 @@ async fn start(
         }
         peers.push(tokio::spawn(peers::watch(certificates.clone(), shard.clone())));
     }
+    let aborts = Aborts::new(state::directory(), Uuid::from_bytes(opened.uuid).to_string(), shard.clone());
+    aborts.note_panics();
+    let noted = aborts.clone();
+    let left_out = tokio::task::spawn_blocking(move || noted.left_out()).await.unwrap_or_default();
+    volumes.leave_out(left_out);
     let starting = volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     doors.serve(&shard);
     for (uri, socket) in sockets.front_doors {
@@ -322,7 +329,7 @@ async fn start(
     });
     let metrics = sockets.metrics.map(|listener| tokio::spawn(server::serve_metrics(listener, context)));
     // Those that are open are served meanwhile.
-    let daemon = Daemon { volumes, admin, metrics, peers, _files: sockets.files };
+    let daemon = Daemon { volumes, admin, metrics, peers, aborts, _files: sockets.files };
     starting.tried().await.map_err(Failure::failed)?;
     for uri in &plan.front_doors {
         info!("listening on {uri}");

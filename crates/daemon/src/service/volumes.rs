@@ -20,6 +20,7 @@ use super::doors::Doors;
 use super::error::VolumeError;
 use super::peers::{Hosts, Images, Route};
 use super::plan::{Wanted, drain_order, mode_rule, order_rule, quota_rule};
+use crate::aborts::{self, LeftOut};
 use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
 use crate::door::VolumeSocket;
@@ -28,7 +29,7 @@ use crate::report::{self, Known};
 use crate::shard::{
     Announcement, Image, Refused, ShardError, ShardHandle, ShardStatus, ShardVolumeStatus, Stopped,
 };
-use crate::units::Duration;
+use crate::units::{Duration, time};
 use crate::volume::{self, Mode, is_parent_name};
 use attach::Taking;
 use std::collections::BTreeMap;
@@ -81,6 +82,8 @@ pub struct Volumes {
     openings: Turns,
     /// The volumes' own sockets.
     doors: Arc<Doors>,
+    /// Volumes that the start does not serve, until it has entered them.
+    left_out: Mutex<BTreeMap<String, LeftOut>>,
     /// Volumes that are to come here, with what lets their clients in.
     arriving: Mutex<BTreeMap<String, arrival::Pending>>,
 }
@@ -163,6 +166,8 @@ struct Facts {
     asking: Option<oneshot::Sender<Result<(), VolumeError>>>,
     /// It was given up while its image was being opened.
     given_up: bool,
+    /// It is not served for a while, since the daemon was ended while it worked for it.
+    left_out: Option<LeftOut>,
     /// It may go to another host.
     departing: Option<departure::Departing>,
 }
@@ -258,6 +263,23 @@ impl Entry {
         VolumeError::Silent { name, backend, seconds: waited.as_secs() }
     }
 
+    /// Refuses to serve it while it is left out.
+    fn refuse_left_out(&self) -> Result<(), VolumeError> {
+        let left_out = lock(&self.facts).left_out;
+        let Some(LeftOut { last_unix_ms, until_unix_ms }) = left_out else { return Ok(()) };
+        if aborts::now_unix_ms() >= until_unix_ms {
+            return Ok(());
+        }
+        Err(VolumeError::LeftOut {
+            name: self.name.clone(),
+            backend: self.backend.to_string(),
+            times: aborts::OF_VOLUME_MAX,
+            minutes: aborts::WITHIN.as_secs() / 60,
+            last: time(last_unix_ms),
+            until: time(until_unix_ms),
+        })
+    }
+
     /// Has its backend tried at once for who is asking; returns the outcome.
     async fn try_again(
         &self,
@@ -304,6 +326,16 @@ impl Entry {
         text
     }
 
+    /// Serves it although it was left out, as it was before.
+    async fn serve_again(&self) -> Result<(), VolumeError> {
+        let (asking, outcome) = oneshot::channel();
+        {
+            let mut facts = lock(&self.facts);
+            (facts.left_out, facts.asking) = (None, Some(asking));
+        }
+        self.try_again(outcome).await
+    }
+
     fn begin_change(&self) -> Result<OwnedMutexGuard<()>, VolumeError> {
         self.change.clone().try_lock_owned().map_err(|_| VolumeError::Busy(self.name.clone()))
     }
@@ -342,8 +374,21 @@ impl Volumes {
             images: Turns::default(),
             openings: Turns::default(),
             doors,
+            left_out: Mutex::default(),
             arriving: Mutex::default(),
         })
+    }
+
+    /// These are not served by the start that follows, unless somebody asks for it.
+    pub(super) fn leave_out(&self, volumes: BTreeMap<String, LeftOut>) {
+        *lock(&self.left_out) = volumes;
+    }
+
+    /// What the cache holds of a volume that was left out, if this is its image.
+    fn left_out(&self, wanted: &Wanted) -> Option<Arc<Entry>> {
+        let entry = lock(&self.entries).get(&wanted.name).cloned()?;
+        let left_out = lock(&entry.facts).left_out.is_some();
+        (left_out && !entry.is_wish() && entry.backend == wanted.backend).then_some(entry)
     }
 
     /// The shard that serves them.
@@ -420,6 +465,9 @@ impl Volumes {
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
     pub async fn add(self: &Arc<Self>, wanted: Wanted) -> Result<(), VolumeError> {
+        if let Some(entry) = self.left_out(&wanted) {
+            return entry.serve_again().await;
+        }
         match self.configured(&wanted.name) {
             Some(waiting) if waiting.backend == wanted.backend => self.add_waiting(&waiting, wanted).await,
             Some(_) => Err(VolumeError::Exists(wanted.name)),

@@ -1,6 +1,7 @@
 //! Tells the service manager that the daemon goes on, as long as both of its loops make rounds: the reactor's and the control thread's.
 //! It counts rounds and knows no clock: a disk that is slow, or a daemon that stood still as a whole, is no reason to end it.
 
+use crate::aborts::{Aborts, Note};
 use crate::failure::reason;
 use crate::shard::ShardHandle;
 use sd_notify::NotifyState;
@@ -32,19 +33,34 @@ trait Loop: Send {
     fn wake(&self);
     /// How many rounds it has made.
     fn rounds(&self) -> u64;
+
+    /// Notes what holds it up, as far as that is known.
+    fn note(&self) -> Option<Note> {
+        None
+    }
 }
 
-impl Loop for ShardHandle {
+/// The reactor's loop.
+struct Reactor {
+    shard: ShardHandle,
+    aborts: Aborts,
+}
+
+impl Loop for Reactor {
     fn name(&self) -> &'static str {
         "reactor"
     }
 
     fn wake(&self) {
-        self.ring();
+        self.shard.ring();
     }
 
     fn rounds(&self) -> u64 {
-        ShardHandle::rounds(self)
+        self.shard.rounds()
+    }
+
+    fn note(&self) -> Option<Note> {
+        self.aborts.note()
     }
 }
 
@@ -86,12 +102,14 @@ struct Watched {
     rounds: u64,
     /// Looks in a row in which it had made no round.
     held_looks: u32,
+    /// What was noted in the last of them, should the manager end the daemon.
+    note: Option<Note>,
 }
 
 impl Watched {
     fn new(is: Box<dyn Loop>) -> Watched {
         is.wake();
-        Watched { rounds: is.rounds(), is, held_looks: 0 }
+        Watched { rounds: is.rounds(), is, held_looks: 0, note: None }
     }
 
     /// Whether it has made a round since the last look; it is to make another one until the next.
@@ -100,10 +118,16 @@ impl Watched {
         let goes_on = rounds != std::mem::replace(&mut self.rounds, rounds);
         self.held_looks = if goes_on { 0 } else { self.held_looks + 1 };
         if self.held_looks == HELD_LOOKS {
+            self.note = self.is.note();
+            let volume = self.note.as_ref().map(|note| format!("; it is working for volume {}", note.volume));
             error!(
-                "the {} makes no rounds: the service manager ends the daemon if that lasts (nothing acknowledged is lost)",
-                self.is.name()
+                "the {} makes no rounds: the service manager ends the daemon if that lasts (nothing acknowledged is lost){}",
+                self.is.name(),
+                volume.unwrap_or_default()
             );
+        }
+        if goes_on && let Some(note) = self.note.take() {
+            note.withdraw();
         }
         self.is.wake();
         goes_on
@@ -135,9 +159,10 @@ impl Watchdog {
     }
 
     /// From now on the loops have to go on. For the control thread.
-    pub(super) fn watch(&self, shard: ShardHandle) {
+    pub(super) fn watch(&self, shard: ShardHandle, aborts: Aborts) {
         if self.0.is_some() {
-            self.say(vec![Watched::new(Box::new(shard)), Watched::new(Box::new(Control::here()))]);
+            let reactor = Reactor { shard, aborts };
+            self.say(vec![Watched::new(Box::new(reactor)), Watched::new(Box::new(Control::here()))]);
         }
     }
 
@@ -198,4 +223,105 @@ fn send(socket: &OsStr, text: &[u8]) -> io::Result<()> {
         _ => SocketAddr::from_pathname(socket)?,
     };
     sender.send_to_addr(text, &address).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aborts::FILE_NAME;
+    use crate::shard::memory::{MemoryCore, MemoryOptions};
+    use crate::shard::{Image, Opened, start_with};
+    use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+    use tidepool_backend::{Backend, BackendError, Peer, Release, SnapshotChange, Transfer};
+    use tidepool_engine::api::{Degraded, DrainOrder, IoError, Mode, VolumeSpec};
+    use tidepool_replica::Limits;
+
+    /// A backend that holds up whoever asks it what is done, until it is told to go on.
+    struct Holds {
+        ready: OwnedFd,
+        go: Receiver<()>,
+    }
+
+    impl Backend for Holds {
+        fn size_bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn read_only(&self) -> bool {
+            false
+        }
+
+        unsafe fn submit(&mut self, _: u64, _: Transfer) {}
+
+        fn set_peer(&mut self, _: u64, _: Option<Peer>) {}
+
+        fn change_snapshot(&mut self, _: u64, _: &str, _: SnapshotChange) -> Result<(), IoError> {
+            Ok(())
+        }
+
+        fn event_fd(&self) -> RawFd {
+            self.ready.as_raw_fd()
+        }
+
+        fn completions(&mut self, _: &mut dyn FnMut(u64, Result<(), IoError>)) {
+            let _ = self.go.recv();
+            let _ = rustix::io::read(&self.ready, &mut [0; 8]);
+        }
+
+        fn attachment(&self) -> Vec<u8> {
+            Vec::new()
+        }
+
+        fn close(self: Box<Self>, _: Release) -> Result<(), BackendError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_volume_that_holds_the_reactor_up_is_noted_until_it_goes_on() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let shard = start_with(None, Limits::SHIPPED, || {
+            Ok((MemoryCore::new(MemoryOptions::default()), None, Opened::default()))
+        });
+        let shard = shard.expect("a reactor");
+        let (go, wait) = channel();
+        let ready = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).expect("an eventfd");
+        let spec = VolumeSpec {
+            name: "vm1".into(),
+            backend: "none".into(),
+            size_bytes: 1 << 20,
+            mode: Mode::WriteBack,
+            drain: DrainOrder::Unordered,
+            dirty_bytes_max: 0,
+            read_only: false,
+            generation: 1,
+            attachment: Vec::new(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let image = Image::new(Box::new(Holds { ready, go: wait }));
+        runtime.block_on(shard.add_volume(spec, image, Degraded::No)).expect("added");
+        while shard.works_for().as_deref() != Some("vm1") {
+            std::thread::yield_now();
+        }
+        let aborts = Aborts::new(Some(directory.path().into()), "this cache".into(), shard.clone());
+        let mut watched = Watched::new(Box::new(Reactor { shard: shard.clone(), aborts }));
+        for _ in 0..HELD_LOOKS {
+            assert!(!watched.goes_on());
+        }
+        let notes = || std::fs::read_to_string(directory.path().join(FILE_NAME)).unwrap_or_default();
+        while !notes().ends_with('\n') {
+            std::thread::yield_now();
+        }
+        assert!(notes().lines().count() == 1 && notes().contains("\"volume\":\"vm1\""), "{}", notes());
+        let rounds = shard.rounds();
+        go.send(()).expect("it waits");
+        while shard.rounds() == rounds {
+            std::thread::yield_now();
+        }
+        assert!(watched.goes_on());
+        while !notes().is_empty() {
+            std::thread::yield_now();
+        }
+        drop(go);
+    }
 }

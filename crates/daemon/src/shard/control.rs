@@ -347,6 +347,7 @@ impl<C: Core> Reactor<C> {
         };
         match outcome {
             Ok(id) => {
+                self.pulse.name(id, &spec.name);
                 self.shared.volumes.insert(Volume::new(
                     id,
                     spec.name,
@@ -377,6 +378,7 @@ impl<C: Core> Reactor<C> {
         let number = self.controls.number();
         match self.try_attach((id, &name), attach, number) {
             Ok(()) => {
+                self.pulse.name(id, &name);
                 self.shared.volumes.insert(Volume::new(id, name, size_bytes, read_only, image.backend));
                 self.poll_backend(id);
                 self.set_own(id, image.own);

@@ -372,6 +372,11 @@ impl ShardHandle {
         self.pulse.rounds()
     }
 
+    /// The name of the volume for which the reactor is working at the moment, if it is for one alone. Waits for nobody.
+    pub fn works_for(&self) -> Option<String> {
+        self.pulse.works_for()
+    }
+
     /// The cache device's name, and what recovery found on it.
     pub fn opened(&self) -> Opened {
         self.opened

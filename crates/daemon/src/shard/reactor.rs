@@ -282,14 +282,21 @@ impl<C: Core> Reactor<C> {
                     None => self.retry_transfers(),
                 }
             }
-            Source::Backend => self.backend_ready(VolumeId(slot as u16)),
+            Source::Backend => {
+                let id = VolumeId(slot as u16);
+                self.pulse.work_for(Some(id));
+                self.backend_ready(id);
+                self.pulse.work_for(None);
+            }
             Source::Receive | Source::Send => {
                 let connection =
                     self.connections.get_mut(slot).expect("it stays until its operations are done");
+                self.pulse.work_for(connection.volume());
                 match source {
                     Source::Receive => connection.received(result, more, &mut self.shared),
                     _ => connection.sent(result, &mut self.shared),
                 }
+                self.pulse.work_for(None);
                 self.list(slot);
             }
             Source::Cancel => {}
@@ -355,7 +362,9 @@ impl<C: Core> Reactor<C> {
                 continue;
             }
             parsed = true;
+            self.pulse.work_for(connection.volume());
             connection.process(&mut self.shared);
+            self.pulse.work_for(None);
             let queue = match connection.stall {
                 Some(Stall::Memory | Stall::Gate) => &mut self.stalled,
                 Some(Stall::Ranges) => &mut self.ranged,
@@ -432,6 +441,7 @@ impl<C: Core> Reactor<C> {
                     self.transfer((token, Kind::Sync, 0, Buf { offset: 0, len: 0 }));
                 }
                 Effect::Backend { token, volume, op } => {
+                    self.pulse.work_for(Some(volume));
                     let Shared { core, volumes, now, .. } = &mut self.shared;
                     match volumes.get_mut(volume) {
                         Some(volume) => volume.transfer(*now, core.arena(), token, op),
@@ -443,6 +453,7 @@ impl<C: Core> Reactor<C> {
                 Effect::Reply { id, result } => self.reply(id, result),
                 Effect::ControlDone { control, result } => self.control_done(control, result),
             }
+            self.pulse.work_for(None);
         }
         executed
     }
@@ -487,6 +498,7 @@ impl<C: Core> Reactor<C> {
         };
         let connection =
             self.connections.get_mut(name.connection).expect("it stays until its pieces are done");
+        self.pulse.work_for(connection.volume());
         connection.piece_done(name.piece, result, &mut self.shared);
         self.list(name.connection);
     }

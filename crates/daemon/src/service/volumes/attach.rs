@@ -145,6 +145,7 @@ impl Volumes {
             was_ours,
             taking,
             roll_back,
+            left_out: lock(&self.left_out).remove(&name),
             announced: self.announce(&name),
             ..Facts::default()
         };
@@ -268,6 +269,7 @@ impl Volumes {
         recorded: Vec<u8>,
     ) -> Result<Option<Parent>, VolumeError> {
         let name = &entry.name;
+        entry.refuse_left_out()?;
         let shard_error = from_shard("attach", name);
         let status = self.shard.status().await.map_err(shard_error)?;
         // Without a backend nothing is drained, so this does not change until the volume is attached.

@@ -81,6 +81,8 @@ impl Volumes {
         for wanted in wanted.into_values() {
             starting.firsts.push(self.begin_add(wanted, true)?);
         }
+        // Whoever comes later was asked for.
+        lock(&self.left_out).clear();
         Ok(starting)
     }
 
@@ -119,7 +121,8 @@ impl Volumes {
         asked_for: bool,
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let announced = self.announce(&wanted.name);
-        let facts = Facts { announced, wish: Some(wanted.clone()), ..Facts::of_new(&wanted) };
+        let left_out = lock(&self.left_out).remove(&wanted.name);
+        let facts = Facts { announced, wish: Some(wanted.clone()), left_out, ..Facts::of_new(&wanted) };
         let entry = Entry::new(&wanted.name, wanted.backend, facts);
         // Nothing of this name can be configured twice.
         let _ = self.claim(&entry)?;
@@ -181,6 +184,7 @@ impl Volumes {
         asked_for: bool,
     ) -> Result<(), VolumeError> {
         let name = || entry.name.clone();
+        entry.refuse_left_out()?;
         let opened = self.open_new(entry, wish, Prepared::default(), (None, !asked_for)).await;
         let (opened, turn) = opened.map_err(|error| match error {
             VolumeError::Open { name, source: BackendError::Elsewhere { host, .. } } => {
@@ -231,6 +235,7 @@ impl Volumes {
             let mut facts = lock(&entry.facts);
             (facts.accept_loss, facts.drain) = (wanted.accept_loss, wanted.drain);
             (facts.wish, facts.whoever, facts.asking) = (Some(wanted), true, Some(asking));
+            facts.left_out = None;
         }
         entry.try_again(outcome).await
     }
