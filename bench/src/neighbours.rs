@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 use tidepool_lab::Scratch;
@@ -49,6 +50,8 @@ pub struct Neighbour {
     pub idle: Latency,
     /// And while the others do.
     pub attacked: Latency,
+    /// What the disk takes for 4 KiB that are on stable media afterwards (`O_DSYNC`), past the daemon, while the others do.
+    pub disk: Latency,
     /// Requests that the others have sent meanwhile.
     pub sent: u64,
     /// Most that was done between two looks at the ring so far, in units of the daemon.
@@ -64,6 +67,8 @@ pub struct Latency {
     pub p50_us: f64,
     /// One of a thousand takes longer.
     pub p999_us: f64,
+    /// The longest.
+    pub max_us: f64,
 }
 
 /// Measures for `seconds` at a time, each attack so many times.
@@ -111,6 +116,7 @@ pub fn measure(
                     scope.spawn(|| {
                         // Those that may not be apart are beside the daemon.
                         let _ = settle(&theirs);
+                        step_back();
                         attack((&socket, ATTACKED.0), &what, &over, &sent);
                     });
                 }
@@ -118,17 +124,19 @@ pub fn measure(
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let attacked = latency(&socket, seconds);
+                let disk = disk_latency(&scratch.join("raw"), seconds);
                 over.store(true, Ordering::Relaxed);
-                attacked
-            })?;
+                attacked.and_then(|attacked| Ok((attacked, disk.map_err(io("cannot use the raw file"))?)))
+            });
+            let (attacked, disk) = attacked?;
             let round_effort_max = admin.status()?["reactor"]["round_effort_max"].as_u64().unwrap_or(0);
             let sent = sent.into_inner();
             eprintln!(
-                "{name:12} repeat {repeat}: p99.9 {:>8.0} µs alone, {:>8.0} µs beside {sent} requests",
-                idle.p999_us, attacked.p999_us
+                "{name:12} repeat {repeat}: p99.9 {:>8.0} µs alone, {:>8.0} µs beside {sent} requests, {:.0} µs at worst (the disk {:.0} µs, {:.0} µs at worst)",
+                idle.p999_us, attacked.p999_us, attacked.max_us, disk.p999_us, disk.max_us
             );
             let attack = name.into();
-            points.push(Neighbour { attack, repeat, seconds, idle, attacked, sent, round_effort_max });
+            points.push(Neighbour { attack, repeat, seconds, idle, attacked, disk, sent, round_effort_max });
         }
     }
     let _ = settle(&all);
@@ -165,7 +173,42 @@ fn latency(socket: &Path, seconds: u32) -> Result<Latency, Failure> {
             break;
         }
     }
-    took_us.sort_by(f64::total_cmp);
-    let at = |part: f64| took_us[((took_us.len() as f64 * part) as usize).min(took_us.len() - 1)];
-    Ok(Latency { requests: took_us.len(), p50_us: at(0.5), p999_us: at(0.999) })
+    Ok(Latency::of(took_us))
+}
+
+/// Writes 4 KiB to stable media, one after the other.
+fn disk_latency(path: &Path, seconds: u32) -> std::io::Result<Latency> {
+    let bytes = NEIGHBOUR.1 as usize;
+    std::fs::write(path, vec![1; bytes])?;
+    let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::DSYNC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let block = AlignedBlock([7; 4096]);
+    let (begun, length) = (Instant::now(), Duration::from_secs(seconds.into()));
+    let mut took_us = Vec::new();
+    while begun.elapsed() < length {
+        let (start, at) = (Instant::now(), took_us.len() * 7 % (bytes / 4096) * 4096);
+        rustix::io::pwrite(&file, &block.0, at as u64)?;
+        took_us.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(Latency::of(took_us))
+}
+
+/// A block as `O_DIRECT` takes it.
+#[repr(align(4096))]
+struct AlignedBlock([u8; 4096]);
+
+impl Latency {
+    /// Of at least one request.
+    fn of(mut took_us: Vec<f64>) -> Latency {
+        took_us.sort_by(f64::total_cmp);
+        let at = |part: f64| took_us[((took_us.len() as f64 * part) as usize).min(took_us.len() - 1)];
+        Latency { requests: took_us.len(), p50_us: at(0.5), p999_us: at(0.999), max_us: at(1.0) }
+    }
+}
+
+/// The kernel's own threads go first on the processor of those that ask for much: some finish what the disk has done.
+fn step_back() {
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: this thread alone is named, and the parameters outlive the call. A kernel that refuses changes nothing.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none) };
 }

@@ -191,7 +191,7 @@ fn resident(pid: u32) -> u64 {
 #[test]
 fn g8_a_host_that_asks_and_does_not_read_is_given_up() {
     /// What may be done for other hosts in one round.
-    const ROUND_MAX: u64 = 32 * 1024;
+    const ROUND_MAX: u64 = 8 * 1024;
     /// What it pours in, in bytes: many times what may wait.
     const POURED_BYTES: u64 = 512 * MIB;
     /// By how much memory may grow: what may wait, twice, since it is encrypted, and something.

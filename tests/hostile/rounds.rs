@@ -19,7 +19,7 @@ const CONNECTIONS: usize = 24;
 /// Requests of the neighbour under each attack.
 const REQUESTS: usize = 400;
 /// What all clients together have done in a round, and what one request may go past that; see the daemon's `shard/effort.rs`.
-const ROUND_MAX: u64 = 32 * 1024;
+const ROUND_MAX: u64 = 8 * 1024;
 const LARGEST_REQUEST: u64 = (64 << 20) / 4096 + 1;
 
 /// Uses its volume, and says how long that took at the median and at worst.

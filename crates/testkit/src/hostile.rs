@@ -116,10 +116,10 @@ pub enum Attack {
 pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 4] {
     let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
     [
+        ("options", Attack::Options),
         ("block status", many(BLOCK_STATUS, cached_bytes)),
         ("trim", many(TRIM, !4095)),
         ("write zeroes", many(WRITE_ZEROES, (1 << 30) - 4096)),
-        ("options", Attack::Options),
     ]
 }
 

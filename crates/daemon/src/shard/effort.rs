@@ -44,7 +44,7 @@ pub(super) const STATUS: u32 = 4 * VOLUMES_MAX as u32;
 pub(super) const COMMANDS_MAX: usize = 16;
 
 /// What is done in one round, by all clients, and as much again by all other hosts.
-pub(super) const ROUND_MAX: u32 = 32 * 1024;
+pub(super) const ROUND_MAX: u32 = 8 * 1024;
 /// The least that a volume gets done in a round.
 const SHARE_MIN: u32 = 512;
 
