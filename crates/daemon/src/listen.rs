@@ -3,10 +3,12 @@
 
 use crate::door::Resolved;
 use crate::failure::reason;
+use crate::state;
 use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -210,13 +212,12 @@ fn bind_unix(path: &Path, marks: &Marks) -> Result<Listening, ListenError> {
     let name = path.file_name().ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
     // Clients must be able to name it.
     SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong { path: path.to_owned() })?;
-    // Between the check for a stale file and the rename another daemon must not do the same: the lock on
-    // the directory serialises them. It is advisory and goes with the descriptor.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let directory =
         rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(failed)?;
-    lock_briefly(&directory);
+    // Between the check for a stale file and the rename another daemon of this user must not do that. The lock goes with the descriptor.
+    let _turn = lock_briefly();
     clear_stale(path, marks.owner)?;
     let private = Private::make(&directory, parent).map_err(failed)?;
     let socket =
@@ -285,12 +286,19 @@ impl<'a> Private<'a> {
         Err(Errno::EXIST)
     }
 
-    /// The address of a socket in it. Where its path is too long for one, its descriptor stands for the path.
+    /// The address of a socket in it. Its descriptor stands for the path where that is too long, and where others may write to the
+    /// directory around it: they could put a link in its place.
     fn address(&self, name: &OsStr) -> Result<SocketAddrUnix, Errno> {
-        SocketAddrUnix::new(self.path.join(name)).or_else(|_| {
-            let directory = PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()));
-            SocketAddrUnix::new(directory.join(name))
-        })
+        let around = rustix::fs::fstat(self.parent)?;
+        let is_own = around.st_uid == rustix::process::geteuid().as_raw() && around.st_mode & 0o022 == 0;
+        let by_path = SocketAddrUnix::new(self.path.join(name)).ok().filter(|_| is_own);
+        by_path.map_or_else(
+            || {
+                let directory = PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()));
+                SocketAddrUnix::new(directory.join(name))
+            },
+            Ok,
+        )
     }
 }
 
@@ -301,15 +309,18 @@ impl Drop for Private<'_> {
     }
 }
 
-/// Tries to lock a directory for at most a second. Without the lock two daemons that start in the same
-/// instant could take each other's socket for a stale one; that is no reason not to start.
-fn lock_briefly(directory: &OwnedFd) {
+/// Tries to lock a file of this user's own for at most a second: whoever may read a file could hold its lock. Without it two daemons that
+/// start in one instant could take each other's socket for a stale one; that is no reason not to start.
+fn lock_briefly() -> Option<File> {
+    const NAME: &str = "sockets.lock";
+    let file = state::open(&state::directory()?.join(NAME)).ok()?;
     for _ in 0..20 {
-        if rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            return;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Some(file);
         }
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
+    None
 }
 
 /// Removes a socket file that nobody listens on. It must be this process's user's, or of who is to have it.

@@ -649,9 +649,10 @@ impl World {
             self.cover.hit(if lost { "copy parted with for a loss" } else { "copy without room given up" });
             return self.hang_up(at);
         }
-        if let (Run::Owner(session), Some(engine)) = (&host.run, &host.engine) {
+        if let (Run::Owner(session), Some(engine)) = (&mut host.run, &host.engine) {
             let drained = session.drained(engine);
             if host.connection.is_some() {
+                session.beats(now);
                 self.send(at, Message::Beat { time_ns: now });
                 if drained > self.hosts[at].told_drained {
                     self.hosts[at].told_drained = drained;
@@ -700,7 +701,9 @@ impl World {
         let host = &mut self.hosts[at];
         let (Run::Owner(session), Some(engine)) = (&mut host.run, &mut host.engine) else { return };
         let mut effects = Vec::new();
-        if !session.peer_up(engine, now, (peer, room), &mut effects) {
+        let up = session.peer_up(engine, now, (peer, room), &mut effects);
+        session.beats(now);
+        if !up {
             self.cover.hit("peer without room");
             self.hang_up(at);
             self.hang_up(1 - at);

@@ -122,7 +122,7 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
     break_lock(&place);
     for unfit in UNFIT {
         forge(&place, |record| Ownership { client: Some(unfit.into()), ..record });
-        let (before, listed) = (record(&place), blocklist(lab));
+        let before = record(&place);
         let (cluster, pool) = place.connect().expect("a client");
         let lines = [
             open_place(place.clone(), &options()).err(),
@@ -139,7 +139,9 @@ pub(super) fn an_owner_that_cannot_be_fenced_is_not_passed_over(lab: &Lab) {
         }
         let report = crate::check(&uri(lab, &place), &options());
         assert!(!report.usable, "{report:?}");
-        assert_eq!((record(&place), blocklist(lab)), (before, listed), "{unfit}");
+        assert_eq!(record(&place), before, "{unfit}");
+        assert_eq!(fenced_until(lab, &real), None, "{unfit}");
+        nothing_else_is_fenced(lab);
     }
     assert_eq!(write(&mut old, 4).0, Ok(()), "nobody was fenced");
     forge(&place, |record| Ownership { client: Some(real), ..record });
