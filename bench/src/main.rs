@@ -197,6 +197,7 @@ fn neighbours(options: &Options) -> Result<neighbours::Neighbours, Failure> {
     let tidepool = tidepool_testkit::daemon::tidepool()?;
     let machine = machine::look(&options.dir, &[&*tidepool.to_string_lossy(), "rustc"]);
     let (seconds, repeats) = if options.quick { (5, 1) } else { (10, 3) };
+    let seconds = options.seconds.first().copied().unwrap_or(seconds);
     neighbours::measure(machine, (seconds, repeats), &options.dir)
 }
 

@@ -17,7 +17,7 @@ const SIZE_BYTES: u64 = 8 << 30;
 const CACHED_BYTES: u64 = 64 * MIB;
 const CONNECTIONS: usize = 24;
 /// Requests of the neighbour under each attack.
-const REQUESTS: usize = 400;
+const REQUESTS: usize = 150;
 /// What all clients together have done in a round, and what one request may go past that; see the daemon's `shard/effort.rs`.
 const ROUND_MAX: u64 = 8 * 1024;
 const LARGEST_REQUEST: u64 = (64 << 20) / 4096 + 1;
