@@ -9,7 +9,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 use tidepool_lab::Scratch;
 use tidepool_lab::machine::Machine;
-use tidepool_testkit::hostile::{PIPELINED, attack, attacks};
+use tidepool_testkit::hostile::{PIPELINED, attack, attacks, step_back};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Admin, Daemon};
 
@@ -102,18 +102,23 @@ pub fn measure(
     daemon.start()?;
     let mut points = Vec::new();
     for repeat in 1..=repeats {
-        for (name, what) in attacks(CACHED_BYTES as u32) {
+        let each = attacks(CACHED_BYTES as u32);
+        let all: Vec<_> = each.iter().map(|(_, what)| what).collect();
+        let alone = each.iter().map(|(name, what)| (*name, vec![what]));
+        for (name, what) in alone.chain([("all at once", all)]) {
             // The one before may have trimmed it.
             fill(&socket)?;
             let idle = latency(&socket, seconds)?;
             let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
             let attacked = std::thread::scope(|scope| {
-                for _ in 0..CONNECTIONS {
-                    scope.spawn(|| {
+                for number in 0..CONNECTIONS {
+                    let what = what[number % what.len()];
+                    let (over, sent, theirs, socket) = (&over, &sent, &theirs, &socket);
+                    scope.spawn(move || {
                         // Those that may not be apart are beside the daemon.
-                        let _ = settle(&theirs);
+                        let _ = settle(theirs);
                         step_back();
-                        attack((&socket, ATTACKED.0), &what, &over, &sent);
+                        attack((socket, ATTACKED.0), what, over, sent);
                     });
                 }
                 while sent.load(Ordering::Relaxed) < (CONNECTIONS * PIPELINED) as u64 {
@@ -209,11 +214,4 @@ impl Latency {
         let at = |part: f64| took_us[((took_us.len() as f64 * part) as usize).min(took_us.len() - 1)];
         Latency { requests: took_us.len(), p50_us: at(0.5), p999_us: at(0.999), max_us: at(1.0) }
     }
-}
-
-/// The kernel's own threads go first on the processor of those that ask for much: some finish what the disk has done.
-fn step_back() {
-    let none = libc::sched_param { sched_priority: 0 };
-    // SAFETY: this thread alone is named, and the parameters outlive the call. A kernel that refuses changes nothing.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none) };
 }

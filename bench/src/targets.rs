@@ -81,7 +81,7 @@ impl Target {
 struct Served {
     target: Target,
     _daemon: Daemon,
-    /// Whoever keeps the second copy.
+    /// The daemon that keeps the second copy.
     _peer: Option<Daemon>,
     admin: Admin,
     socket: PathBuf,

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use tidepool_testkit::hostile::{PIPELINED, attack, attacks};
+use tidepool_testkit::hostile::{End, PIPELINED, attack, attacks};
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Scratch, one_at_a_time};
 use tidepool_tests::rig::{MIB, Rig, RigOptions, VOLUME};
@@ -65,15 +65,14 @@ fn g8_what_clients_have_done_in_a_round_is_bounded_and_their_neighbours_go_on() 
     for (name, what) in attacks(CACHED_BYTES as u32) {
         let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         let (median_ms, worst_ms) = std::thread::scope(|scope| {
+            let _end = End(&over);
             for _ in 0..CONNECTIONS {
                 scope.spawn(|| attack((socket, VOLUME), &what, &over, &sent));
             }
             while sent.load(Ordering::Relaxed) < (CONNECTIONS * PIPELINED) as u64 {
                 std::thread::yield_now();
             }
-            let took = neighbour(&rig);
-            over.store(true, Ordering::Relaxed);
-            took
+            neighbour(&rig)
         });
         let reactor = rig.admin.status().expect("a status")["reactor"].clone();
         println!(

@@ -1,6 +1,6 @@
 //! Clients of the NBD protocol that send what they like, need not read the answers, and ask for as much work as they can.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,8 +17,10 @@ const LIST: u32 = 3;
 const BLOCK_STATUS: u16 = 7;
 /// Requests that a connection sends at once.
 pub const PIPELINED: usize = 64;
-/// How often whoever sends looks whether it is over.
+/// How often a sender looks whether it is over.
 const LOOK: Duration = Duration::from_millis(50);
+/// Pause of a client that was sent away.
+const AWAY: Duration = Duration::from_millis(5);
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -29,41 +31,41 @@ pub struct Raw(pub UnixStream);
 impl Raw {
     /// Connects and says hello.
     ///
-    /// # Panics
-    /// If nobody answers, as all that is done with it.
-    pub fn connect(socket: &Path) -> Raw {
-        let mut stream = UnixStream::connect(socket).expect("connected");
-        stream.set_read_timeout(Some(ANSWER_MAX)).expect("a limit");
+    /// # Errors
+    /// It is sent away, or nobody answers.
+    pub fn connect(socket: &Path) -> io::Result<Raw> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(ANSWER_MAX))?;
         let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting).expect("a greeting");
-        stream.write_all(&3u32.to_be_bytes()).expect("hello");
-        Raw(stream)
+        stream.read_exact(&mut greeting)?;
+        stream.write_all(&3u32.to_be_bytes())?;
+        Ok(Raw(stream))
     }
 
     /// In the transmission phase of an export, with structured replies and `base:allocation`.
     ///
-    /// # Panics
-    /// If it is not let in.
-    pub fn of_export(socket: &Path, export: &str) -> Raw {
-        let mut raw = Raw::connect(socket);
-        raw.option(STRUCTURED, &[]);
-        raw.answered();
+    /// # Errors
+    /// It is sent away, or nobody answers.
+    pub fn of_export(socket: &Path, export: &str) -> io::Result<Raw> {
+        let mut raw = Raw::connect(socket)?;
+        raw.option(STRUCTURED, &[])?;
+        raw.answered()?;
         let context = "base:allocation";
         let mut query = text(export);
         query.extend(1u32.to_be_bytes());
         query.extend(text(context));
-        raw.option(SET_META_CONTEXT, &query);
-        raw.answered();
+        raw.option(SET_META_CONTEXT, &query)?;
+        raw.answered()?;
         let mut go = text(export);
         go.extend(0u16.to_be_bytes());
-        raw.option(GO, &go);
-        raw.answered();
-        raw
+        raw.option(GO, &go)?;
+        raw.answered()?;
+        Ok(raw)
     }
 
     /// Sends an option.
-    fn option(&mut self, option: u32, data: &[u8]) {
-        self.0.write_all(&Raw::option_bytes(option, data)).expect("sent");
+    fn option(&mut self, option: u32, data: &[u8]) -> io::Result<()> {
+        self.0.write_all(&Raw::option_bytes(option, data))
     }
 
     /// The bytes of an option.
@@ -76,16 +78,18 @@ impl Raw {
     }
 
     /// Reads the answers to an option up to the last, which must be good.
-    fn answered(&mut self) {
+    fn answered(&mut self) -> io::Result<()> {
         loop {
             let mut head = [0; 20];
-            self.0.read_exact(&mut head).expect("an answer");
+            self.0.read_exact(&mut head)?;
             let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
             let mut body = vec![0; number(16) as usize];
-            self.0.read_exact(&mut body).expect("an answer");
+            self.0.read_exact(&mut body)?;
             match number(12) {
-                1 => return,
-                error if error & 0x8000_0000 != 0 => panic!("{error:#x}: {}", String::from_utf8_lossy(&body)),
+                1 => return Ok(()),
+                error if error & 0x8000_0000 != 0 => {
+                    return Err(io::Error::other(format!("{error:#x}: {}", String::from_utf8_lossy(&body))));
+                }
                 _ => {}
             }
         }
@@ -123,15 +127,26 @@ pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 4] {
     ]
 }
 
-/// Sends to an export without a pause, and throws away what comes back, until it is over. Whoever is sent away comes again.
-///
-/// # Panics
-/// If nobody answers a handshake.
+/// All attacks are over when it is dropped, also where a test fails beside them.
+#[derive(Debug)]
+pub struct End<'a>(pub &'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends to an export without a pause, and throws away what comes back, until it is over. A sender that is sent away comes again.
 pub fn attack((socket, export): (&Path, &str), attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
     while !over.load(Ordering::Relaxed) {
-        let raw = match attack {
+        let connected = match attack {
             Attack::Requests(_) => Raw::of_export(socket, export),
             Attack::Options => Raw::connect(socket),
+        };
+        let Ok(raw) = connected else {
+            std::thread::sleep(AWAY);
+            continue;
         };
         raw.0.set_write_timeout(Some(LOOK)).expect("a limit");
         let mut answers = raw.0.try_clone().expect("a second half");
@@ -164,6 +179,14 @@ fn send(raw: &Raw, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
             sent.fetch_add(PIPELINED as u64, Ordering::Relaxed);
         }
     }
+}
+
+/// This thread gives way to all others: the attackers are not to take the processors from the kernel's own threads, some of which finish
+/// what the disk has done, nor from those who measure.
+pub fn step_back() {
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: this thread alone is named, and the parameters outlive the call. A kernel that refuses changes nothing.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none) };
 }
 
 fn text(text: &str) -> Vec<u8> {

@@ -7,7 +7,9 @@ use super::effort;
 use super::gate::{self, PieceName, Unaligned};
 use super::guests::EXPECTED;
 use super::inbox::Inbox;
-use super::limits::{EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, VOLUME_WAIT_NS_MAX};
+use super::limits::{
+    ANSWERS_BYTES_MAX, EXTENTS_MAX, HANDSHAKE_NS_MAX, PIECES_MAX, REQUESTS_MAX, VOLUME_WAIT_NS_MAX,
+};
 use super::outbox::Outbox;
 use super::places::Place;
 use super::shared::Shared;
@@ -360,8 +362,8 @@ impl Connection {
             self.stall = None;
             return;
         }
-        // Whoever left while its requests waited here may have sent them again over a new connection, and
-        // newer ones after them: these here must not overtake. Whoever said good-bye behind them has not.
+        // A client that left while its requests waited here may have sent them again over a new connection, and
+        // newer ones after them: these here must not overtake. A client that said good-bye behind them has not.
         let waited = self.stall.is_some() || std::mem::take(&mut self.deferred);
         if !self.said_goodbye && (self.muted || waited && self.peer_has_left()) {
             if self.inbox.in_flight() {
@@ -442,20 +444,25 @@ impl Connection {
 
     /// The client broke the protocol.
     fn malformed<C: Core>(&mut self, shared: &mut Shared<C>, error: &dyn std::fmt::Display) -> bool {
-        tracing::warn!(peer = %self.peer, "closing a connection: {error}");
-        shared.count.malformed += 1;
+        self.count_malformed(shared, error);
         self.break_off();
         false
     }
 
+    fn count_malformed<C: Core>(&self, shared: &mut Shared<C>, error: &dyn std::fmt::Display) {
+        tracing::warn!(peer = %self.peer, "closing a connection: {error}");
+        shared.count.malformed += 1;
+    }
+
     fn handshake<C: Core>(&mut self, shared: &mut Shared<C>) -> bool {
-        // One option's answer at a time: a client that does not read has no claim on memory.
-        if !self.outbox.is_empty() {
+        // Answers leave together. A client that does not read them has no claim on memory.
+        if self.outbox.in_flight() || self.outbox.greeting().len() >= ANSWERS_BYTES_MAX {
             return self.stall(Stall::Own);
         }
         if self.inbox.unread().is_empty() && self.waits_until.is_none() {
             return false;
         }
+        let answered = self.outbox.greeting().len();
         let State::Handshake(handshake) = &mut self.state else { return false };
         let offer = Offer {
             volumes: &shared.volumes,
@@ -470,7 +477,7 @@ impl Connection {
             Ok((taken, step)) => {
                 self.inbox.take(taken);
                 match step {
-                    Step::Continue => return taken > 0 || !self.outbox.is_empty(),
+                    Step::Continue => return taken > 0 || self.outbox.greeting().len() > answered,
                     Step::Wait => {
                         let awaited = offer.awaited.get().map(str::to_owned);
                         if awaited.is_some_and(|name| !self.take_place(&name, shared)) {
@@ -486,7 +493,12 @@ impl Connection {
                 }
                 true
             }
-            Err(error) => self.malformed(shared, &error),
+            Err(error) => {
+                self.count_malformed(shared, &error);
+                // What was asked before is answered.
+                self.state = State::Ended;
+                false
+            }
         }
     }
 

@@ -23,6 +23,8 @@ pub const PIECES_MAX: usize = 256;
 pub const REPLIES_MAX: usize = 512;
 /// Bytes that one connection receives at once, apart from large payloads, which go to the arena directly.
 pub const RECEIVE_BYTES: usize = 128 << 10;
+/// Bytes of answers to a client's options that wait to be sent; no further option is looked at beyond.
+pub const ANSWERS_BYTES_MAX: usize = 16 << 10;
 /// Memory vectors of one send.
 pub const VECTORS_MAX: usize = 128;
 /// Transfers with the cache device in flight.
