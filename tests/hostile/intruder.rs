@@ -1,7 +1,7 @@
 //! A host of the network that has a certificate of the authority and says what it likes.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, IpAddr, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tidepool_lab::network::Namespace;
 use tidepool_replica::wire::{GREETING_BYTES, Greeting, Message, PREFIX_BYTES, Prefix};
 use tidepool_tests::trio::{PORT, Trio};
 
@@ -36,16 +37,19 @@ fn config(directory: &Path) -> ClientConfig {
 impl Intruder {
     /// Connects from host `from` to host `to`, with the certificate of host `with`, and exchanges greetings.
     pub fn connect(trio: &Trio, from: usize, to: usize, with: usize) -> Intruder {
-        let address = trio.address(to);
-        let stream = trio.namespace(from).within(|| TcpStream::connect((address, PORT)));
-        let stream = stream.expect("a namespace").expect("connected");
-        stream.set_read_timeout(Some(ANSWER_MAX)).expect("a limit");
+        Intruder::dial(trio.namespace(from), trio.address(to), &trio.certificates(with)).expect("let in")
+    }
+
+    /// Connects from a namespace to a host at this address, with the certificate in this directory, and exchanges greetings.
+    pub fn dial(namespace: &Namespace, address: Ipv4Addr, certificates: &Path) -> std::io::Result<Intruder> {
+        let stream = namespace.within(|| TcpStream::connect((address, PORT))).expect("a namespace")?;
+        stream.set_read_timeout(Some(ANSWER_MAX))?;
         let name = ServerName::IpAddress(IpAddr::from(std::net::IpAddr::from(address)));
-        let tls = ClientConnection::new(Arc::new(config(&trio.certificates(with))), name).expect("a client");
+        let tls = ClientConnection::new(Arc::new(config(certificates)), name).expect("a client");
         let mut intruder = Intruder(StreamOwned::new(tls, stream));
-        intruder.0.write_all(&Greeting::OURS.encode()).expect("sent");
-        intruder.0.read_exact(&mut [0; GREETING_BYTES]).expect("a greeting");
-        intruder
+        intruder.0.write_all(&Greeting::OURS.encode())?;
+        intruder.0.read_exact(&mut [0; GREETING_BYTES])?;
+        Ok(intruder)
     }
 
     /// Sends a message.

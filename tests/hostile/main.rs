@@ -2,8 +2,11 @@
 
 mod admin;
 mod doors;
+mod holder;
 mod intruder;
+mod liar;
 mod log;
 mod names;
 mod peers;
 mod rounds;
+mod together;

@@ -1,6 +1,6 @@
 //! What goes into the core and what comes out of it.
 //!
-//! The core performs no I/O. Whoever drives it (the daemon's reactor or the simulator) calls
+//! The core performs no I/O. Its driver (the daemon's reactor or the simulator) calls
 //! [`crate::Engine::handle`] with an [`Event`], then executes every [`Effect`] that
 //! [`crate::Engine::next_effect`] returns, and reports the outcome of each effect that carries a
 //! [`Token`] with [`Event::Done`], exactly once. Effects may complete in any order.
@@ -367,6 +367,10 @@ pub struct LogStatus {
     pub failed: bool,
     /// Changes wait for room at the peer.
     pub held_up: bool,
+    /// The newest record that the peer was asked to bring to stable media, and the newest one that it has there. 0 without a peer.
+    pub peer_asked: u64,
+    /// See [`LogStatus::peer_asked`].
+    pub peer_stable: u64,
     /// Another host has the image: nothing reaches it any more.
     pub fenced: bool,
 }

@@ -1,6 +1,6 @@
 //! The owner's side of a second copy (RFC 9): what the peer is sent, and what waits until it has it.
 //!
-//! Who the peer is, when its copy is whole, and what the ownership record says is not decided here: whoever drives the
+//! Who the peer is, when its copy is whole, and what the ownership record says is not decided here: the driver of the
 //! core tells by [`Engine::set_pairing`] what the copy counts for, and by [`Engine::peer_has`] how far it goes.
 
 use crate::ack::Waiting;
@@ -218,6 +218,8 @@ impl Engine {
             acknowledged: volume.sequence_acknowledged,
             failed: self.dead,
             held_up: self.is_held_up(volume),
+            peer_asked: volume.peer.as_ref().map_or(0, |peer| peer.asked),
+            peer_stable: volume.peer.as_ref().map_or(0, |peer| peer.stable),
             fenced: volume.fenced,
         })
     }

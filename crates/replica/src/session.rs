@@ -12,6 +12,23 @@ const ROOM_STEP: u64 = 256 << 10;
 /// A copy does not begin where there is less room than this: the owner's log would wait for it at once.
 const ROOM_LEAST: Room = Room { bytes: 1 << 20, ranges: 4 };
 
+/// How far something is that a peer owes, and since when it has not gone on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    at: u64,
+    since: Option<Nanos>,
+}
+
+impl Progress {
+    /// For how long it has been `at` this record although the peer `owes` more.
+    fn stuck_ns(&mut self, now: Nanos, at: u64, owes: bool) -> Nanos {
+        if at != self.at || !owes {
+            (self.at, self.since) = (at, None);
+        }
+        if owes { now - *self.since.get_or_insert(now) } else { 0 }
+    }
+}
+
 /// An owner's machine with the core that serves the volume.
 #[derive(Debug)]
 pub struct OwnerSession {
@@ -29,9 +46,14 @@ pub struct OwnerSession {
     beat_at: Nanos,
     /// Since when there is this connection.
     connected_at: Nanos,
-    /// Newest record that the peer has confirmed, and since when it has confirmed no newer one although it is behind.
-    confirmed: u64,
-    behind_since: Option<Nanos>,
+    /// What the peer has said last.
+    said: Have,
+    /// The newest record that the peer has confirmed, while it is behind.
+    confirming: Progress,
+    /// The newest record that the peer has on stable media, while it was asked for more.
+    stabilising: Progress,
+    /// The newest record here, while the next one waits for room at the peer although the image has everything.
+    making_room: Progress,
     /// What write-back does without a copy.
     alone: Degraded,
 }
@@ -62,8 +84,10 @@ impl OwnerSession {
             followed_at: 0,
             beat_at: 0,
             connected_at: 0,
-            confirmed: 0,
-            behind_since: None,
+            said: Have::default(),
+            confirming: Progress::default(),
+            stabilising: Progress::default(),
+            making_room: Progress::default(),
             alone,
         }
     }
@@ -104,7 +128,10 @@ impl OwnerSession {
         }
         // What another one has said back, or this one earlier, is no word of it that it will wait.
         (self.room, self.followed_at, self.beat_at, self.connected_at) = (room, 0, 0, now);
-        self.behind_since = None;
+        self.said = Have::default();
+        for progress in [&mut self.confirming, &mut self.stabilising, &mut self.making_room] {
+            *progress = Progress::default();
+        }
         self.take(engine, now, Event::PeerUp(peer), effects);
         true
     }
@@ -135,10 +162,23 @@ impl OwnerSession {
 
     /// Why the connection is to be given up, and a peer to be tried again later.
     pub fn parts_because(&mut self, engine: &Engine, now: Nanos) -> Option<&'static str> {
-        if self.behind_ns(now) > self.limits.progress_ns {
+        let log = engine.log_status(self.volume);
+        let (confirmed, limit) = (self.owner.peer_has().0, self.limits.progress_ns);
+        if self.confirming.stuck_ns(now, confirmed, confirmed < self.owner.logged()) > limit {
             return Some("it has confirmed no record for too long");
         }
-        let has_failed = engine.log_status(self.volume).is_some_and(|log| log.failed);
+        if let Some(log) = log {
+            let owes = log.peer_stable < log.peer_asked;
+            if self.stabilising.stuck_ns(now, log.peer_stable, owes) > limit {
+                return Some("it has brought nothing to stable media for too long");
+            }
+            // What the image has it needs to keep no longer.
+            let owes = log.held_up && log.drained >= log.logged;
+            if self.making_room.stuck_ns(now, log.logged, owes) > limit {
+                return Some("it has no room, although the image has everything");
+            }
+        }
+        let has_failed = log.is_some_and(|log| log.failed);
         // Where the device has failed the peer's copy is the one that counts, and has what is lost here.
         if engine.has_loss(self.volume) && !has_failed {
             return Some("something of the volume is lost here, and the image will not have it");
@@ -158,18 +198,6 @@ impl OwnerSession {
         };
         let held_up = self.held_up_since.is_some_and(|since| now >= since + limit);
         held_up.then_some("it has no room, and its copy is incomplete")
-    }
-
-    /// For how long the peer has confirmed no record although it is behind.
-    fn behind_ns(&mut self, now: Nanos) -> Nanos {
-        let (confirmed, logged) = (self.owner.peer_has().0, self.owner.logged());
-        if confirmed != self.confirmed || confirmed >= logged {
-            (self.confirmed, self.behind_since) = (confirmed, None);
-        }
-        if confirmed < logged {
-            return now - *self.behind_since.get_or_insert(now);
-        }
-        0
     }
 
     /// What the peer is to be told when the machine wants it to begin with the record after `base`.
@@ -205,7 +233,13 @@ impl OwnerSession {
         // The machine before the core: what the core acknowledges on it, the machine must allow.
         self.take(engine, now, Event::Have { logged, stable }, effects);
         if counts {
-            self.held_up_since = None;
+            let has_more = logged > self.said.logged
+                || have.room.bytes > self.said.room.bytes
+                || have.room.ranges > self.said.room.ranges;
+            if has_more {
+                self.held_up_since = None;
+            }
+            self.said = have;
             engine.peer_has(now, self.volume, have);
         }
         true

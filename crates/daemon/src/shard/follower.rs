@@ -164,28 +164,18 @@ impl<C: Core> Reactor<C> {
 
     /// Gives up the links that bring records of an image, or of a volume of this name.
     fn end_following_of(&mut self, spec: &VolumeSpec) {
-        let mut at = 0;
-        while let Some(slot) = self.replication.slot(at) {
-            at += 1;
-            let follows = matches!(self.replication.links.get(slot), Some((_, Role::Follower(follower)))
-                if follower.spec.name == spec.name || follower.spec.backend == spec.backend);
-            if follows {
-                self.hang_up(slot, "its owner has connected again");
-            }
-        }
+        self.hang_up_where("its owner has connected again", |_, role| {
+            matches!(role, Role::Follower(follower)
+                if follower.spec.name == spec.name || follower.spec.backend == spec.backend)
+        });
     }
 
     /// Gives up the links that bring records of a volume.
     pub(super) fn end_following(&mut self, id: VolumeId, why: &str) {
-        let mut at = 0;
-        while let Some(slot) = self.replication.slot(at) {
-            at += 1;
-            let follows = matches!(self.replication.links.get(slot),
-                Some((_, Role::Follower(follower))) if follower.volume == Some(id));
-            if follows {
-                self.hang_up(slot, why);
-            }
-        }
+        self.hang_up_where(
+            why,
+            |_, role| matches!(role, Role::Follower(follower) if follower.volume == Some(id)),
+        );
     }
 
     /// The link is broken: what its owner was told of room is others' again.

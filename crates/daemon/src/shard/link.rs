@@ -78,6 +78,8 @@ pub(super) struct Link {
     pub effort: u32,
     /// What has come has to wait: nothing more is received.
     pub stalled: bool,
+    /// It has had its part of the round; what it has brought is for the next one, and nothing more is received before.
+    pub deferred: bool,
     /// When something was last received, or could not be for reasons of our own.
     pub heard: Nanos,
     /// When something was last received.
@@ -113,6 +115,7 @@ impl Link {
             send_in_flight: false,
             effort: 0,
             stalled: false,
+            deferred: false,
             heard: now,
             spoke: now,
             drained: false,
@@ -148,7 +151,7 @@ impl Link {
         let Some(secure) = &mut self.secure else { return };
         if !self.send_in_flight && self.sent == self.sending.len() {
             self.queued.clear();
-            // Whoever does not learn it sees the end of the connection itself.
+            // A host that does not learn it sees the end of the connection itself.
             let _ = secure.end(&mut self.sending).is_ok() && self.send_now();
         }
     }
@@ -195,7 +198,7 @@ impl Link {
     /// Says one thing at once, before the end of a connection that nothing else was said on.
     pub(super) fn say(mut self, message: &Message<'_>) {
         self.push(message);
-        // Whoever does not read it learns nothing but the end.
+        // A host that does not read it learns nothing but the end.
         let _ = self.send_now();
     }
 
@@ -280,7 +283,7 @@ impl Link {
             // SAFETY: the message and what it names stay as they are until the completion (`Link::sent`).
             unsafe { ring.sendmsg(send, self.fd.as_fd(), message) };
         }
-        if !self.stalled && !self.inbox.in_flight() {
+        if !self.stalled && !self.deferred && !self.inbox.in_flight() {
             let plain = self.arriving.as_ref().filter(|_| self.secure.is_none());
             let direct = plain.map(|arriving| {
                 let at = arriving.buf.offset as usize + arriving.filled;

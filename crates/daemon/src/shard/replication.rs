@@ -157,7 +157,8 @@ impl<C: Core> Reactor<C> {
         let share = Effort::share_of_links(self.replication.used.len());
         while let Some((link, role)) = self.replication.links.get_mut(slot).filter(|(link, _)| !link.broken())
         {
-            if link.effort >= share {
+            link.deferred = link.effort >= share;
+            if link.deferred {
                 self.replication.deferred = true;
                 break;
             }
@@ -236,12 +237,18 @@ impl<C: Core> Reactor<C> {
 
     /// Gives the connections up whose other ends have shown a certificate with one of these keys.
     pub(super) fn revoke(&mut self, keys: &[[u8; 32]]) {
+        self.hang_up_where("its certificate is revoked", |link, _| {
+            keys.iter().any(|key| link.has_shown(key))
+        });
+    }
+
+    /// Gives up every link of which `is_meant` is true.
+    pub(super) fn hang_up_where(&mut self, why: &str, is_meant: impl Fn(&Link, &Role) -> bool) {
         let mut at = 0;
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
-            let link = self.replication.links.get(slot).map(|(link, _)| link);
-            if link.is_some_and(|link| keys.iter().any(|key| link.has_shown(key))) {
-                self.hang_up(slot, "its certificate is revoked");
+            if matches!(self.replication.links.get(slot), Some((link, role)) if is_meant(link, role)) {
+                self.hang_up(slot, why);
             }
         }
     }
@@ -296,7 +303,7 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// Sends beats, and gives up whoever is silent, when it is time.
+    /// Sends beats, and gives up a host that is silent, when it is time.
     pub(super) fn beat(&mut self) {
         let now = self.shared.now;
         match self.replication.beat_at {
