@@ -21,6 +21,8 @@ const NEIGHBOUR: &str = "neighbour";
 const ATTEMPTS: usize = 200;
 /// How long a client of the socket for all volumes tries on while others keep it busy.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What is said of a path at which something else is.
+const IN_THE_WAY: &str = "there is something else at this path";
 /// Nobody's uid, and one that is nobody's.
 const NOBODY: u32 = 65534;
 const OWNER: u32 = 54321;
@@ -230,7 +232,7 @@ fn a_process_of_another_cgroup_is_kept_out() {
 }
 
 #[test]
-fn whoever_finds_a_socket_finds_it_as_it_is_to_be() {
+fn a_socket_that_is_found_is_as_it_is_to_be() {
     let is_root = rustix::process::geteuid().is_root();
     let owner = if is_root {
         format!("socket-owner = \"{OWNER}\"\nsocket-group = \"{OWNER}\"\n")
@@ -265,7 +267,7 @@ fn whoever_finds_a_socket_finds_it_as_it_is_to_be() {
 
 #[test]
 fn a_link_in_the_place_of_a_socket_leads_nowhere() {
-    let mut rig = rig(&[("vm", "socket-mode = \"0666\"".into())]);
+    let mut rig = rig(&[("vm", "socket-mode = \"0666\"".into()), (NEIGHBOUR, String::new())]);
     rig.daemon.start().expect("it starts");
     rig.daemon.kill().expect("killed");
     // What a guest could do in a directory that it may write to.
@@ -277,13 +279,74 @@ fn a_link_in_the_place_of_a_socket_leads_nowhere() {
         let before = fs::symlink_metadata(&target).ok().map(|found| (found.ino(), found.mode()));
         let _ = fs::remove_file(&own);
         symlink(&target, &own).expect("a link");
-        rig.daemon.start().expect_err("it is refused");
-        assert!(rig.daemon.log().contains("there is something else at this path"), "{}", rig.daemon.log());
+        rig.daemon.start().expect("it starts");
+        works(
+            &mut Client::connect(&socket_in(&rig.scratch, NEIGHBOUR), "").expect("the neighbour is served"),
+        );
+        let volume = rig.admin.volume("vm").expect("a status");
+        assert!(volume["notes"][0].as_str().is_some_and(|note| note.contains(IN_THE_WAY)), "{volume}");
+        assert!(rig.daemon.log().contains(IN_THE_WAY), "{}", rig.daemon.log());
+        rig.daemon.kill().expect("killed");
         let after = fs::symlink_metadata(&target).ok().map(|found| (found.ino(), found.mode()));
         assert_eq!(before, after, "what the link names is as it was");
         assert_eq!(fs::read_link(&own).expect("so is the link"), target);
     }
-    fs::remove_file(&own).expect("removed");
     rig.daemon.start().expect("it starts");
-    works(&mut Client::connect(&own, "vm").expect("served"));
+    assert!(Client::connect(&own, "vm").is_err());
+    fs::remove_file(&own).expect("removed");
+    let start = Instant::now();
+    let mut client = loop {
+        match Client::connect(&own, "vm") {
+            Ok(client) => break client,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    works(&mut client);
+    assert_eq!(rig.admin.volume("vm").expect("a status")["notes"], serde_json::Value::Null);
+}
+
+#[test]
+fn a_volume_gets_another_socket_while_it_serves() {
+    let mut rig = rig(&[("other", String::new())]);
+    rig.daemon.start().expect("it starts");
+    let (first, second, foreign) = (
+        socket_in(&rig.scratch, "first"),
+        socket_in(&rig.scratch, "second"),
+        socket_in(&rig.scratch, "other"),
+    );
+    let image = rig.scratch.join("vm");
+    File::create(&image).and_then(|file| file.set_len(MIB)).expect("an image");
+    let added = serde_json::json!({
+        "name": "vm", "backend": format!("file:{}", image.display()), "socket": { "path": first, "allow": ["uid:12345"] }
+    });
+    rig.admin.call("POST", "/v1/volumes", Some(&added)).expect("added");
+    let set = |rig: &Rig, socket: serde_json::Value| {
+        rig.admin.call("PATCH", "/v1/volumes/vm", Some(&serde_json::json!({ "socket": socket })))
+    };
+    assert!(Client::connect(&first, "vm").is_err(), "the list was wrong");
+    set(&rig, serde_json::json!({ "path": first })).expect("another list at one path");
+    let mut client = Client::connect(&first, "vm").expect("it is let in");
+    set(&rig, serde_json::json!({ "path": second, "mode": "0620" })).expect("another path");
+    assert!(!first.exists(), "the one before is gone");
+    works(&mut client);
+    works(&mut Client::connect(&second, "vm").expect("it is let in"));
+
+    // What cannot be leaves what is there.
+    fs::write(&first, "precious").expect("written");
+    for path in [&foreign, &first] {
+        set(&rig, serde_json::json!({ "path": path })).expect_err("it is in use");
+        works(&mut Client::connect(&second, "vm").expect("it is let in"));
+    }
+    set(&rig, serde_json::json!({ "path": second, "owner": "nobody-of-this-name" }))
+        .expect_err("no such user");
+    works(&mut Client::connect(&second, "vm").expect("it is let in"));
+    assert_eq!(fs::read(&first).expect("read"), b"precious");
+
+    rig.daemon.kill().expect("killed");
+    rig.daemon.start().expect("it starts");
+    assert_eq!(fs::metadata(&second).expect("there").mode() & 0o777, 0o620, "it is remembered");
+    works(&mut Client::connect(&second, "vm").expect("it is let in"));
+    let volume = rig.admin.volume("vm").expect("a status");
+    assert_eq!(volume["socket"].as_str(), second.to_str());
 }

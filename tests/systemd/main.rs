@@ -153,7 +153,7 @@ fn the_service_starts_serves_and_ends_under_systemd() {
     let modes = "stat -c '%a %G %n' /run/tidepool/nbd.sock /run/tidepool/admin.sock /var/lib/tidepool/cache";
     let modes = guest.run(modes, COMMAND_MAX).expect("there");
     for line in [
-        "770 kvm /run/tidepool/nbd.sock",
+        "700 kvm /run/tidepool/nbd.sock",
         "600 kvm /run/tidepool/admin.sock",
         "600 kvm /var/lib/tidepool/cache",
     ] {

@@ -160,7 +160,7 @@ pub struct VolumeSocket {
     /// Its mode; 0660 where a group is named, else 0600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<SocketMode>,
-    /// Who is let in. Nothing said: whoever the mode lets in.
+    /// Who is let in. Nothing said: everybody whom the mode lets in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<Allow>,
 }
@@ -256,6 +256,16 @@ pub struct PeerProcess {
     pub uid: u32,
 }
 
+impl fmt::Display for PeerProcess {
+    /// What the log calls it. Its user is at the end: who may say how much there goes by that.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid} of uid {}", self.uid),
+            None => write!(f, "a process of uid {}", self.uid),
+        }
+    }
+}
+
 /// Who has connected to a unix socket, as of that moment.
 ///
 /// # Errors
@@ -324,12 +334,17 @@ fn cgroup_of(socket: BorrowedFd<'_>, peer: &PeerProcess) -> Result<String, Strin
             _ => return Err(gone()),
         }
     }
-    let unified = text.lines().find_map(|line| line.strip_prefix("0::"));
-    unified.map(str::to_owned).ok_or_else(|| "this host has no unified cgroup hierarchy".to_owned())
+    let unified = unified_cgroup(&text).map(str::to_owned);
+    unified.ok_or_else(|| "this host has no unified cgroup hierarchy".to_owned())
+}
+
+/// The cgroup of the unified hierarchy that `/proc/PID/cgroup` names. A carriage return at its end is a part of its name.
+pub fn unified_cgroup(text: &str) -> Option<&str> {
+    text.split('\n').find_map(|line| line.strip_prefix("0::"))
 }
 
 /// Whether a cgroup is this one, or below it.
-fn is_within(cgroup: &str, allowed: &str) -> bool {
+pub fn is_within(cgroup: &str, allowed: &str) -> bool {
     let mut names = cgroup.split('/');
     allowed
         .split('/')
@@ -338,15 +353,19 @@ fn is_within(cgroup: &str, allowed: &str) -> bool {
 
 /// Whether a name is this pattern, in which a star stands for one or more digits: for any text, the name of another guest would do.
 fn matches(name: &[u8], pattern: &[u8]) -> bool {
-    match (name.split_first(), pattern.split_first()) {
-        (None, None) => true,
-        (_, Some((b'*', rest))) => {
-            let digits = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
-            (1..=digits).any(|len| matches(&name[len..], rest))
+    // So many bytes of the name may be what the pattern so far stands for: the time is bounded by the product of the two lengths.
+    let mut ends = vec![false; name.len() + 1];
+    ends[0] = true;
+    for wanted in pattern {
+        let before = std::mem::replace(&mut ends, vec![false; name.len() + 1]);
+        for (at, byte) in name.iter().enumerate() {
+            ends[at + 1] = match wanted {
+                b'*' => byte.is_ascii_digit() && (before[at] || ends[at]),
+                _ => byte == wanted && before[at],
+            };
         }
-        (Some((first, name)), Some((wanted, rest))) => first == wanted && matches(name, rest),
-        _ => false,
     }
+    ends[name.len()]
 }
 
 /// What looks up a name in the system's user database.
@@ -498,6 +517,7 @@ mod tests {
         let (accepted, _) = listener.accept().expect("accepted");
         let peer = peer_of(accepted.as_fd()).expect("it is known");
         assert_eq!(peer.pid, Some(std::process::id()));
+        assert_eq!(peer.to_string(), format!("process {} of uid {}", std::process::id(), peer.uid));
         let check = |uids: &[u32], cgroups: &[&str]| {
             let cgroups = cgroups.iter().map(|path| (*path).to_owned()).collect();
             Access { uids: uids.to_vec(), cgroups }.check(accepted.as_fd())

@@ -316,6 +316,9 @@ pub struct SetVolume {
     /// Most dirty bytes; 0 for its share of the cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<Size>,
+    /// A socket of its own, in the place of the one that it may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<VolumeSocket>,
 }
 
 /// Another size for a volume.
@@ -565,6 +568,8 @@ pub enum Freed {
     OutOfReach(String),
     /// Its record says that the copy on this host counts.
     CopyCounts(String),
+    /// It is this host's, of which the second copy was here, and counted.
+    CopyGone(String),
     /// This cache did not own it.
     NotOurs,
 }
@@ -583,6 +588,9 @@ impl Freed {
             Freed::CopyCounts(host) => format!(
                 "host {host} has a copy with everything: serve it there (tidepool volume takeover), or give that up, too: \
                  tidepool recover {image} --accept-loss"
+            ),
+            Freed::CopyGone(host) => format!(
+                "{image} is left as it is: host {host} has what is not in it, which was here as the second copy"
             ),
             Freed::NotOurs => format!("{image} is left as it is"),
         }

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::audit::{self, Audit, Caller};
 use crate::counters;
+use crate::door::VolumeSocket;
 use crate::failure::one_line;
 use crate::metrics;
 use crate::report::by_name;
@@ -217,6 +218,17 @@ impl Command {
         self
     }
 
+    /// With the options of a volume's own socket.
+    fn socket(self, socket: Option<&VolumeSocket>) -> Command {
+        let Some(VolumeSocket { path, owner, group, mode, allow }) = socket else { return self };
+        let named = self
+            .option("--socket", Some(path.display()))
+            .option("--socket-owner", owner.as_ref())
+            .option("--socket-group", group.as_ref())
+            .option("--socket-mode", *mode);
+        allow.iter().fold(named, |command, entry| command.option("--allow", Some(entry)))
+    }
+
     fn text(&self) -> String {
         audit::command(self.0.iter().map(String::as_str))
     }
@@ -317,7 +329,8 @@ async fn add(
         .option("--accept-loss", asked.accept_loss)
         .option("--dirty-max", asked.dirty_max)
         .flag(asked.read_only, "--read-only")
-        .option("--drain", asked.drain.map(DrainOrder::as_str));
+        .option("--drain", asked.drain.map(DrainOrder::as_str))
+        .socket(asked.socket.as_ref());
     let (volumes, accept_loss, audit) = (context.volumes.clone(), context.accept_loss, context.audit.clone());
     let operation = async move { volumes.add_asked(asked, accept_loss).await };
     to_the_end(audited(audit, caller, command, operation)).await?;
@@ -334,7 +347,8 @@ async fn set(
     let command = Command::new(&["volume", "set", &name])
         .option("--mode", change.mode)
         .option("--accept-loss", change.accept_loss)
-        .option("--dirty-max", change.dirty_max);
+        .option("--dirty-max", change.dirty_max)
+        .socket(change.socket.as_ref());
     let (volumes, of, audit) = (context.volumes.clone(), name.clone(), context.audit.clone());
     let operation = async move { volumes.set(&of, change).await };
     to_the_end(audited(audit, caller, command, operation)).await?;

@@ -1,10 +1,11 @@
-//! The volumes' own sockets: made before anything else, served as soon as there is a shard, and gone with their volume.
+//! The volumes' own sockets: made before anything else, served as soon as there is a shard, and gone with their volume. One that cannot be
+//! made, since something else is in its place, is tried again; the other volumes do not wait for that.
 //!
 //! Clients are accepted here and not by the reactor, because a look at who they are may wait for the kernel. Each socket has one task
 //! that looks at one client at a time, so that clients that hammer on one of them hold up no other.
 
 use crate::door::{Access, VolumeSocket};
-use crate::listen::{Listening, SocketFile};
+use crate::listen::{ListenError, Listening, SocketFile};
 use crate::shard::{ShardError, ShardHandle};
 use std::collections::BTreeMap;
 use std::io;
@@ -20,10 +21,30 @@ use tracing::{info, warn};
 
 /// Pause after the system had no resources for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Pause before a socket that could not be made is tried again.
+const MEND_PAUSE: Duration = Duration::from_secs(5);
 /// Most looks at clients at the same time that may wait for the kernel.
 const CHECKS_MAX: usize = 16;
 /// Most sockets: one for each volume that a cache holds.
 const DOORS_MAX: usize = VOLUMES_MAX;
+
+/// Why a volume has no socket, in one line.
+#[derive(Debug)]
+pub enum NoDoor {
+    /// It cannot have this one.
+    Refused(String),
+    /// The host is not as it is to be, which may pass.
+    Trouble(String),
+}
+
+impl NoDoor {
+    /// It as text.
+    pub fn why(self) -> String {
+        match self {
+            NoDoor::Refused(why) | NoDoor::Trouble(why) => why,
+        }
+    }
+}
 
 /// The socket of one volume.
 struct Door {
@@ -31,9 +52,37 @@ struct Door {
     /// The configuration names it, so that it stays when the volume goes to another host.
     configured: bool,
     /// What is not served yet.
-    waiting: Option<(StdListener, Access)>,
+    waiting: Option<Made>,
     task: Option<AbortHandle>,
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
+    /// Why it could not be made; it is tried again.
+    trouble: Option<String>,
+}
+
+/// A socket that takes clients in, and which ones.
+type Made = (StdListener, Access);
+
+/// Makes a socket.
+fn make(wanted: &VolumeSocket) -> Result<(Made, Option<SocketFile>), NoDoor> {
+    let resolved = wanted.resolve().map_err(|error| NoDoor::Refused(error.to_string()))?;
+    let listening = Listening::bind_volume(&wanted.path, &resolved).map_err(|error| match error {
+        ListenError::TooLong { .. } => NoDoor::Refused(error.to_string()),
+        _ => NoDoor::Trouble(error.to_string()),
+    })?;
+    let (socket, file) = listening.into_parts();
+    let listener = StdListener::from(socket);
+    listener.set_nonblocking(true).map_err(|error| NoDoor::Trouble(crate::failure::reason(&error)))?;
+    Ok(((listener, resolved.access), file))
+}
+
+impl Door {
+    /// It could not be made.
+    fn is_in_trouble(&mut self, volume: &str, why: String) {
+        if self.trouble.as_ref() != Some(&why) {
+            warn!("volume {volume} has no socket of its own yet, which is tried again: {why}");
+        }
+        self.trouble = Some(why);
+    }
 }
 
 impl Drop for Door {
@@ -66,36 +115,85 @@ impl Doors {
     /// file system.
     ///
     /// # Errors
-    /// Why it cannot be, in one line. Nothing has changed then.
-    pub fn open(&self, volume: &str, wanted: &VolumeSocket, configured: bool) -> Result<bool, String> {
+    /// Why it cannot be. Nothing has changed then.
+    pub fn open(&self, volume: &str, wanted: &VolumeSocket, configured: bool) -> Result<bool, NoDoor> {
         {
             let doors = self.lock();
             match doors.get(volume) {
                 Some(door) if door.wanted == *wanted => return Ok(false),
                 Some(door) => {
-                    return Err(format!("it has the socket {} already", door.wanted.path.display()));
+                    let why = format!("it has the socket {} already", door.wanted.path.display());
+                    return Err(NoDoor::Refused(why));
                 }
                 None => {}
             }
             if let Some((other, _)) = doors.iter().find(|(_, door)| door.wanted.path == wanted.path) {
-                return Err(format!("{} is the socket of volume {other}", wanted.path.display()));
+                let why = format!("{} is the socket of volume {other}", wanted.path.display());
+                return Err(NoDoor::Refused(why));
             }
             if doors.len() >= DOORS_MAX {
-                return Err(format!(
-                    "there are {DOORS_MAX} volumes with a socket of their own, which is the limit"
-                ));
+                let why =
+                    format!("there are {DOORS_MAX} volumes with a socket of their own, which is the limit");
+                return Err(NoDoor::Refused(why));
             }
         }
-        let resolved = wanted.resolve().map_err(|error| error.to_string())?;
-        let listening = Listening::bind_volume(&wanted.path, &resolved).map_err(|error| error.to_string())?;
-        let (socket, file) = listening.into_parts();
-        let listener = StdListener::from(socket);
-        listener.set_nonblocking(true).map_err(|error| crate::failure::reason(&error))?;
-        let waiting = Some((listener, resolved.access));
-        let door = Door { wanted: wanted.clone(), configured, waiting, task: None, _file: file };
+        let (made, file) = make(wanted)?;
+        let (wanted, waiting) = (wanted.clone(), Some(made));
+        let door = Door { wanted, configured, waiting, task: None, file, trouble: None };
         // One that was entered meanwhile is at another path, since this one was free.
         self.lock().entry(volume.to_owned()).or_insert(door);
         Ok(true)
+    }
+
+    /// Gives a volume another socket, or the one that it has with other settings. Clients that are connected stay.
+    ///
+    /// # Errors
+    /// Why it cannot have that. It has the one that it had then.
+    pub(super) fn change(&self, volume: &str, wanted: &VolumeSocket) -> Result<(), NoDoor> {
+        let before = self.lock().remove(volume);
+        let had = before.as_ref().map(|door| (door.wanted.clone(), door.configured));
+        let configured = had.as_ref().is_some_and(|(_, configured)| *configured);
+        // At one path there is one at a time.
+        let before = before.filter(|door| door.wanted.path != wanted.path);
+        let opened = self.open(volume, wanted, configured);
+        if opened.is_err()
+            && let Some((had, configured)) = had
+        {
+            match before {
+                Some(door) => drop(self.lock().insert(volume.to_owned(), door)),
+                None => {
+                    if let Err(why) = self.open(volume, &had, configured) {
+                        self.keep(volume, had, configured, why.why());
+                    }
+                }
+            }
+        }
+        opened.map(|_| ())
+    }
+
+    /// Tries again what could not be made, until it is dropped.
+    pub(super) async fn mend(self: Arc<Self>, shard: ShardHandle) {
+        loop {
+            tokio::time::sleep(MEND_PAUSE).await;
+            let in_trouble = |(volume, door): (&String, &Door)| {
+                door.trouble.as_ref().map(|_| (volume.clone(), door.wanted.clone()))
+            };
+            let broken: Vec<_> = self.lock().iter().filter_map(in_trouble).collect();
+            for (volume, wanted) in broken {
+                let asked = wanted.clone();
+                let made = tokio::task::spawn_blocking(move || make(&asked)).await;
+                let Ok(made) = made else { continue };
+                let mut doors = self.lock();
+                // It may have been removed or changed meanwhile.
+                let still = |door: &&mut Door| door.wanted == wanted && door.trouble.is_some();
+                let Some(door) = doors.get_mut(&volume).filter(still) else { continue };
+                match made {
+                    Ok((made, file)) => (door.waiting, door.file, door.trouble) = (Some(made), file, None),
+                    Err(why) => door.is_in_trouble(&volume, why.why()),
+                }
+            }
+            self.serve(&shard);
+        }
     }
 
     /// Begins to take clients in at those sockets that are not served yet.
@@ -109,10 +207,10 @@ impl Doors {
                     door.task = Some(tokio::spawn(serving).abort_handle());
                     info!("volume {volume}: listening on {}", door.wanted.path.display());
                 }
-                Err(error) => warn!(
-                    "volume {volume}: cannot listen on {}: {error} (restart the daemon when the reason is gone)",
-                    door.wanted.path.display()
-                ),
+                Err(error) => {
+                    door.file = None;
+                    door.is_in_trouble(volume, crate::failure::reason(&error));
+                }
             }
         }
     }
@@ -122,10 +220,15 @@ impl Doors {
         self.lock().get(volume).map(|door| door.wanted.clone())
     }
 
-    /// The socket of a volume could not be made. It is remembered all the same, for the next start.
-    pub(super) fn keep(&self, volume: &str, wanted: VolumeSocket) {
-        let door = Door { wanted, configured: false, waiting: None, task: None, _file: None };
-        self.lock().entry(volume.to_owned()).or_insert(door);
+    /// Why a volume's socket could not be made.
+    pub(super) fn trouble(&self, volume: &str) -> Option<String> {
+        self.lock().get(volume).and_then(|door| door.trouble.clone())
+    }
+
+    /// The socket of a volume could not be made. It is tried again.
+    pub(super) fn keep(&self, volume: &str, wanted: VolumeSocket, configured: bool, why: String) {
+        let door = Door { wanted, configured, waiting: None, task: None, file: None, trouble: None };
+        self.lock().entry(volume.to_owned()).or_insert(door).is_in_trouble(volume, why);
     }
 
     /// A volume is removed.
@@ -204,8 +307,8 @@ async fn let_in(
     match checked {
         Ok(()) => shard.admit(client, volume).await,
         Err(why) => {
-            let pid = crate::door::peer_of(client.as_fd()).ok().and_then(|peer| peer.pid);
-            let peer = pid.map_or_else(|| "a local client".to_owned(), |pid| format!("process {pid}"));
+            let peer = crate::door::peer_of(client.as_fd())
+                .map_or_else(|_| "a local client".into(), |peer| peer.to_string());
             warn!(%peer, "keeping a client out of volume {volume}: {why}");
             shard.deny().await
         }
