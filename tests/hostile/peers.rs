@@ -12,12 +12,13 @@ use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::trio::{Loss, PORT, Trio};
 
 use crate::intruder::Intruder;
+use crate::liar::pretend;
 
-const OWNER: usize = 0;
-const HOLDER: usize = 1;
-const THIRD: usize = 2;
+pub const OWNER: usize = 0;
+pub const HOLDER: usize = 1;
+pub const THIRD: usize = 2;
 /// Longest wait for a copy in sync.
-const SYNC_MAX: Duration = Duration::from_secs(60);
+pub const SYNC_MAX: Duration = Duration::from_secs(60);
 /// How often silent connections are opened: several for each that a peer needs.
 const SILENT_PAUSE: Duration = Duration::from_millis(5);
 
@@ -25,11 +26,24 @@ fn number(uuid: &str) -> u128 {
     u128::from_str_radix(&uuid.replace('-', ""), 16).expect("a uuid")
 }
 
+/// A uuid as it is written.
+fn text(uuid: u128) -> String {
+    let digits = format!("{uuid:032x}");
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| digits[part].to_owned());
+    parts.join("-")
+}
+
+/// The uuid of a host's cache.
+fn cache_of(trio: &Trio, host: usize) -> u128 {
+    let status = trio.hosts[host].admin.status().expect("a status");
+    number(status["cache"]["uuid"].as_str().expect("a uuid"))
+}
+
 /// The truth about the owner, which the third host has found out.
-struct Facts {
+pub struct Facts {
     cache: u128,
     generation: u64,
-    image: String,
+    pub image: String,
 }
 
 impl Facts {
@@ -38,12 +52,11 @@ impl Facts {
     }
 
     /// Those about a volume that a host owns.
-    fn about(trio: &Trio, host: usize, volume: &str) -> Facts {
+    pub fn about(trio: &Trio, host: usize, volume: &str) -> Facts {
         let admin = &trio.hosts[host].admin;
-        let status = admin.status().expect("a status");
         let volume = admin.volume(volume).expect("the volume");
         Facts {
-            cache: number(status["cache"]["uuid"].as_str().expect("a uuid")),
+            cache: cache_of(trio, host),
             generation: volume["owner"]["generation"].as_u64().expect("a number"),
             image: volume["backend"].as_str().expect("a URI").to_owned(),
         }
@@ -53,13 +66,13 @@ impl Facts {
         self.call_it(host, VOLUME, image)
     }
 
-    fn call_it<'a>(&'a self, host: &'a str, name: &'a str, image: &'a str) -> Call<'a> {
+    pub fn call_it<'a>(&'a self, host: &'a str, name: &'a str, image: &'a str) -> Call<'a> {
         Call { cache: self.cache, boot: 1, generation: self.generation, host, name, image }
     }
 }
 
 /// What a host can begin with.
-fn beginnings<'a>(call: Call<'a>, to: &'a str) -> [Message<'a>; 3] {
+pub fn beginnings<'a>(call: Call<'a>, to: &'a str) -> [Message<'a>; 3] {
     let offer = Offer {
         call,
         to,
@@ -95,19 +108,17 @@ fn g6_a_host_of_the_authority_speaks_for_no_other_host() {
             // As the holder of the copy.
             ("h1", &facts.image, "it says that it is host h1, and its certificate is for h2"),
             // As itself, with the owner's cache.
-            ("h2", &facts.image, "names h0 as owner, in generation"),
+            ("h2", &facts.image, UNKNOWN),
             // Images that it has made, or that are none of its business.
-            ("h2", "file:/etc/passwd", "other hosts may not name file:/etc/passwd here"),
-            ("h2", "nbd+unix:///x?socket=/run/x.sock", "other hosts may not name"),
-            ("h2", "rbd:rbd/x?conf=/tmp/theirs.conf", "other hosts may not name"),
+            ("h2", "file:/etc/passwd", UNKNOWN),
+            ("h2", "nbd+unix:///x?socket=/run/x.sock", UNKNOWN),
+            ("h2", "rbd:rbd/x?conf=/tmp/theirs.conf", UNKNOWN),
         ] {
             for message in &beginnings(facts.call(host, image), &target) {
                 let mut intruder = Intruder::connect(&trio, THIRD, to, THIRD);
                 intruder.send(message).expect("sent");
                 let why = intruder.refusal();
-                // A daemon knows its own cache.
-                let is_own = to == OWNER && why.contains("that is this very host");
-                assert!(why.contains(part) || is_own, "{message:?}: {why}");
+                assert!(why.contains(part), "{message:?}: {why}");
             }
         }
     }
@@ -129,14 +140,101 @@ fn g6_a_host_of_the_authority_speaks_for_no_other_host() {
             let mut intruder = Intruder::connect(&trio, THIRD, to, THIRD);
             intruder.send(message).expect("sent");
             let why = intruder.refusal();
-            assert!(why.contains(part), "to h{to}, {theirs}: {message:?}: {why}");
+            assert_eq!(why, unknown(name), "to h{to}, {theirs}: {message:?}");
         }
+        let log = trio.hosts[to].daemon.log();
+        assert!(log.contains(part), "{log}");
+    }
+    // The record names this host as the owner, and not in this generation: that is its own business.
+    let stale = Facts { generation: own.generation + 1, ..own };
+    let image = format!("{}?gate=/tmp/theirs", stale.image);
+    for message in &beginnings(stale.call_it("h2", "theirs", &image), &format!("h{of_theirs}")) {
+        let mut intruder = Intruder::connect(&trio, THIRD, of_theirs, THIRD);
+        intruder.send(message).expect("sent");
+        let (why, told) = (intruder.refusal(), format!("record of {image} names h2 as owner, in generation"));
+        assert!(why.contains(&told), "{message:?}: {why}");
     }
     assert_eq!(links_replaced(&trio), links, "no link was given up");
     let volume = trio.owner().wait_sync().expect("in sync");
     assert_eq!(volume["peer"], "h1", "{volume}");
     assert_eq!(Facts::of(&trio).generation, facts.generation);
     assert_eq!(trio.wait_one_serving().expect("one"), OWNER);
+}
+
+/// What a host is told that is not known as an owner, in part.
+const UNKNOWN: &str = "this host does not know h2 as the owner of volume";
+
+/// The same as a whole.
+fn unknown(volume: &str) -> String {
+    format!("{UNKNOWN} {volume} on that image; its log says why")
+}
+
+#[test]
+fn g6_a_refusal_tells_a_host_nothing_of_what_another_one_has() {
+    let _turn = one_at_a_time();
+    let trio = Trio::on_file().expect("three hosts");
+    let facts = Facts::of(&trio);
+    let place = trio.scratch.path().display().to_string();
+    let at = |name: &str| format!("file:{place}/{name}");
+    std::fs::write(trio.scratch.join("bare"), [0; 4096]).expect("a file");
+    let holder = Facts { cache: cache_of(&trio, HOLDER), ..Facts::of(&trio) };
+    let third = Facts { cache: cache_of(&trio, THIRD), ..Facts::of(&trio) };
+    for (what, facts, name, image, part) in [
+        ("not allowed", &third, "x", "rbd:secret/x".to_owned(), "other hosts may not name rbd:secret/x here"),
+        ("missing", &third, "x", at("missing"), "missing: "),
+        ("without a record", &third, "x", at("bare"), "bare has no ownership record"),
+        ("the copy's, under its name", &third, VOLUME, facts.image.clone(), "names h0 as owner"),
+        ("the copy's, under another name", &third, "x", facts.image.clone(), "is here as volume"),
+        ("a name that is known", &third, VOLUME, at("bare"), "another volume of this name is here"),
+        ("its own cache", &holder, "x", at("missing"), "that is this very host"),
+        ("the owner's cache", &facts, VOLUME, facts.image.clone(), "names h0 as owner"),
+    ] {
+        for message in &beginnings(facts.call_it("h2", name, &image), "h1") {
+            let mut intruder = Intruder::connect(&trio, THIRD, HOLDER, THIRD);
+            intruder.send(message).expect("sent");
+            assert_eq!(intruder.refusal(), unknown(name), "{what}: {message:?}");
+        }
+        let log = trio.hosts[HOLDER].daemon.log();
+        assert!(log.contains(part), "{what}: {log}");
+    }
+    let volume = trio.owner().wait_sync().expect("in sync");
+    assert_eq!(volume["peer"], "h1", "{volume}");
+}
+
+#[test]
+fn g6_a_host_that_says_anothers_cache_is_its_own_holds_no_copy_and_keeps_no_other_host_from_it() {
+    let _turn = one_at_a_time();
+    let mut trio = Trio::on_file().expect("three hosts");
+    // The third host is known by a volume of its own, whose copy is with the first one.
+    let image = trio.scratch.join("theirs");
+    std::fs::File::create(&image).and_then(|file| file.set_len(32 * MIB)).expect("an image");
+    let theirs = serde_json::json!({ "name": "theirs", "backend": format!("file:{}", image.display()) });
+    let admin = &trio.hosts[THIRD].admin;
+    admin.call("POST", "/v1/volumes", Some(&theirs)).expect("it is served");
+    let theirs = admin.wait_volume("theirs", SYNC_MAX, in_sync).expect("in sync");
+    assert_eq!(theirs["peer"], "h0", "{theirs}");
+    let caches = [OWNER, THIRD].map(|host| cache_of(&trio, host));
+    trio.hosts[HOLDER].daemon.kill().expect("kill");
+    let on_next = |volume: &serde_json::Value| in_sync(volume) && volume["peer"] == "h2";
+    trio.owner().wait("in sync with the next host", on_next).expect("a copy");
+    for (cache, part) in [
+        (0, "which is no cache's"),
+        (caches[0], "which is that of the volume's owner"),
+        (caches[1], "which is that of host h2"),
+    ] {
+        pretend(&trio, HOLDER, cache, || {
+            trio.set(Loss::OneWay { from: OWNER, to: THIRD }, false);
+            trio.owner().wait_degraded().expect("they notice");
+            trio.set(Loss::OneWay { from: OWNER, to: THIRD }, true);
+            trio.owner().wait("in sync with the next host", on_next).expect("a copy");
+        });
+        let log = trio.owner().daemon.log();
+        assert!(
+            log.contains(&format!("host h1 says that the uuid of its cache is {}", text(cache))),
+            "{log}"
+        );
+        assert!(log.contains(part), "{part}: {log}");
+    }
 }
 
 #[test]
@@ -173,7 +271,7 @@ fn g4_silent_connections_keep_no_second_copy_out() {
             trio.set(Loss::OneWay { from: OWNER, to: HOLDER }, false);
             trio.owner().wait_degraded().expect("they notice");
             trio.set(Loss::OneWay { from: OWNER, to: HOLDER }, true);
-            let volume = trio.owner().wait_sync().expect("a copy, whoever else connects");
+            let volume = trio.owner().wait_sync().expect("a copy, although others connect");
             assert_eq!(volume["peer"], "h1", "{volume}");
         }
         stop.store(true, Ordering::Relaxed);
@@ -183,7 +281,7 @@ fn g4_silent_connections_keep_no_second_copy_out() {
 }
 
 /// Resident memory of a process in bytes.
-fn resident(pid: u32) -> u64 {
+pub fn resident(pid: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("it runs");
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("a number") * 4096
 }

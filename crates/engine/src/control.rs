@@ -708,6 +708,7 @@ impl Engine {
             segments: u64::from(self.geo.segments),
             segments_free: u64::from(self.space.free_count()),
             segments_dirty: self.space.segments.iter().filter(|s| s.dirty > 0).count() as u64,
+            dirty_share_bytes: self.quota_of_another(),
             reclaiming: !self.reclaim.is_idle(),
             checkpointing: !self.checkpoint.is_idle(),
             index_bytes: index as u64,
@@ -735,7 +736,7 @@ impl Engine {
         let end = offset.saturating_add(len).min(volume.spec.size_bytes);
         let mut at = offset;
         if volume.is_refusing() && at < end {
-            // Another host may have written what reads as zero here: whoever is told of data reads it, and is told.
+            // Another host may have written what reads as zero here: a client that is told of data reads it, and is told.
             out.push(Extent { len: end - at, cached: false, dirty: false, zero: false });
             return 1;
         }

@@ -147,6 +147,8 @@ pub struct DeviceStatus {
     pub segments_free: u64,
     /// Segments that hold dirty blocks.
     pub segments_dirty: u64,
+    /// The dirty quota of a volume that is still to come, if none is asked for.
+    pub dirty_share_bytes: u64,
     /// A segment is being reclaimed.
     pub reclaiming: bool,
     /// A checkpoint is being written.

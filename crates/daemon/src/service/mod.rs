@@ -9,10 +9,11 @@ mod plan;
 mod volumes;
 mod watchdog;
 
-pub use doors::Doors;
+pub use doors::{Doors, NoDoor};
 pub use error::VolumeError;
 pub use peers::{
-    Allowed, Certificates, CertificatesError, Hosts, Images, PeerAddress, PeerAddressError, Route,
+    Allowed, Certificates, CertificatesError, Denied, Fingerprint, Hosts, Identity, Images, PeerAddress,
+    PeerAddressError, PeerError, Role, Route, as_reached_here, check_place, fingerprint,
 };
 pub use plan::{ModeError, Plan, Wanted, mode_rule, order_rule};
 pub use volumes::{Pairs, Volumes};
@@ -120,13 +121,19 @@ impl Drop for Closing {
     }
 }
 
-/// Makes the sockets of configured volumes, as harmlessly as [`Sockets::bind`].
+/// Makes the sockets of configured volumes, as harmlessly as [`Sockets::bind`]. What stands in the place of one keeps its volume's clients
+/// out, and nobody else.
 fn open_doors(plan: &Plan) -> Result<Arc<Doors>, Failure> {
     let doors = Doors::default();
     for volume in &plan.volumes {
         let Some(socket) = &volume.socket else { continue };
-        let opened = doors.open(&volume.name, socket, true);
-        opened.map_err(|why| Failure::failed(format!("cannot serve volume {}: {why}", volume.name)))?;
+        match doors.open(&volume.name, socket, true) {
+            Ok(_) => {}
+            Err(NoDoor::Trouble(why)) => doors.keep(&volume.name, socket.clone(), true, why),
+            Err(NoDoor::Refused(why)) => {
+                return Err(Failure::failed(format!("cannot serve volume {}: {why}", volume.name)));
+            }
+        }
     }
     Ok(Arc::new(doors))
 }
@@ -208,7 +215,8 @@ struct Daemon {
     volumes: Arc<Volumes>,
     admin: tokio::task::JoinHandle<()>,
     metrics: Option<tokio::task::JoinHandle<()>>,
-    peers: Vec<tokio::task::JoinHandle<()>>,
+    /// What goes on beside: the listeners for other hosts, a look at certificates, another at sockets.
+    tasks: Vec<tokio::task::JoinHandle<()>>,
     aborts: Aborts,
     /// The files of the sockets go away with the daemon.
     _files: Vec<SocketFile>,
@@ -228,7 +236,7 @@ impl Drop for Daemon {
         if let Some(metrics) = &self.metrics {
             metrics.abort();
         }
-        self.peers.iter().for_each(tokio::task::JoinHandle::abort);
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
@@ -272,22 +280,24 @@ async fn start(
         let pairs = Pairs {
             peers: plan.peers.iter().map(route).collect(),
             takes_copies: !plan.peer_doors.is_empty(),
+            takes_from_hosts: plan.peer_doors.iter().any(|door| matches!(door, PeerAddress::Tls { .. })),
             without_peer: plan.without_peer.into(),
             limits,
             hosts: hosts.clone(),
             images: plan.peer_images.clone(),
+            accept_loss: plan.accept_loss,
             doors: doors.clone(),
         };
         Volumes::new(shard.clone(), opened.uuid, host.clone(), plan.drain, pairs)
     };
-    let mut peers = take_owners_in(sockets.peers, &certificates, &volumes, &host)?;
+    let mut tasks = take_owners_in(sockets.peers, &certificates, &volumes, &host)?;
     if let Some(certificates) = &certificates {
         if let Some(names) = certificates.is_not_for(&host) {
             warn!(
                 "the certificate of this host is for {names}, not for {host}: other hosts will not accept it; make one with subjectAltName DNS:{host}"
             );
         }
-        peers.push(tokio::spawn(peers::watch(certificates.clone(), shard.clone())));
+        tasks.push(tokio::spawn(peers::watch(certificates.clone(), shard.clone())));
     }
     let aborts = Aborts::new(state::directory(), Uuid::from_bytes(opened.uuid).to_string(), shard.clone());
     aborts.note_panics();
@@ -296,6 +306,7 @@ async fn start(
     volumes.leave_out(left_out);
     let starting = volumes.start(plan.volumes.clone()).await.map_err(Failure::failed)?;
     doors.serve(&shard);
+    tasks.push(tokio::spawn(doors.clone().mend(shard.clone())));
     for (uri, socket) in sockets.front_doors {
         let volume = Some(uri.export.clone()).filter(|name| !name.is_empty());
         if let Some(name) = &volume
@@ -329,12 +340,12 @@ async fn start(
     });
     let metrics = sockets.metrics.map(|listener| tokio::spawn(server::serve_metrics(listener, context)));
     // Those that are open are served meanwhile.
-    let daemon = Daemon { volumes, admin, metrics, peers, aborts, _files: sockets.files };
+    let daemon = Daemon { volumes, admin, metrics, tasks, aborts, _files: sockets.files };
     starting.tried().await.map_err(Failure::failed)?;
     for uri in &plan.front_doors {
         info!("listening on {uri}");
         if plan::is_open_to_others(&uri.transport) {
-            warn!("{uri} is not encrypted, and whoever reaches it may use the volumes");
+            warn!("{uri} is not encrypted, and everybody who reaches it may use the volumes");
         }
     }
     Ok(daemon)

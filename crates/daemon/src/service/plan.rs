@@ -128,7 +128,7 @@ pub fn drain_order(backend: &BackendUri, said: Option<DrainOrder>) -> DrainOrder
     }
 }
 
-/// The order rule: whoever wants write-back on a backend that cannot take groups of writes must say so.
+/// The order rule: write-back on a backend that cannot take groups of writes is only for a user who says so.
 ///
 /// # Errors
 /// It was not said.
@@ -329,7 +329,7 @@ fn front_doors(uris: &[String], unencrypted: bool, defaults: Option<&Path>) -> R
             }
             if is_open_to_others(&uri.transport) && !unencrypted {
                 return Err(Failure::usage(format!(
-                    "--nbd {text}: whoever reaches this address may use the volumes, and reads along: serve on a unix socket or 127.0.0.1 (and a tunnel), or say --nbd-unencrypted"
+                    "--nbd {text}: everybody who reaches this address may use the volumes, and reads along: serve on a unix socket or 127.0.0.1 (and a tunnel), or say --nbd-unencrypted"
                 )));
             }
             Ok(uri)

@@ -11,11 +11,11 @@ mod handoff;
 mod operations;
 mod replication;
 mod snapshots;
+mod sockets;
 mod start;
 mod turns;
 mod whole;
 
-use super::attachment;
 use super::doors::Doors;
 use super::error::VolumeError;
 use super::peers::{Hosts, Images, Route};
@@ -23,7 +23,6 @@ use super::plan::{Wanted, drain_order, mode_rule, order_rule, quota_rule};
 use crate::aborts::{self, LeftOut};
 use crate::admin::{AddVolume, SetVolume, State, VolumeReport};
 use crate::config::VolumeConfig;
-use crate::door::VolumeSocket;
 use crate::metrics::Sample;
 use crate::report::{self, Known};
 use crate::shard::{
@@ -61,11 +60,17 @@ pub struct Volumes {
     host: String,
     /// The order that was asked for of all volumes.
     drain: Option<volume::DrainOrder>,
+    /// Accepted loss of volumes of which nothing is said.
+    accept_loss: Option<Duration>,
     since: Instant,
     /// Where second copies may be, the best first.
     peers: Arc<[Route]>,
     /// Others' second copies may be here.
     takes_copies: bool,
+    /// They come from other hosts, whose word for the way to an image is not taken.
+    takes_from_hosts: bool,
+    /// The images that the configuration names.
+    configured: Mutex<Vec<BackendUri>>,
     /// What write-back does while there is no second copy that counts.
     without_peer: Degraded,
     limits: Limits,
@@ -95,6 +100,8 @@ pub struct Pairs {
     pub peers: Vec<Route>,
     /// Others' may be here.
     pub takes_copies: bool,
+    /// They come over the network, and not from other daemons of this host alone.
+    pub takes_from_hosts: bool,
     /// What write-back does while there is none that counts, and no loss is accepted.
     pub without_peer: Degraded,
     /// How long this host waits for others.
@@ -103,6 +110,8 @@ pub struct Pairs {
     pub hosts: Arc<Hosts>,
     /// Images that they may name, besides those of volumes that are known here.
     pub images: Vec<Images>,
+    /// Accepted loss of volumes of which nothing is said.
+    pub accept_loss: Option<Duration>,
     /// The sockets that are made already.
     pub doors: Arc<Doors>,
 }
@@ -128,8 +137,8 @@ struct Facts {
     id: Option<VolumeId>,
     /// How it is to be served, while it is only configured: the cache holds nothing of it, and its image could not be opened yet.
     wish: Option<Wanted>,
-    /// With the next attempt it is served whoever had its image last.
-    whoever: bool,
+    /// Somebody has asked for it: the next attempt serves it, no matter which cache had its image last.
+    asked_for: bool,
     /// Has its clients wait.
     announced: Option<Announcement>,
     accept_loss: Option<Duration>,
@@ -355,15 +364,28 @@ impl Volumes {
         drain: Option<volume::DrainOrder>,
         pairs: Pairs,
     ) -> Arc<Volumes> {
-        let Pairs { peers, takes_copies, without_peer, limits, hosts, images, doors } = pairs;
+        let Pairs {
+            peers,
+            takes_copies,
+            takes_from_hosts,
+            without_peer,
+            limits,
+            hosts,
+            images,
+            accept_loss,
+            doors,
+        } = pairs;
         Arc::new(Volumes {
             shard,
             cache_uuid,
             host,
             drain,
+            accept_loss,
             since: Instant::now(),
             peers: peers.into(),
             takes_copies,
+            takes_from_hosts,
+            configured: Mutex::default(),
             without_peer,
             limits,
             hosts,
@@ -416,19 +438,6 @@ impl Volumes {
         &self.limits
     }
 
-    /// A volume's own socket, if it has one.
-    pub(super) fn socket_of(&self, name: &str) -> Option<VolumeSocket> {
-        self.doors.of(name)
-    }
-
-    /// Makes a volume's own socket, to be served by [`Doors::serve`]; whether it is new.
-    async fn open_door(&self, name: &str, socket: VolumeSocket) -> Result<bool, VolumeError> {
-        let (doors, volume) = (self.doors.clone(), name.to_owned());
-        let opening = tokio::task::spawn_blocking(move || doors.open(&volume, &socket, false));
-        let opened = opening.await.unwrap_or_else(|_| Err("an internal error occurred".to_owned()));
-        opened.map_err(|why| VolumeError::Invalid { name: name.to_owned(), why })
-    }
-
     fn knows(&self, entry: &Arc<Entry>) -> bool {
         is_among(&lock(&self.entries), entry)
     }
@@ -460,7 +469,7 @@ impl Volumes {
     }
 
     /// Adds a volume; returns when it is being served. One of this name that is configured and waits for this image is tried at once,
-    /// whoever had the image last.
+    /// no matter which cache had the image last.
     ///
     /// # Errors
     /// Name or image are taken, or the backend or the shard refused. Nothing has changed then.
@@ -645,7 +654,7 @@ impl Volumes {
         }
         // Before the volume: what is remembered of it has the socket.
         let is_new = match socket {
-            Some(socket) => self.open_door(&name, socket).await?,
+            Some(socket) => self.open_door(&name, socket).await.map_err(sockets::none_of(&name))?,
             None => false,
         };
         let added = self.add(wanted).await;
@@ -686,8 +695,17 @@ impl Volumes {
             };
             self.shard.set_mode(id, rule(Some(mode))?.into()).await.map_err(shard_error)?;
         }
+        if change.accept_loss.is_some() || change.socket.is_some() {
+            let socket = change.socket.clone().or_else(|| self.socket_of(name));
+            let remembered = self.remembered(id, name, accept_loss, socket.as_ref()).await?;
+            if let Some(socket) = change.socket {
+                let changed = self.change_door(name, socket).await;
+                self.doors.serve(&self.shard);
+                changed.map_err(sockets::none_of(name))?;
+            }
+            self.shard.set_attachment(id, remembered).await.map_err(shard_error)?;
+        }
         if change.accept_loss.is_some() {
-            self.keep_accepted_loss(id, name, accept_loss).await?;
             lock(&entry.facts).accept_loss = accept_loss;
             self.shard.set_alone(id, self.alone_with(accept_loss)).map_err(shard_error)?;
         }
@@ -699,21 +717,6 @@ impl Volumes {
     async fn spec_of(&self, id: VolumeId) -> Result<Option<VolumeSpec>, ShardError> {
         let volumes = self.shard.volumes().await?;
         Ok(volumes.into_iter().find(|(known, ..)| *known == id).map(|(_, spec, _)| spec))
-    }
-
-    /// Writes the accepted loss of a volume down where the next start finds it.
-    async fn keep_accepted_loss(
-        &self,
-        id: VolumeId,
-        name: &str,
-        accept_loss: Option<Duration>,
-    ) -> Result<(), VolumeError> {
-        let shard_error = from_shard("change", name);
-        let spec = self.spec_of(id).await.map_err(shard_error)?;
-        let kept = spec.and_then(|spec| attachment::decode(&spec.attachment)).unwrap_or_default();
-        let bytes = attachment::encode(accept_loss, kept.socket.as_ref(), &kept.backend);
-        let bytes = bytes.expect("the backend's part has fitted before");
-        self.shard.set_attachment(id, bytes).await.map_err(shard_error)
     }
 
     /// One volume's report.
@@ -737,10 +740,6 @@ impl Volumes {
         Ok(Sample { shard, volumes })
     }
 
-    fn shown_socket(&self, name: &str) -> Option<String> {
-        self.socket_of(name).map(|socket| socket.path.display().to_string())
-    }
-
     fn reports(&self, shard: &ShardStatus) -> Vec<VolumeReport> {
         let entries = lock(&self.entries);
         let report = |status: &ShardVolumeStatus| {
@@ -750,18 +749,14 @@ impl Volumes {
             if let Some(entry) = entries.get(name).filter(|entry| own || lock(&entry.facts).takes_over) {
                 known = lock(&entry.facts).known();
             }
-            report::volume(
-                status,
-                Known { host: self.host.clone(), socket: self.shown_socket(name), ..known },
-            )
+            report::volume(status, self.with_socket(name, Known { host: self.host.clone(), ..known }))
         };
         let mut reports: Vec<VolumeReport> = shard.volumes.iter().map(report).collect();
         let is_known = |name: &str| shard.volumes.iter().any(|known| known.status.spec.name == name);
         for entry in entries.values().filter(|entry| !is_known(&entry.name)) {
             let facts = lock(&entry.facts);
             if let Some(wish) = &facts.wish {
-                let known = Known { socket: self.shown_socket(&entry.name), ..facts.known() };
-                reports.push(report::configured(wish, known));
+                reports.push(report::configured(wish, self.with_socket(&entry.name, facts.known())));
             }
         }
         reports.sort_by(|a, b| a.name.cmp(&b.name));

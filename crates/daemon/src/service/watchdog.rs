@@ -236,7 +236,7 @@ mod tests {
     use tidepool_engine::api::{Degraded, DrainOrder, IoError, Mode, VolumeSpec};
     use tidepool_replica::Limits;
 
-    /// A backend that holds up whoever asks it what is done, until it is told to go on.
+    /// A backend that holds up those that ask it what is done, until it is told to go on.
     struct Holds {
         ready: OwnedFd,
         go: Receiver<()>,

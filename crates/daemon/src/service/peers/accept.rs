@@ -1,7 +1,7 @@
 //! An owner of a volume introduces itself here. Whether it is the owner is asked of the ownership record.
 
 use super::identity::Role;
-use super::images::{as_reached_here, check_place, is_one};
+use super::images::{as_reached_here, check_place, is_one, is_way_of_this_host};
 use super::stream::Who;
 use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, Transport, me, record_of};
 use crate::service::attachment;
@@ -17,8 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidepool_backend::{BackendUri, Prepared};
 use tidepool_engine::api::{Mode, Nanos, VOLUMES_MAX, VolumeSpec};
+use tidepool_engine::status::VolumeState;
 use tidepool_replica::wire::Message;
-use tidepool_replica::{Limits, Party, Record};
+use tidepool_replica::{Copies, Limits, Party, Record};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
@@ -320,7 +321,7 @@ async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> R
     let me = me(shard.opened().uuid);
     let (record, spec) = match look(&said, me, volumes, turn).await {
         Ok(looked) => looked,
-        Err(why) => return stream.refuse(&why).await,
+        Err(Refusal { told, why }) => return stream.refuse_with(&told, &why).await,
     };
     let Said { host, name, .. } = said;
     let hello = Hello { socket: stream.into_socket()?, host: host.clone(), me, my_host, record, spec };
@@ -338,13 +339,18 @@ async fn take_over(
     volumes: &Arc<Volumes>,
     turn: OwnedSemaphorePermit,
 ) -> Result<(), PeerError> {
-    if let Err(why) = look(&said, me(volumes.shard().opened().uuid), volumes, turn).await {
-        return stream.refuse(&why).await;
-    }
-    let Said { name, owner, generation, .. } = said;
-    match volumes.take_handed_over(&name, owner, generation, Prepared::default()).await {
+    let looked = look(&said, me(volumes.shard().opened().uuid), volumes, turn).await;
+    let backend = match looked {
+        Ok((_, spec)) => spec.backend,
+        Err(Refusal { told, why }) => return stream.refuse_with(&told, &why).await,
+    };
+    let generation = said.generation;
+    match volumes.take_handed_over(&said.name, said.owner, generation, Prepared::default()).await {
         Ok(()) => stream.send(&Message::Taken { generation }).await,
-        Err(error) => stream.refuse(&crate::failure::one_line(&error)).await,
+        Err(error) => {
+            let Refusal { told, why } = said.refused(&backend, crate::failure::one_line(&error));
+            stream.refuse_with(&told, &why).await
+        }
     }
 }
 
@@ -358,13 +364,15 @@ async fn expect(
 ) -> Result<(), PeerError> {
     let shard = volumes.shard();
     let me = me(shard.opened().uuid);
-    let looked = if leaving.to != my_host {
-        Err(format!("this is host {my_host}"))
-    } else {
-        match look(&said, me, volumes, turn).await {
-            Ok((record, spec)) => volumes.expect(&spec, record, leaving).await,
-            Err(why) => Err(why),
+    if leaving.to != my_host {
+        return stream.refuse(&format!("this is host {my_host}")).await;
+    }
+    let looked = match look(&said, me, volumes, turn).await {
+        Ok((record, spec)) => {
+            let expected = volumes.expect(&spec, record, leaving).await;
+            expected.map_err(|why| said.refused(&spec.backend, why))
         }
+        Err(refusal) => Err(refusal),
     };
     match looked {
         Ok(arriving) => {
@@ -373,7 +381,7 @@ async fn expect(
             arriving.start(stream);
             Ok(())
         }
-        Err(why) => stream.refuse(&why).await,
+        Err(Refusal { told, why }) => stream.refuse_with(&told, &why).await,
     }
 }
 
@@ -400,6 +408,49 @@ struct Said {
     image: String,
     /// It is another daemon of this host.
     is_local: bool,
+}
+
+/// Why a host is not taken in as the owner of a volume.
+struct Refusal {
+    /// What the host is told. One whose volume it is not learns nothing of this host from it.
+    told: String,
+    /// What the log here says.
+    why: String,
+}
+
+/// Why an owner is not believed, with what is here and how this host reaches it.
+struct Doubt {
+    why: String,
+    /// The same for a host that the record names.
+    told: Option<String>,
+}
+
+impl From<String> for Doubt {
+    fn from(why: String) -> Doubt {
+        Doubt { why, told: None }
+    }
+}
+
+impl Said {
+    /// It is not believed.
+    fn doubted(&self, doubt: Doubt) -> Refusal {
+        let Doubt { why, told } = doubt;
+        let told = match told {
+            Some(told) => told,
+            None if self.is_local => why.clone(),
+            None => format!(
+                "this host does not know {} as the owner of volume {} on that image; its log says why",
+                self.host, self.name
+            ),
+        };
+        Refusal { told, why }
+    }
+
+    /// It is the owner, and is told why that does not do. `backend` is its image as this host reaches it.
+    fn refused(&self, backend: &str, why: String) -> Refusal {
+        let told = if self.is_local { why.clone() } else { why.replace(backend, &self.image) };
+        Refusal { told, why }
+    }
 }
 
 async fn hear(accepted: Accepted, limits: Limits) -> Result<(Stream, Said), PeerError> {
@@ -431,36 +482,53 @@ async fn look(
     me: Party,
     volumes: &Volumes,
     turn: OwnedSemaphorePermit,
-) -> Result<(Record, VolumeSpec), String> {
+) -> Result<(Record, VolumeSpec), Refusal> {
+    look_up(said, me, volumes, turn).await.map_err(|doubt| said.doubted(doubt))
+}
+
+async fn look_up(
+    said: &Said,
+    me: Party,
+    volumes: &Volumes,
+    turn: OwnedSemaphorePermit,
+) -> Result<(Record, VolumeSpec), Doubt> {
     check_name(&said.name).map_err(|e| e.to_string())?;
     if said.owner.cache == me.cache {
-        return Err("that is this very host".into());
+        return Err("that is this very host".to_owned().into());
     }
     let uri: BackendUri = said.image.parse().map_err(|e| format!("{}: {e}", said.image))?;
     let here = volumes.shard().volumes().await.map_err(|e| e.to_string())?;
+    let own = volumes.own_images(&here);
     let wanted = volumes.wanted_images();
     let images = here.iter().filter_map(|(_, spec, _)| Some((spec.name.clone(), spec.backend.parse().ok()?)));
     let images: Vec<(String, BackendUri)> = images.chain(wanted).collect();
-    let all: Vec<BackendUri> = images.iter().map(|(_, image)| image.clone()).collect();
     let listed = volumes.images_of_others().to_vec();
     let is_local = said.is_local;
-    let uri = if is_local { uri } else { as_reached_here(&uri, &all, &listed)? };
+    let uri = if is_local { uri } else { as_reached_here(&uri, &own, &listed)? };
     // One image is one volume.
     if let Some((name, _)) = images.iter().find(|(name, image)| *name != said.name && is_one(image, &uri)) {
-        return Err(format!("{uri} is here as volume {name}"));
+        return Err(format!("{uri} is here as volume {name}").into());
     }
-    let known = here.into_iter().map(|(_, spec, _)| spec).find(|spec| spec.name == said.name);
+    let known = here.into_iter().find(|(_, spec, _)| spec.name == said.name);
+    // A copy may have been begun in a way that this host does not take.
+    let is_old = !is_local
+        && known.as_ref().is_some_and(|(_, spec, state)| {
+            let recorded = spec.backend.parse();
+            *state == VolumeState::Replica
+                && recorded.is_ok_and(|recorded| !is_way_of_this_host(&recorded, &own, &listed))
+        });
+    let takes_over = matches!(said.wish, Wish::TakeOver);
     // Also one that is not open.
-    let own = images.into_iter().find(|(name, _)| *name == said.name).map(|(_, image)| image);
+    let named = images.into_iter().find(|(name, _)| *name == said.name).map(|(_, image)| image);
     let drain = drain_order(&uri, None).into();
     let image = uri.to_string();
     let read = volumes.ask_image(&uri, "reading the ownership record", move |uri| {
         let _turn = turn;
-        if !is_local && let Err(why) = check_place(uri, &all, &listed) {
+        if !is_local && let Err(why) = check_place(uri, &own, &listed) {
             return Ok(Err(why));
         }
-        let same = own.is_none_or(|own| {
-            own == *uri || tidepool_backend::identity(&own) == tidepool_backend::identity(uri)
+        let same = named.is_none_or(|named| {
+            is_one(&named, uri) || tidepool_backend::identity(&named) == tidepool_backend::identity(uri)
         });
         match same {
             true => tidepool_backend::ownership(uri, None).map(Ok),
@@ -469,24 +537,48 @@ async fn look(
     });
     let found = match timeout(Duration::from_nanos(volumes.limits().record_ns), read).await {
         Ok(Ok(found)) => found?,
-        Ok(Err(error)) => return Err(error.to_string()),
-        Err(_) => return Err(format!("the ownership record of {uri} cannot be read in time")),
+        Ok(Err(error)) => return Err(error.to_string().into()),
+        Err(_) => return Err(format!("the ownership record of {uri} cannot be read in time").into()),
     };
     let found = found.ok_or_else(|| format!("{uri} has no ownership record"))?;
     let record = record_of(&found);
     let is_owner = record.owner.cache == said.owner.cache && found.host == said.host;
     if !is_owner || record.generation != said.generation {
-        return Err(format!(
-            "the ownership record of {uri} names {} as owner, in generation {} (a host that was renamed since needs its old name until the volume is served again)",
-            found.host, record.generation
-        ));
+        let why = |image: &str| {
+            format!(
+                "the ownership record of {image} names {} as owner, in generation {} (a host that was renamed since needs its old name until the volume is served again)",
+                found.host, record.generation
+            )
+        };
+        let is_named =
+            found.host == said.host || found.peer.as_ref().is_some_and(|peer| peer.host == said.host);
+        let told = (is_named && !is_local).then(|| why(&said.image));
+        return Err(Doubt { why: why(&image), told });
     }
+    if !is_local {
+        volumes.hosts().has_cache(&said.host, said.owner.cache);
+    }
+    let backend = match known {
+        // The copy does not count, and begins anew.
+        Some(_) if is_old && !takes_over && record.copies == Copies::Solo => {
+            let forgotten = volumes.forget_old_copy(&said.name, &uri);
+            let forgotten = timeout(Duration::from_nanos(volumes.limits().record_ns), forgotten).await;
+            let forgotten =
+                forgotten.map_err(|_| format!("the copy of {uri} cannot be forgotten in time"))?;
+            forgotten.map_err(|error| error.to_string())?;
+            image
+        }
+        // What is to come here does not come in the copy's way.
+        Some(_) if is_old && matches!(said.wish, Wish::Expect(_)) => image,
+        // A volume that is known has its image by the name that it has here.
+        Some((_, known, _)) => known.backend,
+        None => image,
+    };
     let attachment = attachment::encode(None, volumes.socket_of(&said.name).as_ref(), &[])
         .expect("a socket that is there is not too long");
     let spec = VolumeSpec {
         name: said.name.clone(),
-        // A volume that is known has its image by the name that it has here.
-        backend: known.map_or(image, |known| known.backend),
+        backend,
         size_bytes: 0,
         mode: Mode::WriteBack,
         drain,

@@ -3,17 +3,22 @@
 use super::PeerError;
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use uuid::Uuid;
 use webpki::EndEntityCert;
+
+/// Caches of one host that are remembered. A host has one for each of its daemons, and another one after it was made anew.
+const CACHES_OF_HOST_MAX: usize = 64;
 
 /// SHA-256 of a certificate's public key (SubjectPublicKeyInfo in DER). The whole certificate would not do: its signature can be written
 /// in two ways, and both are valid.
-pub(crate) type Fingerprint = [u8; 32];
+pub type Fingerprint = [u8; 32];
 
 /// Reads a fingerprint: 64 hexadecimal digits, with or without colons between them; `None` if it is none.
-pub(super) fn fingerprint(text: &str) -> Option<Fingerprint> {
+pub fn fingerprint(text: &str) -> Option<Fingerprint> {
     let digits: Vec<u8> = text.bytes().filter(|&byte| byte != b':').collect();
     let mut bytes = [0; 32];
     if digits.len() != 2 * bytes.len() {
@@ -28,7 +33,7 @@ pub(super) fn fingerprint(text: &str) -> Option<Fingerprint> {
 
 /// A host as its certificate has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::service) struct Identity {
+pub struct Identity {
     /// The DNS names of the certificate's subject alternative name, without those that stand for several hosts.
     names: Vec<String>,
     key: Fingerprint,
@@ -39,7 +44,7 @@ impl Identity {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(super) fn of(certificate: &CertificateDer<'_>) -> Result<Identity, PeerError> {
+    pub fn of(certificate: &CertificateDer<'_>) -> Result<Identity, PeerError> {
         let parsed = EndEntityCert::try_from(certificate);
         let parsed = parsed.map_err(|e| PeerError::Tls(format!("its certificate: {e}")))?;
         let names = parsed.valid_dns_names().filter(|name| !name.contains('*'));
@@ -50,7 +55,7 @@ impl Identity {
     }
 
     /// The certificate is this host's.
-    pub(super) fn is(&self, host: &str) -> bool {
+    pub fn is(&self, host: &str) -> bool {
         self.names.iter().any(|name| name.eq_ignore_ascii_case(host))
     }
 
@@ -60,7 +65,7 @@ impl Identity {
     }
 
     /// The names, on one line.
-    pub(super) fn names(&self) -> String {
+    pub fn names(&self) -> String {
         match &self.names[..] {
             [] => "no host".into(),
             names => names.join(", "),
@@ -133,9 +138,14 @@ impl FromStr for Allowed {
     }
 }
 
-/// The hosts that may do something here; all of the authority, where none is named.
-#[derive(Debug, Clone, Default)]
-pub struct Hosts(BTreeMap<String, Vec<Role>>);
+/// The hosts that may do something here; all of the authority, where none is named. And which cache is whose, as far as it was proved
+/// since the daemon has started.
+#[derive(Debug, Default)]
+pub struct Hosts {
+    allowed: BTreeMap<String, Vec<Role>>,
+    /// The caches of each host. One cache may be proved for two hosts: one host under two names, or one that has forged a record.
+    caches: Mutex<BTreeMap<String, BTreeSet<u128>>>,
+}
 
 impl Hosts {
     /// These hosts. One that is named twice has the roles of both.
@@ -144,25 +154,76 @@ impl Hosts {
         for Allowed { host, roles } in allowed {
             hosts.entry(host.to_ascii_lowercase()).or_insert_with(Vec::new).extend(roles);
         }
-        Hosts(hosts)
+        Hosts { allowed: hosts, caches: Mutex::default() }
     }
 
     /// Looks whether a host has a role.
     ///
     /// # Errors
     /// It has not.
-    pub(super) fn check(&self, host: &str, role: Role) -> Result<(), Denied> {
-        let known = self.0.get(&host.to_ascii_lowercase());
-        match self.0.is_empty() || known.is_some_and(|roles| roles.contains(&role)) {
+    pub fn check(&self, host: &str, role: Role) -> Result<(), Denied> {
+        let known = self.allowed.get(&host.to_ascii_lowercase());
+        match self.allowed.is_empty() || known.is_some_and(|roles| roles.contains(&role)) {
             true => Ok(()),
             false => Err(Denied { host: host.to_owned(), role }),
         }
+    }
+
+    /// A host has proved, by its certificate and an ownership record, that a cache is its own.
+    pub(super) fn has_cache(&self, host: &str, cache: u128) {
+        let mut hosts = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let caches = hosts.entry(host.to_ascii_lowercase()).or_default();
+        // One host has no use of many, and takes no room of the others'.
+        if caches.len() < CACHES_OF_HOST_MAX {
+            caches.insert(cache);
+        }
+    }
+
+    /// Looks whether a host may hold copies with the cache that it says is its own: that stands in the ownership record then. `owner` is
+    /// the cache that the volume is in.
+    ///
+    /// # Errors
+    /// It is no cache, or another host's.
+    pub(super) fn check_cache(&self, host: &str, cache: u128, owner: u128) -> Result<(), NotItsCache> {
+        let not_its = |whose: String| {
+            let (host, cache) = (host.to_owned(), Uuid::from_u128(cache));
+            Err(NotItsCache { host, cache, whose })
+        };
+        if cache == 0 {
+            return not_its("no cache's".into());
+        }
+        if cache == owner {
+            return not_its("that of the volume's owner".into());
+        }
+        let hosts = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        if hosts.get(&host.to_ascii_lowercase()).is_some_and(|caches| caches.contains(&cache)) {
+            return Ok(());
+        }
+        match hosts.iter().find(|(_, caches)| caches.contains(&cache)) {
+            Some((other, _)) => not_its(format!("that of host {other}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A host says that it has a cache which is not its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotItsCache {
+    host: String,
+    cache: Uuid,
+    whose: String,
+}
+
+impl fmt::Display for NotItsCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NotItsCache { host, cache, whose } = self;
+        write!(f, "host {host} says that the uuid of its cache is {cache}, which is {whose}")
     }
 }
 
 /// A host does not have a role.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::service) struct Denied {
+pub struct Denied {
     host: String,
     role: Role,
 }
@@ -203,6 +264,26 @@ mod tests {
         for text in ["", "=holds-copies", "h2=", "h2=all", "h 2", "h2=holds-copies,hands-over"] {
             assert!(text.parse::<Allowed>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_host_holds_copies_with_no_cache_that_is_anothers() {
+        const OWNER: u128 = 1;
+        let hosts = Hosts::default();
+        let whose = |host: &str, cache| hosts.check_cache(host, cache, OWNER).map_err(|not| not.whose);
+        assert_eq!(whose("h2", 0), Err("no cache's".into()));
+        assert_eq!(whose("h2", OWNER), Err("that of the volume's owner".into()));
+        assert_eq!(whose("h2", 2), Ok(()), "nothing is known of it");
+        hosts.has_cache("h3", 3);
+        assert_eq!(whose("h2", 3), Err("that of host h3".into()));
+        assert_eq!(whose("H3", 3), Ok(()));
+        // A forged record keeps the true host from nothing that it has proved.
+        hosts.has_cache("h2", 3);
+        assert_eq!((whose("h2", 3), whose("h3", 3)), (Ok(()), Ok(())));
+        assert_eq!(whose("h4", 3), Err("that of host h2".into()));
+        (100..200).for_each(|cache| hosts.has_cache("h5", cache));
+        hosts.has_cache("h6", 300);
+        assert_eq!(whose("h2", 300), Err("that of host h6".into()), "one host takes no room of another one");
     }
 
     #[test]

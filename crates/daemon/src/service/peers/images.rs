@@ -69,7 +69,7 @@ fn is_plain(path: &Path) -> bool {
 ///
 /// # Errors
 /// The other host may not name it. In one line.
-pub(super) fn as_reached_here(
+pub fn as_reached_here(
     said: &BackendUri,
     own: &[BackendUri],
     listed: &[Images],
@@ -111,11 +111,55 @@ pub(super) fn as_reached_here(
     }
 }
 
+/// Whether this host takes the way to an image that was written down with a copy. Earlier releases have written down what the other
+/// host had said. Of a file [`check_place`] has to be asked, too.
+pub(in crate::service) fn is_way_of_this_host(
+    recorded: &BackendUri,
+    own: &[BackendUri],
+    listed: &[Images],
+) -> bool {
+    if own.contains(recorded) {
+        return true;
+    }
+    let BackendUri::Rbd { pool, namespace, snapshot: None, conf, id, .. } = recorded else {
+        return as_reached_here(recorded, own, listed).is_ok_and(|reached| reached == *recorded);
+    };
+    let is_listed = listed.iter().any(|images| {
+        matches!(images, Images::Pool { pool: p, namespace: n, conf: c, id: i }
+            if (p, n, c, i) == (pool, namespace, conf, id))
+    });
+    let is_known = own.iter().any(|own| {
+        matches!(own, BackendUri::Rbd { pool: p, namespace: n, conf: c, id: i, .. }
+            if (p, n, c, i) == (pool, namespace, conf, id))
+    });
+    let is_default = listed.is_empty() && conf.is_none() && id.is_none();
+    is_listed || is_known || is_default
+}
+
+/// Why such a copy is not touched, and what allows it.
+pub(in crate::service) fn not_taken(recorded: &BackendUri) -> String {
+    let text = recorded.to_string();
+    let option = match recorded {
+        BackendUri::Rbd { pool, namespace, .. } => {
+            let (pool, namespace) = (pool.clone(), namespace.clone());
+            let images = Images::Pool { pool, namespace, conf: None, id: None };
+            format!(" (--peer-images {images}{})", text.find('?').map_or("", |at| &text[at..]))
+        }
+        BackendUri::File { path, .. } => {
+            format!(" (--peer-images file:{})", path.parent().unwrap_or(path).display())
+        }
+        BackendUri::Nbd(_) => String::new(),
+    };
+    format!(
+        "another host has said this way to its image, and this host does not take it{option}; when its owner connects, the copy begins anew in this host's way"
+    )
+}
+
 /// Looks whether a file is where its path says: a link may lead out of the directory. Blocks.
 ///
 /// # Errors
 /// It may not be named. In one line.
-pub(super) fn check_place(uri: &BackendUri, own: &[BackendUri], listed: &[Images]) -> Result<(), String> {
+pub fn check_place(uri: &BackendUri, own: &[BackendUri], listed: &[Images]) -> Result<(), String> {
     let BackendUri::File { path, .. } = uri else { return Ok(()) };
     if own.iter().any(|own| is_one(own, uri)) {
         return Ok(());
@@ -222,6 +266,42 @@ mod tests {
         assert_eq!(reached(&gated, &[], &listed), of("images/vm"), "neither is a gate");
         for name in ["images/../elsewhere/vm", "images/out/vm", "images/link", "images-too/vm", "vm"] {
             assert!(of(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_way_that_was_written_down_is_taken_if_it_is_this_hosts() {
+        for (recorded, own, listed, taken) in [
+            ("rbd:vms/vm1", &[][..], &[][..], true),
+            ("rbd:vms/vm1?id=theirs", &[], &[], false),
+            ("rbd:vms/vm1?id=ours", &["rbd:vms/vm2?id=ours"], &[], true),
+            ("rbd:vms/vm1?id=ours", &["rbd:vms/vm2?id=ours"], &["rbd:vms"], true),
+            ("rbd:vms/vm1?id=ours", &["rbd:vms/ns/vm2?id=ours"], &[], false),
+            // Any of several will do.
+            ("rbd:vms/vm1?id=b", &[], &["rbd:vms?id=a", "rbd:vms?id=b"], true),
+            ("rbd:vms/vm1", &["rbd:vms/vm2?id=ours"], &[], true),
+            ("rbd:vms/vm1", &[], &["rbd:vms?id=a"], false),
+            ("rbd:vms/vm1?conf=/tmp/c&id=a", &[], &["rbd:vms?id=a"], false),
+            ("rbd:secret/vm1", &[], &["rbd:vms"], false),
+            ("rbd:vms/vm1@snap", &[], &[], false),
+            ("file:/srv/vm1", &[], &["file:/srv"], true),
+            ("file:/srv/vm1?gate=/tmp/x", &[], &["file:/srv"], false),
+            ("file:/srv/vm1?gate=/tmp/x", &["file:/srv/vm1?gate=/tmp/x"], &[], true),
+            ("file:/srv/../etc/shadow", &[], &["file:/srv"], false),
+            ("file:/srv/vm1", &[], &[], false),
+            ("nbd://evil.example/x", &[], &["rbd:vms"], false),
+        ] {
+            let own: Vec<BackendUri> = own.iter().map(|uri| uri.parse().expect("a URI")).collect();
+            let all: Vec<Images> = listed.iter().map(|images| images.parse().expect("images")).collect();
+            let uri: BackendUri = recorded.parse().expect("a URI");
+            assert_eq!(is_way_of_this_host(&uri, &own, &all), taken, "{recorded} {own:?} {listed:?}");
+            // What is told to do does it.
+            let told = not_taken(&uri);
+            if matches!(&uri, BackendUri::Rbd { snapshot: None, .. }) {
+                let option = told.split("--peer-images ").nth(1).and_then(|rest| rest.split(')').next());
+                let option: Images = option.expect("an option").parse().expect("images");
+                assert!(is_way_of_this_host(&uri, &[], &[option]), "{told}");
+            }
         }
     }
 

@@ -53,29 +53,33 @@ impl Replicated {
     }
 
     async fn try_all(&self, shard: &ShardHandle, said: &mut Vec<String>) -> bool {
-        let mut failures = Vec::new();
+        let (mut failures, mut is_connected) = (Vec::new(), false);
         for route in self.peers.iter() {
             match self.try_one(shard, route).await {
                 Ok(true) => {
                     info!("volume {}: connected to peer {route}", self.name);
-                    said.clear();
-                    return true;
+                    is_connected = true;
+                    break;
                 }
                 // It was of no use at this moment, which the reactor has said.
                 Ok(false) => {}
                 Err(error) => failures.push(format!("peer {route}: {error}")),
             }
         }
+        // Also what is wrong with those that come before the one that is connected.
         if failures != *said {
             failures.iter().for_each(|failure| warn!("volume {}: {failure}", self.name));
             *said = failures;
         }
-        false
+        is_connected
     }
 
     async fn try_one(&self, shard: &ShardHandle, route: &Route) -> Result<bool, PeerError> {
         let caller = Caller { record: &self.record, host: &self.host, name: &self.name, image: &self.image };
         let Welcomed { stream, party, host, room, .. } = dial(route, &caller).await?;
+        // A host that says so is of no use: the next one is asked.
+        let checked = route.hosts().check_cache(&host, party.cache, self.record.owner.cache);
+        checked.map_err(PeerError::NotItsCache)?;
         let boot_id = Uuid::from_u128(party.boot).to_string();
         let peer = Peer { cache_uuid: Uuid::from_u128(party.cache), boot_id, host, only: false };
         let connected = Connected { socket: stream.into_socket()?, peer, party, room };

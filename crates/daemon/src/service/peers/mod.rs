@@ -13,8 +13,9 @@ mod stream;
 pub(super) use accept::{Listener, accept};
 pub use certificates::{Certificates, CertificatesError};
 pub(super) use dial::{Caller, Leaving, dial, hand_over, offer};
-pub use identity::{Allowed, Hosts};
-pub use images::Images;
+pub use identity::{Allowed, Denied, Fingerprint, Hosts, Identity, Role, fingerprint};
+pub use images::{Images, as_reached_here, check_place};
+pub(super) use images::{is_way_of_this_host, not_taken};
 pub(super) use keep::{Replicated, me, record_of};
 pub(super) use revoked::watch;
 pub use stream::Route;
@@ -117,7 +118,7 @@ impl fmt::Display for PeerAddress {
 
 /// Why a connection with another host came to nothing.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PeerError {
+pub enum PeerError {
     /// The system said so.
     #[error("{}", crate::failure::reason(.0))]
     Io(std::io::Error),
@@ -148,6 +149,9 @@ pub(super) enum PeerError {
     /// It may not do that here.
     #[error("{0}")]
     Denied(identity::Denied),
+    /// It names a cache that is not its own.
+    #[error("{0}")]
+    NotItsCache(identity::NotItsCache),
     /// It was not said where they are.
     #[error("there are no certificates for it (--peer-tls)")]
     NoCertificates,

@@ -128,8 +128,8 @@ fn without_delay(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Lets the other side read why TLS came to nothing: whoever closes a connection with something unread takes back what was
-/// sent last.
+/// Lets the other side read why TLS came to nothing: a close of a connection with something unread takes back what was sent
+/// last.
 async fn part(error: io::Error, mut stream: TcpStream) -> PeerError {
     let reading = async {
         let _ = stream.shutdown().await;
@@ -216,7 +216,7 @@ impl Stream {
         Stream { transport, who, limits }
     }
 
-    /// Looks whether the other side is this host, and may do that here. Another daemon of this host is whoever it says.
+    /// Looks whether the other side is this host, and may do that here. Another daemon of this host may be any host that it says.
     ///
     /// # Errors
     /// It is not, or may not.
@@ -299,9 +299,16 @@ impl Stream {
     /// # Errors
     /// Always: what was said, or that it could not be.
     pub(in crate::service) async fn refuse<T>(&mut self, why: &str) -> Result<T, PeerError> {
-        let why = one_line(why);
-        self.send(&Message::Refused(&why)).await?;
-        Err(PeerError::Refused(why))
+        self.refuse_with(why, why).await
+    }
+
+    /// The same, where the other side is told less than the log here.
+    ///
+    /// # Errors
+    /// Always: why, or that nothing could be said.
+    pub(super) async fn refuse_with<T>(&mut self, told: &str, why: &str) -> Result<T, PeerError> {
+        self.send(&Message::Refused(&one_line(told))).await?;
+        Err(PeerError::Refused(one_line(why)))
     }
 
     /// Receives one message without data; its head goes to `head`. What comes behind it is left for the reactor.

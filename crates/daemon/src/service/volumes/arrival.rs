@@ -12,6 +12,7 @@ use crate::service::VolumeError;
 use crate::service::peers::{Leaving, PeerError, Stream, record_of};
 use crate::service::plan::{Wanted, mode_rule};
 use crate::shard::{Guest, ShardHandle};
+use crate::units;
 use crate::volume::{DrainOrder, Mode, is_parent_name};
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,29 +161,65 @@ impl Volumes {
         let known = self.shard.volumes().await.map_err(from_shard("add", name))?;
         // A copy that did not count.
         if known.iter().any(|(_, spec, state)| spec.name == name && *state == VolumeState::Replica) {
-            self.forget_copy(name).await?;
+            self.forget_copy(name, false).await?;
         }
+        let wanted = self.wanted_of(name, image, leaving).await?;
+        self.add_prepared(wanted, prepared).await
+    }
+
+    /// How a volume is to be served that comes from another host: as this host's configuration has it, or as the other host has it, within
+    /// what this host gives to volumes of which nothing is said.
+    async fn wanted_of(
+        &self,
+        name: &str,
+        image: BackendUri,
+        leaving: &Leaving,
+    ) -> Result<Wanted, VolumeError> {
+        let configured = self.configured(name).and_then(|entry| lock(&entry.facts).wish.clone());
+        if let Some(wanted) = configured.filter(|wanted| wanted.backend == image && !wanted.read_only) {
+            return Ok(wanted);
+        }
+        let share_bytes =
+            self.shard.status().await.map_err(from_shard("add", name))?.device.dirty_share_bytes;
         let peers = !self.peers.is_empty();
-        let mode = match mode_rule(Some(leaving.mode), leaving.accept_loss, peers) {
-            Ok(mode) => mode,
-            Err(_) => {
-                warn!("volume {name}: write-through here, where no host is named for a second copy");
-                Mode::WriteThrough
-            }
-        };
+        let (mode, accept_loss, dirty_bytes_max) = within(leaving, self.accept_loss, share_bytes, peers);
+        if (mode, accept_loss) != (leaving.mode, leaving.accept_loss) {
+            warn!(
+                "volume {name}: {mode} here, {}: this host is configured so",
+                accept_loss.map_or("without an accepted loss".to_owned(), |loss| format!(
+                    "and a loss of {loss} is accepted"
+                ))
+            );
+        }
         let config = VolumeConfig {
             mode: Some(mode),
-            accept_loss: leaving.accept_loss,
+            accept_loss,
             drain: leaving.unordered.then_some(DrainOrder::Unordered),
             ..VolumeConfig::new(image)
         };
-        let wanted = Wanted::new(name, config, leaving.accept_loss, self.drain, peers);
+        let wanted = Wanted::new(name, config, None, self.drain, peers);
         let invalid = |why: String| VolumeError::Invalid { name: name.to_owned(), why };
         let mut wanted = wanted.map_err(|failure| invalid(failure.to_string()))?;
         // Also one that would not be taken from a person any more.
-        wanted.dirty_bytes_max = leaving.dirty_bytes_max;
-        self.add_prepared(wanted, prepared).await
+        wanted.dirty_bytes_max = dirty_bytes_max;
+        Ok(wanted)
     }
+}
+
+/// Mode, accepted loss and dirty quota that another host has said, as far as they count: what is lost is lost here, and what a volume has of
+/// the cache others here have not.
+fn within(
+    said: &Leaving,
+    accept_loss: Option<units::Duration>,
+    share_bytes: u64,
+    peers: bool,
+) -> (Mode, Option<units::Duration>, u64) {
+    let losses = said.accept_loss.zip(accept_loss).map(|(said, most)| said.min(most));
+    let accept_loss = losses.filter(|loss| loss.as_millis() > 0);
+    let mode = mode_rule(Some(said.mode), accept_loss, peers).unwrap_or(Mode::WriteThrough);
+    // 0 is the share, also when that is another one later.
+    let dirty_bytes_max = if said.dirty_bytes_max < share_bytes { said.dirty_bytes_max } else { 0 };
+    (mode, accept_loss, dirty_bytes_max)
 }
 
 impl Arriving {
@@ -205,7 +242,7 @@ impl Arriving {
         });
         let mut hosted = JoinSet::new();
         let outcome = self.wait(&mut stream, &mut hosted, &staged).await;
-        // What is not ready by now is got ready by whoever needs it.
+        // What is not ready by now is got ready where it is needed.
         let prepared =
             if preparing.is_finished() { preparing.await.unwrap_or_default() } else { Prepared::default() };
         let outcome = match outcome {
@@ -254,7 +291,7 @@ impl Arriving {
                 wish = wished.recv() => match wish {
                     Some(Wish::Ask { offset, len, answer }) => {
                         let told = ask(stream, offset, len).await?;
-                        // Whoever has asked may be gone.
+                        // The caller may be gone.
                         let _ = answer.send(told);
                     }
                     Some(Wish::Write) | None => return Ok(()),
@@ -305,7 +342,7 @@ impl Arriving {
             }
         };
         let released = since.elapsed().as_millis();
-        // What has begun is finished, whoever offers the volume meanwhile.
+        // What has begun is finished, also if another host offers the volume meanwhile.
         let (volumes, owner, generation) = (self.volumes.clone(), self.owner, self.generation);
         let (name, image, leaving) = (self.name.clone(), self.image.clone(), self.leaving.clone());
         let taking = tokio::spawn(async move {
@@ -340,6 +377,43 @@ async fn ask(stream: &mut Stream, offset: u64, len: u32) -> Result<Told, PeerErr
                 return Ok(Told::Data(data));
             }
             _ => return Err(PeerError::Unexpected),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_host_says_of_its_volume_counts_within_what_this_host_gives() {
+        const SHARE: u64 = 64 << 20;
+        let seconds = |seconds: u64| Some(units::Duration::from_millis(seconds * 1000));
+        let (back, through) = (Mode::WriteBack, Mode::WriteThrough);
+        for (mode, loss, quota, accepted, peers, wanted) in [
+            // Nothing is accepted here.
+            (back, seconds(3600), 0, None, false, (through, None, 0)),
+            (back, seconds(3600), 0, None, true, (back, None, 0)),
+            // Not more than here, and not more than was said.
+            (back, seconds(3600), 0, seconds(10), false, (back, seconds(10), 0)),
+            (back, seconds(5), 0, seconds(10), false, (back, seconds(5), 0)),
+            (back, None, 0, seconds(10), false, (through, None, 0)),
+            (back, seconds(0), 0, seconds(10), false, (through, None, 0)),
+            (Mode::Off, seconds(5), 0, seconds(10), true, (Mode::Off, seconds(5), 0)),
+            // Not more than the share.
+            (through, None, SHARE - 1, None, false, (through, None, SHARE - 1)),
+            (through, None, SHARE, None, false, (through, None, 0)),
+            (through, None, u64::MAX, None, true, (through, None, 0)),
+        ] {
+            let said = Leaving {
+                to: "h2".into(),
+                size_bytes: 1 << 30,
+                mode,
+                unordered: false,
+                accept_loss: loss,
+                dirty_bytes_max: quota,
+            };
+            assert_eq!(within(&said, accepted, SHARE, peers), wanted, "{said:?} {accepted:?} {peers}");
         }
     }
 }

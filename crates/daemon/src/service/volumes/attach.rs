@@ -7,13 +7,10 @@ use crate::service::VolumeError;
 use crate::service::attachment;
 use crate::service::plan::{Wanted, drain_order};
 use crate::shard::{Announcement, Image, Refused, ShardError};
-use crate::units::Duration;
 use crate::volume::{self, Mode, is_parent_name};
 use std::sync::Arc;
 use std::time::Duration as Time;
-use tidepool_backend::{
-    Backend, BackendError, BackendUri, Layout, OpenOptions, Opened, Parent, Prepared, TakeOver,
-};
+use tidepool_backend::{BackendError, BackendUri, Layout, OpenOptions, Opened, Parent, Prepared, TakeOver};
 use tidepool_engine::Attach;
 use tidepool_engine::api::{DrainOrder, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
@@ -354,20 +351,6 @@ impl Volumes {
         }
     }
 
-    pub(super) fn attachment(
-        &self,
-        entry: &Entry,
-        accept_loss: Option<Duration>,
-        backend: &dyn Backend,
-    ) -> Result<Vec<u8>, VolumeError> {
-        let socket = self.socket_of(&entry.name);
-        let bytes = attachment::encode(accept_loss, socket.as_ref(), &backend.attachment());
-        bytes.ok_or_else(|| VolumeError::Invalid {
-            name: entry.name.clone(),
-            why: "its backend and its socket want too much to be remembered".into(),
-        })
-    }
-
     /// Opens a backend on a thread that may block, and says in the log when that takes long. With a
     /// `patience` it is given up after that; should it open later, it is closed at once. Nobody else opens the image while the caller
     /// keeps the turn, which is until the backend is in the shard, or closed.
@@ -412,7 +395,7 @@ impl Volumes {
     }
 }
 
-/// The image that a URI means, whoever opens it.
+/// The image that a URI means, no matter as which user it is opened.
 pub(super) fn image_of(uri: &BackendUri) -> String {
     let image = match uri.clone() {
         BackendUri::Rbd { pool, namespace, image, conf, .. } => {

@@ -15,7 +15,7 @@ use tidepool_backend::{BackendError, Parent};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-/// How long whoever adds a clone waits for it to share what is cached.
+/// How long a caller who adds a clone waits for it to share what is cached.
 const SHARE_WAIT_MAX: Time = Time::from_secs(5);
 /// How long a parent that the cache device knows may take to be opened after a restart.
 const PARENT_WAIT_MAX: Time = Time::from_secs(60);
@@ -64,7 +64,7 @@ impl Volumes {
             return Ok(None);
         }
         let found = self.parent_entry(&parent).await?;
-        // Whoever holds these keeps the volumes, and with them what is known of their images.
+        // Holding these keeps the volumes, and with them what is known of their images.
         let _stays = found.change.lock().await;
         let parent_id = found.attached("read through")?;
         let same = lock(&found.facts).snapshot.as_ref() == Some(&parent.name);

@@ -198,6 +198,11 @@ impl Volumes {
     /// A volume of which a copy is here.
     async fn fail_over_copy(self: &Arc<Self>, report: &VolumeReport, asked: &Arc<Asked>) -> Step {
         let name = &report.name;
+        match timeout_at(asked.begin_until, self.check_way(name, &report.backend)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Step::failed(name, &error, None),
+            Err(_) => return Step::again(format!("{} does not answer", report.backend), None),
+        }
         let found = match self.record_in_time(&report.backend, asked).await {
             Ok(Some(found)) => found,
             Ok(None) => {
@@ -255,7 +260,7 @@ impl Volumes {
         let (still, here) = (asked.clone(), self.clone());
         let wanted = move |now: &Ownership| still.may_begin(now, here.owns(now));
         let (volumes, of) = (self.clone(), name.clone());
-        // What has begun goes on to its end, whoever waits for it.
+        // What has begun goes on to its end, also if nobody waits for it.
         let taking =
             tokio::spawn(async move { volumes.take_over_if(&of, false, (prepared, None), wanted).await });
         match timeout_at(asked.begin_until, taking).await {

@@ -22,11 +22,12 @@ impl Volumes {
     /// Forgets a volume with what the cache alone has of it, and frees its image, as far as that can be reached.
     ///
     /// # Errors
-    /// Something of it is dirty and the loss is not accepted, or requests wait for its image; nothing has changed then.
+    /// Something of it is dirty, or it is another host's second copy that counts, and the loss is not accepted; or requests wait for its
+    /// image. Nothing has changed then.
     pub async fn give_up(self: &Arc<Self>, name: &str, accept_loss: bool) -> Result<GaveUp, VolumeError> {
         let Ok(entry) = self.entry(name) else {
-            // The copy of another host's volume is no only copy.
-            return self.forget_copy(name).await.map(nothing_lost);
+            let (removed, freed) = self.forget_copy(name, accept_loss).await?;
+            return Ok(GaveUp { freed, ..nothing_lost(removed) });
         };
         let _change = entry.begin_change()?;
         self.would_lose(&entry, accept_loss).await?;
@@ -113,7 +114,7 @@ impl Volumes {
             }
         }
         self.doors.close(&name);
-        // Whoever waits for it in a handshake is told that there is no such volume.
+        // A client that waits for it in a handshake is told that there is no such volume.
         drop(lock(&entry.facts).announced.take());
         self.forget_parents();
         let backend = entry.backend.to_string();

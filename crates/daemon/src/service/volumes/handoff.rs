@@ -232,7 +232,7 @@ impl Volumes {
                 Err(error) => {
                     warn!("volume {name}: it cannot let go of its image yet: {error}");
                     sleep(LET_GO_WAIT).await;
-                    // Whoever finds it fenced tries again.
+                    // The next that finds it fenced tries again.
                     return entry.set_state(None, None);
                 }
             }

@@ -50,7 +50,9 @@ impl Volumes {
     /// # Errors
     /// The volume goes on serving, unless the error says that it is removed.
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<Removed, VolumeError> {
-        let Ok(entry) = self.entry(name) else { return self.forget_copy(name).await };
+        let Ok(entry) = self.entry(name) else {
+            return self.forget_copy(name, false).await.map(|(removed, _)| removed);
+        };
         let change = entry.begin_change()?;
         if entry.is_wish() {
             return Ok(self.forget_wish(&entry));

@@ -3,10 +3,10 @@
 use super::attach::Taking;
 use super::failover::is_decision;
 use super::{Entry, Volumes, from_shard, lock};
-use crate::admin::Removed;
+use crate::admin::{Freed, Removed};
 use crate::failure::one_line;
 use crate::service::VolumeError;
-use crate::service::peers::{Replicated, me, record_of};
+use crate::service::peers::{Replicated, check_place, is_way_of_this_host, me, not_taken, record_of};
 use crate::service::plan::Wanted;
 use crate::shard::ShardError;
 use crate::units::Duration;
@@ -18,11 +18,14 @@ use tidepool_engine::api::{Degraded, VolumeId, VolumeSpec};
 use tidepool_engine::status::VolumeState;
 use tidepool_replica::{Copies, Record};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 /// Pause before a record that cannot be read is read again.
 const RECORD_PAUSE: Time = Time::from_secs(5);
+
+/// How long a record is waited for before its copy is forgotten.
+const RECORD_WAIT_MAX: Time = Time::from_secs(10);
 
 /// A volume is without a second copy as long as this is there.
 pub(super) struct Alone<'a> {
@@ -103,7 +106,7 @@ impl Volumes {
             .await
     }
 
-    /// Makes the copy of another host's volume that is in this cache the volume, and serves it. Whoever was the owner is fenced.
+    /// Makes the copy of another host's volume that is in this cache the volume, and serves it. The host that was the owner is fenced.
     /// With `accept_loss` also where this host was restarted since the copy counted, and a volume of this host's that waits for the
     /// word of its peer: what was flushed is here, the newest of what was not may be lost.
     ///
@@ -199,21 +202,131 @@ impl Volumes {
         outcome.inspect(|()| info!("volume {name}: taken over from {}", found.host))
     }
 
-    /// Forgets the copy of another host's volume, unless it counts.
-    pub(super) async fn forget_copy(&self, name: &str) -> Result<Removed, VolumeError> {
+    /// Forgets the copy of another host's volume, unless it counts; with `accept_loss` whatever its record says. Others write that record,
+    /// and the copy has a name here that another volume may need. Returns what it means for the image, too.
+    pub(super) async fn forget_copy(
+        &self,
+        name: &str,
+        accept_loss: bool,
+    ) -> Result<(Removed, Freed), VolumeError> {
         let _takeover = self.takeovers.of(name).await;
-        let (id, spec, _, found) = self.copy("remove", name, &Prepared::default()).await?;
-        if let Some(found) = found.filter(|found| self.owns(found) || self.has_copy_of(found)) {
-            let why = format!(
-                "it is the second copy of a volume of {}, and counts; name another --peer there, or remove the volume there, first",
-                found.host
-            );
+        let (id, spec) = self.known_copy("remove", name).await?;
+        let prepared = Prepared::default();
+        let copy = self.copy("remove", name, &prepared);
+        let found = match accept_loss {
+            // An image that is gone or silent keeps nobody from forgetting a copy of it.
+            true => timeout(RECORD_WAIT_MAX, copy).await.ok().and_then(|read| read.ok()?.3),
+            false => copy.await?.3,
+        };
+        let counts = found.filter(|found| self.owns(found) || self.has_copy_of(found));
+        if let Some(found) = counts.as_ref().filter(|_| !accept_loss) {
+            let why = self.cost_of_copy(name, id, found).await;
             return Err(VolumeError::NotForgotten { name: name.to_owned(), why });
         }
         self.shard.remove_volume(id, false).await.map_err(from_shard("remove", name))?;
         self.doors.close(name);
-        info!("volume {name}: the copy of another host's is forgotten");
-        Ok(Removed { name: name.to_owned(), backend: spec.backend, verified: false, direct_use: Vec::new() })
+        let freed = match counts {
+            Some(found) if self.owns(&found) => {
+                Freed::OutOfReach("its record says that it is this cache's".into())
+            }
+            Some(found) => Freed::CopyGone(found.host),
+            None => Freed::NotOurs,
+        };
+        match freed {
+            Freed::NotOurs => info!("volume {name}: the copy of another host's is forgotten"),
+            _ => warn!(
+                "volume {name}: the copy of another host's is forgotten, which counted; {}",
+                freed.text(&spec.backend)
+            ),
+        }
+        let removed =
+            Removed { name: name.to_owned(), backend: spec.backend, verified: false, direct_use: Vec::new() };
+        Ok((removed, freed))
+    }
+
+    /// What is lost with a copy that counts, and what to do instead.
+    async fn cost_of_copy(&self, name: &str, id: VolumeId, found: &Ownership) -> String {
+        let known = self.shard.status().await.ok().into_iter().flat_map(|status| status.volumes);
+        let status = known.map(|volume| volume.status).find(|status| status.id == id);
+        let bytes = status.map_or(0, |status| status.dirty_bytes + status.dirty_zero_bytes);
+        let anyway =
+            format!("to forget it all the same: tidepool volume remove {name} --give-up --accept-loss");
+        match self.owns(found) {
+            true => format!(
+                "its record says that it is this host's, so that what is not in its image ({bytes} bytes at most) is lost with it; \
+                 tidepool volume takeover {name} serves it; {anyway}"
+            ),
+            false => format!(
+                "it is the second copy of a volume of {host}, and counts: what is not in its image ({bytes} bytes at most) is lost if \
+                 {host} is lost, too; name another --peer there, or remove the volume there, first; {anyway}",
+                host = found.host
+            ),
+        }
+    }
+
+    /// Forgets a copy of an image that was begun in a way that is not this host's, unless it counts. The record is read in this host's
+    /// way, `uri`. The volume keeps its socket, since its copy begins anew.
+    pub(in crate::service) async fn forget_old_copy(
+        &self,
+        name: &str,
+        uri: &BackendUri,
+    ) -> Result<(), VolumeError> {
+        let _takeover = self.takeovers.of(name).await;
+        let (id, spec) = self.known_copy("remove", name).await?;
+        let found = self.ownership(uri).await;
+        let found = found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })?;
+        if let Some(found) = found.filter(|found| self.owns(found) || self.has_copy_of(found)) {
+            let why =
+                format!("its record says by now that it counts, or is this host's; {} owns it", found.host);
+            return Err(VolumeError::NotForgotten { name: name.to_owned(), why });
+        }
+        self.shard.remove_volume(id, false).await.map_err(from_shard("remove", name))?;
+        info!("volume {name}: its copy begins anew as {uri}, since another host had said {}", spec.backend);
+        Ok(())
+    }
+
+    /// Images in the way that an operator of this host takes to them: those of its own volumes, also of those that are not open or only
+    /// configured. The copies among the volumes that are `known` are others' where it is said which images those may name. Else each of
+    /// them may be a volume of this host that is served elsewhere for a while, and is to come back.
+    pub(in crate::service) fn own_images(
+        &self,
+        known: &[(VolumeId, VolumeSpec, VolumeState)],
+    ) -> Vec<BackendUri> {
+        let is_any = self.images_of_others.is_empty();
+        let served = known.iter().filter(|(_, _, state)| is_any || *state != VolumeState::Replica);
+        let served = served.filter_map(|(_, spec, _)| spec.backend.parse().ok());
+        let wanted = self.wanted_images().into_iter().map(|(_, image)| image);
+        served.chain(wanted).chain(lock(&self.configured).iter().cloned()).collect()
+    }
+
+    /// Looks whether this host takes the way to its image that was written down with a copy. What another daemon of this host has said is
+    /// taken. Returns the image.
+    ///
+    /// # Errors
+    /// It does not: that is for an operator to decide.
+    pub(super) async fn check_way(&self, name: &str, recorded: &str) -> Result<BackendUri, VolumeError> {
+        let uri: BackendUri = recorded.parse()?;
+        if !self.takes_from_hosts {
+            return Ok(uri);
+        }
+        let known = self.shard.volumes().await.map_err(from_shard("look at", name))?;
+        let (own, listed) = (self.own_images(&known), self.images_of_others().to_vec());
+        let refused = |uri: &BackendUri| {
+            let source = BackendError::Unsupported { what: uri.to_string(), why: not_taken(uri) };
+            VolumeError::Open { name: name.to_owned(), source }
+        };
+        if !is_way_of_this_host(&uri, &own, &listed) {
+            return Err(refused(&uri));
+        }
+        if !matches!(uri, BackendUri::File { .. }) {
+            return Ok(uri);
+        }
+        let look = move |uri: &BackendUri| Ok(check_place(uri, &own, &listed).is_ok());
+        let is_in_place = self.ask_image(&uri, "looking where its image is", look).await;
+        match is_in_place.map_err(|source| VolumeError::Open { name: name.to_owned(), source })? {
+            true => Ok(uri),
+            false => Err(refused(&uri)),
+        }
     }
 
     /// A copy that is found at the start may be this host's volume already: a takeover was cut short then, or an owner that was
@@ -262,12 +375,23 @@ impl Volumes {
         Ok((id, spec, uri, found))
     }
 
-    /// A copy of another host's volume, and its image.
+    /// A copy of another host's volume, and its image, if this host takes that way to it.
     async fn copy_of(
         &self,
         what: &'static str,
         name: &str,
     ) -> Result<(VolumeId, VolumeSpec, BackendUri), VolumeError> {
+        let (id, spec) = self.known_copy(what, name).await?;
+        let uri = self.check_way(name, &spec.backend).await?;
+        Ok((id, spec, uri))
+    }
+
+    /// A copy of another host's volume, as it was written down.
+    async fn known_copy(
+        &self,
+        what: &'static str,
+        name: &str,
+    ) -> Result<(VolumeId, VolumeSpec), VolumeError> {
         let volumes = self.shard.volumes().await.map_err(from_shard(what, name))?;
         let (id, spec, state) = volumes
             .into_iter()
@@ -277,8 +401,7 @@ impl Volumes {
             let why = "it is this host's own, not the copy of another host's".to_owned();
             return Err(VolumeError::Invalid { name: name.to_owned(), why });
         }
-        let uri: BackendUri = spec.backend.parse()?;
-        Ok((id, spec, uri))
+        Ok((id, spec))
     }
 }
 

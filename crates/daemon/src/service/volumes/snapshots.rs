@@ -189,7 +189,7 @@ impl Volumes {
         let start = Instant::now();
         let half = lock(&entry.facts).half_rolled_back;
         let done = if half {
-            // Whoever opens a volume changes it, too.
+            // To open a volume changes it, too.
             drop(change);
             self.finish_rollback(&entry, snapshot).await
         } else {

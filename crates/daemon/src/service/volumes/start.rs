@@ -5,7 +5,6 @@ use super::attach::{Attempts, is_half_rolled_back};
 use super::failover::is_decision;
 use super::{Entry, Facts, Volumes, from_shard, lock};
 use crate::admin::Removed;
-use crate::failure::one_line;
 use crate::service::VolumeError;
 use crate::service::attachment;
 use crate::service::plan::Wanted;
@@ -42,6 +41,7 @@ impl Volumes {
         wanted: Vec<Wanted>,
     ) -> Result<Starting, VolumeError> {
         let mut wanted: BTreeMap<String, Wanted> = wanted.into_iter().map(|w| (w.name.clone(), w)).collect();
+        *lock(&self.configured) = wanted.values().map(|wanted| wanted.backend.clone()).collect();
         let status = self.shard.status().await.map_err(from_shard("list", "*"))?;
         let mut recovered = Vec::new();
         for status in status.volumes.into_iter().map(|volume| volume.status) {
@@ -81,7 +81,7 @@ impl Volumes {
         for wanted in wanted.into_values() {
             starting.firsts.push(self.begin_add(wanted, true)?);
         }
-        // Whoever comes later was asked for.
+        // A volume that comes later was asked for.
         lock(&self.left_out).clear();
         Ok(starting)
     }
@@ -91,9 +91,8 @@ impl Volumes {
     async fn open_kept_door(&self, spec: &VolumeSpec) {
         let kept = attachment::decode(&spec.attachment).unwrap_or_default();
         let Some(socket) = kept.socket else { return };
-        if let Err(error) = self.open_door(&spec.name, socket.clone()).await {
-            self.doors.keep(&spec.name, socket);
-            warn!("volume {} has no socket of its own until the next start: {}", spec.name, one_line(&error));
+        if let Err(why) = self.open_door(&spec.name, socket.clone()).await {
+            self.doors.keep(&spec.name, socket, false, why.why());
         }
     }
 
@@ -143,7 +142,7 @@ impl Volumes {
             let wish = {
                 let mut facts = lock(&entry.facts);
                 let waits = facts.asking.as_ref().is_some_and(|asking| !asking.is_closed());
-                asked_for |= std::mem::take(&mut facts.whoever) && waits;
+                asked_for |= std::mem::take(&mut facts.asked_for) && waits;
                 facts.wish.clone()
             };
             attempts.take_asking(&entry);
@@ -234,7 +233,7 @@ impl Volumes {
         {
             let mut facts = lock(&entry.facts);
             (facts.accept_loss, facts.drain) = (wanted.accept_loss, wanted.drain);
-            (facts.wish, facts.whoever, facts.asking) = (Some(wanted), true, Some(asking));
+            (facts.wish, facts.asked_for, facts.asking) = (Some(wanted), true, Some(asking));
             facts.left_out = None;
         }
         entry.try_again(outcome).await

@@ -69,8 +69,11 @@ impl Volumes {
         if options.whole_as_of.is_some() {
             return self.open(entry, options.clone(), None).await;
         }
-        let device_failed = matches!(source, BackendError::PeerFirst { device_failed: true, .. });
-        let cost = self.cost(&entry.backend, own, device_failed).await;
+        let kept = match source {
+            BackendError::PeerFirst { device_failed: true, .. } => Kept::DeviceFailed,
+            _ => Kept::All,
+        };
+        let cost = self.cost(&entry.backend, own, kept).await;
         Err(VolumeError::Alone { name: entry.name.clone(), source, cost })
     }
 
@@ -248,7 +251,8 @@ impl Volumes {
         if self.has_copy_of(found) {
             let status = self.shard.status().await.ok();
             let known = status.and_then(|status| status.volumes.into_iter().find(|v| v.status.id == id));
-            let cost = self.cost(uri, known.map_or(0, |v| v.status.sequence), false).await;
+            let kept = if peer.host == self.host { Kept::All } else { Kept::NamedElsewhere };
+            let cost = self.cost(uri, known.map_or(0, |v| v.status.sequence), kept).await;
             why = format!(
                 "{why}; `tidepool volume takeover {name} --accept-loss` takes what this cache has of it: {cost}"
             );
@@ -257,21 +261,37 @@ impl Volumes {
     }
 
     /// What a cache whose newest record is `own_sequence` may lack, in one line.
-    async fn cost(&self, uri: &BackendUri, own_sequence: u64, device_failed: bool) -> String {
+    async fn cost(&self, uri: &BackendUri, own_sequence: u64, kept: Kept) -> String {
         let read = |uri: &BackendUri| tidepool_backend::progress(uri, None);
         match self.ask_image(uri, "reading how far the owner was", read).await {
-            Ok(progress) => cost(progress, own_sequence, device_failed),
+            Ok(progress) => cost(progress, own_sequence, kept),
             Err(error) => format!("how much would be lost cannot be read ({error})"),
         }
     }
 }
 
-fn cost(progress: Option<Progress>, own_sequence: u64, device_failed: bool) -> String {
+/// What is known of what a cache has kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// What it was told to.
+    All,
+    /// Its device has failed.
+    DeviceFailed,
+    /// The record names it as another host's: what was flushed may be with that host alone.
+    NamedElsewhere,
+}
+
+fn cost(progress: Option<Progress>, own_sequence: u64, kept: Kept) -> String {
     // The image has nothing that was not on stable media in both caches.
     let behind = progress.is_some_and(|progress| own_sequence < progress.committed);
-    let flushed = match device_failed || behind {
-        true => "what was flushed may be among it, since the cache device has failed",
-        false => "nothing of it was flushed, if the cache device has kept what it was told to",
+    let flushed = match kept {
+        Kept::NamedElsewhere => {
+            "what was flushed may be among it, since the copy that counts may be on that host"
+        }
+        Kept::All if !behind => "nothing of it was flushed, if the cache device has kept what it was told to",
+        Kept::All | Kept::DeviceFailed => {
+            "what was flushed may be among it, since the cache device has failed"
+        }
     };
     let Some(Progress { sequence, time_unix_ms, bytes, silence_ms, .. }) = progress else {
         return format!(
@@ -304,13 +324,20 @@ mod tests {
             bytes: 5 << 20,
             silence_ms: 2_000,
         };
-        let text = cost(Some(progress), 812, false);
+        let text = cost(Some(progress), 812, Kept::All);
         assert!(text.starts_with("lost are its 3 newest records of 2023-11-14T22:13:20"), "{text}");
         assert!(text.contains("5MiB at most") && text.contains("nothing of it was flushed, if"), "{text}");
-        let text = cost(Some(progress), 815, true);
+        let text = cost(Some(progress), 815, Kept::DeviceFailed);
         assert!(text.starts_with("this cache has all that the volume was at 2023"), "{text}");
         assert!(text.contains("the last 2.0 s") && text.contains("may be among it"), "{text}");
-        assert!(cost(Some(progress), 809, false).contains("may be among it"));
-        assert!(cost(None, 1, false).contains("not known"));
+        assert!(cost(Some(progress), 809, Kept::All).contains("may be among it"));
+        assert!(cost(None, 1, Kept::All).contains("not known"));
+        for progress in [Some(progress), None] {
+            let text = cost(progress, 815, Kept::NamedElsewhere);
+            assert!(
+                text.contains("may be among it") && !text.contains("nothing of it was flushed"),
+                "{text}"
+            );
+        }
     }
 }

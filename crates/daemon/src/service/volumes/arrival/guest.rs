@@ -45,7 +45,7 @@ impl From<io::Error> for End {
 
 /// How a client gets what it asks for.
 pub(super) struct Way {
-    /// To whoever asks the other host. Ends when the volume begins to come.
+    /// To the task that asks the other host. Ends when the volume begins to come.
     pub(super) wishes: mpsc::Sender<Wish>,
     pub(super) stage: watch::Receiver<Stage>,
     /// Held by the client whose read is being collected: one needs up to 32 MiB.
