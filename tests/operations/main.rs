@@ -113,7 +113,7 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.act("for _ in $(seq 600); do qemu-io -f raw -c 'read 0 1M' \"nbd+unix:///vm2?socket=$socket\" && break; sleep 0.1; done 2>/dev/null; tidepool volume drain vm2");
     host.act("tidepool volume remove vm2; rbd rm --no-progress rbd/vm2; systemctl restart tidepool; status_shows '\"state\": ?\"unavailable\"'");
     host.follow(&forget);
-    host.act("cp /mnt/tidepool.toml $ETC/tidepool.toml; systemctl restart tidepool; ! [[ $(tidepool status --format json) =~ vm2 ]]; both -c 'read 0 64k'");
+    host.act("cp /mnt/tidepool.toml $ETC/tidepool.toml; systemctl restart tidepool; [[ ! $(tidepool status --format json) =~ vm2 ]]; both -c 'read 0 64k'");
 
     let [cost, save, give_up] = manual.section("## An image is gone for good");
     host.act("ceph osd pool create doomed 1; rbd pool init doomed; rbd create --size 64M doomed/vm2; tidepool volume add vm2=rbd:doomed/vm2 --accept-loss 10s");
@@ -123,7 +123,7 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.follow(&save);
     host.act("[ -s /mnt/vm2.dirty ]");
     host.follow(&give_up);
-    host.act("! [[ $(tidepool volume list --format json) =~ vm2 ]]; both -c 'read -P 12 10M 1M'; tidepool volume drain vm1; image_is_right");
+    host.act("[[ ! $(tidepool volume list --format json) =~ vm2 ]]; both -c 'read -P 12 10M 1M'; tidepool volume drain vm1; image_is_right");
 
     let [backup] = manual.section("## Backup");
     host.act("both -c 'write -P 4 20M 8M' -c flush");
@@ -139,7 +139,7 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.act("rbd import --no-progress /mnt/day1.raw rbd/again; rbd snap create --no-progress rbd/again@day1; rbd import-diff --no-progress /mnt/day2.diff rbd/again");
     host.act("rbd export --no-progress rbd/again - | cmp - /mnt/model; rbd snap purge --no-progress rbd/again; rbd rm --no-progress rbd/again");
     host.follow(&clone);
-    host.act("rbd export --no-progress rbd/copy - | cmp - /mnt/model; ! tidepool volume snap rm vm1 day2");
+    host.act("rbd export --no-progress rbd/copy - | cmp - /mnt/model; if tidepool volume snap rm vm1 day2; then false; fi");
     host.follow(&forget);
     host.act("[ -z \"$(rbd snap ls rbd/vm1)\" ]");
 
@@ -166,13 +166,25 @@ fn live(host: &mut Host, manual: &mut Manual) {
     host.act("systemctl restart tidepool; both -c 'read -P 7 30M 8M'");
 
     let [look, recover, again] = manual.section("## The cache SSD died");
+    let [fences, end_fence] = manual.section("## A fence that outlives");
     host.act("both -c 'write -P 8 40M 1M' -c flush; tidepool volume drain vm1");
     host.act("qemu-io -f raw -c 'write -P 9 50M 4M' \"nbd+unix:///vm1?socket=$socket\"; killed; rm /var/lib/tidepool/cache");
     host.follow_failing(&look, 2);
     host.follow(&recover);
     // What was written last may be lost, nothing else is.
     host.act("rbd export --no-progress rbd/vm1 - >/mnt/exact; cmp -n $((50 << 20)) /mnt/exact /mnt/model; cp /mnt/exact /mnt/model");
+    // An open on a host that nobody knows any more was cut short, and what it has left is given up.
+    host.act("id=$(rbd info rbd/vm1 | sed -n 's/^[[:space:]]*id: //p'); rados -p rbd get tidepool_owner.$id /mnt/record");
+    host.act("sed -i '1 s|^{|{\"claims\": [\"10.0.0.7:0/3271881406\"],|' /mnt/record; rados -p rbd put tidepool_owner.$id /mnt/record");
+    host.act("tidepool recover rbd:rbd/vm1 --accept-loss");
     host.follow(&again);
+
+    // It is served here, which a dry run says as well.
+    host.follow_failing(&fences, 1);
+    host.act("told() { tidepool check rbd:rbd/vm1 || true; }; [[ $(told) == *'10.0.0.7:0/3271881406 of an unknown host'* ]]");
+    host.follow(&end_fence);
+    host.act("[[ $(told) != *10.0.0.7* ]]; rados -p rbd get tidepool_owner.$id - | grep 10.0.0.7");
+    host.act("systemctl restart tidepool; status_shows '\"state\": ?\"serving\"'; [[ $(rados -p rbd get tidepool_owner.$id -) != *10.0.0.7* ]]");
 
     let [authority, certificate, fingerprint] = manual.section("## Second copies");
     host.follow(&authority);

@@ -110,7 +110,7 @@ pub enum Transfer {
     },
     /// Write down that the cache's content is no longer to be trusted, because the image is about to be
     /// changed without it: from then on no open keeps or drains what is cached. The image stays owned and
-    /// locked. Whoever has no ownership has nothing to write down.
+    /// locked. A handle without ownership has nothing to write down.
     Disown,
 }
 
@@ -176,7 +176,7 @@ pub trait Backend: Send {
     /// [`Backend::completions`], exactly once, never from within): `Ok` when the record durably says so, also if it said
     /// so already; `Fenced` when the record is not this owner's any more (another generation or cache), and then nothing
     /// was changed; any other error when it may or may not have been changed: try again. `EINVAL` is for a peer that
-    /// cannot stand there, and `EROFS` for whoever has no ownership. One at a time, beside [`INFLIGHT_MAX`] transfers.
+    /// cannot stand there, and `EROFS` for a handle without ownership. One at a time, beside [`INFLIGHT_MAX`] transfers.
     fn set_peer(&mut self, token: u64, peer: Option<Peer>);
 
     /// Does something with a snapshot that the image has. Its outcome comes as that of a transfer, unless the backend is closed before.
@@ -226,7 +226,7 @@ pub struct Release {
 /// How a backend is opened.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Uuid of the cache device. Whoever opens a backend with it holds the lock on that device: this
+    /// Uuid of the cache device. A process that opens a backend with it holds the lock on that device: this
     /// is what proves that an earlier owner with the same uuid is dead.
     pub cache_uuid: [u8; 16],
     /// [`Backend::attachment`] of the last time, if this cache had the image before.
@@ -307,7 +307,7 @@ pub struct Opened {
     pub layout: Layout,
     /// Which snapshot it is, if it is one: the name that a clone of it finds in [`Parent::name`].
     pub snapshot: Option<String>,
-    /// What whoever uses the volume is to know of its image although nothing is wrong, a line each.
+    /// What a user of the volume is to know of its image although nothing is wrong, a line each.
     pub notes: Vec<String>,
 }
 
@@ -415,7 +415,7 @@ pub fn take_over(uri: &BackendUri, how: &TakeOver) -> Result<Ownership, BackendE
 }
 
 /// Writes down that a file or device is the one of an ownership record, where nothing else tells: a device without a name that lasts, after
-/// a reboot; a file that was copied while a cache held its newest data. Whoever calls it vouches for that. `record` is the record's file,
+/// a reboot; a file that was copied while a cache held its newest data. The caller vouches for that. `record` is the record's file,
 /// and may be left out where only one comes into question. Returns the record. Blocks.
 ///
 /// # Errors

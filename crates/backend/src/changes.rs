@@ -13,7 +13,7 @@ pub(crate) enum Change {
     Peer(Option<Peer>),
 }
 
-/// The changes of one record. Whoever makes them blocks, and so is on a thread of its own.
+/// The changes of one record. What makes them blocks, and so is on a thread of its own.
 #[derive(Default)]
 pub(crate) struct Changes {
     waiting: VecDeque<(u64, Change)>,

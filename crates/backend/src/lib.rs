@@ -34,7 +34,7 @@ pub use error::BackendError;
 pub use given_up::GivenUp;
 pub use identity::{Identity, identity};
 pub use private::open_private;
-pub use rbd::FENCE_NS_MIN;
+pub use rbd::{Client as RadosClient, FENCE_NS_MIN};
 pub use record::{Copies, Fenced, ImageStamp, OwnerState, Ownership, Peer, boot_id, host_name};
 pub use recover::{Recovered, progress, recover};
 pub use redo::{Loss, Progress};

@@ -5,7 +5,7 @@
 //! and nothing is reported, as if the backend were stopped; when it is gone everything goes on. Gates
 //! are for tests.
 //!
-//! One epoll descriptor gathers the inner backend's completions and a timer, so that whoever drives
+//! One epoll descriptor gathers the inner backend's completions and a timer, so that the driver of
 //! this waits without a busy loop and without a thread.
 
 use crate::backend::{Backend, INFLIGHT_MAX, Release, Transfer};
@@ -172,7 +172,7 @@ impl Paced {
         let busy = !self.is_idle();
         let at_ns = match (gate_closed && busy, self.held.peek()) {
             (true, _) => now_ns + GATE_POLL_NS,
-            // The gate has opened: whoever waited behind it is next.
+            // The gate has opened: what waited behind it is next.
             (false, _) if self.is_waiting() => now_ns.max(1),
             (false, Some(Reverse((due_ns, _)))) => (*due_ns).max(1),
             (false, None) => 0,

@@ -1,7 +1,7 @@
 //! The ownership record: who may write to an image, and where its newest data is.
 //!
 //! `file:` keeps it as a file beside the image, `rbd:` as a RADOS object beside the image. Both are the
-//! same JSON document, changed only by whoever holds the image's lock, and only from the exact
+//! same JSON document, changed only by the process that holds the image's lock, and only from the exact
 //! version that was read.
 
 use crate::file::{Counted, ImageId};
@@ -182,7 +182,7 @@ pub struct Ownership {
     /// the redo is one of theirs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former: Vec<Uuid>,
-    /// `rbd:` only: address of the owner's RADOS client, to be fenced by whoever takes over.
+    /// `rbd:` only: address of the owner's RADOS client, to be fenced by the host that takes over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
     /// `rbd:` only: addresses of clients of the same cache that were about to take the lock since the
@@ -522,7 +522,7 @@ impl Ownership {
         }
     }
 
-    /// Refuses an image that is half rolled back, except to whoever rolls it back.
+    /// Refuses an image that is half rolled back, except to the process that rolls it back.
     pub(crate) fn check_rolled_back(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
         match &self.rollback {
             Some(snapshot) if options.roll_back.is_none() => {
@@ -537,7 +537,7 @@ impl Ownership {
     pub(crate) fn check_whole(&self, what: &str, options: &OpenOptions) -> Result<(), BackendError> {
         let is_owner = self.cache_uuid.as_bytes() == &options.cache_uuid && self.state != OwnerState::Clean;
         let Some(peer) = self.peer.as_ref().filter(|_| is_owner) else { return Ok(()) };
-        // Whoever recovers the image without the cache has given up what is in it.
+        // A user who recovers the image without the cache has given up what is in it.
         let known = options.recover || options.whole_as_of == Some(self.generation);
         if known || is_this_boot(&self.boot_id) && !peer.only {
             return Ok(());

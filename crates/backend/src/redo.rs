@@ -1,7 +1,7 @@
 //! The redo beside an image: groups of changes that are committed and not all in the image yet.
 //!
 //! A group's frames are written first, then the header changes in one atomic step, from exactly what this owner has seen
-//! last, and names the group. Whoever finds image, header and frames without the cache brings the image to the end of
+//! last, and names the group. A process that finds image, header and frames without the cache brings the image to the end of
 //! the newest group ([`recover`](fn@crate::recover)). A released image has none of it.
 
 use crate::backend::{INFLIGHT_MAX, Transfer};
@@ -155,7 +155,7 @@ fn find_header(what: &str, shelf: &dyn Shelf, record: &Ownership) -> Result<Opti
     Ok(Header::read(what, shelf)?.filter(|header| record.owns_redo_of(header.cache_uuid)))
 }
 
-/// Refuses an image whose redo a newer version has left. For whoever is about to change something of the image: afterwards it
+/// Refuses an image whose redo a newer version has left. For a caller who is about to change something of the image: afterwards it
 /// would be too late to say that nothing was changed.
 pub(crate) fn check_version(what: &str, shelf: &dyn Shelf) -> Result<(), BackendError> {
     Header::read(what, shelf)?;

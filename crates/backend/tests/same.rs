@@ -278,7 +278,7 @@ fn a_device_without_a_lasting_name_is_known_while_it_is_there_and_then_has_to_be
     let told = refused(&uri(&path), place.dirty(OURS));
     assert!(told.contains("nothing tells whether this is the device") && !told.contains('\n'), "{told}");
     let record = told.rsplit("--record ").next().expect("a record").to_owned();
-    // Whoever holds nothing dirty of it takes it for a new one.
+    // A cache that holds nothing dirty of it takes it for a new one.
     place.has(&path, place.clean(OTHER), End::Clean);
     let confirmed = |record: Option<&Path>| place.confirm(&path, record);
     let told = confirmed(None).expect_err("it has a record now");
@@ -328,7 +328,7 @@ fn a_file_that_was_replaced_is_another_one() {
     place.has(&path, place.dirty(OURS), End::Killed);
     place.has(&path, place.dirty(OURS), End::Clean);
     fs::remove_file(place.0.path().join("image.tidepool")).expect("the record");
-    // Whoever knows that a copy is the image says so.
+    // A user who knows that a copy is the image says so.
     let path = place.file("image", 8 * MIB);
     place.has(&path, place.clean(OURS), End::Dirty);
     fs::rename(place.file("copy", 8 * MIB), &path).expect("replaced");

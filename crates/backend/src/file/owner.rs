@@ -183,7 +183,7 @@ impl Located {
                 );
                 return refused(why);
             }
-            // A new enclosure or partition table gives a device other names: whoever names the record knows that.
+            // A new enclosure or partition table gives a device other names: a user who names the record knows that.
             (Some(path), several) => {
                 match several.iter().chain(&others).find(|(one, _)| one.path() == path) {
                     Some(one) => one,
@@ -210,7 +210,7 @@ impl Located {
             return refused(format!("{} has changed meanwhile; try again", chosen.path().display()));
         };
         let now = stamp(file).map_err(|e| BackendError::io(what, "stat", e))?;
-        // Whoever vouches for it vouches for its content.
+        // A user who vouches for it vouches for its content.
         let record = Ownership {
             image: Some(identity),
             stamp: found.stamp.as_ref().and(now.clone()),

@@ -105,7 +105,7 @@ impl Shelf for FileShelf {
 
     fn remove_group(&self, generation: u64, group: u64, _frames: Option<u32>) -> io::Result<()> {
         let path = self.group_path(generation, group);
-        // Whoever wrote into the open file from now on would write into nothing.
+        // A write into the open file would go into nothing from now on.
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take_if(|(opened, _)| *opened == path);
         remove(&path)
     }

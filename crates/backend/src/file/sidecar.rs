@@ -1,4 +1,4 @@
-//! An ownership record as a file: replaced atomically, by whoever holds the image's lock.
+//! An ownership record as a file: replaced atomically, by the process that holds the image's lock.
 
 use crate::TakeOver;
 use crate::changes::Change;
@@ -109,7 +109,7 @@ impl Sidecar {
         }
     }
 
-    /// Takes it when whoever holds it lets go. For what takes a moment.
+    /// Takes it when its holder lets go. For what takes a moment.
     pub(super) fn wait_for_lock(&self) -> Result<Lock, BackendError> {
         let file = self.lock_file(true)?;
         rustix::fs::flock(&file, FlockOperation::LockExclusive)
@@ -126,7 +126,7 @@ impl Sidecar {
             self.make_dir()?;
         }
         let path = self.lock_path();
-        // Whoever may read it could hold the lock. It is not replaced: somebody may hold it.
+        // A process that may read it could hold the lock. It is not replaced: somebody may hold it.
         let (access, own) = (OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
         let open = || rustix::fs::open(&path, access, Mode::empty());
         let file = match open() {

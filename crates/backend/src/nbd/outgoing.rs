@@ -103,7 +103,7 @@ impl Outgoing {
         for (slice, segment) in batch.iter_mut().zip(&self.segments) {
             let bytes = match segment {
                 Segment::Header(bytes) => &bytes[..],
-                // SAFETY: whoever queued it keeps the memory as it is until it is sent.
+                // SAFETY: the caller who queued it keeps the memory as it is until it is sent.
                 Segment::Memory { ptr, len, .. } => unsafe { std::slice::from_raw_parts(*ptr, *len) },
                 Segment::Zeroes { len } => &self.zeroes[..*len],
             };

@@ -12,7 +12,7 @@ const ADDRESS_BYTES_MAX: usize = 256;
 
 /// Exactly one RADOS client: where it is, and the nonce that tells it from the others of its host. Its text is what blocklists take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Client {
+pub struct Client {
     address: SocketAddr,
     nonce: NonZeroU32,
 }
@@ -20,7 +20,7 @@ pub(super) struct Client {
 impl Client {
     /// Reads any way to write a client; the error says why the text names none. What Ceph would cut, complete or round is refused: with nonce
     /// 0, which 4294967296 is for Ceph too, a blocklist keeps a whole host away.
-    pub(super) fn of(text: &str) -> Result<Client, &'static str> {
+    pub fn of(text: &str) -> Result<Client, &'static str> {
         if text.len() > ADDRESS_BYTES_MAX {
             return Err("it is longer than any address");
         }
@@ -55,7 +55,7 @@ impl Client {
     }
 
     /// Reads a client that may be fenced: nothing else of Ceph's has such an address. The error says why it may not.
-    pub(super) fn to_fence(text: &str) -> Result<Client, &'static str> {
+    pub fn to_fence(text: &str) -> Result<Client, &'static str> {
         let client = Client::of(text)?;
         if client.address.port() != 0 {
             return Err("it has a port, which Ceph's daemons have and clients have not");
@@ -69,7 +69,7 @@ impl Client {
     }
 
     /// Where it is.
-    pub(super) fn ip(&self) -> IpAddr {
+    pub fn ip(&self) -> IpAddr {
         self.address.ip()
     }
 }

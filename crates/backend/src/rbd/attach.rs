@@ -91,7 +91,7 @@ pub(super) fn attach(
     reached(Point::Fencing)?;
     // The clients of a record that was taken over may be alive.
     fences.set_former(place, cluster)?;
-    let listed = survey.record.as_ref().map(|record| record.fenced.clone()).unwrap_or_default();
+    let listed = fences.others(survey.record.as_ref());
     let (before, claimed) = claim(&mut survey, pool, cache_uuid, &client, &fences)?;
     reached(Point::Claimed)?;
     let version = fence(place, cluster, pool, &survey, &holder, &fences)?;
@@ -173,7 +173,7 @@ fn claim(
     Ok((before, record))
 }
 
-/// Makes sure that nothing arrives any more from whoever had the image, and removes a dead lock. Returns the version of the image's
+/// Makes sure that nothing arrives any more from the host that had the image, and removes a dead lock. Returns the version of the image's
 /// header as long as nobody else has changed it since the survey.
 fn fence(
     place: &Place,
@@ -346,7 +346,7 @@ impl Spot<'_> {
         // A kill before the lock is ours must not look as if others had taken the guard away.
         let lifted = Ownership { lifted: Some(version), ..record.renewed() };
         if let Err(e) = owner.swap(self.pool, &lifted) {
-            // Whoever has changed the record since decides about the guard.
+            // The client that has changed the record since decides about the guard.
             progress.lifted = !matches!(e, BackendError::Locked { .. });
             return Err(e);
         }
@@ -369,7 +369,7 @@ impl Spot<'_> {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::ERANGE | libc::EOVERFLOW | libc::EBUSY)) => {}
                 Err(e) => return Err(self.failed("allow changes of the image")(e)),
             }
-            // Whoever has taken the lock since has forbidden them, and not for us to lift.
+            // A client that has taken the lock since has forbidden them, and not for us to lift.
             expected = self.pool.version(self.header).map_err(self.failed("read the image's header"))?;
             if let Some(locker) =
                 self.pool.locker(self.header).map_err(self.failed("read the image's lock"))?
@@ -439,7 +439,7 @@ impl Spot<'_> {
             survey.owner.swap(self.pool, &Ownership { superseded, ..before.renewed() })?;
             return Err(e);
         }
-        // Whoever was there in between may have changed it.
+        // A client that was there in between may have changed it.
         let found = taken.image.facts().map_err(self.failed("read the image's header"))?;
         if found.can_guard() != guarded {
             let holder = "another client has changed its features just now; try again".to_owned();
@@ -579,7 +579,7 @@ pub(super) fn abandon(
     rights::check(place, cluster, pool, false)?;
     let mut survey = Survey::take(place, cluster, pool)?;
     survey.drop_unfit_claims(place);
-    // Without the uuid of any cache nobody's process counts as dead: whoever watches is alive.
+    // Without the uuid of any cache nobody's process counts as dead: a client that watches is alive.
     let holder = survey.holder(&OpenOptions::default());
     let unlocked = survey.check_lock(place, &holder, &OpenOptions::default());
     // What a kill has left of an earlier attempt, to open the image or to give it up.

@@ -68,7 +68,7 @@ fn try_change(claim: &Claim, image: &Image, what: &Change) -> Result<(), Backend
         Change::MirrorSnapshot => image
             .mirror_snapshot()
             .map_err(|e| BackendError::io(&place.what, "take a snapshot for mirroring", e)),
-        // Whoever has asked is told what the error means for a snapshot.
+        // The caller is told what the error means for a snapshot.
         Change::OfSnapshot(change, name) => image
             .change_snapshot(*change, name)
             .map_err(|e| BackendError::io(format!("{}@{name}", place.what), action(*change), e)),
@@ -172,7 +172,7 @@ impl Spot<'_> {
         self.until_done("guard the image again", || guard::set(self.pool, self.header).map(drop))?;
         let is_known = |watcher: &String| before.iter().any(|known| address::same(known, watcher));
         if !watchers().is_ok_and(|after| after.iter().all(is_known)) {
-            // Whoever has opened the image in that moment has not seen the guard, and reads the header again when told to. So does our own
+            // A client that has opened the image in that moment has not seen the guard, and reads the header again when told to. So does our own
             // handle, which is replaced then.
             if let Err(e) = self.pool.notify_header(self.header) {
                 tracing::warn!(image = %self.place.what, error = %e, "a client that has just opened the image may not see its guard");

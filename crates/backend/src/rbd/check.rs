@@ -1,6 +1,6 @@
 //! The dry run of an image in a pool.
 
-use super::cluster::grant;
+use super::cluster::{Cluster, grant};
 use super::fence::{self, Fences};
 use super::image::{Access, Image};
 use super::place::Place;
@@ -90,12 +90,16 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
     };
     let owner = owner.and_then(|()| survey.check_whole(&place, options));
     report.step("ownership", owner, |()| file::describe(survey.record.as_ref()));
-    let fences = survey.record.iter().flat_map(Ownership::standing_fences);
-    let fences: Vec<String> = fences.map(Fenced::to_string).collect();
+    let fences = standing_fences(&cluster, survey.record.as_ref());
     if !fences.is_empty() {
+        let fences: Vec<String> = fences.iter().map(Fenced::to_string).collect();
         report.ok(
             "fences",
-            format!("kept away since owners of this image could not be proved dead: {}", fences.join("; ")),
+            format!(
+                "kept away since owners of this image could not be proved dead: {}; a fence can be ended once its host was restarted or \
+                 its daemon has ended, an hour ago at least, so that nothing that it has sent is under way: ceph osd blocklist rm ADDRESS",
+                fences.join("; ")
+            ),
         );
     }
     if options.read_only {
@@ -103,6 +107,13 @@ pub(crate) fn check(uri: &BackendUri, options: &OpenOptions, report: &mut CheckR
         return;
     }
     plan(&survey, &holder, cache_uuid, report);
+}
+
+/// The fences that the record lists and the cluster has; where the cluster does not tell, those that should stand.
+fn standing_fences(cluster: &Cluster, record: Option<&Ownership>) -> Vec<Fenced> {
+    let Some(record) = record else { return Vec::new() };
+    let standing = fence::standing(cluster, &record.fenced);
+    standing.unwrap_or_else(|_| record.standing_fences().cloned().collect())
 }
 
 fn describe(holder: &Holder) -> String {

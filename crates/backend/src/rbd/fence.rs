@@ -1,9 +1,9 @@
 //! Who is fenced before an image is taken, for how long, and when such a fence ends early.
 //!
-//! Whoever may write to the pool can write the ownership record, and the image's lock too. So no text goes from there to the monitors:
+//! A client that may write to the pool can write the ownership record, and the image's lock too. So no text goes from there to the monitors:
 //! what goes there is the address of exactly one client ([`Client`]), or nothing.
 
-use super::address::Client;
+use super::address::{self, Client};
 use super::attach::CLAIMS_MAX;
 use super::cluster::{Blocklisted, Cluster, Locker};
 use super::place::Place;
@@ -94,6 +94,13 @@ impl Fences {
         .collect()
     }
 
+    /// The fences that a record lists beside these.
+    pub(super) fn others(&self, record: Option<&Ownership>) -> Vec<Fenced> {
+        let ours = |fenced: &&Fenced| self.all().any(|fence| Client::of(&fenced.address) == Ok(fence.client));
+        let listed = record.map(|record| &record.fenced[..]).unwrap_or_default();
+        listed.iter().filter(|fenced| !ours(fenced)).cloned().collect()
+    }
+
     /// Fences those who come before the record is changed.
     pub(super) fn set_former(&self, place: &Place, cluster: &Cluster) -> Result<(), BackendError> {
         set(place, cluster, &self.former)
@@ -125,7 +132,7 @@ fn set(place: &Place, cluster: &Cluster, fences: &[Fence]) -> Result<(), Backend
 /// that is its default.
 fn shorter(fence: &Fence, standing: &[Blocklisted]) -> Option<String> {
     let client = &fence.client;
-    let entry = standing.iter().find(|entry| Client::of(&entry.address) == Ok(*client))?;
+    let entry = entry_of(&client.to_string(), standing)?;
     let missing_s = unix_s() as f64 + fence.expire_s - entry.until_unix_s()? as f64;
     (missing_s > SHORTER_S).then(|| {
         format!(
@@ -134,6 +141,25 @@ fn shorter(fence: &Fence, standing: &[Blocklisted]) -> Option<String> {
             entry.until, fence.expire_s
         )
     })
+}
+
+/// What the monitors say of the fence of a client, if there is one.
+fn entry_of<'a>(address: &str, standing: &'a [Blocklisted]) -> Option<&'a Blocklisted> {
+    standing.iter().find(|entry| address::same(&entry.address, address))
+}
+
+/// Those of the listed fences that the cluster has, each for as long as it has it. An administrator may have ended others.
+pub(super) fn standing(cluster: &Cluster, listed: &[Fenced]) -> Result<Vec<Fenced>, BackendError> {
+    if listed.is_empty() {
+        return Ok(Vec::new());
+    }
+    let standing = cluster.blocklisted()?;
+    let as_it_stands = |fenced: &Fenced| {
+        let entry = entry_of(&fenced.address, &standing)?;
+        let until = entry.until_unix_s().and_then(|until| u64::try_from(until).ok());
+        Some(Fenced { until_unix_s: until.unwrap_or(fenced.until_unix_s), ..fenced.clone() })
+    };
+    Ok(listed.iter().filter_map(as_it_stands).collect())
 }
 
 /// The fences of a record's clients: of its owner's, and `with_claims` of those that were about to be that. An owner whose client cannot be
@@ -201,7 +227,7 @@ fn of_lock(place: &Place, locker: &Locker) -> Result<Client, BackendError> {
     })
 }
 
-/// Takes those claims out of a record that cannot be fenced, and says so. Whoever was about to take the lock has written nothing: if it has
+/// Takes those claims out of a record that cannot be fenced, and says so. A client that was about to take the lock has written nothing: if it has
 /// got the lock, its address stands there; if not, it does not get past the record, which others have changed by then.
 pub(super) fn drop_unfit_claims(record: &mut Ownership) -> Vec<String> {
     let mut notes = Vec::new();
@@ -236,30 +262,44 @@ impl Survey {
 }
 
 /// Ends the fences of clients of former boots of this host, once they have stood for as long as those of other dead clients; returns the
-/// fences that the record has to go on listing. A host's name proves little, so that the IP address has to be this client's (`own`), too.
+/// fences that the record has to go on listing, which are not those that an administrator has ended. A host's name proves little, so that
+/// the IP address has to be this client's (`own`), too.
 pub(super) fn end_former_boots(
     place: &Place,
     cluster: &Cluster,
     own: &str,
     listed: &[Fenced],
 ) -> Vec<Fenced> {
-    let Ok(own) = Client::of(own) else { return listed.to_vec() };
+    let left = match standing(cluster, listed) {
+        Ok(standing) => standing,
+        Err(error) => {
+            tracing::debug!(image = %place.what, %error, "which fences stand is not known");
+            return listed.to_vec();
+        }
+    };
+    let own = Client::of(own).ok();
     let over = |fenced: &Fenced| {
-        let client = Client::to_fence(&fenced.address).ok()?;
+        let (client, own) = (Client::to_fence(&fenced.address).ok()?, own?);
         let set_unix_s = fenced.until_unix_s.saturating_sub(FENCE_FOREIGN_S as u64);
         let has_stood = set_unix_s.saturating_add(FENCE_OWN_S as u64) <= unix_s();
         let is_over = has_stood && fenced.is_of_former_boot() && client.ip() == own.ip() && client != own;
         is_over.then_some(client)
     };
-    let stays = |fenced: &&Fenced| match over(fenced).map(|client| (client, cluster.unblocklist(client))) {
-        None => true,
-        Some((client, Ok(()))) => {
-            tracing::info!(image = %place.what, %client, "this host was restarted since: the client is fenced no more");
-            false
+    let stays = |fenced: &&Fenced| {
+        if !left.iter().any(|left| left.address == fenced.address) {
+            tracing::info!(image = %place.what, client = %fenced.address, "its fence was ended: it is listed no more");
+            return false;
         }
-        Some((client, Err(error))) => {
-            tracing::debug!(image = %place.what, %client, %error, "the fence of a former boot of this host stays");
-            true
+        match over(fenced).map(|client| (client, cluster.unblocklist(client))) {
+            None => true,
+            Some((client, Ok(()))) => {
+                tracing::info!(image = %place.what, %client, "this host was restarted since: the client is fenced no more");
+                false
+            }
+            Some((client, Err(error))) => {
+                tracing::debug!(image = %place.what, %client, %error, "the fence of a former boot of this host stays");
+                true
+            }
         }
     };
     listed.iter().filter(stays).cloned().collect()

@@ -22,8 +22,8 @@ use super::image::FEATURE_NON_PRIMARY;
 use std::ffi::CStr;
 use std::io;
 
-/// The tag of the image's lock since its guard was lifted: whoever takes the lock puts its own there, and it
-/// stays when the lock is released. So it proves that nobody has.
+/// The tag of the image's lock since its guard was lifted: a client that takes the lock puts its own there, and
+/// it stays when the lock is released. So it proves that nobody has.
 pub(super) const LIFTED_TAG: &str = "tidepool";
 
 /// How long the lock is held that leaves [`LIFTED_TAG`].
@@ -38,7 +38,7 @@ const GROUP: (&CStr, &[u8]) = (
 /// The key in a header of the image's migration. It is read only where a feature bit says so.
 const MIGRATION: (&CStr, &[u8]) = (c"migration", b"tidepool");
 
-/// Sets the guard. Returns the header object's version after it: whoever takes the lock later changes it. ECANCELED where the image
+/// Sets the guard. Returns the header object's version after it: a client that takes the lock later changes it. ECANCELED where the image
 /// has been put into a group, or its migration prepared, meanwhile.
 pub(super) fn set(pool: &IoCtx, header: &str) -> io::Result<u64> {
     reserve(pool, header)?;

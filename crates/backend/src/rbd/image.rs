@@ -387,7 +387,7 @@ fn plugins(get: impl FnOnce(*const c_char, *mut c_char, *mut usize) -> c_int) ->
         Ok(_) => {
             Ok(CStr::from_bytes_until_nul(&value).ok().map(|plugins| plugins.to_string_lossy().into_owned()))
         }
-        // Whoever may not look at the pool's settings is not given them by librbd either.
+        // A user who may not look at the pool's settings is not given them by librbd either.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EPERM | libc::EACCES)) => Ok(None),
         // So long a setting may name any.
         Err(e) if e.raw_os_error() == Some(libc::ERANGE) => Ok(Some(PERSISTENT_CACHE.to_owned())),

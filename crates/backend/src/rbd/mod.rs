@@ -37,6 +37,7 @@ use crate::recover::Remains;
 use crate::redo::{self as group_redo, Writer};
 use crate::snapshot::{Snapshot, SnapshotChange};
 use crate::uri::BackendUri;
+pub use address::Client;
 pub(crate) use check::check;
 pub(crate) use mapped::Mapped;
 pub use survey::FENCE_NS_MIN;
@@ -247,7 +248,7 @@ fn open_read_only(place: Place, options: &OpenOptions) -> Result<RbdBackend, Bac
     rights::check(&place, &cluster, &pool, true)?;
     let survey = Survey::take(&place, &cluster, &pool)?;
     survey.check_reader(&place, Uuid::from_bytes(options.cache_uuid))?;
-    // Whoever only reads rolls nothing back.
+    // A client that only reads rolls nothing back.
     let reads = OpenOptions { roll_back: None, ..options.clone() };
     survey.check_whole(&place, &reads)?;
     survey.check_lock(&place, &survey.holder(options), options)?;
@@ -702,7 +703,7 @@ impl Backend for RbdBackend {
         // Closing releases the lock, in whatever state librbd has it.
         drop(image);
         // The version that this change makes is the proof for the next open: while the guard stood nobody
-        // could write, and whoever takes the lock after it changes the version.
+        // could write, and a client that takes the lock after it changes the version.
         let version = match (how.clean, claim.guarded) {
             (true, _) => {
                 forbid::lift(pool, header, None).map_err(guard_failed())?;

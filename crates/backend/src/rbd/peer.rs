@@ -47,7 +47,7 @@ pub(super) fn name(
     outcome
 }
 
-/// The record as it is before a release. A clean one names nobody any more: whoever it named could take the image over while it
+/// The record as it is before a release. A clean one names nobody any more: the host that it named could take the image over while it
 /// is given up.
 pub(super) fn before_release(
     claim: &Claim,
@@ -93,7 +93,7 @@ pub(super) fn take_over(
     Ok(taken)
 }
 
-/// The first part of opening an image that is to be taken over. Whoever has to be fenced must find the record changed before that;
+/// The first part of opening an image that is to be taken over. A host that has to be fenced must find the record changed before that;
 /// where there is nobody, it changes with what opening it writes there first.
 pub(super) fn take_first(
     survey: &mut Survey,

@@ -175,7 +175,7 @@ impl Survey {
         }
     }
 
-    /// What whoever has the image cached is to know of it, each with its subject.
+    /// What a host that has the image cached is to know of it, each with its subject.
     pub(super) fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = Vec::new();
         if !self.can_guard() {
@@ -280,7 +280,7 @@ impl Survey {
     /// Clients that have the image open for writing and do not know of a guard.
     fn strangers(&self, options: &OpenOptions) -> Vec<&str> {
         if self.guard_proves() {
-            // Whoever has opened the image since the guard was set sees it.
+            // A client that has opened the image since the guard was set sees it.
             return Vec::new();
         }
         let own = self.own_clients(options);

@@ -483,7 +483,7 @@ fn large_place(lab: &Lab, image: &str) -> Place {
     Place::of(&lab.uri(image).parse().expect("a URI")).expect("an rbd: URI")
 }
 
-/// The image is what it was at the snapshot, for whoever reads it.
+/// The image is what it was at the snapshot, for everybody who reads it.
 fn is_then(lab: &Lab, image: &str) -> bool {
     let sum = |what: &str| lab.rbd_checksum(what).expect("a checksum");
     sum(image) == sum(&format!("{image}@then"))
@@ -757,7 +757,7 @@ fn a_failed_attempt_costs_no_dirty_data(lab: &Lab) {
     }
 }
 
-/// Whoever was there between the look and the lock is not forgotten with the attempt.
+/// A client that was there between the look and the lock is not forgotten with the attempt.
 fn a_visit_that_an_attempt_has_met_is_seen_by_the_next_one(lab: &Lab) {
     for (image, features) in [("visited", &[][..]), ("visited-journaled", &["journaling"])] {
         let place = place(lab, image);
@@ -875,7 +875,7 @@ fn a_handle_is_replaced_once_what_stands_in_the_way_has_passed(lab: &Lab) {
     close(backend, true);
 }
 
-fn whoever_comes_between_survey_and_lock_is_seen(lab: &Lab) {
+fn a_client_that_comes_between_survey_and_lock_is_seen(lab: &Lab) {
     let place = place(lab, "between");
     close(open_place(place.clone(), &options()).expect("opened").0, true);
     let visited = place.clone();
@@ -1020,11 +1020,12 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
     let lab = Lab::for_test().expect("a cluster");
     lab.rbd(&["group", "create", "team"]).expect("a group");
     // One at a time: they share the hook.
-    let cases: [fn(&Lab); 46] = [
+    let cases: [fn(&Lab); 47] = [
         self::fence::a_record_that_names_more_than_clients_fences_the_real_owner_alone,
         self::fence::an_owner_that_cannot_be_fenced_is_not_passed_over,
         self::fence::a_lock_whose_holder_cannot_be_fenced_is_not_broken,
         self::fence::a_long_fence_is_listed_and_ends_when_its_host_was_restarted,
+        self::fence::a_fence_that_an_administrator_has_ended_is_told_and_listed_no_more,
         self::fence::an_own_client_of_a_former_boot_is_fenced_for_a_year,
         a_rollback_that_is_cut_short_is_told_and_finished,
         a_rollback_that_cannot_be_leaves_everything_as_it_was,
@@ -1050,7 +1051,7 @@ fn ownership_survives_refreshed_handles_races_and_cut_attempts() {
         a_process_counts_as_dead_only_on_its_own_host_since_its_last_boot,
         giving_up_can_be_cut_short_and_done_again,
         an_image_of_a_group_or_on_its_way_is_refused_and_a_served_one_gets_into_neither,
-        whoever_comes_between_survey_and_lock_is_seen,
+        a_client_that_comes_between_survey_and_lock_is_seen,
         journaled::what_the_journal_has_of_a_change_is_done_again_by_the_next_open,
         journaled::what_others_change_in_the_moment_of_a_change_is_seen,
         journaled::a_bit_that_was_left_is_taken_away,

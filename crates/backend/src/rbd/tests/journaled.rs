@@ -103,7 +103,7 @@ pub(super) fn what_others_change_in_the_moment_of_a_change_is_seen(lab: &Lab) {
     }
 }
 
-/// A bit that an image has no use for any more goes with the next open; whoever has given up the image leaves none either.
+/// A bit that an image has no use for any more goes with the next open; a host that has given up the image leaves none either.
 pub(super) fn a_bit_that_was_left_is_taken_away(lab: &Lab) {
     let place = place(lab, "left-forbidden");
     let (cluster, pool) = place.connect().expect("a second client");
@@ -126,7 +126,7 @@ pub(super) fn a_bit_that_was_left_is_taken_away(lab: &Lab) {
     lab.rbd(&["snap", "create", "--no-progress", "left-forbidden@new"]).expect("everybody may");
 }
 
-/// A handle without a guard is replaced, also if an attempt fails; whoever takes the lock in between is seen.
+/// A handle without a guard is replaced, also if an attempt fails; a client that takes the lock in between is seen.
 pub(super) fn a_handle_without_a_guard_is_replaced_and_a_visitor_seen(lab: &Lab) {
     let away = || BackendError::Unavailable { what: "it".into(), why: "no answer".into() };
     let place = journaled(lab, "replaced");

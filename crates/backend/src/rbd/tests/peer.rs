@@ -242,7 +242,7 @@ pub(super) fn a_peer_takes_over_from_exactly_one_state(lab: &Lab) {
     close(open_place(place.clone(), &by_peer(generation)).expect("opened").0, true);
 }
 
-/// The owner is alive and has everything open: it is fenced, its lock is broken, and whoever it was cannot write.
+/// The owner is alive and has everything open: it is fenced, its lock is broken, and it cannot write any more.
 pub(super) fn what_is_taken_over_from_a_living_owner_is_fenced_from_it(lab: &Lab) {
     let place = place(lab, "taken-alive");
     for restarted in [false, true] {
