@@ -4,14 +4,18 @@
 //! `scripts/fuzz.py` builds these with counters in every branch and lets libFuzzer look for bytes that reach new ones. The tests of
 //! this package replay the corpora, and inputs that are like them, without that.
 
+mod aborts;
+mod access;
 mod admin;
 mod config;
 mod door;
+mod fence;
 mod image;
 mod input;
 mod lab;
 mod memory;
 mod nbd;
+mod peers;
 mod recover;
 mod redo;
 mod replica;
@@ -34,7 +38,7 @@ const fn target(name: &'static str, bytes_max: usize, run: fn(&[u8])) -> Target 
 }
 
 /// All targets.
-pub static TARGETS: [Target; 15] = [
+pub static TARGETS: [Target; 22] = [
     target("nbd_server", 4096, nbd::server),
     target("nbd_client", 4096, nbd::client),
     target("nbd_replies", 16384, nbd::replies),
@@ -46,6 +50,13 @@ pub static TARGETS: [Target; 15] = [
     target("config", 2048, config::config),
     target("admin", 2048, admin::admin),
     target("uri", 256, uri::uri),
+    target("peer_images", 1024, peers::images),
+    target("peer_allow", 512, peers::allow),
+    target("peer_certificate", 1024, peers::certificate),
+    target("peer_revoked", 256, peers::revoked),
+    target("socket_allow", 1024, access::allow),
+    target("fence_address", 256, fence::address),
+    target("aborts", 2048, aborts::aborts),
     target("lab_inventory", 4096, lab::inventory),
     target("lab_suite", 8192, lab::suite),
     target("lab_results", 16384, lab::results),

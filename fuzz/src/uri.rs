@@ -1,9 +1,11 @@
-//! Short texts that people write: URIs, sizes, durations, names.
+//! Short texts that people write: URIs, sizes, durations, names, addresses of peers, modes and allow lists of sockets.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 use tidepool_backend::BackendUri;
 use tidepool_daemon::config::VolumeName;
+use tidepool_daemon::door::{Allow, SocketMode};
+use tidepool_daemon::service::PeerAddress;
 use tidepool_daemon::units::{Duration, Size};
 use tidepool_daemon::volume::Mode;
 use tidepool_nbd::NbdUri;
@@ -17,6 +19,9 @@ pub(crate) fn uri(bytes: &[u8]) {
     survives::<Duration>(text);
     survives::<Mode>(text);
     survives::<VolumeName>(text);
+    survives::<PeerAddress>(text);
+    survives::<SocketMode>(text);
+    survives::<Allow>(text);
 }
 
 fn survives<T: FromStr + Display + Debug + PartialEq>(text: &str)

@@ -102,6 +102,13 @@ targets! {
     config 2000
     admin 1000
     uri 2000
+    peer_images 2000
+    peer_allow 2000
+    peer_certificate 2000
+    peer_revoked 2000
+    socket_allow 2000
+    fence_address 2000
+    aborts 2000
     lab_inventory 1000
     lab_suite 1000
     lab_results 1000

@@ -28,6 +28,10 @@ fn seeds() {
     documents();
     texts();
     requests();
+    peers();
+    sockets();
+    fences();
+    aborts();
     journals();
 }
 
@@ -323,6 +327,156 @@ fn requests() {
         ("two", [with("GET", "/v1/volumes/a", ""), with("PATCH", "/v1/volumes/a", "{}")].concat()),
     ] {
         write("admin", name, &request);
+    }
+}
+
+/// What other hosts may. `/T/` is a directory of the target with files and links.
+fn peers() {
+    for (name, text) in [
+        ("any-pool", "rbd:vms/vm1?conf=/tmp/theirs.conf&id=theirs"),
+        ("own", "rbd:vms/vm1?id=theirs\n=rbd:vms/vm1?id=ours\n=nbd://h/x\n=file:/i/vm1"),
+        ("own-pool", "rbd:vms/vm1?id=theirs\n=rbd:vms/vm2?conf=/etc/ceph/b.conf&id=ours"),
+        (
+            "listed-pool",
+            "rbd:vms/ns/vm1?id=theirs\nrbd:other\nrbd:vms/ns?conf=/etc/ceph/b.conf&id=h2\nfile:/i",
+        ),
+        ("another-pool", "rbd:secret/vm1\nrbd:vms\n=rbd:secret/vm2"),
+        ("snapshot", "rbd:vms/vm1%40s\nrbd:vms"),
+        ("slash-in-a-name", "rbd:vms/ns%2Fvm1\nrbd:vms/ns\n=rbd:vms/ns/vm1"),
+        ("file", "file:/T/images/below/vm?gate=/tmp/x&emulate=hdd\nfile:/T/images"),
+        ("file-up", "file:/T/images/../elsewhere/vm\nfile:/T/images"),
+        ("file-up-encoded", "file:/T/images/%2E%2E%2Felsewhere/vm\nfile:/T/images"),
+        ("file-link", "file:/T/images/link\nfile:/T/images"),
+        ("file-link-of-a-directory", "file:/T/images/out/vm\nfile:/T/images"),
+        ("file-link-within", "file:/T/images/in/vm\nfile:/T/images"),
+        ("file-link-upwards", "file:/T/images/up/vm\nfile:/T/images"),
+        ("file-beside", "file:/T/images-too/vm\nfile:/T/images"),
+        ("file-listed-by-a-link", "file:/T/linked/vm\nfile:/T/linked/"),
+        ("file-below-a-file", "file:/T/images/own/vm\nfile:/T/images"),
+        ("file-slashes", "file:/T/.//images/./vm\nfile:/T//images/"),
+        ("file-own", "file:/T/elsewhere/vm?gate=/g\n=file:/T/elsewhere/vm\nfile:/T/images"),
+        ("nbd", "nbd+unix:///x?socket=/run/other.sock\nrbd:vms\nfile:/"),
+    ] {
+        write("peer_images", name, text.as_bytes());
+    }
+    for (name, text) in [
+        ("nobody-named", "h9"),
+        ("roles", "h3\nh2\nH3=holds-copies\nh3=hands-over+takes-over"),
+        ("another", "h4\nh3=sends-copies"),
+        ("wrong", "h2\n=holds-copies\nh2=\nh2=all\nh 2\nh2=holds-copies,hands-over\nh2=takes-over+"),
+    ] {
+        write("peer_allow", name, text.as_bytes());
+    }
+    let plain = "00ff".repeat(16);
+    let colons = "A0:FF:".repeat(16);
+    for (name, text) in
+        [("plain", &plain[..]), ("colons", colons.trim_end_matches(':')), ("long", &"0f".repeat(33))]
+    {
+        write("peer_revoked", name, text.as_bytes());
+    }
+    // Tags of a DNS name, an address, a mail address and a URI.
+    let certificate = |common_name: &str, names: &[(u8, &[u8])]| {
+        let mut bytes = vec![1, common_name.len() as u8];
+        bytes.extend(common_name.as_bytes());
+        for (tag, name) in names {
+            bytes.extend([*tag, name.len() as u8]);
+            bytes.extend(*name);
+        }
+        bytes
+    };
+    for (name, common_name, names) in [
+        ("host", "h1", &[(0x82, &b"h1"[..]), (0x82, b"H1.example.")][..]),
+        ("common-name", "h1", &[]),
+        ("address", "h1", &[(0x87, &[10, 0, 0, 1]), (0x82, b"10.0.0.1"), (0x82, b"[::1]")]),
+        ("wildcard", "h1", &[(0x82, b"*.a.example"), (0x82, b"*"), (0x82, b"h*.example"), (0x82, b"a.*.b")]),
+        ("other-kinds", "h1", &[(0x81, b"a@h2"), (0x86, b"spiffe://x/h3"), (0x82, b"h_4.x-y")]),
+        (
+            "no-names",
+            "no host",
+            &[(0x82, b"no host"), (0x82, b"h1, h2"), (0x82, b"h\0x"), (0x82, "hü".as_bytes())],
+        ),
+        ("broken", "h1", &[(0x82, b"h1"), (0x9f, b"h2"), (0x82, b"h3")]),
+    ] {
+        write("peer_certificate", name, &certificate(common_name, names));
+    }
+}
+
+/// Who may connect, and what the kernel says of a process.
+fn sockets() {
+    let v1 = "12:cpu,cpuacct:/a\n1:name=systemd:/b\n";
+    for (name, text) in [
+        ("uids", "uid:0\nuid:64055\nuid:libvirt-qemu".to_owned()),
+        ("root", "uid:0\ncgroup:/a/b\0".to_owned() + v1 + "0::/\n"),
+        (
+            "guest",
+            r"cgroup:/machine.slice/machine-qemu\x2d*\x2dvm1.scope".to_owned()
+                + "\0"
+                + v1
+                + r"0::/machine.slice/machine-qemu\x2d7\x2dvm1.scope/libvirt/emulator",
+        ),
+        (
+            "another-guest",
+            r"cgroup:/machine.slice/machine-qemu\x2d*\x2dvm1.scope".to_owned()
+                + "\0"
+                + r"0::/machine.slice/machine-qemu\x2d7\x2d5\x2dvm1.scope",
+        ),
+        ("beside", "cgroup:/a/b\x0000::/x\n0::/a/bc".to_owned()),
+        ("below", "cgroup:/a/b\ncgroup:/a/*2b*\x000::/a/b/c".to_owned()),
+        ("outside", "cgroup:/a\x000::/../../a".to_owned()),
+        ("carriage-return", "cgroup:/a/b\x000::/a/b\r\n".to_owned()),
+        ("deleted", "cgroup:/a/b\x000::/a/b (deleted)".to_owned()),
+        ("stars", "cgroup:/****x\x000::/".to_owned() + &"7".repeat(40)),
+        (
+            "wrong",
+            "cgroup:/\ncgroup:/a/\ncgroup:/a/../b\ncgroup:/*****\nuid:a/b\nuid:+0\nuid:4294967295".to_owned(),
+        ),
+    ] {
+        write("socket_allow", name, text.as_bytes());
+    }
+    for (name, text) in [
+        ("peer-tls", "tls://[fd00::2]:10801"),
+        ("peer-unix", "unix:/run/peer.sock"),
+        ("peer-tcp", "tcp://127.0.0.1:10801"),
+        ("socket-mode", "0660"),
+        ("allow", "cgroup:/a.slice/*"),
+    ] {
+        write("uri", name, text.as_bytes());
+    }
+}
+
+fn fences() {
+    for (name, text) in [
+        ("client", "10.0.0.1:0/77"),
+        ("vector", "[v2:10.0.0.1:0/77,v1:10.0.0.1:0/77]"),
+        ("ipv6", "[v2:[fd00::1]:0/5,v1:[fd00:0:0::1]:0/5]"),
+        ("host", "[v2:10.0.0.1:0/77,v1:10.0.0.1:0/0]"),
+        ("range", "cidr:10.0.0.0:0/24"),
+        ("large-nonce", "any:10.0.0.1:0/4294967296"),
+        ("daemon", "v1:10.0.0.1:6789/7"),
+        ("broadcast", "255.255.255.255:0/1"),
+        ("link-local", "[fe80::1%1]:0/5"),
+    ] {
+        write("fence_address", name, text.as_bytes());
+    }
+}
+
+fn aborts() {
+    let line = |time_unix_ms: u64, cache: &str, volume: &str| {
+        serde_json::json!({"time_unix_ms": time_unix_ms, "cache": cache, "volume": volume}).to_string() + "\n"
+    };
+    let three = line(1_000_000, "c", "a") + &line(1_200_000, "c", "a") + &line(1_600_000, "c", "a");
+    for (name, text) in [
+        ("three", "1600000\n".to_owned() + &three),
+        ("over", "2200000\n".to_owned() + &three),
+        ("another-clock", "1500000\n".to_owned() + &three),
+        (
+            "several",
+            "1700000\n".to_owned() + &three + &line(1_650_000, "c", "b") + &line(1_650_000, "d", "a"),
+        ),
+        ("last-times", "18446744073709551615\n".to_owned() + &line(u64::MAX, "c", "a").repeat(3)),
+        ("nonsense", "5\nnonsense\n{\"time_unix_ms\":1}\n\0\n".to_owned() + &line(1, "c", "a\nb")),
+    ] {
+        write("aborts", name, text.as_bytes());
     }
 }
 
