@@ -62,6 +62,8 @@ ENVIRONMENTS = {"engine": KEEP_MEMORY}
 
 # Tests that may take longer than TEST_BUDGET_S, with the seconds that they take; they start first.
 SLOW = {
+    "hostile: together::g4_g8_all_attacks_at_once_lose_no_link_and_leave_no_copy_behind": 30,
+    "hostile: rounds::g8_what_clients_have_done_in_a_round_is_bounded_and_their_neighbours_go_on": 30,
     "guard: table::g6_every_operation_of_ceph_comes_to_what_the_manual_says": 300,
     "tidepool_backend: rbd::tests::ownership_survives_refreshed_handles_races_and_cut_attempts": 270,
     "faulty_disk: every_operation::g1_g7_a_device_operation_that_fails_makes_nothing_wrong_and_nothing_silent": 230,
@@ -190,7 +192,7 @@ SLOW = {
     "pair: g4_a_copy_that_does_not_count_is_not_taken_over": 25,
     "pair: g6_hosts_with_different_leases_keep_no_copies_for_each_other": 25,
     "program: second_copy::a_front_door_for_one_volume_is_open_where_its_copy_is": 25,
-    "program: second_copy::whoever_does_not_speak_tls_is_told_from_a_certificate": 25,
+    "program: second_copy::a_client_without_tls_is_told_from_a_certificate": 25,
     "seeds: a_seed_replays_to_the_last_event": 25,
     "backend: nbd::the_export_holds_exactly_what_was_written": 20,
     "daemon_killed: clean_data_is_still_warm_after_a_kill": 20,

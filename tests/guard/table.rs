@@ -93,7 +93,7 @@ impl Stage {
         let outcome = run(&LOCK_BREAKER, &self.cluster, &self.rig.scratch, VICTIM);
         println!("{when:10} {:26} {outcome}", LOCK_BREAKER.name);
         assert_eq!(outcome, Outcome::Done);
-        // Whoever is fenced learns it from an answer. The volume is let go of then, and has no clients until it comes back.
+        // A host that is fenced learns it from an answer. The volume is let go of then, and has no clients until it comes back.
         let mut client = Nbd::connect(&self.rig.socket, VICTIM).expect("connected");
         let asked = client.write(0, &self.model[..4096]).and_then(|()| client.flush());
         drop(client);

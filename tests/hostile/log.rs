@@ -55,11 +55,11 @@ fn g8_a_log_that_nobody_reads_stops_nothing() {
     use_it(&rig);
     break_the_protocol(&rig);
     use_it(&rig);
-    assert!(rig.daemon.terminate().expect("it ends, whoever reads its last words").success());
+    assert!(rig.daemon.terminate().expect("it ends, although nobody reads its last words").success());
 }
 
 #[test]
-fn g8_whoever_breaks_the_protocol_often_gets_few_lines_of_the_log() {
+fn g8_a_client_that_breaks_the_protocol_often_gets_few_lines_of_the_log() {
     let _turn = one_at_a_time();
     let mut rig = rig(Scratch::new("hostile").expect("a directory"));
     rig.daemon.start().expect("it starts");

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use tidepool_testkit::{Scratch, need};
 
-/// Names that whoever writes a guest's configuration may give its disks.
+/// Names that the author of a guest's configuration may give its disks.
 const NAMES: [&str; 13] = [
     "vm1 --fenced=h1",
     "--fenced=h1",

@@ -225,7 +225,7 @@ fn g4_cables_that_are_pulled_again_and_again_lose_nothing() {
     lose_the_owner(&mut trio, &mut workload);
 }
 
-/// Cables are pulled while a daemon is killed and started again. Whoever serves then has everything.
+/// Cables are pulled while a daemon is killed and started again. The host that serves then has everything.
 fn lose_while_flapping(trio: &mut Trio, workload: &mut Workload, rng: &mut Rng, victim: usize) {
     let owner = trio.owner;
     let before = 1 + rng.below(4);

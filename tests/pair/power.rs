@@ -105,7 +105,7 @@ fn g3_both_hosts_lose_their_power_and_only_the_copy_comes_back() {
         pair.hosts[peer].daemon.start().expect("it starts");
         let refused = pair.peer().take_over(false).expect_err("it was restarted").to_string();
         assert!(refused.contains("--accept-loss"), "{refused}");
-        pair.peer().take_over(true).expect("whoever says so gets what was flushed");
+        pair.peer().take_over(true).expect("a user who says so gets what was flushed");
         pair.owner = peer;
         let lost = pair.compare(&mut workload, IMAGE_BYTES).expect("it is compared");
         println!("round {round}: {lost:?}");
@@ -135,7 +135,7 @@ fn g3_both_hosts_lose_their_power_and_only_the_owner_comes_back() {
         println!("round {round}: {alone}");
         let refused = pair.owner().take_over(false).expect_err("nobody has accepted it").to_string();
         assert!(refused.contains("--accept-loss"), "{refused}");
-        pair.owner().take_over(true).expect("whoever says so gets what was flushed");
+        pair.owner().take_over(true).expect("a user who says so gets what was flushed");
         serving(&pair);
         let lost = pair.compare(&mut workload, IMAGE_BYTES).expect("it is compared");
         println!("round {round}: {lost:?}");
@@ -213,7 +213,7 @@ fn g4_what_cannot_be_got_from_the_peer_is_taken_over_there() {
         pair.owner = peer;
         pair.verify(&mut workload).expect("nothing is missing");
         pair.owner().wait_sync().expect("in sync again");
-        // Whoever was refused holds a copy like any other, and says so.
+        // The host that was refused holds a copy like any other, and says so.
         let former = pair.hosts[owner].wait("a copy", |volume| volume["state"] == "replica");
         assert!(former.expect("a copy")["error"].is_null());
         fail(&mut pair, &mut workload, &mut rng, Pair::fail_power_of_owner);

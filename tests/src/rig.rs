@@ -28,7 +28,7 @@ pub struct RigOptions {
 /// A daemon under test. Everything goes when it is dropped.
 #[derive(Debug)]
 pub struct Rig {
-    /// The daemon; it is started by whoever makes the rig.
+    /// The daemon; the test that makes the rig starts it.
     pub daemon: Daemon,
     /// Its admin API.
     pub admin: Admin,

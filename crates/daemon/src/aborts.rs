@@ -6,11 +6,10 @@ use crate::failure::{one_line, reason};
 use crate::shard::ShardHandle;
 use crate::state;
 use crate::volume::is_parent_name;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +17,7 @@ use tracing::{info, warn};
 
 /// The file's name in the [state directory](state::directory): a JSON object on each line.
 pub const FILE_NAME: &str = "aborts.log";
-/// Most aborts in the file; the oldest go.
+/// Most aborts in the file after a start; the oldest go.
 const ABORTS_MAX: usize = 32;
 /// Most bytes of the file that are read.
 const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -31,16 +30,24 @@ const NOTE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// An abort during the work for a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Abort {
+pub struct Abort {
     time_unix_ms: u64,
     /// The uuid of the cache.
     cache: String,
     volume: String,
 }
 
+impl Abort {
+    fn line(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+}
+
 /// A volume that is left unserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LeftOut {
+pub struct LeftOut {
     /// The last abort that names it.
     pub last_unix_ms: u64,
     /// It is served again from then on.
@@ -54,34 +61,33 @@ pub(crate) fn now_unix_ms() -> u64 {
 }
 
 /// The aborts that are noted, the oldest first. What cannot be understood is left out.
-fn read(file: &mut File) -> io::Result<Vec<Abort>> {
-    file.rewind()?;
+pub fn read(file: &mut File) -> io::Result<Vec<Abort>> {
+    let len = file.metadata()?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(FILE_BYTES_MAX)))?;
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
     let lines = bytes.split(|&byte| byte == b'\n');
     Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
-/// Changes what is noted; it is on stable media then.
-fn change(path: &Path, change: impl FnOnce(&mut Vec<Abort>)) -> io::Result<()> {
-    let mut file = state::open(path)?;
-    rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+/// Adds a note, which is on stable media then. The daemon is about to end: what was noted before is not touched.
+fn append(path: &Path, abort: &Abort) -> io::Result<()> {
+    let file = state::open_alone(path)?;
+    state::append(path, &file, &abort.line()?)
+}
+
+/// Keeps the newest of those notes that `stays` says.
+fn keep(path: &Path, stays: impl Fn(&Abort) -> bool) -> io::Result<()> {
+    let mut file = state::open_alone(path)?;
     let mut aborts = read(&mut file)?;
-    change(&mut aborts);
+    aborts.retain(stays);
     let newest = &aborts[aborts.len().saturating_sub(ABORTS_MAX)..];
-    let mut bytes = Vec::new();
-    for abort in newest {
-        serde_json::to_writer(&mut bytes, abort)?;
-        bytes.push(b'\n');
-    }
-    file.set_len(0)?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
-    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    let lines = newest.iter().map(Abort::line).collect::<io::Result<Vec<_>>>()?;
+    state::replace(path, &lines.concat())
 }
 
 /// The volumes of a cache that are left unserved at this time.
-fn left_out(aborts: &[Abort], cache: &str, now_unix_ms: u64) -> BTreeMap<String, LeftOut> {
+pub fn left_out(aborts: &[Abort], cache: &str, now_unix_ms: u64) -> BTreeMap<String, LeftOut> {
     let within_ms = WITHIN.as_millis() as u64;
     let mut of_volume: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     // A clock that was wrong has noted what is yet to come.
@@ -127,7 +133,14 @@ impl Aborts {
             return BTreeMap::new();
         };
         match state::open(path).and_then(|mut file| read(&mut file)) {
-            Ok(aborts) => left_out(&aborts, &self.cache, now_unix_ms()),
+            Ok(aborts) => {
+                if aborts.len() > ABORTS_MAX
+                    && let Err(e) = keep(path, |_| true)
+                {
+                    warn!("cannot cut {}: {}", path.display(), reason(&e));
+                }
+                left_out(&aborts, &self.cache, now_unix_ms())
+            }
             Err(e) => {
                 warn!(
                     "whether a volume has ended the daemon is not known: cannot read {}: {}",
@@ -147,7 +160,7 @@ impl Aborts {
         if let Some(path) = self.path.clone() {
             let abort = abort.clone();
             let write = move || {
-                let _ = written.send(change(&path, |aborts| aborts.push(abort)));
+                let _ = written.send(append(&path, &abort));
             };
             // Without a thread nothing is written, and nobody waits for it.
             let _ = std::thread::Builder::new().name("note".into()).spawn(write);
@@ -179,7 +192,7 @@ impl Note {
             // The thread that writes it has the first turn.
             let _ = self.wait.recv();
             let path = self.path?;
-            change(&path, |aborts| aborts.retain(|abort| *abort != self.abort)).ok()
+            keep(&path, |abort| *abort != self.abort).ok()
         };
         let _ = std::thread::Builder::new().name("note".into()).spawn(take_back);
     }
@@ -199,7 +212,7 @@ pub fn note_panic() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     const MINUTE: u64 = 60_000;
 
@@ -242,17 +255,70 @@ mod tests {
         std::fs::write(&path, "nonsense\n{\"time_unix_ms\":1}\n\0\n").expect("written");
         let all: Vec<Abort> = (0..ABORTS_MAX as u64 + 9).flat_map(|n| aborts(&[(n, "a")])).collect();
         for abort in &all {
-            change(&path, |aborts| aborts.push(abort.clone())).expect("written");
+            append(&path, abort).expect("written");
         }
-        let written = |path| read(&mut state::open(path).expect("opened")).expect("read");
+        assert_eq!(written(&path), all);
+        keep(&path, |_| true).expect("written");
         assert_eq!(written(&path), all[9..]);
         assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
-        change(&path, |aborts| aborts.retain(|abort| *abort != all[20])).expect("written");
+        keep(&path, |abort| *abort != all[20]).expect("written");
         assert_eq!(written(&path).len(), ABORTS_MAX - 1);
+        assert_eq!(std::fs::read_dir(directory.path()).expect("files").count(), 1);
 
-        std::fs::rename(&path, directory.path().join("target")).expect("moved");
-        symlink(directory.path().join("target"), &path).expect("a link");
-        change(&path, Vec::clear).expect_err("a link");
-        assert_eq!(written(&directory.path().join("target")).len(), ABORTS_MAX - 1);
+        let target = directory.path().join("target");
+        std::fs::rename(&path, &target).expect("moved");
+        symlink(&target, &path).expect("a link");
+        append(&path, &all[0]).expect_err("a link");
+        keep(&path, |_| false).expect_err("a link");
+        assert_eq!(written(&target).len(), ABORTS_MAX - 1);
+    }
+
+    fn written(path: &Path) -> Vec<Abort> {
+        read(&mut state::open(path).expect("opened")).expect("read")
+    }
+
+    #[test]
+    fn a_note_leaves_what_is_there_and_half_of_one_is_left_out() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(FILE_NAME);
+        let all = aborts(&[(1, "a"), (2, "b")]);
+        append(&path, &all[0]).expect("written");
+        // The daemon was killed in the middle of the next one.
+        let half = [std::fs::read(&path).expect("read"), b"{\"time_unix_ms\":9".to_vec()].concat();
+        std::fs::write(&path, &half).expect("written");
+        let before = std::fs::metadata(&path).expect("there").ino();
+        append(&path, &all[1]).expect("written");
+        let after = std::fs::read(&path).expect("read");
+        assert!(after.starts_with(&half), "{}", String::from_utf8_lossy(&after));
+        assert_eq!(std::fs::metadata(&path).expect("there").ino(), before);
+        assert_eq!(written(&path), all);
+    }
+
+    /// Where a process of this test writes, which may write files of no more than two notes.
+    const SMALL: &str = "TIDEPOOL_TEST_SMALL";
+
+    #[test]
+    fn a_full_disk_leaves_what_is_there() {
+        if let Some(path) = std::env::var_os(SMALL) {
+            let all = aborts(&[(1, "a"), (2, "b"), (3, "c")]);
+            let len = all[0].line().expect("a line").len() as u64;
+            crate::failure::limits_are_errors();
+            let limit = rustix::process::Rlimit { current: Some(2 * len + len / 2), maximum: None };
+            rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).expect("limited");
+            append(path.as_ref(), &all[0]).expect("room");
+            append(path.as_ref(), &all[1]).expect("room");
+            append(path.as_ref(), &all[2]).expect_err("no room");
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(FILE_NAME);
+        let ran = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "aborts::tests::a_full_disk_leaves_what_is_there"])
+            .env(SMALL, &path)
+            .output()
+            .expect("it runs");
+        assert!(ran.status.success(), "{ran:?}");
+        assert_eq!(written(&path), aborts(&[(1, "a"), (2, "b")]));
+        assert!(std::fs::read(&path).expect("read").ends_with(b"\n"));
     }
 }

@@ -2,11 +2,10 @@
 
 use crate::failure::{one_line, reason};
 use crate::state;
-use rustix::fs::FlockOperation;
+use crate::text::plain_within;
 use serde::Serialize;
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
@@ -29,9 +28,6 @@ const PROGRAM_BYTES_MAX: usize = 64;
 const LINES_MAX: usize = 256;
 /// How long a command waits for its line to be in the file.
 const WRITE_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How often another writer of the file is waited for, and how long each time.
-const TURNS_MAX: u32 = 200;
-const TURN: Duration = Duration::from_millis(10);
 
 /// Who gives a command, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -70,7 +66,7 @@ impl Caller {
             let mut text = Vec::new();
             let file = fs::File::open(format!("/proc/{pid}/{name}")).ok()?;
             file.take(PROGRAM_BYTES_MAX as u64).read_to_end(&mut text).ok()?;
-            Some(clean(String::from_utf8_lossy(&text).trim(), PROGRAM_BYTES_MAX))
+            Some(plain_within(String::from_utf8_lossy(&text).trim(), PROGRAM_BYTES_MAX))
         };
         // What nobody has logged in for has the largest number.
         let login_uid = read("loginuid").and_then(|uid| uid.parse().ok()).filter(|uid| *uid != u32::MAX);
@@ -106,22 +102,6 @@ pub fn command<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// A text of somebody else on one line of bounded length.
-fn clean(text: &str, bytes_max: usize) -> String {
-    let mut clean = String::new();
-    for c in text.chars() {
-        // Marks that turn the direction of writing could show a line as another one.
-        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        let c = if c.is_control() || turns { '?' } else { c };
-        if clean.len() + c.len_utf8() > bytes_max {
-            clean.push('…');
-            break;
-        }
-        clean.push(c);
-    }
-    clean
-}
-
 /// A line.
 #[derive(Debug, Serialize)]
 struct Line {
@@ -137,8 +117,8 @@ impl Line {
         Line {
             time: format!("{:.3}", jiff::Timestamp::now()),
             caller,
-            command: clean(command, COMMAND_BYTES_MAX),
-            result: clean(&one_line(result), RESULT_BYTES_MAX),
+            command: plain_within(command, COMMAND_BYTES_MAX),
+            result: plain_within(&one_line(result), RESULT_BYTES_MAX),
         }
     }
 
@@ -161,36 +141,14 @@ pub fn record(command: &str, result: &str) -> Result<(), String> {
 
 /// Appends a line to the file, which becomes no larger than this.
 fn append(path: &Path, line: &[u8], bytes_max: u64) -> io::Result<()> {
-    for _ in 0..TURNS_MAX {
-        let file = state::open(path)?;
-        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            std::thread::sleep(TURN);
-            continue;
+    loop {
+        let file = state::open_alone(path)?;
+        let len = file.metadata()?.len();
+        if len == 0 || len + (line.len() as u64) < bytes_max {
+            return state::append(path, &file, line);
         }
-        let found = file.metadata()?;
-        // Another writer may have put a new one there meanwhile.
-        if !fs::symlink_metadata(path).is_ok_and(|at| (at.dev(), at.ino()) == (found.dev(), found.ino())) {
-            continue;
-        }
-        let len = found.len();
-        if len > 0 && len + line.len() as u64 + 1 > bytes_max {
-            fs::rename(path, previous(path))?;
-            continue;
-        }
-        let mut last = [b'\n'];
-        if len > 0 {
-            file.read_exact_at(&mut last, len - 1)?;
-        }
-        // What was cut short stays a line of its own.
-        let begun: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
-        let written = (&file).write_all(&[begun, line].concat()).and_then(|()| file.sync_data());
-        if written.is_err() {
-            // Half a line helps nobody.
-            let _ = file.set_len(len);
-        }
-        return written;
+        fs::rename(path, previous(path))?;
     }
-    Err(io::Error::other("others write to it all the time"))
 }
 
 /// Where what was written before is.
@@ -302,7 +260,7 @@ mod tests {
         let read: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(read["command"], "volume snap rm vm1 'x?{\"uid\":0}?[31m?'");
         assert_eq!((&read["result"], &read["uid"]), (&"no such thing".into(), &serde_json::Value::Null));
-        assert!(clean(&"ä".repeat(4000), 1001).len() <= 1004);
+        assert!(Line::new(Caller::default(), &"ä".repeat(4000), "").command.len() <= COMMAND_BYTES_MAX + 3);
     }
 
     #[test]

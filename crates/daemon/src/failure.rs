@@ -1,5 +1,6 @@
 //! How a failure is told to the user: one line, what failed, on what, what to do.
 
+use crate::text::plain;
 use std::fmt::Display;
 use std::io;
 
@@ -24,9 +25,9 @@ pub fn limits_are_errors() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Any message on one line, whatever a library put into it.
+/// Any message on one line as a terminal may show it, whatever a library or somebody else put into it.
 pub fn one_line(message: impl Display) -> String {
-    message.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+    plain(&message.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// A command that did not do what it was asked, with its exit status.
@@ -73,8 +74,8 @@ mod tests {
 
     #[test]
     fn a_failure_is_one_line() {
-        let failure = Failure::failed("a\n\tb");
-        assert_eq!((failure.to_string().as_str(), failure.exit_status()), ("a b", 1));
+        let failure = Failure::failed("a\n\tb\u{1b}c\u{9b}d\u{202e}");
+        assert_eq!((failure.to_string().as_str(), failure.exit_status()), ("a b?c?d?", 1));
         assert_eq!(Failure::usage("x").exit_status(), 2);
     }
 }

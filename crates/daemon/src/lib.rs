@@ -15,5 +15,6 @@ pub mod report;
 pub mod service;
 pub mod shard;
 pub mod state;
+pub mod text;
 pub mod units;
 pub mod volume;

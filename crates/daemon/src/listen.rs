@@ -195,7 +195,7 @@ struct Marks {
 /// Binds a unix socket. A socket file without a listener is what a killed daemon leaves: it is replaced.
 ///
 /// The file is made in a directory that only this process's user may enter, gets its owner and mode there, is listened on there, and is
-/// renamed to its path. So whoever finds it finds it as it is to be, and no symbolic link is followed: neither by what changes the
+/// renamed to its path. So a process that finds it finds it as it is to be, and no symbolic link is followed: neither by what changes the
 /// file, which nobody else can reach, nor by the rename, which does not follow any and replaces nothing.
 fn bind_unix(path: &Path, marks: &Marks) -> Result<Listening, ListenError> {
     let fail = |error: io::Error| match error.kind() {
@@ -309,7 +309,7 @@ impl Drop for Private<'_> {
     }
 }
 
-/// Tries to lock a file of this user's own for at most a second: whoever may read a file could hold its lock. Without it two daemons that
+/// Tries to lock a file of this user's own for at most a second: a process that may read a file could hold its lock. Without it two daemons that
 /// start in one instant could take each other's socket for a stale one; that is no reason not to start.
 fn lock_briefly() -> Option<File> {
     const NAME: &str = "sockets.lock";

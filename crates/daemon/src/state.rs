@@ -1,10 +1,15 @@
 //! The directory of the daemon's own small files. They are for its user alone, and a symbolic link in their place is not followed.
 
-use rustix::fs::{FileType, Mode, OFlags};
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often another writer of a file is waited for, and how long each time.
+const TURNS_MAX: u32 = 200;
+const TURN: Duration = Duration::from_millis(10);
 
 /// Where they are: what systemd says, `/var/lib/tidepool` for root, else a directory of the user's own.
 pub fn directory() -> Option<PathBuf> {
@@ -53,6 +58,68 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file.into())
 }
 
+/// Opens one of them as [`open`] does, for one writer at a time: the others wait until this file is closed, but not for long.
+pub(crate) fn open_alone(path: &Path) -> io::Result<File> {
+    for _ in 0..TURNS_MAX {
+        let file = open(path)?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            std::thread::sleep(TURN);
+            continue;
+        }
+        let found = file.metadata()?;
+        // Another writer may have put a new one there meanwhile.
+        if fs::symlink_metadata(path).is_ok_and(|at| (at.dev(), at.ino()) == (found.dev(), found.ino())) {
+            return Ok(file);
+        }
+    }
+    Err(io::Error::other("others write to it all the time"))
+}
+
+/// Appends a line to one of them that is [open alone](open_alone). It is on stable media then, or the file is as it was.
+pub(crate) fn append(path: &Path, file: &File, line: &[u8]) -> io::Result<()> {
+    let len = file.metadata()?.len();
+    let mut last = [b'\n'];
+    if len > 0 {
+        file.read_exact_at(&mut last, len - 1)?;
+    }
+    // What was cut short stays a line of its own.
+    let begun: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
+    let mut to = file;
+    let written = to.write_all(&[begun, line].concat()).and_then(|()| file.sync_data());
+    if written.is_err() {
+        // Half a line helps nobody.
+        let _ = file.set_len(len);
+    } else if len == 0 {
+        sync_directory(path)?;
+    }
+    written
+}
+
+/// Puts a new file with this content in the place of one that is [open alone](open_alone). Where that fails, or is cut short, the
+/// earlier one is there as it was.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    let write = || {
+        let mut file = open(&new)?;
+        // Another attempt may have left something.
+        file.set_len(0)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    };
+    if let Err(error) = write() {
+        let _ = fs::remove_file(&new);
+        return Err(error);
+    }
+    sync_directory(path)
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,5 +142,25 @@ mod tests {
             .expect("a pipe");
         assert!(open(&at("pipe")).expect_err("a pipe").to_string().contains("no plain file"));
         open(directory.path()).expect_err("a directory");
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_or_stays() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("file");
+        let writer = open_alone(&path).expect("made");
+        append(&path, &writer, b"old\n").expect("written");
+        // An attempt that was cut short has left this.
+        std::fs::write(directory.path().join("file.new"), "longer than what comes").expect("written");
+        replace(&path, b"new\n").expect("written");
+        assert_eq!(fs::read(&path).expect("read"), b"new\n");
+        assert_eq!(fs::read_dir(directory.path()).expect("files").count(), 1);
+        // Another writer has the new file, and not the one whose lock is held.
+        append(&path, &open_alone(&path).expect("nobody has it"), b"more\n").expect("written");
+        assert_eq!(fs::read(&path).expect("read"), b"new\nmore\n");
+
+        std::os::unix::fs::symlink(&path, directory.path().join("file.new")).expect("a link");
+        replace(&path, b"lost\n").expect_err("a link");
+        assert_eq!(fs::read(&path).expect("read"), b"new\nmore\n");
     }
 }

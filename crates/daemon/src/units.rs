@@ -1,6 +1,7 @@
 //! Sizes and durations as people write them: shared by the command's flags, the configuration file
 //! and the admin API, so that one spelling works everywhere.
 
+use crate::text::plain;
 use serde::de::{Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -95,8 +96,7 @@ fn split(text: &str, suffixes: &[(&str, u64)], bare: Option<u64>) -> Option<(Str
 
 /// The part of a wrong input that an error repeats: one line, of bounded length.
 fn quoted(text: &str) -> String {
-    let mut quote: String =
-        text.chars().take(QUOTE_CHARS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect();
+    let mut quote = plain(&text.chars().take(QUOTE_CHARS_MAX).collect::<String>());
     if text.chars().count() > QUOTE_CHARS_MAX {
         quote.push('…');
     }

@@ -1,5 +1,6 @@
 //! What the control plane says about volumes: names, modes, drain orders, and their spelling.
 
+use crate::text::plain;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -22,8 +23,7 @@ pub struct NameError(String);
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let letters = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
     if name.is_empty() || name.len() > NAME_CHARS_MAX || !letters {
-        let shown = name.chars().take(NAME_CHARS_MAX).map(|c| if c.is_control() { '?' } else { c });
-        return Err(NameError(shown.collect()));
+        return Err(NameError(plain(&name.chars().take(NAME_CHARS_MAX).collect::<String>())));
     }
     Ok(())
 }

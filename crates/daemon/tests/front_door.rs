@@ -639,7 +639,7 @@ fn the_clients_of_one_volume_take_nothing_from_another() {
     };
     assert_eq!(full(&own, ""), CONNECTIONS_OF_VOLUME_MAX);
     assert_eq!(full(&door.socket(), "v"), CONNECTIONS_OF_VOLUME_MAX);
-    // Whoever may open the socket for all takes nothing from a volume's own.
+    // A user who may open the socket for all takes nothing from a volume's own.
     assert_eq!(full(&door.socket(), "w"), CONNECTIONS_OF_VOLUME_MAX);
     assert!(full(&neighbour, "") >= CONNECTIONS_RESERVED);
     assert_eq!(door.status().reactor.turned_away, 4);

@@ -98,8 +98,8 @@ impl CacheError {
     }
 }
 
-/// An open cache device. The lock is on the very descriptor that does the I/O, so whoever can write has
-/// it, and it ends with the process, however that ends.
+/// An open cache device. The lock is on the very descriptor that does the I/O, so a process that can write
+/// has it, and it ends with the process, however that ends.
 #[derive(Debug)]
 pub struct CacheFile {
     fd: OwnedFd,

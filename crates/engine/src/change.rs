@@ -411,7 +411,7 @@ impl Engine {
         if result.is_ok() && logged && !self.has_copy(id) {
             return; // The peer has gone meanwhile.
         }
-        // Whoever flushes is told of a flush of ours that failed before, once.
+        // The client that flushes is told of a flush of ours that failed before, once.
         let lost = asked && std::mem::take(&mut self.volume_mut(vid).direct_lost);
         self.complete(id, if lost { Err(RequestError::Io) } else { result.map_err(|_| RequestError::Io) });
     }

@@ -78,7 +78,7 @@ impl Engine {
         let dead = self.dead.then_some(ControlError::Device);
         let parted = self.volume(id).is_half_paired().then_some(ControlError::Paired);
         let late = (now >= until).then_some(ControlError::Backend(IoError::Errno(ETIMEDOUT)));
-        // Whoever flushes next has to hear of it.
+        // The next flush has to hear of it.
         let volume = self.volume(id);
         let lost = volume.direct_lost && !volume.fenced;
         let lost = lost.then_some(ControlError::Backend(IoError::Errno(EIO)));

@@ -311,7 +311,7 @@ impl Engine {
         let waiting = Waiting { volume, sequence: self.volume(volume).sequence, part };
         if published > stable && !self.dead {
             self.sync.drains.push((published, waiting));
-            // Whoever issues syncs may have had its turn already.
+            // The part that issues syncs may have had its turn already.
             self.stir();
         } else {
             self.drain_stable(waiting);
@@ -321,7 +321,7 @@ impl Engine {
     /// Our log has it on stable media; so must a copy that could take over.
     pub(crate) fn drain_stable(&mut self, waiting: Waiting) {
         if self.volume(waiting.volume).is_leaving() {
-            // Whoever has the image now may not have this.
+            // The host that has the image now may not have this.
             self.give_back(waiting.part);
         } else if self.has_drained_copy(waiting) {
             self.send_to_backend(waiting.part);

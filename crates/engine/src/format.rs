@@ -320,8 +320,8 @@ pub struct CheckpointHeader {
     pub open_segment: [U32; 3],
     /// First block of each open segment that is not covered by the checkpoint.
     pub open_block: [U32; 3],
-    /// [`CHECKPOINT_VERSION`]: whoever opens a cache of an older version takes a checkpoint before it writes anything
-    /// else, and from then on the older version refuses the cache.
+    /// [`CHECKPOINT_VERSION`]: a daemon that opens a cache of an older version takes a checkpoint before it writes
+    /// anything else, and from then on the older version refuses the cache.
     pub version: U16,
 }
 

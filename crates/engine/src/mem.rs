@@ -4,8 +4,8 @@
 use crate::api::BLOCK_BYTES;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
-/// A stretch of the arena: `offset` and `len` in bytes. It is a name, not a reference; whoever holds
-/// it has the right to use those bytes until it is given back with [`Arena::free`].
+/// A stretch of the arena: `offset` and `len` in bytes. It is a name, not a reference; its holder
+/// has the right to use those bytes until it is given back with [`Arena::free`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Buf {
     /// First byte in the arena; block-aligned when returned by [`Arena::alloc`].

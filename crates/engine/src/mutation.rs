@@ -1,4 +1,4 @@
-//! Deliberate bugs, for the test of those who look for bugs: whoever checks this core must notice each of them.
+//! Deliberate bugs, for the test of those who look for bugs: each check of this core must notice them.
 //!
 //! They exist with the feature `mutations` only, which no program that is given to users has. Each is off until
 //! [`set`] puts it in force in the calling thread. In the code, `mutated!(Name)` is true where the bug is to be.
@@ -108,7 +108,7 @@ mod list {
         LastRecordNotFetched: "an owner that lost its power gets all but the last of the records that its peer has",
         BlockNotGiven: "a peer says that it has no good copy of a block",
         LeaseForgotten: "an owner takes reads however long its peer has not followed it",
-        ServesAtOnce: "whoever takes a volume over does not wait until its former owner takes no more reads",
+        ServesAtOnce: "a host that takes a volume over does not wait until its former owner takes no more reads",
         LossForgotten: "an owner tells its peer how far the image is as if nothing had been lost",
     }
 

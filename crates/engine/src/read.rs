@@ -58,7 +58,7 @@ struct WaitingRead {
 
 /// Blocks on their way from the backend into the read cache.
 pub(crate) struct Fills {
-    /// Which read or staged copy is going to bring a block. Whoever changes the block takes it out: the
+    /// Which read or staged copy is going to bring a block. A change of the block takes it out: the
     /// bytes that are on their way are then not the newest any more.
     pending: FixedMap<(VolumeId, u64), u32>,
     /// The number of the next read or staged copy. It may wrap: only what is pending must differ.

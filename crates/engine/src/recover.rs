@@ -112,7 +112,7 @@ pub fn read_superblock(device: &mut dyn Device) -> Result<Geometry, OpenError> {
         found = found.or_else(|| Geometry::from_superblock(&sb));
     }
     let none = match unreadable {
-        // Whoever is told that it is no cache may make one of it.
+        // A user who is told that it is no cache may make one of it.
         Some(error) => OpenError::Device("read (superblock)", error),
         None if ours => OpenError::Superblock,
         None => OpenError::NotACache,

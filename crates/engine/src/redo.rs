@@ -1,7 +1,7 @@
 //! The redo of a group: what a lost cache leaves beside the image.
 //!
 //! A group's redo is a number of *frames*, each a header block and the data blocks that it names. Frames carry the
-//! cache's uuid, the owner's generation, group and number, and a checksum of everything: whoever reads them back knows
+//! cache's uuid, the owner's generation, group and number, and a checksum of everything: a reader knows by them
 //! whether each is the one that was written. `docs/format.md` tells the bytes in prose.
 
 use crate::api::BLOCK_BYTES;

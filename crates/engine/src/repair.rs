@@ -1,5 +1,5 @@
 //! A dirty block that does not verify any more, and whose second copy is at the peer (RFC 9): the peer is asked for it, and what it
-//! sends is logged again, as a block is that reclaim moves. Whoever reads it waits for that.
+//! sends is logged again, as a block is that reclaim moves. A read of it waits for that.
 
 use crate::api::{BLOCK_BYTES, Effect, Nanos, PeerOp, RequestError, VolumeId};
 use crate::engine::Engine;

@@ -168,7 +168,7 @@ fn g3_what_went_past_the_cache_is_flushed_before_the_backend_is_let_go_of() {
 }
 
 #[test]
-fn whoever_waits_for_the_drain_is_told_and_nothing_else_is_done_meanwhile() {
+fn a_caller_who_waits_for_the_drain_is_told_and_nothing_else_is_done_meanwhile() {
     let mut w = volume(Mode::WriteBack, DrainOrder::Grouped);
     w.write(0, 0, &pattern(1, 4096));
     w.backend_stopped = true;
@@ -245,7 +245,7 @@ fn g4_a_volume_in_sync_lets_go_when_its_copy_has_everything_on_stable_media() {
     end(&mut w, control);
     let mut model = vec![0; SIZE as usize];
     model[..8192].copy_from_slice(&pattern(1, 8192));
-    // Whoever kept the copy has not heard of it yet.
+    // The host that kept the copy has not heard of it yet.
     w.engine.set_pairing(w.now, V, Pairing::Parting);
     w.engine.fence(V);
     check(&mut w, &model, true);

@@ -231,7 +231,7 @@ fn g1_what_is_given_up_of_a_volume_costs_the_other_one_nothing_whenever_the_devi
         if there {
             continue;
         }
-        // Its room and its number are free, and whoever gets them finds nothing.
+        // Its room and its number are free, and the next volume that gets them finds nothing.
         let control = w.fresh();
         let id =
             w.engine.add_volume(w.now, spec("c", 16 * MIB, Mode::WriteBack), control).expect("there is room");

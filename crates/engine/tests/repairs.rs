@@ -45,7 +45,7 @@ fn g7_a_bad_dirty_block_comes_back_from_the_peer() {
     let status = pair.owner.status(0);
     assert_eq!((status.count.corrupt_blocks, status.count.repaired_blocks), (3, 3));
     assert_eq!((status.lost_blocks, status.dirty_bytes), (0, 8 * BLOCK));
-    // It is good on the device again, whoever is there.
+    // It is good on the device again, also without the peer.
     pair.held = true;
     assert!(pair.owner.try_read(0, 0, 8 * BLOCK) == Ok(data.clone()));
     assert_eq!(pair.owner.status(0).count.corrupt_blocks, 3);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Unmounts what is mounted at or below `directory`, the innermost first, whoever uses it. A server that is gone would make
+/// Unmounts what is mounted at or below `directory`, the innermost first, also if somebody uses it. A server that is gone would make
 /// the directory impossible to remove.
 pub(crate) fn unmount_below(directory: &Path) {
     let Ok(table) = fs::read("/proc/self/mountinfo") else { return };

@@ -75,7 +75,7 @@ pub fn sweep_leftovers() -> io::Result<()> {
 /// A directory that is removed when it is dropped.
 ///
 /// Next to the directory `NAME` stands `NAME.lock`, which its process keeps locked. A lock that can be taken therefore belongs to a
-/// process that has ended, and whoever makes the next directory removes what it left.
+/// process that has ended, and the process that makes the next directory removes what it left.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,

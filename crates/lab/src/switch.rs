@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_current_timer_slack};
 
-/// The requests of `linux/if_tun.h` that name a new interface, and tell what whoever reads its frames can do.
+/// The requests of `linux/if_tun.h` that name a new interface, and tell what the reader of its frames can do.
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
 /// Frames without checksums, and TCP segments to be cut, of both versions of IP.

@@ -496,7 +496,7 @@ fn answer(
     }
     answer.extend(not_run(results));
     let mut headline = lead(ranking);
-    // Whoever reads nothing else is not to lose writes for that.
+    // A user who reads nothing else is not to lose writes for that.
     let winner = ranking.places.first().map(|place| &place.placement);
     if let Some(safe) = second_copy.and_then(|found| found.recommended.as_ref())
         && winner != Some(safe)

@@ -55,7 +55,7 @@ fn what_was_flushed_or_written_durably_is_there_after_a_power_loss_and_the_rest_
         file.sync_data().expect("flushed");
         file.write_all_at(&[value; 4096], MIB).expect("written");
         durable.write_all_at(&[value; 4096], 2 * MIB).expect("written");
-        assert_eq!(read(&file, MIB).expect("read"), value, "whoever reads gets the newest");
+        assert_eq!(read(&file, MIB).expect("read"), value, "a read gets the newest");
         bench.device.lose_power(seed).expect("lost");
         assert_eq!(read(&file, 0).expect("read"), value);
         assert_eq!(read(&durable, 2 * MIB).expect("read"), value);

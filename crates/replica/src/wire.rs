@@ -2,7 +2,7 @@
 //!
 //! A connection begins with a [`Greeting`] in each direction, whose layout never changes. Then come frames: a
 //! [`Prefix`], a head, and for records and blocks the data blocks. The data is not copied here: a prefix says how long
-//! it is, and whoever reads puts it where it belongs.
+//! it is, and the reader puts it where it belongs.
 
 use crate::limits::LEASE_V1_NS;
 use tidepool_engine::api::{

@@ -275,7 +275,7 @@ impl World {
         self.acknowledged = log;
     }
 
-    /// Whether a host has these writes, in the image or in its log: whoever has the volume now must have what an earlier owner does.
+    /// Whether a host has these writes, in the image or in its log: the host that has the volume now must have what an earlier owner does.
     fn has(&self, at: usize, writes: &[u8]) -> bool {
         let log = &self.hosts[at].log;
         self.image[..log.base].iter().chain(&log.writes).take(writes.len()).eq(writes)

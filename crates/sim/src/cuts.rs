@@ -17,7 +17,7 @@ struct Change {
     n: u64,
     value: u64,
     end: u64,
-    /// Whoever has seen something later has seen this.
+    /// An image that has something later has this.
     counts: bool,
     durable: bool,
 }

@@ -40,12 +40,12 @@ pub struct Redo {
     newest: (u64, u64),
     /// The owner's last note: its generation, and what was on its stable media.
     pub(crate) noted: (u64, u64),
-    /// The newest one was committed, but whoever did it was told of an error.
+    /// The newest one was committed, but its owner was told of an error.
     pub(crate) unsure: bool,
 }
 
 impl Redo {
-    /// A frame is written, or a part of it when whoever sent it was killed.
+    /// A frame is written, or a part of it when its sender was killed.
     pub fn write(&mut self, name: (u64, u64, u32), bytes: &[u8]) {
         self.frames.insert(name, bytes.to_vec());
     }

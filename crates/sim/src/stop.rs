@@ -275,7 +275,7 @@ impl World {
                 self.cover.hit("image checked after device death");
             }
             let vol = &mut self.vols[v];
-            // Whoever takes an image over flushes it first.
+            // A host that takes an image over flushes it first.
             vol.backend.store.sync(vol.backend.store.sync_point());
             if vol.backend.trouble == Trouble::Fenced {
                 vol.backend.heal();
@@ -471,7 +471,7 @@ impl World {
         let status = engine.volume_status(self.now, id).expect("a known volume has a status");
         let forgotten = vol.backend.is_forgotten(vol.recovered_generation);
         if forgotten || vol.backend.redo.is_ahead(self.uuid, status.sequence) {
-            // As whoever opens an image does: the cache has lost that it was given the image, or what the image or its
+            // As an open of an image does: the cache has lost that it was given the image, or what the image or its
             // redo has got from it.
             if !self.may_lose_data() {
                 return self.fail(format!("volume {v}: the cache is behind the image"));
@@ -495,7 +495,7 @@ impl World {
         vol.backend.foreign = false;
         vol.backend.own_as(vol.recovered_generation);
         if !status.dirty {
-            // As whoever opens an image does with what an earlier owner has left: the image is the first cut.
+            // As an open of an image does with what an earlier owner has left: the image is the first cut.
             vol.backend.redo.clear();
         }
         if self.plan.modes && self.stop_rng.permille(100) {

@@ -114,7 +114,7 @@ impl Store {
         self.write(block, self::content(&bytes), durable);
     }
 
-    /// A write that was cut off by a kill of whoever sent it.
+    /// A write that was cut off by a kill of its sender.
     pub fn write_cut(&mut self, block: u64, content: &Content, sectors: u8) {
         match sectors {
             0 => {}

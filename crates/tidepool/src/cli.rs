@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use tidepool_backend::BackendUri;
 use tidepool_daemon::config::VolumeName;
 use tidepool_daemon::door::{Allow, SocketMode};
+use tidepool_daemon::text::plain;
 use tidepool_daemon::units::{Duration, Size};
 use tidepool_daemon::volume::{DrainOrder, Mode, WithoutPeer};
 
@@ -477,7 +478,7 @@ pub enum VolumeCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Serve another host's volume from the second copy that is here. Whoever serves it is fenced first: nothing that it still
+    /// Serve another host's volume from the second copy that is here. The host that serves it is fenced first: nothing that it still
     /// writes reaches the image.
     Takeover {
         /// The volume.
@@ -552,6 +553,9 @@ pub enum VolumeCommand {
         /// As for `serve`, for this volume.
         #[arg(long, value_name = "DURATION")]
         accept_loss: Option<Duration>,
+        /// A socket of its own, in the place of the one that it may have. Clients that are connected stay.
+        #[command(flatten)]
+        socket: Box<SocketArgs>,
         /// Where the daemon is.
         #[command(flatten)]
         admin: AdminArgs,
@@ -809,7 +813,7 @@ fn one_line(error: &clap::Error) -> String {
         }
     }
     line.push_str(" (see `tidepool --help`)");
-    line
+    plain(&line)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The daemon's log. Whoever has something to say puts a line in a queue; one thread writes them to stderr, and waits there for whoever
-//! reads them. Nobody else does: what does not fit is left out and counted, and so is what one kind of line, or one peer, says too often.
+//! The daemon's log. What there is to say is put in a queue, line by line; one thread writes the lines to stderr, and waits there for
+//! the process that reads them. Nobody else does: what does not fit is left out and counted, and so is what one kind of line, or one peer, says too often.
 
 use rate::Limiter;
 use rustix::event::{PollFd, PollFlags};
@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tidepool_daemon::audit;
+use tidepool_daemon::text::plain;
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::Directive;
 use tracing_subscriber::fmt::MakeWriter;
@@ -22,6 +23,8 @@ const LINES_MAX: usize = 2048;
 const ERRORS_MAX: usize = 1024;
 /// Longest line in bytes.
 const LINE_BYTES_MAX: usize = 4096;
+/// What a colour begins with.
+const ESCAPE: char = '\u{1b}';
 /// How long the end of the process waits for the log.
 const END_WAIT_MAX: Duration = Duration::from_secs(1);
 /// After this long what was left out is told although nothing else is said.
@@ -64,7 +67,7 @@ pub fn last_words(line: &str) {
             queue.put_first(tidy(format!("{line}\n").as_bytes(), false));
             end();
         }
-        None => eprintln!("{line}"),
+        None => eprintln!("{}", plain(line)),
     }
 }
 
@@ -236,17 +239,29 @@ impl Write for Line {
     }
 }
 
-/// One line of bounded length, whatever somebody else has put into it. `colours`: it has escape sequences of our own.
+/// One line of bounded length as a terminal may show it, whatever somebody else has put into it. `colours`: it has colours of our own.
 fn tidy(line: &[u8], colours: bool) -> Vec<u8> {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
-    let is_plain = |byte: u8| byte >= b' ' && byte != 0x7f || colours && byte == 0x1b;
-    let mut tidy: Vec<u8> =
-        text.iter().take(LINE_BYTES_MAX).map(|&b| if is_plain(b) { b } else { b' ' }).collect();
-    if text.len() > LINE_BYTES_MAX {
-        tidy.extend("…".as_bytes());
+    // A message of several lines stays readable.
+    let shown =
+        String::from_utf8_lossy(&text[..text.len().min(LINE_BYTES_MAX)]).replace(['\n', '\r', '\t'], " ");
+    let mut parts = shown.split(ESCAPE);
+    let mut tidy = plain(parts.next().unwrap_or_default());
+    for part in parts {
+        tidy.push(if colours && is_colour(part) { ESCAPE } else { '?' });
+        tidy.push_str(&plain(part));
     }
-    tidy.push(b'\n');
-    tidy
+    if text.len() > LINE_BYTES_MAX {
+        tidy.push('…');
+    }
+    tidy.push('\n');
+    tidy.into()
+}
+
+/// What follows an escape chooses a colour, and does nothing else.
+fn is_colour(text: &str) -> bool {
+    let numbers = |c: char| c.is_ascii_digit() || c == ';';
+    text.strip_prefix('[').is_some_and(|text| text.trim_start_matches(numbers).starts_with('m'))
 }
 
 #[cfg(test)]
@@ -256,8 +271,10 @@ mod tests {
 
     #[test]
     fn a_line_is_one_line_of_bounded_length() {
-        assert_eq!(tidy(b"a\nb\x1b[31mc\x7f\n", false), b"a b [31mc \n");
-        assert_eq!(tidy(b"\x1b[31ma\rb", true), b"\x1b[31ma b\n");
+        assert_eq!(tidy(b"a\nb\x1b[31mc\x7f\n", false), b"a b?[31mc?\n");
+        assert_eq!(tidy(b"\x1b[31;1ma\rb\x1b[0m", true), b"\x1b[31;1ma b\x1b[0m\n");
+        assert_eq!(tidy(b"\x1b]0;a\x1b[2J\x1b", true), b"?]0;a?[2J?\n");
+        assert_eq!(tidy("ä\u{9b}2J\u{202e}b\n".as_bytes(), false), "ä?2J?b\n".as_bytes());
         let long = tidy(&vec![b'x'; 100_000], false);
         assert!(long.len() <= LINE_BYTES_MAX + 4 && long.ends_with("…\n".as_bytes()), "{}", long.len());
     }

@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use tidepool_daemon::failure::Failure;
+use tidepool_daemon::text::plain;
 
 /// Prints a result: as JSON, or as the text that `table` makes of it.
 pub fn print<T: Serialize>(
@@ -14,17 +15,22 @@ pub fn print<T: Serialize>(
     table: impl FnOnce(&T) -> String,
 ) -> Result<(), Failure> {
     let text = match format {
-        Format::Table => table(value),
+        Format::Table => shown(&table(value)),
         Format::Json => serde_json::to_string_pretty(value)
             .map_err(|e| Failure::failed(format!("cannot print the result: {e}")))?,
     };
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
-        // Whoever reads has seen enough, as with `| head`.
+        // The reader has seen enough, as with `| head`.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         Err(e) => Err(Failure::failed(format!("cannot print the result: {e}"))),
         Ok(()) => Ok(()),
     }
+}
+
+/// A text as a terminal may show it: names in it may be those of somebody else.
+fn shown(text: &str) -> String {
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
 /// A table with these columns; those named in `right` hold numbers.
@@ -79,6 +85,11 @@ mod tests {
         {
             assert_eq!(latency(us), text);
         }
+    }
+
+    #[test]
+    fn names_in_a_table_are_no_commands_to_the_terminal() {
+        assert_eq!(shown("a  b\n\u{1b}[2J\u{9b}2J  c\u{202e}\n"), "a  b\n?[2J?2J  c?\n");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::volume::{interruptible, with_progress};
 use tidepool_daemon::admin::client::{Client, ClientError};
 use tidepool_daemon::admin::{Snapshot, SnapshotAction, SnapshotReport};
 use tidepool_daemon::failure::Failure;
+use tidepool_daemon::text::plain;
 use tidepool_daemon::units::{Size, time};
 
 /// Runs the command.
@@ -79,7 +80,7 @@ fn list(snapshots: &[SnapshotReport]) -> String {
     for snapshot in snapshots {
         table.add_row([
             // A name may be anything.
-            snapshot.name.replace(char::is_control, "?"),
+            plain(&snapshot.name),
             snapshot.id.to_string(),
             Size(snapshot.size_bytes).approximate(),
             if snapshot.protected { "yes" } else { "no" }.to_owned(),

@@ -4,7 +4,7 @@ use crate::cli::{AdminArgs, StatusArgs};
 use crate::output::{self, latency, render};
 use tidepool_daemon::admin::client::Client;
 use tidepool_daemon::admin::{Exposure, Latency, Owner, Status, VolumeReport};
-use tidepool_daemon::failure::Failure;
+use tidepool_daemon::failure::{Failure, one_line};
 use tidepool_daemon::listen::runtime_directory;
 use tidepool_daemon::units::Size;
 
@@ -44,10 +44,10 @@ fn text(status: &Status) -> String {
     text.push_str(&volumes(&status.volumes));
     for volume in &status.volumes {
         if let Some(error) = &volume.error {
-            text.push_str(&format!("volume {}: {error}\n", volume.name));
+            text.push_str(&format!("volume {}: {}\n", volume.name, one_line(error)));
         }
         for note in &volume.notes {
-            text.push_str(&format!("volume {}: note: {note}\n", volume.name));
+            text.push_str(&format!("volume {}: note: {}\n", volume.name, one_line(note)));
         }
     }
     text

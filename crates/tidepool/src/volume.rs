@@ -8,8 +8,8 @@ use indicatif::ProgressBar;
 use std::time::Duration as Time;
 use tidepool_daemon::admin::client::{Client, ClientError};
 use tidepool_daemon::admin::{
-    AddVolume, FailOver, FailedOver, FailoverOutcome, GaveUp, HandOver, HandedOver, Removed, SetVolume,
-    State, VolumeReport,
+    AddVolume, FailOver, FailedOver, FailoverOutcome, Freed, GaveUp, HandOver, HandedOver, Removed,
+    SetVolume, State, VolumeReport,
 };
 use tidepool_daemon::config;
 use tidepool_daemon::door::VolumeSocket;
@@ -99,13 +99,16 @@ pub async fn run(command: VolumeCommand) -> Result<(), Failure> {
             let done = interruptible(gone, client.hand_over(name.as_str(), &how)).await?;
             output::print(output.format, &done, handed_over)
         }
-        VolumeCommand::Set { name, mode, dirty_max, accept_loss, admin, output } => {
-            if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() {
-                return Err(Failure::usage("nothing to change: give --mode, --dirty-max or --accept-loss"));
+        VolumeCommand::Set { name, mode, dirty_max, accept_loss, socket, admin, output } => {
+            let socket = own_socket(*socket)?;
+            if mode.is_none() && dirty_max.is_none() && accept_loss.is_none() && socket.is_none() {
+                return Err(Failure::usage(
+                    "nothing to change: give --mode, --dirty-max, --accept-loss or --socket",
+                ));
             }
             let client = client(&admin)?;
             let gone = "the daemon goes on with the change (see `tidepool status`)";
-            let change = SetVolume { mode, accept_loss, dirty_max };
+            let change = SetVolume { mode, accept_loss, dirty_max, socket };
             let change = client.set(name.as_str(), &change);
             let report = with_progress(&client, Some(name.as_str()), "draining", gone, change).await?;
             output::print(output.format, &report, |report| list(std::slice::from_ref(report)))
@@ -253,7 +256,7 @@ fn failed_over(done: &[FailedOver]) -> String {
     render(&table)
 }
 
-/// Whoever asked goes by the exit status, and shows what is on the standard error.
+/// The caller goes by the exit status, and shows what is on the standard error.
 fn all_here(done: &[FailedOver]) -> Result<(), Failure> {
     let refused = done.iter().filter(|done| done.outcome == FailoverOutcome::Refused);
     let whys: Vec<&str> = refused.map(|refused| refused.why.as_deref().unwrap_or("refused")).collect();
@@ -273,9 +276,10 @@ fn handed_over(done: &HandedOver) -> String {
 
 fn gave_up(done: &GaveUp) -> String {
     let GaveUp { name, backend, bytes, seconds, freed } = done;
-    let lost = match bytes {
-        0 => "nothing of it was in the cache alone".to_owned(),
-        bytes => format!("{bytes} bytes, written over {seconds:.0} s, are lost"),
+    let lost = match (bytes, freed) {
+        (_, Freed::CopyGone(_)) => "the copy that was here is forgotten".to_owned(),
+        (0, _) => "nothing of it was in the cache alone".to_owned(),
+        (bytes, _) => format!("{bytes} bytes, written over {seconds:.0} s, are lost"),
     };
     format!("volume {name} is given up: {lost}\n{}\n", freed.text(backend))
 }

@@ -99,7 +99,7 @@ impl Budget {
 
     /// Gives `bytes` back.
     pub(super) fn give(&mut self, held: &mut Held, bytes: usize) {
-        let volume = held.volume.expect("whoever holds memory belongs to a volume");
+        let volume = held.volume.expect("a connection that holds memory belongs to a volume");
         held.bytes -= bytes;
         self.room += bytes;
         self.change(volume, |share| share.held -= bytes);

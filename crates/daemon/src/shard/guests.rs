@@ -81,7 +81,7 @@ impl<C: Core> Reactor<C> {
         self.shared.expected.retain(|expected| expected.number != number);
     }
 
-    /// A client that uses a volume which is not served yet goes to whoever expects it.
+    /// A client that uses a volume which is not served yet goes to the task that expects it.
     pub(super) fn pass_on(&mut self, slot: u32) {
         let mut connection = self.connections.remove(slot);
         let (guest, own) = (connection.take_guest(), connection.place.is_own());

@@ -126,8 +126,8 @@ pub struct Stopped {
     pub device_failed: bool,
     /// Every volume of the cache device.
     pub volumes: Vec<StoppedVolume>,
-    /// The cache device with its lock: to be dropped only when the backends are closed, since whoever has
-    /// the lock may take the images for abandoned.
+    /// The cache device with its lock: to be dropped only when the backends are closed, since a process
+    /// that has the lock may take the images for abandoned.
     pub cache: Option<CacheFile>,
 }
 

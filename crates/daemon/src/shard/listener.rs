@@ -171,9 +171,6 @@ fn introduce(fd: &OwnedFd) -> String {
             let _ = sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE);
             address.to_string()
         }
-        _ => match peer_of(fd.as_fd()).map(|peer| peer.pid) {
-            Ok(Some(pid)) => format!("process {pid}"),
-            _ => "a local client".into(),
-        },
+        _ => peer_of(fd.as_fd()).map_or_else(|_| "a local client".into(), |peer| peer.to_string()),
     }
 }

@@ -391,7 +391,7 @@ impl<C: Core> Reactor<C> {
                     // What is on its way may arrive or not: it is another's record.
                     (side.writing, side.retry_at, side.rung) = (None, None, false);
                     let link = side.link;
-                    // What waits is not answered: whoever serves it may do that.
+                    // What waits is not answered: the host that serves it may do that.
                     self.close_door(id);
                     let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
                     engine.fence(id);

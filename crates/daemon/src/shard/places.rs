@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_all_leaves_something_for_each_volume() {
+    fn a_user_who_takes_all_leaves_something_for_each_volume() {
         let mut places = Places::default();
         let mut taken = Vec::new();
         while let Ok(place) = places.take_handshake() {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tidepool_engine::api::VolumeId;
 
-/// Written by the reactor, read by whoever watches it, also when it has panicked.
+/// Written by the reactor, read by those that watch it, also when it has panicked.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     rounds: AtomicU64,

@@ -226,7 +226,7 @@ impl<C: Core> Reactor<C> {
         }
     }
 
-    /// Whoever has left while it waits gives its place back.
+    /// A client that has left while it waits gives its place back.
     fn wake_those_who_left(&mut self) {
         let mut waits = false;
         for slot in 0..self.connections.capacity() as u32 {

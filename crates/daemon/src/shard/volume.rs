@@ -160,7 +160,7 @@ impl Volume {
         self.snapshots.retain(|(of, _)| *of != control);
     }
 
-    /// Does something with a snapshot that the image has; whoever waits for `answer` is told how that ends.
+    /// Does something with a snapshot that the image has; `answer` tells how that ends.
     pub(super) fn change_snapshot(&mut self, name: &str, change: SnapshotChange, answer: Answer<()>) {
         let begun = match &self.snapshot_change {
             Some(_) => Err(ControlError::Busy),
@@ -245,7 +245,7 @@ impl Volume {
             if token == SNAPSHOT_TOKEN {
                 let outcome = result.map_err(|error| ShardError::from(ControlError::Backend(error)));
                 if let Some(answer) = snapshot_change.take() {
-                    // Whoever has asked may have gone.
+                    // The caller may have gone.
                     let _ = answer.send(outcome);
                 }
                 return;

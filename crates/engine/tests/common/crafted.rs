@@ -277,7 +277,7 @@ impl Crafted {
         self.device.0[byte(first) as usize..][..bytes.len()].copy_from_slice(&bytes);
     }
 
-    /// What is found. Whoever opens the cache and is killed finds the same again.
+    /// What is found. A daemon that opens the cache and is killed finds the same again.
     pub fn found(&self) -> Found {
         let mut device = Overlay::on(&self.device.0);
         let found = Found::on(&mut device).expect("a cache");

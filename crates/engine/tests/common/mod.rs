@@ -702,7 +702,7 @@ pub fn unflushed() -> World {
 }
 
 /// A drain that a stopped backend holds up comes to its end: the volume is fenced, or the cache device fails. Returns what is told to
-/// whoever waited for it.
+/// the caller who waited for it.
 pub fn end_of_drain(w: &mut World, fenced: bool) -> ControlError {
     if fenced {
         w.backend_result = Err(IoError::Fenced);

@@ -181,7 +181,7 @@ impl Faults {
         waited.expect("no thread panics while it holds the faults").0.held
     }
 
-    /// The device takes and answers nothing from now on, as when the power fails. Whoever uses it can be killed, if
+    /// The device takes and answers nothing from now on, as when the power fails. A process that uses it can be killed, if
     /// [`Faults::disconnect`] follows: the kernel does not let go of a process before its device has answered.
     pub fn cut(&self) {
         let mut state = self.lock();

@@ -143,7 +143,7 @@ impl Model {
     /// Turns the write cache on or off. What is in it goes to the media all the same.
     pub fn set_cache(&mut self, cache: Option<WriteCache>) {
         self.spec.cache = cache;
-        // Whoever waits for room in it now waits for the media.
+        // A write that waits for room in it now waits for the media.
         if cache.is_none() {
             for id in std::mem::take(&mut self.cache.waiting) {
                 self.wait(id, Access::Write);

@@ -99,7 +99,7 @@ impl Server {
         Some(Command { kind, offset, len: on_device.map(|(_, len)| len).sum() })
     }
 
-    /// What becomes of an operation; the number of the operation is left to whoever counts.
+    /// What becomes of an operation; the caller counts the operations.
     fn begin(
         &self,
         kind: Kind,

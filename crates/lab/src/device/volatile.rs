@@ -102,8 +102,8 @@ impl Volatile {
         }
     }
 
-    /// Nothing is under way any more: what is in the cache of writes that were never answered is covered by the next flush, too. Whoever
-    /// comes next reads it, and takes it for what it is.
+    /// Nothing is under way any more: what is in the cache of writes that were never answered is covered by the next flush, too. The
+    /// next process reads it, and takes it for what it is.
     pub(super) fn all_over(&mut self) {
         self.writes.values_mut().for_each(|write| write.over = true);
     }

@@ -41,7 +41,7 @@ pub(super) enum Run {
     Promising { before: Record, after: Record, control: u64 },
     /// It has asked the witness for the volume.
     Asking { before: Record, after: Record },
-    /// The record is its own; whoever was the owner is being kept from the image.
+    /// The record is its own; the former owner is being kept from the image.
     Fencing { record: Record },
     /// The core gets the image.
     Attaching { record: Record, control: u64 },

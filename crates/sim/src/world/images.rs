@@ -57,7 +57,7 @@ impl World {
             return;
         }
         backend.store.power_loss(&mut self.rng);
-        // What is in flight is done again by whoever brings the server back.
+        // What is in flight is done again when the server is brought back.
         for flight in self.flights.values_mut() {
             match &mut flight.kind {
                 FlightKind::Write { volume: v, applied, .. } if *v == volume => *applied = false,

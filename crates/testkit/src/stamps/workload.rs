@@ -90,7 +90,7 @@ struct State {
     model: Model,
     pending: HashMap<u64, Pending>,
     disconnected: bool,
-    /// The connections, for whoever gives the server up.
+    /// The connections, to be ended when the server is given up.
     connections: Vec<Sender>,
     failure: Option<Error>,
     summary: Summary,

@@ -190,10 +190,10 @@ async fn serve(
     let mut terminated = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupted = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
     if writeln!(std::io::stdout(), "{}", testbed.cluster().conf().display()).is_err() {
-        // Whoever asked for it has given up meanwhile.
+        // The caller has given up meanwhile.
         return Ok(None);
     }
-    // Whoever reads what `up` prints is not to wait for the end of the cluster.
+    // A process that reads what `up` prints is not to wait for the end of the cluster.
     let null = std::fs::File::options().write(true).open("/dev/null").map_err(Failure::failed)?;
     rustix::stdio::dup2_stderr(null).map_err(Failure::failed)?;
     loop {

@@ -5,6 +5,7 @@ use std::fmt::{Debug, Write};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tidepool_daemon::text::plain_within;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -15,10 +16,17 @@ use tracing_subscriber::layer::Context;
 const PEER: &str = "peer";
 /// Lines of one kind and one peer at once, and how many a second then.
 const OF_PEER: Pace = Pace { burst: 10.0, a_second: 0.5 };
-/// Lines of one kind at once, whoever has caused them, and how many a second then.
+/// Lines of one kind at once from all peers, and how many a second then.
 const OF_KIND: Pace = Pace { burst: 200.0, a_second: 10.0 };
 /// An error of one kind may be told for each of many volumes or blocks.
 const OF_ERRORS: Pace = Pace { burst: 1000.0, a_second: 50.0 };
+/// One peer never uses up a kind, and leaves most of it.
+const _: () = assert!(
+    OF_PEER.burst * 4.0 <= OF_KIND.burst
+        && OF_PEER.a_second * 4.0 <= OF_KIND.a_second
+        && OF_KIND.burst <= OF_ERRORS.burst
+        && OF_KIND.a_second <= OF_ERRORS.a_second
+);
 /// Most peers that are told apart; more are one.
 const PEERS_MAX: usize = 1024;
 /// Pause between two looks for peers that have said nothing for long.
@@ -80,18 +88,24 @@ impl Visit for Said {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         match field.name() {
             "message" => drop(write!(self.text, "{value:?}")),
-            PEER => {
-                let mut hasher = DefaultHasher::new();
-                host(&format!("{value:?}")).hash(&mut hasher);
-                self.peer = Some(hasher.finish());
-            }
+            PEER => self.peer = Some(limit_of(&format!("{value:?}"))),
             _ => {}
         }
     }
 }
 
-/// A peer without the port, of which it has thousands.
+/// The number of a peer's limit.
+fn limit_of(peer: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    host(peer).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Whose limit a peer's is: that of its user without the process, or of its host without the port. It has thousands of those.
 fn host(peer: &str) -> &str {
+    if let Some((_, uid)) = peer.rsplit_once(" of uid ") {
+        return uid;
+    }
     match peer.rsplit_once(':') {
         Some((host, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => host,
         _ => peer,
@@ -119,7 +133,7 @@ impl Limiter {
             let is_due = forgotten.is_none_or(|then| now.saturating_duration_since(then) >= FORGET_PAUSE);
             if peers.len() >= PEERS_MAX && is_due {
                 *forgotten = Some(now);
-                // Whoever has said nothing for long begins anew.
+                // A peer that has said nothing for long begins anew.
                 peers.retain(|_, bucket| {
                     bucket.fill(OF_PEER, now);
                     bucket.lines < OF_PEER.burst
@@ -150,11 +164,8 @@ impl Limiter {
         let mut paces = self.lock();
         let is_due = |one: &LeftOut| now.saturating_duration_since(one.since) >= after;
         let kind = paces.left_out.iter().find(|(_, one)| is_due(one)).map(|(kind, _)| kind.clone())?;
-        let LeftOut { count, mut text, since } = paces.left_out.remove(&kind)?;
-        if text.len() > TEXT_BYTES_MAX {
-            let end = (0..=TEXT_BYTES_MAX).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-            text.truncate(end);
-        }
+        let LeftOut { count, text, since } = paces.left_out.remove(&kind)?;
+        let text = plain_within(&text, TEXT_BYTES_MAX);
         let seconds = now.saturating_duration_since(since).as_secs();
         Some(format!("{count} more lines of this kind in {seconds} s are left out: {text}"))
     }
@@ -219,10 +230,28 @@ mod tests {
     }
 
     #[test]
+    fn a_user_with_many_processes_leaves_something_for_others() {
+        let limiter = Limiter::new();
+        let now = Instant::now();
+        let admits = |pid: u32, uid: u32| {
+            let peer = limit_of(&format!("process {pid} of uid {uid}"));
+            limiter.admits(METADATA.callsite(), Level::WARN, said(Some(peer)), now)
+        };
+        assert_eq!((1..1000).filter(|&pid| admits(pid, 1000)).count(), 10);
+        assert!(admits(1000, 1001));
+    }
+
+    #[test]
+    fn a_process_is_no_other_peer() {
+        assert_eq!(host("process 1 of uid 1000"), host("process 2 of uid 1000"));
+        assert_eq!(host("process 1 of uid 1000"), host("a process of uid 1000"));
+        assert_ne!(host("process 1 of uid 0"), host("process 1 of uid 1000"));
+    }
+
+    #[test]
     fn a_port_is_no_other_peer() {
         assert_eq!(host("192.0.2.1:50001"), host("192.0.2.1:50002"));
         assert_eq!(host("[2001:db8::1]:50001"), "[2001:db8::1]");
-        assert_ne!(host("process 1 of uid 0"), host("process 2 of uid 0"));
     }
 
     #[test]

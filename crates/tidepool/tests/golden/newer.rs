@@ -115,7 +115,7 @@ fn an_ownership_record_or_redo_of_a_newer_version_is_refused_and_left_as_it_is()
             let line = format!("tidepool: cannot recover {BACKEND}: {why}");
             refused_but_for_the_cache(&place, &words(accepted), &line);
         }
-        // Whoever goes back to the version that knows it finds everything.
+        // A user who goes back to the version that knows it finds everything.
         fs::write(place.path(name), text).expect("written");
         serve(&golden, &place);
     }
