@@ -6,6 +6,7 @@ mod holder;
 mod intruder;
 mod liar;
 mod log;
+mod mover;
 mod names;
 mod peers;
 mod rounds;

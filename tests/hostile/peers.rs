@@ -42,7 +42,7 @@ fn cache_of(trio: &Trio, host: usize) -> u128 {
 /// The truth about the owner, which the third host has found out.
 pub struct Facts {
     cache: u128,
-    generation: u64,
+    pub generation: u64,
     pub image: String,
 }
 

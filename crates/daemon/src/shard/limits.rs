@@ -45,8 +45,9 @@ pub const EXTENTS_MAX: usize =
     (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
 /// Connections with other hosts' daemons of one shard: each volume may be owned here or followed.
 pub const LINKS_MAX: usize = 2 * VOLUMES_MAX;
-/// Bytes that wait to be sent to a host that holds a copy. It is given up beyond: clients wait for what it has not confirmed.
-pub const OWNER_QUEUE_BYTES_MAX: usize = 256 << 20;
+/// Bytes that wait to be sent to a host that holds a copy, several times what may be unconfirmed. It is given up beyond: it has confirmed
+/// what it cannot have received.
+pub const OWNER_QUEUE_BYTES_MAX: usize = 32 << 20;
 /// Bytes that wait to be sent to the owner of a copy, which gets answers, and one record at a time. It is given up beyond.
 pub const FOLLOWER_QUEUE_BYTES_MAX: usize = 8 << 20;
 /// Records of one link in the core: as many as an owner has room told for.

@@ -139,14 +139,13 @@ impl Reasons {
     }
 }
 
-/// Connections of which nobody knows whose they are. When there are too many, the address that has the most loses its oldest one: who
-/// connects and says nothing keeps nobody else out.
+/// Connections of which nobody knows whose they are. When there are too many, the network that has the most loses one, and in it the
+/// address that has the most its oldest one: a host that connects and says nothing keeps no other address out.
 #[derive(Default)]
 struct Strangers(Mutex<Vec<Stranger>>);
 
 struct Stranger {
     number: u64,
-    /// One network of IPv6 counts as one address.
     from: Option<IpAddr>,
     task: AbortHandle,
 }
@@ -160,12 +159,8 @@ impl Strangers {
     fn insert(&self, stranger: Stranger) {
         let mut all = self.all();
         if all.len() >= STRANGERS_MAX {
-            let of = |from: Option<IpAddr>| all.iter().filter(|other| other.from == from).count();
-            // The oldest comes first; of several that are alike the last one would be taken.
-            let most = all.iter().map(|other| of(other.from)).max().unwrap_or(0);
-            if let Some(at) = all.iter().position(|other| of(other.from) == most) {
-                all.remove(at).task.abort();
-            }
+            let from: Vec<Option<IpAddr>> = all.iter().map(|stranger| stranger.from).collect();
+            all.remove(who_has_most(&from)).task.abort();
         }
         all.push(stranger);
     }
@@ -265,10 +260,19 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
                 Err(_) => {}
             }
         });
-        let from = from.map(network);
         reception.strangers.insert(Stranger { number, from, task: task.abort_handle() });
         let _ = begin.send(());
     }
+}
+
+/// Which of these has to go, of which the oldest comes first; there is one at least.
+fn who_has_most(all: &[Option<IpAddr>]) -> usize {
+    let of_network =
+        |from: Option<IpAddr>| all.iter().filter(|other| other.map(network) == from.map(network)).count();
+    let of_address = |from: Option<IpAddr>| all.iter().filter(|&&other| other == from).count();
+    let counts: Vec<(usize, usize)> = all.iter().map(|&from| (of_network(from), of_address(from))).collect();
+    let most = counts.iter().max();
+    counts.iter().position(|counts| Some(counts) == most).unwrap_or(0)
 }
 
 /// What a host has of its own: its address, or its network of IPv6.
@@ -588,4 +592,23 @@ async fn look_up(
         attachment,
     };
     Ok((record, spec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_with_the_most_connections_loses_its_oldest_one() {
+        let from = |text: &str| Some(text.parse().expect("an address"));
+        let (honest, flood, other) = (from("fd00::2"), from("fd00::3"), from("fd01::1"));
+        assert_eq!(who_has_most(&[honest, flood, flood, other]), 1, "in one network");
+        assert_eq!(
+            who_has_most(&[other, other, honest, flood, from("fd00::4")]),
+            2,
+            "a network of many addresses"
+        );
+        assert_eq!(who_has_most(&[from("192.0.2.1"), from("192.0.2.2"), from("192.0.2.2")]), 1);
+        assert_eq!(who_has_most(&[None]), 0);
+    }
 }

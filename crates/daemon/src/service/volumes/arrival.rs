@@ -16,7 +16,7 @@ use crate::units;
 use crate::volume::{DrainOrder, Mode, is_parent_name};
 use std::sync::Arc;
 use std::time::Duration;
-use tidepool_backend::{BackendUri, Ownership, Prepared};
+use tidepool_backend::{BackendError, BackendUri, Identity, Ownership, Prepared};
 use tidepool_engine::api::{VolumeSpec, is_size};
 use tidepool_engine::format::crc32c;
 use tidepool_engine::status::VolumeState;
@@ -63,6 +63,8 @@ pub(in crate::service) struct Arriving {
     volumes: Arc<Volumes>,
     name: String,
     image: BackendUri,
+    /// What that meant when the volume was offered.
+    identity: Identity,
     owner: Party,
     generation: u64,
     leaving: Leaving,
@@ -106,6 +108,7 @@ impl Volumes {
             return Err(format!("no volume is like that: {} with {} bytes", spec.name, leaving.size_bytes));
         }
         let image: BackendUri = spec.backend.parse().map_err(|error| format!("{}: {error}", spec.backend))?;
+        let identity = self.identity_of(&image).await.map_err(|error| error.to_string())?;
         {
             let mut arriving = lock(&self.arriving);
             arriving.retain(|_, pending| !pending.task.is_finished());
@@ -130,12 +133,19 @@ impl Volumes {
             volumes: self.clone(),
             name,
             image,
+            identity,
             owner: record.owner,
             generation: record.generation,
             leaving,
             guests,
             door,
         })
+    }
+
+    /// What an image is now.
+    async fn identity_of(&self, image: &BackendUri) -> Result<Identity, BackendError> {
+        let look = |uri: &BackendUri| Ok(tidepool_backend::identity(uri));
+        self.ask_image(image, "looking which image it is", look).await
     }
 
     /// Serves a volume of which another host has let go with everything in the image.
@@ -328,6 +338,17 @@ impl Arriving {
         }
     }
 
+    /// Looks whether the image is the one that was offered, and still where other hosts may name images: a host that can write to a
+    /// directory could have put a link to any file of this host in its place since.
+    async fn check_image(&self) -> Result<(), String> {
+        let identity = self.volumes.identity_of(&self.image).await;
+        if identity.ok().as_ref() != Some(&self.identity) {
+            return Err("its image is not the one any more that was offered".into());
+        }
+        let taken = self.volumes.check_way(&self.name, &self.image.to_string()).await;
+        taken.map(drop).map_err(|error| crate::failure::one_line(&error))
+    }
+
     /// Has the other host let go, and serves the volume.
     async fn take(&self, stream: &mut Stream, prepared: Prepared) -> Result<(), PeerError> {
         let since = Instant::now();
@@ -343,6 +364,9 @@ impl Arriving {
         };
         let released = since.elapsed().as_millis();
         // What has begun is finished, also if another host offers the volume meanwhile.
+        if let Err(why) = self.check_image().await {
+            return stream.refuse(&why).await;
+        }
         let (volumes, owner, generation) = (self.volumes.clone(), self.owner, self.generation);
         let (name, image, leaving) = (self.name.clone(), self.image.clone(), self.leaving.clone());
         let taking = tokio::spawn(async move {
