@@ -76,7 +76,9 @@ fn stay_silent<T>(connect: impl Fn() -> Option<T>) {
 fn pour_beats(mut intruder: Intruder, facts: &Facts) {
     intruder.give_up_after(Duration::from_secs(2));
     let [hello, ..] = beginnings(facts.call_it("h2", THEIRS, &facts.image), "");
-    if intruder.send(&hello).is_err() {
+    let Message::Hello { call, lease_ns } = hello else { unreachable!("the first one") };
+    // The hosts are patient.
+    if intruder.send(&Message::Hello { call, lease_ns: 10 * lease_ns }).is_err() {
         return;
     }
     let mut beats = Vec::new();
@@ -139,7 +141,7 @@ fn links_lost(trio: &Trio) -> Vec<String> {
 #[test]
 fn g4_g8_all_attacks_at_once_lose_no_link_and_leave_no_copy_behind() {
     let _turn = one_at_a_time();
-    let trio = Trio::on_file().expect("three hosts");
+    let trio = Trio::patient_on_file().expect("three hosts");
     add(&trio, OWNER, ATTACKED, ATTACKED_BYTES);
     let theirs = add(&trio, THIRD, THEIRS, 32 * MIB);
     let facts = Facts::about(&trio, THIRD, THEIRS);

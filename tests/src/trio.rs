@@ -73,12 +73,21 @@ fn io(source: std::io::Error) -> Error {
 impl Trio {
     /// Three hosts on a file; h0 serves the volume, and h1 has a copy in sync.
     pub fn on_file() -> Result<Trio, Error> {
+        Trio::on_a_file(false)
+    }
+
+    /// The same, where the hosts wait ten times as long for each other, so that a busy machine does not matter.
+    pub fn patient_on_file() -> Result<Trio, Error> {
+        Trio::on_a_file(true)
+    }
+
+    fn on_a_file(patient: bool) -> Result<Trio, Error> {
         let scratch = Scratch::new("trio").map_err(io)?;
         let image = scratch.join("image");
         File::create(&image).and_then(|file| file.set_len(IMAGE_BYTES)).map_err(io)?;
         let network = Network::up(HOSTS as u32, false, None).map_err(std::io::Error::other).map_err(io)?;
         let images = format!("file:{}", scratch.path().display());
-        Trio::start(scratch, Net::Bare(network), &format!("file:{}", image.display()), &images)
+        Trio::start(scratch, Net::Bare(network), (&format!("file:{}", image.display()), &images), patient)
     }
 
     /// The same on an image of a real cluster, whose monitor and OSD are nodes of the same network.
@@ -88,14 +97,17 @@ impl Trio {
         cluster.rbd_create(VOLUME, IMAGE_BYTES)?;
         let uri = cluster.uri(VOLUME);
         let images = format!("rbd:{}?conf={}", cluster.pool(), cluster.conf().display());
-        Ok(Trio::start(Scratch::new("trio")?, Net::Ceph(Box::new(cluster)), &uri, &images)?)
+        Ok(Trio::start(Scratch::new("trio")?, Net::Ceph(Box::new(cluster)), (&uri, &images), false)?)
     }
 
-    fn start(scratch: Scratch, net: Net, uri: &str, images: &str) -> Result<Trio, Error> {
+    fn start(scratch: Scratch, net: Net, (uri, images): (&str, &str), patient: bool) -> Result<Trio, Error> {
         let mut trio = Trio { hosts: Vec::new(), owner: 0, net, scratch };
         manual(&trio.scratch, 0, "")?;
         for at in 0..HOSTS {
-            let host = trio.host(at, images)?;
+            let mut host = trio.host(at, images)?;
+            if patient {
+                host.daemon.use_long_limits()?;
+            }
             trio.hosts.push(host);
         }
         for host in trio.hosts.iter_mut().rev() {
