@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustls::{ServerConnection, StreamOwned};
 use tidepool_engine::api::{Have, Room};
 use tidepool_replica::wire::{GREETING_BYTES, Greeting, Message, PREFIX_BYTES, Prefix};
+use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::hostile::End;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::one_at_a_time;
@@ -121,8 +122,7 @@ fn keeps_nobody_waiting(withheld: Withheld, reason: &str) {
     std::thread::scope(|scope| {
         let _end = End(&over);
         scope.spawn(|| serve(&listener, &certificates, withheld, &over));
-        let with_third =
-            |volume: &serde_json::Value| volume["peer"] == "h2" && volume["replication"]["in_sync"] == true;
+        let with_third = |volume: &serde_json::Value| volume["peer"] == "h2" && in_sync(volume);
         trio.owner().wait("a copy at the third host", with_third).expect("it takes one");
         let mut client = Client::connect(&trio.owner().socket, VOLUME).expect("let in");
         client.give_up_after(REQUEST_MAX).expect("a limit");

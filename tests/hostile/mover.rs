@@ -1,18 +1,17 @@
 //! A host that offers its volume to another one, and puts a link to a file of that host in the place of the image before it lets go.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use tidepool_replica::wire::Message;
-use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::{Scratch, one_at_a_time};
 use tidepool_tests::rig::MIB;
 use tidepool_tests::trio::Trio;
 
 use crate::intruder::Intruder;
-use crate::peers::{Facts, OWNER, SYNC_MAX, THIRD, beginnings};
+use crate::peers::{Facts, OWNER, THIRD, beginnings};
 
 /// The volume that is offered.
 const THEIRS: &str = "theirs";
@@ -23,12 +22,8 @@ const GUEST_MAX: Duration = Duration::from_secs(30);
 fn g6_an_image_that_is_another_file_by_now_is_not_opened() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
+    trio.add(THIRD, THEIRS, 32 * MIB).expect("in sync");
     let image = trio.scratch.join(THEIRS);
-    File::create(&image).and_then(|file| file.set_len(32 * MIB)).expect("an image");
-    let theirs = serde_json::json!({ "name": THEIRS, "backend": format!("file:{}", image.display()) });
-    let admin = &trio.hosts[THIRD].admin;
-    admin.call("POST", "/v1/volumes", Some(&theirs)).expect("it is served");
-    admin.wait_volume(THEIRS, SYNC_MAX, in_sync).expect("in sync");
     let facts = Facts::about(&trio, THIRD, THEIRS);
     trio.hosts[THIRD].daemon.kill().expect("killed");
     // No other host may name what is there.

@@ -17,8 +17,6 @@ use crate::liar::pretend;
 pub const OWNER: usize = 0;
 pub const HOLDER: usize = 1;
 pub const THIRD: usize = 2;
-/// Longest wait for a copy in sync.
-pub const SYNC_MAX: Duration = Duration::from_secs(60);
 /// How often silent connections are opened: several for each that a peer needs.
 const SILENT_PAUSE: Duration = Duration::from_millis(5);
 
@@ -123,12 +121,7 @@ fn g6_a_host_of_the_authority_speaks_for_no_other_host() {
         }
     }
     // A volume of its own is no other volume, and has one name.
-    let image = trio.scratch.join("theirs");
-    std::fs::File::create(&image).and_then(|file| file.set_len(32 * MIB)).expect("an image");
-    let theirs = serde_json::json!({ "name": "theirs", "backend": format!("file:{}", image.display()) });
-    let admin = &trio.hosts[THIRD].admin;
-    admin.call("POST", "/v1/volumes", Some(&theirs)).expect("it is served");
-    let theirs = admin.wait_volume("theirs", SYNC_MAX, in_sync).expect("in sync");
+    let theirs = trio.add(THIRD, "theirs", 32 * MIB).expect("in sync");
     let of_theirs = if theirs["peer"] == "h0" { OWNER } else { HOLDER };
     let own = Facts::about(&trio, THIRD, "theirs");
     for (to, name, part) in [
@@ -206,12 +199,7 @@ fn g6_a_host_that_says_anothers_cache_is_its_own_holds_no_copy_and_keeps_no_othe
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
     // The third host is known by a volume of its own, whose copy is with the first one.
-    let image = trio.scratch.join("theirs");
-    std::fs::File::create(&image).and_then(|file| file.set_len(32 * MIB)).expect("an image");
-    let theirs = serde_json::json!({ "name": "theirs", "backend": format!("file:{}", image.display()) });
-    let admin = &trio.hosts[THIRD].admin;
-    admin.call("POST", "/v1/volumes", Some(&theirs)).expect("it is served");
-    let theirs = admin.wait_volume("theirs", SYNC_MAX, in_sync).expect("in sync");
+    let theirs = trio.add(THIRD, "theirs", 32 * MIB).expect("in sync");
     assert_eq!(theirs["peer"], "h0", "{theirs}");
     let caches = [OWNER, THIRD].map(|host| cache_of(&trio, host));
     trio.hosts[HOLDER].daemon.kill().expect("kill");

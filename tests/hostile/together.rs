@@ -1,6 +1,5 @@
 //! Everything that clients and other hosts can do, at once: no link is lost, no copy falls behind, and what is used stays bounded.
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -8,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tidepool_replica::wire::Message;
 use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::hostile::{End, Raw, attack, attacks, step_back};
@@ -18,7 +17,7 @@ use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::trio::{PORT, Trio};
 
 use crate::intruder::Intruder;
-use crate::peers::{Facts, HOLDER, OWNER, SYNC_MAX, THIRD, beginnings, resident};
+use crate::peers::{Facts, HOLDER, OWNER, THIRD, beginnings, resident};
 
 /// The volume whose clients mean harm; its writes have a second copy, too.
 const ATTACKED: &str = "attacked";
@@ -86,16 +85,6 @@ fn pour_beats(mut intruder: Intruder, facts: &Facts) {
     while !intruder.pour(&beats) {}
 }
 
-/// Adds a volume to a host, with a second copy.
-fn add(trio: &Trio, host: usize, name: &str, bytes: u64) -> Value {
-    let image = trio.scratch.join(name);
-    File::create(&image).and_then(|file| file.set_len(bytes)).expect("an image");
-    let admin = &trio.hosts[host].admin;
-    let volume = json!({ "name": name, "backend": format!("file:{}", image.display()) });
-    admin.call("POST", "/v1/volumes", Some(&volume)).expect("it is served");
-    admin.wait_volume(name, SYNC_MAX, in_sync).expect("in sync")
-}
-
 /// What a daemon says of itself now, and its resident memory in bytes.
 fn seen(trio: &Trio, host: usize) -> (Value, u64) {
     let host = &trio.hosts[host];
@@ -142,8 +131,8 @@ fn links_lost(trio: &Trio) -> Vec<String> {
 fn g4_g8_all_attacks_at_once_lose_no_link_and_leave_no_copy_behind() {
     let _turn = one_at_a_time();
     let trio = Trio::patient_on_file().expect("three hosts");
-    add(&trio, OWNER, ATTACKED, ATTACKED_BYTES);
-    let theirs = add(&trio, THIRD, THEIRS, 32 * MIB);
+    trio.add(OWNER, ATTACKED, ATTACKED_BYTES).expect("in sync");
+    let theirs = trio.add(THIRD, THEIRS, 32 * MIB).expect("in sync");
     let facts = Facts::about(&trio, THIRD, THEIRS);
     let socket = trio.owner().socket.clone();
     let mut client = Client::connect(&socket, ATTACKED).expect("connected");

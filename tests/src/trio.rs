@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tidepool_lab::cluster::Servers;
 use tidepool_lab::network::{Namespace, Network, Node};
+use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::Workload;
 use tidepool_testkit::{Admin, Cluster, ClusterOptions, Daemon, Error, Scratch};
@@ -24,6 +25,8 @@ pub const PORT: u16 = 10810;
 pub const IMAGE_BYTES: u64 = WORKLOAD_BYTES + MIB;
 /// What a workload uses of it.
 pub const WORKLOAD_BYTES: u64 = 32 * MIB;
+/// Longest wait for a copy in sync.
+const SYNC_MAX: Duration = Duration::from_secs(60);
 /// Longest wait of a probe for an answer. A host that answers later than that serves nobody.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same of one on the host that is to serve: its first answer waits until the image has what only the logs had.
@@ -117,6 +120,19 @@ impl Trio {
         trio.owner().admin.call("POST", "/v1/volumes", Some(&volume))?;
         trio.owner().wait_sync()?;
         Ok(trio)
+    }
+
+    /// Has a host serve one more volume, on a new file of this size, and waits until it has a second copy. Returns its report.
+    ///
+    /// # Errors
+    /// It is not served, or has no copy in time.
+    pub fn add(&self, host: usize, name: &str, bytes: u64) -> Result<Value, Error> {
+        let image = self.scratch.join(name);
+        File::create(&image).and_then(|file| file.set_len(bytes)).map_err(io)?;
+        let admin = &self.hosts[host].admin;
+        let volume = json!({ "name": name, "backend": format!("file:{}", image.display()) });
+        admin.call("POST", "/v1/volumes", Some(&volume))?;
+        admin.wait_volume(name, SYNC_MAX, in_sync)
     }
 
     /// A host that does not run yet.

@@ -78,7 +78,7 @@ pub struct Session {
 /// How far the handshake has come.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// More is to come. Bytes left over are fed again once the output is written: a client that
+    /// More is to come. Bytes left over are fed again while the output is short, or once it is written: a client that
     /// sends options without reading the replies fills its own pipe, not the server's memory.
     Continue,
     /// The client asks for an export that is on its way. Feed what is left, or nothing, when the export may be there or is not
