@@ -15,9 +15,13 @@ use crate::mem::Buf;
 use crate::mutation::mutated;
 use crate::peer::RecordRoom;
 use crate::volume::{ClientOp, Edge, Lock, OpId, Stage};
+use std::collections::VecDeque;
 
 /// Pause before a backend that failed is tried again.
 pub(crate) const RETRY_NS: Nanos = 500_000_000;
+
+/// Most changes that are begun when a lock is given back, before the others wait for the one that blocks the next.
+const WOKEN_MAX: usize = 32;
 
 /// The parts that a change leaves in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,8 +114,9 @@ impl Engine {
         let op = self.ops[id];
         let dead = self.dead;
         let volume = self.volume_mut(op.request.volume);
-        if volume.is_locked(op.first_block, op.first_block + op.blocks, id) {
-            volume.blocked.push_back(id);
+        let (first, end) = (op.first_block, op.first_block + op.blocks);
+        if let Some(lock) = volume.locked_by(first, end, id).and_then(|at| volume.locks.get_mut(&at)) {
+            lock.waiting.push_back(id);
             return;
         }
         let direct = dead || volume.goes_direct();
@@ -126,8 +131,11 @@ impl Engine {
             op.durable |= until_flush;
             return;
         }
-        volume.locks.push(Lock { first: op.first_block, end: op.first_block + op.blocks, op: id });
-        volume.parked.push(id);
+        volume.locks.insert(first, Lock { end, op: id, waiting: VecDeque::new() });
+        match aligned {
+            true => volume.parked.push(id),
+            false => volume.edgeless.push_back(id),
+        }
         let barrier = volume.entered;
         let op = &mut self.ops[id];
         op.locked = true;
@@ -144,9 +152,13 @@ impl Engine {
     pub(crate) fn pump_parked(&mut self, now: Nanos) {
         for i in 0..self.volumes.len() {
             while let Some(volume) = &mut self.volumes[i] {
-                if !std::mem::take(&mut volume.recheck) || volume.parked.is_empty() {
+                let is_wanted = volume.has_to_recheck();
+                volume.recheck = false;
+                if !is_wanted {
                     break;
                 }
+                self.read_edges_of(VolumeId(i as u16));
+                let Some(volume) = &mut self.volumes[i] else { break };
                 std::mem::swap(&mut volume.parked, &mut self.parked_scratch);
                 for n in 0..self.parked_scratch.len() {
                     let op = self.parked_scratch[n];
@@ -175,8 +187,6 @@ impl Engine {
                 return false;
             }
             match op.stage {
-                Stage::Waiting if !self.read_edges(id) => return false,
-                Stage::Waiting => {}
                 Stage::Edges => {
                     if let Some(error) = op.error {
                         self.complete(id, Err(error));
@@ -190,7 +200,26 @@ impl Engine {
                     return true;
                 }
                 Stage::Whole => return self.advance_direct(now, id),
-                Stage::InLog | Stage::Direct | Stage::Acking => unreachable!("{:?} is not parked", op.stage),
+                Stage::Waiting | Stage::InLog | Stage::Direct | Stage::Acking => {
+                    unreachable!("{:?} is not parked", op.stage)
+                }
+            }
+        }
+    }
+
+    /// Reads the edges of locked changes, one after the other, as long as there are buffers.
+    fn read_edges_of(&mut self, vid: VolumeId) {
+        while let Some(&id) = self.volume(vid).edgeless.front() {
+            let volume = self.volume(vid);
+            let is_over = volume.is_refusing();
+            // Those behind it came later: they wait for the barrier, too.
+            if !is_over && (volume.published < self.ops[id].barrier || !self.read_edges(id)) {
+                return;
+            }
+            self.volume_mut(vid).edgeless.pop_front();
+            match is_over {
+                true => self.complete(id, Err(RequestError::Io)),
+                false => self.volume_mut(vid).parked.push(id),
             }
         }
     }
@@ -694,12 +723,28 @@ impl Engine {
             (_, Op::Prefetch | Op::Record { .. } | Op::Block { .. } | Op::Fetch { .. }) => {}
         }
         if op.locked {
-            volume.locks.retain(|l| l.op != id);
-            for _ in 0..volume.blocked.len() {
-                let volume = self.volume_mut(vid);
-                let Some(blocked) = volume.blocked.pop_front() else { break };
-                self.start_change(blocked);
+            let lock = volume.locks.remove(&op.first_block).expect("it is locked");
+            debug_assert_eq!(lock.op, id);
+            self.wake(vid, lock.waiting);
+        }
+    }
+
+    /// Begins changes that have waited for a lock. Many may have waited for one block, of which the first one locks it: the work for
+    /// each lock that is given back is bounded.
+    fn wake(&mut self, vid: VolumeId, mut waiting: VecDeque<OpId>) {
+        for number in 1.. {
+            let Some(&next) = waiting.front() else { return };
+            let ClientOp { first_block, blocks, .. } = self.ops[next];
+            let volume = self.volume_mut(vid);
+            if number > WOKEN_MAX
+                && let Some(at) = volume.locked_by(first_block, first_block + blocks, next)
+                && let Some(lock) = volume.locks.get_mut(&at)
+            {
+                lock.waiting.append(&mut waiting);
+                return;
             }
+            waiting.pop_front();
+            self.start_change(next);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::frame::Frame;
 use crate::ghost::Ghost;
 use crate::log::{Append, Log};
 use crate::mem::{Arena, Buf};
-use crate::read::{CachedRead, Fills, MissRead};
+use crate::read::{CachedRead, DeviceReads, Fills, MissRead};
 use crate::reclaim::{MOVE_BLOCKS, Reclaim};
 use crate::repair::Repairs;
 use crate::space::Space;
@@ -210,6 +210,7 @@ pub struct Engine {
     pub(crate) extents_changed: bool,
     pub(crate) edge_freed: bool,
     pub(crate) parked_scratch: Vec<OpId>,
+    pub(crate) device_reads: DeviceReads,
     pub(crate) next_volume: usize,
     pub(crate) next_drain: usize,
     /// Control number of a shutdown under way; [`crate::control::LAST_CHECKPOINT`] at its end.
@@ -263,6 +264,7 @@ impl Engine {
             extents_changed: false,
             edge_freed: false,
             parked_scratch: Vec::with_capacity(256),
+            device_reads: DeviceReads::default(),
             next_volume: 0,
             next_drain: 0,
             stopping: None,
@@ -382,7 +384,7 @@ impl Engine {
         }
         // Completions may have made room for what waited, or given a lock to who waited for it.
         self.pump_log();
-        if self.volumes.iter().flatten().any(|v| v.recheck && !v.parked.is_empty()) {
+        if self.volumes.iter().flatten().any(|volume| volume.has_to_recheck()) {
             self.stir();
         }
     }

@@ -152,8 +152,8 @@ impl Engine {
     fn answer_waiting(&mut self, id: VolumeId, error: ControlError) {
         let volume = self.volume_mut(id);
         // Parked operations see it themselves, and those in flight when they come back.
-        let mut waiting: Vec<OpId> =
-            volume.through.drain(..).chain(volume.held.drain(..)).chain(volume.blocked.drain(..)).collect();
+        let mut waiting: Vec<OpId> = volume.through.drain(..).chain(volume.held.drain(..)).collect();
+        volume.locks.values_mut().for_each(|lock| waiting.extend(lock.waiting.drain(..)));
         let peer = volume.peer.as_mut();
         let (ops, parts) = peer.map(|peer| peer.take_waiting()).unwrap_or_default();
         waiting.extend(ops);

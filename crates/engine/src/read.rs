@@ -10,6 +10,7 @@ use crate::mutation::mutated;
 use crate::parent::Found;
 use crate::util::FixedMap;
 use crate::volume::OpId;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Most blocks that are on their way into the read cache; beyond, misses are not admitted.
 const FILLS_MAX: usize = 16 * 1024;
@@ -17,6 +18,44 @@ const FILLS_MAX: usize = 16 * 1024;
 const FILL_DELAY_NS: Nanos = 20_000_000;
 /// A fill append with this many blocks is written at once.
 const FILL_BLOCKS_FULL: usize = 96;
+
+/// Reads of clients in flight to the cache device. Enough for any SSD, and few beside what a device queues: a write of the log does not
+/// wait behind all that clients may ask for.
+pub(crate) const DEVICE_READS_MAX: usize = 128;
+
+/// Reads of clients that wait for the cache device, by the volumes that they are of, which take turns.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceReads {
+    waiting: BTreeMap<VolumeId, VecDeque<CachedRead>>,
+    /// Volumes of which one waits; the first one is next.
+    turns: VecDeque<VolumeId>,
+    in_flight: usize,
+}
+
+impl DeviceReads {
+    fn push(&mut self, of: VolumeId, read: CachedRead) {
+        let waiting = self.waiting.entry(of).or_default();
+        if waiting.is_empty() {
+            self.turns.push_back(of);
+        }
+        waiting.push_back(read);
+    }
+
+    /// The next one, if it can be begun.
+    fn pop(&mut self) -> Option<CachedRead> {
+        if self.in_flight == DEVICE_READS_MAX {
+            return None;
+        }
+        let of = self.turns.pop_front()?;
+        let waiting = self.waiting.get_mut(&of)?;
+        let read = waiting.pop_front()?;
+        if !waiting.is_empty() {
+            self.turns.push_back(of);
+        }
+        self.in_flight += 1;
+        Some(read)
+    }
+}
 
 /// A stretch of a request that is being read from the cache device.
 #[derive(Debug, Clone, Copy)]
@@ -256,9 +295,18 @@ impl Engine {
 
     pub(crate) fn read_cached(&mut self, read: CachedRead) {
         self.space.pin(read.position);
-        self.ops[read.op].waiting += 1;
-        let token = self.start_io(Io::Cached(read));
-        self.effects.push_back(Effect::DeviceRead { token, offset: byte(read.position), buf: read.buf });
+        let op = &mut self.ops[read.op];
+        op.waiting += 1;
+        self.device_reads.push(op.request.volume, read);
+        self.begin_device_reads();
+    }
+
+    /// Begins as many reads of the cache device as may be in flight.
+    fn begin_device_reads(&mut self) {
+        while let Some(read) = self.device_reads.pop() {
+            let token = self.start_io(Io::Cached(read));
+            self.effects.push_back(Effect::DeviceRead { token, offset: byte(read.position), buf: read.buf });
+        }
     }
 
     /// `absent`: the blocks are not in the volume's index, so that they may be admitted when they arrive.
@@ -280,7 +328,7 @@ impl Engine {
         let fill = self.fills.take_number();
         let volume = self.volume_mut(vid);
         let end = block + u64::from(blocks);
-        if volume.mode == Mode::Off || volume.is_locked(block, end, OpId::MAX) {
+        if volume.mode == Mode::Off || volume.locked_by(block, end, OpId::MAX).is_some() {
             volume.count.bypass_mode_blocks += u64::from(blocks);
         } else if self.dead || self.fills.pending.len() + blocks as usize > FILLS_MAX {
             self.volume_mut(vid).count.bypass_no_room_blocks += u64::from(blocks);
@@ -314,6 +362,8 @@ impl Engine {
     }
 
     pub(crate) fn cached_done(&mut self, read: CachedRead, result: Result<(), IoError>) {
+        self.device_reads.in_flight -= 1;
+        self.begin_device_reads();
         self.space.unpin(read.position);
         let vid = read.volume;
         for i in 0..read.blocks {

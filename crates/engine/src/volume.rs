@@ -16,7 +16,7 @@ use crate::replica::{Incoming, Replica};
 use crate::resize::Resize;
 use crate::snapshot::Step;
 use crate::status::VolumeCounters;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use zerocopy::FromZeros;
 
 /// Entries of the queue of dirty objects for which memory is kept.
@@ -89,11 +89,12 @@ pub(crate) struct ClientOp {
 }
 
 /// Blocks that only one operation may change for now.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Lock {
-    pub(crate) first: u64,
     pub(crate) end: u64,
     pub(crate) op: OpId,
+    /// Operations that wait for it.
+    pub(crate) waiting: VecDeque<OpId>,
 }
 
 /// An object with something to drain.
@@ -178,10 +179,11 @@ pub(crate) struct Volume {
     /// Operations that ever entered `pending`, and of these the published ones.
     pub(crate) entered: u64,
     pub(crate) published: u64,
-    pub(crate) locks: Vec<Lock>,
-    /// Operations that wait for a lock.
-    pub(crate) blocked: VecDeque<OpId>,
-    /// Locked operations that wait for their barrier, for clean blocks, or for an edge buffer.
+    /// By their first blocks; no two of them overlap.
+    pub(crate) locks: BTreeMap<u64, Lock>,
+    /// Locked operations that wait for their barrier or for an edge buffer, as they came.
+    pub(crate) edgeless: VecDeque<OpId>,
+    /// Locked operations that wait for the content of their edges, for their barrier, or for clean blocks.
     pub(crate) parked: Vec<OpId>,
     /// Something has changed for them.
     pub(crate) recheck: bool,
@@ -293,8 +295,8 @@ impl Volume {
             pending: VecDeque::with_capacity(256),
             entered: 0,
             published: 0,
-            locks: Vec::new(),
-            blocked: VecDeque::new(),
+            locks: BTreeMap::new(),
+            edgeless: VecDeque::new(),
             parked: Vec::new(),
             recheck: false,
             edge_buffers: 0,
@@ -477,9 +479,16 @@ impl Volume {
         self.backend_flushed = self.backend_flushed.max(covers);
     }
 
-    /// Whether a locked range overlaps, other than `op`'s own.
-    pub(crate) fn is_locked(&self, first: u64, end: u64, op: OpId) -> bool {
-        self.locks.iter().any(|l| l.op != op && l.first < end && first < l.end)
+    /// The first block of a lock on any of these blocks, other than `op`'s own.
+    pub(crate) fn locked_by(&self, first: u64, end: u64, op: OpId) -> Option<u64> {
+        // They do not overlap: their ends are in the order of their beginnings.
+        let before = self.locks.range(..end).rev().take_while(|(_, lock)| lock.end > first);
+        before.filter(|(_, lock)| lock.op != op).map(|(first, _)| *first).next()
+    }
+
+    /// Something has changed for operations that are parked.
+    pub(crate) fn has_to_recheck(&self) -> bool {
+        self.recheck && !(self.parked.is_empty() && self.edgeless.is_empty())
     }
 
     /// Notes that `object` has something to drain since the record `sequence`.

@@ -784,3 +784,40 @@ fn a_status_of_blocks_looks_at_a_bounded_number_of_runs() {
     }
     assert_eq!(at, 32 * MIB);
 }
+
+#[test]
+fn many_changes_of_parts_of_one_block_are_made_one_after_the_other_and_others_are_not_forgotten() {
+    /// More than are begun when a lock is given back.
+    const CHANGES: u64 = 300;
+    let mut w = World::new(64 * MIB, &[spec("a", 16 * MIB, Mode::WriteBack)]);
+    let mut model = pattern(3, 64 * BLOCK_BYTES);
+    w.write(0, 0, &model);
+    w.hold_device_reads = 0..u64::MAX;
+    let mut change = |w: &mut World, seed: u64, offset: u64, len: u64| {
+        let data = pattern(seed, len as usize);
+        model[offset as usize..(offset + len) as usize].copy_from_slice(&data);
+        w.submit(0, Op::Write { fua: false }, offset, len, Some(&data)).0
+    };
+    // The first one locks several blocks: some of those that wait for it want one of them, others another one, or whole blocks.
+    let mut ids = vec![change(&mut w, 1, 512, 8 * 4096)];
+    w.run();
+    for number in 0..CHANGES {
+        let (block, len) = match number % 3 {
+            0 => (0, 512),
+            1 => (1 + number % 7, 512),
+            _ => (1 + number % 7, 4096),
+        };
+        ids.push(change(&mut w, 10 + number, block * 4096, len));
+    }
+    w.run();
+    assert!(ids.iter().all(|id| !w.replies.contains_key(id)), "they wait for the first one");
+    w.release_device_reads();
+    w.run();
+    for (number, id) in ids.iter().enumerate() {
+        assert_eq!(w.replies.get(id), Some(&Ok(())), "change {number}");
+    }
+    let found = w.read(0, 0, model.len() as u64);
+    // Which of several changes at once is the last is not said; each sector is of one of them, and none is of before.
+    assert!(found[16 * 4096..] == model[16 * 4096..], "what nobody has changed");
+    assert!(found[..512] == model[..512], "those of one sector are made in their order");
+}

@@ -456,3 +456,35 @@ fn g1_a_discard_that_is_not_in_the_image_yet_holds_while_a_write_past_the_cache_
     w.pass(SECOND);
     assert!(w.read(0, OBJECT, BLOCK) == pattern(1, 4096));
 }
+
+#[test]
+fn reads_that_wait_for_the_cache_device_are_few_at_once_and_volumes_take_turns() {
+    /// See `DEVICE_READS_MAX`.
+    const IN_FLIGHT_MAX: usize = 128;
+    const ASKED: u64 = 400;
+    let mut w = World::new(64 * MIB, &["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack)));
+    for volume in [0, 1] {
+        for (piece, data) in pattern(volume.into(), MIB as usize).chunks(REQUEST_BYTES_MAX).enumerate() {
+            w.write(volume, (piece * REQUEST_BYTES_MAX) as u64, data);
+        }
+    }
+    w.hold_device_reads = 0..u64::MAX;
+    // More than the device is to be asked for: the content is read again and again.
+    let storm: Vec<_> = (0..ASKED).map(|i| ask(&mut w, i % 256 * BLOCK, BLOCK)).collect();
+    assert_eq!(w.device_reads_held(), IN_FLIGHT_MAX);
+    w.write(1, 2 * MIB, &pattern(5, BLOCK as usize));
+    let (other, buf) = w.request(1, Op::Read, 4 * BLOCK, BLOCK, None);
+    assert_eq!(w.device_reads_held(), IN_FLIGHT_MAX);
+    // Two of the others are answered at most before it is its turn.
+    w.release_a_device_read();
+    w.release_a_device_read();
+    assert_eq!(w.device_reads_held(), IN_FLIGHT_MAX);
+    w.release_device_reads();
+    w.run();
+    let found = answer(&mut w, (other, buf.expect("a read has a buffer")), BLOCK);
+    assert!(found == at(&pattern(1, MIB as usize), 4 * BLOCK, BLOCK));
+    for (i, read) in storm.into_iter().enumerate() {
+        let found = answer(&mut w, read, BLOCK);
+        assert!(found == at(&pattern(0, MIB as usize), i as u64 % 256 * BLOCK, BLOCK), "read {i}");
+    }
+}

@@ -313,6 +313,18 @@ impl World {
         self.done(token, Ok(()));
     }
 
+    /// How many reads of the cache device are held.
+    pub fn device_reads_held(&self) -> usize {
+        self.device_reads_waiting.len()
+    }
+
+    /// The oldest read of the cache device that is held completes; those that begin then are held.
+    pub fn release_a_device_read(&mut self) {
+        let (token, offset, buf) = self.device_reads_waiting.remove(0);
+        self.device_read(token, offset, buf);
+        self.run();
+    }
+
     /// Reads of the cache device that were held complete; later ones are not held any more. Tells how many there were.
     pub fn release_device_reads(&mut self) -> usize {
         self.hold_device_reads = 0..0;
