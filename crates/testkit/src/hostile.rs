@@ -14,9 +14,14 @@ const GO: u32 = 7;
 const STRUCTURED: u32 = 8;
 const SET_META_CONTEXT: u32 = 10;
 const LIST: u32 = 3;
+const READ: u16 = 0;
 const BLOCK_STATUS: u16 = 7;
 /// Requests that a connection sends at once.
 pub const PIPELINED: usize = 64;
+/// Requests of attacks that go to one place after the other, until they come back to the first.
+const PLACES: u64 = 4096;
+/// Bytes of a request without data.
+const REQUEST_BYTES: usize = 28;
 /// How often a sender looks whether it is over.
 const LOOK: Duration = Duration::from_millis(50);
 /// Pause of a client that was sent away.
@@ -110,20 +115,27 @@ impl Raw {
 /// What a connection sends over and over.
 #[derive(Debug)]
 pub enum Attack {
-    /// So many requests at once, as bytes.
+    /// Requests without data, as bytes.
     Requests(Vec<u8>),
     /// Options of a handshake that does not end.
     Options,
 }
 
 /// What asks for as much work as it can, and what it is called. The first `cached_bytes` of the volume are cached, every second block.
-pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 4] {
+pub fn attacks(cached_bytes: u32) -> [(&'static str, Attack); 6] {
     let many = |kind, len| Attack::Requests(Raw::request(kind, 0, len).repeat(PIPELINED));
+    let each = |request: &dyn Fn(u64) -> Vec<u8>| Attack::Requests((0..PLACES).flat_map(request).collect());
+    // Each second block is cached, so that each read is one of the device.
+    let read = |number| Raw::request(READ, number * 8192 % u64::from(cached_bytes), 4096);
+    // Parts of blocks, which are changed one after the other: half of them are of one block.
+    let part = |number: u64| Raw::request(WRITE_ZEROES, number % 2 * number * 4096 + 512, 512);
     [
         ("options", Attack::Options),
         ("block status", many(BLOCK_STATUS, cached_bytes)),
         ("trim", many(TRIM, !4095)),
         ("write zeroes", many(WRITE_ZEROES, (1 << 30) - 4096)),
+        ("cached reads", each(&read)),
+        ("half blocks", each(&part)),
     ]
 }
 
@@ -167,6 +179,10 @@ fn send(raw: &Raw, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
         Attack::Requests(bytes) => bytes.clone(),
         Attack::Options => Raw::option_bytes(LIST, &[]).repeat(PIPELINED),
     };
+    let count = match attack {
+        Attack::Requests(bytes) => bytes.len() / REQUEST_BYTES,
+        Attack::Options => PIPELINED,
+    };
     let mut at = 0;
     while !over.load(Ordering::Relaxed) {
         match (&raw.0).write(&bytes[at..]) {
@@ -176,7 +192,7 @@ fn send(raw: &Raw, attack: &Attack, over: &AtomicBool, sent: &AtomicU64) {
         }
         if at == bytes.len() {
             at = 0;
-            sent.fetch_add(PIPELINED as u64, Ordering::Relaxed);
+            sent.fetch_add(count as u64, Ordering::Relaxed);
         }
     }
 }
