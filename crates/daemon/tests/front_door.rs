@@ -623,6 +623,23 @@ fn clients_that_do_not_end_their_handshake_keep_nobody_out() {
 }
 
 #[test]
+fn clients_of_a_volumes_own_socket_that_do_not_end_their_handshake_keep_no_other_one_out() {
+    let door = Door::open(MIB as u64, memory());
+    let own = door.own_socket("v");
+    let connect = || UnixStream::connect(&own).expect("the shard listens");
+    let mut served = BlockingClient::over(connect(), Wanted::new("")).expect("a handshake");
+    let mut idle: Vec<UnixStream> = (1..CONNECTIONS_OF_VOLUME_MAX).map(|_| connect()).collect();
+    for stream in &mut idle {
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    let mut other = BlockingClient::over(connect(), Wanted::new("")).expect("a handshake");
+    other.write(0, &[7; 512]).expect("served");
+    assert_eq!(idle[0].read(&mut [0]).expect("the end"), 0, "the oldest has given its place");
+    served.write(512, &[7; 512]).expect("one that has ended its handshake keeps its place");
+}
+
+#[test]
 fn the_clients_of_one_volume_take_nothing_from_another() {
     let door = Door::open(MIB as u64, memory());
     door.add(spec("w", MIB as u64));

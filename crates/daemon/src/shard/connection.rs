@@ -197,6 +197,11 @@ impl Connection {
         self.broken
     }
 
+    /// It shakes hands, and what is missing is the client's to say.
+    pub(super) fn has_said_too_little(&self) -> bool {
+        self.handshake_deadline.is_some() && self.waits_until.is_none() && !self.broken
+    }
+
     /// Reads no more; what is under way is finished and answered.
     pub(super) fn end(&mut self) {
         if matches!(self.state, State::Payload { .. }) {

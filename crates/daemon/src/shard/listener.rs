@@ -82,8 +82,9 @@ impl<C: Core> Reactor<C> {
         let peer = introduce(&fd);
         let place = match &only {
             Some(volume) => self.shared.places.take(volume, true),
-            None => self.shared.places.take_handshake().or_else(|full| self.place_of_another(full)),
+            None => self.shared.places.take_handshake(),
         };
+        let place = place.or_else(|full| self.place_of_another(full, only.as_deref()));
         let mut place = match place {
             Ok(place) => place,
             Err(full) => return self.turn_away(&peer, full),
@@ -104,9 +105,13 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Ends the connection that has been shaking hands for longest, if that is long, and takes its place: clients that do nothing
-    /// keep nobody out.
-    fn place_of_another(&mut self, full: Full) -> Result<Place, Full> {
-        let shakes = self.connections.iter().filter(|(_, c)| c.place == Place::Handshake && !c.broken());
+    /// keep nobody out. It is one over the volume's own sockets, or over those for all volumes.
+    fn place_of_another(&mut self, full: Full, only: Option<&str>) -> Result<Place, Full> {
+        let is_rival = |place: &Place| match only {
+            Some(volume) => place.is_own() && place.is_of(volume),
+            None => *place == Place::Handshake,
+        };
+        let shakes = self.connections.iter().filter(|(_, c)| is_rival(&c.place) && c.has_said_too_little());
         let (slot, since) =
             shakes.map(|(slot, c)| (slot, c.since)).min_by_key(|(_, since)| *since).ok_or(full)?;
         if self.shared.now < since + HANDSHAKE_NS_MIN {
