@@ -65,6 +65,9 @@ pub(crate) fn check(path: &Path, options: &OpenOptions, report: &mut CheckReport
             ),
         );
     }
+    if let Some(why) = image.open_to_others(path) {
+        report.warn("access", why);
+    }
     report.would.push("lock the image".into());
     report.would.push(format!("write generation {generation} to {}", located.sidecar.path().display()));
     report.would.push(continuity.plan());

@@ -97,7 +97,9 @@ pub(crate) fn open<T>(
     caching: Caching,
     prepare: impl FnOnce(RawFd) -> Result<T, BackendError>,
 ) -> Result<(Opened, T), BackendError> {
-    let Image { what, file, size_bytes, .. } = Image::open(path, options.read_only, caching)?;
+    let image = Image::open(path, options.read_only, caching)?;
+    let notes = image.open_to_others(path).into_iter().collect();
+    let Image { what, file, size_bytes, .. } = image;
     let mut backend = FileBackend {
         ring: Ring::new(file, size_bytes).map_err(|e| BackendError::io(&what, "set up io_uring", e))?,
         what,
@@ -143,7 +145,7 @@ pub(crate) fn open<T>(
         reason: continuity.reason,
         layout: Layout { own, parent: None },
         snapshot: None,
-        notes: Vec::new(),
+        notes,
     };
     Ok((opened, prepared))
 }
@@ -260,6 +262,25 @@ pub(crate) struct Image {
 }
 
 impl Image {
+    /// What users of this host other than its owner could do with it, in one line. A directory that they cannot enter keeps them away, too.
+    fn open_to_others(&self, path: &Path) -> Option<String> {
+        let stat = rustix::fs::fstat(&self.file).ok()?;
+        let (is_file, mode) = (
+            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+            Mode::from_raw_mode(stat.st_mode),
+        );
+        let directory = path.parent().and_then(|directory| rustix::fs::stat(directory).ok())?;
+        let is_entered = Mode::from_raw_mode(directory.st_mode).intersects(Mode::XGRP | Mode::XOTH);
+        let others = Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
+        (is_file && is_entered && mode.intersects(others)).then(|| {
+            format!(
+                "other users may open {} (mode {:03o}): they can read it, and keep it from being served by taking its lock; chmod 600",
+                self.what,
+                mode.as_raw_mode() & 0o777
+            )
+        })
+    }
+
     /// Opens the image and checks that it can be one.
     pub(crate) fn open(path: &Path, read_only: bool, caching: Caching) -> Result<Image, BackendError> {
         let what = path.display().to_string();
@@ -644,6 +665,7 @@ impl Backend for FileBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn an_open_that_fails_for_want_of_resources_leaves_the_image_as_it_was() {
@@ -667,6 +689,30 @@ mod tests {
         assert_eq!(fs::read(&record).expect("a record"), before);
         assert!(open_and(false).is_ok());
         fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn an_image_that_others_may_open_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("image");
+        fs::File::create(&path).expect("an image").set_len(1 << 20).expect("a size");
+        let set = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its own file");
+        };
+        let notes = || {
+            let options = OpenOptions { cache_uuid: [7; 16], ..OpenOptions::default() };
+            let (opened, ()) = open(&path, &options, Caching::Direct, |_| Ok(())).expect("it opens");
+            opened.notes
+        };
+        for (of_directory, of_image, is_named) in
+            [(0o755, 0o644, true), (0o755, 0o600, false), (0o700, 0o666, false), (0o710, 0o640, true)]
+        {
+            set(dir.path(), of_directory);
+            set(&path, of_image);
+            let notes = notes();
+            let told = format!("other users may open {} (mode {of_image:03o})", path.display());
+            assert_eq!(notes.iter().any(|note| note.contains(&told)), is_named, "{notes:?}");
+        }
     }
 
     #[test]
