@@ -72,6 +72,7 @@ fn replicas() {
         }),
         Message::Told { done: true, crc: 0, data_bytes: 0 },
         Message::LetGo { generation: 3, clean: true },
+        Message::Needed { cache: 1, needed: true },
     ];
     let peer = [
         Message::Welcome { cache: 4, boot: 5, host: "h2", room, holds: None },
@@ -82,6 +83,7 @@ fn replicas() {
         Message::Expecting { cache: 4 },
         Message::Ask { offset: 0, len: 512 },
         Message::Take,
+        Message::Needs { host: "h2", name: "vm-1", image: "rbd:pool/vm-1" },
         Message::Refused("it has promised to listen to generation 4 only"),
     ];
     for (name, messages) in [("owner", &owner[..]), ("peer", &peer[..])] {

@@ -2,6 +2,7 @@
 
 mod admin;
 mod doors;
+mod forger;
 mod holder;
 mod intruder;
 mod liar;

@@ -20,26 +20,26 @@ pub const THIRD: usize = 2;
 /// How often silent connections are opened: several for each that a peer needs.
 const SILENT_PAUSE: Duration = Duration::from_millis(5);
 
-fn number(uuid: &str) -> u128 {
+pub fn number(uuid: &str) -> u128 {
     u128::from_str_radix(&uuid.replace('-', ""), 16).expect("a uuid")
 }
 
 /// A uuid as it is written.
-fn text(uuid: u128) -> String {
+pub fn text(uuid: u128) -> String {
     let digits = format!("{uuid:032x}");
     let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| digits[part].to_owned());
     parts.join("-")
 }
 
 /// The uuid of a host's cache.
-fn cache_of(trio: &Trio, host: usize) -> u128 {
+pub fn cache_of(trio: &Trio, host: usize) -> u128 {
     let status = trio.hosts[host].admin.status().expect("a status");
     number(status["cache"]["uuid"].as_str().expect("a uuid"))
 }
 
 /// The truth about the owner, which the third host has found out.
 pub struct Facts {
-    cache: u128,
+    pub cache: u128,
     pub generation: u64,
     pub image: String,
 }

@@ -252,6 +252,14 @@ impl Engine {
         }
     }
 
+    /// Replaces [`VolumeSpec::attachment`] as of what is recorded next. One that is too long changes nothing.
+    pub fn replace_attachment(&mut self, id: VolumeId, attachment: Vec<u8>) {
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        if let Some(volume) = volume.filter(|_| attachment.len() <= ATTACHMENT_BYTES_MAX) {
+            volume.spec.attachment = attachment;
+        }
+    }
+
     /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the image, or was changed again and is in
     /// the redo.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
@@ -702,6 +710,7 @@ impl Engine {
         let index = index + self.space.marks.memory_bytes() + self.ghost.memory_bytes();
         let frozen: u64 = self.volumes.iter().flatten().map(|v| v.frozen_blocks).sum();
         DeviceStatus {
+            volumes_max: self.geo.volume_pages,
             failed: self.dead,
             size_bytes: self.geo.device_blocks * BLOCK_BYTES as u64,
             segment_bytes: u64::from(self.geo.segment_blocks) * BLOCK_BYTES as u64,

@@ -145,16 +145,19 @@ impl Engine {
     /// Throws away what a replica holds, or a volume that is not attached since another host owns it now: it begins anew
     /// as `begin` says, and listens to its owner whatever was promised before: whether that may be is the caller's to know.
     /// [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail, and
-    /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed.
-    pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) {
+    /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed. Returns whether it
+    /// begins.
+    pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) -> bool {
         self.stir();
         if let Err(error) = check_begin(begin.generation, begin.size_bytes, begin.base) {
-            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            return false;
         }
         let freed = self.room_freed(Some(id));
         if !self.has_room(begin.room, freed) {
             let result = Err(ControlError::NoRoom);
-            return self.effects.push_back(Effect::ControlDone { control, result });
+            self.effects.push_back(Effect::ControlDone { control, result });
+            return false;
         }
         if let Some(Some(volume)) = self.volumes.get_mut(id.0 as usize)
             && let Task::Begin { control, .. } = volume.task
@@ -163,10 +166,11 @@ impl Engine {
             volume.task = Task::None;
             self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::Busy) });
         }
-        let Some(volume) = self.controllable(id, control, false) else { return };
+        let Some(volume) = self.controllable(id, control, false) else { return false };
         if volume.attached {
             let result = Err(ControlError::NotReplica);
-            return self.effects.push_back(Effect::ControlDone { control, result });
+            self.effects.push_back(Effect::ControlDone { control, result });
+            return false;
         }
         let promised = volume.spec.generation;
         volume.replica.get_or_insert_with(|| Box::new(Replica::new(promised))).own = false;
@@ -175,6 +179,7 @@ impl Engine {
         self.grant(id, begin.room);
         let volume = self.volume_mut(id);
         volume.task = Task::Begin { control, begin };
+        true
     }
 
     /// What the owner of a copy that begins now can be told there is room for; the copy is that of the volume `id`, whose

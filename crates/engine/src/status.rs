@@ -139,6 +139,8 @@ pub struct DeviceStatus {
     pub failed: bool,
     /// Size in bytes.
     pub size_bytes: u64,
+    /// Volumes that it has places for.
+    pub volumes_max: u32,
     /// Bytes of one segment.
     pub segment_bytes: u64,
     /// Segments in all.

@@ -100,6 +100,8 @@ fn a_copy_that_nothing_can_be_read_with_does_not_begin() {
     }
     w.reopen();
     let size = w.status(0).spec.size_bytes;
-    let begun = w.control(|e, _, c| e.begin_replica(V, Begin { size_bytes: 4097, ..good }, c));
+    let begun = w.control(|e, _, c| {
+        e.begin_replica(V, Begin { size_bytes: 4097, ..good }, c);
+    });
     assert_eq!((begun, w.status(0).spec.size_bytes), (Err(ControlError::Size(4097)), size));
 }

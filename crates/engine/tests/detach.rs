@@ -152,7 +152,10 @@ fn a_fenced_volume_lets_go_and_begins_as_a_copy() {
         w.backend_result = Ok(());
         let room = w.engine.room_to_begin(Some(V));
         let begin = Begin { generation: 9, size_bytes: SIZE, base: 700, room };
-        w.control(|e, _, c| e.begin_replica(V, begin, c)).expect("it begins");
+        w.control(|e, _, c| {
+            e.begin_replica(V, begin, c);
+        })
+        .expect("it begins");
         let status = w.status(0);
         assert_eq!((status.state, status.dirty_bytes, w.log().logged), (VolumeState::Replica, 0, 700));
         w.control(|e, now, c| e.remove(now, V, false, c)).expect("it is forgotten");

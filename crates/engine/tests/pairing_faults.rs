@@ -141,7 +141,9 @@ fn a_copy_that_cannot_be_given_the_room_does_not_begin_and_nothing_has_changed()
     let before = pair.peer.status(0);
     let room = Room { bytes: 1 << 40, ranges: 0 };
     let anew = Begin { generation: 9, size_bytes: SIZE, base: 1000, room };
-    let begun = pair.peer.control(|engine, _, control| engine.begin_replica(VOLUME, anew, control));
+    let begun = pair.peer.control(|engine, _, control| {
+        engine.begin_replica(VOLUME, anew, control);
+    });
     assert_eq!(begun, Err(ControlError::NoRoom));
     let after = pair.peer.status(0);
     assert_eq!((after.sequence, after.cached_bytes), (before.sequence, before.cached_bytes));

@@ -346,6 +346,22 @@ pub enum Message<'a> {
         /// The image has everything, and is nobody's. If not, the copy there is to be taken over.
         clean: bool,
     },
+    /// First and only message of the holder of a copy, which another host wants to replace: does the owner need it?
+    Needs {
+        /// The holder.
+        host: &'a str,
+        /// The volume's name.
+        name: &'a str,
+        /// URI of its image.
+        image: &'a str,
+    },
+    /// The answer.
+    Needed {
+        /// Uuid of the owner's cache.
+        cache: u128,
+        /// The image may lack something that the copy has.
+        needed: bool,
+    },
 }
 
 /// Kinds of messages as bytes.
@@ -372,6 +388,8 @@ enum Kind {
     Told = 18,
     Take = 19,
     LetGo = 20,
+    Needs = 21,
+    Needed = 22,
 }
 
 /// What begins every frame: kind 1, for a record whether somebody waits for it on stable media 1, bytes of the head 2,
@@ -509,6 +527,8 @@ impl Prefix {
             }
             Kind::Take => Message::Take,
             Kind::LetGo => Message::LetGo { generation: f.u64()?, clean: f.flag()? },
+            Kind::Needs => Message::Needs { host: f.text()?, name: f.text()?, image: f.text()? },
+            Kind::Needed => Message::Needed { cache: f.u128()?, needed: f.flag()? },
         })
     }
 }
@@ -518,7 +538,7 @@ impl Kind {
         use Kind::*;
         let all = [
             Hello, Welcome, Refused, Begin, Begun, Record, Have, Flush, Drained, Fetch, Block, Beat,
-            HandOver, Taken, Offer, Expecting, Ask, Told, Take, LetGo,
+            HandOver, Taken, Offer, Expecting, Ask, Told, Take, LetGo, Needs, Needed,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -668,6 +688,15 @@ impl Message<'_> {
                 put_numbers(out, &[generation]);
                 out.push(clean.into());
                 (Kind::LetGo, 0)
+            }
+            Message::Needs { host, name, image } => {
+                [host, name, image].iter().for_each(|text| put_text(out, text));
+                (Kind::Needs, 0)
+            }
+            Message::Needed { cache, needed } => {
+                out.extend_from_slice(&cache.to_le_bytes());
+                out.push(needed.into());
+                (Kind::Needed, 0)
             }
             Message::Welcome { cache, boot, host, room, holds } => {
                 [cache, boot].iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));

@@ -127,6 +127,8 @@ impl Said {
             },
             19 => Message::Take,
             20 => Message::LetGo { generation: a, clean: self.flag },
+            21 => Message::Needs { host, name, image: host },
+            22 => Message::Needed { cache, needed: self.flag },
             _ => Message::Beat { time_ns: a },
         })
     }
@@ -135,7 +137,7 @@ impl Said {
 fn said() -> impl Strategy<Value = Said> {
     let text = "[a-zA-Z0-9 /:@äß-]{0,200}";
     let entries = prop::collection::vec((0u64..1 << 40, any::<bool>()), 0..RECORD_ENTRIES_MAX + 1);
-    (1u8..21, any::<[u64; 5]>(), any::<[u128; 2]>(), [text, text], any::<bool>(), entries).prop_map(
+    (1u8..23, any::<[u64; 5]>(), any::<[u128; 2]>(), [text, text], any::<bool>(), entries).prop_map(
         |(kind, numbers, ids, texts, flag, entries)| Said { kind, numbers, ids, texts, flag, entries },
     )
 }

@@ -7,12 +7,15 @@
 //! | 1..9 | accepted loss in milliseconds, little-endian; all ones when none is accepted |
 //! | 9.. | the backend's attachment; with a socket behind that |
 //!
+//! The shard may have put the volume's counterpart before all of it.
+//!
 //! | byte | content, with a socket |
 //! |---|---|
 //! | 9..11 | length of the socket's settings in bytes, little-endian |
 //! | 11.. | the settings in JSON, then the backend's attachment |
 
 use crate::door::VolumeSocket;
+use crate::shard::without_counterpart;
 use crate::units::Duration;
 use tidepool_engine::api::ATTACHMENT_BYTES_MAX;
 
@@ -70,7 +73,7 @@ pub fn encode(
 
 /// Takes them apart; `None` when another version wrote them.
 pub fn decode(bytes: &[u8]) -> Option<Kept> {
-    let (head, mut rest) = bytes.split_at_checked(HEAD_BYTES)?;
+    let (head, mut rest) = without_counterpart(bytes).split_at_checked(HEAD_BYTES)?;
     let mut socket = None;
     match head[0] {
         VERSION => {}

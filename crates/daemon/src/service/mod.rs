@@ -299,6 +299,7 @@ async fn start(
         }
         tasks.push(tokio::spawn(peers::watch(certificates.clone(), shard.clone())));
     }
+    tasks.push(tokio::spawn(volumes.clone().ask_for_kept_copies()));
     let aborts = Aborts::new(state::directory(), Uuid::from_bytes(opened.uuid).to_string(), shard.clone());
     aborts.note_panics();
     let noted = aborts.clone();

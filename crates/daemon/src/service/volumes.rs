@@ -4,6 +4,7 @@
 mod arrival;
 mod attach;
 mod clones;
+mod counterpart;
 mod departure;
 mod failover;
 mod give_up;
@@ -89,6 +90,10 @@ pub struct Volumes {
     doors: Arc<Doors>,
     /// Volumes that the start does not serve, until it has entered them.
     left_out: Mutex<BTreeMap<String, LeftOut>>,
+    /// Held while the counterpart of a copy is asked whether it needs that.
+    counterparts: Turns,
+    /// Volumes that have left this host with everything in their images.
+    left: Mutex<counterpart::Left>,
     /// Volumes that are to come here, with what lets their clients in.
     arriving: Mutex<BTreeMap<String, arrival::Pending>>,
 }
@@ -397,6 +402,8 @@ impl Volumes {
             openings: Turns::default(),
             doors,
             left_out: Mutex::default(),
+            counterparts: Turns::default(),
+            left: Mutex::default(),
             arriving: Mutex::default(),
         })
     }

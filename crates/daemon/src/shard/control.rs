@@ -56,8 +56,15 @@ enum Pending {
         size_bytes: u64,
         answer: Answer<()>,
     },
+    /// The host that is about to have a volume's copy is noted.
+    Counterpart {
+        id: VolumeId,
+    },
     Shutdown,
 }
+
+/// Why records of a copy are taken no more.
+const WANTED_BY_ANOTHER: &str = "its owner does not need the copy, and another host wants its place";
 
 /// Control operations under way, by the number that the core was given.
 #[derive(Default)]
@@ -70,6 +77,13 @@ impl Controls {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// The number of an operation that notes a volume's counterpart.
+    pub(super) fn of_counterpart(&mut self, id: VolumeId) -> u64 {
+        let number = self.number();
+        self.pending.push((number, Pending::Counterpart { id }));
+        number
     }
 
     /// The number of an operation that a link has asked for.
@@ -119,7 +133,7 @@ impl<C: Core> Reactor<C> {
     pub(super) fn command(&mut self, command: Command) {
         let now = self.shared.now;
         let units = match command {
-            Command::Volumes { .. } | Command::Status { .. } => STATUS,
+            Command::Volumes { .. } | Command::Status { .. } | Command::CheckCounterpart { .. } => STATUS,
             _ => REQUEST,
         };
         self.shared.effort.count(units);
@@ -208,10 +222,29 @@ impl<C: Core> Reactor<C> {
                 });
             }
             Command::SetAttachment { id, attachment, answer } => {
+                let attachment = self.with_counterpart_of(id, &attachment);
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.set_attachment(now, id, attachment, number);
                     Pending::Simple { answer }
                 })
+            }
+            Command::EndFollowing { id } => self.end_following(id, WANTED_BY_ANOTHER),
+            Command::ForgetCounterpart { id, answer } => {
+                self.end_following(id, WANTED_BY_ANOTHER);
+                let Some(attachment) = self.attachment_for(id, None) else {
+                    let _ = answer.send(Ok(()));
+                    return;
+                };
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.set_attachment(now, id, attachment, number);
+                    Pending::Simple { answer }
+                })
+            }
+            Command::CheckCounterpart { name, owner, answer } => {
+                let all = self.shared.core.volumes();
+                let known = all.iter().find(|(_, spec)| spec.name == name);
+                let checked = known.map_or(Ok(()), |(id, spec)| self.check_counterpart((*id, spec), &owner));
+                let _ = answer.send(checked);
             }
             Command::SetParent { id, parent, answer } => {
                 let outcome = self.shared.core.set_parent(id, parent);
@@ -422,6 +455,9 @@ impl<C: Core> Reactor<C> {
         if !self.shared.core.volumes().iter().any(|(known, spec)| *known == id && spec.name == name) {
             return Err(ShardError::NoVolume(id));
         }
+        // An owner that is connected still has found the volume as it was.
+        self.end_following(id, "the volume is served here");
+        let attach = Attach { attachment: self.with_counterpart_of(id, &attach.attachment), ..attach };
         Ok(self.shared.core.attach(self.shared.now, id, attach, number)?)
     }
 
@@ -494,6 +530,8 @@ impl<C: Core> Reactor<C> {
             (Pending::Simple { answer }, result) => {
                 let _ = answer.send(result.map_err(ShardError::from));
             }
+            // A cache device that has failed remembers nothing.
+            (Pending::Counterpart { id }, _) => self.counterpart_noted(id, number),
             (Pending::Shutdown, result) => {
                 let goodbye = self.shared.now + GOODBYE_NS_MAX;
                 if let Some(stopping) = &mut self.stopping {

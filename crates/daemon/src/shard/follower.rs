@@ -2,8 +2,12 @@
 
 use super::budget::Held;
 use super::core::Core;
+use super::counterpart::{Counterpart, counterpart, with_counterpart};
 use super::handle::{Answer, ShardError};
-use super::limits::{FOLLOWER_QUEUE_BYTES_MAX, LINKS_MAX, RECORDS_MAX};
+use super::limits::{
+    FOLLOWER_QUEUE_BYTES_MAX, FOLLOWERS_MAX, FOLLOWERS_OF_HOST_MAX, LINKS_MAX, RECORDS_MAX,
+    copies_of_host_max, places_of_others,
+};
 use super::link::{Arriving, Link, Socket};
 use super::reactor::Reactor;
 use super::replication::{Role, TAKEOVER_SLOT, request_id};
@@ -44,6 +48,8 @@ pub(super) struct Follower {
     session: PeerSession,
     volume: Option<VolumeId>,
     spec: VolumeSpec,
+    /// Its owner.
+    owner: Counterpart,
     /// The record says that the owner has no other copy, so that one may begin, and it has.
     may_begin: bool,
     has_begun: bool,
@@ -100,8 +106,9 @@ impl<C: Core> Reactor<C> {
     /// An owner wants to send its volume's records here: says what there is of it. Refused where the volume is served.
     pub(super) fn welcome(&mut self, hello: Hello) -> Result<(), ShardError> {
         let Hello { socket, host, me, my_host, record, spec } = hello;
+        let owner = Counterpart { cache: record.owner.cache, host: host.clone() };
         let mut link = Link::new(socket, host, &spec.name, FOLLOWER_QUEUE_BYTES_MAX, self.shared.now);
-        let known = match self.may_follow(&spec) {
+        let known = match self.may_follow(&spec, &owner) {
             Ok(known) => known,
             Err(error) => {
                 link.say(&Message::Refused(&one_line(&error.to_string())));
@@ -122,6 +129,7 @@ impl<C: Core> Reactor<C> {
             session,
             volume,
             spec,
+            owner,
             may_begin: record.copies == Copies::Solo,
             has_begun: false,
             records: Slab::new(RECORDS_MAX),
@@ -140,7 +148,11 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Whether the owner of this volume may send its records here. Returns the volume, if it is known.
-    fn may_follow(&mut self, spec: &VolumeSpec) -> Result<Option<(VolumeId, VolumeSpec)>, ShardError> {
+    fn may_follow(
+        &mut self,
+        spec: &VolumeSpec,
+        owner: &Counterpart,
+    ) -> Result<Option<(VolumeId, VolumeSpec)>, ShardError> {
         if self.stopping.is_some() || self.shared.core.engine().is_none() {
             return Err(ShardError::ShuttingDown);
         }
@@ -158,8 +170,45 @@ impl<C: Core> Reactor<C> {
         match known {
             Some((id, _)) if self.shared.volumes.get(id).is_some() => Err(ShardError::Attached(id)),
             Some((_, known)) if known.backend != spec.backend => Err(ShardError::OtherImage(known.backend)),
-            known => Ok(known),
+            Some((id, known)) => {
+                self.check_counterpart((id, &known), owner)?;
+                self.check_links_of(owner)?;
+                Ok(Some((id, known)))
+            }
+            None => {
+                self.check_links_of(owner)?;
+                self.check_place_for(owner)?;
+                Ok(None)
+            }
         }
+    }
+
+    /// Looks whether there is room for one more link over which this owner sends records.
+    fn check_links_of(&self, owner: &Counterpart) -> Result<(), ShardError> {
+        let links =
+            || self.replication.links.iter().filter(|(_, (_, role))| matches!(role, Role::Follower(_)));
+        let of_host = links().filter(|(_, (link, _))| owner.is_host(&link.host)).count();
+        check_count("connection of that host", of_host, FOLLOWERS_OF_HOST_MAX)?;
+        check_count("connection of an owner", links().count(), FOLLOWERS_MAX)
+    }
+
+    /// Looks whether there is a place for one more volume of this owner.
+    fn check_place_for(&mut self, owner: &Counterpart) -> Result<(), ShardError> {
+        let places = self.shared.core.device_status().volumes_max as usize;
+        let all = self.shared.core.volumes();
+        let links = self.replication.links.iter().filter_map(|(_, (link, role))| match role {
+            Role::Follower(follower) if follower.volume.is_none() => Some(&link.host),
+            _ => None,
+        });
+        let begin: Vec<bool> = links.map(|host| owner.is_host(host)).collect();
+        check_count("volume of another host", all.len() + begin.len(), places_of_others(places))?;
+        let engine = self.shared.core.engine().expect("looked at before");
+        let copies = all.iter().filter(|(id, spec)| {
+            engine.promised(*id).is_some()
+                && counterpart(&spec.attachment).is_some_and(|of| of.is_host(&owner.host))
+        });
+        let of_host = copies.count() + begin.iter().filter(|is_its| **is_its).count();
+        check_count("copy of a volume of that host", of_host, copies_of_host_max(places))
     }
 
     /// Gives up the links that bring records of an image, or of a volume of this name.
@@ -232,16 +281,33 @@ impl<C: Core> Reactor<C> {
                 follower.has_begun = true;
                 follower.forget_wanted();
                 follower.beginning = Some((begin.generation, begin.base));
-                let volume = follower.volume;
+                let (volume, owner) = (follower.volume, follower.owner.clone());
                 let spec = VolumeSpec {
                     generation: begin.generation,
                     size_bytes: begin.size_bytes,
+                    attachment: with_counterpart(&follower.spec.attachment, Some(&owner)),
                     ..follower.spec.clone()
                 };
                 let control = self.controls.of_link(slot);
+                let all = self.shared.core.volumes();
+                let known = all.iter().find(|(id, _)| Some(*id) == volume);
+                // It may have become dirty since it was welcome.
+                let checked = known.map_or(Ok(()), |(id, spec)| self.check_counterpart((*id, spec), &owner));
+                if let Err(error) = checked {
+                    self.controls.forget(control);
+                    self.begun(slot, Err(error.to_string()));
+                    return true;
+                }
+                let attachment = volume.and_then(|id| self.attachment_for(id, Some(&owner)));
                 let Some(engine) = self.shared.core.engine() else { return false };
                 match volume {
-                    Some(id) => engine.begin_replica(id, begin, control),
+                    Some(id) => {
+                        if engine.begin_replica(id, begin, control)
+                            && let Some(attachment) = attachment
+                        {
+                            engine.replace_attachment(id, attachment);
+                        }
+                    }
                     None => match engine.add_replica(spec, begin.base, begin.room, control) {
                         Ok(id) => {
                             let (_, follower) = self.follower(slot).expect("looked at just now");
@@ -457,4 +523,8 @@ impl<C: Core> Reactor<C> {
         let (_, answer) = takeovers.swap_remove(at);
         let _ = answer.send(result.map_err(|_| ShardError::Control(ControlError::Device)));
     }
+}
+
+fn check_count(what: &'static str, count: usize, limit: usize) -> Result<(), ShardError> {
+    if count < limit { Ok(()) } else { Err(ShardError::Limit { what, limit }) }
 }

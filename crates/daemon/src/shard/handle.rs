@@ -1,5 +1,6 @@
 //! The control plane's end of a shard: messages to the reactor thread and answers from it.
 
+use super::counterpart::{Counterpart, Kept};
 use super::follower::Hello;
 use super::guests::Guest;
 use super::owner::{Connected, Wants};
@@ -38,6 +39,9 @@ pub enum ShardError {
     /// The image is known under another name.
     #[error("its image is here as volume {0}")]
     OtherName(String),
+    /// What is here of the volume is kept for the host that had the other copy of it.
+    #[error("{0}")]
+    KeptForAnother(Box<Kept>),
     /// There is no second copy that counts.
     #[error("it has no second copy in sync")]
     NoCopy,
@@ -206,6 +210,18 @@ pub(super) enum Command {
     SetAttachment {
         id: VolumeId,
         attachment: Vec<u8>,
+        answer: Answer<()>,
+    },
+    EndFollowing {
+        id: VolumeId,
+    },
+    ForgetCounterpart {
+        id: VolumeId,
+        answer: Answer<()>,
+    },
+    CheckCounterpart {
+        name: String,
+        owner: Counterpart,
         answer: Answer<()>,
     },
     SetParent {
@@ -626,6 +642,32 @@ impl ShardHandle {
     /// There is no such volume, or the cache device failed.
     pub async fn set_attachment(&self, id: VolumeId, attachment: Vec<u8>) -> Result<(), ShardError> {
         self.ask(|answer| Command::SetAttachment { id, attachment, answer }).await?
+    }
+
+    /// Has records of a volume come here no more, until its owner has introduced itself again.
+    ///
+    /// # Errors
+    /// The reactor has stopped.
+    pub fn end_following(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.send(Command::EndFollowing { id })
+    }
+
+    /// What is here of a volume may be given to, or thrown away for, any owner from now on: records that come here from the host that it
+    /// was kept for are taken no more. Returns when a restart will know it.
+    ///
+    /// # Errors
+    /// The cache device failed.
+    pub async fn forget_counterpart(&self, id: VolumeId) -> Result<(), ShardError> {
+        self.ask(|answer| Command::ForgetCounterpart { id, answer }).await?
+    }
+
+    /// Looks whether what is here of a volume of this name, if there is something, may be given to, or thrown away for, this owner.
+    ///
+    /// # Errors
+    /// It is kept for another host.
+    pub async fn check_counterpart(&self, name: &str, owner: Counterpart) -> Result<(), ShardError> {
+        let name = name.to_owned();
+        self.ask(|answer| Command::CheckCounterpart { name, owner, answer }).await?
     }
 
     /// Has what a volume's image has from its parent read through the parent's volume; see [`Engine::set_parent`].

@@ -45,6 +45,12 @@ pub const EXTENTS_MAX: usize =
     (4096 - tidepool_nbd::reply::STATUS_HEAD_BYTES) / tidepool_nbd::reply::DESCRIPTOR_BYTES;
 /// Connections with other hosts' daemons of one shard: each volume may be owned here or followed.
 pub const LINKS_MAX: usize = 2 * VOLUMES_MAX;
+/// Connections over which one host sends records.
+pub const FOLLOWERS_OF_HOST_MAX: usize = copies_of_host_max(VOLUMES_MAX);
+/// Connections over which owners send records: the others are for the volumes that are owned here.
+pub const FOLLOWERS_MAX: usize = LINKS_MAX - VOLUMES_MAX;
+/// Bytes that wait to be sent, or are being sent, to all hosts together. The host that has the most of them is given up beyond.
+pub const LINK_QUEUES_BYTES_MAX: usize = 512 << 20;
 /// Bytes that wait to be sent to a host that holds a copy, several times what may be unconfirmed. It is given up beyond: it has confirmed
 /// what it cannot have received.
 pub const OWNER_QUEUE_BYTES_MAX: usize = 32 << 20;
@@ -68,3 +74,14 @@ pub const STALL_LOOK_NS: u64 = 1_000_000_000;
 pub const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 /// Nanoseconds that a stopping shard waits for its last replies to be sent.
 pub const GOODBYE_NS_MAX: u64 = 1_000_000_000;
+
+/// Of so many places for volumes, those that volumes of other hosts may take, as copies or to be served: the last ones are for volumes that
+/// somebody adds here.
+pub const fn places_of_others(volumes_max: usize) -> usize {
+    volumes_max - volumes_max.div_ceil(16)
+}
+
+/// Of so many places, those that copies of one host's volumes may take.
+pub const fn copies_of_host_max(volumes_max: usize) -> usize {
+    volumes_max * 3 / 4
+}

@@ -179,6 +179,11 @@ impl Link {
         self.queued.len()
     }
 
+    /// Bytes of memory for what waits to be sent, or is being sent.
+    pub(super) fn outgoing_bytes(&self) -> usize {
+        self.queued.len() + self.sending.len()
+    }
+
     /// Queues a message and its data.
     pub(super) fn push_with(&mut self, message: &Message<'_>, data: &[u8]) {
         let is_queued = !self.broken && !self.is_unread();

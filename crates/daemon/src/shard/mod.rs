@@ -10,6 +10,7 @@ mod coming;
 mod connection;
 mod control;
 mod core;
+mod counterpart;
 mod device;
 mod effort;
 mod fetch;
@@ -36,6 +37,7 @@ mod volume;
 
 pub use self::core::Core;
 pub use coming::Announcement;
+pub use counterpart::{Counterpart, counterpart, without_counterpart};
 pub use follower::Hello;
 pub use guests::Guest;
 pub use handle::{Image, Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};

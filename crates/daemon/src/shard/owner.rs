@@ -1,6 +1,7 @@
 //! The owner's side of a second copy: what its peer is sent, and the ownership record.
 
 use super::core::Core;
+use super::counterpart::Counterpart;
 use super::handle::{Answer, ShardError};
 use super::limits::{LINKS_MAX, OWNER_QUEUE_BYTES_MAX, RECORD_RETRY_NS};
 use super::link::{Link, Socket};
@@ -57,6 +58,8 @@ pub(super) struct OwnerSide {
     /// Rung when a peer would be of use, and whether it was since one came.
     wanted: Arc<Notify>,
     rung: bool,
+    /// The number of the operation that notes who is connected: the record does not name a host before.
+    noting: Option<u64>,
     /// Who waits until the record says that there is no copy.
     parting: Vec<Answer<()>>,
 }
@@ -133,6 +136,7 @@ impl<C: Core> Reactor<C> {
             trouble: None,
             wanted,
             rung: true,
+            noting: None,
             parting: Vec::new(),
         };
         side.wanted.notify_one();
@@ -157,6 +161,8 @@ impl<C: Core> Reactor<C> {
         let side = self.replication.owners.get_mut(&id).expect("looked at just now");
         side.link = Some(slot);
         side.peer = Some(peer);
+        self.note_counterpart(id, slot, party.cache);
+        let Some(side) = self.replication.owners.get_mut(&id) else { return false };
         let mut effects = Vec::new();
         let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
         let up = side.session.peer_up(engine, now, (party, room), &mut effects);
@@ -174,6 +180,30 @@ impl<C: Core> Reactor<C> {
             self.hang_up(slot, "it has too little room for a copy");
         }
         up
+    }
+
+    /// Should the host of this link be the owner one day, it gets what is here.
+    fn note_counterpart(&mut self, id: VolumeId, slot: u32, cache: u128) {
+        let Some((link, _)) = self.replication.links.get(slot) else { return };
+        let counterpart = Counterpart { cache, host: link.host.clone() };
+        let Some(attachment) = self.attachment_for(id, Some(&counterpart)) else { return };
+        let number = self.controls.of_counterpart(id);
+        if let Some(side) = self.replication.owners.get_mut(&id) {
+            side.noting = Some(number);
+        }
+        self.shared.core.set_attachment(self.shared.now, id, attachment, number);
+    }
+
+    /// That is on stable media: the record may name the host.
+    pub(super) fn counterpart_noted(&mut self, id: VolumeId, number: u64) {
+        let Some(side) = self.replication.owners.get_mut(&id).filter(|side| side.noting == Some(number))
+        else {
+            return;
+        };
+        side.noting = None;
+        if side.writing.is_some() {
+            self.write_record(id);
+        }
     }
 
     /// What the volume is in need of; `None` for one that is not to have a second copy.
@@ -407,6 +437,9 @@ impl<C: Core> Reactor<C> {
     fn write_record(&mut self, id: VolumeId) {
         let Some(side) = self.replication.owners.get_mut(&id) else { return };
         let Some((_, after)) = side.writing.filter(|_| !side.handing_over) else { return };
+        if side.noting.is_some() && after.peer().is_some() {
+            return;
+        }
         side.retry_at = None;
         let peer = match after.copies {
             Copies::Solo => None,

@@ -5,7 +5,7 @@ use super::core::Core;
 use super::effort::{BLOCK, Effort, REQUEST};
 use super::follower::Follower;
 use super::handle::Answer;
-use super::limits::LINKS_MAX;
+use super::limits::{LINK_QUEUES_BYTES_MAX, LINKS_MAX};
 use super::link::{Link, Next};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
@@ -87,6 +87,15 @@ impl Replication {
         let links = self.links.iter().map(|(_, (link, _))| link);
         let to_host = links.filter(|link| !link.broken() && link.host == host);
         to_host.map(|link| now.saturating_sub(link.spoke)).min()
+    }
+
+    /// The host for which the most waits to be sent.
+    fn slowest_host(&self) -> Option<String> {
+        let mut bytes: BTreeMap<String, usize> = BTreeMap::new();
+        for (_, (link, _)) in self.links.iter().filter(|(_, (link, _))| !link.broken()) {
+            *bytes.entry(link.host.to_ascii_lowercase()).or_default() += link.outgoing_bytes();
+        }
+        bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(host, _)| host)
     }
 
     /// The owner whose records a copy follows.
@@ -268,7 +277,7 @@ impl<C: Core> Reactor<C> {
             return;
         }
         let arena = self.shared.core.arena().as_ptr();
-        let mut at = 0;
+        let (mut at, mut outgoing_bytes) = (0, 0);
         while let Some(slot) = self.replication.slot(at) {
             at += 1;
             if self.replication.links.get(slot).is_some_and(|(link, _)| link.is_unread()) {
@@ -278,6 +287,7 @@ impl<C: Core> Reactor<C> {
             let was_broken = link.broken();
             link.arm(&mut self.ring, arena, user(Source::LinkReceive, slot), user(Source::LinkSend, slot));
             let (broken, quiet) = (link.broken(), link.is_quiet());
+            outgoing_bytes += if broken { 0 } else { link.outgoing_bytes() };
             let idle = match role {
                 Role::Owner(_) => true,
                 Role::Follower(follower) => follower.is_idle(),
@@ -292,6 +302,12 @@ impl<C: Core> Reactor<C> {
                     follower.dismantle(link.take_buffer(), &mut self.shared);
                 }
             }
+        }
+        if outgoing_bytes > LINK_QUEUES_BYTES_MAX {
+            let host = self.replication.slowest_host();
+            self.hang_up_where("this host keeps too much for it that it does not read", |link, _| {
+                host.as_ref().is_some_and(|host| host.eq_ignore_ascii_case(&link.host))
+            });
         }
     }
 

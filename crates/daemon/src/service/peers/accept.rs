@@ -3,11 +3,11 @@
 use super::identity::Role;
 use super::images::{as_reached_here, check_place, is_one, is_way_of_this_host};
 use super::stream::Who;
-use super::{Certificates, Leaving, PeerAddress, PeerError, Stream, Transport, me, record_of};
+use super::{Certificates, HOSTS_MAX, Leaving, PeerAddress, PeerError, Stream, Transport, me, record_of};
 use crate::service::attachment;
 use crate::service::plan::drain_order;
 use crate::service::volumes::Volumes;
-use crate::shard::Hello;
+use crate::shard::{Counterpart, Hello};
 use crate::volume::check_name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,14 +26,18 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// Connections at once of which nobody knows whose they are.
+/// Connections at once of which nobody knows whose they are, and as many again from addresses of hosts that have introduced themselves.
 const STRANGERS_MAX: usize = 64;
+/// Addresses of one host that are remembered.
+const ADDRESSES_OF_HOST_MAX: usize = 4;
 /// Introductions of one host that are looked at at once: each may keep a thread that waits for the cluster.
 const LOOKED_AT_MAX: usize = 4;
 /// Introductions of one host that wait, or are looked at: one for each volume, when it has been away, and as many again.
 const INTRODUCTIONS_MAX: usize = 2 * VOLUMES_MAX;
 /// Reasons that are remembered, so that the log has each once while a host tries again and again.
 const REASONS_MAX: usize = 256;
+/// What a host is told that has more.
+const TOO_MANY: &str = "too many of its connections wait to be looked at";
 /// Pause after the system had no resources for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -139,35 +143,80 @@ impl Reasons {
     }
 }
 
-/// Connections of which nobody knows whose they are. When there are too many, the network that has the most loses one, and in it the
-/// address that has the most its oldest one: a host that connects and says nothing keeps no other address out.
+/// Connections of which nobody knows whose they are. Those from addresses of hosts that have introduced themselves have places of their
+/// own. When there are too many, the network that has the most loses one: in it the address that has the most, and
+/// of that the oldest one that has shown no certificate, if there is one. A host that connects and says nothing keeps no other address out.
 #[derive(Default)]
-struct Strangers(Mutex<Vec<Stranger>>);
+struct Strangers(Mutex<Crowd>);
+
+#[derive(Default)]
+struct Crowd {
+    strangers: Vec<Stranger>,
+    /// From where hosts have introduced themselves, the newest last.
+    addresses: BTreeMap<String, Vec<IpAddr>>,
+}
 
 struct Stranger {
     number: u64,
     from: Option<IpAddr>,
     task: AbortHandle,
+    is_secured: bool,
+    /// A host has introduced itself from there.
+    is_known_place: bool,
 }
 
 impl Strangers {
-    fn all(&self) -> MutexGuard<'_, Vec<Stranger>> {
+    fn crowd(&self) -> MutexGuard<'_, Crowd> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes one in; another one may have to go.
-    fn insert(&self, stranger: Stranger) {
-        let mut all = self.all();
-        if all.len() >= STRANGERS_MAX {
-            let from: Vec<Option<IpAddr>> = all.iter().map(|stranger| stranger.from).collect();
-            all.remove(who_has_most(&from)).task.abort();
-        }
-        all.push(stranger);
+    fn insert(&self, number: u64, from: Option<IpAddr>, task: AbortHandle) {
+        let mut crowd = self.crowd();
+        let is_known_place =
+            from.is_some_and(|from| crowd.addresses.values().any(|known| known.contains(&from)));
+        crowd.make_room(is_known_place);
+        crowd.strangers.push(Stranger { number, from, task, is_secured: false, is_known_place });
+    }
+
+    /// It has shown a certificate.
+    fn secure(&self, number: u64) {
+        let mut crowd = self.crowd();
+        let found = crowd.strangers.iter_mut().find(|stranger| stranger.number == number);
+        found.into_iter().for_each(|stranger| stranger.is_secured = true);
     }
 
     /// It is known whose it is, or it has gone.
     fn remove(&self, number: u64) {
-        self.all().retain(|stranger| stranger.number != number);
+        self.crowd().strangers.retain(|stranger| stranger.number != number);
+    }
+
+    /// A host has introduced itself from there.
+    fn is_at(&self, host: &str, from: IpAddr) {
+        let (mut crowd, host) = (self.crowd(), host.to_ascii_lowercase());
+        if crowd.addresses.len() >= HOSTS_MAX && !crowd.addresses.contains_key(&host) {
+            return;
+        }
+        let known = crowd.addresses.entry(host).or_default();
+        if known.last() != Some(&from) {
+            known.retain(|known| *known != from);
+            known.push(from);
+            known.drain(..known.len().saturating_sub(ADDRESSES_OF_HOST_MAX));
+        }
+    }
+}
+
+impl Crowd {
+    /// Has one go, if all places are taken that one from such a place could have.
+    fn make_room(&mut self, is_known_place: bool) {
+        let rivals: Vec<usize> = (0..self.strangers.len())
+            .filter(|&at| self.strangers[at].is_known_place == is_known_place)
+            .collect();
+        if rivals.len() >= STRANGERS_MAX {
+            let shown: Vec<_> =
+                rivals.iter().map(|&at| &self.strangers[at]).map(|s| (s.from, s.is_secured)).collect();
+            self.strangers.remove(rivals[who_has_to_go(&shown)]).task.abort();
+        }
     }
 }
 
@@ -255,24 +304,28 @@ pub(in crate::service) async fn accept(listener: Listener, volumes: Arc<Volumes>
             match introduced(accepted, &inner, number).await {
                 Ok(()) => inner.reasons.forget(from),
                 Err(error) if inner.reasons.is_new(from, error.to_string()) => {
-                    warn!("{who} was not taken in as owner of a volume: {error}");
+                    // By its address: the port is another one each time.
+                    let peer = from.map_or_else(|| who.clone(), |from| from.to_string());
+                    warn!(%peer, "{who} was not taken in as owner of a volume: {error}");
                 }
                 Err(_) => {}
             }
         });
-        reception.strangers.insert(Stranger { number, from, task: task.abort_handle() });
+        reception.strangers.insert(number, from, task.abort_handle());
         let _ = begin.send(());
     }
 }
 
-/// Which of these has to go, of which the oldest comes first; there is one at least.
-fn who_has_most(all: &[Option<IpAddr>]) -> usize {
-    let of_network =
-        |from: Option<IpAddr>| all.iter().filter(|other| other.map(network) == from.map(network)).count();
-    let of_address = |from: Option<IpAddr>| all.iter().filter(|&&other| other == from).count();
-    let counts: Vec<(usize, usize)> = all.iter().map(|&from| (of_network(from), of_address(from))).collect();
-    let most = counts.iter().max();
-    counts.iter().position(|counts| Some(counts) == most).unwrap_or(0)
+/// Which of these has to go, of which the oldest comes first; there is one at least. Each has an address, and has shown a certificate or not.
+fn who_has_to_go(all: &[(Option<IpAddr>, bool)]) -> usize {
+    let of_network = |from: Option<IpAddr>| {
+        all.iter().filter(|(other, _)| other.map(network) == from.map(network)).count()
+    };
+    let of_address = |from: Option<IpAddr>| all.iter().filter(|(other, _)| *other == from).count();
+    let reasons: Vec<(usize, usize, bool)> =
+        all.iter().map(|&(from, is_secured)| (of_network(from), of_address(from), !is_secured)).collect();
+    let most = reasons.iter().max();
+    reasons.iter().position(|reasons| Some(reasons) == most).unwrap_or(0)
 }
 
 /// What a host has of its own: its address, or its network of IPv6.
@@ -287,9 +340,17 @@ fn network(from: IpAddr) -> IpAddr {
 async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> Result<(), PeerError> {
     let volumes = &reception.volumes;
     let limits = *volumes.limits();
-    let heard = timeout(Duration::from_nanos(limits.hello_ns), hear(accepted, limits)).await;
+    let from = accepted.from();
+    let secured = || reception.strangers.secure(number);
+    let heard = timeout(Duration::from_nanos(limits.hello_ns), hear(accepted, limits, secured)).await;
     reception.strangers.remove(number);
-    let (mut stream, said) = heard.map_err(|_| PeerError::Silent)??;
+    let (mut stream, heard) = heard.map_err(|_| PeerError::Silent)??;
+    let said = match heard {
+        Heard::Owner(said) => said,
+        Heard::Holder { host, name, image } => {
+            return tell_need(stream, (&host, &name, &image), reception).await;
+        }
+    };
     let role = match said.wish {
         Wish::Follow { .. } => Role::SendsCopies,
         Wish::TakeOver | Wish::Expect(_) => Role::HandsOver,
@@ -297,9 +358,10 @@ async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> R
     if let Err(error) = stream.check(&said.host, volumes.hosts(), role) {
         return stream.refuse(&error.to_string()).await;
     }
+    from.into_iter().for_each(|from| reception.strangers.is_at(&said.host, from));
     let my_host = reception.host.clone();
     let Some(introduction) = reception.introductions.begin(&said.host) else {
-        return stream.refuse("too many of its connections wait to be looked at").await;
+        return stream.refuse(TOO_MANY).await;
     };
     let turn = introduction.turns.clone().acquire_owned().await.map_err(|_| PeerError::Silent)?;
     match &said.wish {
@@ -336,6 +398,26 @@ async fn introduced(accepted: Accepted, reception: &Reception, number: u64) -> R
     Ok(())
 }
 
+/// Tells the holder of a copy whether this host needs it.
+async fn tell_need(
+    mut stream: Stream,
+    (host, name, image): (&str, &str, &str),
+    reception: &Reception,
+) -> Result<(), PeerError> {
+    let volumes = &reception.volumes;
+    if let Err(error) = stream.check(host, volumes.hosts(), Role::HoldsCopies) {
+        return stream.refuse(&error.to_string()).await;
+    }
+    let Some(_introduction) = reception.introductions.begin(host) else {
+        return stream.refuse(TOO_MANY).await;
+    };
+    let cache = me(volumes.shard().opened().uuid).cache;
+    match volumes.needs_copy(host, name, image).await {
+        Ok(needed) => stream.send(&Message::Needed { cache, needed }).await,
+        Err(error) => stream.refuse(&error.to_string()).await,
+    }
+}
+
 /// Takes over what its owner has let go of.
 async fn take_over(
     mut stream: Stream,
@@ -349,6 +431,8 @@ async fn take_over(
         Err(Refusal { told, why }) => return stream.refuse_with(&told, &why).await,
     };
     let generation = said.generation;
+    // It may have been revoked while that was looked at.
+    stream.check_standing()?;
     match volumes.take_handed_over(&said.name, said.owner, generation, Prepared::default()).await {
         Ok(()) => stream.send(&Message::Taken { generation }).await,
         Err(error) => {
@@ -373,7 +457,7 @@ async fn expect(
     }
     let looked = match look(&said, me, volumes, turn).await {
         Ok((record, spec)) => {
-            let expected = volumes.expect(&spec, record, leaving).await;
+            let expected = volumes.expect(&spec, record, leaving, (&said.host, &said.image)).await;
             expected.map_err(|why| said.refused(&spec.backend, why))
         }
         Err(refusal) => Err(refusal),
@@ -457,14 +541,33 @@ impl Said {
     }
 }
 
-async fn hear(accepted: Accepted, limits: Limits) -> Result<(Stream, Said), PeerError> {
+/// Who introduces itself.
+enum Heard {
+    /// The owner of a volume.
+    Owner(Said),
+    /// The holder of a copy, which wants to know whether that is needed.
+    Holder { host: String, name: String, image: String },
+}
+
+/// What a host says of itself. `secured` is told when it has shown a certificate, if it has to.
+async fn hear(
+    accepted: Accepted,
+    limits: Limits,
+    secured: impl FnOnce(),
+) -> Result<(Stream, Heard), PeerError> {
     let mut stream = accepted.secured(limits).await?;
+    secured();
     stream.greet().await?;
     let mut head = Vec::new();
     let (wish, call) = match stream.receive(&mut head).await? {
         Message::Hello { call, lease_ns } => (Wish::Follow { lease_ns }, call),
         Message::HandOver(call) => (Wish::TakeOver, call),
         Message::Offer(offer) => (Wish::Expect(Leaving::from_offer(&offer)?), offer.call),
+        Message::Needs { host, name, image } => {
+            let [host, name, image] = [host, name, image].map(str::to_owned);
+            let heard = Heard::Holder { host, name, image };
+            return Ok((stream, heard));
+        }
         _ => return Err(PeerError::Unexpected),
     };
     let said = Said {
@@ -476,7 +579,7 @@ async fn hear(accepted: Accepted, limits: Limits) -> Result<(Stream, Said), Peer
         image: call.image.to_owned(),
         is_local: stream.is_local(),
     };
-    Ok((stream, said))
+    Ok((stream, Heard::Owner(said)))
 }
 
 /// Asks the ownership record whether that is true. Returns what it says, and the volume as it would be here. `turn` is given back when no
@@ -559,6 +662,10 @@ async fn look_up(
         let told = (is_named && !is_local).then(|| why(&said.image));
         return Err(Doubt { why: why(&image), told });
     }
+    // The record names the host: it is told.
+    let told = |why: String| Doubt { told: Some(why.clone()), why };
+    let owner = Counterpart { cache: said.owner.cache, host: said.host.clone() };
+    volumes.check_counterpart(&said.name, owner).await.map_err(told)?;
     if !is_local {
         volumes.hosts().has_cache(&said.host, said.owner.cache);
     }
@@ -600,15 +707,64 @@ mod tests {
 
     #[test]
     fn the_address_with_the_most_connections_loses_its_oldest_one() {
-        let from = |text: &str| Some(text.parse().expect("an address"));
+        let from = |text: &str| (Some(text.parse().expect("an address")), false);
         let (honest, flood, other) = (from("fd00::2"), from("fd00::3"), from("fd01::1"));
-        assert_eq!(who_has_most(&[honest, flood, flood, other]), 1, "in one network");
+        assert_eq!(who_has_to_go(&[honest, flood, flood, other]), 1, "in one network");
         assert_eq!(
-            who_has_most(&[other, other, honest, flood, from("fd00::4")]),
+            who_has_to_go(&[other, other, honest, flood, from("fd00::4")]),
             2,
             "a network of many addresses"
         );
-        assert_eq!(who_has_most(&[from("192.0.2.1"), from("192.0.2.2"), from("192.0.2.2")]), 1);
-        assert_eq!(who_has_most(&[None]), 0);
+        assert_eq!(who_has_to_go(&[from("192.0.2.1"), from("192.0.2.2"), from("192.0.2.2")]), 1);
+        assert_eq!(who_has_to_go(&[(None, false)]), 0);
+        // Of one address the first that has shown no certificate; those of another one are no worse for that.
+        let secured = (flood.0, true);
+        assert_eq!(who_has_to_go(&[honest, secured, flood, flood]), 2);
+        assert_eq!(who_has_to_go(&[honest, secured, secured]), 1);
+    }
+
+    /// Numbers of the strangers that are there.
+    fn numbers(strangers: &Strangers) -> Vec<u64> {
+        strangers.crowd().strangers.iter().map(|stranger| stranger.number).collect()
+    }
+
+    #[tokio::test]
+    async fn silent_connections_keep_no_host_out_that_has_introduced_itself_or_shows_a_certificate() {
+        let strangers = Strangers::default();
+        let insert = |number: u64, from: &str| {
+            let from = from.parse().expect("an address");
+            strangers.insert(number, Some(from), tokio::spawn(std::future::pending::<()>()).abort_handle());
+        };
+        let known = "fd00::2";
+        strangers.is_at("h2", known.parse().expect("an address"));
+        insert(0, known);
+        // Addresses of one network, and of many.
+        for number in 1..1000 {
+            insert(number, &format!("fd00::1:{number:x}"));
+            insert(1000 + number, &format!("10.0.{}.{}", number / 256, number % 256));
+        }
+        let left = numbers(&strangers);
+        assert_eq!(left.len(), STRANGERS_MAX + 1, "{left:?}");
+        assert!(left.contains(&0), "it has a place of its own");
+        // One that shows a certificate stays, although its address has the most.
+        insert(5000, "10.9.9.9");
+        strangers.secure(5000);
+        (5001..6000).for_each(|number| insert(number, "10.9.9.9"));
+        assert!(numbers(&strangers).contains(&5000));
+        // Users of the host whose address is known have only that one's places.
+        (6000..7000).for_each(|number| insert(number, known));
+        let left = numbers(&strangers);
+        assert_eq!(left.len(), 2 * STRANGERS_MAX);
+        assert!(left.contains(&5000) && left.contains(&6999));
+    }
+
+    #[test]
+    fn a_host_is_known_by_its_newest_addresses() {
+        let strangers = Strangers::default();
+        let at = |number: usize| IpAddr::from([10, 0, 0, number as u8]);
+        (1..=6).chain([4]).for_each(|number| strangers.is_at("H2", at(number)));
+        assert_eq!(strangers.crowd().addresses["h2"], [3, 5, 6, 4].map(at));
+        (0..2 * HOSTS_MAX).for_each(|host| strangers.is_at(&format!("x{host}"), at(9)));
+        assert_eq!(strangers.crowd().addresses.len(), HOSTS_MAX);
     }
 }

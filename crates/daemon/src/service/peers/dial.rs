@@ -2,6 +2,7 @@
 
 use super::identity::Role;
 use super::{PeerError, Route, Stream, Welcomed};
+use crate::shard::Counterpart;
 use crate::units;
 use crate::volume::Mode;
 use std::time::Duration;
@@ -49,6 +50,33 @@ pub(in crate::service) async fn hand_over(
         let mut head = Vec::new();
         match stream.receive(&mut head).await? {
             Message::Taken { .. } => Ok(()),
+            Message::Refused(why) => Err(PeerError::Refused(why.to_owned())),
+            _ => Err(PeerError::Unexpected),
+        }
+    });
+    asked.await.map_err(|_| PeerError::Silent)?
+}
+
+/// Asks the owner of a copy whether it needs what host `me` holds of the volume; `None` if it is not behind this route.
+pub(in crate::service) async fn is_needed(
+    route: &Route,
+    of: &Counterpart,
+    (me, name, image): (&str, &str, &str),
+) -> Result<Option<bool>, PeerError> {
+    let mut stream = route.connect().await?;
+    match stream.check_found(&of.host, route.hosts(), Role::SendsCopies) {
+        Err(PeerError::OtherHost { .. }) => return Ok(None),
+        checked => checked?,
+    }
+    let asked = timeout(Duration::from_nanos(route.limits().welcome_ns), async {
+        stream.greet().await?;
+        let (host, image) = (one_line(me), one_line(image));
+        stream.send(&Message::Needs { host: &host, name, image: &image }).await?;
+        let mut head = Vec::new();
+        match stream.receive(&mut head).await? {
+            // Another daemon of that host, or a cache that was made anew.
+            Message::Needed { cache, .. } if cache != of.cache => Ok(None),
+            Message::Needed { needed, .. } => Ok(Some(needed)),
             Message::Refused(why) => Err(PeerError::Refused(why.to_owned())),
             _ => Err(PeerError::Unexpected),
         }
@@ -124,6 +152,8 @@ pub(in crate::service) async fn offer(
 /// Connects to a peer and says hello.
 pub(in crate::service) async fn dial(route: &Route, caller: &Caller<'_>) -> Result<Welcomed, PeerError> {
     let mut stream = route.connect().await?;
+    // It is told which image that is, and how this host reaches it.
+    stream.check_any(route.hosts(), Role::HoldsCopies)?;
     let introduced = timeout(
         Duration::from_nanos(route.limits().welcome_ns),
         introduce(&mut stream, caller, route.limits().lease_ns),

@@ -59,6 +59,17 @@ impl Identity {
         self.names.iter().any(|name| name.eq_ignore_ascii_case(host))
     }
 
+    /// Looks whether a host that the certificate is for has a role.
+    ///
+    /// # Errors
+    /// None has.
+    pub(super) fn check_any(&self, hosts: &Hosts, role: Role) -> Result<(), Denied> {
+        match self.names.iter().any(|name| hosts.check(name, role).is_ok()) {
+            true => Ok(()),
+            false => hosts.check(&self.names(), role),
+        }
+    }
+
     /// Its key, by which it can be revoked.
     pub(super) fn key(&self) -> Fingerprint {
         self.key

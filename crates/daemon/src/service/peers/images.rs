@@ -50,8 +50,12 @@ impl FromStr for Images {
 impl fmt::Display for Images {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Images::Pool { pool, namespace, .. } if namespace.is_empty() => write!(f, "rbd:{pool}"),
-            Images::Pool { pool, namespace, .. } => write!(f, "rbd:{pool}/{namespace}"),
+            Images::Pool { pool, namespace, .. } => {
+                // As a URI has them.
+                let (pool, namespace, image) = (pool.clone(), namespace.clone(), "image".into());
+                let uri = BackendUri::Rbd { pool, namespace, image, snapshot: None, conf: None, id: None };
+                f.write_str(uri.to_string().strip_suffix("/image").unwrap_or_default())
+            }
             Images::Directory(directory) => write!(f, "file:{}", directory.display()),
         }
     }

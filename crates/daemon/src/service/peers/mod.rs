@@ -12,10 +12,10 @@ mod stream;
 
 pub(super) use accept::{Listener, accept};
 pub use certificates::{Certificates, CertificatesError};
-pub(super) use dial::{Caller, Leaving, dial, hand_over, offer};
+pub(super) use dial::{Caller, Leaving, dial, hand_over, is_needed, offer};
 pub use identity::{Allowed, Denied, Fingerprint, Hosts, Identity, Role, fingerprint};
 pub use images::{Images, as_reached_here, check_place};
-pub(super) use images::{is_way_of_this_host, not_taken};
+pub(super) use images::{is_one, is_way_of_this_host, not_taken};
 pub(super) use keep::{Replicated, me, record_of};
 pub(super) use revoked::watch;
 pub use stream::Route;

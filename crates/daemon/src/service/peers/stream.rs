@@ -229,6 +229,23 @@ impl Stream {
         hosts.check(host, role).map_err(PeerError::Denied)
     }
 
+    /// Looks whether the other side may be a host that may do that here, before it has said which one it is.
+    ///
+    /// # Errors
+    /// None of the hosts that its certificate is for may.
+    pub(super) fn check_any(&self, hosts: &Hosts, role: Role) -> Result<(), PeerError> {
+        let Who::Host { identity, .. } = &self.who else { return Ok(()) };
+        identity.check_any(hosts, role).map_err(PeerError::Denied)
+    }
+
+    /// Looks whether the other side's certificate is still accepted.
+    ///
+    /// # Errors
+    /// It is revoked.
+    pub(in crate::service) fn check_standing(&self) -> Result<(), PeerError> {
+        if self.who.is_revoked() { Err(PeerError::Revoked) } else { Ok(()) }
+    }
+
     /// Looks whether the host that was looked for is at the other end, and may do that here.
     ///
     /// # Errors
@@ -241,7 +258,7 @@ impl Stream {
     }
 
     /// The other side is another daemon of this host.
-    pub(super) fn is_local(&self) -> bool {
+    pub(in crate::service) fn is_local(&self) -> bool {
         matches!(self.who, Who::Local)
     }
 
@@ -288,6 +305,7 @@ impl Stream {
         message: &Message<'_>,
         data: &[u8],
     ) -> Result<(), PeerError> {
+        self.check_standing()?;
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         bytes.extend_from_slice(data);
@@ -306,7 +324,7 @@ impl Stream {
     ///
     /// # Errors
     /// Always: why, or that nothing could be said.
-    pub(super) async fn refuse_with<T>(&mut self, told: &str, why: &str) -> Result<T, PeerError> {
+    pub(in crate::service) async fn refuse_with<T>(&mut self, told: &str, why: &str) -> Result<T, PeerError> {
         self.send(&Message::Refused(&one_line(told))).await?;
         Err(PeerError::Refused(one_line(why)))
     }
@@ -338,9 +356,7 @@ impl Stream {
     async fn receive_head<'a>(&mut self, head: &'a mut Vec<u8>) -> Result<(Message<'a>, usize), PeerError> {
         let mut prefix = [0; PREFIX_BYTES];
         self.read_exact(&mut prefix).await?;
-        if self.who.is_revoked() {
-            return Err(PeerError::Revoked);
-        }
+        self.check_standing()?;
         let prefix = Prefix::decode(&prefix)?;
         head.resize(prefix.head_bytes(), 0);
         self.read_exact(head).await?;

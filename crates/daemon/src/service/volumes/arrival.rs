@@ -11,7 +11,8 @@ use crate::config::VolumeConfig;
 use crate::service::VolumeError;
 use crate::service::peers::{Leaving, PeerError, Stream, record_of};
 use crate::service::plan::{Wanted, mode_rule};
-use crate::shard::{Guest, ShardHandle};
+use crate::shard::limits::places_of_others;
+use crate::shard::{Counterpart, Guest, ShardHandle};
 use crate::units;
 use crate::volume::{DrainOrder, Mode, is_parent_name};
 use std::sync::Arc;
@@ -32,6 +33,8 @@ const GUESTS_MAX: usize = 64;
 
 /// Volumes that are about to come here at once.
 const ARRIVING_MAX: usize = 64;
+/// And of one host.
+const ARRIVING_OF_HOST_MAX: usize = ARRIVING_MAX / 2;
 /// How often it is looked whether a volume that is about to come is still its host's.
 const RECORD_PAUSE: Duration = Duration::from_secs(10);
 
@@ -40,6 +43,7 @@ pub(super) struct Pending {
     /// Lets its clients in, until it is here.
     pub(super) task: AbortHandle,
     owner: Party,
+    host: String,
     image: BackendUri,
 }
 
@@ -62,7 +66,11 @@ enum Told {
 pub(in crate::service) struct Arriving {
     volumes: Arc<Volumes>,
     name: String,
+    /// The host that it comes from.
+    host: String,
     image: BackendUri,
+    /// The image as that host calls it.
+    said: String,
     /// What that meant when the volume was offered.
     identity: Identity,
     owner: Party,
@@ -87,15 +95,16 @@ impl Drop for Door {
 }
 
 impl Volumes {
-    /// Lets the clients of another host's volume in. `spec` is the volume as it would be here.
+    /// Lets the clients of a volume of `host` in. `spec` is the volume as it would be here, and `said` its image as that host calls it.
     ///
     /// # Errors
-    /// In one line: a volume of this name is served here.
+    /// In one line: a volume of this name is served here, or there is no room.
     pub(in crate::service) async fn expect(
         self: &Arc<Self>,
         spec: &VolumeSpec,
         record: Record,
         leaving: Leaving,
+        (host, said): (&str, &str),
     ) -> Result<Arriving, String> {
         let known = self.shard.volumes().await.map_err(|error| error.to_string())?;
         let copy = |(_, known, state): &(_, VolumeSpec, _)| {
@@ -103,6 +112,11 @@ impl Volumes {
         };
         if self.is_opening(&spec.name) && !known.iter().any(copy) {
             return Err("a volume of this name is here, and not as the copy of another host's".into());
+        }
+        let status = self.shard.status().await.map_err(|error| error.to_string())?;
+        let is_full = known.len() >= places_of_others(status.device.volumes_max as usize);
+        if is_full && !known.iter().any(|(_, known, _)| known.name == spec.name) {
+            return Err(format!("{} volumes are here already", known.len()));
         }
         if is_parent_name(&spec.name) || !is_size(leaving.size_bytes) {
             return Err(format!("no volume is like that: {} with {} bytes", spec.name, leaving.size_bytes));
@@ -120,8 +134,13 @@ impl Volumes {
             if let Some((name, _)) = another {
                 return Err(format!("a volume {name} is about to come here, which is not this one"));
             }
-            if arriving.len() >= ARRIVING_MAX && !arriving.contains_key(&spec.name) {
-                return Err(format!("{ARRIVING_MAX} volumes are about to come here already"));
+            let of_host = arriving.values().filter(|pending| pending.host.eq_ignore_ascii_case(host)).count();
+            let is_full = arriving.len() >= ARRIVING_MAX || of_host >= ARRIVING_OF_HOST_MAX;
+            if is_full && !arriving.contains_key(&spec.name) {
+                return Err(format!(
+                    "{} volumes are about to come here already, {of_host} of them from {host}",
+                    arriving.len()
+                ));
             }
         }
         let (sender, guests) = mpsc::channel(GUESTS_MAX);
@@ -132,7 +151,9 @@ impl Volumes {
         Ok(Arriving {
             volumes: self.clone(),
             name,
+            host: host.to_owned(),
             image,
+            said: said.to_owned(),
             identity,
             owner: record.owner,
             generation: record.generation,
@@ -153,7 +174,7 @@ impl Volumes {
         self: &Arc<Self>,
         name: &str,
         image: BackendUri,
-        (owner, generation): (Party, u64),
+        (owner, host, generation): (Party, &str, u64),
         leaving: &Leaving,
         prepared: Prepared,
     ) -> Result<(), VolumeError> {
@@ -169,6 +190,8 @@ impl Volumes {
             return Err(VolumeError::Invalid { name: name.to_owned(), why });
         }
         let known = self.shard.volumes().await.map_err(from_shard("add", name))?;
+        let counterpart = Counterpart { cache: owner.cache, host: host.to_owned() };
+        self.shard.check_counterpart(name, counterpart).await.map_err(from_shard("add", name))?;
         // A copy that did not count.
         if known.iter().any(|(_, spec, state)| spec.name == name && *state == VolumeState::Replica) {
             self.forget_copy(name, false).await?;
@@ -236,9 +259,9 @@ impl Arriving {
     /// Serves its clients until it is here, or does not come. What was to come under this name before does not any more.
     pub(in crate::service) fn start(self, stream: Stream) {
         let (volumes, name) = (self.volumes.clone(), self.name.clone());
-        let (owner, image) = (self.owner, self.image.clone());
+        let (owner, host, image) = (self.owner, self.host.clone(), self.image.clone());
         let task = tokio::spawn(self.run(stream)).abort_handle();
-        if let Some(before) = lock(&volumes.arriving).insert(name, Pending { task, owner, image }) {
+        if let Some(before) = lock(&volumes.arriving).insert(name, Pending { task, owner, host, image }) {
             before.task.abort();
         }
     }
@@ -365,13 +388,16 @@ impl Arriving {
         let released = since.elapsed().as_millis();
         // What has begun is finished, also if another host offers the volume meanwhile.
         if let Err(why) = self.check_image().await {
-            return stream.refuse(&why).await;
+            return self.refuse(stream, &why).await;
         }
         let (volumes, owner, generation) = (self.volumes.clone(), self.owner, self.generation);
         let (name, image, leaving) = (self.name.clone(), self.image.clone(), self.leaving.clone());
+        let host = self.host.clone();
         let taking = tokio::spawn(async move {
             match clean {
-                true => volumes.take_clean(&name, image, (owner, generation), &leaving, prepared).await,
+                true => {
+                    volumes.take_clean(&name, image, (owner, &host, generation), &leaving, prepared).await
+                }
                 false => volumes.take_handed_over(&name, owner, generation, prepared).await,
             }
         });
@@ -384,8 +410,17 @@ impl Arriving {
                 let _ = stream.send(&Message::Taken { generation }).await;
                 Ok(())
             }
-            Err(error) => stream.refuse(&crate::failure::one_line(&error)).await,
+            Err(error) => self.refuse(stream, &crate::failure::one_line(&error)).await,
         }
+    }
+
+    /// Tells the other host why it does not come, without how this host reaches its image.
+    async fn refuse(&self, stream: &mut Stream, why: &str) -> Result<(), PeerError> {
+        let told = match stream.is_local() {
+            true => why.to_owned(),
+            false => why.replace(&self.image.to_string(), &self.said),
+        };
+        stream.refuse_with(&told, why).await
     }
 }
 

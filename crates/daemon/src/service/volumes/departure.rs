@@ -243,7 +243,11 @@ impl Volumes {
         let (name, since) = (entry.name.clone(), Instant::now());
         let generation = self.generation(id).await;
         let host = way.host.clone();
-        let letting_go = self.let_go_to(&entry, id, (&host, way.cache));
+        let standing = way.stream.check_standing().map_err(|error| error.to_string());
+        let letting_go = async {
+            standing?;
+            self.let_go_to(&entry, id, (&host, way.cache)).await
+        };
         let outcome = match with_words(&mut way.stream, WORD_PAUSE, letting_go).await {
             Ok(gone) => {
                 let clean = gone == Gone::Clean;
@@ -261,6 +265,7 @@ impl Volumes {
                 info!("volume {name}: gone to {} ({} ms)", way.host, since.elapsed().as_millis());
                 // If it is to be the copy here already, it stays.
                 if gone == Gone::Clean && self.shard.forget(id).await.is_ok() {
+                    self.has_left(&name, &entry.backend);
                     lock(&self.entries).remove(&name);
                     self.doors.leave(&name);
                     return self.forget_parents();

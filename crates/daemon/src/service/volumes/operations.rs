@@ -122,6 +122,7 @@ impl Volumes {
                 .await
                 .map_err(|source| VolumeError::Release { name: name.clone(), source })?;
         }
+        self.has_left(&name, &entry.backend);
         info!("volume {name}: removed, {} is complete and free", entry.backend);
         Ok(Removed {
             name,

@@ -387,7 +387,7 @@ impl Volumes {
     }
 
     /// A copy of another host's volume, as it was written down.
-    async fn known_copy(
+    pub(super) async fn known_copy(
         &self,
         what: &'static str,
         name: &str,

@@ -1,0 +1,196 @@
+//! What a host keeps of a volume for the host that had the other copy of it, and whether that one needs it.
+
+use super::{Volumes, lock};
+use crate::service::peers::{PeerError, is_needed, is_one};
+use crate::shard::{Counterpart, ShardError, ShardVolumeStatus, counterpart};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration as Time;
+use tidepool_backend::BackendUri;
+use tidepool_engine::status::VolumeState;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tracing::info;
+
+/// How often it is asked whether copies are needed that nobody sends records of, and how long after the start: their owners have found
+/// them by then, if they still want them.
+const ASK_PAUSE: Time = Time::from_secs(30);
+const FIRST_PAUSE: Time = Time::from_secs(3);
+/// Volumes that have left this host, of which that is remembered.
+const LEFT_MAX: usize = 1024;
+
+/// Volumes that have left this host since the daemon has started, with everything in their images: name and image, the newest last.
+#[derive(Debug, Default)]
+pub(super) struct Left(VecDeque<(String, BackendUri)>);
+
+impl Left {
+    fn note(&mut self, name: &str, image: &BackendUri) {
+        self.0.retain(|(left, _)| left != name);
+        self.0.push_back((name.to_owned(), image.clone()));
+        if self.0.len() > LEFT_MAX {
+            self.0.pop_front();
+        }
+    }
+
+    fn has(&self, name: &str, image: &BackendUri) -> bool {
+        self.0.iter().any(|(left, its)| left == name && is_one(its, image))
+    }
+}
+
+impl Volumes {
+    /// Looks whether what is here of a volume of this name may be given to, or thrown away for, this owner. What the image may lack of it
+    /// is kept for the host that had the other copy, unless that one is there and says that it needs nothing of it: a record alone can
+    /// be forged.
+    ///
+    /// # Errors
+    /// It is kept, in one line.
+    pub(in crate::service) async fn check_counterpart(
+        &self,
+        name: &str,
+        owner: Counterpart,
+    ) -> Result<(), String> {
+        let check = || self.shard.check_counterpart(name, owner.clone());
+        match check().await {
+            Ok(()) => return Ok(()),
+            Err(ShardError::KeptForAnother(_)) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        let asked = async {
+            // Whoever waited for another one to ask finds what that one has found out.
+            let _turn = self.counterparts.of(name).await;
+            match check().await {
+                Err(ShardError::KeptForAnother(kept)) => {
+                    self.ask_for_copy(name, &kept.counterpart).await.map_err(|error| error.to_string())
+                }
+                checked => checked.map_err(|error| error.to_string()),
+            }
+        };
+        timeout(Time::from_nanos(self.limits.record_ns), asked).await.unwrap_or(Ok(()))?;
+        check().await.map_err(|kept| kept.to_string())
+    }
+
+    /// Asks the owner of a copy whether it needs it. If not, the copy is nobody's from then on.
+    async fn ask_for_copy(&self, name: &str, of: &Counterpart) -> Result<(), ShardError> {
+        let Ok((id, spec)) = self.known_copy("replace", name).await else { return Ok(()) };
+        if self.is_needed((name, &spec.backend), of).await != Some(false) {
+            return Ok(());
+        }
+        // What it sends meanwhile it may need: it is asked again when it sends nothing.
+        self.shard.end_following(id)?;
+        if self.is_needed((name, &spec.backend), of).await == Some(false) {
+            info!("volume {name}: {of} needs nothing of the copy here, which may begin anew for any owner");
+            self.shard.forget_counterpart(id).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks the owner of a copy whether it needs it; `None` if it does not answer.
+    async fn is_needed(&self, (name, image): (&str, &str), of: &Counterpart) -> Option<bool> {
+        let mut asked = JoinSet::new();
+        for route in self.peers.iter() {
+            let (route, of, me) = (route.clone(), of.clone(), self.host.clone());
+            let (name, image) = (name.to_owned(), image.to_owned());
+            asked.spawn(async move {
+                let needed = is_needed(&route, &of, (&me, &name, &image)).await;
+                needed.map_err(|error| (route.to_string(), error))
+            });
+        }
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(Some(needed))) => return Some(needed),
+                // It is another host's, or nobody is there.
+                Ok(Ok(None) | Err((_, PeerError::Io(_) | PeerError::Silent))) | Err(_) => {}
+                Ok(Err((route, error))) => info!("volume {name}: {of} cannot be asked at {route}: {error}"),
+            }
+        }
+        None
+    }
+
+    /// Asks now and then whether copies are needed that nobody sends records of, as long as their owners live that could say so: one
+    /// that dies later would leave them to be kept.
+    pub(in crate::service) async fn ask_for_kept_copies(self: Arc<Self>) {
+        if self.peers.is_empty() || !self.takes_copies {
+            return;
+        }
+        let mut pause = FIRST_PAUSE;
+        loop {
+            sleep(std::mem::replace(&mut pause, ASK_PAUSE)).await;
+            let Ok(status) = self.shard.status().await else { return };
+            let kept = status.volumes.into_iter().filter_map(|volume| Some((kept_for(&volume)?, volume)));
+            for (of, volume) in kept {
+                let name = &volume.status.spec.name;
+                let _turn = self.counterparts.of(name).await;
+                if self.ask_for_copy(name, &of).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A volume has left this host with everything in its image.
+    pub(super) fn has_left(&self, name: &str, image: &BackendUri) {
+        lock(&self.left).note(name, image);
+    }
+
+    /// Whether the image may lack something of a volume of this name, so that the copy of it on host `holder` is needed. It is not needed
+    /// where the volume is served here and all of it is in the image or in another host's copy; where it has left with all of it in the
+    /// image; or where it is another host's.
+    ///
+    /// # Errors
+    /// The daemon is about to end.
+    pub(in crate::service) async fn needs_copy(
+        &self,
+        holder: &str,
+        name: &str,
+        image: &str,
+    ) -> Result<bool, ShardError> {
+        let Ok(image) = image.parse::<BackendUri>() else { return Ok(true) };
+        let known = self.shard.status().await?.volumes;
+        let Some(volume) = known.into_iter().find(|volume| volume.status.spec.name == name) else {
+            return Ok(!lock(&self.left).has(name, &image));
+        };
+        let status = &volume.status;
+        if !status.spec.backend.parse().is_ok_and(|own| is_one(&own, &image)) {
+            return Ok(true);
+        }
+        Ok(match status.state {
+            VolumeState::Serving | VolumeState::Draining => {
+                let is_in_image = !status.dirty && status.lost_blocks == 0;
+                let pair = volume.pair.filter(|pair| pair.synced_with.is_some());
+                let is_elsewhere =
+                    pair.and_then(|pair| pair.host).is_some_and(|host| !host.eq_ignore_ascii_case(holder));
+                !is_in_image && !is_elsewhere
+            }
+            // Its own, which gets back from that host what its log has lost, looks like a copy of that one's.
+            VolumeState::Replica => {
+                counterpart(&status.spec.attachment).is_none_or(|of| of.host.is_empty() || of.is_host(holder))
+            }
+            _ => true,
+        })
+    }
+}
+
+/// For whom the copy in this volume is kept, if it is one that nobody sends records of.
+fn kept_for(volume: &ShardVolumeStatus) -> Option<Counterpart> {
+    let is_kept = volume.status.state == VolumeState::Replica && volume.status.dirty;
+    let counterpart = counterpart(&volume.status.spec.attachment);
+    counterpart.filter(|_| is_kept && volume.followed.is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_left_is_known_by_name_and_image_and_the_oldest_is_forgotten() {
+        let image = |text: &str| text.parse::<BackendUri>().expect("a URI");
+        let mut left = Left::default();
+        left.note("vm", &image("rbd:vms/vm?id=here"));
+        assert!(left.has("vm", &image("rbd:vms/vm?id=there")), "whatever the way");
+        assert!(!left.has("vm", &image("rbd:vms/other")) && !left.has("vm2", &image("rbd:vms/vm")));
+        left.note("vm", &image("rbd:vms/other"));
+        assert!(!left.has("vm", &image("rbd:vms/vm")), "it came back as another one");
+        (0..LEFT_MAX).for_each(|number| left.note(&format!("vm{number}"), &image("rbd:vms/x")));
+        assert!(!left.has("vm", &image("rbd:vms/other")) && left.0.len() == LEFT_MAX);
+    }
+}
