@@ -119,7 +119,7 @@ fn g6_a_forged_record_gets_nobody_the_copy_that_is_all_that_is_left() {
                 let mut intruder = Intruder::connect(&trio, THIRD, HOLDER, THIRD);
                 intruder.send(message).expect("sent");
                 let why = intruder.refusal();
-                assert!(why.contains("are kept for host h0"), "{forged}: {message:?}: {why}");
+                assert!(why.contains("is kept for host h0"), "{forged}: {message:?}: {why}");
             }
         }
     }
@@ -145,12 +145,8 @@ fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_beg
     trio.set(Loss::Cable(HOLDER), true);
 
     let way_out = "tidepool volume remove vm --give-up --accept-loss";
-    wait_for_log(
-        third,
-        &format!(
-            "are kept for host h0, which does not say that they are: if nobody needs them, forget them on the host that keeps them ({way_out})"
-        ),
-    );
+    let kept = "is kept for host h0, which does not say that it needs nothing of it";
+    wait_for_log(third, &format!("{kept}: if nobody does, forget it on the host that keeps it ({way_out})"));
     // What is kept can be saved before it is forgotten.
     let holder = &mut trio.hosts[HOLDER];
     holder.daemon.terminate().expect("it ends");

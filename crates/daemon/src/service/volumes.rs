@@ -556,6 +556,7 @@ impl Volumes {
         let (generation, read_only) = (spec.generation, spec.read_only);
         let Layout { own, parent } = opened.layout;
         let image = Image { backend: opened.backend, own };
+        self.has_not_left(&wanted.name);
         match self.shard.add_volume(spec, image, self.alone_with(wanted.accept_loss)).await {
             Ok(id) => {
                 {

@@ -228,13 +228,19 @@ impl<C: Core> Reactor<C> {
                     Pending::Simple { answer }
                 })
             }
-            Command::EndFollowing { id } => self.end_following(id, WANTED_BY_ANOTHER),
-            Command::ForgetCounterpart { id, answer } => {
-                self.end_following(id, WANTED_BY_ANOTHER);
-                let Some(attachment) = self.attachment_for(id, None) else {
+            Command::EndFollowing { name, of } => {
+                if let Some(id) = self.kept_for(&name, &of) {
+                    self.end_following(id, WANTED_BY_ANOTHER);
+                }
+            }
+            Command::ForgetCounterpart { name, of, answer } => {
+                let kept =
+                    self.kept_for(&name, &of).and_then(|id| Some((id, self.attachment_for(id, None)?)));
+                let Some((id, attachment)) = kept else {
                     let _ = answer.send(Ok(()));
                     return;
                 };
+                self.end_following(id, WANTED_BY_ANOTHER);
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.set_attachment(now, id, attachment, number);
                     Pending::Simple { answer }

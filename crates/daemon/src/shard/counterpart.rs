@@ -14,6 +14,7 @@ use super::handle::ShardError;
 use super::reactor::Reactor;
 use std::fmt;
 use tidepool_engine::api::{ATTACHMENT_BYTES_MAX, VolumeId, VolumeSpec};
+use tidepool_engine::status::VolumeState;
 use uuid::Uuid;
 
 /// First byte of an attachment with a counterpart. Attachments without one begin with another byte.
@@ -68,8 +69,9 @@ impl fmt::Display for Kept {
         let Kept { name, counterpart, generation, bytes } = self;
         write!(
             f,
-            "{bytes} bytes of generation {generation} may be in no image, and are kept for {counterpart}, which does not say that they \
-             are: if nobody needs them, forget them on the host that keeps them (tidepool volume remove {name} --give-up --accept-loss)"
+            "what is here of generation {generation} ({bytes} bytes of it may be in no image) is kept for {counterpart}, which does not \
+             say that it needs nothing of it: if nobody does, forget it on the host that keeps it (tidepool volume remove {name} \
+             --give-up --accept-loss)"
         )
     }
 }
@@ -118,6 +120,16 @@ impl<C: Core> Reactor<C> {
         with_counterpart(attachment, known.and_then(|(_, spec)| counterpart(&spec.attachment)).as_ref())
     }
 
+    /// The copy of this name that is kept for this host.
+    pub(super) fn kept_for(&self, name: &str, of: &Counterpart) -> Option<VolumeId> {
+        let all = self.shared.core.volumes();
+        let (id, _) = all
+            .iter()
+            .find(|(_, spec)| spec.name == name && counterpart(&spec.attachment).as_ref() == Some(of))?;
+        let status = self.shared.core.volume_status(self.shared.now, *id)?;
+        (status.state == VolumeState::Replica).then_some(*id)
+    }
+
     /// The attachment that a volume has with this counterpart, or with none; `None` if it has that already, or there is no such volume.
     pub(super) fn attachment_for(&self, id: VolumeId, counterpart: Option<&Counterpart>) -> Option<Vec<u8>> {
         let all = self.shared.core.volumes();
@@ -127,7 +139,8 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Looks whether what is here of a volume may be given to, or thrown away for, the host that a record names as its owner. A record
-    /// can be forged: what the image may lack is kept for the volume's counterpart.
+    /// can be forged: what the image may lack is kept for the volume's counterpart, and so is a volume of this host's own, whose log may
+    /// have lost what only its copy has.
     ///
     /// # Errors
     /// It may not.
@@ -139,8 +152,10 @@ impl<C: Core> Reactor<C> {
         let Some(counterpart) = counterpart(&spec.attachment).filter(|of| !of.is(owner)) else {
             return Ok(());
         };
-        let status = self.shared.core.volume_status(self.shared.now, id);
-        let Some(status) = status.filter(|status| status.dirty) else { return Ok(()) };
+        let Some(status) = self.shared.core.volume_status(self.shared.now, id) else { return Ok(()) };
+        if status.state == VolumeState::Replica && !status.dirty && status.lost_blocks == 0 {
+            return Ok(());
+        }
         Err(ShardError::KeptForAnother(Box::new(Kept {
             name: spec.name.clone(),
             counterpart,

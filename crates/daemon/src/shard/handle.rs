@@ -213,10 +213,12 @@ pub(super) enum Command {
         answer: Answer<()>,
     },
     EndFollowing {
-        id: VolumeId,
+        name: String,
+        of: Counterpart,
     },
     ForgetCounterpart {
-        id: VolumeId,
+        name: String,
+        of: Counterpart,
         answer: Answer<()>,
     },
     CheckCounterpart {
@@ -644,21 +646,22 @@ impl ShardHandle {
         self.ask(|answer| Command::SetAttachment { id, attachment, answer }).await?
     }
 
-    /// Has records of a volume come here no more, until its owner has introduced itself again.
+    /// Has records of the copy that is kept for a host come here no more, until its owner has introduced itself again.
     ///
     /// # Errors
     /// The reactor has stopped.
-    pub fn end_following(&self, id: VolumeId) -> Result<(), ShardError> {
-        self.send(Command::EndFollowing { id })
+    pub fn end_following(&self, name: &str, of: &Counterpart) -> Result<(), ShardError> {
+        self.send(Command::EndFollowing { name: name.to_owned(), of: of.clone() })
     }
 
-    /// What is here of a volume may be given to, or thrown away for, any owner from now on: records that come here from the host that it
-    /// was kept for are taken no more. Returns when a restart will know it.
+    /// The copy that is kept for a host may be given to, or thrown away for, any owner from now on: records that come from that host are
+    /// taken no more. Returns when a restart will know it. Where no such copy is any more, nothing happens.
     ///
     /// # Errors
     /// The cache device failed.
-    pub async fn forget_counterpart(&self, id: VolumeId) -> Result<(), ShardError> {
-        self.ask(|answer| Command::ForgetCounterpart { id, answer }).await?
+    pub async fn forget_counterpart(&self, name: &str, of: &Counterpart) -> Result<(), ShardError> {
+        let (name, of) = (name.to_owned(), of.clone());
+        self.ask(|answer| Command::ForgetCounterpart { name, of, answer }).await?
     }
 
     /// Looks whether what is here of a volume of this name, if there is something, may be given to, or thrown away for, this owner.

@@ -110,6 +110,7 @@ impl Volumes {
         (taken_over, roll_back): (Option<Taking>, Option<String>),
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
+        self.has_not_left(&name);
         let backend = spec.backend.parse()?;
         let Some(kept) = attachment::decode(&spec.attachment) else {
             let entry = Entry::new(&name, backend, Facts { id: Some(id), ..Facts::default() });

@@ -25,11 +25,15 @@ pub(super) struct Left(VecDeque<(String, BackendUri)>);
 
 impl Left {
     fn note(&mut self, name: &str, image: &BackendUri) {
-        self.0.retain(|(left, _)| left != name);
+        self.forget(name);
         self.0.push_back((name.to_owned(), image.clone()));
         if self.0.len() > LEFT_MAX {
             self.0.pop_front();
         }
+    }
+
+    fn forget(&mut self, name: &str) {
+        self.0.retain(|(left, _)| left != name);
     }
 
     fn has(&self, name: &str, image: &BackendUri) -> bool {
@@ -71,15 +75,15 @@ impl Volumes {
 
     /// Asks the owner of a copy whether it needs it. If not, the copy is nobody's from then on.
     async fn ask_for_copy(&self, name: &str, of: &Counterpart) -> Result<(), ShardError> {
-        let Ok((id, spec)) = self.known_copy("replace", name).await else { return Ok(()) };
+        let Ok((_, spec)) = self.known_copy("replace", name).await else { return Ok(()) };
         if self.is_needed((name, &spec.backend), of).await != Some(false) {
             return Ok(());
         }
         // What it sends meanwhile it may need: it is asked again when it sends nothing.
-        self.shard.end_following(id)?;
+        self.shard.end_following(name, of)?;
         if self.is_needed((name, &spec.backend), of).await == Some(false) {
             info!("volume {name}: {of} needs nothing of the copy here, which may begin anew for any owner");
-            self.shard.forget_counterpart(id).await?;
+            self.shard.forget_counterpart(name, of).await?;
         }
         Ok(())
     }
@@ -120,21 +124,28 @@ impl Volumes {
             for (of, volume) in kept {
                 let name = &volume.status.spec.name;
                 let _turn = self.counterparts.of(name).await;
-                if self.ask_for_copy(name, &of).await.is_err() {
+                if let Err(ShardError::Stopped | ShardError::ShuttingDown) =
+                    self.ask_for_copy(name, &of).await
+                {
                     return;
                 }
             }
         }
     }
 
-    /// A volume has left this host with everything in its image.
+    /// A volume has left this host with everything in its image, or in the copy that is served now.
     pub(super) fn has_left(&self, name: &str, image: &BackendUri) {
         lock(&self.left).note(name, image);
     }
 
+    /// A volume is here again, or what was here of it is lost.
+    pub(super) fn has_not_left(&self, name: &str) {
+        lock(&self.left).forget(name);
+    }
+
     /// Whether the image may lack something of a volume of this name, so that the copy of it on host `holder` is needed. It is not needed
-    /// where the volume is served here and all of it is in the image or in another host's copy; where it has left with all of it in the
-    /// image; or where it is another host's.
+    /// where the volume is served here and all of it is in the image or in another host's copy, or where it has left with all of it in the
+    /// image or in the copy that is served now.
     ///
     /// # Errors
     /// The daemon is about to end.
@@ -145,9 +156,10 @@ impl Volumes {
         image: &str,
     ) -> Result<bool, ShardError> {
         let Ok(image) = image.parse::<BackendUri>() else { return Ok(true) };
+        let has_left = lock(&self.left).has(name, &image);
         let known = self.shard.status().await?.volumes;
         let Some(volume) = known.into_iter().find(|volume| volume.status.spec.name == name) else {
-            return Ok(!lock(&self.left).has(name, &image));
+            return Ok(!has_left);
         };
         let status = &volume.status;
         if !status.spec.backend.parse().is_ok_and(|own| is_one(&own, &image)) {
@@ -161,10 +173,8 @@ impl Volumes {
                     pair.and_then(|pair| pair.host).is_some_and(|host| !host.eq_ignore_ascii_case(holder));
                 !is_in_image && !is_elsewhere
             }
-            // Its own, which gets back from that host what its log has lost, looks like a copy of that one's.
-            VolumeState::Replica => {
-                counterpart(&status.spec.attachment).is_none_or(|of| of.host.is_empty() || of.is_host(holder))
-            }
+            // It is another host's since it has left. Else it may be its own, which gets back from its copy what its log has lost.
+            VolumeState::Replica => !has_left,
             _ => true,
         })
     }
@@ -190,6 +200,9 @@ mod tests {
         assert!(!left.has("vm", &image("rbd:vms/other")) && !left.has("vm2", &image("rbd:vms/vm")));
         left.note("vm", &image("rbd:vms/other"));
         assert!(!left.has("vm", &image("rbd:vms/vm")), "it came back as another one");
+        left.forget("vm");
+        assert!(!left.has("vm", &image("rbd:vms/other")), "it is here");
+        left.note("vm", &image("rbd:vms/other"));
         (0..LEFT_MAX).for_each(|number| left.note(&format!("vm{number}"), &image("rbd:vms/x")));
         assert!(!left.has("vm", &image("rbd:vms/other")) && left.0.len() == LEFT_MAX);
     }

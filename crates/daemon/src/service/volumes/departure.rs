@@ -263,9 +263,9 @@ impl Volumes {
         match outcome {
             Ok(gone) => {
                 info!("volume {name}: gone to {} ({} ms)", way.host, since.elapsed().as_millis());
+                self.has_left(&name, &entry.backend);
                 // If it is to be the copy here already, it stays.
                 if gone == Gone::Clean && self.shard.forget(id).await.is_ok() {
-                    self.has_left(&name, &entry.backend);
                     lock(&self.entries).remove(&name);
                     self.doors.leave(&name);
                     return self.forget_parents();

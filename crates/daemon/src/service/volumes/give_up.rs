@@ -31,6 +31,7 @@ impl Volumes {
         };
         let _change = entry.begin_change()?;
         self.would_lose(&entry, accept_loss).await?;
+        self.has_not_left(name);
         if entry.is_wish() {
             return Ok(nothing_lost(self.forget_wish(&entry)));
         }

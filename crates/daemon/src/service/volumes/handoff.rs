@@ -72,6 +72,7 @@ impl Volumes {
         let again = self.go_on(&entry, id, None).await;
         match (taken, again) {
             (Ok(()), _) => {
+                self.has_left(name, &entry.backend);
                 info!("volume {name}: handed over to {}", peer.host);
                 Ok(HandedOver { name: name.to_owned(), host: peer.host, live: false })
             }
