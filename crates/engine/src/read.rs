@@ -21,7 +21,7 @@ const FILL_BLOCKS_FULL: usize = 96;
 
 /// Reads of clients in flight to the cache device. Enough for any SSD, and few beside what a device queues: a write of the log does not
 /// wait behind all that clients may ask for.
-pub(crate) const DEVICE_READS_MAX: usize = 128;
+pub(crate) const DEVICE_READS_MAX: usize = 64;
 
 /// Reads of clients that wait for the cache device, by the volumes that they are of, which take turns.
 #[derive(Debug, Default)]

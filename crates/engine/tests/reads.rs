@@ -460,7 +460,7 @@ fn g1_a_discard_that_is_not_in_the_image_yet_holds_while_a_write_past_the_cache_
 #[test]
 fn reads_that_wait_for_the_cache_device_are_few_at_once_and_volumes_take_turns() {
     /// See `DEVICE_READS_MAX`.
-    const IN_FLIGHT_MAX: usize = 128;
+    const IN_FLIGHT_MAX: usize = 64;
     const ASKED: u64 = 400;
     let mut w = World::new(64 * MIB, &["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack)));
     for volume in [0, 1] {
