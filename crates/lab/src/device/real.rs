@@ -9,7 +9,22 @@ use std::process::{Command, Output, Stdio};
 use serde::{Deserialize, Serialize};
 
 /// What is asked of `lsblk`.
-const COLUMNS: &str = "NAME,PATH,TYPE,SIZE,ROTA,TRAN,MODEL,FSTYPE,PTTYPE,MOUNTPOINTS";
+const COLUMNS: &str = "PATH,TYPE,SIZE,ROTA,RO,RM,TRAN,MODEL,FSTYPE,PTTYPE,MOUNTPOINTS,ZONED";
+/// The release that has all of these columns.
+const LSBLK_MIN: &str = "util-linux 2.37";
+/// Devices that the kernel calls disks and that are no drives of the machine: how their names begin, and what they are.
+const NO_DRIVES: [(&str, &str); 10] = [
+    ("rbd", "a mapped RBD image"),
+    ("nbd", "a network block device"),
+    ("drbd", "a DRBD resource"),
+    ("ublkb", "a device of a program (ublk)"),
+    ("loop", "a file (loop device)"),
+    ("zd", "a ZFS volume"),
+    ("zram", "memory (zram)"),
+    ("ram", "memory (RAM disk)"),
+    ("fd", "a floppy disk"),
+    ("mmcblk", "a memory card"),
+];
 
 /// A block device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,8 +39,19 @@ pub struct Real {
     pub transport: Option<String>,
     /// What its maker calls it.
     pub model: Option<String>,
+    /// What it is if it is no drive of this machine: a mapped image, memory, a USB stick.
+    pub no_drive: Option<String>,
+    /// Why nothing can be put on it, whatever it holds: it is read-only or zoned.
+    pub unfit: Option<String>,
     /// What speaks against writing to it; `None` when nothing does.
     pub in_use: Option<String>,
+}
+
+impl Real {
+    /// Why nothing is to be written to it; `None` when it is free.
+    pub fn refusal(&self) -> Option<&str> {
+        self.unfit.as_deref().or(self.in_use.as_deref())
+    }
 }
 
 /// Why the devices are not known.
@@ -34,44 +60,58 @@ pub enum RealError {
     /// `lsblk` is not there.
     #[error("cannot run lsblk: {0}; on Debian: apt-get install util-linux")]
     NotRun(std::io::Error),
+    /// It lacks an option or a column.
+    #[error("lsblk is too old ({0}): install {LSBLK_MIN} or later")]
+    TooOld(String),
     /// It failed, or said what is not understood.
-    #[error("lsblk: {0}")]
+    #[error("lsblk failed: {0}")]
     Failed(String),
 }
 
-/// Whole devices: disks, not their parts, and loop devices.
+/// Whole devices with a medium: disks, not their parts, multipath maps in place of their paths, and loop devices.
 ///
 /// # Errors
-/// When `lsblk` cannot be had.
+/// When `lsblk` cannot be had, is too old, or fails.
 pub fn all() -> Result<Vec<Real>, RealError> {
     let mut command = Command::new("lsblk");
     command.args(["--json", "--bytes", "--output", COLUMNS]).stdin(Stdio::null());
     let output = command.output().map_err(RealError::NotRun)?;
     if !output.status.success() {
-        return Err(RealError::Failed(String::from_utf8_lossy(&output.stderr).trim().to_string()));
+        return Err(failure(&String::from_utf8_lossy(&output.stderr)));
     }
-    parse(&output.stdout)
+    let mut devices = parse(&output.stdout)?;
+    for device in devices.iter_mut().filter(|device| device.in_use.is_none()) {
+        device.in_use = taken(&device.path);
+    }
+    Ok(devices)
 }
 
-/// Reads what `lsblk --json --bytes` prints with [`COLUMNS`].
+/// What `lsblk` means by what it says when it fails.
+fn failure(stderr: &str) -> RealError {
+    let line = stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it says nothing");
+    let line = line.strip_prefix("lsblk: ").unwrap_or(line).to_string();
+    let old = ["unknown column", "unrecognized option", "invalid option"];
+    if old.iter().any(|part| line.contains(part)) { RealError::TooOld(line) } else { RealError::Failed(line) }
+}
+
+/// Reads what `lsblk --json --bytes` prints with the columns that [`all`] asks for. A device of unknown size, or without a medium, is
+/// left out.
 ///
 /// # Errors
-/// When it is something else.
+/// When it is something else, or lacks a column.
 pub fn parse(json: &[u8]) -> Result<Vec<Real>, RealError> {
-    let listing: Listing = serde_json::from_slice(json).map_err(|e| RealError::Failed(e.to_string()))?;
-    let whole =
-        listing.blockdevices.into_iter().filter(|node| ["disk", "loop"].contains(&node.kind.as_str()));
-    Ok(whole
-        .filter(|node| node.size > 0)
-        .map(|node| Real {
-            in_use: node.in_use(),
-            path: node.path,
-            bytes: node.size,
-            rotational: node.rota,
-            transport: node.tran,
-            model: node.model.map(|model| model.trim().to_string()).filter(|model| !model.is_empty()),
-        })
-        .collect())
+    let listing: Listing = serde_json::from_slice(json).map_err(|error| {
+        let why = error.to_string();
+        if why.contains("missing field") { RealError::TooOld(why) } else { RealError::Failed(why) }
+    })?;
+    let mut devices: Vec<Real> = Vec::new();
+    for node in listing.blockdevices.iter().filter(|node| ["disk", "loop"].contains(&node.kind.as_str())) {
+        let map = node.children.iter().find(|child| child.kind == MULTIPATH);
+        let found = map.map_or_else(|| node.device(node), |map| map.device(node));
+        // Each path of a multipath device shows the map.
+        devices.extend(found.filter(|found| devices.iter().all(|device| device.path != found.path)));
+    }
+    Ok(devices)
 }
 
 /// Whether the write cache of a SATA or SAS disk is on; `None` when that is not known, or `hdparm` is not installed.
@@ -105,30 +145,77 @@ fn taken(path: &str) -> Option<String> {
     busy.then(|| "in use by a program".to_string())
 }
 
+/// The type of a device that is reached by several paths.
+const MULTIPATH: &str = "mpath";
+
 #[derive(Debug, Deserialize)]
 struct Listing {
     blockdevices: Vec<Node>,
 }
 
-/// A node of the tree that `lsblk` prints.
+/// A node of the tree that `lsblk` prints. A value that the kernel does not tell is null; a column that is not there is an error.
 #[derive(Debug, Deserialize)]
 struct Node {
     path: String,
     #[serde(rename = "type")]
     kind: String,
-    size: u64,
-    rota: bool,
+    #[serde(deserialize_with = "Option::deserialize")]
+    size: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    rota: Option<bool>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    ro: Option<bool>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    rm: Option<bool>,
     tran: Option<String>,
     model: Option<String>,
     fstype: Option<String>,
     pttype: Option<String>,
-    #[serde(default)]
     mountpoints: Vec<Option<String>>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    zoned: Option<String>,
     #[serde(default)]
     children: Vec<Node>,
 }
 
 impl Node {
+    /// The node as a device, of which `hardware` tells how it is attached; `None` without a size.
+    fn device(&self, hardware: &Node) -> Option<Real> {
+        let bytes = self.size.filter(|&bytes| bytes > 0)?;
+        let model = hardware.model.as_deref().map(str::trim).filter(|model| !model.is_empty());
+        Some(Real {
+            path: self.path.clone(),
+            bytes,
+            rotational: hardware.rota.unwrap_or(true),
+            transport: hardware.tran.clone(),
+            model: model.map(str::to_string),
+            no_drive: hardware.no_drive().map(str::to_string),
+            unfit: self.unfit(hardware),
+            in_use: self.in_use(),
+        })
+    }
+
+    fn no_drive(&self) -> Option<&'static str> {
+        let name = self.path.strip_prefix("/dev/").unwrap_or(&self.path);
+        let numbered = |prefix: &str| {
+            name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let named = NO_DRIVES.iter().find(|(prefix, _)| numbered(prefix)).map(|(_, what)| *what);
+        named.or(match self.tran.as_deref() {
+            Some("usb") => Some("a USB drive"),
+            Some("iscsi") => Some("a disk of another machine (iSCSI)"),
+            _ => (self.rm == Some(true)).then_some("a removable drive"),
+        })
+    }
+
+    fn unfit(&self, hardware: &Node) -> Option<String> {
+        if self.ro == Some(true) || hardware.ro == Some(true) {
+            return Some("read-only".into());
+        }
+        let zoned = hardware.zoned.as_deref().filter(|zoned| *zoned != "none")?;
+        Some(format!("zoned ({zoned}): it takes writes in order only"))
+    }
+
     /// The strongest reason not to write to it: something mounted on it, or on what lies on it, before what it holds.
     fn in_use(&self) -> Option<String> {
         if let Some(path) = self.mounted() {
@@ -138,7 +225,7 @@ impl Node {
             return Some(format!("holds {} {}", child.kind, child.path));
         }
         let content = self.fstype.as_ref().or(self.pttype.as_ref());
-        content.map(|content| format!("holds {content}")).or_else(|| taken(&self.path))
+        content.map(|content| format!("holds {content}"))
     }
 
     fn mounted(&self) -> Option<&String> {
@@ -150,30 +237,94 @@ impl Node {
 mod tests {
     use super::*;
 
+    /// Devices of many kinds, in the form in which `lsblk` of util-linux 2.38 prints them.
+    const LISTING: &str = include_str!("lsblk.json");
+
+    fn found() -> Vec<Real> {
+        parse(LISTING.as_bytes()).expect("a listing")
+    }
+
+    fn one(path: &str) -> Real {
+        found().into_iter().find(|device| device.path == path).unwrap_or_else(|| panic!("{path}"))
+    }
+
     #[test]
     fn what_is_mounted_or_holds_data_is_in_use() {
-        let json = br#"{"blockdevices": [
-            {"name":"sda","path":"/dev/sda","type":"disk","size":1000,"rota":true,"tran":"sata","model":"ST1  ",
-             "fstype":null,"pttype":"gpt","mountpoints":[null],"children":[
-                {"name":"sda1","path":"/dev/sda1","type":"part","size":900,"rota":true,"tran":null,"model":null,
-                 "fstype":"ext4","pttype":"gpt","mountpoints":["/"]}]},
-            {"name":"sdb","path":"/dev/sdb","type":"disk","size":1000,"rota":false,"tran":"sata","model":null,
-             "fstype":"LVM2_member","pttype":null,"mountpoints":[null]},
-            {"name":"sdc","path":"/dev/sdc","type":"disk","size":1000,"rota":false,"tran":null,"model":null,
-             "fstype":null,"pttype":"gpt","mountpoints":[null],"children":[
-                {"name":"sdc1","path":"/dev/sdc1","type":"part","size":900,"rota":false,"tran":null,"model":null,
-                 "fstype":null,"pttype":"gpt","mountpoints":[null]}]},
-            {"name":"nvme0n1","path":"/dev/nvme0n1","type":"disk","size":1000,"rota":false,"tran":"nvme","model":null,
-             "fstype":null,"pttype":null,"mountpoints":[null]},
-            {"name":"sr0","path":"/dev/sr0","type":"rom","size":1000,"rota":true,"tran":null,"model":null,
-             "fstype":null,"pttype":null,"mountpoints":[null]}]}"#;
-        let found = parse(json).expect("a listing");
-        let reasons: Vec<_> = found.iter().map(|device| device.in_use.as_deref()).collect();
-        assert_eq!(
-            reasons,
-            [Some("mounted at /"), Some("holds LVM2_member"), Some("holds part /dev/sdc1"), None]
-        );
-        assert_eq!(found[0].model.as_deref(), Some("ST1"));
-        assert!(parse(b"{}").is_err());
+        for (path, why) in [
+            ("/dev/sda", Some("mounted at /")),
+            ("/dev/sdb", Some("holds LVM2_member")),
+            ("/dev/sdc", Some("holds part /dev/sdc1")),
+            ("/dev/nvme0n1", None),
+        ] {
+            assert_eq!(one(path).in_use.as_deref(), why, "{path}");
+        }
+        assert_eq!(one("/dev/sda").model.as_deref(), Some("ST8000NM000A"));
+        assert!(found().iter().all(|device| device.path != "/dev/sr0"), "a CD drive is no disk");
+    }
+
+    #[test]
+    fn mapped_images_memory_and_what_can_be_pulled_out_are_no_drives() {
+        for (path, what) in [
+            ("/dev/rbd0", "RBD"),
+            ("/dev/nbd3", "network"),
+            ("/dev/drbd1", "DRBD"),
+            ("/dev/ublkb0", "ublk"),
+            ("/dev/loop0", "file"),
+            ("/dev/zd0", "ZFS"),
+            ("/dev/zram0", "zram"),
+            ("/dev/ram0", "RAM disk"),
+            ("/dev/fd0", "floppy"),
+            ("/dev/mmcblk0", "card"),
+            ("/dev/sdd", "USB"),
+            ("/dev/sde", "removable"),
+            ("/dev/sdi", "iSCSI"),
+        ] {
+            let no_drive = one(path).no_drive.unwrap_or_else(|| panic!("{path} counts as a drive"));
+            assert!(no_drive.contains(what), "{path}: {no_drive}");
+        }
+        for path in ["/dev/sda", "/dev/nvme0n1", "/dev/vda", "/dev/mapper/mpatha"] {
+            assert_eq!(one(path).no_drive, None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_device_of_unknown_size_hides_no_other() {
+        assert!(LISTING.contains("\"/dev/sdj\"") && LISTING.contains("\"/dev/nvme1n1\""));
+        assert!(found().iter().all(|device| !["/dev/sdj", "/dev/nvme1n1"].contains(&device.path.as_str())));
+        assert_eq!(one("/dev/nvme2n1").bytes, 1_920_383_410_176);
+    }
+
+    #[test]
+    fn a_multipath_device_counts_once_by_its_map() {
+        let paths: Vec<String> = found().into_iter().map(|device| device.path).collect();
+        let count = |wanted: &str| paths.iter().filter(|path| *path == wanted).count();
+        assert_eq!((count("/dev/mapper/mpatha"), count("/dev/sdf"), count("/dev/sdg")), (1, 0, 0));
+        let map = one("/dev/mapper/mpatha");
+        assert_eq!((map.transport.as_deref(), map.in_use), (Some("fc"), None));
+        assert_eq!(map.model.as_deref(), Some("MZILT1T9HBJR"));
+    }
+
+    #[test]
+    fn zoned_and_read_only_devices_are_told() {
+        assert_eq!(one("/dev/sdh").refusal(), Some("zoned (host-managed): it takes writes in order only"));
+        assert_eq!(one("/dev/nvme3n1").refusal(), Some("read-only"));
+        assert_eq!(one("/dev/nvme0n1").refusal(), None);
+    }
+
+    #[test]
+    fn an_old_lsblk_is_told_on_one_line() {
+        for stderr in [
+            "lsblk: unknown column: MOUNTPOINTS\n",
+            "lsblk: unrecognized option '--json'\n\nUsage:\n lsblk [options] [<device> ...]\n",
+        ] {
+            let error = failure(stderr).to_string();
+            assert!(error.starts_with("lsblk is too old (un") && error.ends_with("2.37 or later"), "{error}");
+            assert_eq!(error.lines().count(), 1);
+        }
+        let without = LISTING.replace("\"zoned\"", "\"other\"");
+        let error = parse(without.as_bytes()).expect_err("a column is missing").to_string();
+        assert!(error.starts_with("lsblk is too old (missing field `zoned`"), "{error}");
+        assert_eq!(failure("lsblk: /sys: no such file\n").to_string(), "lsblk failed: /sys: no such file");
+        assert!(parse(b"{}").is_err() && parse(b"").is_err());
     }
 }

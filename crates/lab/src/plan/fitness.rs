@@ -1,7 +1,7 @@
 //! Whether an SSD is fit to hold what must not be lost, and how much it carries.
 
 use super::inventory::{Drive, Host, Kind, Product, State};
-use super::rules::{Advice, GRADE, NOT_TOUCHED, POWER_LOSS};
+use super::rules::{Advice, GRADE, NOT_TOUCHED, POWER_LOSS, UNWRITABLE};
 use crate::qualify::Grade;
 
 /// What is known of an SSD's fitness.
@@ -60,6 +60,9 @@ impl Drive {
 
 /// An SSD that is not used, and why.
 pub(super) fn refusal(drive: &Drive) -> Option<Advice> {
+    if let State::Unfit(why) = &drive.state {
+        return Some(Advice::new(format!("it is {why}"), &[UNWRITABLE]));
+    }
     if !drive.is_flash() || drive.state == State::Osd {
         return None;
     }

@@ -161,6 +161,8 @@ pub enum State {
     Osd,
     /// Something else, with what is known of it.
     InUse(String),
+    /// Nothing can be put on it, and why: it is read-only or zoned.
+    Unfit(String),
     /// Nobody has said.
     Unknown,
 }
@@ -223,9 +225,10 @@ impl Inventory {
         file.checked().map_err(|why| InventoryError { at: None, why })
     }
 
-    /// The machine itself, as `lsblk` tells of it: its role, its workload and the quality of its SSDs are not known.
+    /// The machine itself, as `lsblk` tells of it: its role, its workload and the quality of its SSDs are not known. What is no drive of
+    /// the machine is left out.
     pub fn of_machine(devices: &[Real]) -> Inventory {
-        let drives = devices.iter().filter(|device| !device.path.starts_with("/dev/loop"));
+        let drives = devices.iter().filter(|device| device.no_drive.is_none());
         let host =
             Host { name: THIS_MACHINE.into(), role: None, drives: drives.map(Drive::of_device).collect() };
         Inventory { hosts: vec![host], ..Inventory::default() }
@@ -251,7 +254,8 @@ impl Drive {
             endurance_bytes: None,
             price: None,
         };
-        let state = device.in_use.clone().map_or(State::Free, State::InUse);
+        let in_use = || device.in_use.clone().map_or(State::Free, State::InUse);
+        let state = device.unfit.clone().map_or_else(in_use, State::Unfit);
         Drive { product, path: Some(device.path.clone()), label: device.path.clone(), state }
     }
 }
@@ -449,6 +453,7 @@ fn plain(text: &str, what: &str, prefix: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::real;
 
     const HOST: &str = "[[host]]\nname = \"a\"\nrole = \"osd\"\n";
 
@@ -518,25 +523,20 @@ mod tests {
     }
 
     #[test]
-    fn of_the_machine_only_what_lsblk_knows_is_known() {
-        let device = |path: &str, rotational, transport: Option<&str>, in_use: Option<&str>| Real {
-            path: path.into(),
-            bytes: 1 << 40,
-            rotational,
-            transport: transport.map(Into::into),
-            model: None,
-            in_use: in_use.map(Into::into),
-        };
-        let inventory = Inventory::of_machine(&[
-            device("/dev/vda", true, Some("virtio"), Some("mounted at /")),
-            device("/dev/sda", true, Some("sata"), None),
-            device("/dev/nvme0n1", false, Some("nvme"), None),
-            device("/dev/loop0", false, None, None),
-        ]);
+    fn of_the_machine_its_own_drives_are_known_as_far_as_lsblk_tells() {
+        let listing = include_str!("../device/lsblk.json");
+        let inventory = Inventory::of_machine(&real::parse(listing.as_bytes()).expect("a listing"));
         let drives = &inventory.hosts[0].drives;
-        let kinds: Vec<Option<Kind>> = drives.iter().map(|drive| drive.product.kind).collect();
-        assert_eq!(kinds, [None, Some(Kind::Hdd), Some(Kind::Nvme)]);
-        assert_eq!(drives[0].state, State::InUse("mounted at /".into()));
+        let of = |state: fn(&State) -> bool| -> Vec<&str> {
+            drives.iter().filter(|drive| state(&drive.state)).map(|drive| drive.label.as_str()).collect()
+        };
+        assert_eq!(of(|state| *state == State::Free), ["/dev/mapper/mpatha", "/dev/nvme0n1"]);
+        assert_eq!(of(|state| matches!(state, State::Unfit(_))), ["/dev/sdh", "/dev/nvme3n1"]);
+        assert_eq!(drives.len(), 9, "{drives:#?}");
+        let kind =
+            |path: &str| drives.iter().find(|drive| drive.label == path).map(|drive| drive.product.kind);
+        assert_eq!(kind("/dev/vda"), Some(None), "the kernel calls a virtual disk one that turns");
+        assert_eq!((kind("/dev/sda"), kind("/dev/sdb")), (Some(Some(Kind::Hdd)), Some(Some(Kind::Ssd))));
         assert!(drives.iter().all(|drive| drive.product.protected.is_none()));
         assert_eq!(inventory.hosts[0].role, None);
     }

@@ -387,6 +387,8 @@ mod tests {
             rotational: false,
             transport: Some("nvme".into()),
             model: None,
+            no_drive: None,
+            unfit: None,
             in_use: None,
         };
         let plan = plan(&Inventory::of_machine(&[device]));

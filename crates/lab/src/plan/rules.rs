@@ -52,6 +52,9 @@ rules! {
     NOT_TOUCHED, "not-touched",
         "A drive that is in use, holds data, or of which nobody has said that it is free stands in no command.",
         "Tidepool";
+    UNWRITABLE, "unwritable",
+        "A read-only device takes nothing, and a zoned one takes writes in order only: neither is an OSD, a journal, a database or a cache here.",
+        "Linux, Zoned Storage (zonefs, host-managed drives); Tidepool";
     KEY, "key",
         "A verdict holds for one block size, mix of reads and writes, queue depth and kind of drives, and for no other.",
         "BlueStore DB/WAL on NVMe, and FileStore journals, BlueStore and bcache on HDD: opposite results at 4 KiB and at 256 KiB";

@@ -75,7 +75,7 @@ fn list(devices: &Devices) -> String {
             if device.rotational { "disk" } else { "flash" }.into(),
             text(&device.transport),
             text(&device.model),
-            device.in_use.clone().unwrap_or_else(|| "free".into()),
+            usage(device),
         ]);
     }
     let mut text = output::render(&table);
@@ -86,6 +86,12 @@ fn list(devices: &Devices) -> String {
     }
     text.push_str(&output::render(&table));
     text
+}
+
+/// What a device is if it is no drive, and why it is not free.
+fn usage(device: &Real) -> String {
+    let words: Vec<&str> = device.no_drive.as_deref().into_iter().chain(device.refusal()).collect();
+    if words.is_empty() { "free".into() } else { words.join(", ") }
 }
 
 fn compared(calibration: &Calibration) -> String {

@@ -101,7 +101,7 @@ fn free(path: &Path, yes_destroy: bool) -> Result<std::fs::File, Failure> {
             path.display()
         )));
     };
-    if let Some(why) = &device.in_use {
+    if let Some(why) = device.refusal() {
         return Err(Failure::failed(format!("{} is not touched: {why}", path.display())));
     }
     if !yes_destroy {
