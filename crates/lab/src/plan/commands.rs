@@ -2,11 +2,15 @@
 
 use super::inventory::{Drive, Inventory, State};
 use super::layout::{Placed, Share};
+use super::node::{Node, node};
 use super::quantity::Millis;
 use super::verdict::Placement;
 
 /// Type of a partition with a journal, by which Ceph's own tools know it.
 const JOURNAL_TYPE: &str = "45b0969e-9b03-4f30-b4c6-b4b80ceff106";
+
+/// The file with the settings that bcache forgets at every boot.
+const BCACHE_RULES: &str = "/etc/udev/rules.d/99-bcache-no-bypass.rules";
 
 /// The node of a drive that may stand in a command.
 fn free(drive: &Drive) -> Option<&str> {
@@ -34,10 +38,9 @@ pub(super) fn under_osds(inventory: &Inventory, ssd: &Drive, placed: &Placed) ->
     let Some(path) = free(ssd) else { return Vec::new() };
     let can_attach = inventory.cluster.ceph.is_none_or(|release| release.major >= 16);
     let makes = match placed {
-        Placed { placement: Placement::Journal, .. } => journals(path, &placed.osds),
         Placed { cache_bytes, .. } if *cache_bytes > 0 => with_bcache(path, placed),
-        Placed { osds, .. } if can_batch(osds) => batch(path, placed),
-        _ => volumes(path, placed, can_attach),
+        Placed { placement: Placement::DbWal, .. } if can_batch(path, &placed.osds) => batch(path, placed),
+        _ => parts(path, placed, can_attach),
     };
     if makes.is_empty() {
         return makes;
@@ -45,14 +48,16 @@ pub(super) fn under_osds(inventory: &Inventory, ssd: &Drive, placed: &Placed) ->
     qualify(ssd, path).into_iter().chain(makes).collect()
 }
 
-/// One command makes all OSDs of the SSD: they are new and alike.
-fn can_batch(osds: &[Share]) -> bool {
-    osds.iter().all(|osd| osd.path.is_some() && osd.part_bytes == osds[0].part_bytes)
+/// One command makes all OSDs of the SSD: they are new and alike, and on whole drives, as `batch` takes no others.
+fn can_batch(ssd: &str, osds: &[Share]) -> bool {
+    let whole = |path: &str| node(path) == Node::Drive;
+    let new = |osd: &Share| osd.path.as_deref().is_some_and(whole) && osd.part_bytes == osds[0].part_bytes;
+    whole(ssd) && osds.iter().all(new)
 }
 
 fn batch(path: &str, placed: &Placed) -> Vec<String> {
     let data: Vec<&str> = placed.osds.iter().filter_map(|osd| osd.path.as_deref()).collect();
-    let part = if placed.wal_only { "wal" } else { "db" };
+    let part = kind(placed);
     let command = |report: &str| {
         format!(
             "ceph-volume lvm batch {report}--bluestore {} --{part}-devices {path} --block-{part}-size {}",
@@ -63,21 +68,88 @@ fn batch(path: &str, placed: &Placed) -> Vec<String> {
     vec![command("--report "), command("")]
 }
 
-fn volumes(path: &str, placed: &Placed, can_attach: bool) -> Vec<String> {
-    let part = if placed.wal_only { "wal" } else { "db" };
-    let group = format!("ceph-{part}-{}", name(path));
-    let mut commands = vec![format!("vgcreate {group} {path}")];
-    for (index, osd) in placed.osds.iter().enumerate() {
-        let number = index + 1;
-        let volume = format!("{part}-{number}");
-        commands.push(format!("lvcreate -L {} -n {volume} {group}", size(osd.part_bytes)));
-        match &osd.path {
-            Some(data) => commands.push(format!(
-                "ceph-volume lvm create --bluestore --data {data} --block.{part} {group}/{volume}"
-            )),
-            None if osd.exists && can_attach => {
-                commands.extend(attach(part, number, &format!("{group}/{volume}")));
+/// What the parts of an SSD are, as `ceph-volume` calls them.
+fn kind(placed: &Placed) -> &'static str {
+    match placed {
+        Placed { placement: Placement::Journal, .. } => "journal",
+        Placed { wal_only: true, .. } => "wal",
+        _ => "db",
+    }
+}
+
+/// How a device is divided into parts, which commands make one by one.
+struct Divided<'a> {
+    path: &'a str,
+    node: Node,
+    /// The volume group, where LVM divides it.
+    group: String,
+}
+
+/// A part of a device: the command that makes it, if one has to, and its node.
+struct Part {
+    make: Option<String>,
+    node: String,
+}
+
+impl<'a> Divided<'a> {
+    /// Divides a drive by its partition table if `by_partitions`, else by LVM. What is no whole drive keeps its table.
+    fn new(path: &'a str, what: &str, by_partitions: bool) -> Divided<'a> {
+        let node = match node(path) {
+            Node::Drive if !by_partitions => Node::Partition,
+            other => other,
+        };
+        Divided { path, node, group: format!("ceph-{what}-{}", name(path)) }
+    }
+
+    /// The commands that come before the parts.
+    fn begin(&self) -> Vec<String> {
+        match self.node {
+            Node::Partition => vec![format!("vgcreate {} {}", self.group, self.path)],
+            Node::Drive | Node::Volume => Vec::new(),
+        }
+    }
+
+    /// The `number`-th part, of a type that the partition table knows, if one does.
+    fn part(&self, number: usize, name: &str, bytes: u64, kind: Option<&str>) -> Part {
+        let Divided { path, group, .. } = self;
+        match self.node {
+            Node::Volume => Part { make: None, node: path.to_string() },
+            Node::Partition => Part {
+                make: Some(format!("lvcreate -L {} -n {name} {group}", size(bytes))),
+                node: format!("{group}/{name}"),
+            },
+            Node::Drive => {
+                let kind = kind.map(|kind| format!(" -t {number}:{kind}")).unwrap_or_default();
+                let make = format!("sgdisk -n {number}:0:+{}{kind} -c {number}:{name} {path}", size(bytes));
+                Part { make: Some(make), node: partition(path, number) }
             }
+        }
+    }
+}
+
+/// A part of the SSD for each OSD.
+fn parts(path: &str, placed: &Placed, can_attach: bool) -> Vec<String> {
+    let what = kind(placed);
+    let journals = placed.placement == Placement::Journal;
+    let divided = Divided::new(path, what, journals);
+    let mut commands = divided.begin();
+    for (number, osd) in (1..).zip(&placed.osds) {
+        let part = divided.part(
+            number,
+            &format!("{what}-{number}"),
+            osd.part_bytes,
+            journals.then_some(JOURNAL_TYPE),
+        );
+        let target = part.node;
+        commands.extend(part.make);
+        match &osd.path {
+            Some(data) if journals => {
+                commands.push(format!("ceph-volume lvm create --filestore --data {data} --journal {target}"));
+            }
+            Some(data) => commands
+                .push(format!("ceph-volume lvm create --bluestore --data {data} --block.{what} {target}")),
+            None if osd.exists && journals => commands.extend(move_journal(number, &target)),
+            None if osd.exists && can_attach => commands.extend(attach(what, number, &target)),
             None => {}
         }
     }
@@ -98,72 +170,80 @@ fn attach(part: &str, number: usize, volume: &str) -> Vec<String> {
     commands
 }
 
-fn journals(path: &str, osds: &[Share]) -> Vec<String> {
-    let mut commands = Vec::new();
-    for (index, osd) in osds.iter().enumerate() {
-        let number = index + 1;
-        let part = partition(path, number);
-        commands.push(format!(
-            "sgdisk -n {number}:0:+{} -t {number}:{JOURNAL_TYPE} -c {number}:\"ceph journal\" {path}",
-            size(osd.part_bytes)
-        ));
-        match &osd.path {
-            Some(data) => {
-                commands.push(format!("ceph-volume lvm create --filestore --data {data} --journal {part}"));
-            }
-            None if osd.exists => commands.extend([
-                format!("systemctl stop ceph-osd@ID_{number}"),
-                format!("ceph-osd -i ID_{number} --flush-journal"),
-                format!(
-                    "ln -sfn /dev/disk/by-partuuid/$(blkid -o value -s PARTUUID {part}) /var/lib/ceph/osd/ceph-ID_{number}/journal"
-                ),
-                format!("ceph-osd -i ID_{number} --mkjournal"),
-                format!("systemctl start ceph-osd@ID_{number}"),
-            ]),
-            None => {}
-        }
-    }
-    commands
+/// Moves the journal of an OSD that exists to a partition or a logical volume.
+fn move_journal(number: usize, target: &str) -> Vec<String> {
+    // A logical volume keeps its name, the name of a partition can change at a boot.
+    let link = match target.strip_prefix("/dev/") {
+        None => format!("/dev/{target}"),
+        Some(_) if node(target) == Node::Volume => target.to_string(),
+        Some(_) => format!("/dev/disk/by-partuuid/$(blkid -o value -s PARTUUID {target})"),
+    };
+    vec![
+        format!("systemctl stop ceph-osd@ID_{number}"),
+        format!("ceph-osd -i ID_{number} --flush-journal"),
+        format!("ln -sfn {link} /var/lib/ceph/osd/ceph-ID_{number}/journal"),
+        format!("ceph-osd -i ID_{number} --mkjournal"),
+        format!("systemctl start ceph-osd@ID_{number}"),
+    ]
 }
 
 /// Databases and a cache on one SSD. Only disks that are free can become bcache's: it writes its own label on them.
 fn with_bcache(path: &str, placed: &Placed) -> Vec<String> {
-    let numbered = placed.osds.iter().enumerate();
+    let numbered = (1..).zip(&placed.osds);
     let disks: Vec<(usize, &str)> = numbered
-        .filter_map(|(index, osd)| osd.path.as_deref().and_then(kernel_name).map(|disk| (index + 1, disk)))
+        .filter_map(|(number, osd)| osd.path.as_deref().and_then(kernel_name).map(|disk| (number, disk)))
         .collect();
     if disks.is_empty() {
         return Vec::new();
     }
-    let part = if placed.wal_only { "wal" } else { "db" };
-    let mut commands: Vec<String> = Vec::new();
-    for (index, osd) in placed.osds.iter().enumerate() {
-        let number = index + 1;
-        commands.push(format!(
-            "sgdisk -n {number}:0:+{} -c {number}:{part}-{number} {path}",
-            size(osd.part_bytes)
-        ));
+    let what = kind(placed);
+    let divided = Divided::new(path, what, true);
+    let mut commands = divided.begin();
+    let mut parts = Vec::new();
+    for (number, osd) in (1..).zip(&placed.osds) {
+        let part = divided.part(number, &format!("{what}-{number}"), osd.part_bytes, None);
+        commands.extend(part.make);
+        parts.push(part.node);
     }
-    let last = placed.osds.len() + 1;
-    commands.push(format!("sgdisk -n {last}:0:+{} -c {last}:cache {path}", size(placed.cache_bytes)));
+    let cache = divided.part(placed.osds.len() + 1, "cache", placed.cache_bytes, None);
+    commands.extend(cache.make);
     let backing: Vec<String> = disks.iter().map(|(_, disk)| format!("/dev/{disk}")).collect();
-    commands.push(format!("make-bcache --writeback -C {} -B {}", partition(path, last), backing.join(" ")));
+    let cache = if cache.node.starts_with("/dev/") { cache.node } else { format!("/dev/{}", cache.node) };
+    commands.extend(bcache_settings());
+    // The mode is kept in the label of each disk; what is not kept there is what the rule sets.
+    commands.push(format!("make-bcache --writeback -C {cache} -B {}", backing.join(" ")));
+    commands.push("udevadm settle".into());
+    commands.push("udevadm trigger --settle --action=change --sysname-match='bcache[0-9]*'".into());
     for (number, disk) in disks {
         let group = format!("ceph-block-{disk}");
         commands.extend([
-            format!("echo writeback > /sys/block/{disk}/bcache/cache_mode"),
-            format!("echo 0 > /sys/block/{disk}/bcache/sequential_cutoff"),
-            format!("vgcreate {group} /dev/$(basename $(readlink -f /sys/block/{disk}/bcache/dev))"),
+            format!("vgcreate {group} /dev/$(basename $(readlink -f /sys/class/block/{disk}/bcache/dev))"),
             format!("lvcreate -l 100%FREE -n block {group}"),
             // The kernel says of bcache that it does not turn, so the class has to be told.
             format!(
-                "ceph-volume lvm create --bluestore --data {group}/block --block.{part} {} --crush-device-class hdd",
-                partition(path, number)
+                "ceph-volume lvm create --bluestore --data {group}/block --block.{what} {} --crush-device-class hdd",
+                parts[number - 1]
             ),
         ]);
     }
-    commands.push("for f in /sys/fs/bcache/*/congested_*_threshold_us; do echo 0 > $f; done".into());
+    commands.push(
+        "grep . /sys/block/bcache*/bcache/sequential_cutoff /sys/fs/bcache/*/congested_*_threshold_us".into(),
+    );
     commands
+}
+
+/// Settings that bcache forgets at every boot, as a rule of udev's.
+fn bcache_settings() -> [String; 2] {
+    let zero = |attribute: &str| format!("ATTR{{bcache/{attribute}}}=\"0\"");
+    let rule = [
+        "ACTION==\"add|change\"".to_string(),
+        "SUBSYSTEM==\"block\"".to_string(),
+        "KERNEL==\"bcache*\"".to_string(),
+        zero("sequential_cutoff"),
+        zero("cache/congested_read_threshold_us"),
+        zero("cache/congested_write_threshold_us"),
+    ];
+    [format!("printf '%s\\n' '{}' > {BCACHE_RULES}", rule.join(", ")), "udevadm control --reload".into()]
 }
 
 /// The last part of a path, as a name of LVM's.
@@ -197,19 +277,71 @@ mod tests {
 
     /// The commands of a host with two disks and an NVMe.
     fn commands(cluster: &str, workload: &str, disks: &str) -> Vec<String> {
+        commands_on("/dev/nvme0n1", cluster, workload, disks)
+    }
+
+    /// The same with this node in place of the NVMe.
+    fn commands_on(node: &str, cluster: &str, workload: &str, disks: &str) -> Vec<String> {
         let plan = plan_of(&format!(
             "[cluster]\n{cluster}\n[workload]\n{workload}\n[[host]]\nname = \"a\"\nrole = \"osd\"\n\
              [[host.drive]]\nkind = \"hdd\"\nsize = \"8TB\"\npaths = [\"/dev/sdb\", \"/dev/sdc\"]\nuse = \"{disks}\"\n\
-             [[host.drive]]\nkind = \"nvme\"\nsize = \"1.92TB\"\npaths = [\"/dev/nvme0n1\"]\nuse = \"free\"\n\
+             [[host.drive]]\nkind = \"nvme\"\nsize = \"1.92TB\"\npaths = [\"{node}\"]\nuse = \"free\"\n\
              power-loss-protection = true\ngrade = \"good\"\n"
         ));
         plan.hosts[0].placed[0].commands.clone()
     }
 
+    const JOURNALS: (&str, &str) = ("ceph = \"jewel\"", "block-size = \"4KiB\"\nread-percent = 0");
+    const BCACHE: (&str, &str) =
+        ("ceph = \"16.2.15\"\nreplicas = 3", "block-size = \"256KiB\"\nread-percent = 30");
+    const DATABASES: (&str, &str) = ("ceph = \"18.2.7\"", "");
+
+    #[test]
+    fn what_is_a_partition_or_a_logical_volume_gets_no_partition_table() {
+        for node in ["/dev/sda5", "/dev/nvme0n1p3", "/dev/vg/lv", "/dev/disk/by-id/wwn-0x5-part2"] {
+            for (cluster, workload) in [JOURNALS, BCACHE, DATABASES] {
+                for disks in ["free", "osd"] {
+                    let commands = commands_on(node, cluster, workload, disks);
+                    assert!(commands.iter().all(|command| !command.starts_with("sgdisk")), "{commands:#?}");
+                    let batch = |command: &String| command.contains(" batch ");
+                    assert!(!commands.iter().any(batch), "batch takes whole drives: {commands:#?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_partition_is_divided_by_lvm_and_a_logical_volume_is_used_whole() {
+        let of = |node, (cluster, workload)| commands_on(node, cluster, workload, "free");
+        assert_eq!(
+            of("/dev/sda5", JOURNALS)[..3],
+            [
+                "vgcreate ceph-journal-sda5 /dev/sda5",
+                "lvcreate -L 5G -n journal-1 ceph-journal-sda5",
+                "ceph-volume lvm create --filestore --data /dev/sdb --journal ceph-journal-sda5/journal-1",
+            ]
+        );
+        assert!(of("/dev/sda5", BCACHE).contains(
+            &"make-bcache --writeback -C /dev/ceph-db-sda5/cache -B /dev/sdb /dev/sdc".to_string()
+        ));
+        assert_eq!(
+            of("/dev/vg/lv", DATABASES),
+            ["ceph-volume lvm create --bluestore --data /dev/sdb --block.db /dev/vg/lv"]
+        );
+        let plan = plan_of(
+            "[[host]]\nname = \"a\"\nrole = \"osd\"\n[[host.drive]]\nkind = \"hdd\"\nsize = \"8TB\"\ncount = 2\nuse = \"osd\"\n\
+             [[host.drive]]\nkind = \"nvme\"\nsize = \"1.92TB\"\npaths = [\"/dev/vg/lv\"]\nuse = \"free\"\n\
+             power-loss-protection = true\ngrade = \"good\"\n",
+        );
+        let placed = &plan.hosts[0].placed[0];
+        assert!(placed.advice.iter().any(|advice| advice.rules == ["not-divided"]), "{placed:?}");
+        assert_eq!(placed.osds.len(), 1);
+    }
+
     #[test]
     fn new_osds_that_are_alike_are_made_by_one_command_which_shows_first_what_it_would_do() {
         assert_eq!(
-            commands("ceph = \"18.2.7\"", "", "free"),
+            commands(DATABASES.0, DATABASES.1, "free"),
             [
                 "ceph-volume lvm batch --report --bluestore /dev/sdb /dev/sdc --db-devices /dev/nvme0n1 --block-db-size 150G",
                 "ceph-volume lvm batch --bluestore /dev/sdb /dev/sdc --db-devices /dev/nvme0n1 --block-db-size 150G",
@@ -219,7 +351,7 @@ mod tests {
 
     #[test]
     fn osds_that_exist_get_a_database_without_their_drives_being_named() {
-        let commands = commands("ceph = \"18.2.7\"", "", "osd");
+        let commands = commands(DATABASES.0, DATABASES.1, "osd");
         assert_eq!(commands[0], "vgcreate ceph-db-nvme0n1 /dev/nvme0n1");
         assert!(
             commands.contains(
@@ -233,23 +365,31 @@ mod tests {
 
     #[test]
     fn bcache_is_told_to_let_nothing_past() {
-        let workload = "block-size = \"256KiB\"\nread-percent = 30";
-        let of = |disks| commands("ceph = \"16.2.15\"\nreplicas = 3", workload, disks);
+        let of = |disks| commands(BCACHE.0, BCACHE.1, disks);
         let commands = of("free");
         for part in [
             "make-bcache --writeback -C /dev/nvme0n1p3 -B /dev/sdb /dev/sdc",
-            "echo writeback > /sys/block/sdb/bcache/cache_mode",
-            "echo 0 > /sys/block/sdc/bcache/sequential_cutoff",
             "--data ceph-block-sdb/block --block.db /dev/nvme0n1p1 --crush-device-class hdd",
         ] {
             assert!(commands.iter().any(|command| command.contains(part)), "{part}: {commands:#?}");
         }
         assert_eq!(of("osd"), Vec::<String>::new(), "disks with OSDs are not made bcache's");
+        // Settings that are written by hand are lost at the next boot.
+        assert!(commands.iter().all(|command| !command.starts_with("echo")), "{commands:#?}");
+        let rule = commands.iter().position(|command| command.contains("> /etc/udev/rules.d/99-bcache"));
+        let made = commands.iter().position(|command| command.starts_with("make-bcache"));
+        assert!(rule.is_some() && rule < made, "the rule is there when the devices come: {commands:#?}");
+        let rule = &commands[rule.expect("just asserted")];
+        for attribute in
+            ["sequential_cutoff", "cache/congested_read_threshold_us", "cache/congested_write_threshold_us"]
+        {
+            assert!(rule.contains(&format!("ATTR{{bcache/{attribute}}}=\"0\"")), "{rule}");
+        }
     }
 
     #[test]
     fn journals_are_partitions_of_the_default_size() {
-        let commands = commands("ceph = \"jewel\"", "block-size = \"4KiB\"\nread-percent = 0", "free");
+        let commands = commands(JOURNALS.0, JOURNALS.1, "free");
         assert!(commands[0].starts_with("sgdisk -n 1:0:+5G -t 1:"), "{commands:?}");
         assert_eq!(
             commands[1],

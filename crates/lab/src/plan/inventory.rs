@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::node::{self, Node};
 use super::quantity::{Amount, Bytes, Millis, Percent, Positive, Release};
 use crate::device::real::Real;
 use crate::qualify::Grade;
@@ -236,6 +237,11 @@ impl Inventory {
 }
 
 impl Drive {
+    /// It is a logical volume, which is used whole.
+    pub(super) fn is_volume(&self) -> bool {
+        self.path.as_deref().is_some_and(|path| node::node(path) == Node::Volume)
+    }
+
     fn of_device(device: &Real) -> Drive {
         let kind = match (device.transport.as_deref(), device.rotational) {
             (Some("nvme"), _) => Some(Kind::Nvme),

@@ -10,7 +10,7 @@ use super::inventory::{Drive, Host, Inventory, Kind, State, Store, Usage};
 use super::quantity::{binary, decimal};
 use super::rules::{
     Advice, DB_FASTER, DB_HDD, DB_SIZE, DB_STEPS, ENDURANCE, FAILURE_DOMAIN, GRADE, HOST_FIRST,
-    HOST_ONE_COPY, HOST_SIZE, HOST_THROUGH, JOURNAL, JOURNAL_SIZE, KEY, NOT_TOUCHED, OSD_CACHE,
+    HOST_ONE_COPY, HOST_SIZE, HOST_THROUGH, JOURNAL, JOURNAL_SIZE, KEY, NOT_DIVIDED, NOT_TOUCHED, OSD_CACHE,
     OSD_CACHE_COPIES, OSD_CACHE_CUTOFF, OSDS_PER_SSD, WAL,
 };
 use super::verdict::{DEFERRED_BYTES_MAX, Effect, Placement, Verdict, media, store};
@@ -266,6 +266,9 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
 fn carried(ssd: &Drive, placement: Placement) -> usize {
     let least_bytes = if placement == Placement::Journal { JOURNAL_BYTES } else { WAL_BYTES };
     let by_size = ssd.product.bytes.saturating_sub(LABELS_BYTES) / least_bytes;
+    if ssd.is_volume() {
+        return usize::from(by_size > 0);
+    }
     ssd.product.osds_max().min(usize::try_from(by_size).unwrap_or(usize::MAX))
 }
 
@@ -324,7 +327,11 @@ fn under_osds(
     placed.advice.extend(part_advice(inventory, &placed));
     placed.recover_bytes = placed.osds.iter().map(|osd| osd.data_bytes).sum();
     placed.advice.extend(failure_domain(inventory, host, &placed));
-    if with_cache {
+    if ssd.is_volume() {
+        let text =
+            "a logical volume that exists is used whole, for one OSD; make one for each OSD to serve more";
+        placed.advice.push(Advice::new(text, &[NOT_DIVIDED]));
+    } else if with_cache {
         add_cache(&mut placed);
     }
     placed.advice.extend(graded(ssd));

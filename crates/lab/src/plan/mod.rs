@@ -8,6 +8,7 @@ mod commands;
 mod fitness;
 mod inventory;
 mod layout;
+mod node;
 mod quantity;
 mod rules;
 mod verdict;

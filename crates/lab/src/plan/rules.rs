@@ -52,6 +52,9 @@ rules! {
     NOT_TOUCHED, "not-touched",
         "A drive that is in use, holds data, or of which nobody has said that it is free stands in no command.",
         "Tidepool";
+    NOT_DIVIDED, "not-divided",
+        "A partition or a logical volume that exists keeps its table: a partition is used whole or divided by LVM, a logical volume is used whole.",
+        "Tidepool";
     UNWRITABLE, "unwritable",
         "A read-only device takes nothing, and a zoned one takes writes in order only: neither is an OSD, a journal, a database or a cache here.",
         "Linux, Zoned Storage (zonefs, host-managed drives); Tidepool";
