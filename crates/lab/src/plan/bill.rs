@@ -4,10 +4,13 @@ use serde::Serialize;
 
 use super::fitness::Fitness;
 use super::inventory::{Inventory, Kind, Product};
-use super::layout::{Layout, Placed, part_name, writes_through, written_per_osd_byte};
+use super::layout::{
+    Layout, Placed, Side, Wanted, lay_out_on, part_name, writes_through, written_on_host,
+    written_per_osd_byte, years,
+};
 use super::quantity::decimal;
 use super::rules::{Advice, DB_HDD, ENDURANCE, FAILURE_DOMAIN, HOST_FIRST, HOST_SIZE, JOURNAL, OSDS_PER_SSD};
-use super::verdict::Placement;
+use super::verdict::{HostCopies, Placement, host_copies};
 
 /// OSDs on one SSD, as long as no offer says what it is.
 const OSDS_PER_SSD_DEFAULT: usize = 5;
@@ -33,14 +36,24 @@ pub struct Bill {
     pub offer: Option<String>,
     /// What that many of the offer cost, in the cluster's currency.
     pub cost: Option<f64>,
+    /// What guests' writes come to on the busiest of the SSDs in a day, in bytes, if it can be told.
+    pub written_per_day_bytes: Option<f64>,
+    /// Years that the first of the SSDs to wear out lasts at that, as far as endurances are told.
+    pub years: Option<f64>,
+    /// What is lost with one of the SSDs.
+    pub failure_domain: String,
     /// Where the numbers come from.
     pub advice: Vec<Advice>,
 }
 
-/// The bills for what a plan places.
-pub(super) fn bills(inventory: &Inventory, layouts: &[Layout], host_wanted: bool) -> Vec<Bill> {
-    let host = host_wanted.then(|| host(inventory, layouts)).filter(|bill| bill.needed > 0);
-    host.into_iter().chain(osds(inventory, layouts)).collect()
+/// What each side takes if the SSDs stand on that side alone: the hypervisors, and the servers with OSDs.
+pub(super) fn bills(wanted: &Wanted<'_>) -> Vec<Bill> {
+    let inventory = wanted.inventory;
+    let layouts = |side| -> Vec<Layout> {
+        inventory.hosts.iter().map(|host| lay_out_on(wanted, host, &[side])).collect()
+    };
+    let host = wanted.host().then(|| host(inventory, &layouts(Side::Host))).filter(|bill| bill.needed > 0);
+    host.into_iter().chain(osds(inventory, &layouts(Side::Osds))).collect()
 }
 
 /// The offers that may be used for anything.
@@ -69,6 +82,16 @@ fn lasting(chosen: bool, written: Option<f64>) -> Option<Advice> {
     written.filter(|_| chosen).map(|_| Advice::new(text, &[ENDURANCE]))
 }
 
+/// What is written to the busiest SSD in a day, and the years of the one that wears out first: of those that have a place, and of those
+/// that are bought, of which `bought` has the offer, if one was chosen, and the bytes.
+fn wear(placed: &[(usize, &Placed)], bought: Option<(Option<&Product>, f64)>) -> (Option<f64>, Option<f64>) {
+    let there = placed.iter().filter_map(|(_, placed)| placed.written_per_day_bytes);
+    let written = there.chain(bought.map(|(_, written)| written)).reduce(f64::max);
+    let offer = bought.and_then(|(offer, written)| years(offer?.endurance_bytes?, written));
+    let lasting = placed.iter().filter_map(|(_, placed)| placed.years).chain(offer);
+    (written, lasting.reduce(f64::min))
+}
+
 fn price_of(inventory: &Inventory, placed: &[(usize, &Placed)]) -> Option<f64> {
     let price = |(host, placed): &(usize, &Placed)| {
         let drive = inventory.hosts[*host].drives.iter().find(|drive| drive.label == placed.drive);
@@ -89,13 +112,20 @@ fn host(inventory: &Inventory, layouts: &[Layout]) -> Bill {
     let placed = placed_as(layouts, |placement| placement == Placement::Host);
     let to_buy = layouts.iter().filter(|layout| layout.host_without).count();
     let set = inventory.workload.working_set.map_or(0, |set| set.get());
-    let written = inventory.workload.written_per_day.map(|written| written.get() as f64);
+    let written = written_on_host(inventory);
     let offers = fit(inventory).filter(|(offer, _)| offer.bytes >= set && lasts(offer, written));
     let cheapest = offers.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| to_buy > 0 && set > 0);
     let needed = placed.len() + to_buy;
     let text = format!("one SSD for each of {needed} hypervisors");
     let mut advice = vec![Advice::new(text, &[HOST_FIRST, HOST_SIZE])];
     advice.extend(lasting(cheapest.is_some(), written));
+    let bought = written.filter(|_| to_buy > 0).map(|written| (cheapest.map(|(offer, _)| offer), written));
+    let (written_per_day_bytes, years) = wear(&placed, bought);
+    let failure_domain = match host_copies(inventory) {
+        HostCopies::Two => "no data: another hypervisor has a copy".into(),
+        HostCopies::One(loss) => format!("up to {loss} of a hypervisor's writes"),
+        HostCopies::None => "no data: the cluster has all".into(),
+    };
     Bill {
         placement: Placement::Host,
         needed,
@@ -105,6 +135,9 @@ fn host(inventory: &Inventory, layouts: &[Layout]) -> Bill {
         each_bytes_min: set,
         offer: cheapest.map(|(offer, _)| offer_name(offer)),
         cost: cheapest.map(|(_, price)| price * to_buy as f64),
+        written_per_day_bytes,
+        years,
+        failure_domain,
         advice,
     }
 }
@@ -134,9 +167,11 @@ fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
     let to_buy = count(per_ssd);
     let most = most_without.min(per_ssd);
     let rule = if placement == Placement::Journal { JOURNAL } else { DB_HDD };
-    let mut text = format!("{wanting} OSDs want a {}", part_name(placement));
+    let caches = layouts.iter().any(|layout| layout.osds_cache);
+    let with = if caches { ", and a cache beside it" } else { "" };
+    let mut text = format!("{wanting} OSDs want a {}{with}", part_name(placement));
     if to_buy > 0 {
-        text.push_str(&format!(", those without an SSD {per_ssd} on each that is bought"));
+        text.push_str(&format!(", those without an SSD up to {most} on each that is bought"));
     }
     let mut advice = vec![Advice::new(text, &[rule, OSDS_PER_SSD])];
     advice.extend(lasting(cheapest.is_some(), written(most)));
@@ -145,8 +180,14 @@ fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
             format!("one that is bought takes up to {most} OSDs with it; more SSDs, fewer OSDs on each");
         advice.push(Advice::new(text, &[FAILURE_DOMAIN]));
     }
+    let bought = written(most).filter(|_| to_buy > 0).map(|bytes| (cheapest.map(|(offer, _)| offer), bytes));
+    let (written_per_day_bytes, years) = wear(&placed, bought);
+    let largest = placed.iter().map(|(_, placed)| (placed.osds.len(), placed.recover_bytes));
+    let bought = (to_buy > 0).then_some((most, most as u64 * osd_bytes as u64));
+    let (count, recover) = largest.chain(bought).max().unwrap_or_default();
+    let plural = if count == 1 { "OSD" } else { "OSDs" };
     Some(Bill {
-        placement,
+        placement: if caches { Placement::OsdCache } else { placement },
         needed: placed.len() + to_buy,
         in_hand: placed.len(),
         in_hand_cost: price_of(inventory, &placed),
@@ -154,6 +195,9 @@ fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
         each_bytes_min: part_bytes * most as u64,
         offer: cheapest.map(|(offer, _)| offer_name(offer)),
         cost: cheapest.map(|(_, cost)| cost),
+        written_per_day_bytes,
+        years,
+        failure_domain: format!("{count} {plural}: {} to be recovered", decimal(recover)),
         advice,
     })
 }
@@ -184,12 +228,30 @@ mod tests {
     }
 
     #[test]
+    fn each_side_is_counted_as_if_it_had_the_ssds_to_itself() {
+        let ssd = "[[host.drive]]\nkind = \"ssd\"\nsize = \"960GB\"\nuse = \"free\"\npower-loss-protection = true\ngrade = \"good\"\n";
+        let host = |name: &str| {
+            format!(
+                "[[host]]\nname = \"{name}\"\nrole = \"both\"\n[[host.drive]]\nkind = \"hdd\"\nsize = \"4TB\"\ncount = 4\nuse = \"osd\"\n{ssd}"
+            )
+        };
+        let plan = plan_of(&format!("[cluster]\nreplicas = 2\n{WORKLOAD}{}{}", host("a"), host("b")));
+        let counts: Vec<(Placement, usize, usize, usize)> =
+            plan.bills.iter().map(|bill| (bill.placement, bill.needed, bill.in_hand, bill.to_buy)).collect();
+        assert_eq!(counts, [(Placement::Host, 2, 2, 0), (Placement::DbWal, 2, 2, 0)]);
+        let written: Vec<Option<f64>> = plan.bills.iter().map(|bill| bill.written_per_day_bytes).collect();
+        assert_eq!(written, [Some(2e12), Some(2e12)], "two copies, on either side");
+        assert_eq!(plan.bills[0].failure_domain, "no data: another hypervisor has a copy");
+        assert_eq!(plan.bills[1].failure_domain, "4 OSDs: 16 TB to be recovered");
+    }
+
+    #[test]
     fn the_cheapest_offer_that_is_large_fit_and_lasting_enough_is_taken() {
         let offers = [
             offer("ssd", "240GB", 50, "grade = \"good\""),
             offer("ssd", "480GB", 60, "grade = \"reject\""),
             offer("ssd", "480GB", 70, "grade = \"good\"\ndwpd = 0.3"),
-            offer("ssd", "480GB", 100, "grade = \"good\"\ndwpd = 3"),
+            offer("ssd", "480GB", 100, "grade = \"good\"\ndwpd = 5"),
             offer("nvme", "960GB", 160, "grade = \"good\"\ndwpd = 3"),
         ];
         let plan = plan_of(&format!("[cluster]\nreplicas = 3\n{WORKLOAD}{HOSTS}{}", offers.concat()));

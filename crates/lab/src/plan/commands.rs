@@ -3,8 +3,7 @@
 use super::inventory::{Drive, Inventory, State};
 use super::layout::{Placed, Share};
 use super::node::{Node, node};
-use super::quantity::Millis;
-use super::verdict::Placement;
+use super::verdict::{HostCopies, Placement};
 
 /// Type of a partition with a journal, by which Ceph's own tools know it.
 const JOURNAL_TYPE: &str = "45b0969e-9b03-4f30-b4c6-b4b80ceff106";
@@ -24,12 +23,18 @@ fn qualify(drive: &Drive, path: &str) -> Option<String> {
 }
 
 /// A cache for a hypervisor's volumes.
-pub(super) fn host_cache(drive: &Drive, loss: Option<Millis>) -> Vec<String> {
+pub(super) fn host_cache(drive: &Drive, copies: HostCopies) -> Vec<String> {
     let Some(path) = free(drive) else { return Vec::new() };
-    let loss = loss.map(|loss| format!(" --accept-loss {loss}")).unwrap_or_default();
+    let how = match copies {
+        HostCopies::One(loss) => format!(" --accept-loss {loss}"),
+        HostCopies::Two => {
+            " --peer tls://HOST:10810 --peer-listen tls://0.0.0.0:10810 --peer-tls DIRECTORY".into()
+        }
+        HostCopies::None => String::new(),
+    };
     let mut commands = Vec::from_iter(qualify(drive, path));
     commands.push(format!("tidepool cache format {path}"));
-    commands.push(format!("tidepool serve --cache {path} --volume NAME=rbd:POOL/IMAGE{loss}"));
+    commands.push(format!("tidepool serve --cache {path} --volume NAME=rbd:POOL/IMAGE{how}"));
     commands
 }
 
@@ -293,7 +298,7 @@ mod tests {
 
     const JOURNALS: (&str, &str) = ("ceph = \"jewel\"", "block-size = \"4KiB\"\nread-percent = 0");
     const BCACHE: (&str, &str) =
-        ("ceph = \"16.2.15\"\nreplicas = 3", "block-size = \"256KiB\"\nread-percent = 30");
+        ("ceph = \"16.2.15\"\nreplicas = 3", "block-size = \"256KiB\"\nread-percent = 70");
     const DATABASES: (&str, &str) = ("ceph = \"18.2.7\"", "");
 
     #[test]

@@ -4,6 +4,12 @@ use super::inventory::{Drive, Host, Kind, Product, State};
 use super::rules::{Advice, GRADE, NOT_TOUCHED, POWER_LOSS, UNWRITABLE};
 use crate::qualify::Grade;
 
+/// What an OSD on a disk takes of an SSD's bandwidth, in bytes per second: 800 MB/s were published of disks with seven to an SSD, which
+/// is this much for each of fourteen.
+const OSD_WRITE_BYTES_PER_S: f64 = 57e6;
+/// Most OSDs on an SSD, however fast it is: the largest number that Ceph recommends.
+const OSDS_MAX: usize = 15;
+
 /// What is known of an SSD's fitness.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Fitness {
@@ -40,10 +46,15 @@ impl Product {
         }
     }
 
-    /// Most OSDs that it carries as database or journal.
+    /// Most OSDs that it carries as database or journal: by its measured bandwidth, else as Ceph recommends for its kind.
     pub(super) fn osds_max(&self) -> usize {
+        if matches!(self.grade(), Some(Grade::Reject | Grade::Poor)) {
+            return 1;
+        }
+        if let Some(bandwidth) = self.sync_write_bytes_per_s {
+            return ((bandwidth / OSD_WRITE_BYTES_PER_S) as usize).clamp(1, OSDS_MAX);
+        }
         match (self.kind, self.grade()) {
-            (_, Some(Grade::Reject | Grade::Poor)) => 1,
             (Some(Kind::Nvme), Some(Grade::Good)) => 10,
             (Some(Kind::Nvme), _) | (_, Some(Grade::Good)) => 5,
             _ => 4,
@@ -192,5 +203,18 @@ mod tests {
         assert_eq!(osds_max(Kind::Nvme, Some(Grade::Good)), 10);
         assert_eq!(osds_max(Kind::Nvme, None), 5);
         assert_eq!(osds_max(Kind::Nvme, Some(Grade::Poor)), 1);
+    }
+
+    #[test]
+    fn a_measured_bandwidth_says_how_many_osds_an_ssd_carries() {
+        let osds_max = |grade, megabytes: f64| {
+            let product = product(Kind::Ssd, 1 << 40);
+            Product { grade: Some(grade), sync_write_bytes_per_s: Some(megabytes * 1e6), ..product }
+                .osds_max()
+        };
+        assert_eq!(osds_max(Grade::Fair, 400.0), 7, "as published");
+        assert_eq!(osds_max(Grade::Good, 200.0), 3);
+        assert_eq!((osds_max(Grade::Good, 2.0), osds_max(Grade::Good, 7_000.0)), (1, 15));
+        assert_eq!(osds_max(Grade::Poor, 400.0), 1);
     }
 }

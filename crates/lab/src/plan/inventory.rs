@@ -13,6 +13,8 @@ use crate::qualify::Grade;
 const HOSTS_MAX: usize = 1_000;
 /// Most drives of a host.
 const DRIVES_MAX: usize = 256;
+/// Most OSDs with their data on one drive.
+const OSDS_PER_DRIVE_MAX: u64 = 16;
 /// Name of the host when the inventory is the machine itself.
 const THIS_MACHINE: &str = "this-machine";
 
@@ -134,6 +136,8 @@ pub struct Product {
     pub grade: Option<Grade>,
     /// Synchronous 4 KiB writes per second of one writer.
     pub sync_write_iops: Option<f64>,
+    /// What it takes of synchronous writes of several writers, in bytes per second.
+    pub sync_write_bytes_per_s: Option<f64>,
     /// What it may be written in its life, in bytes.
     pub endurance_bytes: Option<f64>,
     /// What it costs, in the cluster's currency.
@@ -151,6 +155,8 @@ pub struct Drive {
     pub label: String,
     /// What it is used for.
     pub state: State,
+    /// OSDs that have their data on it, or will have, from 1 to 16.
+    pub osds: usize,
 }
 
 /// What a drive is used for.
@@ -237,6 +243,11 @@ impl Inventory {
 }
 
 impl Drive {
+    /// The size of each OSD that has its data on it, in bytes.
+    pub(super) fn osd_bytes(&self) -> u64 {
+        self.product.bytes / self.osds as u64
+    }
+
     /// It is a logical volume, which is used whole.
     pub(super) fn is_volume(&self) -> bool {
         self.path.as_deref().is_some_and(|path| node::node(path) == Node::Volume)
@@ -257,12 +268,13 @@ impl Drive {
             protected: None,
             grade: None,
             sync_write_iops: None,
+            sync_write_bytes_per_s: None,
             endurance_bytes: None,
             price: None,
         };
         let in_use = || device.in_use.clone().map_or(State::Free, State::InUse);
         let state = device.unfit.clone().map_or_else(in_use, State::Unfit);
-        Drive { product, path: Some(device.path.clone()), label: device.path.clone(), state }
+        Drive { product, path: Some(device.path.clone()), label: device.path.clone(), state, osds: 1 }
     }
 }
 
@@ -306,10 +318,12 @@ struct DriveEntry {
     paths: Option<Vec<String>>,
     #[serde(rename = "use")]
     usage: Option<UseEntry>,
+    osds: Option<Positive>,
     model: Option<String>,
     power_loss_protection: Option<bool>,
     grade: Option<Grade>,
     sync_write_iops: Option<Positive>,
+    sync_write_mb_s: Option<Positive>,
     tbw: Option<Amount>,
     dwpd: Option<Amount>,
     price: Option<Amount>,
@@ -324,6 +338,7 @@ struct OfferEntry {
     power_loss_protection: Option<bool>,
     grade: Option<Grade>,
     sync_write_iops: Option<Positive>,
+    sync_write_mb_s: Option<Positive>,
     tbw: Option<Amount>,
     dwpd: Option<Amount>,
     price: Amount,
@@ -386,6 +401,13 @@ impl DriveEntry {
         if count > DRIVES_MAX {
             return Err(format!("{count} drives are more than {DRIVES_MAX}"));
         }
+        let osds = self.osds.map_or(1, Positive::get);
+        if osds > OSDS_PER_DRIVE_MAX {
+            return Err(format!("{osds} OSDs on a drive are more than {OSDS_PER_DRIVE_MAX}"));
+        }
+        if self.osds.is_some() && !matches!(self.usage, Some(UseEntry::Osd)) {
+            return Err("osds is for drives that hold OSDs: use = \"osd\"".into());
+        }
         let paths = self.paths.unwrap_or_default();
         for path in &paths {
             plain(path, "device", "/dev/")?;
@@ -397,6 +419,7 @@ impl DriveEntry {
             protected: self.power_loss_protection,
             grade: self.grade,
             sync_write_iops: self.sync_write_iops.map(|iops| iops.get() as f64),
+            sync_write_bytes_per_s: self.sync_write_mb_s.map(|megabytes| megabytes.get() as f64 * 1e6),
             endurance_bytes: endurance(self.tbw, self.dwpd, self.size)?,
             price: self.price.map(Amount::get),
         };
@@ -411,6 +434,7 @@ impl DriveEntry {
             path: paths.get(index).cloned(),
             label: paths.get(index).cloned().unwrap_or_else(|| format!("drive {}", number + index)),
             state: state.clone(),
+            osds: osds as usize,
         };
         Ok((0..count).map(drive).collect())
     }
@@ -428,6 +452,7 @@ impl OfferEntry {
             protected: self.power_loss_protection,
             grade: self.grade,
             sync_write_iops: self.sync_write_iops.map(|iops| iops.get() as f64),
+            sync_write_bytes_per_s: self.sync_write_mb_s.map(|megabytes| megabytes.get() as f64 * 1e6),
             endurance_bytes: endurance(self.tbw, self.dwpd, self.size)?,
             price: Some(self.price.get()),
         })
@@ -518,6 +543,14 @@ mod tests {
             (
                 format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\ncount = 2\npaths = [\"/dev/a\"]\n"),
                 "1 paths are named of 2 drives",
+            ),
+            (
+                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\nosds = 2\n"),
+                "osds is for drives that hold OSDs",
+            ),
+            (
+                format!("{HOST}[[host.drive]]\nkind = \"ssd\"\nsize = 1\nuse = \"osd\"\nosds = 17\n"),
+                "more than 16",
             ),
             (
                 format!("{HOST}[[offer]]\nkind = \"hdd\"\nsize = 1\nprice = 1\n"),

@@ -7,13 +7,13 @@ use serde::Serialize;
 use super::commands;
 use super::fitness::usable;
 use super::inventory::{Drive, Host, Inventory, Kind, State, Store, Usage};
-use super::quantity::{binary, decimal};
+use super::quantity::{binary, decimal, lasting};
 use super::rules::{
     Advice, DB_FASTER, DB_HDD, DB_SIZE, DB_STEPS, ENDURANCE, FAILURE_DOMAIN, GRADE, HOST_FIRST,
-    HOST_ONE_COPY, HOST_SIZE, HOST_THROUGH, JOURNAL, JOURNAL_SIZE, KEY, NOT_DIVIDED, NOT_TOUCHED, OSD_CACHE,
-    OSD_CACHE_COPIES, OSD_CACHE_CUTOFF, OSDS_PER_SSD, WAL,
+    HOST_ONE_COPY, HOST_SIZE, HOST_THROUGH, HOST_TWO_COPIES, JOURNAL, JOURNAL_SIZE, KEY, NOT_DIVIDED,
+    NOT_TOUCHED, OSD_CACHE, OSD_CACHE_COPIES, OSD_CACHE_CUTOFF, OSDS_PER_SSD, WAL,
 };
-use super::verdict::{DEFERRED_BYTES_MAX, Effect, Placement, Verdict, media, store};
+use super::verdict::{DEFERRED_BYTES_MAX, Effect, HostCopies, Placement, Verdict, host_copies, media, store};
 use crate::qualify::Grade;
 
 const GIB: u64 = 1 << 30;
@@ -25,6 +25,8 @@ const DB_BYTES_MIN: u64 = 3 * GIB;
 const WAL_BYTES: u64 = 2 * GIB;
 /// Size of a journal.
 const JOURNAL_BYTES: u64 = 5120 << 20;
+/// Most parts whose sizes are told one by one.
+const SIZES_MAX: usize = 4;
 /// Room on an SSD that labels and metadata take.
 const LABELS_BYTES: u64 = GIB;
 
@@ -84,6 +86,10 @@ pub(super) struct Layout {
     pub(super) osds_wanting: usize,
     /// Those of them for which there is no SSD.
     pub(super) osds_without: usize,
+    /// SSDs that might carry these, but whose synchronous bandwidth nobody has measured.
+    pub(super) unmeasured: Vec<String>,
+    /// The OSDs are to have a cache, too.
+    pub(super) osds_cache: bool,
     /// Size of the largest of them in bytes.
     pub(super) osd_bytes: u64,
     /// Bytes that the largest of them wants.
@@ -97,6 +103,15 @@ pub(super) struct Wanted<'a> {
     pub(super) inventory: &'a Inventory,
     pub(super) verdicts: &'a [Verdict],
     pub(super) first: Option<Placement>,
+}
+
+/// A side on which SSDs stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Caches in hypervisors.
+    Host,
+    /// Parts for the OSDs of a server.
+    Osds,
 }
 
 impl Wanted<'_> {
@@ -129,20 +144,31 @@ impl Wanted<'_> {
     }
 }
 
-/// Puts a host's SSDs into their places.
+/// Puts a host's SSDs into their places: on both sides, the one first that comes first for the workload.
 pub(super) fn lay_out(wanted: &Wanted<'_>, host: &Host) -> Layout {
+    let host_first = wanted.first == Some(Placement::Host);
+    let sides = if host_first { [Side::Host, Side::Osds] } else { [Side::Osds, Side::Host] };
+    lay_out_on(wanted, host, &sides)
+}
+
+/// Puts a host's SSDs into the places of these sides, and of no other.
+pub(super) fn lay_out_on(wanted: &Wanted<'_>, host: &Host, sides: &[Side]) -> Layout {
     let mut layout = Layout::default();
     let mut ssds = usable(host);
-    let host_first = wanted.first == Some(Placement::Host);
-    if host_first {
-        place_host_cache(wanted, host, &mut ssds, &mut layout);
+    for side in sides {
+        match side {
+            Side::Host => place_host_cache(wanted, host, &mut ssds, &mut layout),
+            Side::Osds => place_under_osds(wanted, host, &mut ssds, &mut layout),
+        }
     }
-    place_under_osds(wanted, host, &mut ssds, &mut layout);
-    if !host_first {
-        place_host_cache(wanted, host, &mut ssds, &mut layout);
-    }
+    let not_known = host.has_guests() && wanted.effect(Placement::Host, None) == Effect::NotKnown;
+    let why = if not_known {
+        "whether a cache on it helps is not known for this workload"
+    } else {
+        "for this workload nothing wants it"
+    };
     for index in ssds.iter().filter(|_| host.role.is_some()) {
-        let text = format!("{} is left over: for this workload nothing wants it", host.drives[*index].label);
+        let text = format!("{} is left over: {why}", host.drives[*index].label);
         layout.advice.push(Advice::new(text, &[KEY]));
     }
     layout
@@ -170,7 +196,7 @@ fn place_host_cache(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
 }
 
 fn host_cache(inventory: &Inventory, drive: &Drive, set: u64) -> Placed {
-    let loss = inventory.workload.accept_loss.filter(|loss| loss.get() > 0);
+    let copies = host_copies(inventory);
     let mut placed = Placed::new(Placement::Host, drive);
     let sized = match (set, drive.product.bytes) {
         (0, _) => None,
@@ -182,23 +208,32 @@ fn host_cache(inventory: &Inventory, drive: &Drive, set: u64) -> Placed {
         )),
     };
     placed.advice.extend(sized.map(|text| Advice::new(text, &[HOST_SIZE])));
-    placed.advice.push(match loss {
-        Some(loss) => {
+    placed.advice.push(match copies {
+        HostCopies::One(loss) => {
             let text = format!(
                 "one copy: with this SSD or its host up to {loss} of writes are lost; with a second copy on another hypervisor's SSD (--peer in place of --accept-loss) none are"
             );
-            Advice::new(text, &[HOST_ONE_COPY])
+            Advice::new(text, &[HOST_ONE_COPY, HOST_TWO_COPIES])
         }
-        None => Advice::new(
+        HostCopies::Two => Advice::new(
+            "two copies: nothing is lost with this SSD or its host; it holds the second copies of another hypervisor, too",
+            &[HOST_TWO_COPIES],
+        ),
+        HostCopies::None => Advice::new(
             "write-through: nothing is lost with this SSD; reads become faster, writes do not",
             &[HOST_FIRST, HOST_THROUGH],
         ),
     });
     placed.advice.extend(graded(drive));
-    let written = inventory.workload.written_per_day.map(|bytes| bytes.get() as f64);
-    placed.wear(drive, written);
-    placed.commands = commands::host_cache(drive, loss);
+    placed.wear(drive, written_on_host(inventory));
+    placed.commands = commands::host_cache(drive, copies);
     placed
+}
+
+/// What guests' writes come to on the SSD of a hypervisor in a day, if it can be told.
+pub(super) fn written_on_host(inventory: &Inventory) -> Option<f64> {
+    let copies = if host_copies(inventory) == HostCopies::Two { 2.0 } else { 1.0 };
+    inventory.workload.written_per_day.map(|bytes| bytes.get() as f64 * copies)
 }
 
 /// What is to be said of an SSD's grade.
@@ -211,13 +246,13 @@ fn graded(drive: &Drive) -> Option<Advice> {
     Some(Advice::new(text, &[GRADE]))
 }
 
-/// The drives of a host that hold, or will hold, the data of OSDs, if they are of the kind `media`.
+/// For each OSD of a host, the drive that holds its data or will hold it, if it is of the kind `media`.
 fn data_drives(host: &Host, media: Kind) -> Vec<&Drive> {
     let holds = |drive: &&Drive| {
         let free_disk = media == Kind::Hdd && drive.state == State::Free;
         drive.product.kind == Some(media) && (drive.state == State::Osd || free_disk)
     };
-    host.drives.iter().filter(holds).collect()
+    host.drives.iter().filter(holds).flat_map(|drive| std::iter::repeat_n(drive, drive.osds)).collect()
 }
 
 fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, layout: &mut Layout) {
@@ -226,7 +261,8 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     let osds = data_drives(host, media);
     (layout.osds_place, layout.osds_media) = (Some(placement), Some(media));
     layout.osds_wanting = osds.len();
-    layout.osd_bytes = osds.iter().map(|osd| osd.product.bytes).max().unwrap_or(0);
+    layout.osds_cache = wanted.osd_cache(media);
+    layout.osd_bytes = osds.iter().map(|osd| osd.osd_bytes()).max().unwrap_or(0);
     let (_, percent) = db_percents(wanted.inventory);
     layout.part_bytes = osds.iter().map(|osd| part_wanted(placement, osd, percent)).max().unwrap_or(0);
     // In front of SSDs only something faster is of use.
@@ -236,6 +272,12 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
         let text = "its SATA SSDs are no faster than what the OSDs are on";
         layout.advice.push(Advice::new(text, &[DB_FASTER]));
     }
+    let unmeasured: Vec<String> = chosen
+        .iter()
+        .map(|&index| &host.drives[index])
+        .filter(|ssd| ssd.product.sync_write_bytes_per_s.is_none())
+        .map(|ssd| ssd.label.clone())
+        .collect();
     let mut parts: Vec<Vec<&Drive>> = vec![Vec::new(); chosen.len()];
     for osd in osds {
         let room = |&slot: &usize| parts[slot].len() < carried(&host.drives[chosen[slot]], placement);
@@ -247,8 +289,8 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
     }
     for (index, osds) in chosen.into_iter().zip(parts).filter(|(_, osds)| !osds.is_empty()) {
         ssds.retain(|&other| other != index);
-        let with_cache = wanted.osd_cache(media);
-        layout.placed.push(under_osds(wanted, host, &host.drives[index], &osds, placement, with_cache));
+        let ssd = &host.drives[index];
+        layout.placed.push(under_osds(wanted, host, ssd, &osds, placement, layout.osds_cache));
     }
     if layout.osds_without > 0 {
         let text = format!(
@@ -259,6 +301,7 @@ fn place_under_osds(wanted: &Wanted<'_>, host: &Host, ssds: &mut Vec<usize>, lay
         );
         let rule = if placement == Placement::Journal { JOURNAL } else { DB_HDD };
         layout.advice.push(Advice::new(text, &[rule, OSDS_PER_SSD]));
+        layout.unmeasured = unmeasured;
     }
 }
 
@@ -276,7 +319,7 @@ fn carried(ssd: &Drive, placement: Placement) -> usize {
 fn part_wanted(placement: Placement, osd: &Drive, percent: u64) -> u64 {
     match placement {
         Placement::Journal => JOURNAL_BYTES,
-        _ => (osd.product.bytes / 100 * percent).max(DB_BYTES_MIN).next_multiple_of(GIB),
+        _ => (osd.osd_bytes() / 100 * percent).max(DB_BYTES_MIN).next_multiple_of(GIB),
     }
 }
 
@@ -320,7 +363,7 @@ fn under_osds(
             data: osd.label.clone(),
             path: osd.path.clone().filter(|_| osd.state == State::Free),
             exists: osd.state == State::Osd,
-            data_bytes: osd.product.bytes,
+            data_bytes: osd.osd_bytes(),
             part_bytes: *part_bytes,
         })
         .collect();
@@ -359,10 +402,19 @@ fn part_bytes(
     (step.filter(|_| steps).unwrap_or(bytes), false)
 }
 
-fn part_advice(inventory: &Inventory, placed: &Placed) -> Vec<Advice> {
+/// The sizes of parts: of each OSD, or in sum where there are many that are alike.
+fn part_sizes(osds: &[Share]) -> String {
+    let alike = osds.windows(2).all(|pair| pair[0].part_bytes == pair[1].part_bytes);
+    if osds.len() > SIZES_MAX && alike {
+        return format!("{} x {}", osds.len(), binary(osds[0].part_bytes));
+    }
     let sizes: Vec<String> =
-        placed.osds.iter().map(|osd| format!("{} {}", osd.data, binary(osd.part_bytes))).collect();
-    let sizes = sizes.join(", ");
+        osds.iter().map(|osd| format!("{} {}", osd.data, binary(osd.part_bytes))).collect();
+    sizes.join(", ")
+}
+
+fn part_advice(inventory: &Inventory, placed: &Placed) -> Vec<Advice> {
+    let sizes = part_sizes(&placed.osds);
     if placed.placement == Placement::Journal {
         return vec![Advice::new(format!("journals: {sizes}"), &[JOURNAL, JOURNAL_SIZE])];
     }
@@ -453,10 +505,15 @@ pub(super) fn written_per_osd_byte(inventory: &Inventory) -> Option<f64> {
     let copies = inventory.cluster.replicas?.get() as f64;
     let of_host = |host: &Host| -> u64 {
         let drives = media(host).map(|media| data_drives(host, media)).unwrap_or_default();
-        drives.iter().map(|drive| drive.product.bytes).sum()
+        drives.iter().map(|drive| drive.osd_bytes()).sum()
     };
     let all: u64 = inventory.hosts.iter().filter(|host| host.has_osds()).map(of_host).sum();
     (guests > 0.0 && all > 0).then(|| written * copies / all as f64)
+}
+
+/// For how many years an endurance lasts, if so many bytes are written in a day.
+pub(super) fn years(endurance_bytes: f64, written_per_day_bytes: f64) -> Option<f64> {
+    (written_per_day_bytes > 0.0).then(|| endurance_bytes / written_per_day_bytes / 365.0)
 }
 
 impl Placed {
@@ -481,13 +538,13 @@ impl Placed {
         let Some(written) = written.filter(|&written| written > 0.0) else { return };
         self.written_per_day_bytes = Some(written);
         let Some(endurance) = drive.product.endurance_bytes else { return };
-        let years = endurance / written / 365.0;
+        let Some(years) = years(endurance, written) else { return };
         self.years = Some(years);
         let text = format!(
             "the guests' writes alone come to {} a day: the {} that its maker promises last {} at most",
             decimal(written as u64),
             decimal(endurance as u64),
-            if years >= 100.0 { "a century".into() } else { format!("{years:.1} years") },
+            lasting(years),
         );
         self.advice.push(Advice::new(text, &[ENDURANCE]));
     }

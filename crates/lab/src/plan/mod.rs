@@ -3,12 +3,15 @@
 //! Everything here is a function of the [`Inventory`]. Nothing is measured, nothing is run, nothing is guessed: what
 //! the inventory does not tell is said to be missing.
 
+mod answer;
 mod bill;
 mod commands;
 mod fitness;
 mod inventory;
 mod layout;
 mod node;
+#[cfg(test)]
+mod published;
 mod quantity;
 mod rules;
 mod verdict;
@@ -20,22 +23,25 @@ pub use inventory::{
     Cluster, Drive, Host, Inventory, InventoryError, Kind, Product, Role, State, Store, Usage, Workload,
 };
 pub use layout::{Placed, Share};
-pub use quantity::{Amount, Bytes, Millis, Percent, Positive, Release, binary, decimal};
+pub use quantity::{Amount, Bytes, Millis, Percent, Positive, Release, binary, decimal, lasting};
 pub use rules::{ALL as RULES, Advice, Rule};
 pub use verdict::{Effect, Key, Placement, Verdict};
 
-use layout::Wanted;
+use layout::{Layout, Wanted};
 
 /// Where the SSDs should go, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
+    /// The plan in one sentence.
+    pub answer: String,
     /// What the verdicts hold for.
     pub key: Key,
     /// Where an SSD does most; `None` where too little is known.
     pub first: Option<Placement>,
     /// What an SSD does in each place.
     pub verdicts: Vec<Verdict>,
-    /// How many SSDs each place takes.
+    /// The places side by side: how many SSDs each takes if they stand there alone, what they cost, how long they last, and what is lost
+    /// with one.
     pub bills: Vec<Bill>,
     /// What prices are in, if that was told.
     pub currency: Option<String>,
@@ -80,8 +86,8 @@ pub fn plan(inventory: &Inventory) -> Plan {
     let first = verdict::first(&key, &verdicts);
     let wanted = Wanted { inventory, verdicts: &verdicts, first };
     let layouts: Vec<_> = inventory.hosts.iter().map(|host| layout::lay_out(&wanted, host)).collect();
-    let bills = bill::bills(inventory, &layouts, wanted.host());
-    let missing = missing(inventory, &key, &bills);
+    let bills = bill::bills(&wanted);
+    let missing = missing(inventory, &key, &bills, &layouts);
     let hosts = inventory.hosts.iter().zip(layouts).map(|(host, layout)| HostPlan {
         name: host.name.clone(),
         role: host.role,
@@ -89,6 +95,7 @@ pub fn plan(inventory: &Inventory) -> Plan {
         advice: layout.advice,
     });
     let mut plan = Plan {
+        answer: answer::answer(&key, first, &verdicts, &bills),
         key,
         first,
         bills,
@@ -147,7 +154,7 @@ fn refused(inventory: &Inventory) -> Vec<Refused> {
 }
 
 /// What the inventory does not tell and the advice depends on.
-fn missing(inventory: &Inventory, key: &Key, bills: &[Bill]) -> Vec<String> {
+fn missing(inventory: &Inventory, key: &Key, bills: &[Bill], layouts: &[Layout]) -> Vec<String> {
     let Inventory { cluster, workload, hosts, .. } = inventory;
     let osds = hosts.iter().any(Host::has_osds);
     let guests = hosts.iter().any(Host::has_guests);
@@ -164,10 +171,7 @@ fn missing(inventory: &Inventory, key: &Key, bills: &[Bill]) -> Vec<String> {
         ),
         (guests && workload.working_set.is_none(), "workload.working-set: without it no cache has a size"),
         (workload.written_per_day.is_none(), "workload.written-per-day: without it there is no endurance"),
-        (
-            guests && workload.accept_loss.is_none(),
-            "workload.accept-loss: taken as nothing, so write-through",
-        ),
+        (guests && workload.accept_loss.is_none(), "workload.accept-loss: taken as nothing"),
         (osds && cluster.replicas.is_none(), "cluster.replicas: what a lost SSD means depends on it"),
         (osds && cluster.ceph.is_none(), "cluster.ceph, the release: sizes of databases depend on it"),
         (osds && no_store, "cluster.objectstore: taken as bluestore"),
@@ -175,7 +179,13 @@ fn missing(inventory: &Inventory, key: &Key, bills: &[Bill]) -> Vec<String> {
     ];
     let mut missing: Vec<String> =
         told.into_iter().filter(|(absent, _)| *absent).map(|(_, what)| what.to_string()).collect();
-    for host in hosts {
+    for (host, layout) in hosts.iter().zip(layouts) {
+        for ssd in &layout.unmeasured {
+            missing.push(format!(
+                "sync-write-mb-s of {ssd} of {}: with it more OSDs may have a place there (docs/lab.md, Advice)",
+                host.name
+            ));
+        }
         if host.role.is_none() {
             missing.push(format!("the role of {}: osd, hypervisor or both", host.name));
         }
@@ -230,6 +240,7 @@ mod tests {
             protected: Some(true),
             grade: Some(crate::qualify::Grade::Good),
             sync_write_iops: None,
+            sync_write_bytes_per_s: None,
             endurance_bytes: None,
             price: None,
         }
@@ -237,7 +248,7 @@ mod tests {
 
     /// A drive that is protected and good.
     pub(super) fn drive(kind: Kind, bytes: u64, path: &str, state: State) -> Drive {
-        Drive { product: product(kind, bytes), path: Some(path.into()), label: path.into(), state }
+        Drive { product: product(kind, bytes), path: Some(path.into()), label: path.into(), state, osds: 1 }
     }
 
     const DISKS: &str = "[[host.drive]]\nkind = \"hdd\"\nsize = \"8TB\"\npaths = [\"/dev/sdb\", \"/dev/sdc\"]\nuse = \"free\"\n";

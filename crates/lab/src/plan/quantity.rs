@@ -141,6 +141,11 @@ pub fn decimal(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
+/// Years for people.
+pub fn lasting(years: f64) -> String {
+    if years >= 100.0 { "a century".into() } else { format!("{years:.1} years") }
+}
+
 /// A size for people in powers of two: requests and partitions.
 pub fn binary(bytes: u64) -> String {
     for (suffix, unit) in &SUFFIXES[..4] {

@@ -47,8 +47,8 @@ rules! {
         "An SSD without power-loss protection is no journal, database or cache: its synchronous writes are slow, or they are lost.",
         "Ceph, Hardware Recommendations (Write Caches)";
     GRADE, "grade",
-        "An SSD that does fewer than 1,000 synchronous 4 KiB writes per second is rejected: it is worse than none. A poor one (below 5,000) carries one OSD.",
-        "the lab: `lab qualify`; SSD as journal: 2 MB/s with direct and synchronous writes where the data sheet says 500 MB/s";
+        "An SSD that does fewer than 1,000 synchronous 4 KiB writes per second is rejected, and a poor one (below 5,000) carries one OSD. The limits are ours; that SSDs differ by orders of magnitude there was published.",
+        "the lab: `lab qualify`; SSD as journal: 2 MB/s with direct and synchronous writes where the same SSD otherwise does 500 MB/s";
     NOT_TOUCHED, "not-touched",
         "A drive that is in use, holds data, or of which nobody has said that it is free stands in no command.",
         "Tidepool";
@@ -65,14 +65,26 @@ rules! {
         "An SSD in the hypervisor answers before the network, the gateway and two OSDs do; it takes as many SSDs as there are hypervisors, however many servers have OSDs.",
         "Host cache against OSD-side cache: 4 KiB, 80 % reads, the host's side ahead in throughput and latency";
     HOST_ONE_COPY, "host-one-copy",
-        "Write-back on a hypervisor has one copy: what is not drained is lost with the host's SSD. With a second host as peer (--peer) it has two, and nothing is lost with either.",
-        "Tidepool, docs/guarantees.md; the published comparison had two copies";
+        "Write-back on a hypervisor with an accepted loss has one copy: what is not drained is lost with the SSD of the host.",
+        "Tidepool, docs/guarantees.md";
+    HOST_TWO_COPIES, "host-two-copies",
+        "With a second copy on the SSD of another hypervisor (--peer) write-back loses nothing with either host. Each write then goes to two SSDs; while there is no second copy the volume runs write-through.",
+        "Tidepool, docs/guarantees.md; Host cache against OSD-side cache: writes replicated to a second hypervisor";
     HOST_THROUGH, "host-through",
-        "Without an accepted loss a volume runs write-through: reads become faster, writes do not.",
+        "Without an accepted loss and without another hypervisor for a second copy a volume runs write-through: reads become faster, writes do not.",
         "Tidepool, docs/guarantees.md";
     HOST_SIZE, "host-size",
         "A cache smaller than what is read again and again misses; one SSD is one cache.",
         "the lab: a set that fits any cache tells nothing, one larger than the cache has to be measured too";
+    HOST_BLOCK, "host-block",
+        "A cache in the hypervisor was published at 4 KiB only. With larger blocks the order of places may be another one.",
+        "Host cache against OSD-side cache: 4 KiB, 80 % reads; FileStore journals, BlueStore and bcache on HDD: bcache under the OSDs at 256 KiB";
+    HOST_FLASH, "host-flash",
+        "In front of OSDs on SSDs no cache in the hypervisor was published. OSDs on NVMe are as fast as the cache would be: what it can save is the network and the time of Ceph itself.",
+        "OSDs per disk: 3 nodes with 4 NVMe each, no cache; BlueStore DB/WAL on NVMe, to cache or not to cache: no cache in the hypervisor";
+    OSDS_PER_NODE, "osds-per-node",
+        "On NVMe, 4 KiB random and sequential writes grow from one to about four OSDs on a node and then stay level. At queue depth 1 fewer OSDs are better.",
+        "OSDs per disk: 1, 2 and 4 OSDs on 1 to 4 NVMe of each node";
     DB_FASTER, "db-faster",
         "A database device helps only if it is faster than the drive with the data.",
         "Ceph, BlueStore Configuration Reference (Devices)";
@@ -98,8 +110,8 @@ rules! {
         "The log lies with the database. By itself, on 1 to 2 GiB, it is worth it only where no database fits, or on a still faster device.",
         "Ceph, BlueStore Configuration Reference (Devices)";
     OSDS_PER_SSD, "osds-per-ssd",
-        "4 to 5 OSDs on disks per SATA SSD, 10 (in newer editions 15) per NVMe. Here 5 and 10 for a good SSD, 4 and 5 for a fair or ungraded one.",
-        "Ceph, Hardware Recommendations (Minimum Hardware Recommendations)";
+        "An SSD carries one OSD on a disk for each 57 MB/s of its measured synchronous bandwidth, 15 at most: so seven at 400 MB/s, as published. Where it was not measured, Ceph recommends 4 to 5 per SATA SSD and 10 (in newer editions 15) per NVMe: 5 and 10 for a good SSD here, 4 and 5 for a fair or ungraded one. 57 MB/s is our choice.",
+        "SSD as journal: no two are equal (7 disks per SSD, 800 MB/s, which is 57 MB/s of each of 14 disks); Ceph, Hardware Recommendations (Minimum Hardware Recommendations)";
     FAILURE_DOMAIN, "failure-domain",
         "An SSD takes every OSD down whose database, journal or dirty data it holds, and Ceph copies them all anew.",
         "Ceph, Hardware Recommendations (Failure Domains); FileStore journals, BlueStore and bcache on HDD: two OSDs per SSD";
@@ -113,14 +125,17 @@ rules! {
         "FileStore is not supported any more since Ceph 18 (Reef).",
         "Ceph, Journal Config Reference";
     OSD_CACHE, "osd-cache",
-        "A write-back cache under the OSDs takes the large writes that go past the log: bcache at 256 KiB, 401 to 454 MB/s reads and 173 to 195 MB/s writes.",
-        "FileStore journals, BlueStore and bcache on HDD";
+        "A write-back cache under the OSDs takes the large writes that go past the log: bcache at 256 KiB, 401 to 454 MB/s reads and 173 to 195 MB/s writes. That equals FileStore with journals on the same SSDs, 406 to 461 and 175 to 198 MB/s.",
+        "FileStore journals, BlueStore and bcache on HDD: vioscsi and KRBD in both";
     OSD_CACHE_CUTOFF, "osd-cache-cutoff",
         "bcache lets sequential requests past it from 4 MB on, which is the size of Ceph's objects, and others when it finds the SSD slow: sequential_cutoff and both congestion thresholds have to be 0.",
         "Linux, A block layer cache (bcache) (Troubleshooting performance); FileStore journals, BlueStore and bcache on HDD";
     OSD_CACHE_COPIES, "osd-cache-copies",
         "A lost write-back cache is a lost OSD: it is for pools with two or more copies on different hosts.",
         "Linux, A block layer cache (bcache) (Getting started)";
+    MEASURED, "measured",
+        "A ratio that was measured under these conditions decides where no publication does. On NVMe only devices that were not slowed count.",
+        "the files of --results";
     ENDURANCE, "endurance",
         "Life in years is what the drive may be written (TBW, or drive writes per day over 5 years) by what is written to it; compaction, fills and the drive's own copying come on top.",
         "the maker's data sheet";

@@ -3,10 +3,11 @@
 use serde::Serialize;
 
 use super::inventory::{Host, Inventory, Kind, State, Store};
-use super::quantity::binary;
+use super::quantity::{Millis, binary};
 use super::rules::{
-    Advice, DB_ALLOC, DB_DEFERRED, DB_FASTER, DB_HDD, DB_ON_SSD_OSDS, FILESTORE_END, HOST_FIRST,
-    HOST_ONE_COPY, HOST_THROUGH, JOURNAL, KEY, OSD_CACHE, OSD_CACHE_COPIES, OSD_CACHE_CUTOFF,
+    Advice, DB_ALLOC, DB_DEFERRED, DB_FASTER, DB_HDD, DB_ON_SSD_OSDS, FILESTORE_END, HOST_BLOCK, HOST_FIRST,
+    HOST_FLASH, HOST_ONE_COPY, HOST_THROUGH, HOST_TWO_COPIES, JOURNAL, KEY, OSD_CACHE, OSD_CACHE_COPIES,
+    OSD_CACHE_CUTOFF, OSDS_PER_NODE,
 };
 
 /// Largest write that BlueStore sends through its log on a disk, in bytes.
@@ -142,36 +143,74 @@ pub(super) fn first(key: &Key, verdicts: &[Verdict]) -> Option<Placement> {
     behind.into_iter().find(helps).or((host == Effect::ReadsOnly).then_some(Placement::Host))
 }
 
+/// How a cache on a hypervisor keeps acknowledged writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HostCopies {
+    /// On the SSDs of two hypervisors.
+    Two,
+    /// On one SSD; so much may be lost with it.
+    One(Millis),
+    /// Only in the cluster: write-through.
+    None,
+}
+
+/// How caches on the hypervisors of an inventory keep writes: as the loss allows that it accepts, or not.
+pub(super) fn host_copies(inventory: &Inventory) -> HostCopies {
+    match inventory.workload.accept_loss.filter(|loss| loss.get() > 0) {
+        Some(loss) => HostCopies::One(loss),
+        None if inventory.hosts.iter().filter(|host| host.has_guests()).count() > 1 => HostCopies::Two,
+        None => HostCopies::None,
+    }
+}
+
 fn host(inventory: &Inventory, key: &Key) -> Verdict {
-    let mut advice = Vec::new();
-    let loss = inventory.workload.accept_loss.filter(|loss| loss.get() > 0);
-    let effect = match (key.read_percent, loss) {
-        (None, _) => Effect::NotKnown,
-        (Some(_), Some(loss)) => {
+    let verdict = |effect, advice| Verdict { placement: Placement::Host, media: None, effect, advice };
+    let Some(reads) = key.read_percent else {
+        return verdict(Effect::NotKnown, vec![Advice::new("it depends on the share of reads", &[KEY])]);
+    };
+    match key.media.first() {
+        Some(Kind::Nvme) => {
+            let text = "do not cache: the OSDs are on NVMe, which is no slower than the cache would be";
+            let osds = "more OSDs may help, up to about four on a node; at queue depth 1 fewer are better";
+            let advice = vec![Advice::new(text, &[HOST_FLASH]), Advice::new(osds, &[OSDS_PER_NODE])];
+            return verdict(Effect::No, advice);
+        }
+        Some(Kind::Ssd) => {
+            let text = "published in front of slower servers only, not of OSDs on SSDs";
+            return verdict(Effect::NotKnown, vec![Advice::new(text, &[HOST_FLASH])]);
+        }
+        Some(Kind::Hdd) | None => {}
+    }
+    if let Some(bytes) = key.block_bytes.filter(|&bytes| bytes > SMALL_BYTES_MAX) {
+        let text = format!("published at 4 KiB only, not at {}", binary(bytes));
+        return verdict(Effect::NotKnown, vec![Advice::new(text, &[HOST_BLOCK])]);
+    }
+    match host_copies(inventory) {
+        HostCopies::One(loss) => {
             let text = format!(
                 "write-back: reads and writes are answered by the host's SSD; up to {loss} of writes are lost if the host or its SSD is"
             );
-            advice.push(Advice::new(text, &[HOST_FIRST, HOST_ONE_COPY]));
-            Effect::Helps
+            verdict(Effect::Helps, vec![Advice::new(text, &[HOST_FIRST, HOST_ONE_COPY])])
         }
-        (Some(0), None) => {
-            advice.push(Advice::new("there are no reads, and writes wait for Ceph", &[HOST_THROUGH]));
-            Effect::No
+        HostCopies::Two => {
+            let text = "write-back with a second copy on another hypervisor (--peer): reads never leave the host, writes go to two SSDs, and nothing is lost with either host";
+            verdict(Effect::Helps, vec![Advice::new(text, &[HOST_FIRST, HOST_TWO_COPIES])])
         }
-        (Some(_), None) => {
+        HostCopies::None if reads == 0 => {
+            let text = "there are no reads, and writes wait for Ceph";
+            verdict(Effect::No, vec![Advice::new(text, &[HOST_THROUGH])])
+        }
+        HostCopies::None => {
             let text =
                 "write-through: reads of what was used before never leave the host; writes wait for Ceph";
-            advice.push(Advice::new(text, &[HOST_FIRST, HOST_THROUGH]));
-            let text = "write-back would take accept-loss: its copy is the only one, and is lost with the host's SSD";
-            advice.push(Advice::new(text, &[HOST_ONE_COPY]));
-            Effect::ReadsOnly
+            let more = "write-back takes a second hypervisor for a copy of each write, or accept-loss";
+            let advice = vec![
+                Advice::new(text, &[HOST_FIRST, HOST_THROUGH]),
+                Advice::new(more, &[HOST_TWO_COPIES, HOST_ONE_COPY]),
+            ];
+            verdict(Effect::ReadsOnly, advice)
         }
-    };
-    if let Some(bytes) = key.block_bytes.filter(|&bytes| bytes > SMALL_BYTES_MAX) {
-        let text = format!("published at 4 KiB only; at {} the order may differ, measure it", binary(bytes));
-        advice.push(Advice::new(text, &[KEY]));
     }
-    Verdict { placement: Placement::Host, media: None, effect, advice }
 }
 
 fn db_wal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
@@ -266,8 +305,16 @@ fn journal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
 fn osd_cache(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
     let verdict =
         |effect, advice| Verdict { placement: Placement::OsdCache, media: Some(media), effect, advice };
-    if media != Kind::Hdd {
-        return verdict(Effect::NotKnown, vec![Advice::new("published for disks only", &[OSD_CACHE])]);
+    match media {
+        Kind::Hdd => {}
+        Kind::Ssd => {
+            let text = "published for disks only";
+            return verdict(Effect::NotKnown, vec![Advice::new(text, &[OSD_CACHE])]);
+        }
+        Kind::Nvme => {
+            let text = "the data is on NVMe already: nothing is faster";
+            return verdict(Effect::No, vec![Advice::new(text, &[DB_FASTER])]);
+        }
     }
     let Some(bytes) = key.block_bytes else {
         return verdict(Effect::NotKnown, vec![Advice::new("it depends on the block size", &[OSD_CACHE])]);
@@ -307,18 +354,18 @@ mod tests {
     }
 
     const RANDOM_4K: &str = "block-size = \"4KiB\"\nread-percent = 30";
-    const DISKSPD: &str = "block-size = \"256KiB\"\nread-percent = 30";
+    const DISKSPD: &str = "block-size = \"256KiB\"\nread-percent = 70";
 
     #[test]
     fn on_disks_small_writes_want_the_log_and_large_ones_a_cache() {
-        use Effect::{Helps, Little, No, ReadsOnly, WritesOnly};
+        use Effect::{Helps, Little, No, NotKnown, ReadsOnly, WritesOnly};
         assert_eq!(
             effects("hdd", "replicas = 3", RANDOM_4K),
             (vec![ReadsOnly, WritesOnly, No, Little], Some(Placement::DbWal))
         );
         assert_eq!(
             effects("hdd", "replicas = 3", DISKSPD),
-            (vec![ReadsOnly, Little, No, Helps], Some(Placement::OsdCache))
+            (vec![NotKnown, Little, No, Helps], Some(Placement::OsdCache))
         );
         assert_eq!(effects("hdd", "replicas = 1", DISKSPD).0[3], No, "a cache over one copy is refused");
     }
@@ -336,6 +383,32 @@ mod tests {
         assert_eq!(with("read-percent = 80").1, Some(Placement::Host));
         let (effects, first) = with("read-percent = 0\naccept-loss = \"0s\"");
         assert_eq!((effects[0], first), (Effect::No, Some(Placement::DbWal)), "no loss, no reads: nothing");
+    }
+
+    #[test]
+    fn at_no_loss_two_hypervisors_have_write_back_with_a_second_copy() {
+        let of = |hypervisors: usize, loss: &str| {
+            let hosts: Vec<String> = (0..hypervisors)
+                .map(|number| format!("[[host]]\nname = \"hv{number}\"\nrole = \"hypervisor\"\n"))
+                .collect();
+            let text =
+                format!("[workload]\nblock-size = \"4KiB\"\nread-percent = 50\n{loss}\n{}", hosts.concat());
+            let inventory = inventory(&text);
+            let host = verdicts(&inventory, &Key::of(&inventory)).remove(0);
+            (host.effect, host.advice[0].rules.contains(&"host-two-copies"))
+        };
+        assert_eq!(of(2, "accept-loss = \"0s\""), (Effect::Helps, true));
+        assert_eq!(of(2, ""), (Effect::Helps, true));
+        assert_eq!(of(2, "accept-loss = \"5s\""), (Effect::Helps, false));
+        assert_eq!(of(1, "accept-loss = \"0s\""), (Effect::ReadsOnly, false));
+    }
+
+    #[test]
+    fn the_drives_of_the_cluster_decide_about_a_cache_on_the_host() {
+        let of = |media| effects(media, "", "block-size = \"4KiB\"\nread-percent = 80\naccept-loss = \"5s\"");
+        assert_eq!((of("hdd").0[0], of("hdd").1), (Effect::Helps, Some(Placement::Host)));
+        assert_eq!((of("ssd").0[0], of("ssd").1), (Effect::NotKnown, None));
+        assert_eq!(of("nvme"), (vec![Effect::No; 4], None));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tidepool_daemon::failure::Failure;
 use tidepool_lab::device::real;
 use tidepool_lab::plan::{
     Advice, Bill, Effect, HostPlan, Inventory, Kind, Placed, Placement, Plan, Role, Verdict, binary, decimal,
-    plan,
+    lasting, plan,
 };
 
 /// Runs the command.
@@ -33,10 +33,11 @@ fn read(path: &Path) -> Result<Inventory, Failure> {
 }
 
 fn text(plan: &Plan) -> String {
-    let mut text = format!("For {}, and for nothing else. [key]\n\n", key(plan));
+    let mut text = format!("{}\nFor {}, and for nothing else. [key]\n\n", plan.answer, key(plan));
     text.push_str(&verdicts(plan));
     if !plan.bills.is_empty() {
-        text.push_str("\nSSDs\n");
+        let one = plan.bills.len() == 1;
+        text.push_str(if one { "\nSSDs\n" } else { "\nSSDs, on one side or on the other\n" });
         text.push_str(&bills(plan));
     }
     let hosts = plan.hosts.iter().filter(|host| !host.placed.is_empty() || !host.advice.is_empty());
@@ -132,27 +133,33 @@ fn why(verdict: &Verdict) -> String {
     text
 }
 
+/// The places side by side, a column for each.
 fn bills(plan: &Plan) -> String {
-    let columns = ["PLACE", "NEEDED", "THERE", "TO BUY", "EACH FROM", "OFFER", "COST", "THERE COST"];
-    let mut table = output::table(&columns, &[1, 2, 3, 4, 6, 7]);
     let money = |amount: Option<f64>| {
         let currency = plan.currency.as_deref().unwrap_or("");
         amount.map_or("not told".into(), |amount| format!("{amount:.0} {currency}").trim_end().to_string())
     };
-    for bill in &plan.bills {
-        let Bill { needed, in_hand, to_buy, .. } = bill;
-        let bought = |text: String| if *to_buy > 0 { text } else { "-".into() };
-        table.add_row([
-            place(bill.placement).into(),
-            needed.to_string(),
-            in_hand.to_string(),
-            to_buy.to_string(),
-            bought(if bill.each_bytes_min > 0 { decimal(bill.each_bytes_min) } else { "not told".into() }),
-            bought(bill.offer.clone().unwrap_or_else(|| "none fits".into())),
-            bought(money(bill.cost)),
-            if *in_hand > 0 { money(bill.in_hand_cost) } else { "-".into() },
-        ]);
-    }
+    let bought = |bill: &Bill, text: String| if bill.to_buy > 0 { text } else { "-".into() };
+    let size = |bytes: u64| if bytes > 0 { decimal(bytes) } else { "not told".into() };
+    let row = |name: &str, cell: &dyn Fn(&Bill) -> String| -> Vec<String> {
+        std::iter::once(name.to_string()).chain(plan.bills.iter().map(cell)).collect()
+    };
+    let places: Vec<&str> = plan.bills.iter().map(|bill| place(bill.placement)).collect();
+    let mut table = output::table(&[&["PLACE"], &places[..]].concat(), &[]);
+    table.add_rows([
+        row("SSDs", &|bill| bill.needed.to_string()),
+        row("there", &|bill| bill.in_hand.to_string()),
+        row("they cost", &|bill| if bill.in_hand > 0 { money(bill.in_hand_cost) } else { "-".into() }),
+        row("to buy", &|bill| bill.to_buy.to_string()),
+        row("each from", &|bill| bought(bill, size(bill.each_bytes_min))),
+        row("offer", &|bill| bought(bill, bill.offer.clone().unwrap_or_else(|| "none fits".into()))),
+        row("cost", &|bill| bought(bill, money(bill.cost))),
+        row("written to one a day", &|bill| {
+            bill.written_per_day_bytes.map_or("not told".into(), |bytes| decimal(bytes as u64))
+        }),
+        row("the first lasts", &|bill| bill.years.map_or("not told".into(), lasting)),
+        row("lost with one", &|bill| bill.failure_domain.clone()),
+    ]);
     let mut text = output::render(&table);
     for advice in plan.bills.iter().flat_map(|bill| &bill.advice) {
         text.push_str(&format!("  {}\n", cited(advice)));
