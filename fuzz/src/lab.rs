@@ -1,16 +1,19 @@
 //! The lab's documents: inventories, suites, results, journals.
 
-use tidepool_lab::plan::{Inventory, plan};
+use tidepool_lab::plan::{Evidence, Inventory, plan};
 use tidepool_lab::run::journal;
 use tidepool_lab::suite::{CELLS_MAX, Suite};
 use tidepool_lab::{compare, document, report, verdict};
+
+/// The sample, whose mix and depth are those of a suite that comes with the program.
+const INVENTORY: &str = include_str!("../../docs/examples/inventory.toml");
 
 /// An inventory is refused or makes a plan, which can be told as JSON.
 pub(crate) fn inventory(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match Inventory::parse(text) {
         Ok(inventory) => {
-            let plan = plan(&inventory);
+            let plan = plan(&inventory, &[]);
             serde_json::to_vec(&plan).expect("a plan is plain data");
         }
         Err(error) => assert!(error.at.is_none_or(|at| at <= text.len()), "byte {:?}", error.at),
@@ -38,7 +41,7 @@ pub(crate) fn suite(bytes: &[u8]) {
     assert!(quick.cells().len() <= suite.cells().len());
 }
 
-/// Results are refused on one line, or have a verdict, a report and a comparison.
+/// Results are refused on one line, or have a verdict, a report and a comparison, and a plan can cite them.
 pub(crate) fn results(bytes: &[u8]) {
     match document::parse("r.json", bytes) {
         Ok(results) => {
@@ -46,6 +49,9 @@ pub(crate) fn results(bytes: &[u8]) {
             let page = report::html(&results, &verdict);
             assert!(page.starts_with("<!DOCTYPE html>"));
             compare::compare(&results, &results);
+            let inventory = Inventory::parse(INVENTORY).expect("the sample");
+            let evidence = [Evidence { file: "r.json".into(), results }];
+            serde_json::to_vec(&plan(&inventory, &evidence)).expect("a plan is plain data");
         }
         Err(error) => {
             let line = error.to_string();

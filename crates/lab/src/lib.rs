@@ -5,7 +5,7 @@
 //! when the process that started it is killed: its daemons carry a parent-death signal ([`process`]) and its directory
 //! is swept by the next one that needs a directory ([`scratch`]).
 //!
-//! A [`plan::plan`] is advice on where SSDs should go, from published rules and an inventory; nothing is measured for it.
+//! A [`plan::plan`] is advice on where SSDs should go, from published rules, an inventory, and results that there are; nothing is measured for it.
 
 pub mod breakdown;
 pub mod cluster;

@@ -138,6 +138,9 @@ pub struct PlanArgs {
     /// tells].
     #[arg(long, value_name = "FILE")]
     pub inventory: Option<PathBuf>,
+    /// Results of `lab run`: what was measured under conditions like these stands beside the advice.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub results: Vec<PathBuf>,
     /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -870,6 +873,7 @@ mod tests {
             "demo --seconds 10 --ceph",
             "lab plan",
             "lab plan --inventory /i.toml --format text",
+            "lab plan --results a.json b.json --results c.json",
             "lab report r.json -o r.html --format json",
             "lab report --schema",
             "lab compare a.json b.json --format json",

@@ -1,4 +1,4 @@
-//! `lab report` and `lab compare` as a user runs them.
+//! `lab report`, `lab compare` and `lab plan --results` as a user runs them.
 
 use serde_json::{Value, json};
 use std::path::Path;
@@ -91,6 +91,32 @@ fn two_results_are_compared_and_a_difference_is_no_failure() {
     );
 }
 
+/// An inventory of 4 KiB, 70 % reads and queue depth 16, whose OSDs are on disks.
+const INVENTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/inventory.toml");
+
+#[test]
+fn a_plan_cites_what_was_measured_under_conditions_like_its_own() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let parent = directory.path();
+    write(parent, "mine.json", &results(9.0));
+    let mut other = results(2.0);
+    other["suite"]["ground"]["disk"] = "nvme".into();
+    write(parent, "other.json", &other);
+    let words = ["lab", "plan", "--inventory", INVENTORY, "--results", "mine.json", "other.json"];
+    let said = text(&tidepool(parent, &words).stdout);
+    let cited: Vec<&str> = said.lines().filter(|line| line.contains("measured: ")).collect();
+    assert_eq!(cited.len(), 1, "{said}");
+    assert!(
+        cited[0].contains("host-tidepool 9.0") && cited[0].ends_with("second of bluestore-colocated"),
+        "{said}"
+    );
+    let conditions = said.lines().skip_while(|line| *line != cited[0]).nth(1).unwrap_or_default();
+    assert!(conditions.contains("queue depth 16;") && conditions.ends_with("; mine.json"), "{conditions}");
+    assert!(said.contains("\nNot cited\n  other.json: nothing in it"), "{said}");
+    let without = text(&tidepool(parent, &words[..4]).stdout);
+    assert!(!without.contains("measured: ") && !without.contains("Not cited"), "{without}");
+}
+
 #[test]
 fn what_is_no_results_is_told_on_one_line() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -102,6 +128,7 @@ fn what_is_no_results_is_told_on_one_line() {
     write(parent, "good.json", &results(1.0));
     write(parent, "newer.json", &newer);
     write(parent, "nothing.json", &nothing);
+    write(parent, "any.json", &json!({"blockdevices": []}));
     std::fs::write(parent.join("text.json"), "hello").expect("a file");
     for (words, status, says) in [
         (&["report", "missing.json"][..], 1, "cannot read missing.json: no such file or directory"),
@@ -112,6 +139,16 @@ fn what_is_no_results_is_told_on_one_line() {
         (&["report", "good.json", "-o", "./good.json"], 2, "would overwrite the results"),
         (&["report", "good.json", "-o", "no/such/r.html"], 1, "cannot write no/such/r.html: no such file"),
         (&["compare", "good.json", "text.json"], 1, "text.json is not JSON"),
+        (
+            &["plan", "--inventory", INVENTORY, "--results", "good.json", "text.json"],
+            1,
+            "text.json is not JSON",
+        ),
+        (
+            &["plan", "--inventory", INVENTORY, "--results", "any.json"],
+            1,
+            "any.json holds no results of the lab",
+        ),
     ] {
         let refused = tidepool(parent, &[&["lab"], words].concat());
         let error = text(&refused.stderr);

@@ -1,11 +1,12 @@
 //! Where the SSDs of a cluster should go: advice from an inventory, each line with the rule that it follows from.
 //!
-//! Everything here is a function of the [`Inventory`]. Nothing is measured, nothing is run, nothing is guessed: what
-//! the inventory does not tell is said to be missing.
+//! Everything here is a function of the [`Inventory`] and of results that were measured before. Nothing is measured, nothing is run,
+//! nothing is guessed: what the inventory does not tell is said to be missing.
 
 mod answer;
 mod bill;
 mod commands;
+mod evidence;
 mod fitness;
 mod inventory;
 mod layout;
@@ -19,6 +20,7 @@ mod verdict;
 use serde::Serialize;
 
 pub use bill::Bill;
+pub use evidence::{Evidence, Measured};
 pub use inventory::{
     Cluster, Drive, Host, Inventory, InventoryError, Kind, Product, Role, State, Store, Usage, Workload,
 };
@@ -49,6 +51,8 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     /// SSDs that are not used.
     pub refused: Vec<Refused>,
+    /// Files with results of which none was measured under these conditions.
+    pub unmatched: Vec<String>,
     /// What the inventory does not tell and the advice depends on.
     pub missing: Vec<String>,
     /// The rules that are cited.
@@ -79,10 +83,12 @@ pub struct Refused {
     pub why: Advice,
 }
 
-/// Makes the plan for an inventory.
-pub fn plan(inventory: &Inventory) -> Plan {
+/// Makes the plan for an inventory, with what was measured under conditions like its own.
+pub fn plan(inventory: &Inventory, evidence: &[Evidence]) -> Plan {
     let key = Key::of(inventory);
-    let verdicts = verdict::verdicts(inventory, &key);
+    let mut verdicts = verdict::verdicts(inventory, &key);
+    let unmatched = evidence::apply(evidence, inventory, &key, &mut verdicts);
+    verdict::ask_to_measure(&mut verdicts);
     let first = verdict::first(&key, &verdicts);
     let wanted = Wanted { inventory, verdicts: &verdicts, first };
     let layouts: Vec<_> = inventory.hosts.iter().map(|host| layout::lay_out(&wanted, host)).collect();
@@ -102,6 +108,7 @@ pub fn plan(inventory: &Inventory) -> Plan {
         currency: inventory.cluster.currency.clone(),
         hosts: hosts.collect(),
         refused: refused(inventory),
+        unmatched,
         missing,
         verdicts,
         rules: Vec::new(),
@@ -213,7 +220,7 @@ mod tests {
     /// The plan for an inventory, which keeps what every plan has to keep.
     pub(super) fn plan_of(text: &str) -> Plan {
         let inventory = inventory(text);
-        let plan = plan(&inventory);
+        let plan = plan(&inventory, &[]);
         for advice in plan.advice() {
             for id in &advice.rules {
                 assert!(plan.rules.iter().any(|rule| rule.id == *id), "{id} is no rule");
@@ -403,7 +410,7 @@ mod tests {
             unfit: None,
             in_use: None,
         };
-        let plan = plan(&Inventory::of_machine(&[device]));
+        let plan = plan(&Inventory::of_machine(&[device]), &[]);
         assert_eq!(plan.hosts[0].placed, []);
         assert!(plan.missing.iter().any(|missing| missing.contains("power failure")), "{:?}", plan.missing);
     }

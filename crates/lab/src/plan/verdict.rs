@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::evidence::Measured;
 use super::inventory::{Host, Inventory, Kind, State, Store};
 use super::quantity::{Millis, binary};
 use super::rules::{
@@ -60,6 +61,14 @@ pub struct Verdict {
     pub effect: Effect,
     /// Why.
     pub advice: Vec<Advice>,
+    /// What was measured of it under these conditions.
+    pub measured: Vec<Measured>,
+}
+
+impl Verdict {
+    fn new(placement: Placement, media: Option<Kind>, effect: Effect, advice: Vec<Advice>) -> Verdict {
+        Verdict { placement, media, effect, advice, measured: Vec::new() }
+    }
 }
 
 /// What a verdict holds for. What is `None` was not told.
@@ -114,13 +123,15 @@ pub(super) fn verdicts(inventory: &Inventory, key: &Key) -> Vec<Verdict> {
             verdicts.push(judge(inventory, key, media));
         }
     }
-    for verdict in &mut verdicts {
-        if verdict.effect == Effect::NotKnown {
-            let text = "not known for this workload: measure it before you buy";
-            verdict.advice.push(Advice::new(text, &[KEY]));
-        }
-    }
     verdicts
+}
+
+/// Says of places of which nothing is known that they are to be measured.
+pub(super) fn ask_to_measure(verdicts: &mut [Verdict]) {
+    for verdict in verdicts.iter_mut().filter(|verdict| verdict.effect == Effect::NotKnown) {
+        let text = "not known for this workload: measure it before you buy";
+        verdict.advice.push(Advice::new(text, &[KEY]));
+    }
 }
 
 /// The place where an SSD does most for this workload; `None` where too little is known or nothing helps.
@@ -164,7 +175,7 @@ pub(super) fn host_copies(inventory: &Inventory) -> HostCopies {
 }
 
 fn host(inventory: &Inventory, key: &Key) -> Verdict {
-    let verdict = |effect, advice| Verdict { placement: Placement::Host, media: None, effect, advice };
+    let verdict = |effect, advice| Verdict::new(Placement::Host, None, effect, advice);
     let Some(reads) = key.read_percent else {
         return verdict(Effect::NotKnown, vec![Advice::new("it depends on the share of reads", &[KEY])]);
     };
@@ -214,8 +225,7 @@ fn host(inventory: &Inventory, key: &Key) -> Verdict {
 }
 
 fn db_wal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
-    let verdict =
-        |effect, advice| Verdict { placement: Placement::DbWal, media: Some(media), effect, advice };
+    let verdict = |effect, advice| Verdict::new(Placement::DbWal, Some(media), effect, advice);
     if store(inventory) == Store::Filestore {
         return verdict(Effect::No, vec![Advice::new("FileStore has no database and log", &[JOURNAL])]);
     }
@@ -281,8 +291,7 @@ fn db_wal_ssds(
 }
 
 fn journal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
-    let verdict =
-        |effect, advice| Verdict { placement: Placement::Journal, media: Some(media), effect, advice };
+    let verdict = |effect, advice| Verdict::new(Placement::Journal, Some(media), effect, advice);
     if store(inventory) == Store::Bluestore {
         return verdict(Effect::No, vec![Advice::new("BlueStore has no journal", &[DB_HDD])]);
     }
@@ -303,8 +312,7 @@ fn journal(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
 }
 
 fn osd_cache(inventory: &Inventory, key: &Key, media: Kind) -> Verdict {
-    let verdict =
-        |effect, advice| Verdict { placement: Placement::OsdCache, media: Some(media), effect, advice };
+    let verdict = |effect, advice| Verdict::new(Placement::OsdCache, Some(media), effect, advice);
     match media {
         Kind::Hdd => {}
         Kind::Ssd => {

@@ -2,13 +2,13 @@
 
 use crate::cli::PlanArgs;
 use crate::output;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tidepool_daemon::config;
 use tidepool_daemon::failure::Failure;
 use tidepool_lab::device::real;
 use tidepool_lab::plan::{
-    Advice, Bill, Effect, HostPlan, Inventory, Kind, Placed, Placement, Plan, Role, Verdict, binary, decimal,
-    lasting, plan,
+    Advice, Bill, Effect, Evidence, HostPlan, Inventory, Kind, Measured, Placed, Placement, Plan, Role,
+    Verdict, binary, decimal, lasting, plan,
 };
 
 /// Runs the command.
@@ -17,7 +17,11 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(path) => read(path)?,
         None => Inventory::of_machine(&real::all().map_err(Failure::failed)?),
     };
-    output::print(args.output.format, &plan(&inventory), text)
+    let cited = |path: &PathBuf| -> Result<Evidence, Failure> {
+        Ok(Evidence { file: path.display().to_string(), results: super::results(path)? })
+    };
+    let evidence: Vec<Evidence> = args.results.iter().map(cited).collect::<Result<_, Failure>>()?;
+    output::print(args.output.format, &plan(&inventory, &evidence), text)
 }
 
 fn read(path: &Path) -> Result<Inventory, Failure> {
@@ -50,6 +54,11 @@ fn text(plan: &Plan) -> String {
             format!("{owner}, {}: {}", refused.drive, cited(&refused.why))
         }),
     );
+    let unmatched = plan
+        .unmatched
+        .iter()
+        .map(|file| format!("{file}: nothing in it was measured under these conditions"));
+    section(&mut text, "Not cited", unmatched);
     section(&mut text, "Not told", plan.missing.iter().cloned());
     section(
         &mut text,
@@ -130,7 +139,17 @@ fn why(verdict: &Verdict) -> String {
     for advice in &verdict.advice {
         text.push_str(&format!("  {}\n", cited(advice)));
     }
+    text.extend(verdict.measured.iter().map(measured));
     text
+}
+
+/// A measurement with all that it holds for.
+fn measured(found: &Measured) -> String {
+    let Measured { file, placement, against, iops, conditions } = found;
+    let why = iops.why.as_ref().map(|why| format!("; no finding: {why}")).unwrap_or_default();
+    format!(
+        "  measured: {placement} {iops} the requests per second of {against}{why}\n    {conditions}; {file}\n"
+    )
 }
 
 /// The places side by side, a column for each.

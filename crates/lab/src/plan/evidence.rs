@@ -1,0 +1,321 @@
+//! What was measured of the places of a plan: ratios from results of the lab, of runs whose conditions are those of the inventory.
+
+use serde::Serialize;
+
+use super::inventory::{Inventory, Kind, Store};
+use super::rules::{Advice, MEASURED};
+use super::verdict::{Effect, HostCopies, Key, Placement, Verdict, host_copies, store};
+use crate::device::{Media, Spec, preset};
+use crate::fio::Pattern;
+use crate::results::Results;
+use crate::stats::{Finding, Metric, Ratio, Setting, paired, settings};
+use crate::suite::{Caches, Workload};
+use crate::words;
+
+/// Shares of reads that differ by no more percent count as one mix.
+const MIX_PERCENT: u64 = 10;
+/// Queue depths that differ by no more than this factor count as one.
+const DEPTH_FACTOR: u64 = 2;
+
+/// Results of the lab, with the name of their file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evidence {
+    /// The file, as it is to be cited.
+    pub file: String,
+    /// What it holds.
+    pub results: Results,
+}
+
+/// What was measured of a place.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measured {
+    /// The file with the results.
+    pub file: String,
+    /// The placement, as its suite names it.
+    pub placement: String,
+    /// The placement without the SSD that it is compared with.
+    pub against: String,
+    /// Requests per second of the one to those of the other.
+    pub iops: Ratio,
+    /// Under which conditions, in words.
+    pub conditions: String,
+}
+
+/// Cites what was measured beside the verdicts, and lets it decide where no publication does. Returns the files in which nothing matches.
+pub(super) fn apply(
+    evidence: &[Evidence],
+    inventory: &Inventory,
+    key: &Key,
+    verdicts: &mut [Verdict],
+) -> Vec<String> {
+    let mut unmatched: Vec<String> = Vec::new();
+    for Evidence { file, results } in evidence {
+        let mut found = false;
+        for verdict in verdicts.iter_mut() {
+            let measured = of_place(results, file, inventory, key, verdict);
+            found |= !measured.is_empty();
+            verdict.measured.extend(measured);
+        }
+        if !found {
+            unmatched.push(file.clone());
+        }
+    }
+    verdicts.iter_mut().for_each(decide);
+    unmatched
+}
+
+/// What results say of the place of a verdict.
+fn of_place(
+    results: &Results,
+    file: &str,
+    inventory: &Inventory,
+    key: &Key,
+    verdict: &Verdict,
+) -> Vec<Measured> {
+    let suite = &results.suite;
+    let media = verdict.media.or(key.media.first().copied());
+    let (Some(placement), Some(media)) = (measured_as(verdict.placement, inventory), media) else {
+        return Vec::new();
+    };
+    let against = match store(inventory) {
+        Store::Bluestore => "bluestore-colocated",
+        Store::Filestore => "filestore-colocated",
+    };
+    // A slowed device stands for no NVMe: beside it the time of Ceph itself would look small.
+    if class(results, &suite.ground.disk) != Some(media)
+        || (media == Kind::Nvme && suite.ground.slowed_by > 1)
+    {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for workload in suite.workloads.iter().filter(|workload| is_alike(workload, key)) {
+        let mut settings = settings(results, &workload.name);
+        settings
+            .retain(|setting| key.queue_depth.is_none_or(|depth| is_near(u64::from(setting.depth), depth)));
+        let iops = paired(results, placement, against, &settings, Metric::Iops);
+        if let Some(ratio) = iops.ratio {
+            found.push(Measured {
+                file: file.to_string(),
+                placement: placement.to_string(),
+                against: against.to_string(),
+                conditions: conditions(results, workload, &settings, ratio.count),
+                iops,
+            });
+        }
+    }
+    found
+}
+
+/// The name of the placement by which the lab measures a place; `None` where it measures none that keeps writes in that way.
+fn measured_as(placement: Placement, inventory: &Inventory) -> Option<&'static str> {
+    match (placement, host_copies(inventory)) {
+        (Placement::Host, HostCopies::Two) => Some("host-tidepool-replicated"),
+        (Placement::Host, HostCopies::One(_)) => Some("host-tidepool"),
+        (Placement::Host, HostCopies::None) => None,
+        (Placement::DbWal, _) => Some("bluestore-dbwal"),
+        (Placement::Journal, _) => Some("filestore-journal"),
+        (Placement::OsdCache, _) => Some("osd-tidepool"),
+    }
+}
+
+/// What a class of devices stores data on, as the results describe it.
+fn class(results: &Results, name: &str) -> Option<Kind> {
+    let frozen = results.devices.iter().map(|frozen| &frozen.spec).find(|spec| spec.name == name);
+    let kind = |spec: &Spec| match spec.media {
+        Media::Disk(_) => Kind::Hdd,
+        Media::Flash(_) if spec.name.contains(Kind::Nvme.name()) => Kind::Nvme,
+        Media::Flash(_) => Kind::Ssd,
+    };
+    frozen.map(kind).or_else(|| preset::find(name).map(|preset| kind(&preset.spec)))
+}
+
+/// A workload has the block size and the mix of the inventory.
+fn is_alike(workload: &Workload, key: &Key) -> bool {
+    let reads = match workload.pattern() {
+        Some(Pattern::Read | Pattern::RandRead) => 100,
+        Some(Pattern::Write | Pattern::RandWrite) => 0,
+        Some(Pattern::RandMixed(reads)) => u64::from(reads),
+        None => return false,
+    };
+    // Reads alone and writes alone are loads of their own.
+    let is_one = |wanted: u64| {
+        let alone = |percent| (wanted == percent) == (reads == percent);
+        wanted.abs_diff(reads) <= MIX_PERCENT && alone(0) && alone(100)
+    };
+    key.block_bytes == Some(workload.block_bytes) && key.read_percent.is_some_and(is_one)
+}
+
+fn is_near(depth: u64, wanted: u64) -> bool {
+    depth <= wanted.saturating_mul(DEPTH_FACTOR) && wanted <= depth.saturating_mul(DEPTH_FACTOR)
+}
+
+/// What a ratio holds for, in words.
+fn conditions(results: &Results, workload: &Workload, settings: &[Setting], repeats: usize) -> String {
+    let ground = &results.suite.ground;
+    let numbers = |of: fn(&Setting) -> u32| {
+        let mut numbers: Vec<u32> = settings.iter().map(of).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        words::list(&numbers)
+    };
+    let caches = match workload.caches {
+        Caches::Cold => "cold",
+        Caches::Warm => "warm",
+    };
+    let devices = match (results.devices.is_empty(), ground.slowed_by) {
+        (true, _) => "real devices".into(),
+        (false, 1) => "emulated devices".into(),
+        (false, slowed) => format!("emulated devices, slowed by {slowed}"),
+    };
+    let mut parts = vec![
+        format!("{}, {caches} caches", workload.title),
+        format!("queue depth {}", numbers(|setting| setting.depth)),
+        format!("clients {}", numbers(|setting| setting.clients)),
+        format!("disks {} ({}), SSD {}", numbers(|setting| setting.disks), ground.disk, ground.ssd),
+        devices,
+        format!("copies {}", ground.replicas),
+        words::count(repeats, "repeat"),
+    ];
+    if results.quick {
+        parts.push("quick form".into());
+    }
+    parts.join("; ")
+}
+
+/// Where no publication decides, a measurement does; where they disagree, that is told.
+fn decide(verdict: &mut Verdict) {
+    let findings = || verdict.measured.iter().map(|measured| measured.iops.finding);
+    let all = |finding| findings().next().is_some() && findings().all(|found| found == finding);
+    let measured = if all(Finding::More) {
+        Effect::Helps
+    } else if all(Finding::Less) || all(Finding::Same) {
+        Effect::Little
+    } else {
+        return;
+    };
+    let helps = |effect| matches!(effect, Effect::Helps | Effect::ReadsOnly | Effect::WritesOnly);
+    // A cache on the host that is advised against and was measured is one in front of NVMe, of which nothing was published.
+    let unpublished = verdict.effect == Effect::NotKnown
+        || (verdict.placement == Placement::Host && verdict.effect == Effect::No);
+    if unpublished {
+        let text = if helps(measured) { "measured: it helps" } else { "measured: it does not help" };
+        verdict.effect = measured;
+        verdict.advice.insert(0, Advice::new(text, &[MEASURED]));
+    } else if helps(verdict.effect) != helps(measured) {
+        let text = "the measurement disagrees: what it holds for stands beside it";
+        verdict.advice.push(Advice::new(text, &[MEASURED]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan;
+    use super::super::tests::inventory;
+    use super::*;
+    use crate::plan::Plan;
+    use crate::synthetic;
+
+    /// Two hypervisors and a server with OSDs, which the lab's mix at queue depth 16 is like.
+    fn text(media: &str, workload: &str) -> String {
+        format!(
+            "[workload]\nblock-size = \"4KiB\"\nread-percent = 80\nqueue-depth = 16\n{workload}\n\
+             [[host]]\nname = \"a\"\nrole = \"hypervisor\"\n[[host]]\nname = \"b\"\nrole = \"hypervisor\"\n\
+             [[host]]\nname = \"c\"\nrole = \"osd\"\n[[host.drive]]\nkind = \"{media}\"\nsize = \"4TB\"\nuse = \"osd\"\n"
+        )
+    }
+
+    fn evidence(change: impl Fn(&mut Results)) -> [Evidence; 1] {
+        let mut results = synthetic::results(&[
+            ("bluestore-colocated", &[100.0, 101.0, 99.0]),
+            ("bluestore-dbwal", &[210.0, 205.0, 195.0]),
+            ("host-tidepool-replicated", &[300.0, 310.0, 290.0]),
+        ]);
+        change(&mut results);
+        [Evidence { file: "mine.json".into(), results }]
+    }
+
+    fn of(text: &str, change: impl Fn(&mut Results)) -> Plan {
+        plan(&inventory(text), &evidence(change))
+    }
+
+    /// The placements that are cited.
+    fn cited(plan: &Plan) -> Vec<&str> {
+        plan.verdicts
+            .iter()
+            .flat_map(|verdict| &verdict.measured)
+            .map(|found| found.placement.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn a_measurement_of_the_same_load_is_cited_with_interval_conditions_and_file() {
+        let plan = of(&text("hdd", ""), |_| ());
+        assert_eq!(cited(&plan), ["host-tidepool-replicated", "bluestore-dbwal"]);
+        assert_eq!(plan.unmatched, Vec::<String>::new());
+        let host = &plan.verdicts[0].measured[0];
+        let shown = host.iops.to_string();
+        assert!(shown.starts_with("3.00 × (2.") && shown.ends_with(')'), "{shown}");
+        assert_eq!((host.file.as_str(), host.against.as_str()), ("mine.json", "bluestore-colocated"));
+        for part in [
+            "80 % reads",
+            "warm caches",
+            "queue depth 16;",
+            "hdd-7200",
+            "slowed by 4",
+            "copies 1",
+            "3 repeats",
+        ] {
+            assert!(host.conditions.contains(part), "{part}: {}", host.conditions);
+        }
+    }
+
+    #[test]
+    fn what_was_measured_under_other_conditions_is_not_cited() {
+        for (from, to) in [
+            ("4KiB", "8KiB"),
+            ("read-percent = 80", "read-percent = 60"),
+            ("read-percent = 80", "read-percent = 100"),
+            ("queue-depth = 16", "queue-depth = 1"),
+            ("kind = \"hdd\"", "kind = \"ssd\""),
+        ] {
+            let plan = of(&text("hdd", "").replace(from, to), |_| ());
+            assert_eq!(cited(&plan), Vec::<&str>::new(), "{to}");
+            assert_eq!(plan.unmatched, ["mine.json"], "{to}");
+        }
+        // With a loss accepted the cache has one copy, which is another placement.
+        assert_eq!(cited(&of(&text("hdd", "accept-loss = \"5s\""), |_| ())), ["bluestore-dbwal"]);
+        let invalid = of(&text("hdd", ""), |results| {
+            results.runs.iter_mut().for_each(|run| run.invalid.push("an OSD was down".into()));
+        });
+        assert_eq!(cited(&invalid), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn in_front_of_nvme_only_a_measurement_speaks_for_a_cache_on_the_host() {
+        let on_nvme = |slowed_by: u32| {
+            move |results: &mut Results| {
+                results.suite.ground.disk = "nvme".into();
+                results.suite.ground.slowed_by = slowed_by;
+            }
+        };
+        let host = |plan: &Plan| (plan.verdicts[0].effect, plan.first);
+        let text = text("nvme", "");
+        assert_eq!(host(&plan(&inventory(&text), &[])), (Effect::No, None));
+        assert_eq!(host(&of(&text, on_nvme(8))), (Effect::No, None), "slowed");
+        let found = of(&text, on_nvme(1));
+        assert_eq!(host(&found), (Effect::Helps, Some(Placement::Host)));
+        assert!(found.cites("measured"), "{:?}", found.verdicts[0]);
+    }
+
+    #[test]
+    fn a_measurement_that_disagrees_with_a_publication_is_told_and_decides_nothing() {
+        let plan = of(&text("hdd", ""), |results| {
+            for run in results.runs.iter_mut().filter(|run| run.cell.placement == "bluestore-dbwal") {
+                run.figures.iops /= 6.0;
+            }
+        });
+        let databases = &plan.verdicts[1];
+        assert_eq!(databases.effect, Effect::WritesOnly);
+        assert!(databases.advice.iter().any(|advice| advice.text.contains("disagrees")), "{databases:?}");
+    }
+}
