@@ -4,8 +4,8 @@ use super::inventory::{Drive, Host, Kind, Product, State};
 use super::rules::{Advice, GRADE, NOT_TOUCHED, POWER_LOSS, UNWRITABLE};
 use crate::qualify::Grade;
 
-/// What an OSD on a disk takes of an SSD's bandwidth, in bytes per second: 800 MB/s were published of disks with seven to an SSD, which
-/// is this much for each of fourteen.
+/// What an OSD on a disk takes of an SSD's bandwidth, in bytes per second. Seven disks to an SSD were published, and 800 MB/s of the
+/// cluster; with fourteen disks that is this much of each.
 const OSD_WRITE_BYTES_PER_S: f64 = 57e6;
 /// Most OSDs on an SSD, however fast it is: the largest number that Ceph recommends.
 const OSDS_MAX: usize = 15;

@@ -16,8 +16,9 @@ pub(super) fn node(path: &str) -> Node {
     let name = path.strip_prefix("/dev/").unwrap_or(path);
     match name.split('/').collect::<Vec<_>>()[..] {
         [kernel] => kernel_node(kernel),
-        ["disk", "by-id" | "by-path", link] if link.starts_with("dm-uuid-LVM") => Node::Volume,
-        ["disk", "by-id" | "by-path", link] if !is_part(link) && !link.starts_with("dm-") => Node::Drive,
+        ["disk", "by-id", link] if link.starts_with("dm-uuid-LVM") => Node::Volume,
+        ["disk", "by-id", link] if is_id_of_drive(link) && !is_part(link) => Node::Drive,
+        ["disk", "by-path", link] if !is_part(link) => Node::Drive,
         ["disk", ..] => Node::Partition,
         ["mapper", map] if is_multipath(map) => Node::Drive,
         ["mapper", map] if map.starts_with("mpath") => Node::Partition,
@@ -39,6 +40,11 @@ fn kernel_node(name: &str) -> Node {
         return Node::Drive;
     }
     if name.strip_prefix("dm-").is_some_and(is_number) { Node::Volume } else { Node::Partition }
+}
+
+/// A link that is made of what a drive tells of itself, and not of what it holds.
+fn is_id_of_drive(link: &str) -> bool {
+    ["ata-", "nvme-", "sas-", "scsi-", "virtio-", "wwn-"].iter().any(|prefix| link.starts_with(prefix))
 }
 
 /// A link to a partition, as udev names it: `wwn-0x5-part2`.
@@ -75,6 +81,9 @@ mod tests {
             ("/dev/mapper/mpatha-part1", Node::Partition),
             ("/dev/disk/by-id/wwn-0x5000c500a1b2c3d4-part2", Node::Partition),
             ("/dev/disk/by-partlabel/journal", Node::Partition),
+            ("/dev/disk/by-id/lvm-pv-uuid-abc", Node::Partition),
+            ("/dev/disk/by-path/pci-0000:00:1f.2-ata-1", Node::Drive),
+            ("/dev/disk/by-path/pci-0000:00:1f.2-ata-1-part1", Node::Partition),
             ("/dev/md0", Node::Partition),
             ("/dev/bcache0", Node::Partition),
             ("/dev/vg/lv", Node::Volume),

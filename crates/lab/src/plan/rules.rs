@@ -57,7 +57,7 @@ rules! {
         "Tidepool";
     UNWRITABLE, "unwritable",
         "A read-only device takes nothing, and a zoned one takes writes in order only: neither is an OSD, a journal, a database or a cache here.",
-        "Linux, Zoned Storage (zonefs, host-managed drives); Tidepool";
+        "Linux, sysfs-block (queue/zoned); Tidepool";
     KEY, "key",
         "A verdict holds for one block size, mix of reads and writes, queue depth and kind of drives, and for no other.",
         "BlueStore DB/WAL on NVMe, and FileStore journals, BlueStore and bcache on HDD: opposite results at 4 KiB and at 256 KiB";
@@ -110,8 +110,8 @@ rules! {
         "The log lies with the database. By itself, on 1 to 2 GiB, it is worth it only where no database fits, or on a still faster device.",
         "Ceph, BlueStore Configuration Reference (Devices)";
     OSDS_PER_SSD, "osds-per-ssd",
-        "An SSD carries one OSD on a disk for each 57 MB/s of its measured synchronous bandwidth, 15 at most: so seven at 400 MB/s, as published. Where it was not measured, Ceph recommends 4 to 5 per SATA SSD and 10 (in newer editions 15) per NVMe: 5 and 10 for a good SSD here, 4 and 5 for a fair or ungraded one. 57 MB/s is our choice.",
-        "SSD as journal: no two are equal (7 disks per SSD, 800 MB/s, which is 57 MB/s of each of 14 disks); Ceph, Hardware Recommendations (Minimum Hardware Recommendations)";
+        "An SSD carries one OSD on a disk for each 57 MB/s of its measured synchronous bandwidth, 15 at most; seven, as published, take 400 MB/s. Where it was not measured, Ceph recommends 4 to 5 per SATA SSD and 10 (in newer editions 15) per NVMe: 5 and 10 for a good SSD here, 4 and 5 for a fair or ungraded one. 57 MB/s is our choice.",
+        "SSD as journal: no two are equal (7 disks per SSD, 800 MB/s: with 14 disks 57 MB/s of each); Ceph, Hardware Recommendations (Minimum Hardware Recommendations)";
     FAILURE_DOMAIN, "failure-domain",
         "An SSD takes every OSD down whose database, journal or dirty data it holds, and Ceph copies them all anew.",
         "Ceph, Hardware Recommendations (Failure Domains); FileStore journals, BlueStore and bcache on HDD: two OSDs per SSD";
