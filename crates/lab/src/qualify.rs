@@ -17,6 +17,9 @@ use crate::fio::{self, Endpoint, Figures, FioError, Job, Pattern, Sync};
 const WRITERS: [u32; 4] = [1, 2, 4, 8];
 /// Bytes of a request.
 const BLOCK_BYTES: u64 = 4096;
+/// Bytes of a request, and writers, by which the synchronous bandwidth is measured: several OSDs write to one SSD.
+const BANDWIDTH_BLOCK_BYTES: u64 = 128 << 10;
+const BANDWIDTH_WRITERS: u32 = 4;
 /// Least part of its speed without synchronous writes that a good device keeps.
 const KEPT_MIN: f64 = 0.5;
 /// 99.9th percentile from which on a device is not good, in microseconds.
@@ -32,7 +35,7 @@ const LONG_PARTS: usize = 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {
-    /// Worse than no SSD.
+    /// Too slow with synchronous writes.
     Reject,
     /// Only for little load.
     Poor,
@@ -89,6 +92,8 @@ pub struct Qualification {
     pub reasons: Vec<String>,
     /// All runs; the first is the one that the grade begins with.
     pub runs: Vec<Run>,
+    /// Synchronous writes of several writers, which say how many OSDs the device carries, in bytes per second.
+    pub sync_write_bytes_per_s: f64,
     /// Speed in the parts of the long run relative to the first; empty if there was none.
     pub lasting: Vec<f64>,
     /// The first run again with the device's write cache off, where that can be switched.
@@ -115,13 +120,17 @@ pub fn qualify(
     let jobs = synchronous.into_iter().chain([write.with(Sync::Flush), write]);
     let measure = |job: Job, how: &str| {
         let (sync, writers) = (sync_name(job.sync), job.jobs);
-        progress(&format!("4K writes, {sync}, {writers} writers{how}: {} s", options.seconds));
+        let kib = job.block_bytes >> 10;
+        progress(&format!("{kib}K writes, {sync}, {writers} writers{how}: {} s", options.seconds));
         let words = fio::arguments(&endpoint, &job, options.bytes, 0, options.seconds);
         let found = fio::figures(&fio::run(&endpoint, &words)?, &job);
         let figures = found.faster(f64::from(options.slowed_by));
         Ok(Run { job, figures, command: fio::command_line(&endpoint, &words) })
     };
     let runs = jobs.map(|job| measure(job, "")).collect::<Result<Vec<_>, FioError>>()?;
+    let large = Job::new(Pattern::Write, BANDWIDTH_BLOCK_BYTES, 1).with(Sync::Dsync);
+    let large = measure(Job { jobs: BANDWIDTH_WRITERS, ..large }, "")?;
+    let sync_write_bytes_per_s = large.figures.iops * BANDWIDTH_BLOCK_BYTES as f64;
     let mut without_cache = None;
     // A device that does not take the switch is one whose cache is not looked at.
     if let Some(switch) = switch.filter(|switch| switch(false).is_ok()) {
@@ -142,7 +151,7 @@ pub fn qualify(
     if emulated_too_fast(&runs, options) {
         reasons.push("more than a file in user space carries: emulate it slower".into());
     }
-    Ok(Qualification { grade, reasons, runs, lasting, without_cache })
+    Ok(Qualification { grade, reasons, runs, sync_write_bytes_per_s, lasting, without_cache })
 }
 
 /// Whether the first run met the limit of the emulation instead of that of the device.

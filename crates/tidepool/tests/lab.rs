@@ -187,6 +187,7 @@ fn graded(class: &str, grade: &str, slow: &str, attempts: u32) -> Value {
     }
     assert_eq!(found["grade"], grade, "{found}");
     assert!(found["without_cache"]["figures"]["iops"].as_f64().expect("a figure") > 0.0, "{found}");
+    assert!(found["sync_write_bytes_per_s"].as_f64().expect("a figure") > 0.0, "{found}");
     let left = std::fs::read_dir(parent.path()).expect("a directory").flatten();
     let left = left.flat_map(|entry| std::fs::read_dir(entry.path()).into_iter().flatten().flatten());
     assert_eq!(left.count(), 0, "nothing is left");

@@ -145,6 +145,7 @@ fn host(inventory: &Inventory, layouts: &[Layout]) -> Bill {
 fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
     let placement = layouts.iter().find_map(|layout| layout.osds_place)?;
     let placed = placed_as(layouts, |placed| placed == placement);
+    let caches = layouts.iter().any(|layout| layout.osds_cache);
     let wanting: usize = layouts.iter().map(|layout| layout.osds_wanting).sum();
     let part_bytes = layouts.iter().map(|layout| layout.part_bytes).max().unwrap_or(0).max(1);
     let count = |osds_per_ssd: usize| -> usize {
@@ -157,7 +158,8 @@ fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
     };
     let media = layouts.iter().filter_map(|layout| layout.osds_media).max();
     let osd_bytes = layouts.iter().map(|layout| layout.osd_bytes).max().unwrap_or(0) as f64;
-    let written = written_per_osd_byte(inventory).filter(|_| writes_through(inventory, placement));
+    let through = caches || writes_through(inventory, placement);
+    let written = written_per_osd_byte(inventory).filter(|_| through);
     let written = |osds: usize| written.map(|written| written * osd_bytes * osds as f64);
     let fast = fit(inventory).filter(|(offer, _)| carries(offer) > 0 && offer.kind > media);
     let offers = fast.filter(|(offer, _)| lasts(offer, written(carries(offer).min(most_without))));
@@ -167,7 +169,6 @@ fn osds(inventory: &Inventory, layouts: &[Layout]) -> Option<Bill> {
     let to_buy = count(per_ssd);
     let most = most_without.min(per_ssd);
     let rule = if placement == Placement::Journal { JOURNAL } else { DB_HDD };
-    let caches = layouts.iter().any(|layout| layout.osds_cache);
     let with = if caches { ", and a cache beside it" } else { "" };
     let mut text = format!("{wanting} OSDs want a {}{with}", part_name(placement));
     if to_buy > 0 {
@@ -243,6 +244,20 @@ mod tests {
         assert_eq!(written, [Some(2e12), Some(2e12)], "two copies, on either side");
         assert_eq!(plan.bills[0].failure_domain, "no data: another hypervisor has a copy");
         assert_eq!(plan.bills[1].failure_domain, "4 OSDs: 16 TB to be recovered");
+    }
+
+    #[test]
+    fn a_cache_under_the_osds_is_written_what_guests_write_in_blocks_of_any_size() {
+        let workload = WORKLOAD.replace("4KiB", "256KiB");
+        let plan = plan_of(&format!(
+            "[cluster]\nreplicas = 3\n{workload}{HOSTS}{}",
+            offer("nvme", "1.92TB", 300, "grade = \"good\"\ndwpd = 5")
+        ));
+        let [bill] = &plan.bills[..] else { panic!("{:?}", plan.bills) };
+        assert_eq!(bill.placement, Placement::OsdCache);
+        // Six OSDs have six terabytes a day of two hypervisors' two, three times.
+        assert_eq!((bill.to_buy, bill.written_per_day_bytes), (1, Some(6e12)));
+        assert_eq!(bill.years.map(|years| (years * 10.0).round()), Some(80.0));
     }
 
     #[test]

@@ -189,7 +189,7 @@ fn missing(inventory: &Inventory, key: &Key, bills: &[Bill], layouts: &[Layout])
     for (host, layout) in hosts.iter().zip(layouts) {
         for ssd in &layout.unmeasured {
             missing.push(format!(
-                "sync-write-mb-s of {ssd} of {}: with it more OSDs may have a place there (docs/lab.md, Advice)",
+                "sync-write-mb-s of {ssd} of {}: `tidepool lab qualify` tells it, and more OSDs may have a place there",
                 host.name
             ));
         }

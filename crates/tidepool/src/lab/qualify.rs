@@ -147,6 +147,10 @@ fn text(report: &Report<'_>) -> String {
             text.push_str("not looked at: its write cache off (a SATA or SAS disk as a whole, with hdparm)\n")
         }
     }
+    text.push_str(&format!(
+        "synchronous bandwidth of four writers, 128 KiB: {:.0} MB/s (sync-write-mb-s in an inventory)\n",
+        report.found.sync_write_bytes_per_s / 1e6
+    ));
     if report.options.slowed_by > 1 {
         text.push_str(&format!("(an emulated device, figures times {})\n", report.options.slowed_by));
     }
@@ -159,7 +163,7 @@ fn text(report: &Report<'_>) -> String {
         ));
     }
     let grade = match report.found.grade {
-        Grade::Reject => "REJECT: worse than no SSD",
+        Grade::Reject => "REJECT: too slow with synchronous writes",
         Grade::Poor => "poor: for little load only",
         Grade::Fair => "fair",
         Grade::Good => "good",
