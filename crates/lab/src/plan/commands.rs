@@ -285,7 +285,7 @@ mod tests {
         commands_on("/dev/nvme0n1", cluster, workload, disks)
     }
 
-    /// The same with this node in place of the NVMe.
+    /// The commands of a host with two disks and an SSD at this node.
     fn commands_on(node: &str, cluster: &str, workload: &str, disks: &str) -> Vec<String> {
         let plan = plan_of(&format!(
             "[cluster]\n{cluster}\n[workload]\n{workload}\n[[host]]\nname = \"a\"\nrole = \"osd\"\n\

@@ -106,15 +106,16 @@ fn of_place(
     found
 }
 
-/// The name of the placement by which the lab measures a place; `None` where it measures none that keeps writes in that way.
+/// The name of the placement by which the lab measures a place; `None` where it measures none that keeps writes in that way, and where the
+/// place belongs to another store.
 fn measured_as(placement: Placement, inventory: &Inventory) -> Option<&'static str> {
-    match (placement, host_copies(inventory)) {
-        (Placement::Host, HostCopies::Two) => Some("host-tidepool-replicated"),
-        (Placement::Host, HostCopies::One(_)) => Some("host-tidepool"),
-        (Placement::Host, HostCopies::None) => None,
-        (Placement::DbWal, _) => Some("bluestore-dbwal"),
-        (Placement::Journal, _) => Some("filestore-journal"),
-        (Placement::OsdCache, _) => Some("osd-tidepool"),
+    match (placement, host_copies(inventory), store(inventory)) {
+        (Placement::Host, HostCopies::Two, _) => Some("host-tidepool-replicated"),
+        (Placement::Host, HostCopies::One(_), _) => Some("host-tidepool"),
+        (Placement::DbWal, _, Store::Bluestore) => Some("bluestore-dbwal"),
+        (Placement::Journal, _, Store::Filestore) => Some("filestore-journal"),
+        (Placement::OsdCache, _, _) => Some("osd-tidepool"),
+        _ => None,
     }
 }
 
@@ -228,6 +229,7 @@ mod tests {
         let mut results = synthetic::results(&[
             ("bluestore-colocated", &[100.0, 101.0, 99.0]),
             ("bluestore-dbwal", &[210.0, 205.0, 195.0]),
+            ("filestore-journal", &[150.0, 160.0, 155.0]),
             ("host-tidepool-replicated", &[300.0, 310.0, 290.0]),
         ]);
         change(&mut results);

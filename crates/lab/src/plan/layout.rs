@@ -144,7 +144,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Puts a host's SSDs into their places: on both sides, the one first that comes first for the workload.
+/// Puts a host's SSDs into their places on both sides. The side that the workload wants first chooses first.
 pub(super) fn lay_out(wanted: &Wanted<'_>, host: &Host) -> Layout {
     let host_first = wanted.first == Some(Placement::Host);
     let sides = if host_first { [Side::Host, Side::Osds] } else { [Side::Osds, Side::Host] };

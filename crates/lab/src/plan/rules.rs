@@ -77,7 +77,7 @@ rules! {
         "A cache smaller than what is read again and again misses; one SSD is one cache.",
         "the lab: a set that fits any cache tells nothing, one larger than the cache has to be measured too";
     HOST_BLOCK, "host-block",
-        "A cache in the hypervisor was published at 4 KiB only. With larger blocks the order of places may be another one.",
+        "A cache in the hypervisor was published at 4 KiB only. With larger blocks the order of places may differ.",
         "Host cache against OSD-side cache: 4 KiB, 80 % reads; FileStore journals, BlueStore and bcache on HDD: bcache under the OSDs at 256 KiB";
     HOST_FLASH, "host-flash",
         "In front of OSDs on SSDs no cache in the hypervisor was published. OSDs on NVMe are as fast as the cache would be: what it can save is the network and the time of Ceph itself.",
