@@ -1,12 +1,17 @@
 //! Two documents side by side: what differs in how they were made, and by how much in what came out.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use serde::Serialize;
 
 use crate::results::{Results, Run};
-use crate::stats::{self, Metric, Ratio, Setting, Summary};
+use crate::stats::{self, Finding, Metric, Ratio, Setting, Summary};
 use crate::suite::{Cell, Suite, Workload};
+use crate::words;
+
+/// How often two documents of the same thing may come out as different.
+const ALPHA: f64 = 0.02;
 
 /// Two documents side by side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -15,13 +20,35 @@ pub struct Comparison {
     pub same_suite: bool,
     /// What else than the figures is not the same, a sentence each.
     pub differences: Vec<String>,
+    /// What they say together.
+    pub agreement: Agreement,
     /// What both measured, in the first's order.
     pub cells: Vec<Row>,
     /// What only one of them measured, or under one name is two things.
     pub left_out: Vec<String>,
 }
 
-/// What came out of one cell.
+/// What two documents say together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Agreement {
+    /// No cell differs.
+    Equal {
+        /// Cells that could be compared.
+        cells: usize,
+        /// What the widest interval spans to either side, as a factor.
+        resolved_factor: f64,
+    },
+    /// Some do.
+    Different {
+        /// How many.
+        cells: usize,
+    },
+    /// No cell was measured on two clusters in both.
+    Unknown,
+}
+
+/// What came out of one cell. Intervals hold with 98 % for all cells together.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// What was measured.
@@ -39,6 +66,9 @@ pub struct Row {
 }
 
 /// Compares two documents.
+///
+/// Each cell is tested at [`ALPHA`] divided by their number (Bonferroni; Dunn, "Multiple comparisons among means", JASA 56, 1961), so that two
+/// documents of the same thing come out as different in at most two of a hundred cases, however many cells there are.
 pub fn compare(first: &Results, second: &Results) -> Comparison {
     let [ours, theirs] = [cells(first), cells(second)];
     let same_suite = first.suite_sha256 == second.suite_sha256;
@@ -53,13 +83,17 @@ pub fn compare(first: &Results, second: &Results) -> Comparison {
     for (name, cells, others) in [("first", &ours, &theirs), ("second", &theirs, &ours)] {
         let alone = cells.iter().filter(|cell| !others.contains(cell)).count();
         if alone > 0 {
-            left_out.push(format!("{} only in the {name}", crate::words::count(alone, "cell")));
+            left_out.push(format!("{} only in the {name}", words::count(alone, "cell")));
         }
     }
+    let both: Vec<&Cell> = both.into_iter().filter(alike).collect();
+    let level = ALPHA / both.len().max(1) as f64;
+    let cells: Vec<Row> = both.into_iter().map(|cell| row(first, second, cell, level)).collect();
     Comparison {
         same_suite,
+        agreement: agreement(&cells),
         differences: differences(first, second),
-        cells: both.into_iter().filter(alike).map(|cell| row(first, second, cell)).collect(),
+        cells,
         left_out,
     }
 }
@@ -94,12 +128,45 @@ fn same_workload(first: &Suite, second: &Suite, name: &str) -> bool {
     plain(first) == plain(second)
 }
 
-fn row(first: &Results, second: &Results, cell: &Cell) -> Row {
+/// What the rows say together, by their requests per second.
+fn agreement(rows: &[Row]) -> Agreement {
+    let differs = |row: &&Row| matches!(row.iops.finding, Finding::More | Finding::Less);
+    let different = rows.iter().filter(differs).count();
+    if different > 0 {
+        return Agreement::Different { cells: different };
+    }
+    let width = |row: &Row| {
+        let (low, high) = row.iops.ratio?.interval?;
+        Some((high / low).sqrt())
+    };
+    let widths: Vec<f64> = rows.iter().filter_map(width).collect();
+    match widths.iter().copied().reduce(f64::max) {
+        Some(resolved_factor) => Agreement::Equal { cells: widths.len(), resolved_factor },
+        None => Agreement::Unknown,
+    }
+}
+
+impl fmt::Display for Agreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Agreement::Equal { cells, resolved_factor } => write!(
+                f,
+                "equal: none of {} differs; the widest interval spans a factor of {} to either side",
+                words::count(*cells, "cell"),
+                words::factor(*resolved_factor)
+            ),
+            Agreement::Different { cells } => write!(f, "different, in {}", words::count(*cells, "cell")),
+            Agreement::Unknown => write!(f, "not comparable: no cell was measured on two clusters in both"),
+        }
+    }
+}
+
+fn row(first: &Results, second: &Results, cell: &Cell, level: f64) -> Row {
     let setting = Setting::of(cell);
     let of = |results| -> Vec<&Run> { stats::runs(results, &cell.placement, &setting) };
     let [ours, theirs] = [of(first), of(second)];
     let names = ["the second document's", "the first's"];
-    let ratio = |metric| stats::unpaired(names, &theirs, &ours, metric);
+    let ratio = |metric| stats::unpaired(names, &theirs, &ours, metric, level);
     Row {
         cell: cell.clone(),
         first: stats::summary(&ours),
@@ -167,6 +234,9 @@ fn grounds(first: &Suite, second: &Suite) -> Vec<(&'static str, [String; 2])> {
         of("bytes of the SSD", |suite| suite.ground.ssd_bytes.to_string()),
         of("copies of each object", |suite| suite.ground.replicas.to_string()),
         of("devices slowed by", |suite| suite.ground.slowed_by.to_string()),
+        of("and where it decides by", |suite| {
+            suite.ground.second_slowed_by.map_or_else(|| "nothing else".into(), |factor| factor.to_string())
+        }),
         of("delay in µs", |suite| suite.ground.delay_us.to_string()),
         of("bytes of an image", |suite| suite.ground.image_bytes.to_string()),
         of("bytes of an OSD's cache", |suite| suite.ground.osd_cache_bytes.to_string()),
@@ -181,7 +251,6 @@ fn grounds(first: &Suite, second: &Suite) -> Vec<(&'static str, [String; 2])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Finding;
     use crate::synthetic;
 
     #[test]
@@ -191,6 +260,7 @@ mod tests {
         let found = compare(&first, &second);
         assert!(found.same_suite && found.differences.is_empty(), "{:?}", found.differences);
         assert_eq!(found.cells.len(), 1);
+        assert_eq!(found.agreement, Agreement::Different { cells: 1 });
         assert_eq!(
             (found.cells[0].iops.finding, found.cells[0].mean.finding),
             (Finding::More, Finding::Less)
@@ -235,10 +305,71 @@ mod tests {
         let found = compare(&results, &results);
         let differs = |row: &&Row| row.iops.finding == Finding::More || row.iops.finding == Finding::Less;
         assert!(found.left_out.is_empty() && found.cells.iter().filter(differs).count() == 0);
+        assert!(matches!(found.agreement, Agreement::Equal { .. }));
         assert_eq!(
             found.cells.len(),
             results.suite.cells().len()
                 - results.suite.cells().iter().filter(|c| c.placement == synthetic::NOT_RUN).count()
+        );
+    }
+
+    /// A document of the exact form in which clusters differ, with one placement so many times faster.
+    fn simulated(seed: u64, faster: (&str, f64)) -> Results {
+        let mut normal = synthetic::Normal::new(seed);
+        let (between, within) = synthetic::SPREADS;
+        let mut results = synthetic::empty();
+        let cells: Vec<Cell> = results.suite.cells();
+        let placements: BTreeSet<&String> = cells.iter().map(|cell| &cell.placement).collect();
+        for (at, placement) in placements.into_iter().enumerate() {
+            for repeat in 1..=results.suite.repeats {
+                for factor in [None, results.suite.ground.second_slowed_by] {
+                    let cluster = normal.next(between);
+                    let of = |cell: &&Cell| cell.placement == *placement && cell.slowed_by == factor;
+                    for cell in cells.iter().filter(of) {
+                        let speed = if placement == faster.0 { 100.0 * faster.1 } else { 100.0 };
+                        let iops = speed * (cluster + normal.next(within)).exp();
+                        let mut run = synthetic::run(placement, &cell.workload, cell.depth, repeat, iops);
+                        run.cell = cell.clone();
+                        run.testbed = repeat + 100 * at as u32 + 10_000 * u32::from(factor.is_some());
+                        results.runs.push(synthetic::bare(run));
+                    }
+                }
+            }
+        }
+        results
+    }
+
+    /// Of a hundred pairs those of which the second is so many times faster in a placement, and that are called equal.
+    fn called_equal(times: f64) -> usize {
+        let equal = |pair: &u64| {
+            let first = simulated(2 * pair, ("", 1.0));
+            let second = simulated(2 * pair + 1, ("host-tidepool", times));
+            let found = compare(&first, &second);
+            let by_name = |row: &&Row| row.cell.placement == "host-tidepool";
+            if times > 1.0 {
+                assert!(found.cells.iter().filter(by_name).all(|row| row.iops.finding != Finding::Less));
+            }
+            matches!(found.agreement, Agreement::Equal { .. })
+        };
+        (0..100).filter(equal).count()
+    }
+
+    #[test]
+    fn two_runs_of_the_same_thing_are_equal_and_a_true_difference_is_found() {
+        let (same, twice, thrice) = (called_equal(1.0), called_equal(2.0), called_equal(3.0));
+        println!("called equal of 100: the same {same}, 2 × {twice}, 3 × {thrice}");
+        assert!(same >= 95, "{same}");
+        assert!(twice <= 50 && thrice <= 2, "{twice} {thrice}");
+    }
+
+    #[test]
+    fn documents_of_one_cluster_cannot_be_compared() {
+        let first = synthetic::results(&[("a", &[100.0])]);
+        let found = compare(&first, &synthetic::results(&[("a", &[900.0])]));
+        assert_eq!(found.agreement, Agreement::Unknown);
+        assert_eq!(
+            found.agreement.to_string(),
+            "not comparable: no cell was measured on two clusters in both"
         );
     }
 }

@@ -17,6 +17,8 @@ use crate::suite::{Cell, Suite};
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
+/// Equal windows of a measurement by which it is seen whether it shows what lasts.
+pub const WINDOWS: usize = 5;
 
 /// Everything of one run of a suite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -141,6 +143,21 @@ pub struct Run {
     pub placement: Value,
     /// What was left to be written back afterwards.
     pub drained: Option<Drained>,
+    /// The measurement without its ramp in five equal windows, in their order. Empty where that was not recorded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
+}
+
+/// One of the equal windows of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Requests that all clients had completed in it.
+    pub requests: u64,
+    /// Bytes that all clients wrote in it.
+    pub written_bytes: u64,
+    /// Bytes at its end that caches had not yet written back, of all caches; 0 where there is none.
+    pub dirty_bytes: u64,
 }
 
 /// Bringing what a cache has not written back to where it belongs.
@@ -153,6 +170,26 @@ pub struct Drained {
     pub seconds: f64,
     /// Bytes that were left after that, and went with devices that answer at once.
     pub hurried_bytes: u64,
+}
+
+impl Results {
+    /// The same with these runs in the place of its own, of which nothing is copied.
+    pub fn with_runs(&self, runs: Vec<Run>) -> Results {
+        Results {
+            format: self.format,
+            suite: self.suite.clone(),
+            suite_sha256: self.suite_sha256.clone(),
+            quick: self.quick,
+            seed: self.seed,
+            command: self.command.clone(),
+            begun: self.begun.clone(),
+            machine: self.machine.clone(),
+            devices: self.devices.clone(),
+            not_run: self.not_run.clone(),
+            testbeds: self.testbeds.clone(),
+            runs,
+        }
+    }
 }
 
 impl Run {

@@ -12,6 +12,8 @@ use crate::cluster::OSDS_MAX;
 use crate::device::preset;
 use crate::fio::{Job, Pattern, Sync};
 use crate::placement::{Arrangement, Layer};
+use crate::results::Durability;
+use crate::words;
 
 /// Longest measurement, in seconds.
 const SECONDS_MAX: u32 = 7 * 24 * 3600;
@@ -60,11 +62,15 @@ pub struct Suite {
     pub workloads: Vec<Workload>,
     /// How often every measurement is made.
     pub repeats: u32,
+    /// How often those of the deciding workload are made at most, of placements that are not yet told apart. As often as the others if
+    /// nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats_max: Option<u32>,
     /// Length of a measurement in seconds, the ramp not included.
     pub seconds: u32,
     /// Seconds before a measurement counts.
     pub ramp_s: u32,
-    /// Every repeat has clusters of its own; otherwise the repeats of a placement share one.
+    /// Every repeat has clusters of its own; otherwise the repeats of a placement share one, and count as one.
     #[serde(default)]
     pub fresh_clusters: bool,
     /// What publications say about it, to be tested.
@@ -95,6 +101,9 @@ pub struct Ground {
     pub replicas: u32,
     /// So much slower than their class are the devices.
     pub slowed_by: u32,
+    /// The deciding workload is measured with devices slowed by this factor as well: what turns with it is not measurable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_slowed_by: Option<u32>,
     /// Servers among which the disks are dealt out, each in a network namespace; 0 for one machine with a loopback interface.
     #[serde(default)]
     pub servers: u32,
@@ -201,6 +210,9 @@ pub struct Quick {
     /// Instead of the suite's.
     pub repeats: u32,
     /// Instead of the suite's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats_max: Option<u32>,
+    /// Instead of the suite's.
     pub seconds: u32,
     /// Instead of the suite's.
     pub ramp_s: u32,
@@ -255,6 +267,9 @@ pub struct Cell {
     pub depth: u32,
     /// Clients.
     pub clients: u32,
+    /// By how much the devices are slowed, if not by the ground's factor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowed_by: Option<u32>,
 }
 
 impl Suite {
@@ -305,6 +320,9 @@ impl Suite {
         let placement = |name: &String| self.placements.contains(name);
         if self.repeats == 0 || self.seconds == 0 {
             return Err("repeats and seconds are at least 1".into());
+        }
+        if self.repeats_max.is_some_and(|most| !(self.repeats..=REPEATS_MAX).contains(&most)) {
+            return Err(format!("repeats_max is at least repeats and at most {REPEATS_MAX}"));
         }
         if !placement(&self.baseline) {
             return Err(format!("the baseline {} is none of its placements", self.baseline));
@@ -360,7 +378,7 @@ impl Suite {
     pub fn quick(mut self) -> Suite {
         let Some(quick) = self.quick.take() else { return self };
         (self.repeats, self.seconds, self.ramp_s) = (quick.repeats, quick.seconds, quick.ramp_s);
-        self.fresh_clusters = false;
+        self.repeats_max = quick.repeats_max;
         let ground = &mut self.ground;
         for bytes in [&mut ground.disk_bytes, &mut ground.ssd_bytes, &mut ground.image_bytes] {
             *bytes /= quick.smaller;
@@ -379,10 +397,20 @@ impl Suite {
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// The placements, and after them the baseline again under another name: what is the same has to come out as the same.
+    pub fn measured(&self) -> Vec<String> {
+        let mut placements = self.placements.clone();
+        let again = words::again(&self.baseline);
+        if !placements.contains(&again) {
+            placements.push(again);
+        }
+        placements
+    }
+
     /// Everything that is to be measured, in the suite's order.
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
-        for placement in &self.placements {
+        for placement in self.measured() {
             for (&disks, &osds_per_disk) in self
                 .ground
                 .disks
@@ -390,23 +418,46 @@ impl Suite {
                 .flat_map(|disks| self.ground.osds_per_disk.iter().map(move |osds| (disks, osds)))
             {
                 for workload in &self.workloads {
-                    if !workload.placements.is_empty() && !workload.placements.contains(placement) {
-                        continue;
-                    }
-                    for &depth in &workload.depth {
-                        cells.extend(workload.clients.iter().map(|&clients| Cell {
-                            placement: placement.clone(),
-                            disks,
-                            osds_per_disk,
-                            workload: workload.name.clone(),
-                            depth,
-                            clients,
-                        }));
+                    for slowed_by in self.factors(&placement, workload) {
+                        for &depth in &workload.depth {
+                            cells.extend(workload.clients.iter().map(|&clients| Cell {
+                                placement: placement.clone(),
+                                disks,
+                                osds_per_disk,
+                                workload: workload.name.clone(),
+                                depth,
+                                clients,
+                                slowed_by,
+                            }));
+                        }
                     }
                 }
             }
         }
         cells
+    }
+
+    /// The factors at which a workload is measured on a placement, None for the ground's; empty if it is not.
+    fn factors(&self, placement: &str, workload: &Workload) -> Vec<Option<u32>> {
+        let on = |name: &str| workload.placements.is_empty() || workload.placements.iter().any(|p| p == name);
+        let decides = workload.name == self.deciding;
+        if !self.placements.iter().any(|name| name == placement) {
+            return if decides && on(&self.baseline) { vec![None] } else { vec![] };
+        }
+        if !on(placement) {
+            return vec![];
+        }
+        let second = self.ground.second_slowed_by.filter(|_| decides && self.may_win(placement));
+        let mut factors = vec![None];
+        factors.extend(second.map(Some));
+        factors
+    }
+
+    /// A placement that is ranked when it was measured.
+    fn may_win(&self, placement: &str) -> bool {
+        let safe = Arrangement::parse(placement)
+            .is_ok_and(|found| found.durability(self.ground.replicas) != Durability::Volatile);
+        safe && !words::is_control(placement) && words::class(placement).is_none()
     }
 
     /// The workload of that name.
@@ -432,6 +483,14 @@ impl Ground {
         }
         if u64::from(self.servers) > least(&self.disks) {
             return Err("there are no more servers than disks".into());
+        }
+        if self
+            .second_slowed_by
+            .is_some_and(|factor| factor == self.slowed_by || !(1..=SLOWED_BY_MAX).contains(&factor))
+        {
+            return Err(format!(
+                "second_slowed_by is 1 to {SLOWED_BY_MAX} and another factor than slowed_by"
+            ));
         }
         if !(1..=SLOWED_BY_MAX).contains(&self.slowed_by) || self.delay_us > DELAY_US_MAX {
             return Err(format!("slowed_by is 1 to {SLOWED_BY_MAX}, delay_us at most {DELAY_US_MAX}"));
@@ -530,7 +589,9 @@ mod tests {
             ("disks = [2]", "disks = []", "disks"),
             ("osds_per_disk = [1]", "osds_per_disk = [4000000000]", "at most 16"),
             ("smaller = 4", "smaller = 0", "at least 1"),
-            ("slowed_by = 4", "slowed_by = 0", "slowed_by"),
+            ("\nslowed_by = 4", "\nslowed_by = 0", "slowed_by"),
+            ("second_slowed_by = 8", "second_slowed_by = 4", "another factor"),
+            ("repeats_max = 8", "repeats_max = 2", "repeats_max is at least repeats"),
             ("ssd = \"ssd-sata-plp\"", "ssd = \"floppy\"", "no class floppy"),
             ("\"osd-passthrough\"", "\"osd-magic\"", "no placement osd-magic"),
             ("depth = [1, 4, 16, 32]", "depth = [0]", "depth"),

@@ -1,5 +1,6 @@
 //! Figures and names in words.
 
+use crate::placement::AGAIN;
 use crate::results::Durability;
 
 /// A number with the digits that it is worth and commas between thousands.
@@ -113,9 +114,29 @@ pub(crate) fn without_copy(placement: &str) -> Option<String> {
     names(placement).any(replicated).then(|| placement.replace("host-tidepool-replicated", "host-tidepool"))
 }
 
+/// The placement under another name: a control that is the same.
+pub(crate) fn again(placement: &str) -> String {
+    match placement.split_once('@') {
+        Some((names, class)) => format!("{names}+{AGAIN}@{class}"),
+        None => format!("{placement}+{AGAIN}"),
+    }
+}
+
+/// What is to be as fast as this control, which is the same again or hands everything on; `None` if it is no control.
+pub(crate) fn wrapped(placement: &str) -> Option<String> {
+    let is_own = |name: &&str| *name != AGAIN && !name.ends_with("-passthrough");
+    let left: Vec<&str> = names(placement).filter(is_own).collect();
+    if left.len() == names(placement).count() {
+        return None;
+    }
+    // A placement that names no store has this one.
+    let left = if left.is_empty() { "bluestore-colocated".to_string() } else { left.join("+") };
+    Some(class(placement).map_or(left.clone(), |class| format!("{left}@{class}")))
+}
+
 /// The placement is there to show what the lab's own machinery costs.
 pub(crate) fn is_control(placement: &str) -> bool {
-    names(placement).any(|name| name.ends_with("-passthrough"))
+    wrapped(placement).is_some()
 }
 
 /// Where the SSD of a placement is, at the begin of a sentence.
@@ -137,6 +158,7 @@ pub(crate) fn placement(placement: &str) -> String {
         "bluestore-dbwal" => "BlueStore with database and log on the SSD".into(),
         "filestore-colocated" => "FileStore with its journal on the same disks, no SSD".into(),
         "filestore-journal" => "FileStore with its journal on the SSD".into(),
+        AGAIN => "control: the same again".into(),
         "osd-passthrough" => "control: the way under the OSD, without a cache".into(),
         "osd-tidepool" => "a cache on the SSD under each OSD".into(),
         "host-tidepool" => "a cache on the hypervisor's SSD".into(),
@@ -187,5 +209,15 @@ mod tests {
         assert_eq!(side("filestore-journal+host-tidepool"), "In both");
         assert_eq!(class("filestore-journal@ssd-sata-consumer"), Some("ssd-sata-consumer"));
         assert_eq!(placement("something@x"), "something, here x");
+    }
+
+    #[test]
+    fn a_control_knows_what_it_is_to_be_the_same_as() {
+        for placement in ["bluestore-colocated", "filestore-journal@x", "filestore-journal+host-tidepool"] {
+            assert_eq!(wrapped(&again(placement)).as_deref(), Some(placement));
+            assert!(!is_control(placement) && is_control(&again(placement)));
+        }
+        assert_eq!(wrapped("osd-passthrough").as_deref(), Some("bluestore-colocated"));
+        assert_eq!(wrapped("filestore-journal+osd-passthrough").as_deref(), Some("filestore-journal"));
     }
 }

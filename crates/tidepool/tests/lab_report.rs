@@ -24,7 +24,7 @@ fn results(times: f64) -> Value {
     let run = |placement: &str, repeat: u32, iops: f64| {
         json!({
             "cell": {"placement": placement, "disks": 2, "osds_per_disk": 1, "workload": "4k-80-20", "depth": 16, "clients": 1},
-            "repeat": repeat, "testbed": 1, "durability": "one_copy", "begun_s": 0.0, "commands": ["fio --name=bench"],
+            "repeat": repeat, "testbed": repeat, "durability": "one_copy", "begun_s": 0.0, "commands": ["fio --name=bench"],
             "figures": figures(iops), "reads": null, "writes": null, "histogram": [[1000, 10]], "invalid": [],
             "lower_bound": null, "samples": [], "stages": [], "devices": {}, "cpu_us_per_io": {}, "placement": {}, "drained": null,
         })

@@ -239,6 +239,9 @@ pub enum PlacementError {
     Cluster(#[from] ClusterError),
 }
 
+/// What makes another name of a placement: `NAME+again` is the same, on clusters of its own.
+pub const AGAIN: &str = "again";
+
 /// All placements.
 pub fn all() -> [&'static dyn Placement; 9] {
     [
@@ -261,6 +264,8 @@ pub struct Arrangement {
     pub placements: Vec<&'static dyn Placement>,
     /// Class of the SSD, if it is not the usual one.
     pub ssd: Option<String>,
+    /// It is there to be compared with itself.
+    pub again: bool,
 }
 
 impl Arrangement {
@@ -274,7 +279,8 @@ impl Arrangement {
             None => (text, None),
         };
         let mut placements = Vec::new();
-        for name in names.split('+') {
+        let again = names.split('+').any(|name| name == AGAIN);
+        for name in names.split('+').filter(|name| *name != AGAIN) {
             let found = all().into_iter().find(|placement| placement.name() == name).ok_or_else(|| {
                 let known: Vec<&str> = all().iter().map(|placement| placement.name()).collect();
                 format!("no placement {name}; there are {}", known.join(", "))
@@ -288,7 +294,7 @@ impl Arrangement {
         if let Some(pair) = placements.windows(2).find(|pair| pair[0].layer() == pair[1].layer()) {
             return Err(format!("{text}: {} and {} are in the same place", pair[0].name(), pair[1].name()));
         }
-        Ok(Arrangement { placements, ssd })
+        Ok(Arrangement { placements, ssd, again })
     }
 
     /// The ones in some layers.
@@ -399,6 +405,7 @@ mod tests {
             ["osd-tidepool", "filestore-journal", "host-tidepool"]
         );
         assert_eq!(Arrangement::parse("filestore-journal@x").expect("a class").ssd.as_deref(), Some("x"));
+        assert_eq!(names("host-tidepool+again"), names("host-tidepool"));
         let ssds = |text: &str| Arrangement::parse(text).expect(text).ssds();
         assert_eq!(
             ["librbd-cache", "host-tidepool", "osd-tidepool+host-tidepool-replicated"].map(ssds),

@@ -33,19 +33,30 @@ pub(super) fn fairness(page: &Page<'_>) -> Markup {
                 @if ground.slowed_by > 1 { ", " (delay) " µs slowed as the devices are" }
                 ". The same memory for each OSD's cache: " (words::bytes(ground.osd_cache_bytes)) "."
             }
-            @if ground.slowed_by > 1 { li { "All devices are slower than their class by the same factor, " (ground.slowed_by) "." } }
+            @if ground.slowed_by > 1 {
+                li {
+                    "All devices are slower than their class by the same factor, " (ground.slowed_by) "."
+                    @if let Some(factor) = ground.second_slowed_by { " What decides is measured with " (factor) " as well; what turns between them is not measurable here." }
+                }
+            }
             @if !ground.ceph_conf.is_empty() { li { "Lines of ceph.conf: " code { (ground.ceph_conf.join("; ")) } } }
             li { "Images are filled before anything is read, " (words::bytes(ground.image_bytes)) " each; the order of measurements is random, from the seed " (results.seed) "." }
         }
         h3 { "Statistics" }
         p {
-            "A ratio is made of pairs: the same workload, load, cluster and repeat. The pairs are averaged as a geometric mean; the 95 % interval is Student's "
-            "on the logarithms. Over several loads a repeat counts as one value. “The same” is a finding only when the whole interval is within "
-            (format!("{:.0} %", stats::EQUIVALENCE * 100.0)) " of 1; what is neither more, nor less, nor the same is inconclusive. Percentiles are read from all "
-            "requests of all repeats together and are never averaged. A placement whose writes are in memory only takes part in no comparison."
+            "A cluster gives one observation, however often it was measured: the mean of the logarithms over its runs and loads. Placements that stood on the "
+            "same clusters are compared on each of them, with Student's interval; others without pairs, with Welch's. Intervals are 95 %, those of the deciding "
+            "workload over all looks together: the error is spent over the looks (Lan and DeMets, 1983) and each is read at its share. “The same” is a "
+            "finding only when the whole interval is within " (format!("{:.0} %", stats::EQUIVALENCE * 100.0)) " of 1; what is neither more, nor less, nor the "
+            "same is inconclusive. Percentiles are read from all requests of all repeats together and are never averaged. A placement whose writes are in memory "
+            "only takes part in no comparison."
+        }
+        p {
+            "A run is sustained if requests and dirty bytes of five equal windows are stationary by SNIA's test (range at most 20 % of the mean, least-squares line "
+            "at most 10 %), and absorbing otherwise."
         }
         @if !results.suite.fresh_clusters {
-            p { "The repeats of a placement shared one cluster: the intervals do not have what differs from cluster to cluster." }
+            p { "The repeats of a placement shared one cluster, and count as one: placements on different clusters cannot be compared." }
         }
     }
 }

@@ -14,8 +14,9 @@ mod tables;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::results::Results;
+use crate::stats::steady::Steadiness;
 use crate::stats::{self, Ratio};
-use crate::verdict::{self, Place, Ranking, Verdict};
+use crate::verdict::{self, Lasting, Place, Ranking, Verdict};
 use crate::words;
 use svg::{Look, Row, both, rows};
 
@@ -94,11 +95,11 @@ fn head(page: &Page<'_>) -> Markup {
     let verdict = page.verdict;
     let decides = verdict.rankings.iter().find(|ranking| ranking.places.len() > 1);
     html! {
-        h1 { (verdict.question) " " small { "(" (verdict.suite) @if verdict.quick { ", quick form" } ")" } }
         p.headline { (unbroken(&verdict.headline)) }
+        h1 { (verdict.question) " " small { "(" (verdict.suite) @if verdict.quick { ", quick form" } ")" } }
         @if let Some(caveat) = &verdict.caveat { p.caveat { (caveat) } }
         @if verdict.quick { p.caveat { "The quick form: short runs and small sets, a look and no measurement." } }
-        @if let Some(ranking) = decides { (tiles(ranking)) (forest(page, ranking)) }
+        @if let Some(ranking) = decides { (both_spans(ranking, &verdict.lasting)) (forest(page, ranking)) }
         ul { @for sentence in &verdict.answer { li { (unbroken(sentence)) } } }
     }
 }
@@ -108,8 +109,27 @@ fn unbroken(sentence: &str) -> String {
     sentence.replace(" ×", "\u{a0}×")
 }
 
+/// The winner's figures in bursts, and beside them those that last.
+fn both_spans(ranking: &Ranking, lasting: &Lasting) -> Markup {
+    let names: Vec<&str> = match (ranking.places.first(), &ranking.lead) {
+        (Some(first), Some(lead)) => vec![&first.placement, &lead.against],
+        _ => return html! {},
+    };
+    match lasting.steadiness(&names) {
+        Steadiness::Sustained => tiles(ranking, "For bursts and for good: "),
+        Steadiness::Unknown => tiles(ranking, "In a measurement, of which nobody knows whether it lasts: "),
+        Steadiness::Absorbing { absorbed_bytes, .. } => html! {
+            (tiles(ranking, &format!("For bursts up to {}: ", words::bytes(absorbed_bytes))))
+            @match lasting.ranking(ranking.durability).filter(|found| found.lead.is_some()) {
+                Some(found) => { (tiles(found, "For good: ")) }
+                None => { p { "For good: no two placements had sustained runs." } }
+            }
+        },
+    }
+}
+
 /// The winner's figures against the second best.
-fn tiles(ranking: &Ranking) -> Markup {
+fn tiles(ranking: &Ranking, span: &str) -> Markup {
     let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else { return html! {} };
     let tile = |what: &str, ratio: &Ratio| {
         let value = ratio
@@ -129,7 +149,7 @@ fn tiles(ranking: &Ranking) -> Markup {
         }
     };
     html! {
-        p { strong { (first.placement) } " against the second best, " strong { (lead.against) } ":" }
+        p { (span) strong { (first.placement) } " against the second best, " strong { (lead.against) } ":" }
         div.tiles {
             (tile("the requests per second", &lead.iops))
             (tile("the mean latency", &lead.mean))
@@ -251,7 +271,7 @@ mod tests {
             assert!(found.is_none(), "{part}: {:?}", found.map(|at| &page[at.saturating_sub(60)..at + 60]));
         }
         for part in [
-            "Emulated devices, slowed by 4: relative order only.",
+            "Emulated devices, slowed by 4 and, where it decides, by 8: relative order only.",
             "host-tidepool-replicated (two copies)",
             "peer-ssd",
             "an OSD was marked down meanwhile",

@@ -23,12 +23,12 @@ pub(super) fn directions(page: &Page<'_>) -> Markup {
         div.scroll { table.cards {
             thead { tr { th { "outcome" } th { "claim" } th { "placement, against" } th.n { "ratio of IOPS" } th { "evidence" } } }
             tbody {
-                @for Tested { direction, outcome, iops, evidence, .. } in &page.verdict.directions {
+                @for Tested { direction, outcome, iops, for_good, evidence, .. } in &page.verdict.directions {
                     tr {
                         td.name { span class=(class(*outcome)) { (sign(*outcome)) " " (outcome.title()) } br; small { "expected: " (expected(direction.expect)) } }
                         td.text { (direction.claim) br; small { (direction.source) } }
                         td.name { (direction.placement) br; small { "against " (direction.against) br; "in " (direction.workload) } }
-                        td.n { (iops) }
+                        td.n { (iops) @if let Some(for_good) = for_good { br; small { "for good: " (for_good) } } }
                         td.text { (evidence) }
                     }
                 }
@@ -45,7 +45,7 @@ fn class(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Reproduced => "yes",
         Outcome::NotReproduced => "no",
-        Outcome::Inconclusive => "maybe",
+        Outcome::NotMeasurable | Outcome::Inconclusive => "maybe",
     }
 }
 
@@ -53,6 +53,7 @@ fn sign(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Reproduced => "✓",
         Outcome::NotReproduced => "✗",
+        Outcome::NotMeasurable => "–",
         Outcome::Inconclusive => "?",
     }
 }
@@ -61,32 +62,34 @@ fn sign(outcome: Outcome) -> &'static str {
 pub(super) fn cells(page: &Page<'_>) -> Markup {
     let results = page.results;
     let many = results.suite.ground.disks.len() * results.suite.ground.osds_per_disk.len() > 1;
+    let factors = results.suite.ground.second_slowed_by.is_some();
     html! {
         @for workload in &results.suite.workloads {
             h3 { (workload.title) " (" code { (workload.name) } ")" }
             div.scroll { table {
                 thead { tr {
                     @if many { th.n { "disks × OSDs" } }
+                    @if factors { th.n { "slowed by" } }
                     th.n { "depth" } th.n { "clients" } th { "placement" } th.n { "IOPS" } th.n { "95 % interval" } th.n { "mean" }
                     th.n { "p50" } th.n { "p99" } th.n { "p99.9" } th.n { "IOPS to baseline" } th { "finding" } th { "each repeat, IOPS" }
                 } }
                 tbody {
-                    @for setting in stats::settings(results, &workload.name) {
+                    @for setting in stats::all_settings(results, &workload.name) {
                         @for placement in &page.placements {
-                            (cell(page, placement, &setting, many))
+                            (cell(page, placement, &setting, (many, factors)))
                         }
                     }
                 }
             } }
         }
         p { small {
-            "IOPS and mean latency are geometric means of the repeats; percentiles are those of all requests of all repeats together. The baseline is "
+            "IOPS and mean latency are geometric means of the clusters; percentiles are those of all requests of all repeats together. The baseline is "
             (results.suite.baseline) ". * does not count."
         } }
     }
 }
 
-fn cell(page: &Page<'_>, placement: &str, setting: &Setting, many: bool) -> Markup {
+fn cell(page: &Page<'_>, placement: &str, setting: &Setting, (many, factors): (bool, bool)) -> Markup {
     let runs = stats::runs(page.results, placement, setting);
     if runs.is_empty() {
         return html! {};
@@ -104,6 +107,7 @@ fn cell(page: &Page<'_>, placement: &str, setting: &Setting, many: bool) -> Mark
     html! {
         tr {
             @if many { td.n { (setting.disks) " × " (setting.osds_per_disk) } }
+            @if factors { td.n { (setting.slowed_by.unwrap_or(page.results.suite.ground.slowed_by)) } }
             td.n { (setting.depth) } td.n { (setting.clients) } td.name { (placement) }
             td.n { (value(&summary, Metric::Iops)) } td.n { (interval(summary.iops)) } td.n { (value(&summary, Metric::Mean)) }
             td.n { (latency(summary.p50_us)) } td.n { (latency(summary.p99_us)) } td.n { (latency(summary.p999_us)) }
@@ -122,6 +126,7 @@ pub(super) fn finding(finding: Finding) -> &'static str {
         Finding::More => "more",
         Finding::Less => "less",
         Finding::Same => "the same",
+        Finding::Turns => "not measurable here",
         Finding::Inconclusive => "inconclusive",
     }
 }

@@ -113,6 +113,7 @@ impl Runner<'_> {
             cpu_us_per_io: BTreeMap::new(),
             placement: differences(&before.placements, &after.placements),
             drained: drained.filter(|drained: &Drained| timed && drained.dirty_bytes > 0),
+            windows: Vec::new(),
         };
         Ok(self.judged(run, stand, workload, &load, (&before, &after), samples))
     }

@@ -6,7 +6,7 @@ pub mod schedule;
 pub mod validity;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -158,7 +158,8 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         failed: RefCell::new(None),
     };
     if runner.suite.ground.servers > 0 {
-        runner.no_network = Network::available(runner.delay()).err().map(|why| why.to_string());
+        runner.no_network =
+            Network::available(runner.delay(runner.suite.ground.slowed_by)).err().map(|why| why.to_string());
     }
     if let Some(why) = &runner.no_network
         && journal.results.testbeds.iter().any(|testbed| !testbed.network.starts_with(LOOPBACK))
@@ -176,20 +177,34 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
     }
     let impossible = runner.probe(&mut journal)?;
     let mut clock = Clock::new(&runner.suite);
-    for _ in 0..ATTEMPTS {
-        runner.failed.take();
-        let known = journal.results.runs.clone();
-        let done = |cell: &Cell, repeat: u32| {
-            let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
-            impossible.contains_key(&cell.placement) || known.iter().any(made)
-        };
-        let blocks = schedule::blocks(&runner.suite, seed, &done).map_err(RunError::Suite)?;
-        for (at, block) in blocks.iter().enumerate() {
-            runner.block(block, &blocks[at + 1..], &mut journal, &mut clock)?;
+    let mut wanted: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
+    for repeats in runner.suite.repeats.. {
+        if repeats > runner.suite.repeats {
+            let contenders = schedule::contenders(&journal.results, repeats);
+            if contenders.is_empty() {
+                break;
+            }
+            wanted.insert(repeats, contenders);
         }
-    }
-    if let Some(failed) = runner.failed.take() {
-        return Err(RunError::Failed(failed));
+        for _ in 0..ATTEMPTS {
+            runner.failed.take();
+            let known = journal.results.runs.clone();
+            let done = |cell: &Cell, repeat: u32| {
+                let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
+                let decides = || cell.workload == runner.suite.deciding;
+                let contends = |names: &BTreeSet<String>| decides() && names.contains(&cell.placement);
+                impossible.contains_key(&cell.placement)
+                    || !wanted.get(&repeat).is_none_or(contends)
+                    || known.iter().any(made)
+            };
+            let blocks = schedule::blocks(&runner.suite, repeats, seed, &done).map_err(RunError::Suite)?;
+            for (at, block) in blocks.iter().enumerate() {
+                runner.block(block, &blocks[at + 1..], &mut journal, &mut clock)?;
+            }
+        }
+        if let Some(failed) = runner.failed.take() {
+            return Err(RunError::Failed(failed));
+        }
     }
     if journal.results.runs.is_empty() {
         return Err(RunError::Nothing(impossible.values().next().cloned().unwrap_or_default()));
@@ -262,6 +277,8 @@ pub struct PlannedTestbed {
     pub ssd: String,
     /// Disks and OSDs on each.
     pub disks: (u32, u32),
+    /// By how much the devices are slowed.
+    pub slowed_by: u32,
     /// Measurements in their order: repeat, placement, workload and the load generator's arguments.
     pub runs: Vec<(u32, String, String, String)>,
 }
@@ -274,12 +291,13 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
     header(options)?;
     let mut not_run = Vec::new();
-    for placement in &suite.placements {
+    for placement in &suite.measured() {
         let probed = Arrangement::parse(placement).map_err(RunError::Suite)?.probe();
         not_run.extend(probed.err().map(|why| NotRun { placement: placement.clone(), why }));
     }
     let impossible = |cell: &Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
-    let blocks = schedule::blocks(suite, options.seed, &impossible).map_err(RunError::Suite)?;
+    let blocks =
+        schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
     let ssds = blocks.iter().map(Block::ssds).collect::<Result<Vec<u32>, _>>().map_err(RunError::Suite)?;
     let ssds = u64::from(ssds.into_iter().max().unwrap_or(1));
     let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
@@ -312,6 +330,7 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
         below: block.shape.below.clone(),
         ssd: block.shape.ssd.clone(),
         disks: (block.shape.disks, block.shape.osds_per_disk),
+        slowed_by: block.shape.slowed_by,
         runs: runs.collect(),
     }
 }
@@ -333,7 +352,7 @@ impl Runner<'_> {
     /// What is not possible here, and why.
     fn probe(&self, journal: &mut Journal) -> Result<BTreeMap<String, String>, RunError> {
         let mut impossible = BTreeMap::new();
-        for placement in &self.suite.placements {
+        for placement in &self.suite.measured() {
             let arrangement = Arrangement::parse(placement).map_err(RunError::Suite)?;
             if let Err(why) = arrangement.probe() {
                 journal.not_run(NotRun { placement: placement.clone(), why: why.clone() })?;
@@ -417,11 +436,11 @@ impl Runner<'_> {
             ssd: Some((class(&shape.ssd)?, ground.ssd_bytes)),
             ssds: block.ssds().map_err(RunError::Suite)?,
             replicas: ground.replicas,
-            slowed_by: ground.slowed_by,
+            slowed_by: shape.slowed_by,
             ssd_shares: shape.ssd_shares,
             ceph_conf: self.ceph_conf(),
             servers: if self.no_network.is_none() { ground.servers } else { 0 },
-            delay: self.delay(),
+            delay: self.delay(shape.slowed_by),
         };
         let (parent, program) = (&self.options.parent, &self.options.program);
         let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
@@ -461,9 +480,9 @@ impl Runner<'_> {
     }
 
     /// The delay of a packet, slowed as the devices are; none where there is no network.
-    fn delay(&self) -> Option<Duration> {
+    fn delay(&self, slowed_by: u32) -> Option<Duration> {
         let ground = &self.suite.ground;
-        let us = u64::from(ground.delay_us) * u64::from(ground.slowed_by);
+        let us = u64::from(ground.delay_us) * u64::from(slowed_by);
         (ground.servers > 0 && us > 0 && self.no_network.is_none()).then(|| Duration::from_micros(us))
     }
 

@@ -3,9 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::placement::{Arrangement, Layer, Ssd};
+use crate::placement::{AGAIN, Arrangement, Layer, Ssd};
 use crate::random::Random;
+use crate::results::Results;
+use crate::stats::looks::Looks;
 use crate::suite::{Cell, Suite};
+use crate::verdict;
 
 /// Seconds for a testbed to come up with its images filled, until it is known better.
 const TESTBED_S: f64 = 45.0;
@@ -25,6 +28,8 @@ pub struct Shape {
     pub disks: u32,
     /// OSDs on each disk.
     pub osds_per_disk: u32,
+    /// By how much the devices are slowed.
+    pub slowed_by: u32,
 }
 
 /// Measurements on one testbed.
@@ -67,7 +72,10 @@ impl Shape {
         let arrangement = Arrangement::parse(&cell.placement)?;
         let below: Vec<_> = arrangement.within(&[Layer::Device, Layer::Store]).collect();
         let below_uses = below.iter().any(|placement| placement.ssd() != Ssd::Unused);
-        let names: Vec<&str> = below.iter().map(|placement| placement.name()).collect();
+        let mut names: Vec<&str> = below.iter().map(|placement| placement.name()).collect();
+        if arrangement.again {
+            names.push(AGAIN);
+        }
         Ok(Shape {
             below: names.join("+"),
             ssd: arrangement.ssd.clone().unwrap_or_else(|| suite.ground.ssd.clone()),
@@ -75,19 +83,25 @@ impl Shape {
             ssd_shares: if below_uses { arrangement.ssd_users() } else { 1 },
             disks: cell.disks,
             osds_per_disk: cell.osds_per_disk,
+            slowed_by: cell.slowed_by.unwrap_or(suite.ground.slowed_by),
         })
     }
 }
 
-/// The blocks of a suite in the order of `seed`. What `done` says of a cell and a repeat is left out.
+/// The blocks of so many repeats of a suite in the order of `seed`. What `done` says of a cell and a repeat is left out.
 ///
 /// # Errors
 /// When a placement is none.
-pub fn blocks(suite: &Suite, seed: u64, done: &dyn Fn(&Cell, u32) -> bool) -> Result<Vec<Block>, String> {
+pub fn blocks(
+    suite: &Suite,
+    repeats: u32,
+    seed: u64,
+    done: &dyn Fn(&Cell, u32) -> bool,
+) -> Result<Vec<Block>, String> {
     let mut random = Random::new(seed);
     let cells = suite.cells();
     let shapes = cells.iter().map(|cell| Shape::of(suite, cell)).collect::<Result<Vec<_>, _>>()?;
-    let all: Vec<u32> = (1..=suite.repeats).collect();
+    let all: Vec<u32> = (1..=repeats).collect();
     let rounds: Vec<Vec<u32>> =
         if suite.fresh_clusters { all.into_iter().map(|repeat| vec![repeat]).collect() } else { vec![all] };
     let mut blocks = Vec::new();
@@ -119,6 +133,16 @@ pub fn blocks(suite: &Suite, seed: u64, done: &dyn Fn(&Cell, u32) -> bool) -> Re
         }
     }
     Ok(blocks)
+}
+
+/// Placements of which the deciding workload gets a repeat beyond the suite's: those that the repeats before it do not tell apart. None
+/// once they do, or there are as many as the suite allows.
+pub fn contenders(results: &Results, repeat: u32) -> BTreeSet<String> {
+    if repeat > Looks::of(&results.suite).last() {
+        return BTreeSet::new();
+    }
+    let before = results.runs.iter().filter(|run| run.repeat < repeat).cloned().collect();
+    verdict::undecided(&results.with_runs(before))
 }
 
 /// Tells how much time is left.
@@ -163,6 +187,8 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synthetic;
+    use std::collections::BTreeMap;
 
     fn suite() -> Suite {
         Suite::find("which-side").expect("built in").quick()
@@ -171,7 +197,7 @@ mod tests {
     #[test]
     fn everything_is_measured_as_often_as_it_should_and_on_as_few_testbeds_as_possible() {
         let suite = suite();
-        let blocks = blocks(&suite, 7, &|_, _| false).expect("blocks");
+        let blocks = blocks(&suite, suite.repeats, 7, &|_, _| false).expect("blocks");
         let runs: usize = blocks.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum();
         assert_eq!(runs, suite.cells().len() * suite.repeats as usize);
         // What is in front of a cluster stands before one and the same.
@@ -182,16 +208,65 @@ mod tests {
         assert_eq!(with("host-tidepool"), with("bluestore-colocated"));
         assert_eq!(with("host-tidepool-replicated"), with("host-tidepool"));
         let ssds: Vec<u32> = blocks.iter().map(|block| block.ssds().expect("known")).collect();
-        assert_eq!(ssds.iter().filter(|ssds| **ssds == 2).count(), 1, "{ssds:?}");
-        assert_eq!(with("filestore-journal").len(), 1);
+        // Three repeats at each of two factors.
+        assert_eq!(ssds.iter().filter(|ssds| **ssds == 2).count(), 6, "{ssds:?}");
+        assert_eq!(with("filestore-journal").len(), 6);
+        assert_eq!(with("filestore-journal@ssd-sata-consumer").len(), 3, "what never wins has one factor");
         assert_ne!(with("filestore-journal"), with("filestore-journal@ssd-sata-consumer"));
+        let (baseline, again) = (with("bluestore-colocated"), with("bluestore-colocated+again"));
+        assert!(again.len() == 3 && !baseline.iter().any(|shape| again.contains(shape)), "{again:?}");
+    }
+
+    /// Clusters of each placement on which a suite measures its deciding workload, at each factor.
+    fn deciding_clusters(suite: &Suite) -> BTreeMap<(String, u32), usize> {
+        let mut clusters = BTreeMap::new();
+        for block in blocks(suite, suite.repeats, 1, &|_, _| false).expect("blocks") {
+            let cells = block.steps.iter().flat_map(|step| &step.cells);
+            let deciding = cells.filter(|cell| cell.workload == suite.deciding);
+            let placements: BTreeSet<&String> = deciding.map(|cell| &cell.placement).collect();
+            for placement in placements {
+                *clusters.entry((placement.clone(), block.shape.slowed_by)).or_default() += 1;
+            }
+        }
+        clusters
+    }
+
+    #[test]
+    fn every_suite_decides_on_several_clusters_at_two_factors_and_measures_its_baseline_twice() {
+        for exact in Suite::built_in() {
+            for (suite, least) in [(exact.clone().quick(), 3), (exact, 5)] {
+                let clusters = deciding_clusters(&suite);
+                assert!(clusters.values().all(|count| *count >= least), "{} {clusters:?}", suite.name);
+                let (ground, baseline) = (&suite.ground, &suite.baseline);
+                let second = ground.second_slowed_by.expect("a second factor");
+                for name in [baseline, &suite.placements[1]] {
+                    assert!(clusters.contains_key(&(name.clone(), second)), "{} {name}", suite.name);
+                }
+                assert!(clusters.contains_key(&(format!("{baseline}+again"), ground.slowed_by)));
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_is_not_told_apart_gets_more_clusters_and_not_without_end() {
+        let results = synthetic::results(&[
+            ("bluestore-colocated", &[100.0, 101.0, 99.0]),
+            ("osd-tidepool", &[300.0, 500.0, 220.0]),
+            ("host-tidepool", &[400.0, 260.0, 600.0]),
+        ]);
+        let names = |repeat| contenders(&results, repeat).into_iter().collect::<Vec<String>>();
+        assert_eq!(names(6), ["host-tidepool", "osd-tidepool"]);
+        assert_eq!(names(results.suite.repeats_max.expect("it may go on") + 1), [""; 0]);
+        let decided =
+            synthetic::results(&[("osd-tidepool", &[300.0; 3]), ("host-tidepool", &[900.0, 910.0, 890.0])]);
+        assert!(contenders(&decided, 6).is_empty());
     }
 
     #[test]
     fn what_is_done_is_left_out_and_the_rest_keeps_its_order() {
         let suite = suite();
         let flat = |done: &dyn Fn(&Cell, u32) -> bool| {
-            let blocks = blocks(&suite, 3, done).expect("blocks");
+            let blocks = blocks(&suite, suite.repeats, 3, done).expect("blocks");
             let steps = blocks.into_iter().flat_map(|block| block.steps);
             steps
                 .flat_map(|step| step.cells.into_iter().map(move |cell| (cell, step.repeat)))
@@ -202,8 +277,8 @@ mod tests {
         let left = flat(&|cell, repeat| first.contains(&(cell.clone(), repeat)));
         assert_eq!(left, rest);
         let mut other = suite.clone();
-        other.fresh_clusters = true;
-        let blocks_of = |suite: &Suite| blocks(suite, 3, &|_, _| false).expect("blocks").len();
-        assert_eq!(blocks_of(&other), blocks_of(&suite) * suite.repeats as usize);
+        other.fresh_clusters = false;
+        let blocks_of = |suite: &Suite| blocks(suite, suite.repeats, 3, &|_, _| false).expect("blocks").len();
+        assert_eq!(blocks_of(&suite), blocks_of(&other) * suite.repeats as usize);
     }
 }

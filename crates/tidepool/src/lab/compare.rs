@@ -14,21 +14,19 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
 }
 
 fn text(comparison: &Comparison) -> String {
-    let mut text = String::new();
+    let mut text = format!("The two are {}.\n", comparison.agreement);
     if !comparison.same_suite {
         text.push_str("The suites are not the same; only what both measured is compared.\n");
     }
     for difference in &comparison.differences {
         text.push_str(&format!("  {difference}\n"));
     }
-    if !text.is_empty() {
-        text.push('\n');
-    }
+    text.push('\n');
     if comparison.cells.is_empty() {
         text.push_str("They have no cell in common.\n");
     } else {
         text.push_str(&table(comparison));
-        text.push_str("\nB to A, 95 % intervals without pairs (Welch, on logarithms).\n");
+        text.push_str("\nB to A, intervals without pairs (Welch, on logarithms) that hold with 98 % for all cells together.\n");
     }
     for left_out in &comparison.left_out {
         text.push_str(&format!("Left out: {left_out}.\n"));
@@ -58,7 +56,7 @@ fn table(comparison: &Comparison) -> String {
             Finding::More => "more",
             Finding::Less => "less",
             Finding::Same => "the same",
-            Finding::Inconclusive => "inconclusive",
+            Finding::Turns | Finding::Inconclusive => "no difference found",
         };
         table.add_row([
             row.cell.workload.clone(),

@@ -42,13 +42,19 @@ fn destination(results: &Path, args: &ReportArgs) -> Result<Option<PathBuf>, Fai
 }
 
 fn text(verdict: &Verdict, out: Option<&Path>) -> String {
-    let mut text = format!("{}\n\n{}\n\n", verdict.question, verdict.headline);
+    let mut text = format!("{}\n\n{}\n\n", verdict.headline, verdict.question);
     for sentence in verdict.caveat.iter().chain(&verdict.answer) {
         text.push_str(&format!("  {sentence}\n"));
     }
-    for ranking in &verdict.rankings {
-        text.push('\n');
-        text.push_str(&ranked(ranking));
+    for (rankings, title) in
+        [(&verdict.rankings, ""), (&verdict.lasting.for_good, "For good, of sustained runs alone:\n")]
+    {
+        // What was sustained throughout stands there already.
+        for ranking in
+            rankings.iter().filter(|ranking| title.is_empty() || !verdict.rankings.contains(ranking))
+        {
+            text.push_str(&format!("\n{title}{}", ranked(ranking)));
+        }
     }
     if !verdict.directions.is_empty() {
         let mut table = output::table(&["CLAIM", "FOUND", "RATIO"], &[]);

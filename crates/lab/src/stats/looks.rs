@@ -1,0 +1,77 @@
+//! When a comparison may stop to make clusters, and at which level it is read then.
+//!
+//! The method is a group-sequential test whose error is spent over the looks (Lan and DeMets, "Discrete sequential boundaries
+//! for clinical trials", Biometrika 70, 1983), in proportion to the clusters that there are (the power family with exponent 1 of Kim and DeMets,
+//! Biometrika 74, 1987). Each look is read at the level that is spent since the look before. Levels add up to [`ALPHA`], so Bonferroni's bound
+//! keeps the rate of errors whatever the looks have in common and however few clusters there are; exact boundaries would be narrower and need
+//! normal means with a known variance. An interval at that level is a repeated confidence interval (Jennison and Turnbull, J. R. Statist.
+//! Soc. B 51, 1989): it has its 95 % over all looks together, also when somebody stops early.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Setting, objections};
+use crate::results::Results;
+use crate::suite::Suite;
+
+/// The rate of errors of a comparison, over all looks together.
+pub const ALPHA: f64 = 0.05;
+
+/// The looks at the deciding workload: one with so many clusters of each placement, and one after each cluster more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Looks {
+    first: u32,
+    last: u32,
+}
+
+impl Looks {
+    /// Those of a suite.
+    pub fn of(suite: &Suite) -> Looks {
+        let first = suite.repeats.max(1);
+        // Repeats that share a cluster give one observation, and nothing to look at again.
+        let last = suite.repeats_max.filter(|_| suite.fresh_clusters).unwrap_or(first);
+        Looks { first, last: last.max(first) }
+    }
+
+    /// Clusters of each placement at the last look.
+    pub fn last(self) -> u32 {
+        self.last
+    }
+
+    /// The part of [`ALPHA`] that the look at so many clusters may spend.
+    pub fn level(self, clusters: u32) -> f64 {
+        let share = if clusters <= self.first { f64::from(self.first) } else { 1.0 };
+        ALPHA * (share / f64::from(self.last))
+    }
+}
+
+/// The level at which a ratio over these settings is read: that of the look for the deciding workload, [`ALPHA`] for what is looked at once.
+pub fn level(results: &Results, settings: &[Setting]) -> f64 {
+    let decides = settings.iter().any(|setting| setting.workload == results.suite.deciding);
+    if decides { Looks::of(&results.suite).level(clusters(results)) } else { ALPHA }
+}
+
+/// Clusters on which the deciding workload was measured, of the placement that has most.
+fn clusters(results: &Results) -> u32 {
+    let mut clusters: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    let decides =
+        |cell: &crate::suite::Cell| cell.workload == results.suite.deciding && cell.slowed_by.is_none();
+    for run in results.runs.iter().filter(|run| decides(&run.cell) && objections(run).is_empty()) {
+        clusters.entry(&run.cell.placement).or_default().insert(run.testbed);
+    }
+    clusters.values().map(|testbeds| testbeds.len() as u32).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_looks_spend_is_the_error_rate() {
+        for (first, last) in [(3, 3), (3, 5), (5, 8), (1, 1_000)] {
+            let looks = Looks { first, last };
+            let spent: f64 = (first..=last).map(|clusters| looks.level(clusters)).sum();
+            assert!((spent - ALPHA).abs() < 1e-12, "{first} {last}: {spent}");
+        }
+        assert_eq!(Looks { first: 3, last: 3 }.level(3), ALPHA, "one look has all of it");
+    }
+}

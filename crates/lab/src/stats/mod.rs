@@ -1,0 +1,534 @@
+//! What repeated measurements say: ratios with intervals, and percentiles of all requests together.
+//!
+//! A cluster gives one observation: the mean of the logarithms of all that was measured on it. What was repeated on one cluster has its
+//! disks, its images and its OSDs in common, and is no evidence about the next one (Kalibera and Jones, "Rigorous benchmarking in reasonable
+//! time", ISMM 2013: the highest level that varies is the one to repeat).
+//!
+//! Means are geometric, so that the ratio of A to B is the inverse of that of B to A (Fleming and Wallace, "How not to lie with
+//! statistics", CACM 29(3), 1986). Two placements that stood on the same clusters have a difference on each of them, and the
+//! interval is Student's on the logarithms (Georges, Buytaert and Eeckhout, "Statistically rigorous Java performance evaluation",
+//! OOPSLA 2007). Those that stood on different ones, and two documents, have no pairs; there it is Welch's, again on the
+//! logarithms (Biometrika 34, 1947). "The same" is shown, not assumed: the whole interval has to lie in a band around 1
+//! (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987, there with 90 %; 95 % asks for more). [`looks`] says at which level it is read.
+
+mod latency;
+pub mod looks;
+pub mod steady;
+mod student;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::results::{Durability, Results, Run};
+use crate::suite::Cell;
+use crate::words;
+pub use latency::{merged, percentile_us};
+use looks::ALPHA;
+use student::quantile;
+
+/// A ratio within this part of 1, on either side, makes no difference.
+pub const EQUIVALENCE: f64 = 0.15;
+/// Fewer clusters have no interval.
+const CLUSTERS_MIN: usize = 2;
+
+/// Under which conditions a placement was measured.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Setting {
+    /// The workload's name.
+    pub workload: String,
+    /// Disks of the cluster.
+    pub disks: u32,
+    /// OSDs on each disk.
+    pub osds_per_disk: u32,
+    /// Clients.
+    pub clients: u32,
+    /// Requests in flight of each client.
+    pub depth: u32,
+    /// By how much the devices were slowed, if not by the ground's factor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowed_by: Option<u32>,
+}
+
+impl Setting {
+    /// That of a cell.
+    pub fn of(cell: &Cell) -> Setting {
+        Setting {
+            workload: cell.workload.clone(),
+            disks: cell.disks,
+            osds_per_disk: cell.osds_per_disk,
+            clients: cell.clients,
+            depth: cell.depth,
+            slowed_by: cell.slowed_by,
+        }
+    }
+
+    /// Whether that cell was measured under it.
+    pub fn holds(&self, cell: &Cell) -> bool {
+        *self == Setting::of(cell)
+    }
+}
+
+/// Settings of a workload in which something was measured, in ascending order, with the devices slowed by the ground's factor.
+pub fn settings(results: &Results, workload: &str) -> Vec<Setting> {
+    let mut settings = all_settings(results, workload);
+    settings.retain(|setting| setting.slowed_by.is_none());
+    settings
+}
+
+/// The same with those at the second factor.
+pub fn all_settings(results: &Results, workload: &str) -> Vec<Setting> {
+    let cells = results.runs.iter().map(|run| &run.cell).filter(|cell| cell.workload == workload);
+    cells.map(Setting::of).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Runs of a placement in a setting, also those that do not count.
+pub fn runs<'a>(results: &'a Results, placement: &str, setting: &Setting) -> Vec<&'a Run> {
+    let same = |run: &&Run| run.cell.placement == placement && setting.holds(&run.cell);
+    results.runs.iter().filter(same).collect()
+}
+
+/// Why a run does not count; empty if it does.
+pub fn objections(run: &Run) -> Vec<String> {
+    let mut objections = run.invalid.clone();
+    let figures = [run.figures.iops, run.figures.mean_us];
+    if objections.is_empty() && !figures.iter().all(|figure| figure.is_finite() && *figure > 0.0) {
+        objections.push("no request was completed".into());
+    }
+    objections
+}
+
+/// A figure that placements are compared by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Requests per second.
+    Iops,
+    /// Mean latency.
+    Mean,
+    /// 99th percentile of the latency.
+    P99,
+}
+
+impl Metric {
+    /// Its value in a run that counts, in requests per second or microseconds.
+    pub fn of(self, run: &Run) -> Option<f64> {
+        let value = match self {
+            Metric::Iops => run.figures.iops,
+            Metric::Mean => run.figures.mean_us,
+            Metric::P99 => percentile_us(&run.histogram, 990).unwrap_or(run.figures.p99_us),
+        };
+        (objections(run).is_empty() && value.is_finite() && value > 0.0).then_some(value)
+    }
+
+    /// What a limit outside of the placement makes of its value in this run.
+    fn bound(self, run: &Run) -> Bound {
+        match (&run.lower_bound, self) {
+            (None, _) => Bound::Exact,
+            (Some(_), Metric::Iops) => Bound::AtLeast,
+            (Some(_), Metric::Mean | Metric::P99) => Bound::AtMost,
+        }
+    }
+}
+
+/// Which side of a figure the truth may be on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// It is the figure.
+    Exact,
+    /// The figure or more.
+    AtLeast,
+    /// The figure or less.
+    AtMost,
+    /// Anything: both of what was compared were limited.
+    Unknown,
+}
+
+impl Bound {
+    /// That of a quotient's divisor, seen from the quotient.
+    fn inverse(self) -> Bound {
+        match self {
+            Bound::AtLeast => Bound::AtMost,
+            Bound::AtMost => Bound::AtLeast,
+            other => other,
+        }
+    }
+
+    /// That of what is made of two.
+    fn and(self, other: Bound) -> Bound {
+        match (self, other) {
+            (Bound::Exact, bound) | (bound, Bound::Exact) => bound,
+            (one, two) if one == two => one,
+            _ => Bound::Unknown,
+        }
+    }
+
+    /// What stands before a figure, with a space.
+    pub fn words(self) -> &'static str {
+        match self {
+            Bound::Exact | Bound::Unknown => "",
+            Bound::AtLeast => "at least ",
+            Bound::AtMost => "at most ",
+        }
+    }
+}
+
+/// What a ratio says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// The first has more.
+    More,
+    /// The first has less.
+    Less,
+    /// The difference, if there is one, is below [`EQUIVALENCE`].
+    Same,
+    /// More at one factor by which devices are slowed, less at the other: it is not measurable here.
+    Turns,
+    /// Nothing can be said.
+    Inconclusive,
+}
+
+/// A geometric mean of clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Estimate {
+    /// The mean.
+    pub value: f64,
+    /// Its 95 % interval, from two clusters on; that of the deciding workload has its 95 % over all looks together ([`looks`]).
+    pub interval: Option<(f64, f64)>,
+    /// How many clusters; of two sides without pairs, those of the smaller.
+    pub count: usize,
+}
+
+/// A ratio of two placements, or of two documents.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Ratio {
+    /// The first to the second.
+    pub ratio: Option<Estimate>,
+    /// Geometric mean of the first's values in what the ratio is made of.
+    pub first: Option<f64>,
+    /// Geometric mean of the second's.
+    pub second: Option<f64>,
+    /// What the truth may be, seen from the ratio.
+    pub bound: Bound,
+    /// What it says.
+    pub finding: Finding,
+    /// Why it says nothing.
+    pub why: Option<String>,
+    /// The same with the devices slowed by the second factor, if it was measured there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_second_factor: Option<Estimate>,
+}
+
+impl Ratio {
+    /// More clusters may decide it.
+    pub fn is_open(&self) -> bool {
+        self.finding == Finding::Inconclusive && self.bound == Bound::Exact && self.ratio.is_some()
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(ratio) = self.ratio else { return write!(f, "–") };
+        write!(f, "{}{ratio}", self.bound.words())
+    }
+}
+
+/// As a factor.
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ×", words::factor(self.value))?;
+        match self.interval {
+            Some((low, high)) => write!(f, " ({}–{})", words::factor(low), words::factor(high)),
+            None => write!(f, " (one cluster)"),
+        }
+    }
+}
+
+/// Mean, and variance of a value.
+fn moments(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, squares / (count - 1.0).max(1.0))
+}
+
+fn estimate(log_mean: f64, half_width: Option<f64>, count: usize) -> Estimate {
+    let interval = half_width.map(|half| ((log_mean - half).exp(), (log_mean + half).exp()));
+    Estimate { value: log_mean.exp(), interval, count }
+}
+
+/// The geometric mean of values above 0, given as logarithms, with its interval at a level. None if there are none.
+fn of_logs(logs: &[f64], alpha: f64) -> Option<Estimate> {
+    let count = logs.len();
+    if count == 0 {
+        return None;
+    }
+    let (mean, variance) = moments(logs);
+    let half = || quantile(alpha, count as f64 - 1.0) * (variance / count as f64).sqrt();
+    Some(estimate(mean, (count >= CLUSTERS_MIN).then(half), count))
+}
+
+/// The ratio of two geometric means without pairs, given as logarithms.
+fn welch(first: &[f64], second: &[f64], alpha: f64) -> Option<Estimate> {
+    if first.is_empty() || second.is_empty() {
+        return None;
+    }
+    let [(mean, variance), (other_mean, other_variance)] = [moments(first), moments(second)];
+    let [a, b] = [variance / first.len() as f64, other_variance / second.len() as f64];
+    let spread = |part: f64, count: usize| part.powi(2) / (count as f64 - 1.0).max(1.0);
+    let degrees = (a + b).powi(2) / (spread(a, first.len()) + spread(b, second.len()));
+    let half = || if a + b > 0.0 { quantile(alpha, degrees) * (a + b).sqrt() } else { 0.0 };
+    let count = first.len().min(second.len());
+    Some(estimate(mean - other_mean, (count >= CLUSTERS_MIN).then(half), count))
+}
+
+/// What one cluster says of a placement.
+#[derive(Debug, Clone, Copy)]
+struct Observation {
+    /// Mean of the logarithms, over the settings and in each of them over the runs.
+    log: f64,
+    bound: Bound,
+    durability: Durability,
+}
+
+/// An observation of each cluster on which all of these settings have runs that count.
+fn observations(runs: &[&Run], settings: &[Setting], metric: Metric) -> BTreeMap<u32, Observation> {
+    let mut clusters: BTreeMap<u32, Vec<(&Run, f64)>> = BTreeMap::new();
+    for &run in runs {
+        if let Some(value) = metric.of(run) {
+            clusters.entry(run.testbed).or_default().push((run, value.ln()));
+        }
+    }
+    let observe = |(testbed, found): (u32, Vec<(&Run, f64)>)| {
+        let mean = |setting: &Setting| {
+            let logs: Vec<f64> =
+                found.iter().filter(|(run, _)| setting.holds(&run.cell)).map(|(_, log)| *log).collect();
+            (!logs.is_empty()).then(|| moments(&logs).0)
+        };
+        let means = settings.iter().map(mean).collect::<Option<Vec<f64>>>()?;
+        let bound = found.iter().fold(Bound::Exact, |bound, (run, _)| bound.and(metric.bound(run)));
+        let durability = found.iter().map(|(run, _)| run.durability).min()?;
+        Some((testbed, Observation { log: moments(&means).0, bound, durability }))
+    };
+    clusters.into_iter().filter_map(observe).collect()
+}
+
+/// How much more of `metric` a placement has than another one, over these settings. Where the second factor was measured as
+/// well, a finding is one of both.
+///
+/// A cluster counts where it has all settings that both have at all. Placements that shared at least two clusters are
+/// compared on those, any others without pairs.
+pub fn paired(
+    results: &Results,
+    placement: &str,
+    against: &str,
+    settings: &[Setting],
+    metric: Metric,
+) -> Ratio {
+    let level = looks::level(results, settings);
+    let names = [placement, against];
+    let here = at_one_factor(results, names, settings, metric, level);
+    let Some(factor) = results.suite.ground.second_slowed_by else { return here };
+    let of = |setting: &Setting| Setting { slowed_by: Some(factor), ..setting.clone() };
+    let there: Vec<Setting> = settings.iter().map(of).collect();
+    if there == settings {
+        return here;
+    }
+    let there = at_one_factor(results, names, &there, metric, level);
+    at_both_factors(here, there, [results.suite.ground.slowed_by, factor])
+}
+
+/// How much more requests per second a control has than what it is to be the same as, at [`ALPHA`] whatever the look: an instrument
+/// that is off is to be noticed rather than not.
+pub fn of_control(results: &Results, control: &str, wrapped: &str, settings: &[Setting]) -> Ratio {
+    at_one_factor(results, [control, wrapped], settings, Metric::Iops, ALPHA)
+}
+
+fn at_one_factor(
+    results: &Results,
+    names: [&str; 2],
+    settings: &[Setting],
+    metric: Metric,
+    alpha: f64,
+) -> Ratio {
+    let of = |name: &str, setting: &Setting| runs(results, name, setting);
+    let counts = |name, setting: &Setting| of(name, setting).iter().any(|run| metric.of(run).is_some());
+    let both = |setting: &&Setting| names.iter().all(|name| counts(name, setting));
+    let settings: Vec<Setting> = settings.iter().filter(both).cloned().collect();
+    let mut sides = names.map(|name| {
+        let runs: Vec<&Run> = settings.iter().flat_map(|setting| of(name, setting)).collect();
+        observations(&runs, &settings, metric)
+    });
+    let shared: BTreeSet<u32> = sides[0].keys().filter(|id| sides[1].contains_key(id)).copied().collect();
+    let paired = shared.len() >= CLUSTERS_MIN;
+    if paired {
+        sides.iter_mut().for_each(|side| side.retain(|id, _| shared.contains(id)));
+    }
+    let logs = sides.each_ref().map(|side| side.values().map(|found| found.log).collect::<Vec<f64>>());
+    let ratio = if paired {
+        let differences: Vec<f64> = logs[0].iter().zip(&logs[1]).map(|(one, two)| one - two).collect();
+        of_logs(&differences, alpha)
+    } else {
+        welch(&logs[0], &logs[1], alpha)
+    };
+    judge(names, ratio, sides.each_ref().map(|side| side.values().copied().collect()))
+}
+
+/// What a ratio at two factors says: what it says at both. Devices and network are slowed and Ceph's code is not, so that a factor
+/// favours what computes more.
+fn at_both_factors(here: Ratio, there: Ratio, factors: [u32; 2]) -> Ratio {
+    let Some(second) = there.ratio else { return here };
+    let [one, two] = factors;
+    let verdict = match (here.finding, there.finding) {
+        (first, other) if first == other || first == Finding::Inconclusive => None,
+        (Finding::More, Finding::Less) | (Finding::Less, Finding::More) => Some((
+            Finding::Turns,
+            format!(
+                "not measurable here: it turns with the factor by which devices are slowed, {here} at {one} and {there} at {two}"
+            ),
+        )),
+        _ => Some((
+            Finding::Inconclusive,
+            format!(
+                "shown with devices slowed by {one} ({here}) and not with devices slowed by {two} ({there})"
+            ),
+        )),
+    };
+    match verdict {
+        None => Ratio { at_second_factor: Some(second), ..here },
+        Some((finding, why)) => Ratio { finding, why: Some(why), at_second_factor: Some(second), ..here },
+    }
+}
+
+/// How much more of `metric` runs of one cell have than others of the same cell, which are of another document.
+pub fn unpaired(names: [&str; 2], first: &[&Run], second: &[&Run], metric: Metric, alpha: f64) -> Ratio {
+    let sides = [first, second].map(|runs| {
+        let settings: BTreeSet<Setting> = runs.iter().map(|run| Setting::of(&run.cell)).collect();
+        let found = observations(runs, &settings.into_iter().collect::<Vec<_>>(), metric);
+        found.into_values().collect::<Vec<Observation>>()
+    });
+    let logs = sides.each_ref().map(|side| side.iter().map(|found| found.log).collect::<Vec<f64>>());
+    judge(names, welch(&logs[0], &logs[1], alpha), sides)
+}
+
+/// What a ratio of these observations says.
+fn judge(names: [&str; 2], ratio: Option<Estimate>, sides: [Vec<Observation>; 2]) -> Ratio {
+    let [first, second] = sides.each_ref().map(|side| {
+        let logs: Vec<f64> = side.iter().map(|found| found.log).collect();
+        (!logs.is_empty()).then(|| moments(&logs).0.exp())
+    });
+    let [ours, theirs] =
+        sides.each_ref().map(|side| side.iter().fold(Bound::Exact, |bound, found| bound.and(found.bound)));
+    let bound = ours.and(theirs.inverse());
+    let worst = sides.each_ref().map(|side| side.iter().map(|found| found.durability).min());
+    let (finding, why) = match find(names, ratio, bound, worst) {
+        Ok(finding) => (finding, None),
+        Err(why) => (Finding::Inconclusive, Some(why)),
+    };
+    Ratio { ratio, first, second, bound, finding, why, at_second_factor: None }
+}
+
+/// What a ratio says, or why it says nothing.
+fn find(
+    names: [&str; 2],
+    ratio: Option<Estimate>,
+    bound: Bound,
+    durability: [Option<Durability>; 2],
+) -> Result<Finding, String> {
+    let (Some(ratio), [Some(ours), Some(theirs)]) = (ratio, durability) else {
+        return Err(format!("{} and {} have no valid runs that can be compared", names[0], names[1]));
+    };
+    let Some((low, high)) = ratio.interval else {
+        return Err("one cluster has no interval; two are the least".into());
+    };
+    if let Some((name, _)) = names.iter().zip(durability).find(|(_, d)| *d == Some(Durability::Volatile)) {
+        return Err(format!(
+            "{name} acknowledges writes that are in memory only, and takes part in no comparison"
+        ));
+    }
+    let same = low >= 1.0 / (1.0 + EQUIVALENCE) && high <= 1.0 + EQUIVALENCE;
+    let finding = match bound {
+        Bound::Unknown => return Err("both were limited by the client or the machine".into()),
+        Bound::Exact if same => Finding::Same,
+        Bound::Exact | Bound::AtLeast if low > 1.0 && !same => Finding::More,
+        Bound::Exact | Bound::AtMost if high < 1.0 && !same => Finding::Less,
+        Bound::Exact => return Err("the interval has both more and less".into()),
+        Bound::AtLeast => {
+            return Err("the client or the machine was a limit: the truth is this ratio or more".into());
+        }
+        Bound::AtMost => {
+            return Err("the client or the machine was a limit: the truth is this ratio or less".into());
+        }
+    };
+    // The safer one may win over the other, for it does more; not the other way round.
+    let winner_is_less_safe = match finding {
+        Finding::More => ours < theirs,
+        Finding::Less => theirs < ours,
+        _ => ours != theirs,
+    };
+    if winner_is_less_safe {
+        return Err(format!(
+            "not comparable: {} has {} of a write, {} has {}",
+            names[0],
+            words::copies(ours),
+            names[1],
+            words::copies(theirs)
+        ));
+    }
+    Ok(finding)
+}
+
+/// What the runs of one cell come to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Runs that count.
+    pub valid: usize,
+    /// Runs that do not.
+    pub invalid: usize,
+    /// Requests per second.
+    pub iops: Option<Estimate>,
+    /// Mean latency in microseconds.
+    pub mean_us: Option<Estimate>,
+    /// Median of all requests of all repeats, in microseconds.
+    pub p50_us: Option<f64>,
+    /// 99th percentile of all requests of all repeats, in microseconds.
+    pub p99_us: Option<f64>,
+    /// 99.9th percentile of all requests of all repeats, in microseconds.
+    pub p999_us: Option<f64>,
+    /// Why the placement might do more.
+    pub lower_bound: Option<String>,
+    /// The worst of its runs.
+    pub durability: Option<Durability>,
+}
+
+/// What these runs of one cell come to.
+pub fn summary(runs: &[&Run]) -> Summary {
+    let counted: Vec<&Run> = runs.iter().copied().filter(|run| objections(run).is_empty()).collect();
+    let settings: Vec<Setting> = runs.first().map(|run| Setting::of(&run.cell)).into_iter().collect();
+    let of = |metric: Metric| {
+        let found = observations(&counted, &settings, metric);
+        of_logs(&found.values().map(|found| found.log).collect::<Vec<f64>>(), ALPHA)
+    };
+    let histogram = merged(&counted).unwrap_or_default();
+    // Without histograms that could be merged it is the worst of the repeats: no percentile is an average.
+    let percentile = |part: u64, of: &dyn Fn(&Run) -> f64| {
+        percentile_us(&histogram, part).or_else(|| counted.iter().map(|run| of(run)).reduce(f64::max))
+    };
+    Summary {
+        valid: counted.len(),
+        invalid: runs.len() - counted.len(),
+        iops: of(Metric::Iops),
+        mean_us: of(Metric::Mean),
+        p50_us: percentile(500, &|run| run.figures.p50_us),
+        p99_us: percentile(990, &|run| run.figures.p99_us),
+        p999_us: percentile(999, &|run| run.figures.p999_us),
+        lower_bound: counted.iter().find_map(|run| run.lower_bound.clone()),
+        durability: counted.iter().map(|run| run.durability).min(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! What holds for a burst, and what for good.
+
+use serde::Serialize;
+
+use super::Ranking;
+use super::rank::rank;
+use crate::results::{Durability, Results, Run};
+use crate::stats::objections;
+use crate::stats::steady::Steadiness;
+
+/// Whether results show what lasts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Lasting {
+    /// Whether the deciding runs of each ranked placement do.
+    pub placements: Vec<Held>,
+    /// The rankings of sustained runs alone. Empty if there are none.
+    pub for_good: Vec<Ranking>,
+}
+
+/// A placement, and whether its runs show what lasts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Held {
+    /// Its name.
+    pub placement: String,
+    /// Of all its runs of the deciding workload together.
+    pub steadiness: Steadiness,
+}
+
+impl Lasting {
+    /// What results say of the placements in these rankings, given those of sustained runs alone.
+    pub(super) fn of(results: &Results, rankings: &[Ranking], sustained: Option<&Results>) -> Lasting {
+        let places = rankings.iter().flat_map(|ranking| &ranking.places);
+        let held = places.map(|place| Held {
+            placement: place.placement.clone(),
+            steadiness: steadiness(results, &place.placement, &results.suite.deciding),
+        });
+        let for_good = sustained.map(|sustained| rank(sustained).0).unwrap_or_default();
+        Lasting { placements: held.collect(), for_good }
+    }
+
+    /// Whether the runs of these show what lasts: what one of them does not sustain is not sustained.
+    pub fn steadiness(&self, names: &[&str]) -> Steadiness {
+        let held = self.placements.iter().filter(|held| names.contains(&held.placement.as_str()));
+        held.map(|held| held.steadiness).reduce(Steadiness::and).unwrap_or(Steadiness::Unknown)
+    }
+
+    /// The ranking of sustained runs of placements with as many copies.
+    pub fn ranking(&self, durability: Durability) -> Option<&Ranking> {
+        self.for_good.iter().find(|ranking| ranking.durability == durability)
+    }
+}
+
+/// Whether the runs of a placement in a workload show what lasts.
+pub(super) fn steadiness(results: &Results, placement: &str, workload: &str) -> Steadiness {
+    let of = |run: &&Run| {
+        run.cell.placement == placement && run.cell.workload == workload && objections(run).is_empty()
+    };
+    let runs = results.runs.iter().filter(of).map(Steadiness::of);
+    runs.reduce(Steadiness::and).unwrap_or(Steadiness::Unknown)
+}
+
+/// The same results with the sustained runs alone. None if no run says whether it is sustained.
+pub(super) fn sustained(results: &Results) -> Option<Results> {
+    let known = |run: &Run| Steadiness::of(run) != Steadiness::Unknown;
+    if !results.runs.iter().any(known) {
+        return None;
+    }
+    let kept = results.runs.iter().filter(|run| Steadiness::of(run) == Steadiness::Sustained);
+    Some(results.with_runs(kept.cloned().collect()))
+}

@@ -1,0 +1,267 @@
+//! What results say: which placement wins, by how much and with what certainty, and what of the published claims holds.
+//!
+//! Placements are ranked among those with as many copies of an acknowledged write, by requests per second in the deciding
+//! workload. One whose writes are in memory only is never ranked, nor is a control, nor one that stands on another SSD.
+
+mod answer;
+mod claims;
+mod control;
+mod lasting;
+mod rank;
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use crate::breakdown::{Bottleneck, combined};
+use crate::results::{Durability, NotRun, Results, Run};
+use crate::stats::{self, Ratio, Setting};
+use crate::suite::Direction;
+use claims::test;
+pub use control::Control;
+pub use lasting::{Held, Lasting};
+use rank::{rank, second_copy};
+
+/// What results say.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The suite's name.
+    pub suite: String,
+    /// SHA-256 of the suite in hexadecimal.
+    pub suite_sha256: String,
+    /// What it asks.
+    pub question: String,
+    /// It ran in its quick form.
+    pub quick: bool,
+    /// What the figures are no measure of. None where nothing was emulated.
+    pub caveat: Option<String>,
+    /// The answer in one sentence, of which the second half says what lasts where that is something else.
+    pub headline: String,
+    /// More of the answer, in sentences.
+    pub answer: Vec<String>,
+    /// What is the same, and how it came out.
+    pub controls: Vec<Control>,
+    /// The placements in order, those with most copies first: what they do in a measurement, be it a burst. Empty where a control came out as
+    /// different.
+    pub rankings: Vec<Ranking>,
+    /// What of it lasts.
+    pub lasting: Lasting,
+    /// What a second copy of a cache on the host costs, and who needs it. None where it was not measured with and without one.
+    pub second_copy: Option<SecondCopy>,
+    /// Placements that were measured and are not ranked.
+    pub unranked: Vec<NotRun>,
+    /// What became of the published claims.
+    pub directions: Vec<Tested>,
+    /// Placements that were not measured.
+    pub not_run: Vec<NotRun>,
+    /// Runs in all.
+    pub runs: usize,
+    /// Those that do not count.
+    pub invalid_runs: usize,
+}
+
+/// Placements with as many copies of a write, the best first.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Ranking {
+    /// What their acknowledged writes are safe from.
+    pub durability: Durability,
+    /// Where they were measured.
+    pub settings: Vec<Setting>,
+    /// The placements.
+    pub places: Vec<Place>,
+    /// The first against the second.
+    pub lead: Option<Compared>,
+}
+
+/// A placement among others.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Place {
+    /// Its name in the suite.
+    pub placement: String,
+    /// Its requests per second: geometric mean over settings and repeats.
+    pub iops: f64,
+    /// Against the baseline; None for the baseline itself.
+    pub over_baseline: Option<Compared>,
+}
+
+/// A placement against another one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compared {
+    /// The other one.
+    pub against: String,
+    /// Requests per second.
+    pub iops: Ratio,
+    /// Mean latency.
+    pub mean: Ratio,
+    /// 99th percentile of the latency.
+    pub p99: Ratio,
+}
+
+/// A cache on the host whose writes are on a second host, too.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SecondCopy {
+    /// The placement.
+    pub placement: String,
+    /// Against the same with one copy, which is lost with its host.
+    pub cost: Compared,
+    /// Against the best of those that keep no acknowledged write on the host at all.
+    pub over_others: Option<Compared>,
+    /// What to take where an acknowledged write has to survive its host. None where it is not certain.
+    pub recommended: Option<String>,
+}
+
+/// What became of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It holds here too.
+    Reproduced,
+    /// It does not.
+    NotReproduced,
+    /// It turns with the factor by which devices are slowed.
+    NotMeasurable,
+    /// Nobody knows.
+    Inconclusive,
+}
+
+impl Outcome {
+    /// In words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Outcome::Reproduced => "reproduced",
+            Outcome::NotReproduced => "not reproduced",
+            Outcome::NotMeasurable => "not measurable here",
+            Outcome::Inconclusive => "inconclusive",
+        }
+    }
+}
+
+/// A published claim, tested.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tested {
+    /// The claim.
+    #[serde(flatten)]
+    pub direction: Direction,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Requests per second of its placement to those of the other.
+    pub iops: Ratio,
+    /// The same of sustained runs alone. None where no run says whether it is sustained.
+    pub for_good: Option<Ratio>,
+    /// What the ratio rests on and where the time goes in both, in sentences.
+    pub evidence: String,
+    /// The placement's largest hop.
+    pub bottleneck: Option<Bottleneck>,
+    /// That of the other.
+    pub against_bottleneck: Option<Bottleneck>,
+}
+
+/// What these results say.
+pub fn verdict(results: &Results) -> Verdict {
+    let suite = &results.suite;
+    let controls = control::controls(results);
+    let sustained = lasting::sustained(results);
+    let (mut rankings, unranked) = rank(results);
+    let mut lasting = Lasting::of(results, &rankings, sustained.as_ref());
+    let mut second_copy = second_copy(results, &rankings);
+    let test = |direction| test(results, sustained.as_ref(), direction);
+    let mut directions: Vec<Tested> = suite.directions.iter().map(test).collect();
+    let (mut headline, mut answer) =
+        answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked);
+    answer.extend(answer::of_controls(results, &controls));
+    if let Some(control) = controls.iter().find(|control| control.differs()) {
+        // What the instrument says of the same is wrong, so that nothing else that it says counts.
+        headline = format!("No verdict: {}", control.sentence());
+        answer = answer::of_controls(results, &controls);
+        (rankings, second_copy, lasting) = (Vec::new(), None, Lasting::default());
+        for tested in &mut directions {
+            tested.outcome = Outcome::Inconclusive;
+            tested.evidence = headline.clone();
+        }
+    }
+    Verdict {
+        suite: suite.name.clone(),
+        suite_sha256: results.suite_sha256.clone(),
+        question: suite.question.clone(),
+        quick: results.quick,
+        caveat: caveat(results),
+        headline,
+        answer,
+        controls,
+        rankings,
+        lasting,
+        second_copy,
+        unranked,
+        directions,
+        not_run: results.not_run.clone(),
+        runs: results.runs.len(),
+        invalid_runs: results.runs.iter().filter(|run| !stats::objections(run).is_empty()).count(),
+    }
+}
+
+/// Placements whose order is open, and more clusters may decide it: the first two of each ranking, of all runs and of the sustained ones.
+pub fn undecided(results: &Results) -> BTreeSet<String> {
+    let sustained = lasting::sustained(results);
+    let rankings = [Some(results), sustained.as_ref()].into_iter().flatten().flat_map(|of| rank(of).0);
+    let open = rankings.filter_map(|ranking| {
+        let lead = ranking.lead.filter(|lead| lead.iops.is_open())?;
+        Some([ranking.places.first()?.placement.clone(), lead.against])
+    });
+    open.flatten().collect()
+}
+
+fn caveat(results: &Results) -> Option<String> {
+    let ground = &results.suite.ground;
+    let speed = match (ground.slowed_by, ground.second_slowed_by) {
+        (1, None) => String::new(),
+        (one, None) => format!(", slowed by {one}"),
+        (one, Some(two)) => format!(", slowed by {one} and, where it decides, by {two}"),
+    };
+    (!results.devices.is_empty()).then(|| {
+        format!("Emulated devices{speed}: relative order only. The figures are those of no machine.")
+    })
+}
+
+/// The setting of a workload that details are shown of: the first cluster and number of clients, and the depth that the
+/// suite's quick form keeps, else the largest.
+pub fn reference(results: &Results, workload: &str) -> Option<Setting> {
+    let settings = stats::settings(results, workload);
+    let first = settings.first()?.clone();
+    let alike = |setting: &&Setting| {
+        (setting.disks, setting.osds_per_disk, setting.clients)
+            == (first.disks, first.osds_per_disk, first.clients)
+    };
+    let wanted = results.suite.quick.as_ref().map_or(u32::MAX, |quick| quick.depth);
+    settings.iter().filter(alike).min_by_key(|setting| setting.depth.abs_diff(wanted)).cloned()
+}
+
+/// Runs of a placement that count, in the setting that details are shown of.
+pub fn reference_runs<'a>(results: &'a Results, placement: &str, workload: &str) -> Vec<&'a Run> {
+    let Some(setting) = reference(results, workload) else { return Vec::new() };
+    let runs = stats::runs(results, placement, &setting);
+    runs.into_iter().filter(|run| stats::objections(run).is_empty()).collect()
+}
+
+fn bottleneck(results: &Results, placement: &str, workload: &str) -> Option<Bottleneck> {
+    combined(&reference_runs(results, placement, workload)).bottleneck()
+}
+
+/// The suite's placements, and after them what else was measured.
+pub fn placements(results: &Results) -> Vec<&str> {
+    let mut names: Vec<&str> = results.suite.placements.iter().map(String::as_str).collect();
+    let measured: BTreeSet<&str> = results.runs.iter().map(|run| run.cell.placement.as_str()).collect();
+    let others: Vec<&str> = measured.into_iter().filter(|name| !names.contains(name)).collect();
+    names.extend(others);
+    names
+}
+
+/// What a placement's acknowledged writes are safe from, at worst. None if no run of it counts.
+pub fn durability(results: &Results, placement: &str) -> Option<Durability> {
+    let counted = results.runs.iter().filter(|run| run.cell.placement == placement);
+    counted.filter(|run| stats::objections(run).is_empty()).map(|run| run.durability).min()
+}
+
+#[cfg(test)]
+mod campaigns;
+#[cfg(test)]
+mod tests;
