@@ -2,16 +2,19 @@
 
 /// Steps of the continued fraction; it needs a tenth of them for the arguments that occur here.
 const STEPS_MAX: usize = 300;
-/// Halvings of the interval in which a quantile is looked for, which leave no bit of it open.
-const HALVINGS: usize = 200;
+/// Halvings of the interval in which a quantile is looked for, which leave 1e-12 of it open.
+const HALVINGS: usize = 40;
 /// No quantile of a level above 1e-9 is larger, even with one degree of freedom.
-const QUANTILE_MAX: f64 = 1e12;
+const QUANTILE_MAX: f64 = 1e9;
 
 /// The value that |t| exceeds with probability `alpha`, from 0 to 1 exclusive. Fewer degrees of freedom than 1, and NaN, count
 /// as 1.
 pub fn quantile(alpha: f64, degrees: f64) -> f64 {
     let degrees = degrees.max(1.0);
-    let (mut low, mut high) = (0.0, QUANTILE_MAX);
+    let (mut low, mut high) = (0.0, 2.0);
+    while exceeded(high, degrees) > alpha && high < QUANTILE_MAX {
+        (low, high) = (high, 2.0 * high);
+    }
     for _ in 0..HALVINGS {
         let middle = (low + high) / 2.0;
         if exceeded(middle, degrees) > alpha { low = middle } else { high = middle }
