@@ -1,5 +1,7 @@
 //! The lab's measurements: what is not what was meant does not count, what was interrupted goes on, and nothing is left.
 
+mod instrument;
+
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -30,7 +32,8 @@ fn suite(directory: &Path, placements: &str, ground: &str, workloads: &[(&str, &
     );
     for (name, lines) in workloads {
         text.push_str(&format!(
-            "[[workload]]\nname = \"{name}\"\ntitle = \"{name}\"\nblock_bytes = 4096\ndepth = [8]\ncaches = \"warm\"\n{lines}\n"
+            "[[workload]]\nname = \"{name}\"\ntitle = \"{name}\"\nblock_bytes = 4096\n{}caches = \"warm\"\n{lines}\n",
+            if lines.contains("depth = ") { "" } else { "depth = [8]\n" }
         ));
     }
     let path = directory.join("small.toml");
@@ -50,6 +53,7 @@ fn options<'a>(directory: &Path, suite: &Path, stop: &'a AtomicBool) -> Options<
         restart: false,
         stop,
         unfilled: false,
+        added: None,
     }
 }
 

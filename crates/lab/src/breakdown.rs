@@ -1,7 +1,7 @@
 //! Where the mean time of a request goes, hop by hop, and which hop is the bottleneck.
 //!
-//! The parts of a request are cut out of the client's mean, one after the other, so they always add up to it; what nobody
-//! accounts for stays with the part that has no counter of its own.
+//! The parts of a request are cut out of the client's mean, one after the other, so they always add up to it. What is left over has no
+//! counter of its own: it is *not accounted*, and never the bottleneck.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,12 @@ use crate::words;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// The client, the network, and whatever else is in front of the OSD.
-    Client,
-    /// The client, the cache's daemon, waits for room in the cache, and the network to Ceph and to a second hypervisor.
+    /// What nobody has counted: the load generator, its way to what serves it, and whatever else lies between counters.
+    NotAccounted,
+    /// A cache's daemon, waits for room in the cache included.
     CacheDaemon,
+    /// Packets on their way between nodes.
+    Network,
     /// The SSD of a cache on the host.
     CacheSsd,
     /// The OSD's queue.
@@ -48,9 +50,10 @@ pub enum Part {
 
 impl Part {
     /// All, in the order of the way.
-    pub const ALL: [Part; 13] = [
-        Part::Client,
+    pub const ALL: [Part; 14] = [
+        Part::NotAccounted,
         Part::CacheDaemon,
+        Part::Network,
         Part::CacheSsd,
         Part::OsdQueue,
         Part::OsdOther,
@@ -67,8 +70,9 @@ impl Part {
     /// What it is.
     pub fn title(self) -> &'static str {
         match self {
-            Part::Client => "client and network",
-            Part::CacheDaemon => "client and cache daemon",
+            Part::NotAccounted => "not accounted",
+            Part::CacheDaemon => "cache daemon",
+            Part::Network => "network",
             Part::CacheSsd => "cache SSD",
             Part::OsdQueue => "OSD queue",
             Part::OsdOther => "OSD, other",
@@ -194,9 +198,10 @@ impl Breakdown {
 }
 
 impl Hops {
-    /// The largest hop.
+    /// The largest hop of those that were counted.
     pub fn bottleneck(&self, side: Side) -> Option<Bottleneck> {
-        let largest = self.parts.iter().max_by(|one, two| one.mean_us.total_cmp(&two.mean_us))?;
+        let counted = self.parts.iter().filter(|share| share.part != Part::NotAccounted);
+        let largest = counted.max_by(|one, two| one.mean_us.total_cmp(&two.mean_us))?;
         Some(Bottleneck { side, part: largest.part, share: largest.mean_us / self.mean_us })
     }
 }
@@ -260,8 +265,8 @@ impl Stages<'_> {
         inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
     }
 
-    /// Cuts an OSD's write out of a request.
-    fn write(&self, cut: &mut Cut) {
+    /// Cuts an OSD's write out of a request; a packet is `transit_us` on its way to a replica.
+    fn write(&self, cut: &mut Cut, transit_us: f64) {
         let mut inside = Cut::new(self.mean_us(Hop::OsdWrite).min(cut.left_us));
         inside.take(Part::OsdQueue, self.mean_us(Hop::OsdQueue));
         let store = [
@@ -274,11 +279,37 @@ impl Stages<'_> {
         ];
         let before_us = inside.left_us;
         store.into_iter().for_each(|(part, hop)| inside.take(part, self.mean_us(hop)));
-        // Replicas write meanwhile: only what they take longer is time of the request.
-        inside.take(Part::Replica, self.mean_us(Hop::Replica) - (before_us - inside.left_us));
+        if let Some(replica) = self.find(Hop::Replica) {
+            let own_us = before_us - inside.left_us;
+            beside(&mut inside, own_us, replica.mean_us, transit_us);
+        }
         inside.rest(Part::OsdOther);
         inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
     }
+}
+
+/// Cuts out what a second copy takes longer than the own one, which is written meanwhile, and its way there and back.
+fn beside(cut: &mut Cut, own_us: f64, second_us: f64, transit_us: f64) {
+    cut.take(Part::Replica, second_us - own_us);
+    cut.take(Part::Network, 2.0 * transit_us - (own_us - second_us).max(0.0));
+}
+
+/// Mean time of a read or write inside of a cache's daemon in microseconds, where one counts that.
+fn daemon_us(run: &Run, kind: &str) -> Option<f64> {
+    let caches = run.placement.as_object()?;
+    let (_, daemon) = caches.iter().find(|(name, _)| words::on_host(name))?;
+    let number = |name: String| daemon.get(name)?.as_f64().filter(|number| *number > 0.0);
+    Some(number(format!("{kind}_us"))? / number(format!("{kind}s"))?)
+}
+
+/// Cuts out the time inside of a cache's daemon, whose parts are known; what is left of it is the daemon's own.
+fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, parts: impl FnOnce(&mut Cut)) {
+    let mut inside = Cut::new(daemon_us(run, kind).unwrap_or(cut.left_us).min(cut.left_us));
+    parts(&mut inside);
+    if daemon_us(run, kind).is_some() {
+        inside.rest(Part::CacheDaemon);
+    }
+    inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
 }
 
 /// The part of blocks that a cache had: of the one nearest to the client, if there are two.
@@ -328,18 +359,23 @@ pub fn breakdown(run: &Run) -> Breakdown {
     let on_host = words::on_host(&run.cell.placement);
     // A cache in the client's memory has no counters; what the OSDs do behind it is not what requests wait for.
     let told = run.durability != Durability::Volatile;
+    // There and back; nothing is claimed of a network that does not know.
+    let transit_us = run.transit_us.unwrap_or(0.0);
     let reads = run.reads.as_ref().filter(usable).filter(|_| told).and_then(|figures| {
         let mut cut = Cut::new(figures.mean_us);
         if on_host {
             let hits = hit_ratio?;
-            cut.take(Part::CacheSsd, hits * mean_us(ssd.read_us as f64, ssd.reads as f64));
-            stages.read(&mut cut, 1.0 - hits);
-            cut.rest(Part::CacheDaemon);
+            in_daemon(&mut cut, run, "read", |cut| {
+                cut.take(Part::CacheSsd, hits * mean_us(ssd.read_us as f64, ssd.reads as f64));
+                cut.take(Part::Network, 2.0 * transit_us * (1.0 - hits));
+                stages.read(cut, 1.0 - hits);
+            });
         } else {
             stages.find(Hop::OsdRead)?;
+            cut.take(Part::Network, 2.0 * transit_us);
             stages.read(&mut cut, 1.0);
-            cut.rest(Part::Client);
         }
+        cut.rest(Part::NotAccounted);
         Some(cut.done(figures))
     });
     let writes = run.writes.as_ref().filter(usable).filter(|_| told).and_then(|figures| {
@@ -348,16 +384,18 @@ pub fn breakdown(run: &Run) -> Breakdown {
             // What the OSDs write meanwhile is the cache's drain, which no request waits for.
             run.devices.get("ssd").filter(|ssd| ssd.writes > 0)?;
             let own_us = mean_us(ssd.write_us as f64, ssd.writes as f64);
-            cut.take(Part::CacheSsd, own_us);
-            // Both write at once: only what the second one takes longer is time of the request.
-            let peer = run.devices.get(PEER_SSD).copied().unwrap_or_default();
-            cut.take(Part::Replica, mean_us(peer.write_us as f64, peer.writes as f64) - own_us);
-            cut.rest(Part::CacheDaemon);
+            in_daemon(&mut cut, run, "write", |cut| {
+                cut.take(Part::CacheSsd, own_us);
+                if let Some(peer) = run.devices.get(PEER_SSD).filter(|peer| peer.writes > 0) {
+                    beside(cut, own_us, mean_us(peer.write_us as f64, peer.writes as f64), transit_us);
+                }
+            });
         } else {
             stages.find(Hop::OsdWrite)?;
-            stages.write(&mut cut);
-            cut.rest(Part::Client);
+            cut.take(Part::Network, 2.0 * transit_us);
+            stages.write(&mut cut, transit_us);
         }
+        cut.rest(Part::NotAccounted);
         Some(cut.done(figures))
     });
     Breakdown { reads, writes, hit_ratio, devices: loads(run) }
@@ -434,7 +472,7 @@ mod tests {
             assert!((sum - hops.mean_us).abs() < 1e-6, "{hops:?}");
         }
         assert_eq!(part(reads, Part::StoreRead), 8_000.0, "two of them for each read");
-        assert_eq!((part(reads, Part::Client), part(reads, Part::OsdOther)), (1_000.0, 500.0));
+        assert_eq!((part(reads, Part::NotAccounted), part(reads, Part::OsdOther)), (1_000.0, 500.0));
         assert_eq!(part(writes, Part::KvCommit), 2_900.0, "not more than the OSD's own time");
         assert_eq!(part(writes, Part::Replica), 0.0, "it was faster than the store");
         let bottleneck = found.bottleneck().expect("one");
@@ -464,7 +502,7 @@ mod tests {
         let reads = found.reads.expect("reads");
         assert_eq!(found.hit_ratio, Some(0.75));
         assert_eq!((part(&reads, Part::CacheSsd), part(&reads, Part::StoreRead)), (600.0, 1_500.0));
-        assert_eq!((part(&reads, Part::OsdOther), part(&reads, Part::CacheDaemon)), (500.0, 400.0));
+        assert_eq!((part(&reads, Part::OsdOther), part(&reads, Part::NotAccounted)), (500.0, 400.0));
         assert_eq!(part(&found.writes.expect("writes"), Part::CacheSsd), 600.0);
         assert_eq!(found.devices.len(), 1);
     }
@@ -474,13 +512,44 @@ mod tests {
         let mut run = run("host-tidepool-replicated", 3_000.0, 1_000.0);
         let parts = |run: &Run| {
             let writes = breakdown(run).writes.expect("writes");
-            [Part::CacheSsd, Part::Replica, Part::CacheDaemon].map(|of| part(&writes, of))
+            [Part::CacheSsd, Part::Replica, Part::NotAccounted].map(|of| part(&writes, of))
         };
         let ssd = |write_us| Counts { writes: 5, write_us, ..Counts::default() };
         run.devices = [("ssd".to_string(), ssd(2_000)), (PEER_SSD.to_string(), ssd(3_000))].into();
         assert_eq!(parts(&run), [400.0, 200.0, 400.0]);
         run.devices.insert(PEER_SSD.into(), ssd(1_000));
         assert_eq!(parts(&run), [400.0, 0.0, 600.0]);
+    }
+
+    #[test]
+    fn the_network_and_the_daemon_have_what_they_were_seen_to_take() {
+        let mut run = run("bluestore-dbwal", 10_000.0, 4_000.0);
+        run.transit_us = Some(500.0);
+        run.stages = vec![
+            stage(Hop::OsdRead, 800, 6_000.0),
+            stage(Hop::OsdWrite, 200, 2_500.0),
+            stage(Hop::KvCommit, 200, 1_000.0),
+            stage(Hop::Replica, 200, 900.0),
+        ];
+        let found = breakdown(&run);
+        let (reads, writes) = (found.reads.expect("reads"), found.writes.expect("writes"));
+        assert_eq!((part(&reads, Part::Network), part(&reads, Part::NotAccounted)), (1_000.0, 3_000.0));
+        // To the OSD and back; to the replica and back, less what the own store takes longer.
+        assert_eq!((part(&writes, Part::Network), part(&writes, Part::Replica)), (1_900.0, 0.0));
+        assert_eq!(
+            reads.bottleneck(Side::Read).expect("one").part,
+            Part::OsdOther,
+            "what nobody counts is none"
+        );
+
+        run = self::run("host-tidepool-replicated", 3_000.0, 2_000.0);
+        run.transit_us = Some(300.0);
+        run.placement = serde_json::json!({"host-tidepool-replicated": {"writes": 10, "write_us": 18_000}});
+        let ssd = |write_us| Counts { writes: 5, write_us, ..Counts::default() };
+        run.devices = [("ssd".to_string(), ssd(2_000)), (PEER_SSD.to_string(), ssd(3_000))].into();
+        let writes = breakdown(&run).writes.expect("writes");
+        let parts = [Part::CacheSsd, Part::Replica, Part::Network, Part::CacheDaemon, Part::NotAccounted];
+        assert_eq!(parts.map(|of| part(&writes, of)), [400.0, 200.0, 600.0, 600.0, 200.0]);
     }
 
     #[test]

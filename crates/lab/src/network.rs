@@ -18,6 +18,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use crate::process::{self, Process};
 use crate::switch::{self, Switch};
 
+pub use crate::switch::Transit;
+
 /// Most servers in a network.
 pub const SERVERS_MAX: u32 = 16;
 /// What a node calls its end of its cable.
@@ -175,7 +177,7 @@ pub struct Network {
     delay: Option<Duration>,
     /// What joins the nodes: a namespace with a bridge, to which one end of each cable is tied, or a switch that takes its time.
     bridge: Option<Node>,
-    _switch: Option<Switch>,
+    switch: Option<Switch>,
     /// The client, the monitor, the servers, the client's peer.
     nodes: Vec<Node>,
     /// How many of them are servers.
@@ -215,7 +217,7 @@ impl Network {
             let address = node.address;
             node.ip(&format!("link set lo up\naddress add {address}/24 dev {LINK}\nlink set {LINK} up\n"))?;
         }
-        Ok(Network { delay, bridge, _switch: switch, nodes, servers: servers as usize })
+        Ok(Network { delay, bridge, switch, nodes, servers: servers as usize })
     }
 
     /// What it is, for a report.
@@ -229,6 +231,21 @@ impl Network {
                 format!("{nodes}; each packet is {us} µs on its way from one to another, and never less")
             }
         }
+    }
+
+    /// How long frames were on their way between nodes since the network came up; `None` where no switch of this process carries them.
+    pub fn transit(&self) -> Option<Transit> {
+        Some(self.switch.as_ref()?.transit())
+    }
+
+    /// Makes each frame so much longer on its way than the network was made for.
+    ///
+    /// # Errors
+    /// No switch of this process carries them.
+    pub fn lengthen(&self, by: Duration) -> Result<(), NetworkError> {
+        let (Some(switch), Some(delay)) = (&self.switch, self.delay) else { return Err(NetworkError::None) };
+        switch.set_delay(delay + by);
+        Ok(())
     }
 
     /// Where clients are.

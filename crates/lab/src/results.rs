@@ -131,10 +131,13 @@ pub struct Run {
     pub invalid: Vec<String>,
     /// The client or the machine was the limit, so that the placement might do more: why.
     pub lower_bound: Option<String>,
-    /// Second by second, the ramp included, as it is in what follows but for the processor time.
+    /// Second by second, in the window of the clients, as all that follows: from the end of their ramp to the end of their time.
     pub samples: Vec<Sample>,
     /// Ceph's stages.
     pub stages: Vec<Stage>,
+    /// Mean time of a packet from one node to another in microseconds, where the network is one that knows.
+    #[serde(default)]
+    pub transit_us: Option<f64>,
     /// What each device did.
     pub devices: BTreeMap<String, Counts>,
     /// Processor time per request in microseconds, by kind of process.

@@ -12,6 +12,8 @@ use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -75,14 +77,41 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 /// A frame on its way.
 struct Frame {
+    since: Instant,
     due: Instant,
     from: usize,
     bytes: Vec<u8>,
 }
 
+/// How long frames were on their way, all together, since the switch began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Transit {
+    /// Frames that were handed on.
+    pub frames: u64,
+    /// Microseconds of all of them.
+    pub total_us: u64,
+}
+
+impl Transit {
+    /// Mean time of a frame since `before`, in microseconds; `None` if there was none.
+    pub fn mean_us(self, before: Transit) -> Option<f64> {
+        let frames = self.frames.saturating_sub(before.frames);
+        (frames > 0).then(|| self.total_us.saturating_sub(before.total_us) as f64 / frames as f64)
+    }
+}
+
+/// What the switch's thread shares with others.
+#[derive(Debug, Default)]
+struct Shared {
+    delay_ns: AtomicU64,
+    frames: AtomicU64,
+    total_us: AtomicU64,
+}
+
 /// A running switch. Dropping it closes its ports.
 #[derive(Debug)]
 pub(crate) struct Switch {
+    shared: Arc<Shared>,
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
@@ -92,11 +121,34 @@ impl Switch {
     pub(crate) fn start(ports: Vec<File>, delay: Duration) -> io::Result<Switch> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
-        let carrier = Carrier { ports, delay, learnt: HashMap::new(), queue: VecDeque::new(), bytes: 0 };
+        let shared = Arc::new(Shared::default());
+        shared.delay_ns.store(nanoseconds(delay), Ordering::Relaxed);
+        let carrier = Carrier {
+            ports,
+            shared: shared.clone(),
+            learnt: HashMap::new(),
+            queue: VecDeque::new(),
+            bytes: 0,
+        };
         let thread =
             std::thread::Builder::new().name("switch".into()).spawn(move || carrier.run(&stopped))?;
-        Ok(Switch { stop, thread: Some(thread) })
+        Ok(Switch { shared, stop, thread: Some(thread) })
     }
+
+    /// Hands frames that come in from now on on after this time. One that came before them is handed on before them.
+    pub(crate) fn set_delay(&self, delay: Duration) {
+        self.shared.delay_ns.store(nanoseconds(delay), Ordering::Relaxed);
+    }
+
+    /// How long frames were on their way.
+    pub(crate) fn transit(&self) -> Transit {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Transit { frames: of(&self.shared.frames), total_us: of(&self.shared.total_us) }
+    }
+}
+
+fn nanoseconds(delay: Duration) -> u64 {
+    u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Drop for Switch {
@@ -109,7 +161,7 @@ impl Drop for Switch {
 /// What the switch's thread knows.
 struct Carrier {
     ports: Vec<File>,
-    delay: Duration,
+    shared: Arc<Shared>,
     /// Behind which port an interface is.
     learnt: HashMap<Mac, usize>,
     /// As they came in, which is as they are due.
@@ -154,7 +206,11 @@ impl Carrier {
                 if let Some((_, source)) = addresses(&bytes) {
                     self.learnt.insert(source, from);
                     self.bytes += length;
-                    self.queue.push_back(Frame { due: Instant::now() + self.delay, from, bytes });
+                    let since = Instant::now();
+                    let due = since + Duration::from_nanos(self.shared.delay_ns.load(Ordering::Relaxed));
+                    // The delay may have become shorter: the order stays.
+                    let due = self.queue.back().map_or(due, |last| due.max(last.due));
+                    self.queue.push_back(Frame { since, due, from, bytes });
                 }
             }
         }
@@ -172,6 +228,9 @@ impl Carrier {
                     let _ = port.write(&frame.bytes);
                 }
             }
+            let us = frame.since.elapsed().as_micros() as u64;
+            self.shared.frames.fetch_add(1, Ordering::Relaxed);
+            self.shared.total_us.fetch_add(us, Ordering::Relaxed);
         }
     }
 }

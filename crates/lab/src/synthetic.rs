@@ -87,6 +87,7 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         lower_bound: None,
         samples: (1..=5).map(|second| sample(placement, second, iops)).collect(),
         stages: stages(placement, mean_us),
+        transit_us: None,
         devices: sample(placement, 1, iops).devices,
         cpu_us_per_io: [("osd".to_string(), 310.0), ("client".into(), 42.0)].into(),
         placement: if placement.contains("tidepool") {

@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
 use crate::device::{Counts, Emulated, Preset};
 use crate::fio::Endpoint;
-use crate::network::Network;
+use crate::network::{Network, Transit};
 use crate::placement::{
     Applied, Arrangement, Ground, Layer, Placement, PlacementError, SecondHost, SecondNode, Slot, Ssd,
 };
@@ -67,6 +67,30 @@ impl Layout {
         let osds = 0..self.disks * self.osds_per_disk;
         (self.servers > 0).then(|| Servers { count: self.servers, of_osds: osds.map(of).collect() })
     }
+}
+
+/// A hop that can be made to take longer, to show that the measurement finds it there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slow {
+    /// The network between nodes, there and back together.
+    Network,
+    /// Each command of the disks.
+    Disk,
+    /// Each command of the SSD.
+    Ssd,
+    /// Each request, before it is in an OSD's queue.
+    OsdQueue,
+    /// Each command of the second hypervisor's SSD.
+    SecondCopy,
+}
+
+/// A time that is added to a hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Added {
+    /// Where.
+    pub hop: Slow,
+    /// How much.
+    pub time: Duration,
 }
 
 /// A running testbed. Dropping it ends all and removes its files.
@@ -195,6 +219,50 @@ impl Testbed {
     /// Devices by name.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &Emulated)> {
         self.devices.iter().map(|(name, device)| (name.as_str(), device))
+    }
+
+    /// Adds a time to one hop, in the place of what was added before; see [`Added`].
+    ///
+    /// # Errors
+    /// There is no such hop.
+    pub fn add(&self, added: Option<Added>) -> Result<(), PlacementError> {
+        let of =
+            |hop: Slow| added.filter(|added| added.hop == hop).map_or(Duration::ZERO, |added| added.time);
+        for (name, device) in self.devices() {
+            device.lengthen(of(match name {
+                PEER_SSD => Slow::SecondCopy,
+                "ssd" => Slow::Ssd,
+                _ => Slow::Disk,
+            }));
+        }
+        if let Some(network) = self.cluster.network() {
+            // There and back.
+            network
+                .lengthen(of(Slow::Network) / 2)
+                .map_err(|e| failed("cannot slow the network")(io::Error::other(e)))?;
+        }
+        let seconds = of(Slow::OsdQueue).as_secs_f64();
+        for (option, value) in [
+            ("osd_debug_inject_dispatch_delay_duration", seconds),
+            ("osd_debug_inject_dispatch_delay_probability", f64::from(u8::from(seconds > 0.0))),
+        ] {
+            for osd in 0..self.ground.slots.len() {
+                self.cluster.ceph(&[
+                    "tell",
+                    &format!("osd.{osd}"),
+                    "config",
+                    "set",
+                    option,
+                    &value.to_string(),
+                ])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How long packets were on their way between nodes, where that is known.
+    pub fn transit(&self) -> Option<Transit> {
+        self.cluster.network().and_then(Network::transit)
     }
 
     /// What each device has done.

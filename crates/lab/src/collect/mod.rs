@@ -180,13 +180,14 @@ impl Collector {
                 let more = matches!(stopped.recv_timeout(wait), Err(RecvTimeoutError::Timeout));
                 let memory = samples.len() % MEMORY_EVERY == 0;
                 let now = Look::now(&sources, (!memory).then_some(&last));
-                // What is left at the end is too short for a figure.
-                if more {
+                // What is left at the end may be too short for a figure.
+                if more || now.at.duration_since(last.at) >= PERIOD / 2 {
                     samples.push(now.since(&last, start));
-                    last = now;
-                } else {
+                }
+                if !more {
                     return samples;
                 }
+                last = now;
             }
         });
         Collector { stop, thread }

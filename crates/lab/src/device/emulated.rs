@@ -3,7 +3,7 @@
 //! One thread takes requests from the kernel and moves the data at once, another one answers in the model's order. Answers
 //! go out a little early, by the time that the way through the kernel takes, which is measured when the device starts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -102,6 +102,9 @@ struct State {
     answers: HashMap<u64, Pending>,
     next: u64,
     counts: Counts,
+    /// Answers come so much later than the model says, and those that wait for that, as they are due.
+    late_ns: Nanos,
+    late: VecDeque<(Nanos, u64)>,
     stop: bool,
 }
 
@@ -168,6 +171,8 @@ impl Emulated {
                 answers: HashMap::new(),
                 next: 0,
                 counts: Counts::default(),
+                late_ns: 0,
+                late: VecDeque::new(),
                 stop: false,
             }),
             changed: Condvar::new(),
@@ -214,9 +219,15 @@ impl Emulated {
         let answers = {
             let mut state = self.shared.lock();
             state.model = state.model.anew();
+            state.late.clear();
             std::mem::take(&mut state.answers)
         };
         answers.into_values().for_each(|pending| self.shared.faults.complete(pending.answer, pending.ticket));
+    }
+
+    /// Each command takes so much longer than the model says, from now on.
+    pub fn lengthen(&self, by: Duration) {
+        self.shared.lock().late_ns = by.as_nanos() as Nanos;
     }
 
     /// What goes wrong with it.
@@ -375,6 +386,12 @@ impl Shared {
             let ahead = self.now() + self.lead_ns.load(Ordering::Relaxed);
             state.model.advance(ahead);
             while let Some(id) = state.model.completed() {
+                match state.late_ns {
+                    0 => ready.extend(state.complete(id, ahead)),
+                    late_ns => state.late.push_back((ahead + late_ns, id)),
+                }
+            }
+            while let Some((_, id)) = state.late.pop_front_if(|(due, _)| *due <= ahead) {
                 ready.extend(state.complete(id, ahead));
             }
             if !ready.is_empty() {
@@ -383,7 +400,8 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            state = match state.model.next() {
+            let late = state.late.front().map(|(due, _)| *due);
+            state = match state.model.next().into_iter().chain(late).min() {
                 None => self.changed.wait(state).expect("no thread panics while it holds the device"),
                 Some(next) => {
                     let wait = Duration::from_nanos(next.saturating_sub(ahead));

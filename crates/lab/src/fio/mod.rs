@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,10 @@ pub use histogram::{Measured, Side};
 
 /// How often somebody who waits for fio is asked whether he still wants to.
 const POLL: Duration = Duration::from_millis(100);
+/// What every job is called.
+const JOB: &str = "bench";
+/// What fio runs just before a job begins: the output goes to a file beside it.
+const PRERUN: &str = "--exec_prerun=date +%s%N";
 
 /// Where fio sends its requests.
 #[derive(Debug, Clone)]
@@ -181,7 +185,7 @@ impl Figures {
 /// Arguments that every run has.
 fn common(size_bytes: u64) -> Vec<String> {
     vec![
-        "--name=bench".into(),
+        format!("--name={JOB}"),
         "--output-format=json+".into(),
         "--thread=1".into(),
         "--randrepeat=0".into(),
@@ -303,6 +307,8 @@ pub fn run_reports(target: &Endpoint, words: &[String]) -> Result<Vec<Value>, Fi
 pub struct Running {
     process: Process,
     command: String,
+    /// Where it says when it begins, if it does.
+    directory: Option<PathBuf>,
     /// What it prints, and its errors.
     output: [JoinHandle<String>; 2],
 }
@@ -313,8 +319,24 @@ impl Running {
     /// # Errors
     /// When it is not there.
     pub fn start(target: &Endpoint, words: &[String]) -> Result<Running, FioError> {
+        Running::spawn(target, words, None)
+    }
+
+    /// Starts fio, which says when it begins ([`Running::begun`]) in `directory`, where nobody else is.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn start_timed(target: &Endpoint, words: &[String], directory: PathBuf) -> Result<Running, FioError> {
+        Running::spawn(target, words, Some(directory))
+    }
+
+    fn spawn(target: &Endpoint, words: &[String], directory: Option<PathBuf>) -> Result<Running, FioError> {
         let mut command = Command::new("fio");
-        command.args(words).stdin(Stdio::null()).current_dir(crate::scratch::parent());
+        command.args(words).stdin(Stdio::null());
+        match &directory {
+            Some(directory) => command.arg(PRERUN).current_dir(directory),
+            None => command.current_dir(crate::scratch::parent()),
+        };
         if let Endpoint::Rbd { conf, client, .. } = target {
             command.env("CEPH_CONF", conf);
             client.iter().for_each(|client| client.enter(&mut command));
@@ -325,7 +347,22 @@ impl Running {
         let output = child.stdout.take().expect("its output is piped");
         let errors = child.stderr.take().expect("its errors are piped");
         let output = [std::thread::spawn(|| text(output)), std::thread::spawn(|| text(errors))];
-        Ok(Running { process, command: command_line(target, words), output })
+        Ok(Running { process, command: command_line(target, words), directory, output })
+    }
+
+    /// When its job has begun, which is when its ramp begins; `None` as long as it has not, or where it was not started to say so.
+    pub fn begun(&self) -> Option<Instant> {
+        let said =
+            std::fs::read_to_string(self.directory.as_ref()?.join(format!("{JOB}.prerun.txt"))).ok()?;
+        // Half a number has no end of a line.
+        let ns = said.strip_suffix('\n')?.parse().ok()?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_nanos(ns)).ok()?;
+        Instant::now().checked_sub(since)
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.try_wait().map_or(true, |status| status.is_some())
     }
 
     /// Waits for its end and returns its reports, of which there is at least one. `stop` is asked all the while; when it says why, fio is

@@ -12,8 +12,10 @@ use crate::collect::hops::Counters;
 use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
 use crate::device::Counts;
 use crate::fio::{self, Endpoint, FioError, Measured, Running, Sync};
+use crate::network::Transit;
 use crate::placement::Arrangement;
 use crate::results::{Drained, Run};
+use crate::scratch::Scratch;
 use crate::suite::{Caches, Cell, Workload};
 use crate::testbed::Testbed;
 
@@ -27,6 +29,10 @@ const CACHE_BLOCK_BYTES: f64 = 4096.0;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Longest pass over an image, with devices that answer at once.
 pub(super) const PASS_LIMIT: Duration = Duration::from_secs(3_600);
+/// How often it is looked whether the clients have begun, or one has ended.
+const POLL: Duration = Duration::from_millis(10);
+/// Longest wait until all clients have begun.
+const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// Rest between the preparation of a measurement and its begin.
 const REST: Duration = Duration::from_millis(300);
 
@@ -46,6 +52,7 @@ pub(super) struct Stand {
 struct Look {
     devices: BTreeMap<String, Counts>,
     placements: Map<String, Value>,
+    transit: Option<Transit>,
     stages: Option<Counters>,
     osds: u32,
     /// What a placement was instead of what it is to be.
@@ -65,18 +72,15 @@ impl Runner<'_> {
             .map(|(image, _)| stand.testbed.endpoint(image))
             .collect();
         stand.testbed.emulate(true);
+        if self.options.added.is_some() {
+            stand.testbed.add(self.options.added).map_err(RunError::Placement)?;
+        }
         std::thread::sleep(REST);
-        let before = look(&stand.testbed);
-        let devices = stand.testbed.devices().map(|(name, device)| {
-            let counts: CountsOf = Box::new(device.counter());
-            (name.to_string(), counts)
-        });
-        let sources = Sources { devices: devices.collect(), ..Sources::default() };
-        let sources = sources.with_network(stand.testbed.cluster().network());
-        let collector = Collector::start(sources.map_err(RunError::io("cannot look at the network".into()))?);
-        let loads = self.load(&clients, workload, cell.depth);
-        let samples = collector.stop();
-        let after = look(&stand.testbed);
+        let Seen { load, before, after, samples } =
+            self.load(&stand.testbed, &clients, workload, cell.depth)?;
+        if self.options.added.is_some() {
+            stand.testbed.add(None).map_err(RunError::Placement)?;
+        }
         self.interrupted()?;
         // What has to be written back goes at the devices' own speed once, where it is asked for.
         let timed = repeat == 1 && cell.workload == self.suite.deciding;
@@ -84,10 +88,6 @@ impl Runner<'_> {
         let stop = || self.interrupted().is_err();
         let drained = stand.testbed.drain(limit_s, &stop).map_err(RunError::Placement)?;
         self.interrupted()?;
-        let load = match loads {
-            Ok(load) => load,
-            Err(error) => Load { failure: Some(error.to_string()), ..Load::default() },
-        };
         let flushed = workload.sync == Sync::Flush;
         let run = Run {
             cell: cell.clone(),
@@ -105,6 +105,7 @@ impl Runner<'_> {
             lower_bound: None,
             samples: Vec::new(),
             stages: stages(&before, &after),
+            transit_us: after.transit.zip(before.transit).and_then(|(after, before)| after.mean_us(before)),
             devices: after
                 .devices
                 .iter()
@@ -129,18 +130,12 @@ impl Runner<'_> {
         samples: Vec<Sample>,
     ) -> Run {
         let clients = run.cell.clients;
-        // What counts is what happened after the ramp, and not what a client does when its time is over.
-        let counted = samples.iter().skip(self.suite.ramp_s as usize).take(self.suite.seconds as usize);
-        let counted: Vec<&Sample> = counted.collect();
-        let mean = |of: &dyn Fn(&Sample) -> f64| {
-            counted.iter().map(|sample| of(sample)).sum::<f64>() / counted.len().max(1) as f64
-        };
+        let mean =
+            |of: &dyn Fn(&Sample) -> f64| samples.iter().map(of).sum::<f64>() / samples.len().max(1) as f64;
         let cpu = |class: Class| {
             mean(&|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent)) / 100.0
         };
         let all = load.measured.all();
-        // Devices were counted during the ramp, too.
-        let whole = f64::from(self.suite.seconds + self.suite.ramp_s) / f64::from(self.suite.seconds);
         let reads = workload.pattern().is_some_and(|pattern| pattern.reads());
         let arrangement = Arrangement::parse(&run.cell.placement).ok();
         let evidence = Evidence {
@@ -154,7 +149,7 @@ impl Runner<'_> {
             unnamed_cache_bytes: self.suite.ground.osd_cache_bytes
                 * u64::from(run.cell.disks * run.cell.osds_per_disk),
             cached_in_memory: arrangement.is_some_and(|arrangement| arrangement.caches_in_memory()),
-            read_bytes: (load.measured.reads.ios as f64 * workload.block_bytes as f64 * whole) as u64,
+            read_bytes: load.measured.reads.ios * workload.block_bytes,
             device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
             requests: all.ios,
             client_thread: mean(&|sample| sample.busiest_client_percent) / 100.0,
@@ -238,29 +233,95 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs all clients side by side.
-    fn load(&self, clients: &[Endpoint], workload: &Workload, depth: u32) -> Result<Load, FioError> {
-        let job = workload.job(depth);
-        let mut running = Vec::new();
-        let mut load = Load::default();
-        for client in clients {
-            let (seconds, ramp_s) = (self.suite.seconds, self.suite.ramp_s);
-            let mut words = fio::arguments(client, &job, workload.set_bytes, ramp_s, seconds);
-            if workload.caches == Caches::Cold {
-                // What was read once is not cold any more: it ends with the set.
-                words.retain(|word| word != "--time_based=1");
+    /// Runs all clients side by side, and looks at everything when the ramp of the last one ends and when the time of the first one is
+    /// over: counters and clients see one window.
+    fn load(
+        &self,
+        testbed: &Testbed,
+        clients: &[Endpoint],
+        workload: &Workload,
+        depth: u32,
+    ) -> Result<Seen, RunError> {
+        let devices = testbed.devices().map(|(name, device)| {
+            let counts: CountsOf = Box::new(device.counter());
+            (name.to_string(), counts)
+        });
+        let sources = Sources { devices: devices.collect(), ..Sources::default() };
+        let sources = sources.with_network(testbed.cluster().network());
+        let sources = sources.map_err(RunError::io("cannot look at the network".into()))?;
+        let scratch = Scratch::new("clients").map_err(RunError::io("cannot make a directory".into()))?;
+        let (mut load, mut running) = (Load::default(), Vec::new());
+        for (number, client) in clients.iter().enumerate() {
+            match self.start_client(client, workload, depth, scratch.join(&number.to_string()), &mut load) {
+                Ok(client) => running.push(client),
+                Err(error) => load.failure = Some(error.to_string()),
             }
-            load.commands.push(fio::command_line(client, &words));
-            running.push(Running::start(client, &words)?);
         }
         let limit = Duration::from_secs(u64::from(self.suite.seconds + self.suite.ramp_s)) + PATIENCE;
         let deadline = Instant::now() + limit;
+        let begun = self.all_begun(&mut running);
+        let ramp = Duration::from_secs(self.suite.ramp_s.into());
+        let last = begun.iter().max().map_or_else(Instant::now, |last| *last + ramp);
+        self.wait_until(last, &mut running);
+        let before = look(testbed);
+        let collector = Collector::start(sources);
+        let seconds = Duration::from_secs(self.suite.seconds.into());
+        let first = begun.iter().min().map_or_else(Instant::now, |first| *first + ramp + seconds);
+        self.wait_until(first, &mut running);
+        let after = look(testbed);
+        let samples = collector.stop();
         for client in running {
-            let mut reports = client.finish(&|| self.stop_reason(deadline))?;
-            let report = reports.pop().expect("there is at least one");
-            load.measured.add(&Measured::read(&report));
+            match client.finish(&|| self.stop_reason(deadline)) {
+                Ok(mut reports) => {
+                    let report = reports.pop().expect("there is at least one");
+                    load.measured.add(&Measured::read(&report));
+                }
+                Err(error) => load.failure = Some(error.to_string()),
+            }
         }
-        Ok(load)
+        Ok(Seen { load, before, after, samples })
+    }
+
+    fn start_client(
+        &self,
+        client: &Endpoint,
+        workload: &Workload,
+        depth: u32,
+        directory: PathBuf,
+        load: &mut Load,
+    ) -> Result<Running, FioError> {
+        let (seconds, ramp_s) = (self.suite.seconds, self.suite.ramp_s);
+        let mut words = fio::arguments(client, &workload.job(depth), workload.set_bytes, ramp_s, seconds);
+        if workload.caches == Caches::Cold {
+            // What was read once is not cold any more: it ends with the set.
+            words.retain(|word| word != "--time_based=1");
+        }
+        load.commands.push(fio::command_line(client, &words));
+        std::fs::create_dir(&directory).map_err(FioError::NotRun)?;
+        Running::start_timed(client, &words, directory)
+    }
+
+    /// When each client has begun. Those that end before, or take too long, are left out.
+    fn all_begun(&self, running: &mut [Running]) -> Vec<Instant> {
+        let deadline = Instant::now() + BEGIN_LIMIT;
+        loop {
+            let begun: Vec<Instant> = running.iter().filter_map(Running::begun).collect();
+            let is_over = running.iter_mut().any(Running::has_ended) || self.stop_reason(deadline).is_some();
+            if begun.len() == running.len() || is_over {
+                return begun;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Waits until then, or until a client has ended.
+    fn wait_until(&self, then: Instant, running: &mut [Running]) {
+        while Instant::now() < then
+            && !running.iter_mut().any(Running::has_ended)
+            && self.interrupted().is_ok()
+        {
+            std::thread::sleep(POLL.min(then.saturating_duration_since(Instant::now())));
+        }
     }
 
     /// Why a load generator is not to go on.
@@ -270,6 +331,17 @@ impl Runner<'_> {
         }
         (Instant::now() > deadline).then(|| "it did not end in time".into())
     }
+}
+
+/// What was seen of a run.
+struct Seen {
+    load: Load,
+    /// When the last client's ramp had ended.
+    before: Look,
+    /// When the first client's time was over.
+    after: Look,
+    /// Between the two.
+    samples: Vec<Sample>,
 }
 
 /// What the clients of a run got.
@@ -286,6 +358,7 @@ fn look(testbed: &Testbed) -> Look {
     let answers: Vec<Counters> = answers.flatten().collect();
     Look {
         devices: testbed.counts(),
+        transit: testbed.transit(),
         placements: testbed.counters().unwrap_or_default(),
         osds: answers.len() as u32,
         stages: (!answers.is_empty()).then(|| Counters::joined(answers)),

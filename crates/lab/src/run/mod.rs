@@ -22,7 +22,7 @@ use crate::network::Network;
 use crate::placement::{Arrangement, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Suite};
-use crate::testbed::{Layout, Testbed};
+use crate::testbed::{Added, Layout, Testbed};
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock, Step};
@@ -58,6 +58,8 @@ pub struct Options<'a> {
     pub stop: &'a AtomicBool,
     /// Images are not filled before they are measured; to show that such runs do not count.
     pub unfilled: bool,
+    /// What is added to a hop while clients run; to show that it is found there.
+    pub added: Option<Added>,
 }
 
 /// What is going on.

@@ -72,6 +72,7 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
         restart: args.restart,
         stop: &stop,
         unfilled: args.unfilled,
+        added: None,
         suite,
     };
     if args.dry_run {
