@@ -69,6 +69,9 @@ impl Layout {
     }
 }
 
+/// How often a request waits when Ceph is told to delay what it dispatches, as clients of releases 16 see it.
+const OSD_WAITS: f64 = 3.0;
+
 /// A hop that can be made to take longer, to show that the measurement finds it there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slow {
@@ -241,7 +244,7 @@ impl Testbed {
                 .lengthen(of(Slow::Network) / 2)
                 .map_err(|e| failed("cannot slow the network")(io::Error::other(e)))?;
         }
-        let seconds = of(Slow::OsdQueue).as_secs_f64();
+        let seconds = of(Slow::OsdQueue).as_secs_f64() / OSD_WAITS;
         for (option, value) in [
             ("osd_debug_inject_dispatch_delay_duration", seconds),
             ("osd_debug_inject_dispatch_delay_probability", f64::from(u8::from(seconds > 0.0))),

@@ -225,7 +225,7 @@ impl Emulated {
         answers.into_values().for_each(|pending| self.shared.faults.complete(pending.answer, pending.ticket));
     }
 
-    /// Each command takes so much longer than the model says, from now on.
+    /// Each command takes so much longer than the model says, from now on; a write with its flush counts as one.
     pub fn lengthen(&self, by: Duration) {
         self.shared.lock().late_ns = by.as_nanos() as Nanos;
     }
@@ -317,6 +317,11 @@ impl State {
         self.model.submit(now, self.next, command);
     }
 
+    /// The command is a write that a flush follows before it is answered.
+    fn is_half_done(&self, id: u64) -> bool {
+        self.answers.get(&id).is_some_and(|pending| matches!(pending.answer, Answer::Durable(..)))
+    }
+
     /// A command is complete: returns its answer, unless there is something left to do for it.
     fn complete(&mut self, id: u64, now: Nanos) -> Option<(Answer, Ticket)> {
         let Pending { kind, since, answer, ticket } = self.answers.remove(&id)?;
@@ -387,11 +392,14 @@ impl Shared {
             state.model.advance(ahead);
             while let Some(id) = state.model.completed() {
                 match state.late_ns {
-                    0 => ready.extend(state.complete(id, ahead)),
-                    late_ns => state.late.push_back((ahead + late_ns, id)),
+                    late_ns if late_ns > 0 && !state.is_half_done(id) => {
+                        state.late.push_back((ahead + late_ns, id));
+                    }
+                    _ => ready.extend(state.complete(id, ahead)),
                 }
             }
-            while let Some((_, id)) = state.late.pop_front_if(|(due, _)| *due <= ahead) {
+            while let Some((_, id)) = state.late.front().copied().filter(|(due, _)| *due <= ahead) {
+                state.late.pop_front();
                 ready.extend(state.complete(id, ahead));
             }
             if !ready.is_empty() {

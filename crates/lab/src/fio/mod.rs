@@ -360,6 +360,11 @@ impl Running {
         Instant::now().checked_sub(since)
     }
 
+    /// Where it writes down what it does, if it was started with such a place.
+    pub fn directory(&self) -> Option<PathBuf> {
+        self.directory.clone()
+    }
+
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.process.try_wait().map_or(true, |status| status.is_some())
@@ -393,6 +398,45 @@ impl Running {
     }
 }
 
+/// The arguments with which a run of so many seconds writes down its rates in so many equal parts; see [`rates`].
+pub fn parts(seconds: u32, count: usize) -> [String; 2] {
+    [
+        format!("--write_iops_log={JOB}"),
+        format!("--log_avg_msec={}", u64::from(seconds) * 1_000 / count as u64),
+    ]
+}
+
+/// Requests per second of reads and of writes in each of so many equal parts of a run without its ramp, in their order, from the directory
+/// in which it ran; `None` where it was not asked for ([`parts`]) or has ended before.
+pub fn rates(directory: &Path, count: usize) -> Option<Vec<[f64; 2]>> {
+    read_rates(&std::fs::read_to_string(directory.join(format!("{JOB}_iops.1.log"))).ok()?, count)
+}
+
+/// Reads fio's log of rates: on each line milliseconds since the ramp, requests per second, 0 for reads or 1 for writes, and more.
+fn read_rates(log: &str, count: usize) -> Option<Vec<[f64; 2]>> {
+    let lines = log.lines().map(|line| {
+        let mut fields = line.split(',').map(str::trim);
+        let (ms, rate, side) = (fields.next()?, fields.next()?, fields.next()?);
+        Some((
+            ms.parse::<f64>().ok()?,
+            rate.parse::<f64>().ok()?,
+            side.parse::<usize>().ok().filter(|side| *side < 2)?,
+        ))
+    });
+    let lines: Vec<(f64, f64, usize)> = lines.collect::<Option<_>>()?;
+    let last_ms = lines.iter().map(|(ms, ..)| *ms).fold(0.0, f64::max);
+    let mut parts = vec![[0.0; 2]; count];
+    let mut seen = vec![false; count];
+    for (ms, rate, side) in lines {
+        // A part's line comes at its end, give or take a moment.
+        let at = (ms / last_ms * count as f64).round() as usize;
+        let at = at.checked_sub(1).filter(|at| *at < count)?;
+        parts[at][side] += rate;
+        seen[at] = true;
+    }
+    seen.iter().all(|seen| *seen).then_some(parts)
+}
+
 /// Everything that a pipe gives.
 fn text(mut pipe: impl Read) -> String {
     let mut bytes = Vec::new();
@@ -409,4 +453,19 @@ pub fn figures(document: &Value, job: &Job) -> Figures {
 pub fn fill_file(path: &Path, size_bytes: u64) -> Result<(), FioError> {
     let file = Endpoint::File(path.to_path_buf());
     run(&file, &pass(&file, "write", size_bytes)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_parts_and_none_where_one_is_missing() {
+        let log = "999, 800, 0, 0, 0\n999, 200, 1, 0, 0\n2000, 700, 0, 0, 0\n2001, 300, 1, 0, 0\n2999, 10, 1, 0, 0\n";
+        assert_eq!(read_rates(log, 3), Some(vec![[800.0, 200.0], [700.0, 300.0], [0.0, 10.0]]));
+        assert_eq!(read_rates(log, 5), None, "it has ended before");
+        for bad in ["", "999, 1, 2, 0\n", "999, x, 0, 0\n", "a\n", "0, 1, 0\n"] {
+            assert_eq!(read_rates(bad, 1), None, "{bad:?}");
+        }
+    }
 }

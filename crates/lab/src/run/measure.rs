@@ -14,7 +14,7 @@ use crate::device::Counts;
 use crate::fio::{self, Endpoint, FioError, Measured, Running, Sync};
 use crate::network::Transit;
 use crate::placement::Arrangement;
-use crate::results::{Drained, Run};
+use crate::results::{Drained, Run, WINDOWS, Window};
 use crate::scratch::Scratch;
 use crate::suite::{Caches, Cell, Workload};
 use crate::testbed::Testbed;
@@ -114,7 +114,7 @@ impl Runner<'_> {
             cpu_us_per_io: BTreeMap::new(),
             placement: differences(&before.placements, &after.placements),
             drained: drained.filter(|drained: &Drained| timed && drained.dirty_bytes > 0),
-            windows: Vec::new(),
+            windows: load.windows.clone(),
         };
         Ok(self.judged(run, stand, workload, &load, (&before, &after), samples))
     }
@@ -252,7 +252,7 @@ impl Runner<'_> {
         let scratch = Scratch::new("clients").map_err(RunError::io("cannot make a directory".into()))?;
         let (mut load, mut running) = (Load::default(), Vec::new());
         for (number, client) in clients.iter().enumerate() {
-            match self.start_client(client, workload, depth, scratch.join(&number.to_string()), &mut load) {
+            match self.start_client(client, workload, depth, scratch.join(number.to_string()), &mut load) {
                 Ok(client) => running.push(client),
                 Err(error) => load.failure = Some(error.to_string()),
             }
@@ -267,18 +267,28 @@ impl Runner<'_> {
         let collector = Collector::start(sources);
         let seconds = Duration::from_secs(self.suite.seconds.into());
         let first = begun.iter().min().map_or_else(Instant::now, |first| *first + ramp + seconds);
+        let mut dirty = Vec::new();
+        for part in 1..WINDOWS as u32 {
+            self.wait_until((last + seconds * part / WINDOWS as u32).min(first), &mut running);
+            dirty.push(dirty_bytes(&testbed.counters().unwrap_or_default()));
+        }
         self.wait_until(first, &mut running);
         let after = look(testbed);
+        dirty.push(dirty_bytes(&after.placements));
         let samples = collector.stop();
+        let mut rates = Vec::new();
         for client in running {
+            let directory = client.directory();
             match client.finish(&|| self.stop_reason(deadline)) {
                 Ok(mut reports) => {
                     let report = reports.pop().expect("there is at least one");
                     load.measured.add(&Measured::read(&report));
+                    rates.push(directory.and_then(|directory| fio::rates(&directory, WINDOWS)));
                 }
                 Err(error) => load.failure = Some(error.to_string()),
             }
         }
+        load.windows = windows(rates, &dirty, seconds / WINDOWS as u32, workload.block_bytes);
         Ok(Seen { load, before, after, samples })
     }
 
@@ -297,6 +307,7 @@ impl Runner<'_> {
             words.retain(|word| word != "--time_based=1");
         }
         load.commands.push(fio::command_line(client, &words));
+        words.extend(fio::parts(seconds, WINDOWS));
         std::fs::create_dir(&directory).map_err(FioError::NotRun)?;
         Running::start_timed(client, &words, directory)
     }
@@ -349,6 +360,7 @@ struct Seen {
 struct Load {
     measured: Measured,
     commands: Vec<String>,
+    windows: Vec<Window>,
     failure: Option<String>,
 }
 
@@ -364,6 +376,32 @@ fn look(testbed: &Testbed) -> Look {
         stages: (!answers.is_empty()).then(|| Counters::joined(answers)),
         out_of_place: testbed.holds().err().map(|why| why.to_string()),
     }
+}
+
+/// The equal windows of all clients together; none where one of them has not told its rates.
+fn windows(
+    rates: Vec<Option<Vec<[f64; 2]>>>,
+    dirty: &[u64],
+    window: Duration,
+    block_bytes: u64,
+) -> Vec<Window> {
+    let Some(rates) = rates.into_iter().collect::<Option<Vec<_>>>().filter(|rates| !rates.is_empty()) else {
+        return Vec::new();
+    };
+    let requests = |at: usize, side: usize| {
+        (rates.iter().map(|of_client| of_client[at][side]).sum::<f64>() * window.as_secs_f64()).round() as u64
+    };
+    let of = |(at, &dirty_bytes): (usize, &u64)| {
+        let writes = requests(at, 1);
+        Window { requests: requests(at, 0) + writes, written_bytes: writes * block_bytes, dirty_bytes }
+    };
+    dirty.iter().enumerate().map(of).collect()
+}
+
+/// What placements have not written back, all together.
+fn dirty_bytes(counters: &Map<String, Value>) -> u64 {
+    let all = counters.values().filter_map(Value::as_object).flatten();
+    all.filter(|(name, _)| name.ends_with("dirty_bytes")).filter_map(|(_, level)| level.as_u64()).sum()
 }
 
 fn since(now: &Counts, before: &Look, name: &str) -> Counts {
