@@ -54,13 +54,11 @@ fn is_found(hop: Slow, placement: &str, workload: &str, writes: bool, wanted: Pa
     println!("{hop:?}: {before:#?} {after:#?}");
     let total = |parts: &BTreeMap<&str, f64>| parts.values().sum::<f64>();
     let grown = total(&after) - total(&before);
-    // What makes a hop slower is itself not exact; what clients have seen is.
     assert!((grown - ADDED_US).abs() <= 2.0 * TOLERANCE_US, "clients wait {grown:.0} µs longer");
-    let clients_us = grown;
     for part in Part::ALL {
         let of = |parts: &BTreeMap<&str, f64>| parts.get(part.title()).copied().unwrap_or(0.0);
         let grown = of(&after) - of(&before);
-        let added = if part == wanted { clients_us } else { 0.0 };
+        let added = if part == wanted { ADDED_US } else { 0.0 };
         assert!(
             (grown - added).abs() <= TOLERANCE_US,
             "{}: {grown:.0} µs: {before:#?} {after:#?}",

@@ -71,6 +71,8 @@ impl Layout {
 
 /// How often a request waits when Ceph is told to delay what it dispatches, as clients of releases 16 see it.
 const OSD_WAITS: f64 = 3.0;
+/// How much longer than asked for each of these waits is, in seconds.
+const OSD_WAIT_EXTRA_S: f64 = 80e-6;
 
 /// A hop that can be made to take longer, to show that the measurement finds it there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,7 +246,7 @@ impl Testbed {
                 .lengthen(of(Slow::Network) / 2)
                 .map_err(|e| failed("cannot slow the network")(io::Error::other(e)))?;
         }
-        let seconds = of(Slow::OsdQueue).as_secs_f64() / OSD_WAITS;
+        let seconds = (of(Slow::OsdQueue).as_secs_f64() / OSD_WAITS - OSD_WAIT_EXTRA_S).max(0.0);
         for (option, value) in [
             ("osd_debug_inject_dispatch_delay_duration", seconds),
             ("osd_debug_inject_dispatch_delay_probability", f64::from(u8::from(seconds > 0.0))),
