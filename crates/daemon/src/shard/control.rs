@@ -249,7 +249,7 @@ impl<C: Core> Reactor<C> {
             Command::CheckCounterpart { name, owner, answer } => {
                 let all = self.shared.core.volumes();
                 let known = all.iter().find(|(_, spec)| spec.name == name);
-                let checked = known.map_or(Ok(()), |(id, spec)| self.check_counterpart((*id, spec), &owner));
+                let checked = known.map_or(Ok(()), |(id, _)| self.check_counterpart(*id, &owner));
                 let _ = answer.send(checked);
             }
             Command::SetParent { id, parent, answer } => {

@@ -13,7 +13,7 @@ use super::core::Core;
 use super::handle::ShardError;
 use super::reactor::Reactor;
 use std::fmt;
-use tidepool_engine::api::{ATTACHMENT_BYTES_MAX, VolumeId, VolumeSpec};
+use tidepool_engine::api::{ATTACHMENT_BYTES_MAX, VolumeId};
 use tidepool_engine::status::VolumeState;
 use uuid::Uuid;
 
@@ -115,9 +115,8 @@ pub(super) fn with_counterpart(attachment: &[u8], of: Option<&Counterpart>) -> V
 impl<C: Core> Reactor<C> {
     /// An attachment for a volume that keeps its counterpart.
     pub(super) fn with_counterpart_of(&self, id: VolumeId, attachment: &[u8]) -> Vec<u8> {
-        let all = self.shared.core.volumes();
-        let known = all.iter().find(|(known, _)| *known == id);
-        with_counterpart(attachment, known.and_then(|(_, spec)| counterpart(&spec.attachment)).as_ref())
+        let status = self.shared.core.volume_status(self.shared.now, id);
+        with_counterpart(attachment, status.and_then(|known| counterpart(&known.spec.attachment)).as_ref())
     }
 
     /// The copy of this name that is kept for this host.
@@ -132,8 +131,7 @@ impl<C: Core> Reactor<C> {
 
     /// The attachment that a volume has with this counterpart, or with none; `None` if it has that already, or there is no such volume.
     pub(super) fn attachment_for(&self, id: VolumeId, counterpart: Option<&Counterpart>) -> Option<Vec<u8>> {
-        let all = self.shared.core.volumes();
-        let (_, spec) = all.iter().find(|(known, _)| *known == id)?;
+        let spec = self.shared.core.volume_status(self.shared.now, id)?.spec;
         let attachment = with_counterpart(&spec.attachment, counterpart);
         (attachment != spec.attachment).then_some(attachment)
     }
@@ -144,23 +142,19 @@ impl<C: Core> Reactor<C> {
     ///
     /// # Errors
     /// It may not.
-    pub(super) fn check_counterpart(
-        &self,
-        (id, spec): (VolumeId, &VolumeSpec),
-        owner: &Counterpart,
-    ) -> Result<(), ShardError> {
-        let Some(counterpart) = counterpart(&spec.attachment).filter(|of| !of.is(owner)) else {
+    pub(super) fn check_counterpart(&self, id: VolumeId, owner: &Counterpart) -> Result<(), ShardError> {
+        let Some(status) = self.shared.core.volume_status(self.shared.now, id) else { return Ok(()) };
+        let Some(counterpart) = counterpart(&status.spec.attachment).filter(|of| !of.is(owner)) else {
             return Ok(());
         };
-        let Some(status) = self.shared.core.volume_status(self.shared.now, id) else { return Ok(()) };
         if status.state == VolumeState::Replica && !status.dirty && status.lost_blocks == 0 {
             return Ok(());
         }
         Err(ShardError::KeptForAnother(Box::new(Kept {
-            name: spec.name.clone(),
-            counterpart,
-            generation: spec.generation,
             bytes: status.dirty_bytes + status.dirty_zero_bytes,
+            generation: status.spec.generation,
+            name: status.spec.name,
+            counterpart,
         })))
     }
 }

@@ -171,7 +171,7 @@ impl<C: Core> Reactor<C> {
             Some((id, _)) if self.shared.volumes.get(id).is_some() => Err(ShardError::Attached(id)),
             Some((_, known)) if known.backend != spec.backend => Err(ShardError::OtherImage(known.backend)),
             Some((id, known)) => {
-                self.check_counterpart((id, &known), owner)?;
+                self.check_counterpart(id, owner)?;
                 self.check_links_of(owner)?;
                 Ok(Some((id, known)))
             }
@@ -289,10 +289,8 @@ impl<C: Core> Reactor<C> {
                     ..follower.spec.clone()
                 };
                 let control = self.controls.of_link(slot);
-                let all = self.shared.core.volumes();
-                let known = all.iter().find(|(id, _)| Some(*id) == volume);
                 // It may have become dirty since it was welcome.
-                let checked = known.map_or(Ok(()), |(id, spec)| self.check_counterpart((*id, spec), &owner));
+                let checked = volume.map_or(Ok(()), |id| self.check_counterpart(id, &owner));
                 if let Err(error) = checked {
                     self.controls.forget(control);
                     self.begun(slot, Err(error.to_string()));
