@@ -304,9 +304,10 @@ fn daemon_us(run: &Run, kind: &str) -> Option<f64> {
 
 /// Cuts out the time inside of a cache's daemon, whose parts are known; what is left of it is the daemon's own.
 fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, parts: impl FnOnce(&mut Cut)) {
-    let mut inside = Cut::new(daemon_us(run, kind).unwrap_or(cut.left_us).min(cut.left_us));
+    let all_us = daemon_us(run, kind);
+    let mut inside = Cut::new(all_us.unwrap_or(cut.left_us).min(cut.left_us));
     parts(&mut inside);
-    if daemon_us(run, kind).is_some() {
+    if all_us.is_some() {
         inside.rest(Part::CacheDaemon);
     }
     inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
