@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tidepool_engine::api::{Begin, Room};
 use tidepool_replica::wire::Message;
 use tidepool_testkit::admin::in_sync;
-use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
-use tidepool_testkit::{daemon, one_at_a_time, rng};
+use tidepool_testkit::stamps::{Progress, Workload};
+use tidepool_testkit::{daemon, one_at_a_time};
 use tidepool_tests::pair::Host;
 use tidepool_tests::rig::{MIB, VOLUME};
-use tidepool_tests::trio::{Loss, Trio, WORKLOAD_BYTES};
+use tidepool_tests::trio::{Loss, Trio};
 
 use crate::intruder::Intruder;
 use crate::peers::{Facts, HOLDER, OWNER, THIRD, beginnings, cache_of, number, text};
@@ -84,19 +84,11 @@ fn wait_for_log(host: &Host, part: &str) {
     }
 }
 
-fn workload(trio: &Trio, seed: u64) -> Workload {
-    let mix = Mix { flushes: 1, ..Mix::default() };
-    let mut workload =
-        Workload::new(WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), WORKLOAD_BYTES) });
-    workload.connect(&trio.owner().socket, VOLUME).expect("connect");
-    workload
-}
-
 #[test]
 fn g6_a_forged_record_gets_nobody_the_copy_that_is_all_that_is_left() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
-    let mut workload = workload(&trio, 901);
+    let mut workload = trio.workload(901);
     let record = Record::of(&trio);
     lose_owner_under_load(&mut trio, &mut workload);
     let (truth, dirty) = (record.read(), dirty_bytes(&trio.hosts[HOLDER]));
@@ -134,7 +126,7 @@ fn g6_a_forged_record_gets_nobody_the_copy_that_is_all_that_is_left() {
 fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_begins_anew() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
-    let mut workload = workload(&trio, 907);
+    let mut workload = trio.workload(907);
     lose_owner_under_load(&mut trio, &mut workload);
     trio.set(Loss::Cable(HOLDER), false);
     // An operator believes that both are lost.
@@ -168,7 +160,7 @@ fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_beg
 fn g4_a_stale_copy_whose_owner_has_another_one_is_no_obstacle_when_that_owner_is_lost() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
-    let mut workload = workload(&trio, 911);
+    let mut workload = trio.workload(911);
     let stop = AtomicBool::new(false);
     let end = std::thread::scope(|scope| {
         let run = scope.spawn(|| workload.run_until(&stop));

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::rng::{self, Rng};
-use tidepool_testkit::stamps::{Mix, Progress, Workload, WorkloadOptions};
+use tidepool_testkit::stamps::{Progress, Workload};
 use tidepool_testkit::{Error, one_at_a_time};
-use tidepool_tests::rig::VOLUME;
-use tidepool_tests::trio::{Loss, Probe, Trio, WORKLOAD_BYTES};
+use tidepool_tests::trio::{Loss, Probe, Trio};
 
 /// What a client is told whose volume another host has taken over.
 const EIO: u32 = 5;
@@ -20,14 +19,6 @@ const EIO: u32 = 5;
 const FLAPS: u64 = 8;
 /// Moments of the two-way race on Ceph: how long after the way was lost the peer is told to take over.
 const RACES_MS: [u64; 3] = [0, 150, 320];
-
-fn workload(trio: &Trio, seed: u64) -> Workload {
-    let mix = Mix { flushes: 1, ..Mix::default() };
-    let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), WORKLOAD_BYTES) };
-    let mut workload = Workload::new(options);
-    workload.connect(&trio.owner().socket, VOLUME).expect("connect");
-    workload
-}
 
 /// Waits under load until the owner's report of the volume is as wanted.
 fn wait_under_load(trio: &Trio, workload: &mut Workload, what: &str, is: impl Fn(&Value) -> bool) {
@@ -94,7 +85,7 @@ fn lose_the_holder(trio: &Trio, workload: &mut Workload, lost: impl Fn(usize) ->
 fn g8_behind_a_black_hole_the_next_peer_in_order_gets_the_copy() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
-    let mut workload = workload(&trio, 640);
+    let mut workload = trio.workload(640);
     assert_eq!(trio.holder().expect("in sync"), 1, "the first peer in order");
     let owner = trio.owner;
     lose_the_holder(&trio, &mut workload, Loss::Cable);
@@ -180,7 +171,7 @@ fn race(trio: &mut Trio, workload: &mut Workload, loss: Loss, after_ms: u64) -> 
 fn g6_of_two_that_cannot_hear_each_other_one_serves() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_ceph().expect("three hosts and a cluster");
-    let mut workload = workload(&trio, 641);
+    let mut workload = trio.workload(641);
     for after_ms in RACES_MS {
         for direction in 0..2 {
             let (owner, holder) = (trio.owner, trio.holder().expect("two in sync"));
@@ -217,7 +208,7 @@ fn flap(trio: &Trio, rng: &mut Rng) {
 fn g4_cables_that_are_pulled_again_and_again_lose_nothing() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
-    let mut workload = workload(&trio, 642);
+    let mut workload = trio.workload(642);
     let mut rng = Rng::new(rng::seed(643));
     let end = under_load(&mut workload, 200, || (0..FLAPS).for_each(|_| flap(&trio, &mut rng)));
     assert_eq!(end, Progress::Done, "no request fails");
@@ -259,7 +250,7 @@ fn lose_while_flapping(trio: &mut Trio, workload: &mut Workload, rng: &mut Rng, 
 fn g4_hosts_that_die_while_cables_are_pulled_lose_nothing() {
     let _turn = one_at_a_time();
     let mut trio = Trio::on_file().expect("three hosts");
-    let mut workload = workload(&trio, 644);
+    let mut workload = trio.workload(644);
     let mut rng = Rng::new(rng::seed(645));
     for round in 0..2 {
         let victim = if round % 2 == 0 { trio.holder().expect("two in sync") } else { trio.owner };

@@ -11,8 +11,8 @@ use tidepool_lab::cluster::Servers;
 use tidepool_lab::network::{Namespace, Network, Node};
 use tidepool_testkit::admin::in_sync;
 use tidepool_testkit::nbd::Client;
-use tidepool_testkit::stamps::Workload;
-use tidepool_testkit::{Admin, Cluster, ClusterOptions, Daemon, Error, Scratch};
+use tidepool_testkit::stamps::{Mix, Workload, WorkloadOptions};
+use tidepool_testkit::{Admin, Cluster, ClusterOptions, Daemon, Error, Scratch, rng};
 
 use crate::pair::Host;
 use crate::rig::{MIB, VOLUME};
@@ -225,6 +225,18 @@ impl Trio {
         workload.server_died();
         self.owner = to;
         self.verify(workload)
+    }
+
+    /// A workload on the owner, with flushes among its writes.
+    ///
+    /// # Panics
+    /// If the owner does not let it in.
+    pub fn workload(&self, seed: u64) -> Workload {
+        let mix = Mix { flushes: 1, ..Mix::default() };
+        let options = WorkloadOptions { mix, ..WorkloadOptions::new(rng::seed(seed), WORKLOAD_BYTES) };
+        let mut workload = Workload::new(options);
+        workload.connect(&self.owner().socket, VOLUME).expect("connect");
+        workload
     }
 
     /// Connects a workload to the owner and checks every sector.
