@@ -492,6 +492,7 @@ impl Engine {
         let volume = self.volume_mut(request.volume);
         volume.requests += 1;
         volume.flushes |= fua;
+        self.device_reads.note_request(request.volume);
         let id = self.ops.insert(ClientOp {
             request,
             first_block,

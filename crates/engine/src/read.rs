@@ -22,19 +22,40 @@ const FILL_BLOCKS_FULL: usize = 96;
 /// Reads of clients in flight to the cache device. Enough for any SSD, and few beside what a device queues: a write of the log does not
 /// wait behind all that clients may ask for.
 pub(crate) const DEVICE_READS_MAX: usize = 64;
+/// Those of one volume while clients of other volumes are there: what these ask for waits for few of them. Enough for most of what an SSD
+/// gives.
+pub(crate) const DEVICE_READS_BESIDE_OTHERS_MAX: usize = 16;
+/// The clients of a volume are alone after so many requests without one of another volume.
+const REQUESTS_ALONE: u32 = 4096;
 
 /// Reads of clients that wait for the cache device, by the volumes that they are of, which take turns.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceReads {
-    waiting: BTreeMap<VolumeId, VecDeque<CachedRead>>,
-    /// Volumes of which one waits; the first one is next.
+    volumes: BTreeMap<VolumeId, ReadsOfVolume>,
+    /// Volumes of which one waits; the first one is next. At most [`DEVICE_READS_MAX`] / [`DEVICE_READS_BESIDE_OTHERS_MAX`] of them have
+    /// all in flight that they may.
     turns: VecDeque<VolumeId>,
+    in_flight: usize,
+    /// The volume that was asked for something last, and how many requests in a row were for it.
+    asked: Option<VolumeId>,
+    in_a_row: u32,
+}
+
+#[derive(Debug, Default)]
+struct ReadsOfVolume {
+    waiting: VecDeque<CachedRead>,
     in_flight: usize,
 }
 
 impl DeviceReads {
+    /// A client asks for something of a volume.
+    pub(crate) fn note_request(&mut self, of: VolumeId) {
+        let again = self.asked.replace(of) == Some(of);
+        self.in_a_row = if again { self.in_a_row.saturating_add(1) } else { 1 };
+    }
+
     fn push(&mut self, of: VolumeId, read: CachedRead) {
-        let waiting = self.waiting.entry(of).or_default();
+        let waiting = &mut self.volumes.entry(of).or_default().waiting;
         if waiting.is_empty() {
             self.turns.push_back(of);
         }
@@ -46,14 +67,24 @@ impl DeviceReads {
         if self.in_flight == DEVICE_READS_MAX {
             return None;
         }
-        let of = self.turns.pop_front()?;
-        let waiting = self.waiting.get_mut(&of)?;
-        let read = waiting.pop_front()?;
-        if !waiting.is_empty() {
+        let alone = self.in_a_row >= REQUESTS_ALONE;
+        let of_one_max = if alone { DEVICE_READS_MAX } else { DEVICE_READS_BESIDE_OTHERS_MAX };
+        let next = self.turns.iter().position(|of| self.volumes[of].in_flight < of_one_max)?;
+        let of = self.turns.remove(next)?;
+        let reads = self.volumes.get_mut(&of)?;
+        let read = reads.waiting.pop_front()?;
+        if !reads.waiting.is_empty() {
             self.turns.push_back(of);
         }
+        reads.in_flight += 1;
         self.in_flight += 1;
         Some(read)
+    }
+
+    fn ended(&mut self, of: VolumeId) {
+        self.in_flight -= 1;
+        let reads = self.volumes.get_mut(&of).expect("one of its reads was in flight");
+        reads.in_flight -= 1;
     }
 }
 
@@ -362,7 +393,7 @@ impl Engine {
     }
 
     pub(crate) fn cached_done(&mut self, read: CachedRead, result: Result<(), IoError>) {
-        self.device_reads.in_flight -= 1;
+        self.device_reads.ended(self.ops[read.op].request.volume);
         self.begin_device_reads();
         self.space.unpin(read.position);
         let vid = read.volume;

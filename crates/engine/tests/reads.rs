@@ -457,11 +457,8 @@ fn g1_a_discard_that_is_not_in_the_image_yet_holds_while_a_write_past_the_cache_
     assert!(w.read(0, OBJECT, BLOCK) == pattern(1, 4096));
 }
 
-#[test]
-fn reads_that_wait_for_the_cache_device_are_few_at_once_and_volumes_take_turns() {
-    /// See `DEVICE_READS_MAX`.
-    const IN_FLIGHT_MAX: usize = 64;
-    const ASKED: u64 = 400;
+/// Two volumes with a mebibyte in the cache, and the reads of the cache device are held.
+fn two_volumes_with_reads_held() -> World {
     let mut w = World::new(64 * MIB, &["a", "b"].map(|name| spec(name, 16 * MIB, Mode::WriteBack)));
     for volume in [0, 1] {
         for (piece, data) in pattern(volume.into(), MIB as usize).chunks(REQUEST_BYTES_MAX).enumerate() {
@@ -469,16 +466,21 @@ fn reads_that_wait_for_the_cache_device_are_few_at_once_and_volumes_take_turns()
         }
     }
     w.hold_device_reads = 0..u64::MAX;
-    // More than the device is to be asked for: the content is read again and again.
-    let storm: Vec<_> = (0..ASKED).map(|i| ask(&mut w, i % 256 * BLOCK, BLOCK)).collect();
-    assert_eq!(w.device_reads_held(), IN_FLIGHT_MAX);
+    w
+}
+
+#[test]
+fn a_volume_beside_others_has_few_reads_at_the_cache_device_and_others_begin_theirs_at_once() {
+    /// See `DEVICE_READS_BESIDE_OTHERS_MAX`.
+    const BESIDE_OTHERS_MAX: usize = 16;
+    let mut w = two_volumes_with_reads_held();
+    let storm: Vec<_> = (0..400).map(|i| ask(&mut w, i % 256 * BLOCK, BLOCK)).collect();
+    assert_eq!(w.device_reads_held(), BESIDE_OTHERS_MAX);
     w.write(1, 2 * MIB, &pattern(5, BLOCK as usize));
     let (other, buf) = w.request(1, Op::Read, 4 * BLOCK, BLOCK, None);
-    assert_eq!(w.device_reads_held(), IN_FLIGHT_MAX);
-    // Two of the others are answered at most before it is its turn.
+    assert_eq!(w.device_reads_held(), BESIDE_OTHERS_MAX + 1);
     w.release_a_device_read();
-    w.release_a_device_read();
-    assert_eq!(w.device_reads_held(), IN_FLIGHT_MAX);
+    assert_eq!(w.device_reads_held(), BESIDE_OTHERS_MAX + 1);
     w.release_device_reads();
     w.run();
     let found = answer(&mut w, (other, buf.expect("a read has a buffer")), BLOCK);
@@ -487,4 +489,32 @@ fn reads_that_wait_for_the_cache_device_are_few_at_once_and_volumes_take_turns()
         let found = answer(&mut w, read, BLOCK);
         assert!(found == at(&pattern(0, MIB as usize), i as u64 % 256 * BLOCK, BLOCK), "read {i}");
     }
+}
+
+#[test]
+fn a_volume_that_is_alone_has_more_reads_at_the_cache_device_until_another_one_comes() {
+    /// See `DEVICE_READS_MAX`.
+    const ALONE_MAX: usize = 64;
+    /// See `DEVICE_READS_BESIDE_OTHERS_MAX`.
+    const BESIDE_OTHERS_MAX: usize = 16;
+    /// See `REQUESTS_ALONE`.
+    const REQUESTS_ALONE: usize = 4096;
+    let mut w = two_volumes_with_reads_held();
+    w.hold_device_reads = 0..0;
+    (0..REQUESTS_ALONE).for_each(|_| drop(w.read(0, 0, BLOCK)));
+    w.hold_device_reads = 0..u64::MAX;
+    let storm: Vec<_> = (0..200).map(|i| ask(&mut w, i * BLOCK, BLOCK)).collect();
+    assert_eq!(w.device_reads_held(), ALONE_MAX);
+    let (other, buf) = w.request(1, Op::Read, 4 * BLOCK, BLOCK, None);
+    // The next one that ends gives its place to the other volume; the places of those behind it stay free.
+    for held in std::iter::once(ALONE_MAX).chain((BESIDE_OTHERS_MAX + 1..ALONE_MAX).rev()) {
+        w.release_a_device_read();
+        assert_eq!(w.device_reads_held(), held);
+    }
+    w.release_a_device_read();
+    assert_eq!(w.device_reads_held(), BESIDE_OTHERS_MAX + 1, "there is one for each that ends");
+    w.release_device_reads();
+    w.run();
+    answer(&mut w, (other, buf.expect("a read has a buffer")), BLOCK);
+    storm.into_iter().for_each(|read| drop(answer(&mut w, read, BLOCK)));
 }
