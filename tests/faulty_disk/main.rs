@@ -5,4 +5,5 @@
 
 mod every_operation;
 mod killed_at;
+mod neighbour;
 mod power_lost;

@@ -14,6 +14,9 @@ const SUBMISSIONS_MAX: u32 = 1024;
 const COMPLETIONS_MAX: u32 = 8192;
 /// Flag of a receive (`IORING_RECVSEND_POLL_FIRST`): wait first, then look.
 const RECEIVE_POLL_FIRST: u16 = 1;
+/// Threads of the kernel that carry out what may sleep, such as syncs of files: the cache device's are not to wait for those of images
+/// that stand still. The kernel has four for each processor unless it is told otherwise.
+const WORKERS_MAX: u32 = 512;
 /// Largest buffer that the kernel registers in one piece.
 const REGISTERED_BYTES_MAX: usize = 1 << 30;
 
@@ -42,6 +45,8 @@ pub struct Ring {
     /// First byte and length of the registered region; length 0 without one.
     region: (usize, usize),
     enters: u64,
+    /// Reads and writes of files begin on another thread.
+    elsewhere: bool,
 }
 
 impl Ring {
@@ -66,7 +71,19 @@ impl Ring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(RingError(io::Error::from_raw_os_error(libc::ENOSYS)));
         }
-        Ok(Ring { ring, region: (0, 0), enters: 0 })
+        // Kernels before 5.15 have no such limit to set, and this thread's rings share it.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]);
+        Ok(Ring { ring, region: (0, 0), enters: 0, elsewhere: false })
+    }
+
+    /// Has reads and writes of files begin on another thread: for a file whose file system has them wait while it syncs
+    /// ([`crate::cache::CacheFile::has_writers_wait`]).
+    pub fn begin_elsewhere(&mut self, elsewhere: bool) {
+        self.elsewhere = elsewhere;
+    }
+
+    fn file_flags(&self) -> squeue::Flags {
+        if self.elsewhere { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
     /// Registers memory, so that device transfers inside of it need no page lookups. Returns the
@@ -136,6 +153,7 @@ impl Ring {
             Some(piece) => opcode::ReadFixed::new(fd, ptr, len, piece).offset(offset).build(),
             None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
         };
+        let entry = entry.flags(self.file_flags());
         // SAFETY: as the caller vouches.
         unsafe { self.push(entry.user_data(user)) };
     }
@@ -160,6 +178,7 @@ impl Ring {
             }
             None => opcode::Write::new(fd, ptr, len).offset(offset).rw_flags(flags).build(),
         };
+        let entry = entry.flags(self.file_flags());
         // SAFETY: as the caller vouches.
         unsafe { self.push(entry.user_data(user)) };
     }

@@ -2,7 +2,7 @@
 
 use crate::backend::{INFLIGHT_MAX, Transfer};
 use crate::mailbox;
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use tidepool_engine::api::IoError;
@@ -12,6 +12,8 @@ use tidepool_engine::mem::AlignedBuf;
 const ZERO_BYTES: usize = 1 << 20;
 /// How often one transfer is submitted again after `EINTR` or `EAGAIN`.
 const ATTEMPTS_MAX: u16 = 64;
+/// `f_type` of FUSE (`linux/magic.h`).
+const FUSE: u32 = 0x6573_5546;
 /// Longest single read or write in bytes; the kernel cuts longer ones.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
@@ -54,6 +56,8 @@ pub(super) struct Ring {
     /// The file system knows no zeroing; found out at its first refusal.
     no_zero_range: bool,
     no_punch: bool,
+    /// The file system has a write wait, in the thread that submits it, while the file is synced: transfers begin on another thread.
+    elsewhere: bool,
 }
 
 // SAFETY: the pointers in the slots name memory that the submitter keeps valid whichever thread reports
@@ -66,6 +70,7 @@ impl Ring {
         let ring = IoUring::builder().build(INFLIGHT_MAX as u32)?;
         let event = mailbox::new_eventfd()?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
+        let elsewhere = rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type as u32 == FUSE);
         let idle = Slot { token: 0, step: Step::Flush, offset: 0, len: 0, done: 0, attempts: 0 };
         Ok(Ring {
             ring,
@@ -79,6 +84,7 @@ impl Ring {
             zeroes: AlignedBuf::zeroed(ZERO_BYTES),
             no_zero_range: false,
             no_punch: false,
+            elsewhere,
         })
     }
 
@@ -185,6 +191,7 @@ impl Ring {
             }
             Step::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         };
+        let entry = if self.elsewhere { entry.flags(squeue::Flags::ASYNC) } else { entry };
         // SAFETY: the memory of the entry stays valid until its completion: the transfer's by the contract
         // of `submit`, the zeroes because `quiesce` runs before they are dropped.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(u64::from(index))) };

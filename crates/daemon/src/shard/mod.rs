@@ -145,8 +145,9 @@ where
         // A ring belongs to the thread that makes it.
         let made = open().and_then(|made| Ok((made, Ring::new()?)));
         match made {
-            Ok(((core, cache, opened), ring)) => {
+            Ok(((core, cache, opened), mut ring)) => {
                 bind(cpu);
+                ring.begin_elsewhere(cache.as_ref().is_some_and(CacheFile::has_writers_wait));
                 let _ = started.send(Ok(opened));
                 Reactor::new(ring, core, cache, (commands, reactor_bell, reactor_pulse), limits).run();
             }
