@@ -211,7 +211,7 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
             let written = |ssd: &str| run.devices[ssd].written_bytes;
             let bytes = counted["written_bytes"].as_u64().expect("bytes");
             assert!(
-                bytes > 0 && written("ssd") >= bytes && written("peer-ssd") >= bytes,
+                bytes > 0 && written("client-ssd") >= bytes && written("peer-ssd") >= bytes,
                 "{:?}",
                 run.devices
             );
@@ -222,12 +222,13 @@ fn a_second_copy_is_on_another_ssd_and_a_measurement_without_it_does_not_count()
         let proof =
             results.testbeds.iter().find_map(|testbed| testbed.proofs.get("host-tidepool-replicated"));
         let proof = proof.expect("a proof");
+        let [host, peer] = [0, 1].map(|number| &proof["hosts"][number]);
         assert_eq!(
-            (&proof["copies_in_sync"], &proof["volumes"][0]["mode"]),
+            (&proof["copies_in_sync"], &host["volumes"][0]["mode"]),
             (&json!(true), &json!("write-back"))
         );
-        assert_eq!(proof["peer"]["volumes"][0]["state"], "replica", "{proof}");
-        assert_ne!(proof["peer"]["cache"]["path"], proof["cache"]["path"], "{proof}");
+        assert_eq!(peer["volumes"][0]["state"], "replica", "{proof}");
+        assert_ne!(peer["cache"]["path"], host["cache"]["path"], "{proof}");
         assert_no_traces(scratch.path());
     }
 }

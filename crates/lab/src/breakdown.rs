@@ -11,7 +11,7 @@ use crate::collect::hops::{Hop, Stage};
 use crate::device::Counts;
 use crate::fio::Figures;
 use crate::results::{Durability, Run};
-use crate::testbed::PEER_SSD;
+use crate::testbed::HOST_SSDS;
 use crate::words;
 
 /// A part of a request's way, in the order of the way.
@@ -313,6 +313,18 @@ fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, parts: impl FnOnce(&mut Cut))
     inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
 }
 
+/// What the SSDs of the hypervisors with clients did, all together.
+fn own_ssds(run: &Run) -> Counts {
+    let own = HOST_SSDS.iter().take(run.hypervisors as usize).filter_map(|name| run.devices.get(*name));
+    own.fold(Counts::default(), |sum, counts| sum.plus(*counts))
+}
+
+/// What those SSDs did that take in second copies: those of the other hypervisors. None where there are no such copies.
+fn second_ssds(run: &Run) -> Option<Counts> {
+    words::without_copy(&run.cell.placement)?;
+    if run.hypervisors > 1 { Some(own_ssds(run)) } else { run.devices.get(HOST_SSDS[1]).copied() }
+}
+
 /// The part of blocks that a cache had: of the one nearest to the client, if there are two.
 fn hit_ratio(run: &Run) -> Option<f64> {
     let caches = run.placement.as_object()?;
@@ -353,7 +365,7 @@ fn loads(run: &Run) -> Vec<Load> {
 /// Where the time of a run goes.
 pub fn breakdown(run: &Run) -> Breakdown {
     let stages = Stages(&run.stages);
-    let ssd = run.devices.get("ssd").copied().unwrap_or_default();
+    let (ssd, copies) = (own_ssds(run), second_ssds(run));
     let hit_ratio = hit_ratio(run);
     let usable =
         |figures: &&Figures| figures.iops > 0.0 && figures.mean_us.is_finite() && figures.mean_us > 0.0;
@@ -383,12 +395,14 @@ pub fn breakdown(run: &Run) -> Breakdown {
         let mut cut = Cut::new(figures.mean_us);
         if on_host {
             // What the OSDs write meanwhile is the cache's drain, which no request waits for.
-            run.devices.get("ssd").filter(|ssd| ssd.writes > 0)?;
+            if ssd.writes == 0 {
+                return None;
+            }
             let own_us = mean_us(ssd.write_us as f64, ssd.writes as f64);
             in_daemon(&mut cut, run, "write", |cut| {
                 cut.take(Part::CacheSsd, own_us);
-                if let Some(peer) = run.devices.get(PEER_SSD).filter(|peer| peer.writes > 0) {
-                    beside(cut, own_us, mean_us(peer.write_us as f64, peer.writes as f64), transit_us);
+                if let Some(copies) = copies.filter(|copies| copies.writes > 0) {
+                    beside(cut, own_us, mean_us(copies.write_us as f64, copies.writes as f64), transit_us);
                 }
             });
         } else {
@@ -497,7 +511,7 @@ mod tests {
         let mut run = run("host-tidepool", 3_000.0, 1_000.0);
         run.placement = serde_json::json!({"host-tidepool": {"hit_blocks": 75, "miss_blocks": 25}});
         let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
-        run.devices = [("ssd".to_string(), ssd)].into();
+        run.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
         run.stages = vec![stage(Hop::OsdRead, 20, 8_000.0), stage(Hop::StoreRead, 20, 6_000.0)];
         let found = breakdown(&run);
         let reads = found.reads.expect("reads");
@@ -516,9 +530,9 @@ mod tests {
             [Part::CacheSsd, Part::Replica, Part::NotAccounted].map(|of| part(&writes, of))
         };
         let ssd = |write_us| Counts { writes: 5, write_us, ..Counts::default() };
-        run.devices = [("ssd".to_string(), ssd(2_000)), (PEER_SSD.to_string(), ssd(3_000))].into();
+        run.devices = [(HOST_SSDS[0].to_string(), ssd(2_000)), (HOST_SSDS[1].to_string(), ssd(3_000))].into();
         assert_eq!(parts(&run), [400.0, 200.0, 400.0]);
-        run.devices.insert(PEER_SSD.into(), ssd(1_000));
+        run.devices.insert(HOST_SSDS[1].into(), ssd(1_000));
         assert_eq!(parts(&run), [400.0, 0.0, 600.0]);
     }
 
@@ -547,7 +561,7 @@ mod tests {
         run.transit_us = Some(300.0);
         run.placement = serde_json::json!({"host-tidepool-replicated": {"writes": 10, "write_us": 18_000}});
         let ssd = |write_us| Counts { writes: 5, write_us, ..Counts::default() };
-        run.devices = [("ssd".to_string(), ssd(2_000)), (PEER_SSD.to_string(), ssd(3_000))].into();
+        run.devices = [(HOST_SSDS[0].to_string(), ssd(2_000)), (HOST_SSDS[1].to_string(), ssd(3_000))].into();
         let writes = breakdown(&run).writes.expect("writes");
         let parts = [Part::CacheSsd, Part::Replica, Part::Network, Part::CacheDaemon, Part::NotAccounted];
         assert_eq!(parts.map(|of| part(&writes, of)), [400.0, 200.0, 600.0, 600.0, 200.0]);

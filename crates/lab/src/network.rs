@@ -238,13 +238,12 @@ impl Network {
         Some(self.switch.as_ref()?.transit())
     }
 
-    /// Makes each frame so much longer on its way than the network was made for.
+    /// Has each frame be so long on its way from now on.
     ///
     /// # Errors
-    /// No switch of this process carries them.
-    pub fn lengthen(&self, by: Duration) -> Result<(), NetworkError> {
-        let (Some(switch), Some(delay)) = (&self.switch, self.delay) else { return Err(NetworkError::None) };
-        switch.set_delay(delay + by);
+    /// No switch of this process carries them: the network came up without a delay.
+    pub fn set_delay(&self, delay: Duration) -> Result<(), NetworkError> {
+        self.switch.as_ref().ok_or(NetworkError::None)?.set_delay(delay);
         Ok(())
     }
 
@@ -261,6 +260,11 @@ impl Network {
     /// Where OSDs are.
     pub fn servers(&self) -> &[Node] {
         &self.nodes[2..2 + self.servers]
+    }
+
+    /// Hosts for clients: the client, and its peer if there is one.
+    pub fn hosts(&self) -> impl Iterator<Item = &Node> {
+        std::iter::once(self.client()).chain(self.peer())
     }
 
     /// The second host for clients, if there is one.

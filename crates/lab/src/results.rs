@@ -112,6 +112,9 @@ pub struct Run {
     pub repeat: u32,
     /// On which cluster.
     pub testbed: u32,
+    /// Hypervisors that had clients.
+    #[serde(default = "one")]
+    pub hypervisors: u32,
     /// What its acknowledged writes are safe from.
     pub durability: Durability,
     /// Seconds since the suite began.
@@ -149,6 +152,10 @@ pub struct Run {
     /// The measurement without its ramp in five equal windows, in their order. Empty where that was not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// One of the equal windows of a measurement.

@@ -13,6 +13,7 @@ use crate::device::preset;
 use crate::fio::{Job, Pattern, Sync};
 use crate::placement::{Arrangement, Layer};
 use crate::results::Durability;
+use crate::testbed::HOSTS_MAX;
 use crate::words;
 
 /// Longest measurement, in seconds.
@@ -93,9 +94,9 @@ pub struct Ground {
     pub osds_per_disk: Vec<u32>,
     /// Size of a disk in bytes.
     pub disk_bytes: u64,
-    /// Class of the SSD that every placement gets.
+    /// Class of the SSDs: one in each server with OSDs, or one in each hypervisor, as a placement has it.
     pub ssd: String,
-    /// Its size in bytes, the same for every placement.
+    /// Size of each in bytes.
     pub ssd_bytes: u64,
     /// Copies of each object.
     pub replicas: u32,
@@ -107,6 +108,9 @@ pub struct Ground {
     /// Servers among which the disks are dealt out, each in a network namespace; 0 for one machine with a loopback interface.
     #[serde(default)]
     pub servers: u32,
+    /// Hypervisors: clients are dealt round them.
+    #[serde(default = "one_host")]
+    pub hypervisors: u32,
     /// Delay of a packet between client, servers and each other in microseconds, each way, before it is slowed as the devices are. It
     /// needs servers.
     #[serde(default)]
@@ -160,6 +164,10 @@ fn one() -> Vec<u32> {
 }
 
 fn one_job() -> u32 {
+    1
+}
+
+fn one_host() -> u32 {
     1
 }
 
@@ -457,7 +465,8 @@ impl Suite {
     fn may_win(&self, placement: &str) -> bool {
         let safe = Arrangement::parse(placement)
             .is_ok_and(|found| found.durability(self.ground.replicas) != Durability::Volatile);
-        safe && !words::is_control(placement) && words::class(placement).is_none()
+        let aside = words::is_control(placement) || words::is_bound(placement);
+        safe && !aside && words::class(placement).is_none()
     }
 
     /// The workload of that name.
@@ -483,6 +492,9 @@ impl Ground {
         }
         if u64::from(self.servers) > least(&self.disks) {
             return Err("there are no more servers than disks".into());
+        }
+        if !(1..=HOSTS_MAX).contains(&self.hypervisors) {
+            return Err(format!("there are 1 to {HOSTS_MAX} hypervisors"));
         }
         if self
             .second_slowed_by
@@ -553,7 +565,12 @@ impl Workload {
 
     /// What the caches hold of a set may be something else afterwards: what is written, or read from elsewhere, takes its place.
     pub fn changes_caches(&self) -> bool {
-        !matches!(self.pattern(), Some(Pattern::Read | Pattern::RandRead)) || self.caches == Caches::Cold
+        self.writes() || self.caches == Caches::Cold
+    }
+
+    /// Whether anything is written.
+    pub fn writes(&self) -> bool {
+        !matches!(self.pattern(), Some(Pattern::Read | Pattern::RandRead))
     }
 
     /// What one client does at a depth.
@@ -585,10 +602,11 @@ mod tests {
             ("rw = \"randwrite\"", "rw = \"randwritten\"", "nothing that fio does"),
             ("repeats = ", "repeated = ", "line "),
             ("deciding = \"4k-80-20\"", "deciding = \"x\"", "workload x"),
-            ("replicas = 1", "replicas = 3", "replicas"),
+            ("replicas = 2", "replicas = 3", "replicas"),
+            ("hypervisors = 2", "hypervisors = 3", "1 to 2 hypervisors"),
             ("disks = [2]", "disks = []", "disks"),
             ("osds_per_disk = [1]", "osds_per_disk = [4000000000]", "at most 16"),
-            ("smaller = 4", "smaller = 0", "at least 1"),
+            ("smaller = 8", "smaller = 0", "at least 1"),
             ("\nslowed_by = 4", "\nslowed_by = 0", "slowed_by"),
             ("second_slowed_by = 8", "second_slowed_by = 4", "another factor"),
             ("repeats_max = 8", "repeats_max = 2", "repeats_max is at least repeats"),

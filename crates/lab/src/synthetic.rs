@@ -13,11 +13,11 @@ use crate::placement::AGAIN;
 use crate::random::Random;
 use crate::results::{Drained, Durability, FORMAT, Frozen, NotRun, Results, Run, Testbed, WINDOWS, Window};
 use crate::suite::{Cell, Suite};
-use crate::testbed::PEER_SSD;
+use crate::testbed::HOST_SSDS;
 use crate::words;
 
 /// Requests per second of a mix, one at a time and at best, and the durability.
-const SPEEDS: [(&str, f64, f64, Durability); 10] = [
+const SPEEDS: [(&str, f64, f64, Durability); 12] = [
     ("bluestore-colocated", 19.0, 96.0, Durability::OneCopy),
     ("bluestore-dbwal", 24.0, 130.0, Durability::OneCopy),
     ("filestore-colocated", 15.0, 70.0, Durability::OneCopy),
@@ -25,6 +25,8 @@ const SPEEDS: [(&str, f64, f64, Durability); 10] = [
     ("filestore-journal@ssd-sata-consumer", 14.0, 44.0, Durability::OneCopy),
     ("osd-passthrough", 18.5, 95.0, Durability::OneCopy),
     ("osd-tidepool", 290.0, 1_150.0, Durability::OneCopy),
+    ("osd-on-ssd", 400.0, 2_000.0, Durability::OneCopy),
+    ("ssd-raw", 1_900.0, 9_000.0, Durability::OneCopy),
     ("host-tidepool", 1_350.0, 4_900.0, Durability::OneCopy),
     ("host-tidepool-replicated", 1_020.0, 4_300.0, Durability::TwoCopies),
     ("librbd-cache", 48.0, 260.0, Durability::Volatile),
@@ -76,6 +78,7 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         },
         repeat,
         testbed: repeat,
+        hypervisors: 1,
         durability: durability(placement),
         begun_s: f64::from(repeat) * 100.0,
         commands: vec![format!("CEPH_CONF=/tmp/ceph.conf fio --name=bench --ioengine=rbd --iodepth={depth}")],
@@ -160,10 +163,11 @@ fn sample(placement: &str, second: u64, iops: f64) -> Sample {
     ]
     .into();
     if !["colocated", "passthrough", "librbd-cache"].iter().any(|name| placement.ends_with(name)) {
-        devices.insert("ssd".into(), device("ssd", iops * 0.8, iops * 0.3, 410.0));
+        let name = if words::on_host(placement) { HOST_SSDS[0] } else { "node0-ssd" };
+        devices.insert(name.into(), device(name, iops * 0.8, iops * 0.3, 410.0));
     }
     if words::without_copy(placement).is_some() {
-        devices.insert(PEER_SSD.into(), device(PEER_SSD, 0.0, iops * 0.3, 430.0));
+        devices.insert(HOST_SSDS[1].into(), device(HOST_SSDS[1], 0.0, iops * 0.3, 430.0));
     }
     if placement.contains("tidepool") {
         classes.insert(Class::Tidepool, usage("tidepool", 25.0, 130));
@@ -185,7 +189,10 @@ fn sample(placement: &str, second: u64, iops: f64) -> Sample {
 
 /// Results without runs, of the suite that comes with the program.
 pub(crate) fn empty() -> Results {
-    let suite = Suite::find("which-side").expect("it comes with the program");
+    let mut suite = Suite::find("which-side").expect("it comes with the program");
+    // One client, and one copy, so that durabilities differ.
+    suite.ground.replicas = 1;
+    suite.workloads.iter_mut().for_each(|workload| workload.clients = vec![1]);
     let frozen = |name: &str| {
         let spec = preset::find(name).expect("a class").spec;
         Frozen { spec, sha256: format!("{:064x}", name.len()) }

@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 
 use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
-use crate::device::{Counts, Emulated, Preset};
+use crate::device::{Counts, Emulated, Preset, Spec};
 use crate::fio::Endpoint;
 use crate::network::{Network, Transit};
 use crate::placement::{
-    Applied, Arrangement, Ground, Layer, Placement, PlacementError, SecondHost, SecondNode, Slot, Ssd,
+    Applied, Arrangement, Ground, Host, HostNode, Layer, Placement, PlacementError, Slot, Ssd, SsdShare,
 };
 use crate::results::Drained;
 use crate::scratch::Scratch;
@@ -26,8 +26,10 @@ const PARTITION_BYTES_MIN: u64 = 256 << 20;
 const DISK_JOURNAL_BYTES: u64 = 512 << 20;
 /// Unit of partitions.
 const PARTITION_UNIT_BYTES: u64 = 1 << 20;
-/// The name of the SSD in the second hypervisor.
-pub(crate) const PEER_SSD: &str = "peer-ssd";
+/// Names of the SSDs in the hypervisors, after their nodes in the network.
+pub(crate) const HOST_SSDS: [&str; HOSTS_MAX as usize] = ["client-ssd", "peer-ssd"];
+/// Most hypervisors.
+pub const HOSTS_MAX: u32 = 2;
 /// What clients have in their ceph.conf: librbd's own cache would hide the way that is measured.
 pub(crate) const NO_CACHE: &str = "rbd cache = false\n";
 
@@ -42,30 +44,86 @@ pub struct Layout {
     pub osds_per_disk: u32,
     /// Size of a disk in bytes.
     pub disk_bytes: u64,
-    /// Class and size in bytes of the SSD.
+    /// Class and size in bytes of each SSD.
     pub ssd: Option<(Preset, u64)>,
-    /// How many of them: with two the second one is that of a second hypervisor.
-    pub ssds: u32,
+    /// Where they are.
+    pub ssds: Ssds,
+    /// Hypervisors with clients, at most [`HOSTS_MAX`]: images are dealt round them.
+    pub hypervisors: u32,
     /// Copies of each object.
     pub replicas: u32,
-    /// How much slower than their class the devices are.
+    /// How much slower than their class the devices are, and the network than its delay, until [`Testbed::slow`].
     pub slowed_by: u32,
-    /// Placements of the SSD share it: so many of them, in equal parts.
+    /// Placements of an SSD share it: so many of them, in equal parts.
     pub ssd_shares: u32,
     /// Lines for the global section of ceph.conf.
     pub ceph_conf: Vec<String>,
     /// Servers among which the disks are dealt out, in a network of their own; with 0 all is on the loopback interface.
     pub servers: u32,
-    /// How long each packet is on its way between two of them; needs servers.
+    /// How long each packet is on its way between two of them before it is slowed; needs servers.
     pub delay: Option<Duration>,
+}
+
+/// Where a testbed has SSDs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ssds {
+    /// One in each server with OSDs.
+    pub in_servers: bool,
+    /// Hypervisors with one: 0 to [`HOSTS_MAX`].
+    pub hosts: u32,
+}
+
+impl Ssds {
+    /// What these placements stand on together, with clients on so many hypervisors.
+    pub fn of<'a>(arrangements: impl IntoIterator<Item = &'a Arrangement>, hypervisors: u32) -> Ssds {
+        let mut ssds = Ssds::default();
+        for arrangement in arrangements {
+            let uses = |layers: &[Layer]| {
+                arrangement.within(layers).find(|placement| placement.ssd() != Ssd::Unused)
+            };
+            ssds.in_servers |= uses(&[Layer::Device, Layer::Store]).is_some();
+            let hosts = uses(&[Layer::Client]).map_or(0, |front| front.hosts_min().max(hypervisors));
+            ssds.hosts = ssds.hosts.max(hosts);
+        }
+        ssds
+    }
+
+    /// How many they are, with OSDs on so many servers.
+    pub fn count(self, servers: u32) -> u32 {
+        self.hosts + if self.in_servers { servers.max(1) } else { 0 }
+    }
+}
+
+/// The name of the SSD in a server.
+fn server_ssd(server: u32) -> String {
+    format!("node{server}-ssd")
 }
 
 impl Layout {
     /// The servers, with all OSDs of a disk on one of them.
     fn servers(&self) -> Option<Servers> {
-        let of = |osd: u32| osd % self.disks % self.servers;
-        let osds = 0..self.disks * self.osds_per_disk;
-        (self.servers > 0).then(|| Servers { count: self.servers, of_osds: osds.map(of).collect() })
+        let of_osds = (0..self.osds()).map(|osd| self.server(osd)).collect();
+        (self.servers > 0).then_some(Servers { count: self.servers, of_osds })
+    }
+
+    fn osds(&self) -> u32 {
+        self.disks * self.osds_per_disk
+    }
+
+    /// The server of an OSD; all are on one where there is no network.
+    fn server(&self, osd: u32) -> u32 {
+        osd % self.disks % self.servers.max(1)
+    }
+
+    /// OSDs of a server, in their order.
+    fn osds_of(&self, server: u32) -> impl Iterator<Item = u32> {
+        (0..self.osds()).filter(move |osd| self.server(*osd) == server)
+    }
+
+    /// The class of what OSDs have their data on.
+    fn data_media(&self, below: &[&'static dyn Placement]) -> &Preset {
+        let on_ssd = self.ssd.as_ref().filter(|_| below.iter().any(|placement| placement.disks_are_ssds()));
+        on_ssd.map_or(&self.disk, |(preset, _)| preset)
     }
 }
 
@@ -81,7 +139,7 @@ pub enum Slow {
     Network,
     /// Each command of the disks.
     Disk,
-    /// Each command of the SSD.
+    /// Each command of the first hypervisor's SSD, and of those in the servers.
     Ssd,
     /// Each request, before it is in an OSD's queue.
     OsdQueue,
@@ -105,10 +163,21 @@ pub struct Testbed {
     front: Option<(&'static str, Box<dyn Applied>)>,
     cluster: Cluster,
     below: Vec<(&'static str, Box<dyn Applied>)>,
-    devices: Vec<(String, Emulated)>,
+    devices: Vec<Device>,
     ground: Ground,
     ssd_share_bytes: u64,
+    slowed_by: u32,
+    delay: Option<Duration>,
+    added: Option<Added>,
     _scratch: Scratch,
+}
+
+/// A device with its name and what it is when nothing slows it.
+#[derive(Debug)]
+struct Device {
+    name: String,
+    emulated: Emulated,
+    spec: Spec,
 }
 
 impl Testbed {
@@ -124,34 +193,31 @@ impl Testbed {
         arrangement: &Arrangement,
     ) -> Result<Testbed, PlacementError> {
         let scratch = Scratch::new_in(parent, "testbed").map_err(failed("cannot make a directory"))?;
-        let osds = layout.disks * layout.osds_per_disk;
         let below: Vec<_> = arrangement.within(&[Layer::Device, Layer::Store]).collect();
         let ssd_share_bytes = layout.ssd.as_ref().map_or(0, |(_, bytes)| {
             (bytes - UNPARTITIONED_BYTES.min(*bytes)) / u64::from(layout.ssd_shares.max(1))
         });
         let devices = devices(&scratch, layout, &below, ssd_share_bytes)?;
+        let share = |name: &str| {
+            let ssd = devices.iter().find(|device| device.name == name)?;
+            Some(SsdShare { directory: ssd.emulated.directory().into(), bytes: ssd_share_bytes })
+        };
         let mut ground = Ground {
             program: program.into(),
             directory: scratch.path().into(),
             slots: slots(&devices, layout, &below),
             stores: Vec::new(),
             ceph_conf: layout.ceph_conf.clone(),
-            ssd: None,
-            second: None,
+            server_ssds: (0..layout.servers.max(1)).map_while(|server| share(&server_ssd(server))).collect(),
+            hosts: Vec::new(),
+            hypervisors: layout.hypervisors.clamp(1, HOSTS_MAX),
             client_conf: PathBuf::new(),
-            client: None,
             images: Vec::new(),
         };
-        let mut ssds =
-            devices.iter().skip(layout.disks as usize).map(|(_, ssd)| ssd.directory().to_path_buf());
-        let (ssd, second) = (ssds.next(), ssds.next());
         let mut applied = Vec::new();
         for placement in below {
-            ground.ssd =
-                ssd.clone().filter(|_| placement.ssd() != Ssd::Unused).map(|ssd| (ssd, ssd_share_bytes));
             applied.push((placement.name(), placement.apply(&mut ground)?));
         }
-        ground.ssd = ssd.map(|ssd| (ssd, ssd_share_bytes));
         // The last one in place is the first one to go.
         applied.reverse();
         let options = ClusterOptions {
@@ -160,19 +226,20 @@ impl Testbed {
             replicas: layout.replicas,
             extra: ground.ceph_conf.clone(),
             servers: layout.servers(),
-            peer: second.is_some(),
-            delay: layout.delay,
+            peer: layout.hypervisors.max(layout.ssds.hosts) > 1,
+            delay: layout.delay.map(|delay| delay * layout.slowed_by),
             ..ClusterOptions::default()
         };
-        debug_assert_eq!(options.stores.len(), osds as usize);
+        debug_assert_eq!(options.stores.len(), layout.osds() as usize);
         let cluster = Cluster::up(&options)?;
         let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
         ground.client_conf = scratch.join("client.conf");
-        ground.client = cluster.network().map(|network| network.client().namespace().clone());
-        ground.second = second.map(|ssd| SecondHost {
-            ssd: (ssd, ssd_share_bytes),
-            network: cluster.network().and_then(second_node),
-        });
+        let nodes: Vec<HostNode> =
+            cluster.network().into_iter().flat_map(Network::hosts).map(HostNode::of).collect();
+        let host =
+            |(number, name): (usize, &&str)| Host { ssd: share(name), node: nodes.get(number).cloned() };
+        let hosts = layout.hypervisors.max(layout.ssds.hosts).clamp(1, HOSTS_MAX);
+        ground.hosts = HOST_SSDS.iter().enumerate().take(hosts as usize).map(host).collect();
         fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
             .map_err(failed("cannot write the client's ceph.conf"))?;
         Ok(Testbed {
@@ -182,15 +249,41 @@ impl Testbed {
             devices,
             ground,
             ssd_share_bytes,
+            slowed_by: layout.slowed_by,
+            delay: layout.delay,
+            added: None,
             _scratch: scratch,
         })
     }
 
     /// Whether the devices are as slow as they are to be, or answer at once, which is for filling images.
     pub fn emulate(&self, slow: bool) {
-        for (_, device) in &self.devices {
-            device.pause(!slow);
+        for Device { emulated, .. } in &self.devices {
+            emulated.pause(!slow);
         }
+    }
+
+    /// Has devices and network be so much slower than their class from now on.
+    ///
+    /// # Errors
+    /// When the network cannot be slowed.
+    pub fn slow(&mut self, by: u32) -> Result<(), PlacementError> {
+        if std::mem::replace(&mut self.slowed_by, by) == by {
+            return Ok(());
+        }
+        for Device { emulated, spec, .. } in &self.devices {
+            emulated.become_like(spec.slowed(by));
+        }
+        self.delay_packets()
+    }
+
+    /// Has packets be on their way for as long as the delay, the slowing and what is added say.
+    fn delay_packets(&self) -> Result<(), PlacementError> {
+        let Some((network, delay)) = self.cluster.network().zip(self.delay) else { return Ok(()) };
+        let added = self.added.filter(|added| added.hop == Slow::Network).map(|added| added.time);
+        // There and back.
+        let delay = delay * self.slowed_by + added.unwrap_or_default() / 2;
+        network.set_delay(delay).map_err(|e| failed("cannot slow the network")(io::Error::other(e)))
     }
 
     /// The cluster.
@@ -223,29 +316,25 @@ impl Testbed {
 
     /// Devices by name.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &Emulated)> {
-        self.devices.iter().map(|(name, device)| (name.as_str(), device))
+        self.devices.iter().map(|device| (device.name.as_str(), &device.emulated))
     }
 
     /// Adds a time to one hop, in the place of what was added before; see [`Added`].
     ///
     /// # Errors
     /// There is no such hop.
-    pub fn add(&self, added: Option<Added>) -> Result<(), PlacementError> {
+    pub fn add(&mut self, added: Option<Added>) -> Result<(), PlacementError> {
+        self.added = added;
         let of =
             |hop: Slow| added.filter(|added| added.hop == hop).map_or(Duration::ZERO, |added| added.time);
         for (name, device) in self.devices() {
             device.lengthen(of(match name {
-                PEER_SSD => Slow::SecondCopy,
-                "ssd" => Slow::Ssd,
+                name if name == HOST_SSDS[1] => Slow::SecondCopy,
+                name if name.ends_with("-ssd") => Slow::Ssd,
                 _ => Slow::Disk,
             }));
         }
-        if let Some(network) = self.cluster.network() {
-            // There and back.
-            network
-                .lengthen(of(Slow::Network) / 2)
-                .map_err(|e| failed("cannot slow the network")(io::Error::other(e)))?;
-        }
+        self.delay_packets()?;
         let seconds = (of(Slow::OsdQueue).as_secs_f64() / OSD_WAITS - OSD_WAIT_EXTRA_S).max(0.0);
         for (option, value) in [
             ("osd_debug_inject_dispatch_delay_duration", seconds),
@@ -333,7 +422,8 @@ impl Testbed {
 
     /// How a client reaches an image past whatever is between it and the cluster.
     pub fn direct(&self, image: &str) -> Endpoint {
-        let (conf, client) = (self.ground.client_conf.clone(), self.ground.client.clone());
+        let (conf, client) =
+            (self.ground.client_conf.clone(), self.ground.namespace(self.ground.host_of(image)));
         Endpoint::Rbd { conf, image: image.into(), client }
     }
 
@@ -397,44 +487,41 @@ impl Drop for Testbed {
     }
 }
 
-/// Where the second hypervisor is in a network that has one.
-fn second_node(network: &Network) -> Option<SecondNode> {
-    let peer = network.peer()?;
-    let (namespace, address) = (peer.namespace().clone(), peer.address());
-    Some(SecondNode { namespace, address, client: network.client().address() })
-}
-
-/// Makes the devices: the disks, then the SSD, then that of the second hypervisor, which OSDs have no part of.
+/// Makes the devices: the disks, then the SSDs of the servers, then those of the hypervisors.
 fn devices(
     scratch: &Scratch,
     layout: &Layout,
     below: &[&'static dyn Placement],
     ssd_share_bytes: u64,
-) -> Result<Vec<(String, Emulated)>, PlacementError> {
+) -> Result<Vec<Device>, PlacementError> {
     let start = |name: &str, preset: &Preset, bytes: u64, parts: &[u64]| {
-        let spec = preset.spec.slowed(layout.slowed_by);
         let (backing, mount) = (scratch.join(format!("{name}.data")), scratch.join(name));
-        let device = Emulated::start(spec, bytes, parts, &backing, &mount)
+        let spec = preset.spec.clone();
+        let emulated = Emulated::start(spec.slowed(layout.slowed_by), bytes, parts, &backing, &mount)
             .map_err(failed(format!("cannot emulate the device {name}")))?;
-        device.pause(true);
-        Ok::<_, PlacementError>((name.to_string(), device))
+        emulated.pause(true);
+        Ok::<_, PlacementError>(Device { name: name.into(), emulated, spec })
     };
     let mut devices = Vec::new();
     let parts = disk_parts(layout, below)?;
     for number in 0..layout.disks {
-        devices.push(start(&format!("disk{number}"), &layout.disk, layout.disk_bytes, &parts)?);
+        let media = layout.data_media(below);
+        devices.push(start(&format!("disk{number}"), media, layout.disk_bytes, &parts)?);
     }
-    if let Some((preset, bytes)) = &layout.ssd {
-        let users = below.iter().filter(|placement| placement.ssd() == Ssd::Partitions).count();
-        let osds = layout.disks * layout.osds_per_disk;
-        let part = ssd_share_bytes / u64::from(osds) / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
-        if users > 0 && part < PARTITION_BYTES_MIN {
-            return Err(too_small("the SSD", "256 MiB for each OSD"));
-        }
-        devices.push(start("ssd", preset, *bytes, &vec![part; users * osds as usize])?);
-        if layout.ssds > 1 {
-            devices.push(start(PEER_SSD, preset, *bytes, &[])?);
-        }
+    let Some((preset, bytes)) = &layout.ssd else { return Ok(devices) };
+    let users = below.iter().filter(|placement| placement.ssd() == Ssd::Partitions).count();
+    let servers = 0..if layout.ssds.in_servers { layout.servers.max(1) } else { 0 };
+    let osds_max = servers.clone().map(|server| layout.osds_of(server).count()).max().unwrap_or(1).max(1);
+    let part = ssd_share_bytes / osds_max as u64 / PARTITION_UNIT_BYTES * PARTITION_UNIT_BYTES;
+    if users > 0 && part < PARTITION_BYTES_MIN {
+        return Err(too_small("an SSD", "256 MiB for each OSD"));
+    }
+    for server in servers {
+        let parts = vec![part; users * layout.osds_of(server).count()];
+        devices.push(start(&server_ssd(server), preset, *bytes, &parts)?);
+    }
+    for name in HOST_SSDS.iter().take(layout.ssds.hosts as usize) {
+        devices.push(start(name, preset, *bytes, &[])?);
     }
     Ok(devices)
 }
@@ -453,25 +540,29 @@ fn disk_parts(layout: &Layout, below: &[&'static dyn Placement]) -> Result<Vec<u
 }
 
 /// What each OSD gets: neighbours in number are on different disks.
-fn slots(devices: &[(String, Emulated)], layout: &Layout, below: &[&'static dyn Placement]) -> Vec<Slot> {
-    let osds = layout.disks * layout.osds_per_disk;
+fn slots(devices: &[Device], layout: &Layout, below: &[&'static dyn Placement]) -> Vec<Slot> {
     let journal = below.iter().any(|placement| placement.journal_on_disk());
     let partitioned = below.iter().any(|placement| placement.ssd() == Ssd::Partitions);
-    let ssd = devices.get(layout.disks as usize).map(|(_, ssd)| ssd).filter(|_| partitioned);
+    let rotational = layout.data_media(below).spec.is_rotational();
     let slot = |osd: u32| {
-        let (disk, on_disk) = (&devices[(osd % layout.disks) as usize].1, (osd / layout.disks) as usize);
+        let (disk, on_disk) =
+            (&devices[(osd % layout.disks) as usize].emulated, (osd / layout.disks) as usize);
         let first = on_disk * if journal { 2 } else { 1 } + 1;
-        let ssd = ssd.map(|ssd| ssd.part(osd as usize + 1));
+        let server = layout.server(osd);
+        let ssd = devices.iter().find(|device| partitioned && device.name == server_ssd(server));
+        let part = layout.osds_of(server).position(|of| of == osd).unwrap_or(0) + 1;
+        let ssd = ssd.map(|ssd| ssd.emulated.part(part));
         let fast = ssd.as_ref().and_then(|path| fs::metadata(path).ok()).map(|metadata| metadata.len());
         Slot {
             data: disk.part(first + usize::from(journal)),
             journal: journal.then(|| disk.part(first)),
             ssd,
             fast_bytes: fast.unwrap_or(DISK_JOURNAL_BYTES),
-            rotational: layout.disk.spec.is_rotational(),
+            rotational,
+            server: server as usize,
         }
     };
-    (0..osds).map(slot).collect()
+    (0..layout.osds()).map(slot).collect()
 }
 
 fn too_small(what: &str, least: &str) -> PlacementError {

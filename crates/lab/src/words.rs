@@ -139,6 +139,21 @@ pub(crate) fn is_control(placement: &str) -> bool {
     wrapped(placement).is_some()
 }
 
+/// The placement is there to show what no SSD in a server, or in a hypervisor, is faster than.
+pub(crate) fn is_bound(placement: &str) -> bool {
+    names(placement).any(|name| name == OSD_BOUND || name == HOST_BOUND)
+}
+
+/// What no cache under the OSDs is faster than.
+pub(crate) const OSD_BOUND: &str = "osd-on-ssd";
+/// What no cache in the hypervisor is faster than.
+pub(crate) const HOST_BOUND: &str = "ssd-raw";
+
+/// The placement has a cache under the OSDs.
+pub(crate) fn under_osds(placement: &str) -> bool {
+    names(placement).any(|name| name == "osd-tidepool")
+}
+
 /// Where the SSD of a placement is, at the begin of a sentence.
 pub(crate) fn side(placement: &str) -> &'static str {
     let in_server =
@@ -161,6 +176,8 @@ pub(crate) fn placement(placement: &str) -> String {
         AGAIN => "control: the same again".into(),
         "osd-passthrough" => "control: the way under the OSD, without a cache".into(),
         "osd-tidepool" => "a cache on the SSD under each OSD".into(),
+        OSD_BOUND => "bound: OSDs that have SSDs in the place of disks".into(),
+        HOST_BOUND => "bound: the hypervisor's SSD, without Ceph".into(),
         "host-tidepool" => "a cache on the hypervisor's SSD".into(),
         "host-tidepool-replicated" => {
             "a cache on the hypervisor's SSD, writes also on a second hypervisor's".into()

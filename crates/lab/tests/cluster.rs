@@ -6,7 +6,7 @@ use tidepool_lab::Scratch;
 use tidepool_lab::collect::hops::{Counters, Hop};
 use tidepool_lab::device::preset;
 use tidepool_lab::placement::Arrangement;
-use tidepool_lab::testbed::{Layout, Testbed};
+use tidepool_lab::testbed::{Layout, Ssds, Testbed};
 
 #[test]
 fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
@@ -20,7 +20,8 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
         osds_per_disk: 2,
         disk_bytes: 8 << 30,
         ssd: Some((preset::find("ssd-sata-plp").expect("a preset"), 2 << 30)),
-        ssds: 1,
+        ssds: Ssds { in_servers: true, hosts: 0 },
+        hypervisors: 1,
         replicas: 2,
         slowed_by: 4,
         servers: 0,
@@ -48,14 +49,14 @@ fn osds_run_on_emulated_devices_with_their_databases_on_an_ssd() {
     let written = |name: &str| {
         testbed.devices().find(|(found, _)| *found == name).expect("it").1.counts().written_bytes
     };
-    let before = (written("disk0"), written("ssd"));
+    let before = (written("disk0"), written("node0-ssd"));
     let counters = || {
         let sockets = cluster.osd_sockets();
         Counters::now(sockets.iter().map(|socket| socket.as_path())).expect("counters")
     };
     let begin = counters();
     cluster.rados(&["bench", "2", "write", "-b", "4096", "-t", "4", "--no-cleanup"]).expect("a load");
-    assert!(written("disk0") > before.0 && written("ssd") > before.1, "both have something of it");
+    assert!(written("disk0") > before.0 && written("node0-ssd") > before.1, "both have something of it");
     let stages = counters().since(&begin);
     let mean = |hop| stages.iter().find(|stage| stage.hop == hop).expect("it was gone").mean_us;
     assert!(mean(Hop::OsdWrite) > mean(Hop::StoreCommit), "a part is less than the whole: {stages:?}");

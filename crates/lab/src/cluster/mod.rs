@@ -10,6 +10,7 @@ mod store;
 
 pub use image::checksum;
 pub use servers::Servers;
+pub(crate) use store::SSD_OP_SHARDS;
 pub use store::Store;
 
 use std::fs;

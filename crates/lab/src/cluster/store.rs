@@ -30,6 +30,9 @@ pub enum Store {
     },
 }
 
+/// Shards of an OSD's queue and threads of each as Ceph has them for SSDs (`osd_op_num_shards_ssd`, `osd_op_num_threads_per_shard_ssd`).
+pub(crate) const SSD_OP_SHARDS: [u32; 2] = [8, 2];
+
 impl Store {
     /// The lines of the OSD's section in ceph.conf.
     pub(super) fn section(&self, number: u32) -> String {
@@ -49,6 +52,12 @@ impl Store {
                 }
                 let media = if *rotational { "hdd" } else { "ssd" };
                 line(format!("bluestore debug enforce settings = {media}"));
+                if !rotational {
+                    // An OSD takes each file for a disk that turns, and has five threads for that.
+                    let [shards, threads] = SSD_OP_SHARDS;
+                    line(format!("osd op num shards = {shards}"));
+                    line(format!("osd op num threads per shard = {threads}"));
+                }
             }
             Store::FileStore { data, journal, journal_bytes } => {
                 line("osd objectstore = filestore".into());
@@ -77,6 +86,12 @@ mod tests {
             store.section(3),
             "[osd.3]\nbluestore block path = /d/disk\nbluestore block create = false\nbluestore block db path = /s/disk1\n\
              bluestore block db create = false\nbluestore debug enforce settings = hdd\n"
+        );
+        let ssd =
+            Store::BlueStore { block: "/d/disk".into(), db: None, wal: None, rotational: false }.section(0);
+        assert!(
+            ssd.contains("settings = ssd\nosd op num shards = 8\nosd op num threads per shard = 2\n"),
+            "{ssd}"
         );
     }
 }

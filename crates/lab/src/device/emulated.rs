@@ -64,6 +64,21 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// What was done by both.
+    pub fn plus(self, other: Counts) -> Counts {
+        Counts {
+            reads: self.reads.saturating_add(other.reads),
+            read_bytes: self.read_bytes.saturating_add(other.read_bytes),
+            writes: self.writes.saturating_add(other.writes),
+            written_bytes: self.written_bytes.saturating_add(other.written_bytes),
+            flushes: self.flushes.saturating_add(other.flushes),
+            trims: self.trims.saturating_add(other.trims),
+            read_us: self.read_us.saturating_add(other.read_us),
+            write_us: self.write_us.saturating_add(other.write_us),
+            flush_us: self.flush_us.saturating_add(other.flush_us),
+        }
+    }
+
     /// What was done since `before`.
     pub fn since(self, before: Counts) -> Counts {
         Counts {
@@ -213,12 +228,21 @@ impl Emulated {
     /// empty.
     pub fn pause(&self, paused: bool) {
         self.shared.instant.store(paused, Ordering::Release);
-        if !paused {
-            return;
+        if paused {
+            self.restart(Model::anew);
         }
+    }
+
+    /// Is a device like `spec` from now on, whose caches are empty. What is on its way is answered at once. Sizes stay.
+    pub fn become_like(&self, spec: Spec) {
+        self.restart(|model| model.anew_as(spec));
+    }
+
+    /// Puts another model in the place of the one that there is, and answers what is on its way.
+    fn restart(&self, anew: impl FnOnce(&Model) -> Model) {
         let answers = {
             let mut state = self.shared.lock();
-            state.model = state.model.anew();
+            state.model = anew(&state.model);
             state.late.clear();
             std::mem::take(&mut state.answers)
         };

@@ -127,7 +127,12 @@ impl Model {
 
     /// The same device with nothing on its way and nothing in its caches, at the same time.
     pub fn anew(&self) -> Model {
-        Model { now: self.now, ..Model::new(self.spec.clone(), self.size_bytes) }
+        self.anew_as(self.spec.clone())
+    }
+
+    /// A device like `spec` of this size with nothing on its way and nothing in its caches, at this time.
+    pub fn anew_as(&self, spec: Spec) -> Model {
+        Model { now: self.now, ..Model::new(spec, self.size_bytes) }
     }
 
     /// A command reaches the device at `now`, or at the time that it has been advanced to, if that is later. `id` is the caller's and unique among those not done.

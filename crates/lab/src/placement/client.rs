@@ -1,21 +1,24 @@
 //! Between the client and the cluster: a cache on the hypervisor's SSD, or in its memory.
 
-use std::fs;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::daemon::{Daemon, Setup};
+use super::daemon::{self, Daemon, Setup};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
 use crate::cluster::Cluster;
 use crate::fio::Endpoint;
 use crate::network::Namespace;
 use crate::results::{Drained, Durability};
-use crate::testbed::NO_CACHE;
+use crate::testbed::{HOSTS_MAX, NO_CACHE};
 
 pub(super) static HOST_TIDEPOOL: Host = Host;
 pub(super) static LIBRBD_CACHE: LibrbdCache = LibrbdCache;
+pub(super) static SSD_RAW: Raw = Raw;
 
 /// Tidepool on the hypervisor, one copy.
 #[derive(Debug)]
@@ -51,51 +54,82 @@ impl Placement for Host {
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        let Some((directory, bytes)) = &ground.ssd else {
-            let what = "there is no SSD".to_string();
-            return Err(PlacementError::NotInPlace { placement: self.name(), what });
-        };
-        let volumes = volumes(ground);
-        let setup = Setup {
-            name: "host",
-            cache: directory.join("host.cache"),
-            cache_bytes: *bytes,
-            volumes: &volumes,
-            options: &["--accept-loss=60m".into()],
-            namespace: ground.client.as_ref(),
-        };
-        Ok(Box::new(Hosted { daemon: Daemon::start(ground, &setup)? }))
+        let hosts = 0..ground.hypervisors as usize;
+        let daemons = hosts.map(|host| {
+            let options = ["--accept-loss=60m".to_string()];
+            Daemon::start(ground, &setup(ground, host, self.name(), &volumes(ground, host), &options)?)
+        });
+        Ok(Box::new(Hosted { daemons: daemons.collect::<Result<_, _>>()?, fronts: Fronts::of(ground) }))
     }
 }
 
-/// The images as volumes of a cache in front of the cluster: names and URIs.
-pub(super) fn volumes(ground: &Ground) -> Vec<(String, String)> {
+/// How the daemon on a hypervisor is started.
+pub(super) fn setup<'a>(
+    ground: &Ground,
+    host: usize,
+    placement: &'static str,
+    volumes: &'a [(String, String)],
+    options: &'a [String],
+) -> Result<Setup<'a>, PlacementError> {
+    let Some(ssd) = ground.hosts.get(host).and_then(|host| host.ssd.as_ref()) else {
+        return Err(PlacementError::NotInPlace {
+            placement,
+            what: format!("there is no SSD in hypervisor {host}"),
+        });
+    };
+    let name = NAMES[host];
+    let (cache, cache_bytes) = (ssd.directory.join(format!("{name}.cache")), ssd.bytes);
+    Ok(Setup { name, cache, cache_bytes, volumes, options, namespace: ground.namespace(host) })
+}
+
+/// What files of the daemons on hypervisors begin with, by their numbers.
+pub(super) const NAMES: [&str; HOSTS_MAX as usize] = ["host", "peer"];
+
+/// The images of a hypervisor's clients as volumes of a cache in front of the cluster: names and URIs.
+pub(super) fn volumes(ground: &Ground, host: usize) -> Vec<(String, String)> {
     let conf = ground.client_conf.display();
-    let uri = |image: &String| (image.clone(), format!("rbd:rbd/{image}?conf={conf}"));
-    ground.images.iter().map(uri).collect()
+    ground.images_of(host).map(|image| (image.clone(), format!("rbd:rbd/{image}?conf={conf}"))).collect()
+}
+
+/// Which hypervisor's clients have which image.
+#[derive(Debug)]
+pub(super) struct Fronts(BTreeMap<String, usize>);
+
+impl Fronts {
+    pub(super) fn of(ground: &Ground) -> Fronts {
+        Fronts(ground.images.iter().map(|image| (image.clone(), ground.host_of(image))).collect())
+    }
+
+    /// How clients reach an image through the daemon of their hypervisor.
+    pub(super) fn endpoint(&self, daemons: &[Daemon], image: &str) -> Option<Endpoint> {
+        let daemon = daemons.get(*self.0.get(image)?)?;
+        Some(Endpoint::Nbd { socket: daemon.socket().into(), export: image.into() })
+    }
 }
 
 #[derive(Debug)]
 struct Hosted {
-    daemon: Daemon,
+    /// By the numbers of their hypervisors.
+    daemons: Vec<Daemon>,
+    fronts: Fronts,
 }
 
 impl Applied for Hosted {
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
         self.holds()?;
-        self.daemon.proof()
+        daemon::proofs(&self.daemons)
     }
 
     fn holds(&self) -> Result<(), PlacementError> {
-        self.daemon.is_in_mode(HOST_TIDEPOOL.name(), "write-back")
+        self.daemons.iter().try_for_each(|daemon| daemon.is_in_mode(HOST_TIDEPOOL.name(), "write-back"))
     }
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
-        Some(Endpoint::Nbd { socket: self.daemon.socket().into(), export: image.into() })
+        self.fronts.endpoint(&self.daemons, image)
     }
 
     fn counters(&self) -> Result<Value, PlacementError> {
-        Ok(Value::Object(self.daemon.counters()?))
+        daemon::counters(&self.daemons).map(Value::Object)
     }
 
     fn drain(
@@ -104,12 +138,12 @@ impl Applied for Hosted {
         hurry: &dyn Fn(),
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Drained>, PlacementError> {
-        self.daemon.drain(limit_s, hurry, stop)
+        daemon::drain(&self.daemons, limit_s, hurry, stop)
     }
 
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
-        self.daemon.drain(0.0, &|| (), &|| true)?;
-        self.daemon.stop()
+        daemon::drain(&self.daemons, 0.0, &|| (), &|| true)?;
+        self.daemons.into_iter().try_for_each(Daemon::stop)
     }
 }
 
@@ -152,8 +186,9 @@ impl Placement for LibrbdCache {
         let conf = ground.directory.join("librbd-cache.conf");
         let text = text.replace(NO_CACHE, CACHE);
         fs::write(&conf, text).map_err(failed(format!("cannot write {}", conf.display())))?;
-        let image = ground.images.first().cloned().unwrap_or_default();
-        Ok(Box::new(Cached { conf, image, client: ground.client.clone() }))
+        let clients =
+            ground.images.iter().map(|image| (image.clone(), ground.namespace(ground.host_of(image))));
+        Ok(Box::new(Cached { conf, clients: clients.collect() }))
     }
 }
 
@@ -164,16 +199,18 @@ const CACHE: &str =
 #[derive(Debug)]
 struct Cached {
     conf: PathBuf,
-    /// One of the images, to ask what is in force for it.
-    image: String,
-    client: Option<Namespace>,
+    /// Images, and where their clients are.
+    clients: BTreeMap<String, Option<Namespace>>,
 }
 
 impl Applied for Cached {
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
+        // What is in force for one image is in force for all.
+        let (image, client) =
+            self.clients.first_key_value().map_or(("", None), |(image, at)| (image, at.as_ref()));
         let mut command = Command::new("rbd");
-        command.arg("-c").arg(&self.conf).args(["config", "image", "list", &self.image, "--format", "json"]);
-        self.client.iter().for_each(|client| client.enter(&mut command));
+        command.arg("-c").arg(&self.conf).args(["config", "image", "list", image, "--format", "json"]);
+        client.iter().for_each(|client| client.enter(&mut command));
         let output = command.stdin(Stdio::null()).output().map_err(failed("cannot run rbd"))?;
         let options: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let wanted =
@@ -191,6 +228,88 @@ impl Applied for Cached {
     }
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
-        Some(Endpoint::Rbd { conf: self.conf.clone(), image: image.into(), client: self.client.clone() })
+        let client = self.clients.get(image).cloned().flatten();
+        Some(Endpoint::Rbd { conf: self.conf.clone(), image: image.into(), client })
+    }
+}
+
+/// The hypervisor's SSD without anything in between: what no cache on it is faster than.
+#[derive(Debug)]
+pub(super) struct Raw;
+
+impl Placement for Raw {
+    fn name(&self) -> &'static str {
+        "ssd-raw"
+    }
+
+    fn what(&self) -> &'static str {
+        "a bound: the SSD in the hypervisor, without Ceph"
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Client
+    }
+
+    fn ssd(&self) -> Ssd {
+        Ssd::File
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::OneCopy
+    }
+
+    fn probe(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
+        let mut files = BTreeMap::new();
+        for host in 0..ground.hypervisors as usize {
+            let Some(ssd) = ground.hosts.get(host).and_then(|host| host.ssd.as_ref()) else {
+                let what = format!("there is no SSD in hypervisor {host}");
+                return Err(PlacementError::NotInPlace { placement: self.name(), what });
+            };
+            let bytes =
+                ssd.bytes / ground.images_of(host).count().max(1) as u64 / RAW_UNIT_BYTES * RAW_UNIT_BYTES;
+            for image in ground.images_of(host) {
+                let path = ssd.directory.join(format!("{image}.raw"));
+                fill(&path, bytes).map_err(failed(format!("cannot fill {}", path.display())))?;
+                files.insert(image.clone(), path);
+            }
+        }
+        Ok(Box::new(RawFiles(files)))
+    }
+}
+
+/// Makes a file in which everything is written: an SSD is not asked for what never was.
+fn fill(path: &Path, bytes: u64) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    let unit = vec![0x5a; RAW_UNIT_BYTES as usize];
+    (0..bytes / RAW_UNIT_BYTES).try_for_each(|_| file.write_all(&unit))?;
+    file.sync_all()
+}
+
+/// Unit of the files on a raw SSD, in bytes.
+const RAW_UNIT_BYTES: u64 = 1 << 20;
+
+/// Files on the SSDs, by the images that they stand for.
+#[derive(Debug)]
+struct RawFiles(BTreeMap<String, PathBuf>);
+
+impl Applied for RawFiles {
+    fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
+        Ok(json!(self.0))
+    }
+
+    fn endpoint(&self, image: &str) -> Option<Endpoint> {
+        Some(Endpoint::File(self.0.get(image)?.clone()))
+    }
+}
+
+impl Drop for RawFiles {
+    fn drop(&mut self) {
+        for path in self.0.values() {
+            let _ = fs::remove_file(path);
+        }
     }
 }

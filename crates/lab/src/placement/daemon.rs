@@ -52,7 +52,7 @@ pub(super) struct Setup<'a> {
     /// Further options.
     pub(super) options: &'a [String],
     /// Where it runs, if not in the machine's own network.
-    pub(super) namespace: Option<&'a Namespace>,
+    pub(super) namespace: Option<Namespace>,
 }
 
 /// A daemon with its cache. Dropping it kills it and removes the cache.
@@ -146,14 +146,21 @@ impl Daemon {
         }))
     }
 
-    /// What it says of its volumes.
+    /// What it says of its volumes, copies of another host's included.
     pub(super) fn volumes(&self) -> Result<Vec<Value>, PlacementError> {
         Ok(self.ask(&["status"])?["volumes"].as_array().cloned().unwrap_or_default())
     }
 
+    /// What it says of the volumes that it serves.
+    pub(super) fn served(&self) -> Result<Vec<Value>, PlacementError> {
+        let mut volumes = self.volumes()?;
+        volumes.retain(|volume| !is_copy(volume));
+        Ok(volumes)
+    }
+
     /// Shows that its volumes are in this mode; else `placement` is not in place.
     pub(super) fn is_in_mode(&self, placement: &'static str, wanted: &str) -> Result<(), PlacementError> {
-        match self.volumes()?.iter().find(|volume| volume["mode"] != wanted) {
+        match self.served()?.iter().find(|volume| volume["mode"] != wanted) {
             None => Ok(()),
             Some(volume) => {
                 let what =
@@ -163,10 +170,10 @@ impl Daemon {
         }
     }
 
-    /// Counters over all volumes: those in [`COUNTERS`], the time of reads, writes and flushes in microseconds all together, and
+    /// Counters over all volumes that it serves: those in [`COUNTERS`], the time of reads, writes and flushes in microseconds all together, and
     /// `dirty_bytes`, which is a level.
     pub(super) fn counters(&self) -> Result<Map<String, Value>, PlacementError> {
-        let volumes = self.volumes()?;
+        let volumes = self.served()?;
         let sum = |of: &dyn Fn(&Value) -> Option<f64>| volumes.iter().filter_map(of).sum::<f64>();
         let mut counters: Map<String, Value> = COUNTERS
             .iter()
@@ -183,38 +190,12 @@ impl Daemon {
         Ok(counters)
     }
 
-    /// Drains all volumes, for `limit_s` seconds as fast as the devices are; then, or when `stop` says so, `hurry` is called.
-    pub(super) fn drain(
-        &self,
-        limit_s: f64,
-        hurry: &dyn Fn(),
-        stop: &dyn Fn() -> bool,
-    ) -> Result<Option<Drained>, PlacementError> {
-        let dirty = || self.counters().map(|counters| counters["dirty_bytes"].as_u64().unwrap_or(0));
-        let dirty_bytes = dirty()?;
-        let start = Instant::now();
+    /// Begins to drain all of its volumes.
+    fn begin_drain(&self) -> Result<Process, PlacementError> {
         let mut command = Command::new(&self.program);
         command.args(["volume", "drain", "--all"]).arg(format!("--admin={}", self.admin.display()));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut drain = Process::spawn(command).map_err(failed("cannot run `tidepool volume drain`"))?;
-        let limit = Duration::from_secs_f64(limit_s.max(0.0));
-        let mut wait = |limit: Duration, stop: &dyn Fn() -> bool| {
-            let start = Instant::now();
-            loop {
-                let ended = drain.wait(POLL).map_err(failed("cannot wait for the drain"))?.is_some();
-                if ended || start.elapsed() >= limit || stop() {
-                    return Ok::<_, PlacementError>(ended);
-                }
-            }
-        };
-        let ended = wait(limit, stop)?;
-        let seconds = start.elapsed().as_secs_f64();
-        let hurried_bytes = if ended { 0 } else { dirty()? };
-        hurry();
-        if !wait(HURRIED_LIMIT, &|| false)? {
-            return Err(failed("tidepool volume drain")(std::io::ErrorKind::TimedOut.into()));
-        }
-        Ok(Some(Drained { dirty_bytes, seconds, hurried_bytes }))
+        Process::spawn(command).map_err(failed("cannot run `tidepool volume drain`"))
     }
 
     /// Ends it. What it has not drained is refused by its volumes' images from then on, so drain first.
@@ -225,6 +206,68 @@ impl Daemon {
             None => Err(failed("tidepool serve")(std::io::ErrorKind::TimedOut.into())),
         }
     }
+}
+
+/// The counters of several daemons, added up.
+pub(super) fn counters(daemons: &[Daemon]) -> Result<Map<String, Value>, PlacementError> {
+    Ok(sum(daemons.iter().map(Daemon::counters).collect::<Result<Vec<_>, _>>()?))
+}
+
+/// Counters, added up name by name.
+pub(super) fn sum(all: Vec<Map<String, Value>>) -> Map<String, Value> {
+    let mut sums = Map::new();
+    for (name, value) in all.into_iter().flatten() {
+        let sum = sums.get(&name).and_then(Value::as_u64).unwrap_or(0) + value.as_u64().unwrap_or(0);
+        sums.insert(name, json!(sum));
+    }
+    sums
+}
+
+/// What several daemons say of themselves, by their numbers.
+pub(super) fn proofs(daemons: &[Daemon]) -> Result<Value, PlacementError> {
+    daemons.iter().map(Daemon::proof).collect::<Result<Vec<_>, _>>().map(Value::Array)
+}
+
+/// Drains all volumes of several daemons side by side, for `limit_s` seconds as fast as the devices are; then, or when `stop` says so,
+/// `hurry` is called.
+pub(super) fn drain(
+    daemons: &[Daemon],
+    limit_s: f64,
+    hurry: &dyn Fn(),
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<Drained>, PlacementError> {
+    let dirty = || counters(daemons).map(|counters| counters["dirty_bytes"].as_u64().unwrap_or(0));
+    let dirty_bytes = dirty()?;
+    let start = Instant::now();
+    let mut drains = daemons.iter().map(Daemon::begin_drain).collect::<Result<Vec<_>, _>>()?;
+    let limit = Duration::from_secs_f64(limit_s.max(0.0));
+    let mut wait = |limit: Duration, stop: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        loop {
+            while let Some(drain) = drains.last_mut() {
+                match drain.wait(POLL).map_err(failed("cannot wait for the drain"))? {
+                    Some(_) => drop(drains.pop()),
+                    None => break,
+                }
+            }
+            if drains.is_empty() || start.elapsed() >= limit || stop() {
+                return Ok::<_, PlacementError>(drains.is_empty());
+            }
+        }
+    };
+    let ended = wait(limit, stop)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let hurried_bytes = if ended { 0 } else { dirty()? };
+    hurry();
+    if !wait(HURRIED_LIMIT, &|| false)? {
+        return Err(failed("tidepool volume drain")(std::io::ErrorKind::TimedOut.into()));
+    }
+    Ok(Some(Drained { dirty_bytes, seconds, hurried_bytes }))
+}
+
+/// The volume is the copy of another host's.
+pub(super) fn is_copy(volume: &Value) -> bool {
+    volume["state"] == "replica"
 }
 
 /// A field of a report that is a text.

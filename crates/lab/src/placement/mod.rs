@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, ClusterError, Store};
 use crate::fio::Endpoint;
-use crate::network::Namespace;
+use crate::network::{Namespace, Node};
 use crate::results::{Drained, Durability};
 
 /// The layer that a placement is in, from the media up.
@@ -55,9 +55,13 @@ pub trait Placement: Debug + Sync {
     fn ssd(&self) -> Ssd {
         Ssd::Unused
     }
-    /// How many SSDs it stands on: one, or one in each of two hypervisors.
-    fn ssds(&self) -> u32 {
-        u32::from(self.ssd() != Ssd::Unused)
+    /// Least number of hypervisors that it needs.
+    fn hosts_min(&self) -> u32 {
+        1
+    }
+    /// OSDs have their data on the SSD's class: a bound of what an SSD in a server can do.
+    fn disks_are_ssds(&self) -> bool {
+        false
     }
     /// Until the cluster has a write it is on two hosts.
     fn keeps_two_copies(&self) -> bool {
@@ -104,36 +108,68 @@ pub struct Ground {
     pub stores: Vec<Store>,
     /// Lines for the global section of ceph.conf.
     pub ceph_conf: Vec<String>,
-    /// The SSD's directory, and how many of its bytes are for this placement.
-    pub ssd: Option<(PathBuf, u64)>,
-    /// A second hypervisor, if the testbed has one.
-    pub second: Option<SecondHost>,
+    /// The SSD of each server with OSDs, if servers have any.
+    pub server_ssds: Vec<SsdShare>,
+    /// The hypervisors, once the cluster is up.
+    pub hosts: Vec<Host>,
+    /// How many of them have clients: images are dealt round them.
+    pub hypervisors: u32,
     /// ceph.conf for clients, once the cluster is up.
     pub client_conf: PathBuf,
-    /// Where clients are, if the cluster has a network of its own and is up.
-    pub client: Option<Namespace>,
     /// The images, once the cluster is up.
     pub images: Vec<String>,
 }
 
-/// A hypervisor beside the one where clients are, with an SSD of its own.
+/// An SSD, and what of it is for a placement.
 #[derive(Debug, Clone)]
-pub struct SecondHost {
-    /// Its SSD's directory, and how many of its bytes are for the placement.
-    pub ssd: (PathBuf, u64),
-    /// Its place in the cluster's network, if that has one.
-    pub network: Option<SecondNode>,
+pub struct SsdShare {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Bytes for the placement.
+    pub bytes: u64,
 }
 
-/// The place of a second hypervisor in a network.
+/// A hypervisor.
 #[derive(Debug, Clone)]
-pub struct SecondNode {
+pub struct Host {
+    /// Its SSD, if it has one.
+    pub ssd: Option<SsdShare>,
+    /// Its place in the cluster's network, if that has one.
+    pub node: Option<HostNode>,
+}
+
+/// The place of a hypervisor in a network.
+#[derive(Debug, Clone)]
+pub struct HostNode {
     /// Its namespace.
     pub namespace: Namespace,
     /// Its address.
     pub address: Ipv4Addr,
-    /// The address of the hypervisor where clients are.
-    pub client: Ipv4Addr,
+}
+
+impl HostNode {
+    /// That of a node.
+    pub fn of(node: &Node) -> HostNode {
+        HostNode { namespace: node.namespace().clone(), address: node.address() }
+    }
+}
+
+impl Ground {
+    /// The number of the hypervisor whose clients have an image.
+    pub fn host_of(&self, image: &str) -> usize {
+        let number = self.images.iter().position(|known| known == image).unwrap_or(0);
+        number % self.hypervisors.max(1) as usize
+    }
+
+    /// The images of a hypervisor's clients.
+    pub fn images_of(&self, host: usize) -> impl Iterator<Item = &String> {
+        self.images.iter().filter(move |image| self.host_of(image) == host)
+    }
+
+    /// Where a hypervisor's programs run, if not in the machine's own network.
+    pub fn namespace(&self, host: usize) -> Option<Namespace> {
+        Some(self.hosts.get(host)?.node.as_ref()?.namespace.clone())
+    }
 }
 
 /// What an OSD gets.
@@ -149,6 +185,8 @@ pub struct Slot {
     pub fast_bytes: u64,
     /// The disk turns.
     pub rotational: bool,
+    /// The server that it is in.
+    pub server: usize,
 }
 
 /// A placement that is in place. It ends when it is dropped.
@@ -243,7 +281,7 @@ pub enum PlacementError {
 pub const AGAIN: &str = "again";
 
 /// All placements.
-pub fn all() -> [&'static dyn Placement; 9] {
+pub fn all() -> [&'static dyn Placement; 11] {
     [
         &store::BLUESTORE_COLOCATED,
         &store::BLUESTORE_DBWAL,
@@ -251,9 +289,11 @@ pub fn all() -> [&'static dyn Placement; 9] {
         &store::FILESTORE_JOURNAL,
         &device::OSD_PASSTHROUGH,
         &device::OSD_TIDEPOOL,
+        &device::OSD_ON_SSD,
         &client::HOST_TIDEPOOL,
         &replicated::HOST_TIDEPOOL_REPLICATED,
         &client::LIBRBD_CACHE,
+        &client::SSD_RAW,
     ]
 }
 
@@ -302,9 +342,10 @@ impl Arrangement {
         self.placements.iter().copied().filter(move |placement| layers.contains(&placement.layer()))
     }
 
-    /// How many of them share the SSD.
-    pub fn ssd_users(&self) -> u32 {
-        self.placements.iter().filter(|placement| placement.ssd() != Ssd::Unused).count() as u32
+    /// How many of its placements share an SSD: those in a server, for a hypervisor's SSD has one user.
+    pub fn ssd_shares(&self) -> u32 {
+        let below = self.within(&[Layer::Device, Layer::Store]);
+        (below.filter(|placement| placement.ssd() != Ssd::Unused).count() as u32).max(1)
     }
 
     /// Says in one line why it is not possible here.
@@ -325,11 +366,6 @@ impl Arrangement {
             }
             found => found,
         }
-    }
-
-    /// How many SSDs it stands on.
-    pub fn ssds(&self) -> u32 {
-        self.placements.iter().map(|placement| placement.ssds()).max().unwrap_or(0)
     }
 
     /// The one between client and cluster.
@@ -406,10 +442,10 @@ mod tests {
         );
         assert_eq!(Arrangement::parse("filestore-journal@x").expect("a class").ssd.as_deref(), Some("x"));
         assert_eq!(names("host-tidepool+again"), names("host-tidepool"));
-        let ssds = |text: &str| Arrangement::parse(text).expect(text).ssds();
+        let shares = |text: &str| Arrangement::parse(text).expect(text).ssd_shares();
         assert_eq!(
-            ["librbd-cache", "host-tidepool", "osd-tidepool+host-tidepool-replicated"].map(ssds),
-            [0, 1, 2]
+            ["librbd-cache", "host-tidepool+osd-tidepool", "filestore-journal+osd-tidepool"].map(shares),
+            [1, 1, 2]
         );
         for (text, wanted) in
             [("nothing", "no placement"), ("host-tidepool+librbd-cache", "same place"), ("", "no placement")]

@@ -1,4 +1,4 @@
-//! A cache on the SSD of each of two hypervisors: what clients write on the first one is acknowledged when both have it.
+//! A cache on the SSD of each of two hypervisors: what clients write on one is acknowledged when both have it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::volumes;
-use super::daemon::{Daemon, Setup, text};
-use super::{
-    Applied, Ground, Layer, Placement, PlacementError, SecondHost, SecondNode, Ssd, failed, need, run,
-};
+use super::client::{Fronts, NAMES, setup, volumes};
+use super::daemon::{self, Daemon, is_copy, text};
+use super::{Applied, Ground, HostNode, Layer, Placement, PlacementError, Ssd, failed, need, run};
 use crate::cluster::Cluster;
 use crate::fio::Endpoint;
 use crate::results::Drained;
@@ -49,7 +47,7 @@ impl Placement for HostReplicated {
         Ssd::File
     }
 
-    fn ssds(&self) -> u32 {
+    fn hosts_min(&self) -> u32 {
         2
     }
 
@@ -66,59 +64,38 @@ impl Placement for HostReplicated {
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        let (Some((ssd, cache_bytes)), Some(second)) = (&ground.ssd, &ground.second) else {
-            return Err(not("there is no second SSD".into()));
-        };
-        let (here, there) = options(&ground.directory, second, &ground.client_conf)?;
-        let peer = Daemon::start(
-            ground,
-            &Setup {
-                name: "peer",
-                cache: second.ssd.0.join("peer.cache"),
-                cache_bytes: second.ssd.1,
-                volumes: &[],
-                options: &there,
-                namespace: second.network.as_ref().map(|node| &node.namespace),
-            },
-        )?;
-        let owner = Daemon::start(
-            ground,
-            &Setup {
-                name: "host",
-                cache: ssd.join("host.cache"),
-                cache_bytes: *cache_bytes,
-                volumes: &volumes(ground),
-                options: &here,
-                namespace: ground.client.as_ref(),
-            },
-        )?;
-        let mut pair = Pair { owner, peer, parted: 0 };
+        let options = options(ground)?;
+        let mut daemons = Vec::new();
+        // One that serves nothing begins first, so that the other one finds it.
+        for host in (0..options.len()).rev() {
+            let volumes = volumes(ground, host);
+            let setup = setup(ground, host, self.name(), &volumes, &options[host])?;
+            daemons.insert(0, Daemon::start(ground, &setup)?);
+        }
+        let mut pair = Pair { daemons, fronts: Fronts::of(ground), parted: 0 };
         pair.wait_sync()?;
         pair.parted = pair.partings();
         Ok(Box::new(pair))
     }
 }
 
-/// The options that make peers of the two: those of the first hypervisor, and those of the second one.
-fn options(
-    directory: &Path,
-    second: &SecondHost,
-    conf: &Path,
-) -> Result<(Vec<String>, Vec<String>), PlacementError> {
-    let Some(SecondNode { address, client, .. }) = &second.network else {
+/// The options that make peers of the daemons on two hypervisors, by the numbers of these.
+fn options(ground: &Ground) -> Result<[Vec<String>; 2], PlacementError> {
+    let nodes: Vec<&HostNode> = ground.hosts.iter().filter_map(|host| host.node.as_ref()).collect();
+    let [first, second] = nodes.as_slice() else {
         let [here, there] =
-            ["host", "peer"].map(|name| format!("unix:{}", directory.join(format!("{name}.peer")).display()));
-        return Ok((peers(&there, &here), peers(&here, &there)));
+            NAMES.map(|name| format!("unix:{}", ground.directory.join(format!("{name}.peer")).display()));
+        return Ok([peers(&there, &here), peers(&here, &there)]);
     };
-    let [here, there] = [client, address].map(|address| format!("tls://{address}:{PORT}"));
-    let directory = directory.join("tls");
-    let mut both = (peers(&there, &here), peers(&here, &there));
-    for (options, name, address) in [(&mut both.0, "host", client), (&mut both.1, "peer", address)] {
-        let own = certificate(&directory, name, &address.to_string())?;
+    let addresses = [first.address, second.address];
+    let [here, there] = addresses.map(|address| format!("tls://{address}:{PORT}"));
+    let mut options = [peers(&there, &here), peers(&here, &there)];
+    for ((options, name), address) in options.iter_mut().zip(NAMES).zip(addresses) {
+        let own = certificate(&ground.directory.join("tls"), name, &address.to_string())?;
         options.push(format!("--peer-tls={}", own.display()));
-        options.push(format!("--peer-images=rbd:rbd?conf={}", conf.display()));
+        options.push(format!("--peer-images=rbd:rbd?conf={}", ground.client_conf.display()));
     }
-    Ok(both)
+    Ok(options)
 }
 
 fn peers(other: &str, own: &str) -> Vec<String> {
@@ -156,12 +133,11 @@ fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, P
     Ok(own)
 }
 
-/// Two daemons, of which the first one serves.
+/// The daemons of two hypervisors, each of which serves its clients and has the copies of the other one's volumes.
 #[derive(Debug)]
 struct Pair {
-    // Dropped in this order: an owner that still runs would say in its images that it has no second copy.
-    owner: Daemon,
-    peer: Daemon,
+    daemons: Vec<Daemon>,
+    fronts: Fronts,
     /// How often volumes had parted with their copies when the last one came into sync.
     parted: u64,
 }
@@ -173,7 +149,7 @@ impl Pair {
         loop {
             match self.in_sync() {
                 Err(PlacementError::NotInPlace { what, .. }) if start.elapsed() > SYNC_LIMIT => {
-                    let said = self.owner.log();
+                    let said = self.daemons[0].log();
                     let said = said.lines().last().unwrap_or("nothing").to_string();
                     let seconds = SYNC_LIMIT.as_secs();
                     return Err(not(format!("after {seconds} s {what}; the last that its log says: {said}")));
@@ -186,34 +162,34 @@ impl Pair {
 
     /// Both say of each volume that there are two copies.
     fn in_sync(&self) -> Result<(), PlacementError> {
-        self.owner.is_in_mode(HOST_TIDEPOOL_REPLICATED.name(), "write-back")?;
-        let copies = self.peer.volumes()?;
-        for volume in self.owner.volumes()? {
-            let name = text(&volume, "name");
-            if volume["replication"]["in_sync"] != true {
-                let phase = text(&volume["replication"], "phase");
-                return Err(not(format!("{name} has no second copy that counts ({phase})")));
-            }
-            if !copies.iter().any(|copy| copy["name"] == volume["name"] && copy["state"] == "replica") {
-                return Err(not(format!("the peer knows nothing of {name}")));
+        for (host, daemon) in self.daemons.iter().enumerate() {
+            daemon.is_in_mode(HOST_TIDEPOOL_REPLICATED.name(), "write-back")?;
+            let copies = self.daemons[1 - host].volumes()?;
+            for volume in daemon.served()? {
+                let name = text(&volume, "name");
+                if volume["replication"]["in_sync"] != true {
+                    let phase = text(&volume["replication"], "phase");
+                    return Err(not(format!("{name} has no second copy that counts ({phase})")));
+                }
+                if !copies.iter().any(|copy| copy["name"] == volume["name"] && is_copy(copy)) {
+                    return Err(not(format!("the peer knows nothing of {name}")));
+                }
             }
         }
         Ok(())
     }
 
-    /// How often a volume has parted with its copy. That may be over before anybody has asked for the status, so the log counts.
+    /// How often a volume has parted with its copy. That may be over before anybody has asked for the status, so the logs count.
     fn partings(&self) -> u64 {
-        self.owner.log().lines().filter(|line| line.contains(PARTED)).count() as u64
+        let logs = self.daemons.iter().map(Daemon::log);
+        logs.map(|log| log.lines().filter(|line| line.contains(PARTED)).count() as u64).sum()
     }
 }
 
 impl Applied for Pair {
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
         self.holds()?;
-        let mut proof = self.owner.proof()?;
-        proof["copies_in_sync"] = json!(true);
-        proof["peer"] = self.peer.proof()?;
-        Ok(proof)
+        Ok(json!({ "copies_in_sync": true, "hosts": daemon::proofs(&self.daemons)? }))
     }
 
     fn holds(&self) -> Result<(), PlacementError> {
@@ -227,16 +203,14 @@ impl Applied for Pair {
     }
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
-        Some(Endpoint::Nbd { socket: self.owner.socket().into(), export: image.into() })
+        self.fronts.endpoint(&self.daemons, image)
     }
 
     fn counters(&self) -> Result<Value, PlacementError> {
-        let mut counters = self.owner.counters()?;
+        // One may have died, which is not to hide what the other one counts.
+        let living: Vec<_> = self.daemons.iter().filter_map(|daemon| daemon.counters().ok()).collect();
+        let mut counters = daemon::sum(living);
         counters.insert("partings".into(), json!(self.partings()));
-        // It may have died, which is not to hide what the owner counts.
-        if let Ok(peer) = self.peer.counters() {
-            counters.insert("peer_dirty_bytes".into(), peer["dirty_bytes"].clone());
-        }
         Ok(Value::Object(counters))
     }
 
@@ -246,15 +220,13 @@ impl Applied for Pair {
         hurry: &dyn Fn(),
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Drained>, PlacementError> {
-        self.owner.drain(limit_s, hurry, stop)
+        daemon::drain(&self.daemons, limit_s, hurry, stop)
     }
 
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
-        let Pair { owner, peer, .. } = *self;
-        owner.drain(0.0, &|| (), &|| true)?;
-        // The peer goes last, so that the owner never finds itself without.
-        owner.stop()?;
-        peer.stop()
+        daemon::drain(&self.daemons, 0.0, &|| (), &|| true)?;
+        // The one that may serve nothing goes last, so that the other one never finds itself without.
+        self.daemons.into_iter().try_for_each(Daemon::stop)
     }
 }
 

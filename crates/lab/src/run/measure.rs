@@ -65,6 +65,8 @@ impl Runner<'_> {
     pub(super) fn measure(&self, stand: &mut Stand, cell: &Cell, repeat: u32) -> Result<Run, RunError> {
         let workload = self.suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
         let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
+        let slowed_by = cell.slowed_by.unwrap_or(self.suite.ground.slowed_by);
+        stand.testbed.slow(slowed_by).map_err(RunError::Placement)?;
         self.prepare(stand, cell, workload, &arrangement)?;
         let begun_s = self.begun.elapsed().as_secs_f64();
         let clients: Vec<Endpoint> = stand.images[..cell.clients as usize]
@@ -93,6 +95,7 @@ impl Runner<'_> {
             cell: cell.clone(),
             repeat,
             testbed: stand.id,
+            hypervisors: self.suite.ground.hypervisors.min(cell.clients),
             durability: arrangement.durability(self.suite.ground.replicas),
             begun_s,
             commands: load.commands.clone(),

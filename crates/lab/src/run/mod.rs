@@ -21,7 +21,7 @@ use crate::machine;
 use crate::network::Network;
 use crate::placement::{Arrangement, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, Results, Run, Testbed as Described};
-use crate::suite::{Cell, Suite};
+use crate::suite::{Cell, Ground, Suite};
 use crate::testbed::{Added, Layout, Testbed};
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
@@ -160,8 +160,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         failed: RefCell::new(None),
     };
     if runner.suite.ground.servers > 0 {
-        runner.no_network =
-            Network::available(runner.delay(runner.suite.ground.slowed_by)).err().map(|why| why.to_string());
+        runner.no_network = Network::available(runner.delay()).err().map(|why| why.to_string());
     }
     if let Some(why) = &runner.no_network
         && journal.results.testbeds.iter().any(|testbed| !testbed.network.starts_with(LOOPBACK))
@@ -279,8 +278,6 @@ pub struct PlannedTestbed {
     pub ssd: String,
     /// Disks and OSDs on each.
     pub disks: (u32, u32),
-    /// By how much the devices are slowed.
-    pub slowed_by: u32,
     /// Measurements in their order: repeat, placement, workload and the load generator's arguments.
     pub runs: Vec<(u32, String, String, String)>,
 }
@@ -300,7 +297,9 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let impossible = |cell: &Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
     let blocks =
         schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
-    let ssds = blocks.iter().map(Block::ssds).collect::<Result<Vec<u32>, _>>().map_err(RunError::Suite)?;
+    let (hypervisors, servers) = (suite.ground.hypervisors, suite.ground.servers);
+    let ssds = blocks.iter().map(|block| Ok(block.ssds(hypervisors)?.count(servers)));
+    let ssds = ssds.collect::<Result<Vec<u32>, _>>().map_err(RunError::Suite)?;
     let ssds = u64::from(ssds.into_iter().max().unwrap_or(1));
     let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
     let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
@@ -324,7 +323,8 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
             let endpoint = fio::Endpoint::rbd("CONF", "img0");
             let job = workload.job(cell.depth);
             let words = fio::arguments(&endpoint, &job, workload.set_bytes, suite.ramp_s, suite.seconds);
-            let name = format!("{} QD{} × {}", cell.workload, cell.depth, cell.clients);
+            let slowed = cell.slowed_by.map(|by| format!(", slowed by {by}")).unwrap_or_default();
+            let name = format!("{} QD{} × {}{slowed}", cell.workload, cell.depth, cell.clients);
             (step.repeat, step.placement.clone(), name, fio::command_line(&endpoint, &words))
         })
     });
@@ -332,7 +332,6 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
         below: block.shape.below.clone(),
         ssd: block.shape.ssd.clone(),
         disks: (block.shape.disks, block.shape.osds_per_disk),
-        slowed_by: block.shape.slowed_by,
         runs: runs.collect(),
     }
 }
@@ -436,13 +435,14 @@ impl Runner<'_> {
             osds_per_disk: shape.osds_per_disk,
             disk_bytes: ground.disk_bytes,
             ssd: Some((class(&shape.ssd)?, ground.ssd_bytes)),
-            ssds: block.ssds().map_err(RunError::Suite)?,
+            ssds: block.ssds(ground.hypervisors).map_err(RunError::Suite)?,
+            hypervisors: ground.hypervisors,
             replicas: ground.replicas,
-            slowed_by: shape.slowed_by,
+            slowed_by: ground.slowed_by,
             ssd_shares: shape.ssd_shares,
             ceph_conf: self.ceph_conf(),
             servers: if self.no_network.is_none() { ground.servers } else { 0 },
-            delay: self.delay(shape.slowed_by),
+            delay: self.delay(),
         };
         let (parent, program) = (&self.options.parent, &self.options.program);
         let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
@@ -481,11 +481,11 @@ impl Runner<'_> {
         Ok(bytes)
     }
 
-    /// The delay of a packet, slowed as the devices are; none where there is no network.
-    fn delay(&self, slowed_by: u32) -> Option<Duration> {
-        let ground = &self.suite.ground;
-        let us = u64::from(ground.delay_us) * u64::from(slowed_by);
-        (ground.servers > 0 && us > 0 && self.no_network.is_none()).then(|| Duration::from_micros(us))
+    /// The delay of a packet before it is slowed as the devices are; none where there is no network.
+    fn delay(&self) -> Option<Duration> {
+        let Ground { servers, delay_us, .. } = self.suite.ground;
+        let there = servers > 0 && delay_us > 0 && self.no_network.is_none();
+        there.then(|| Duration::from_micros(delay_us.into()))
     }
 
     /// What is between clients and OSDs, in words.

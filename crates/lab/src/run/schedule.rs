@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::placement::{AGAIN, Arrangement, Layer, Ssd};
+use crate::placement::{AGAIN, Arrangement, Layer};
 use crate::random::Random;
 use crate::results::Results;
 use crate::stats::looks::Looks;
 use crate::suite::{Cell, Suite};
+use crate::testbed::Ssds;
 use crate::verdict;
 
 /// Seconds for a testbed to come up with its images filled, until it is known better.
@@ -22,14 +23,12 @@ pub struct Shape {
     pub below: String,
     /// Class of the SSD.
     pub ssd: String,
-    /// Parts of the SSD.
+    /// Parts of an SSD in a server.
     pub ssd_shares: u32,
     /// Disks.
     pub disks: u32,
     /// OSDs on each disk.
     pub osds_per_disk: u32,
-    /// By how much the devices are slowed.
-    pub slowed_by: u32,
 }
 
 /// Measurements on one testbed.
@@ -53,13 +52,13 @@ pub struct Step {
 }
 
 impl Block {
-    /// SSDs that a testbed for it has: one, or one in each of two hypervisors.
+    /// Where a testbed for it has SSDs, with clients on so many hypervisors.
     ///
     /// # Errors
     /// When the name of a placement is none.
-    pub fn ssds(&self) -> Result<u32, String> {
-        let of = |step: &Step| Arrangement::parse(&step.placement).map(|arrangement| arrangement.ssds());
-        self.steps.iter().try_fold(1, |most, step| Ok(of(step)?.max(most)))
+    pub fn ssds(&self, hypervisors: u32) -> Result<Ssds, String> {
+        let found = self.steps.iter().map(|step| Arrangement::parse(&step.placement));
+        Ok(Ssds::of(&found.collect::<Result<Vec<_>, _>>()?, hypervisors))
     }
 }
 
@@ -70,20 +69,17 @@ impl Shape {
     /// When its name is none.
     pub fn of(suite: &Suite, cell: &Cell) -> Result<Shape, String> {
         let arrangement = Arrangement::parse(&cell.placement)?;
-        let below: Vec<_> = arrangement.within(&[Layer::Device, Layer::Store]).collect();
-        let below_uses = below.iter().any(|placement| placement.ssd() != Ssd::Unused);
-        let mut names: Vec<&str> = below.iter().map(|placement| placement.name()).collect();
+        let below = arrangement.within(&[Layer::Device, Layer::Store]);
+        let mut names: Vec<&str> = below.map(|placement| placement.name()).collect();
         if arrangement.again {
             names.push(AGAIN);
         }
         Ok(Shape {
             below: names.join("+"),
             ssd: arrangement.ssd.clone().unwrap_or_else(|| suite.ground.ssd.clone()),
-            // A testbed whose lower part leaves the SSD alone serves every placement in front of it.
-            ssd_shares: if below_uses { arrangement.ssd_users() } else { 1 },
+            ssd_shares: arrangement.ssd_shares(),
             disks: cell.disks,
             osds_per_disk: cell.osds_per_disk,
-            slowed_by: cell.slowed_by.unwrap_or(suite.ground.slowed_by),
         })
     }
 }
@@ -207,11 +203,14 @@ mod tests {
         };
         assert_eq!(with("host-tidepool"), with("bluestore-colocated"));
         assert_eq!(with("host-tidepool-replicated"), with("host-tidepool"));
-        let ssds: Vec<u32> = blocks.iter().map(|block| block.ssds().expect("known")).collect();
-        // Three repeats at each of two factors.
-        assert_eq!(ssds.iter().filter(|ssds| **ssds == 2).count(), 6, "{ssds:?}");
-        assert_eq!(with("filestore-journal").len(), 6);
-        assert_eq!(with("filestore-journal@ssd-sata-consumer").len(), 3, "what never wins has one factor");
+        let ssds = |name: &str| {
+            let block = blocks.iter().find(|block| block.shape == with(name)[0]).expect("one");
+            block.ssds(suite.ground.hypervisors).expect("known")
+        };
+        assert_eq!(ssds("osd-tidepool"), Ssds { in_servers: true, hosts: 0 });
+        assert_eq!(ssds("host-tidepool"), Ssds { in_servers: false, hosts: 2 });
+        // Both factors are those of one cluster.
+        assert_eq!(with("filestore-journal").len(), 3);
         assert_ne!(with("filestore-journal"), with("filestore-journal@ssd-sata-consumer"));
         let (baseline, again) = (with("bluestore-colocated"), with("bluestore-colocated+again"));
         assert!(again.len() == 3 && !baseline.iter().any(|shape| again.contains(shape)), "{again:?}");
@@ -223,10 +222,9 @@ mod tests {
         for block in blocks(suite, suite.repeats, 1, &|_, _| false).expect("blocks") {
             let cells = block.steps.iter().flat_map(|step| &step.cells);
             let deciding = cells.filter(|cell| cell.workload == suite.deciding);
-            let placements: BTreeSet<&String> = deciding.map(|cell| &cell.placement).collect();
-            for placement in placements {
-                *clusters.entry((placement.clone(), block.shape.slowed_by)).or_default() += 1;
-            }
+            let factor = |cell: &Cell| cell.slowed_by.unwrap_or(suite.ground.slowed_by);
+            let found: BTreeSet<_> = deciding.map(|cell| (cell.placement.clone(), factor(cell))).collect();
+            found.into_iter().for_each(|found| *clusters.entry(found).or_default() += 1);
         }
         clusters
     }

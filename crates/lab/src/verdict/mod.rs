@@ -1,9 +1,11 @@
 //! What results say: which placement wins, by how much and with what certainty, and what of the published claims holds.
 //!
 //! Placements are ranked among those with as many copies of an acknowledged write, by requests per second in the deciding
-//! workload. One whose writes are in memory only is never ranked, nor is a control, nor one that stands on another SSD.
+//! workload. One whose writes are in memory only is never ranked, nor is a control, a bound, one that stands on another SSD, or a cache
+//! under the OSDs that the rig keeps far from its bound.
 
 mod answer;
+mod bounds;
 mod claims;
 mod control;
 mod lasting;
@@ -17,6 +19,7 @@ use crate::breakdown::{Bottleneck, combined};
 use crate::results::{Durability, NotRun, Results, Run};
 use crate::stats::{self, Ratio, Setting};
 use crate::suite::Direction;
+pub use bounds::Bounded;
 use claims::test;
 pub use control::Control;
 pub use lasting::{Held, Lasting};
@@ -41,6 +44,8 @@ pub struct Verdict {
     pub answer: Vec<String>,
     /// What is the same, and how it came out.
     pub controls: Vec<Control>,
+    /// Caches beside what they cannot be faster than.
+    pub bounds: Vec<Bounded>,
     /// The placements in order, those with most copies first: what they do in a measurement, be it a burst. Empty where a control came out as
     /// different.
     pub rankings: Vec<Ranking>,
@@ -160,6 +165,7 @@ pub struct Tested {
 pub fn verdict(results: &Results) -> Verdict {
     let suite = &results.suite;
     let controls = control::controls(results);
+    let bounds = bounds::bounds(results);
     let sustained = lasting::sustained(results);
     let (mut rankings, unranked) = rank(results);
     let mut lasting = Lasting::of(results, &rankings, sustained.as_ref());
@@ -169,6 +175,7 @@ pub fn verdict(results: &Results) -> Verdict {
     let (mut headline, mut answer) =
         answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked);
     answer.extend(answer::of_controls(results, &controls));
+    answer.extend(bounds.iter().filter(|bounded| bounded.rig_fault).map(Bounded::sentence));
     if let Some(control) = controls.iter().find(|control| control.differs()) {
         // What the instrument says of the same is wrong, so that nothing else that it says counts.
         headline = format!("No verdict: {}", control.sentence());
@@ -188,6 +195,7 @@ pub fn verdict(results: &Results) -> Verdict {
         headline,
         answer,
         controls,
+        bounds,
         rankings,
         lasting,
         second_copy,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::bounds::bounded;
 use super::{Compared, Place, Ranking, SecondCopy, durability, placements};
 use crate::results::{Durability, NotRun, Results, Run};
 use crate::stats::{self, Estimate, Finding, Metric, Setting, paired};
@@ -20,6 +21,9 @@ fn deciding(results: &Results, placement: &str) -> BTreeMap<Setting, Estimate> {
 /// Why a placement is in no ranking.
 fn unrankable(results: &Results, placement: &str, found: &BTreeMap<Setting, Estimate>) -> Option<String> {
     let deciding = &results.suite.deciding;
+    if words::is_bound(placement) {
+        return Some("a bound, not a place for an SSD".into());
+    }
     if found.is_empty() {
         let of = |run: &&Run| run.cell.placement == placement && run.cell.workload == *deciding;
         let why = results.runs.iter().filter(of).flat_map(stats::objections).next();
@@ -33,6 +37,9 @@ fn unrankable(results: &Results, placement: &str, found: &BTreeMap<Setting, Esti
     }
     if words::is_control(placement) {
         return Some("a control, not a place for an SSD".into());
+    }
+    if bounded(results, placement, deciding).is_some_and(|bounded| bounded.rig_fault) {
+        return Some("the rig keeps it far from its bound".into());
     }
     words::class(placement)
         .filter(|class| *class != results.suite.ground.ssd)

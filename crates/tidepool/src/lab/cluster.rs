@@ -16,7 +16,7 @@ use std::time::Duration;
 use tidepool_daemon::failure::Failure;
 use tidepool_lab::network::Network;
 use tidepool_lab::placement::{Arrangement, Layer};
-use tidepool_lab::testbed::{Layout, Testbed};
+use tidepool_lab::testbed::{Layout, Ssds, Testbed};
 use tidepool_lab::{Scratch, scratch};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
@@ -145,19 +145,22 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
     }
     arrangement.probe().map_err(Failure::failed)?;
     let ssd = arrangement.ssd.as_ref().unwrap_or(&args.ssd);
-    let ssd = (arrangement.ssd_users() > 0).then(|| class(ssd)).transpose()?;
+    let ssds = Ssds::of([&arrangement], 1);
+    let wanted = ssds.in_servers || arrangement.placements.iter().any(|placement| placement.disks_are_ssds());
+    let ssd = wanted.then(|| class(ssd)).transpose()?;
     let layout = Layout {
         disk: class(&args.disk)?,
         disks: args.disks,
         osds_per_disk: args.osds_per_disk,
         disk_bytes: args.disk_size.0,
         ssd: ssd.map(|preset| (preset, args.ssd_size.0)),
-        ssds: 1,
+        ssds,
+        hypervisors: 1,
         replicas: args.replicas,
         slowed_by: args.slow,
         servers: args.nodes,
         delay: None,
-        ssd_shares: arrangement.ssd_users(),
+        ssd_shares: arrangement.ssd_shares(),
         ceph_conf: Vec::new(),
     };
     Ok((layout, arrangement))

@@ -171,13 +171,12 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
     let mut text = String::new();
     for (number, testbed) in plan.testbeds.iter().enumerate() {
         text.push_str(&format!(
-            "cluster {}: {}, {} disks × {} OSDs, SSD {}, slowed by {}\n",
+            "cluster {}: {}, {} disks × {} OSDs, SSDs {}\n",
             number + 1,
             testbed.below,
             testbed.disks.0,
             testbed.disks.1,
             testbed.ssd,
-            testbed.slowed_by
         ));
         for (repeat, placement, workload, command) in &testbed.runs {
             text.push_str(&format!("  repeat {repeat}  {placement}  {workload}\n    {command}\n"));

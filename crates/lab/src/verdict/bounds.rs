@@ -1,0 +1,131 @@
+//! Bounds: what a cache under the OSDs cannot be faster than, and is a fault of the rig where it is much slower.
+
+use serde::Serialize;
+
+use super::lasting::steadiness;
+use crate::results::Results;
+use crate::stats::steady::Steadiness;
+use crate::stats::{self, Ratio};
+use crate::suite::Caches;
+use crate::words;
+
+/// The least part of its bound that a cache under the OSDs reaches, unless the rig is at fault.
+const BOUND_PART_MIN: f64 = 0.5;
+
+/// A placement beside its bound.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Bounded {
+    /// The placement.
+    pub placement: String,
+    /// Its bound: OSDs on the SSD's class, or the SSD alone.
+    pub bound: String,
+    /// The workload.
+    pub workload: String,
+    /// Its requests per second to those of the bound.
+    pub iops: Ratio,
+    /// The rig is at fault: a cache under the OSDs has less than half of its bound, where no disk is in its way.
+    pub rig_fault: bool,
+}
+
+impl Bounded {
+    /// A fault of the rig in a sentence.
+    pub(super) fn sentence(&self) -> String {
+        let Bounded { placement, bound, workload, iops, .. } = self;
+        format!(
+            "A fault of the rig: in {workload} {placement} has {iops} the requests per second of {bound}, its bound."
+        )
+    }
+}
+
+/// Every placement with a cache beside its bound, where both were measured with warm caches.
+pub(super) fn bounds(results: &Results) -> Vec<Bounded> {
+    let mut found = Vec::new();
+    for workload in results.suite.workloads.iter().filter(|workload| workload.caches == Caches::Warm) {
+        let placements = super::placements(results).into_iter();
+        found.extend(placements.filter_map(|placement| bounded(results, placement, &workload.name)));
+    }
+    found
+}
+
+/// A placement beside its bound in a workload. None where it has none, or one of the two was not measured.
+pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Option<Bounded> {
+    let under_osds = words::under_osds(placement);
+    let bound = match (under_osds, words::on_host(placement)) {
+        (true, false) => words::OSD_BOUND,
+        (false, true) => words::HOST_BOUND,
+        _ => return None,
+    };
+    let settings = stats::settings(results, workload);
+    let iops = stats::of_control(results, placement, bound, &settings);
+    let part = iops.ratio?.value;
+    // What lasts is bounded by the disks, and reads of what is cached are not.
+    let past_the_disks = match steadiness(results, placement, workload) {
+        Steadiness::Absorbing { .. } => true,
+        Steadiness::Sustained | Steadiness::Unknown => {
+            results.suite.workload(workload).is_some_and(|workload| !workload.writes())
+        }
+    };
+    let rig_fault = under_osds && past_the_disks && part < BOUND_PART_MIN;
+    Some(Bounded {
+        placement: placement.into(),
+        bound: bound.into(),
+        workload: workload.into(),
+        iops,
+        rig_fault,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic;
+    use crate::verdict::verdict;
+
+    /// Results in which a cache under the OSDs has so many requests per second where its bound has 1,000.
+    fn results(under: f64, absorbs: bool) -> Results {
+        let mut results = synthetic::results(&[
+            ("bluestore-colocated", &[90.0; 3]),
+            ("osd-tidepool", &[under; 3]),
+            ("osd-on-ssd", &[1_000.0; 3]),
+        ]);
+        if absorbs {
+            let under = results.runs.iter_mut().filter(|run| run.cell.placement == "osd-tidepool");
+            under.for_each(|run| synthetic::absorb(run, 64 << 20));
+        }
+        results
+    }
+
+    #[test]
+    fn a_cache_that_is_far_from_its_bound_is_a_fault_of_the_rig_unless_disks_bound_it() {
+        for (under, absorbs, fault) in [(400.0, true, true), (600.0, true, false), (400.0, false, false)] {
+            let found = verdict(&results(under, absorbs));
+            assert_eq!(found.bounds.len(), 1, "{:?}", found.bounds);
+            assert_eq!(found.bounds[0].rig_fault, fault, "{under} {absorbs}");
+            let ranked = found.rankings.iter().flat_map(|ranking| &ranking.places);
+            let ranked: Vec<&str> = ranked.map(|place| place.placement.as_str()).collect();
+            assert_eq!(ranked.contains(&"osd-tidepool"), !fault, "{ranked:?}");
+            assert!(!ranked.contains(&"osd-on-ssd"), "{ranked:?}");
+            let told =
+                found.answer.iter().any(|sentence| sentence.starts_with("A fault of the rig: in 4k-80-20"));
+            assert_eq!(told, fault, "{:?}", found.answer);
+        }
+    }
+
+    #[test]
+    fn reads_of_what_is_cached_wait_for_no_disk() {
+        let mut found = results(400.0, false);
+        for run in &mut found.runs {
+            run.cell.workload = "4k-randread".into();
+            run.writes = None;
+        }
+        let [bounded] = &bounds(&found)[..] else { panic!("one") };
+        assert!(bounded.rig_fault, "{bounded:?}");
+    }
+
+    #[test]
+    fn a_cache_in_the_hypervisor_is_beside_the_ssd_itself_and_never_a_fault() {
+        let found = synthetic::results(&[("host-tidepool", &[100.0; 3]), ("ssd-raw", &[1_000.0; 3])]);
+        let [bounded] = &bounds(&found)[..] else { panic!("one") };
+        assert_eq!((bounded.bound.as_str(), bounded.rig_fault), ("ssd-raw", false));
+    }
+}
