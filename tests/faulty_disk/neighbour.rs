@@ -136,7 +136,9 @@ fn g8_an_image_that_is_written_while_its_flush_stands_still_keeps_no_other_volum
     goes_on(&mut other);
     drop(held);
     // The device was gone for a moment: its own volume may say so.
-    (1..WRITES).for_each(|_| drop(receiver.reply().expect("an answer")));
+    for _ in 1..WRITES {
+        let _ = receiver.reply().expect("an answer");
+    }
 }
 
 /// A device that holds something until this is dropped.
