@@ -25,9 +25,6 @@ const BLANK_BYTES: u64 = 1 << 20;
 /// What the kernel calls file systems in memory: tmpfs and ramfs (`statfs(2)`).
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// FUSE (`linux/magic.h`).
-const FUSE: u32 = 0x6573_5546;
-
 /// Those that write what is overwritten to another place: Btrfs, ZFS, bcachefs.
 const COPY_ON_WRITE: [u32; 3] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e];
 /// A file has less room than its size by so many bytes at least before it counts as one with holes.
@@ -347,7 +344,7 @@ impl CacheFile {
 
     /// It is on a file system that has a write wait, in the thread that asks for it, while the file is synced: FUSE.
     pub fn has_writers_wait(&self) -> bool {
-        let of = |found: rustix::fs::StatFs| found.f_type as u32 == FUSE;
+        let of = |found: rustix::fs::StatFs| found.f_type == libc::FUSE_SUPER_MAGIC;
         !self.block_device && rustix::fs::fstatfs(&self.fd).is_ok_and(of)
     }
 

@@ -109,7 +109,7 @@ pub struct Ground {
     #[serde(default)]
     pub servers: u32,
     /// Hypervisors: clients are dealt round them.
-    #[serde(default = "one_host")]
+    #[serde(default = "just_one")]
     pub hypervisors: u32,
     /// Delay of a packet between client, servers and each other in microseconds, each way, before it is slowed as the devices are. It
     /// needs servers.
@@ -145,7 +145,7 @@ pub struct Workload {
     #[serde(default = "one")]
     pub clients: Vec<u32>,
     /// Writers or readers inside a client.
-    #[serde(default = "one_job")]
+    #[serde(default = "just_one")]
     pub jobs: u32,
     /// When a write counts as done.
     #[serde(default)]
@@ -163,11 +163,7 @@ fn one() -> Vec<u32> {
     vec![1]
 }
 
-fn one_job() -> u32 {
-    1
-}
-
-fn one_host() -> u32 {
+fn just_one() -> u32 {
     1
 }
 

@@ -12,8 +12,6 @@ use tidepool_engine::mem::AlignedBuf;
 const ZERO_BYTES: usize = 1 << 20;
 /// How often one transfer is submitted again after `EINTR` or `EAGAIN`.
 const ATTEMPTS_MAX: u16 = 64;
-/// `f_type` of FUSE (`linux/magic.h`).
-const FUSE: u32 = 0x6573_5546;
 /// Longest single read or write in bytes; the kernel cuts longer ones.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
@@ -70,7 +68,7 @@ impl Ring {
         let ring = IoUring::builder().build(INFLIGHT_MAX as u32)?;
         let event = mailbox::new_eventfd()?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        let elsewhere = rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type as u32 == FUSE);
+        let elsewhere = rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type == libc::FUSE_SUPER_MAGIC);
         let idle = Slot { token: 0, step: Step::Flush, offset: 0, len: 0, done: 0, attempts: 0 };
         Ok(Ring {
             ring,

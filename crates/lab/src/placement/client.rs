@@ -71,15 +71,16 @@ pub(super) fn setup<'a>(
     volumes: &'a [(String, String)],
     options: &'a [String],
 ) -> Result<Setup<'a>, PlacementError> {
-    let Some(ssd) = ground.hosts.get(host).and_then(|host| host.ssd.as_ref()) else {
-        return Err(PlacementError::NotInPlace {
-            placement,
-            what: format!("there is no SSD in hypervisor {host}"),
-        });
-    };
-    let name = NAMES[host];
-    let (cache, cache_bytes) = (ssd.directory.join(format!("{name}.cache")), ssd.bytes);
-    Ok(Setup { name, cache, cache_bytes, volumes, options, namespace: ground.namespace(host) })
+    let ssd = ground.host_ssd(host, placement)?;
+    let (directory, cache_bytes) = (ssd.directory.clone(), ssd.bytes);
+    Ok(Setup {
+        name: NAMES[host],
+        directory,
+        cache_bytes,
+        volumes,
+        options,
+        namespace: ground.namespace(host),
+    })
 }
 
 /// What files of the daemons on hypervisors begin with, by their numbers.
@@ -265,10 +266,7 @@ impl Placement for Raw {
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let mut files = BTreeMap::new();
         for host in 0..ground.hypervisors as usize {
-            let Some(ssd) = ground.hosts.get(host).and_then(|host| host.ssd.as_ref()) else {
-                let what = format!("there is no SSD in hypervisor {host}");
-                return Err(PlacementError::NotInPlace { placement: self.name(), what });
-            };
+            let ssd = ground.host_ssd(host, self.name())?;
             let bytes =
                 ssd.bytes / ground.images_of(host).count().max(1) as u64 / RAW_UNIT_BYTES * RAW_UNIT_BYTES;
             for image in ground.images_of(host) {

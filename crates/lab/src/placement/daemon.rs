@@ -41,10 +41,10 @@ const COUNTERS: [&str; 10] = [
 /// What a daemon is started with.
 #[derive(Debug)]
 pub(super) struct Setup<'a> {
-    /// What its sockets and its log, in the ground's directory, begin with.
+    /// What its sockets and its log, in the ground's directory, and its cache begin with.
     pub(super) name: &'a str,
-    /// The file for its cache.
-    pub(super) cache: PathBuf,
+    /// The directory for its cache.
+    pub(super) directory: PathBuf,
     /// Size of the cache in bytes.
     pub(super) cache_bytes: u64,
     /// Names and URIs of the volumes that it serves.
@@ -69,7 +69,7 @@ pub(super) struct Daemon {
 impl Daemon {
     /// Starts a daemon with a new cache.
     pub(super) fn start(ground: &Ground, setup: &Setup<'_>) -> Result<Daemon, PlacementError> {
-        let (program, cache) = (&ground.program, setup.cache.clone());
+        let (program, cache) = (&ground.program, setup.directory.join(format!("{}.cache", setup.name)));
         let [admin, socket, log_path] =
             ["admin", "nbd", "log"].map(|what| ground.directory.join(format!("{}.{what}", setup.name)));
         let log = File::create(&log_path).map_err(failed("cannot make the daemon's log"))?;

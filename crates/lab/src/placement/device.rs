@@ -69,9 +69,7 @@ impl Placement for Under {
             let ssd = ground.server_ssds.get(server).filter(|_| self.caches);
             let setup = Setup {
                 name: &format!("osd-node{server}"),
-                cache: ssd
-                    .map_or(&ground.directory, |ssd| &ssd.directory)
-                    .join(format!("osd-node{server}.cache")),
+                directory: ssd.map_or(&ground.directory, |ssd| &ssd.directory).clone(),
                 cache_bytes: ssd.map_or(UNUSED_CACHE_BYTES, |ssd| ssd.bytes),
                 volumes: &volumes,
                 options: &options,
@@ -174,16 +172,6 @@ impl Drop for Below {
     }
 }
 
-/// Shows that the first OSD has Ceph's settings for SSDs in force.
-fn takes_disks_for_ssds(placement: &'static str, cluster: &Cluster) -> Result<Value, PlacementError> {
-    let option = "osd_op_num_shards";
-    let shards = cluster.ceph(&["config", "show", "osd.0", option])?;
-    if shards.trim() == SSD_OP_SHARDS[0].to_string() {
-        return Ok(json!({ option: shards.trim() }));
-    }
-    Err(PlacementError::NotInPlace { placement, what: format!("an OSD says {option} = {}", shards.trim()) })
-}
-
 /// OSDs whose disks are SSDs of the ground's class: what no cache on such an SSD, in an OSD's server, is faster than.
 #[derive(Debug)]
 pub(super) struct OnSsd;
@@ -224,6 +212,13 @@ struct Bare;
 
 impl Applied for Bare {
     fn verify(&self, cluster: &Cluster) -> Result<Value, PlacementError> {
-        takes_disks_for_ssds(OSD_ON_SSD.name(), cluster)
+        // Whether an OSD takes its disk for an SSD: so many shards has its queue then.
+        let option = "osd_op_num_shards";
+        let shards = cluster.ceph(&["config", "show", "osd.0", option])?;
+        if shards.trim() == SSD_OP_SHARDS[0].to_string() {
+            return Ok(json!({ option: shards.trim() }));
+        }
+        let what = format!("an OSD says {option} = {}", shards.trim());
+        Err(PlacementError::NotInPlace { placement: OSD_ON_SSD.name(), what })
     }
 }

@@ -166,6 +166,16 @@ impl Ground {
         self.images.iter().filter(move |image| self.host_of(image) == host)
     }
 
+    /// A hypervisor's SSD, for a placement.
+    ///
+    /// # Errors
+    /// It has none.
+    fn host_ssd(&self, host: usize, placement: &'static str) -> Result<&SsdShare, PlacementError> {
+        let what = || format!("there is no SSD in hypervisor {host}");
+        let ssd = self.hosts.get(host).and_then(|host| host.ssd.as_ref());
+        ssd.ok_or_else(|| PlacementError::NotInPlace { placement, what: what() })
+    }
+
     /// Where a hypervisor's programs run, if not in the machine's own network.
     pub fn namespace(&self, host: usize) -> Option<Namespace> {
         Some(self.hosts.get(host)?.node.as_ref()?.namespace.clone())
