@@ -137,8 +137,7 @@ impl<C: Core> Reactor<C> {
     }
 
     /// Looks whether what is here of a volume may be given to, or thrown away for, the host that a record names as its owner. A record
-    /// can be forged: what the image may lack is kept for the volume's counterpart, and so is a volume of this host's own, whose log may
-    /// have lost what only its copy has.
+    /// can be forged: what the image may lack is kept for the volume's counterpart.
     ///
     /// # Errors
     /// It may not.
@@ -147,7 +146,9 @@ impl<C: Core> Reactor<C> {
         let Some(counterpart) = counterpart(&status.spec.attachment).filter(|of| !of.is(owner)) else {
             return Ok(());
         };
-        if status.state == VolumeState::Replica && !status.dirty && status.lost_blocks == 0 {
+        // The image has all of it. A volume of this host's own may have lost what its copy has, which is kept there.
+        let is_closed = matches!(status.state, VolumeState::Replica | VolumeState::Detached);
+        if is_closed && !status.dirty && status.lost_blocks == 0 {
             return Ok(());
         }
         Err(ShardError::KeptForAnother(Box::new(Kept {
