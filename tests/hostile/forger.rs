@@ -18,6 +18,7 @@ use tidepool_tests::rig::{MIB, VOLUME};
 use tidepool_tests::trio::{Loss, Trio};
 
 use crate::intruder::Intruder;
+use crate::liar::pretend;
 use crate::peers::{Facts, HOLDER, OWNER, THIRD, beginnings, cache_of, number, text};
 
 /// How long the workload writes before its owner is gone.
@@ -119,6 +120,65 @@ fn g6_a_forged_record_gets_nobody_the_copy_that_is_all_that_is_left() {
     record.write(&truth);
     trio.fail_over(HOLDER, &mut workload).expect("the copy has everything");
     workload.disconnect().expect("goodbye");
+}
+
+/// A host that has said welcome, and was never sent anything, has no more right to what is here than one that has not.
+#[test]
+fn g6_a_host_that_has_held_nothing_does_not_get_what_is_kept_for_the_one_that_held_a_copy() {
+    let _turn = one_at_a_time();
+    let mut trio = Trio::on_file().expect("three hosts");
+    let mut workload = trio.workload(913);
+    let (record, cache) = (Record::of(&trio), cache_of(&trio, THIRD));
+    let stop = AtomicBool::new(false);
+    let end = std::thread::scope(|scope| {
+        let run = scope.spawn(|| workload.run_until(&stop));
+        std::thread::sleep(LOAD);
+        for lost in [THIRD, HOLDER] {
+            trio.hosts[lost].daemon.kill().expect("killed");
+        }
+        let tried = pretend(&trio, THIRD, cache, || {
+            let is_tried = |volume: &Value| volume["peer"] == "h2" && volume["replication"]["phase"] == "filling";
+            trio.owner().wait("a copy begins on the third host", is_tried)
+        });
+        let killed = trio.hosts[OWNER].daemon.kill();
+        stop.store(true, Ordering::Relaxed);
+        tried.expect("welcome");
+        killed.expect("killed");
+        run.join().expect("no panic")
+    });
+    assert_eq!(end.expect("no request fails"), Progress::Disconnected);
+    let mut forged = record.read();
+    let generation = forged["generation"].as_u64().expect("a number") + 1;
+    forged["generation"] = json!(generation);
+    forged["cache_uuid"] = json!(text(cache));
+    forged["host"] = json!("h2");
+    forged["copies"] = json!("solo");
+    forged.as_object_mut().expect("a record").remove("peer");
+    record.write(&forged);
+    trio.hosts[OWNER].daemon.start().expect("it is back");
+    assert!(dirty_bytes(&trio.hosts[OWNER]) > 0, "it has what the image has not");
+    let facts = Facts { cache, generation, image: image(&trio) };
+    for message in &beginnings(facts.call_it("h2", VOLUME, &facts.image), "h0") {
+        let mut intruder = Intruder::connect(&trio, THIRD, OWNER, THIRD);
+        intruder.send(message).expect("sent");
+        let why = intruder.refusal();
+        assert!(why.contains("is kept for host h1"), "{message:?}: {why}");
+    }
+}
+
+/// What a former owner has left with everything in the image stands in no other owner's way.
+#[test]
+fn g4_what_a_former_owner_has_left_in_the_image_gives_way_to_another_owners_copy() {
+    let _turn = one_at_a_time();
+    let mut trio = Trio::on_file().expect("three hosts");
+    trio.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/drain"), None).expect("drained");
+    trio.hosts[OWNER].daemon.terminate().expect("it ends");
+    trio.hosts[HOLDER].daemon.kill().expect("killed");
+    let volume = json!({ "name": VOLUME, "backend": image(&trio) });
+    trio.hosts[THIRD].admin.call("POST", "/v1/volumes", Some(&volume)).expect("served");
+    trio.hosts[OWNER].daemon.start().expect("it is back");
+    let volume = trio.hosts[THIRD].wait_sync().expect("in sync");
+    assert_eq!(volume["peer"], "h0", "{volume}");
 }
 
 /// What the message says leads out, where the host that the copy is kept for has lost it in all honesty, and another one serves the volume.

@@ -161,8 +161,6 @@ impl<C: Core> Reactor<C> {
         let side = self.replication.owners.get_mut(&id).expect("looked at just now");
         side.link = Some(slot);
         side.peer = Some(peer);
-        self.note_counterpart(id, slot, party.cache);
-        let Some(side) = self.replication.owners.get_mut(&id) else { return false };
         let mut effects = Vec::new();
         let engine = self.shared.core.engine().expect("a volume with an owner has an engine");
         let up = side.session.peer_up(engine, now, (party, room), &mut effects);
@@ -182,10 +180,11 @@ impl<C: Core> Reactor<C> {
         up
     }
 
-    /// Should the host of this link be the owner one day, it gets what is here.
-    fn note_counterpart(&mut self, id: VolumeId, slot: u32, cache: u128) {
-        let Some((link, _)) = self.replication.links.get(slot) else { return };
-        let counterpart = Counterpart { cache, host: link.host.clone() };
+    /// Should the host with this cache, which is connected, be the owner one day, it gets what is here.
+    fn note_counterpart(&mut self, id: VolumeId, cache: u128) {
+        let side = self.replication.owners.get(&id);
+        let Some(host) = side.and_then(|side| Some(side.peer.as_ref()?.host.clone())) else { return };
+        let counterpart = Counterpart { cache, host };
         let Some(attachment) = self.attachment_for(id, Some(&counterpart)) else { return };
         let number = self.controls.of_counterpart(id);
         if let Some(side) = self.replication.owners.get_mut(&id) {
@@ -411,6 +410,10 @@ impl<C: Core> Reactor<C> {
                 Effect::Stabilise => {}
                 Effect::Write { before, after } => {
                     side.writing = Some((before, after));
+                    // Not before: until its copy counts, what is here is kept for the host whose copy did.
+                    if let Some(peer) = after.peer() {
+                        self.note_counterpart(id, peer.cache);
+                    }
                     self.write_record(id);
                 }
                 Effect::Close => {
