@@ -110,7 +110,6 @@ impl Volumes {
         (taken_over, roll_back): (Option<Taking>, Option<String>),
     ) -> Result<oneshot::Receiver<Result<(), VolumeError>>, VolumeError> {
         let name = spec.name.clone();
-        self.has_not_left(&name);
         let backend = spec.backend.parse()?;
         let Some(kept) = attachment::decode(&spec.attachment) else {
             let entry = Entry::new(&name, backend, Facts { id: Some(id), ..Facts::default() });
@@ -336,6 +335,7 @@ impl Volumes {
         let image = Image { backend: opened.backend, own };
         match self.shard.attach_volume((id, name), attach, image, self.alone_with(loss)).await {
             Ok(()) => {
+                self.has_not_left(name);
                 self.replicate(entry, id, generation, read_only).await;
                 Ok(parent)
             }

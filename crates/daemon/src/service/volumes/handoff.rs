@@ -69,10 +69,12 @@ impl Volumes {
             Err(why) => Err(why),
         };
         drop(change);
+        if taken.is_ok() {
+            self.has_left(name, &entry.backend);
+        }
         let again = self.go_on(&entry, id, None).await;
         match (taken, again) {
             (Ok(()), _) => {
-                self.has_left(name, &entry.backend);
                 info!("volume {name}: handed over to {}", peer.host);
                 Ok(HandedOver { name: name.to_owned(), host: peer.host, live: false })
             }

@@ -190,6 +190,7 @@ impl Volumes {
         );
         let serve_from = (found.state == OwnerState::Open).then(|| Instant::now() + left);
         let taking = Taking { prepared, take_over, serve_from };
+        self.has_not_left(name);
         let first = self.begin_attach(id, spec, asked, (Some(taking), None))?.await;
         let outcome = first.unwrap_or_else(|_| Err(VolumeError::Busy(name.to_owned())));
         if outcome.is_err() && !self.owns(&found) {
