@@ -211,13 +211,16 @@ impl Volumes {
         accept_loss: bool,
     ) -> Result<(Removed, Freed), VolumeError> {
         let _takeover = self.takeovers.of(name).await;
-        let (id, spec) = self.known_copy("remove", name).await?;
-        let prepared = Prepared::default();
-        let copy = self.copy("remove", name, &prepared);
+        let (id, spec) = self.forgettable_copy(name).await?;
+        let record = async {
+            let uri = self.check_way(name, &spec.backend).await?;
+            let found = self.ownership(&uri).await;
+            found.map_err(|source| VolumeError::Open { name: name.to_owned(), source })
+        };
         let found = match accept_loss {
             // An image that is gone or silent keeps nobody from forgetting a copy of it.
-            true => timeout(RECORD_WAIT_MAX, copy).await.ok().and_then(|read| read.ok()?.3),
-            false => copy.await?.3,
+            true => timeout(RECORD_WAIT_MAX, record).await.ok().and_then(|read| read.ok()?),
+            false => record.await?,
         };
         let counts = found.filter(|found| self.owns(found) || self.has_copy_of(found));
         if let Some(found) = counts.as_ref().filter(|_| !accept_loss) {
@@ -393,12 +396,28 @@ impl Volumes {
         what: &'static str,
         name: &str,
     ) -> Result<(VolumeId, VolumeSpec), VolumeError> {
+        self.known_if(what, name, |state| state == VolumeState::Replica).await
+    }
+
+    /// The same of one that may have failed. A volume of this host's own that has failed has an entry.
+    async fn forgettable_copy(&self, name: &str) -> Result<(VolumeId, VolumeSpec), VolumeError> {
+        let has_entry = lock(&self.entries).contains_key(name);
+        let is_copy = |state| state == VolumeState::Replica || state == VolumeState::Failed && !has_entry;
+        self.known_if("remove", name, is_copy).await
+    }
+
+    async fn known_if(
+        &self,
+        what: &'static str,
+        name: &str,
+        is_copy: impl Fn(VolumeState) -> bool,
+    ) -> Result<(VolumeId, VolumeSpec), VolumeError> {
         let volumes = self.shard.volumes().await.map_err(from_shard(what, name))?;
         let (id, spec, state) = volumes
             .into_iter()
             .find(|(_, spec, _)| spec.name == name)
             .ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
-        if state != VolumeState::Replica {
+        if !is_copy(state) {
             let why = "it is this host's own, not the copy of another host's".to_owned();
             return Err(VolumeError::Invalid { name: name.to_owned(), why });
         }
