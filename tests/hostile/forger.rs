@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tidepool_engine::api::{Begin, Room};
 use tidepool_replica::wire::Message;
 use tidepool_testkit::admin::in_sync;
+use tidepool_testkit::nbd::Client;
 use tidepool_testkit::stamps::{Progress, Workload};
 use tidepool_testkit::{daemon, one_at_a_time};
 use tidepool_tests::pair::Host;
@@ -137,7 +138,8 @@ fn g6_a_host_that_has_held_nothing_does_not_get_what_is_kept_for_the_one_that_he
             trio.hosts[lost].daemon.kill().expect("killed");
         }
         let tried = pretend(&trio, THIRD, cache, || {
-            let is_tried = |volume: &Value| volume["peer"] == "h2" && volume["replication"]["phase"] == "filling";
+            let is_tried =
+                |volume: &Value| volume["peer"] == "h2" && volume["replication"]["phase"] == "filling";
             trio.owner().wait("a copy begins on the third host", is_tried)
         });
         let killed = trio.hosts[OWNER].daemon.kill();
@@ -245,6 +247,38 @@ fn g4_a_stale_copy_whose_owner_has_another_one_is_no_obstacle_when_that_owner_is
     let volume = trio.hosts[THIRD].wait_sync().expect("in sync");
     assert_eq!(volume["peer"], "h1", "{volume}");
     workload.disconnect().expect("goodbye");
+}
+
+/// Whether a former owner says that it needs the copy of the volume on host `holder`.
+fn is_needed(trio: &Trio, holder: usize) -> bool {
+    let (host, image) = (format!("h{holder}"), image(trio));
+    let mut asking = Intruder::connect(trio, holder, OWNER, holder);
+    asking.send(&Message::Needs { host: &host, name: VOLUME, image: &image }).expect("sent");
+    let answer = asking.receive(|message| match message {
+        Message::Needed { needed, .. } => Ok(*needed),
+        other => Err(format!("{other:?}")),
+    });
+    answer.expect("an answer").expect("yes or no")
+}
+
+/// What has moved to a host is that one's own, also while it looks like a copy there: nobody says that it is not needed. Other hosts' copies
+/// are not, however the volume has moved.
+#[test]
+fn g4_a_former_owner_needs_what_the_new_one_has_and_no_other_hosts_copy() {
+    let _turn = one_at_a_time();
+    for live in [false, true] {
+        let trio = Trio::on_file().expect("three hosts");
+        let admin = &trio.owner().admin;
+        let handoff = format!("/v1/volumes/{VOLUME}/handoff");
+        admin.call("POST", &handoff, Some(&json!({ "live": live }))).expect("handed over");
+        let mut guest = Client::connect(&trio.hosts[HOLDER].socket, VOLUME).expect("let in");
+        guest.write(0, &[7; 4096]).expect("written");
+        let volume = trio.hosts[HOLDER].wait_sync().expect("in sync");
+        assert_eq!(volume["peer"], "h0", "{volume}");
+        assert_eq!(trio.owner().volume().expect("a status").expect("the copy")["state"], "replica");
+        assert!(is_needed(&trio, HOLDER), "live: {live}: it is the owner's own");
+        assert!(!is_needed(&trio, THIRD), "live: {live}: another host's copy is stale");
+    }
 }
 
 /// It names as many images as it likes, and sends copies of them: others have places left, and this host for its own volumes.

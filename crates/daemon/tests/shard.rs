@@ -323,6 +323,19 @@ impl Backend for Bomb {
 const NOTES: &str = "TIDEPOOL_TEST_NOTES";
 
 #[test]
+fn one_volume_and_its_second_copy_are_looked_at_by_name() {
+    let host = Host::new();
+    let (shard, id) = host.start("nbd");
+    let all = host.runtime.block_on(shard.status()).expect("a status").volumes;
+    let whole = all.into_iter().find(|volume| volume.status.id == id).expect("the volume");
+    let name = whole.status.spec.name.clone();
+    let one = host.runtime.block_on(shard.copies_of(&name)).expect("an answer").expect("the volume");
+    assert_eq!((one.status, one.pair), (whole.status, whole.pair));
+    assert!(host.runtime.block_on(shard.copies_of("another")).expect("an answer").is_none());
+    host.stop(&shard);
+}
+
+#[test]
 fn a_reactor_that_panics_leaves_a_note_of_the_volume() {
     if let Some(notes) = std::env::var_os(NOTES) {
         // As the daemon does.

@@ -7,7 +7,7 @@ use super::limits::{CONTROLS_MAX, GOODBYE_NS_MAX};
 use super::owner::OwnerSide;
 use super::reactor::{Reactor, Source, user};
 use super::shared::Shared;
-use super::stats::{LATENCY_NS_MAX, LatencyHistogram, ShardStatus, ShardVolumeStatus};
+use super::stats::{CopiesStatus, LATENCY_NS_MAX, LatencyHistogram, ShardStatus, ShardVolumeStatus};
 use super::volume::Volume;
 use std::time::Duration;
 use tidepool_backend::Backend;
@@ -65,6 +65,9 @@ enum Pending {
 
 /// Why records of a copy are taken no more.
 const WANTED_BY_ANOTHER: &str = "its owner does not need the copy, and another host wants its place";
+
+/// The same of a volume that goes.
+const FORGOTTEN: &str = "the copy is to be forgotten";
 
 /// Control operations under way, by the number that the core was given.
 #[derive(Default)]
@@ -133,7 +136,10 @@ impl<C: Core> Reactor<C> {
     pub(super) fn command(&mut self, command: Command) {
         let now = self.shared.now;
         let units = match command {
-            Command::Volumes { .. } | Command::Status { .. } | Command::CheckCounterpart { .. } => STATUS,
+            Command::Volumes { .. }
+            | Command::Status { .. }
+            | Command::CopiesOf { .. }
+            | Command::CheckCounterpart { .. } => STATUS,
             _ => REQUEST,
         };
         self.shared.effort.count(units);
@@ -148,12 +154,16 @@ impl<C: Core> Reactor<C> {
             Command::Attach { id, name, attach, image, degraded, answer } => {
                 self.attach((id, name), attach, image, degraded, answer);
             }
-            Command::GiveUp { id, answer } => self.operate(id, answer, |shared, number, answer| {
-                shared.core.give_up(now, id, number);
-                Pending::Remove { id, answer }
-            }),
+            Command::GiveUp { id, answer } => {
+                // Another volume may get its number.
+                self.end_following(id, FORGOTTEN);
+                self.operate(id, answer, |shared, number, answer| {
+                    shared.core.give_up(now, id, number);
+                    Pending::Remove { id, answer }
+                });
+            }
             Command::Remove { id, verify, answer } => {
-                self.end_following(id, "the copy is to be forgotten");
+                self.end_following(id, FORGOTTEN);
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.remove(now, id, verify, number);
                     Pending::Remove { id, answer }
@@ -177,6 +187,7 @@ impl<C: Core> Reactor<C> {
                 if status.is_none_or(|status| status.state != VolumeState::Detached) {
                     return drop(answer.send(Err(ShardError::Attached(id))));
                 }
+                self.end_following(id, FORGOTTEN);
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.remove(now, id, false, number);
                     Pending::Remove { id, answer }
@@ -228,19 +239,21 @@ impl<C: Core> Reactor<C> {
                     Pending::Simple { answer }
                 })
             }
-            Command::EndFollowing { name, of } => {
-                if let Some(id) = self.kept_for(&name, &of) {
+            Command::EndFollowing { name, of, answer } => {
+                let kept = self.kept_for(&name, &of);
+                if let Some((id, _)) = kept {
                     self.end_following(id, WANTED_BY_ANOTHER);
                 }
+                let _ = answer.send(Ok(kept.map(|(_, newest)| newest)));
             }
-            Command::ForgetCounterpart { name, of, answer } => {
-                let kept =
-                    self.kept_for(&name, &of).and_then(|id| Some((id, self.attachment_for(id, None)?)));
+            Command::ForgetCounterpart { name, of, newest, answer } => {
+                let kept = self.kept_for(&name, &of).filter(|(_, now)| *now == newest);
+                let kept = kept.filter(|(id, _)| !self.is_followed(*id));
+                let kept = kept.and_then(|(id, _)| Some((id, self.attachment_for(id, None)?)));
                 let Some((id, attachment)) = kept else {
                     let _ = answer.send(Ok(()));
                     return;
                 };
-                self.end_following(id, WANTED_BY_ANOTHER);
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.set_attachment(now, id, attachment, number);
                     Pending::Simple { answer }
@@ -251,6 +264,9 @@ impl<C: Core> Reactor<C> {
                 let known = all.iter().find(|(_, spec)| spec.name == name);
                 let checked = known.map_or(Ok(()), |(id, _)| self.check_counterpart(*id, &owner));
                 let _ = answer.send(checked);
+            }
+            Command::CopiesOf { name, answer } => {
+                let _ = answer.send(self.copies_of(&name));
             }
             Command::SetParent { id, parent, answer } => {
                 let outcome = self.shared.core.set_parent(id, parent);
@@ -347,6 +363,13 @@ impl<C: Core> Reactor<C> {
         let core = &self.shared.core;
         let state = |id| core.volume_status(self.shared.now, id).map_or(VolumeState::Detached, |s| s.state);
         core.volumes().into_iter().map(|(id, spec)| (id, spec, state(id))).collect()
+    }
+
+    fn copies_of(&self, name: &str) -> Option<CopiesStatus> {
+        let all = self.shared.core.volumes();
+        let (id, _) = all.into_iter().find(|(_, spec)| spec.name == name)?;
+        let status = self.shared.core.volume_status(self.shared.now, id)?;
+        Some(CopiesStatus { status, pair: self.replication.owners.get(&id).map(OwnerSide::status) })
     }
 
     fn knows(&self, id: VolumeId) -> bool {

@@ -52,6 +52,13 @@ impl fmt::Display for Counterpart {
     }
 }
 
+/// How far a copy has got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Newest {
+    generation: u64,
+    sequence: u64,
+}
+
 /// What a host keeps of a volume for its counterpart.
 #[derive(Debug)]
 pub struct Kept {
@@ -119,14 +126,15 @@ impl<C: Core> Reactor<C> {
         with_counterpart(attachment, status.and_then(|known| counterpart(&known.spec.attachment)).as_ref())
     }
 
-    /// The copy of this name that is kept for this host.
-    pub(super) fn kept_for(&self, name: &str, of: &Counterpart) -> Option<VolumeId> {
+    /// The copy of this name that is kept for this host, and what is newest of it.
+    pub(super) fn kept_for(&self, name: &str, of: &Counterpart) -> Option<(VolumeId, Newest)> {
         let all = self.shared.core.volumes();
         let (id, _) = all
             .iter()
             .find(|(_, spec)| spec.name == name && counterpart(&spec.attachment).as_ref() == Some(of))?;
         let status = self.shared.core.volume_status(self.shared.now, *id)?;
-        (status.state == VolumeState::Replica).then_some(*id)
+        let newest = Newest { generation: status.spec.generation, sequence: status.sequence };
+        (status.state == VolumeState::Replica).then_some((*id, newest))
     }
 
     /// The attachment that a volume has with this counterpart, or with none; `None` if it has that already, or there is no such volume.

@@ -16,7 +16,14 @@ const UNSENT_BYTES_MAX: usize = 1 << 20;
 impl<C: Core> Reactor<C> {
     /// The owner of a copy wants records that it does not have any more; false if it should not have asked.
     pub(super) fn fetch(&mut self, slot: u32, after: u64, through: u64) -> bool {
-        let Some((_, Role::Follower(follower))) = self.replication.links.get_mut(slot) else { return false };
+        let checked = self.check_follower(slot);
+        let Some((link, Role::Follower(follower))) = self.replication.links.get_mut(slot) else {
+            return false;
+        };
+        if let Err(error) = checked {
+            link.push(&Message::Refused(&one_line(&error.to_string())));
+            return true;
+        }
         let Some(volume) = follower.volume().filter(|_| !follower.has_begun()) else { return false };
         if !std::mem::replace(&mut follower.joined, true) {
             self.shared.join(&mut follower.held, volume);

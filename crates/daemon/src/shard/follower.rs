@@ -183,6 +183,31 @@ impl<C: Core> Reactor<C> {
         }
     }
 
+    /// Looks whether what was welcome may still be thrown away, or given to its owner: it may have become dirty meanwhile, or its number
+    /// another volume's.
+    pub(super) fn check_volume_of(
+        &self,
+        id: VolumeId,
+        name: &str,
+        owner: &Counterpart,
+    ) -> Result<(), ShardError> {
+        let status = self.shared.core.volume_status(self.shared.now, id);
+        if status.is_none_or(|status| status.spec.name != name) {
+            return Err(ShardError::NoVolume(id));
+        }
+        self.check_counterpart(id, owner)
+    }
+
+    /// The same for the volume of this link.
+    pub(super) fn check_follower(&self, slot: u32) -> Result<(), ShardError> {
+        match self.replication.links.get(slot) {
+            Some((_, Role::Follower(follower))) => follower
+                .volume
+                .map_or(Ok(()), |id| self.check_volume_of(id, &follower.spec.name, &follower.owner)),
+            _ => Ok(()),
+        }
+    }
+
     /// Looks whether there is room for one more link over which this owner sends records.
     fn check_links_of(&self, owner: &Counterpart) -> Result<(), ShardError> {
         let links =
@@ -225,6 +250,13 @@ impl<C: Core> Reactor<C> {
             why,
             |_, role| matches!(role, Role::Follower(follower) if follower.volume == Some(id)),
         );
+    }
+
+    /// The owner of a volume is connected, and may send records of it.
+    pub(super) fn is_followed(&self, id: VolumeId) -> bool {
+        self.replication.links.iter().any(|(_, (link, role))| {
+            !link.broken() && matches!(role, Role::Follower(follower) if follower.volume == Some(id))
+        })
     }
 
     /// The link is broken: what its owner was told of room is others' again.
@@ -289,8 +321,7 @@ impl<C: Core> Reactor<C> {
                     ..follower.spec.clone()
                 };
                 let control = self.controls.of_link(slot);
-                // It may have become dirty since it was welcome.
-                let checked = volume.map_or(Ok(()), |id| self.check_counterpart(id, &owner));
+                let checked = volume.map_or(Ok(()), |id| self.check_volume_of(id, &spec.name, &owner));
                 if let Err(error) = checked {
                     self.controls.forget(control);
                     self.begun(slot, Err(error.to_string()));

@@ -1,11 +1,11 @@
 //! The control plane's end of a shard: messages to the reactor thread and answers from it.
 
-use super::counterpart::{Counterpart, Kept};
+use super::counterpart::{Counterpart, Kept, Newest};
 use super::follower::Hello;
 use super::guests::Guest;
 use super::owner::{Connected, Wants};
 use super::pulse::Pulse;
-use super::stats::ShardStatus;
+use super::stats::{CopiesStatus, ShardStatus};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -215,11 +215,17 @@ pub(super) enum Command {
     EndFollowing {
         name: String,
         of: Counterpart,
+        answer: Answer<Option<Newest>>,
     },
     ForgetCounterpart {
         name: String,
         of: Counterpart,
+        newest: Newest,
         answer: Answer<()>,
+    },
+    CopiesOf {
+        name: String,
+        answer: oneshot::Sender<Option<CopiesStatus>>,
     },
     CheckCounterpart {
         name: String,
@@ -646,22 +652,37 @@ impl ShardHandle {
         self.ask(|answer| Command::SetAttachment { id, attachment, answer }).await?
     }
 
-    /// Has records of the copy that is kept for a host come here no more, until its owner has introduced itself again.
+    /// Has records of the copy that is kept for a host come here no more, until its owner has introduced itself again. Returns what is
+    /// newest of it, if there is such a copy.
     ///
     /// # Errors
     /// The reactor has stopped.
-    pub fn end_following(&self, name: &str, of: &Counterpart) -> Result<(), ShardError> {
-        self.send(Command::EndFollowing { name: name.to_owned(), of: of.clone() })
+    pub async fn end_following(&self, name: &str, of: &Counterpart) -> Result<Option<Newest>, ShardError> {
+        let (name, of) = (name.to_owned(), of.clone());
+        self.ask(|answer| Command::EndFollowing { name, of, answer }).await?
     }
 
-    /// The copy that is kept for a host may be given to, or thrown away for, any owner from now on: records that come from that host are
-    /// taken no more. Returns when a restart will know it. Where no such copy is any more, nothing happens.
+    /// The copy that is kept for a host may be given to, or thrown away for, any owner from now on, if that is still what is newest of it
+    /// and nobody is connected that may send records. Returns when a restart will know it. Where it is not so, nothing happens.
     ///
     /// # Errors
     /// The cache device failed.
-    pub async fn forget_counterpart(&self, name: &str, of: &Counterpart) -> Result<(), ShardError> {
+    pub async fn forget_counterpart(
+        &self,
+        name: &str,
+        of: &Counterpart,
+        newest: Newest,
+    ) -> Result<(), ShardError> {
         let (name, of) = (name.to_owned(), of.clone());
-        self.ask(|answer| Command::ForgetCounterpart { name, of, answer }).await?
+        self.ask(|answer| Command::ForgetCounterpart { name, of, newest, answer }).await?
+    }
+
+    /// What is here of a volume of this name, and its second copy. Costs little, however many volumes there are.
+    ///
+    /// # Errors
+    /// Only when the reactor has stopped.
+    pub async fn copies_of(&self, name: &str) -> Result<Option<CopiesStatus>, ShardError> {
+        self.ask(|answer| Command::CopiesOf { name: name.to_owned(), answer }).await
     }
 
     /// Looks whether what is here of a volume of this name, if there is something, may be given to, or thrown away for, this owner.

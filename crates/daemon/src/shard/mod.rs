@@ -37,14 +37,15 @@ mod volume;
 
 pub use self::core::Core;
 pub use coming::Announcement;
-pub use counterpart::{Counterpart, counterpart, without_counterpart};
+pub use counterpart::{Counterpart, Newest, counterpart, without_counterpart};
 pub use follower::Hello;
 pub use guests::Guest;
 pub use handle::{Image, Opened, Refused, ShardError, ShardHandle, Stopped, StoppedVolume};
 pub use link::Socket;
 pub use owner::{Connected, Wants};
 pub use stats::{
-    FollowedStatus, LatencyHistogram, PairStatus, ReactorCounters, ShardStatus, ShardVolumeStatus,
+    CopiesStatus, FollowedStatus, LatencyHistogram, PairStatus, ReactorCounters, ShardStatus,
+    ShardVolumeStatus,
 };
 
 use pulse::Pulse;

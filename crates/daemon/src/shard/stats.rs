@@ -32,6 +32,15 @@ pub struct ShardVolumeStatus {
     pub followed: Option<FollowedStatus>,
 }
 
+/// A volume and its second copy, without what is measured.
+#[derive(Debug, Clone)]
+pub struct CopiesStatus {
+    /// What the core says.
+    pub status: VolumeStatus,
+    /// The second copy, as [`ShardVolumeStatus::pair`].
+    pub pair: Option<PairStatus>,
+}
+
 /// The owner of a volume of which a copy is here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowedStatus {

@@ -408,9 +408,10 @@ async fn tell_need(
     if let Err(error) = stream.check(host, volumes.hosts(), Role::HoldsCopies) {
         return stream.refuse(&error.to_string()).await;
     }
-    let Some(_introduction) = reception.introductions.begin(host) else {
+    let Some(introduction) = reception.introductions.begin(host) else {
         return stream.refuse(TOO_MANY).await;
     };
+    let _turn = introduction.turns.acquire().await.map_err(|_| PeerError::Silent)?;
     let cache = me(volumes.shard().opened().uuid).cache;
     match volumes.needs_copy(host, name, image).await {
         Ok(needed) => stream.send(&Message::Needed { cache, needed }).await,

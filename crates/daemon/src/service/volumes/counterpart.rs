@@ -16,6 +16,8 @@ use tracing::info;
 /// them by then, if they still want them.
 const ASK_PAUSE: Time = Time::from_secs(30);
 const FIRST_PAUSE: Time = Time::from_secs(3);
+/// Copies about which it is asked at once: an owner that does not answer keeps the others waiting no longer than that.
+const ASKED_MAX: usize = 8;
 /// Volumes that have left this host, of which that is remembered.
 const LEFT_MAX: usize = 1024;
 
@@ -76,16 +78,31 @@ impl Volumes {
     /// Asks the owner of a copy whether it needs it. If not, the copy is nobody's from then on.
     async fn ask_for_copy(&self, name: &str, of: &Counterpart) -> Result<(), ShardError> {
         let Ok((_, spec)) = self.known_copy("replace", name).await else { return Ok(()) };
-        if self.is_needed((name, &spec.backend), of).await != Some(false) {
+        if self.takes_over(name) || self.is_needed((name, &spec.backend), of).await != Some(false) {
             return Ok(());
         }
         // What it sends meanwhile it may need: it is asked again when it sends nothing.
-        self.shard.end_following(name, of)?;
-        if self.is_needed((name, &spec.backend), of).await == Some(false) {
+        let Some(newest) = self.shard.end_following(name, of).await? else { return Ok(()) };
+        if self.is_needed((name, &spec.backend), of).await == Some(false)
+            && self.is_anothers(name, &spec.backend).await
+        {
             info!("volume {name}: {of} needs nothing of the copy here, which may begin anew for any owner");
-            self.shard.forget_counterpart(name, of).await?;
+            self.shard.forget_counterpart(name, of, newest).await?;
         }
         Ok(())
+    }
+
+    /// What looks like a copy is about to be this host's own volume, or is getting from its copy what its log has lost.
+    fn takes_over(&self, name: &str) -> bool {
+        lock(&self.entries).get(name).is_some_and(|entry| lock(&entry.facts).takes_over)
+    }
+
+    /// What looks like a copy is one: at a start that is found out in the record of the image.
+    async fn is_anothers(&self, name: &str, image: &str) -> bool {
+        let Ok(image) = self.check_way(name, image).await else { return false };
+        let found = timeout(Time::from_nanos(self.limits.record_ns), self.ownership(&image)).await;
+        let Ok(Ok(found)) = found else { return false };
+        !found.is_some_and(|found| self.owns(&found)) && !self.takes_over(name)
     }
 
     /// Asks the owner of a copy whether it needs it; `None` if it does not answer.
@@ -121,13 +138,22 @@ impl Volumes {
             sleep(std::mem::replace(&mut pause, ASK_PAUSE)).await;
             let Ok(status) = self.shard.status().await else { return };
             let kept = status.volumes.into_iter().filter_map(|volume| Some((kept_for(&volume)?, volume)));
-            for (of, volume) in kept {
-                let name = &volume.status.spec.name;
-                let _turn = self.counterparts.of(name).await;
-                if let Err(ShardError::Stopped | ShardError::ShuttingDown) =
-                    self.ask_for_copy(name, &of).await
+            let mut kept = kept.map(|(of, volume)| (of, volume.status.spec.name));
+            let mut asking = JoinSet::new();
+            loop {
+                while asking.len() < ASKED_MAX
+                    && let Some((of, name)) = kept.next()
                 {
-                    return;
+                    let volumes = self.clone();
+                    asking.spawn(async move {
+                        let _turn = volumes.counterparts.of(&name).await;
+                        volumes.ask_for_copy(&name, &of).await
+                    });
+                }
+                match asking.join_next().await {
+                    Some(Ok(Err(ShardError::Stopped | ShardError::ShuttingDown))) => return,
+                    Some(_) => {}
+                    None => break,
                 }
             }
         }
@@ -157,15 +183,14 @@ impl Volumes {
     ) -> Result<bool, ShardError> {
         let Ok(image) = image.parse::<BackendUri>() else { return Ok(true) };
         let has_left = lock(&self.left).has(name, &image);
-        let known = self.shard.status().await?.volumes;
-        let Some(volume) = known.into_iter().find(|volume| volume.status.spec.name == name) else {
-            return Ok(!has_left);
-        };
+        let Some(volume) = self.shard.copies_of(name).await? else { return Ok(!has_left) };
         let status = &volume.status;
         if !status.spec.backend.parse().is_ok_and(|own| is_one(&own, &image)) {
             return Ok(true);
         }
         Ok(match status.state {
+            // It is read here, and changed by another host.
+            _ if status.spec.read_only => true,
             VolumeState::Serving | VolumeState::Draining => {
                 let is_in_image = !status.dirty && status.lost_blocks == 0;
                 let pair = volume.pair.filter(|pair| pair.synced_with.is_some());
@@ -173,8 +198,11 @@ impl Volumes {
                     pair.and_then(|pair| pair.host).is_some_and(|host| !host.eq_ignore_ascii_case(holder));
                 !is_in_image && !is_elsewhere
             }
-            // It is another host's since it has left. Else it may be its own, which gets back from its copy what its log has lost.
-            VolumeState::Replica => !has_left,
+            // It is another host's since it has left, and may be the one's that asks. Else it may be its own, which gets back from its
+            // copy what its log has lost.
+            VolumeState::Replica => {
+                !has_left || counterpart(&status.spec.attachment).is_some_and(|of| of.is_host(holder))
+            }
             _ => true,
         })
     }
@@ -182,7 +210,8 @@ impl Volumes {
 
 /// For whom the copy in this volume is kept, if it is one that nobody sends records of.
 fn kept_for(volume: &ShardVolumeStatus) -> Option<Counterpart> {
-    let is_kept = volume.status.state == VolumeState::Replica && volume.status.dirty;
+    let status = &volume.status;
+    let is_kept = status.state == VolumeState::Replica && (status.dirty || status.lost_blocks > 0);
     let counterpart = counterpart(&volume.status.spec.attachment);
     counterpart.filter(|_| is_kept && volume.followed.is_none())
 }
