@@ -251,9 +251,13 @@ fn g4_a_stale_copy_whose_owner_has_another_one_is_no_obstacle_when_that_owner_is
 
 /// Whether a former owner says that it needs the copy of the volume on host `holder`.
 fn is_needed(trio: &Trio, holder: usize) -> bool {
-    let (host, image) = (format!("h{holder}"), image(trio));
+    is_needed_of(trio, holder, (VOLUME, &image(trio)))
+}
+
+fn is_needed_of(trio: &Trio, holder: usize, (name, image): (&str, &str)) -> bool {
+    let host = format!("h{holder}");
     let mut asking = Intruder::connect(trio, holder, OWNER, holder);
-    asking.send(&Message::Needs { host: &host, name: VOLUME, image: &image }).expect("sent");
+    asking.send(&Message::Needs { host: &host, name, image }).expect("sent");
     let answer = asking.receive(|message| match message {
         Message::Needed { needed, .. } => Ok(*needed),
         other => Err(format!("{other:?}")),
@@ -279,6 +283,19 @@ fn g4_a_former_owner_needs_what_the_new_one_has_and_no_other_hosts_copy() {
         assert!(is_needed(&trio, HOLDER), "live: {live}: it is the owner's own");
         assert!(!is_needed(&trio, THIRD), "live: {live}: another host's copy is stale");
     }
+}
+
+/// A host that only reads an image knows nothing of what a copy of it has.
+#[test]
+fn g4_a_host_that_reads_a_volume_does_not_say_that_its_copies_are_not_needed() {
+    let _turn = one_at_a_time();
+    let trio = Trio::on_file().expect("three hosts");
+    let path = trio.scratch.join("read");
+    File::create(&path).and_then(|file| file.set_len(MIB)).expect("an image");
+    let image = format!("file:{}", path.display());
+    let volume = json!({ "name": "read", "backend": image, "read_only": true });
+    trio.owner().admin.call("POST", "/v1/volumes", Some(&volume)).expect("served");
+    assert!(is_needed_of(&trio, HOLDER, ("read", &image)));
 }
 
 /// It names as many images as it likes, and sends copies of them: others have places left, and this host for its own volumes.

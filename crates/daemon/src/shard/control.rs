@@ -66,7 +66,7 @@ enum Pending {
 /// Why records of a copy are taken no more.
 const WANTED_BY_ANOTHER: &str = "its owner does not need the copy, and another host wants its place";
 
-/// The same of a volume that goes.
+/// Why records of a volume that goes are taken no more.
 const FORGOTTEN: &str = "the copy is to be forgotten";
 
 /// Control operations under way, by the number that the core was given.

@@ -198,7 +198,7 @@ impl<C: Core> Reactor<C> {
         self.check_counterpart(id, owner)
     }
 
-    /// The same for the volume of this link.
+    /// Looks at the volume of this link in that way.
     pub(super) fn check_follower(&self, slot: u32) -> Result<(), ShardError> {
         match self.replication.links.get(slot) {
             Some((_, Role::Follower(follower))) => follower

@@ -86,8 +86,13 @@ impl Volumes {
         if self.is_needed((name, &spec.backend), of).await == Some(false)
             && self.is_anothers(name, &spec.backend).await
         {
-            info!("volume {name}: {of} needs nothing of the copy here, which may begin anew for any owner");
             self.shard.forget_counterpart(name, of, newest).await?;
+            let now = self.shard.copies_of(name).await?;
+            if now.is_some_and(|now| counterpart(&now.status.spec.attachment).is_none()) {
+                info!(
+                    "volume {name}: {of} needs nothing of the copy here, which may begin anew for any owner"
+                );
+            }
         }
         Ok(())
     }
@@ -198,8 +203,8 @@ impl Volumes {
                     pair.and_then(|pair| pair.host).is_some_and(|host| !host.eq_ignore_ascii_case(holder));
                 !is_in_image && !is_elsewhere
             }
-            // It is another host's since it has left, and may be the one's that asks. Else it may be its own, which gets back from its
-            // copy what its log has lost.
+            // It is another host's since it has left, and that host may ask about it. Else it may be this host's own, which gets back from
+            // its copy what its log has lost.
             VolumeState::Replica => {
                 !has_left || counterpart(&status.spec.attachment).is_some_and(|of| of.is_host(holder))
             }

@@ -399,7 +399,7 @@ impl Volumes {
         self.known_if(what, name, |state| state == VolumeState::Replica).await
     }
 
-    /// The same of one that may have failed. A volume of this host's own that has failed has an entry.
+    /// A copy that is to be forgotten, which may have failed. A volume of this host's own that has failed has an entry.
     async fn forgettable_copy(&self, name: &str) -> Result<(VolumeId, VolumeSpec), VolumeError> {
         let has_entry = lock(&self.entries).contains_key(name);
         let is_copy = |state| state == VolumeState::Replica || state == VolumeState::Failed && !has_entry;

@@ -166,6 +166,8 @@ impl Volumes {
         own: &mut u64,
         through: u64,
     ) -> Result<(), FetchError> {
+        // It looks like a copy that was left here until it is served.
+        self.has_not_left(&entry.name);
         self.shard.follow_on(id).await?;
         // The cache takes it for a copy until it is served.
         {
