@@ -2,6 +2,8 @@
 //!
 //! Suites that were published come with the program; others are TOML files of the same form.
 
+mod direction;
+
 use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
@@ -15,6 +17,7 @@ use crate::placement::{Arrangement, Layer};
 use crate::results::Durability;
 use crate::testbed::HOSTS_MAX;
 use crate::words;
+pub use direction::{Along, Axis, Direction, Expect, Measure, Published, Trend};
 
 /// Longest measurement, in seconds.
 const SECONDS_MAX: u32 = 7 * 24 * 3600;
@@ -150,6 +153,9 @@ pub struct Workload {
     /// When a write counts as done.
     #[serde(default)]
     pub sync: Sync,
+    /// Whether those who write ever flush.
+    #[serde(default)]
+    pub guest: Guest,
     /// Bytes of each image that requests go to, from its begin on.
     pub set_bytes: u64,
     /// What caches hold before.
@@ -167,6 +173,18 @@ fn just_one() -> u32 {
     1
 }
 
+/// Whether those who write ever send a flush. Caches take a guest that has never sent one for a guest that never will, and have each of
+/// its writes wait until it is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Guest {
+    /// One flush was sent before, as any guest of today does when it mounts.
+    #[default]
+    Flushes,
+    /// None is ever sent.
+    NeverFlushes,
+}
+
 /// What caches hold before a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -175,36 +193,6 @@ pub enum Caches {
     Cold,
     /// The set, as far as it fits.
     Warm,
-}
-
-/// Something that was published, and how it is tested.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Direction {
-    /// What is claimed, in one sentence.
-    pub claim: String,
-    /// Where it was published.
-    pub source: String,
-    /// The workload in which it is looked for.
-    pub workload: String,
-    /// This placement…
-    pub placement: String,
-    /// …relative to this one,
-    pub against: String,
-    /// …does so much.
-    pub expect: Expect,
-}
-
-/// What is expected of a ratio of requests per second.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Expect {
-    /// Above 1.
-    More,
-    /// About 1.
-    Same,
-    /// Below 1.
-    Less,
 }
 
 /// What differs in the quick form.
@@ -312,6 +300,11 @@ impl Suite {
             invalid(format!("{at}{}", e.message().lines().next().unwrap_or_default()))
         })?;
         suite.check().map_err(invalid)?;
+        // The quick form may have fewer points, and says so in its verdict.
+        for direction in &suite.directions {
+            let named = |what: String| invalid(format!("the direction \"{}\": {what}", direction.claim));
+            direction.has_points(&suite).map_err(named)?;
+        }
         if suite.quick.is_some() {
             suite.clone().quick().check().map_err(|what| invalid(format!("in its quick form: {what}")))?;
         }
@@ -367,13 +360,8 @@ impl Suite {
             return Err(format!("it measures more than {CELLS_MAX} things: take fewer numbers"));
         }
         for direction in &self.directions {
-            let known = placement(&direction.placement) && placement(&direction.against);
-            if !known || !workload(&direction.workload) {
-                return Err(format!(
-                    "the direction \"{}\" names what the suite does not have",
-                    direction.claim
-                ));
-            }
+            let named = |what: String| format!("the direction \"{}\": {what}", direction.claim);
+            direction.check(self).map_err(named)?;
         }
         Ok(())
     }
@@ -540,6 +528,9 @@ impl Workload {
         {
             return Err("set_bytes is at least one block for each job and at most the image".into());
         }
+        if self.guest == Guest::NeverFlushes && self.sync != Sync::None {
+            return Err("a guest that never flushes has no sync".into());
+        }
         let axes = [(&self.depth, DEPTH_MAX), (&self.clients, CLIENTS_MAX), (&vec![self.jobs], CLIENTS_MAX)];
         if axes.iter().any(|(axis, most)| axis.is_empty() || axis.iter().any(|n| !(1..=*most).contains(n))) {
             return Err(format!("depth is 1 to {DEPTH_MAX}, clients and jobs are 1 to {CLIENTS_MAX}"));
@@ -591,6 +582,41 @@ mod tests {
     }
 
     #[test]
+    fn a_direction_that_cannot_be_tested_is_told_in_one_line() {
+        let good = Suite::find("micron").map(|_| include_str!("suites/micron.toml")).expect("it is built in");
+        let axis = "axis = { along = \"depth\", trend = \"falls\" }";
+        for (from, to, wanted) in [
+            (axis, "axis = { along = \"clients\", trend = \"falls\" }", "has one point of the axis clients"),
+            (axis, "axis = { along = \"osds\", plateau_beyond = 4 }", "has one point of the axis OSDs"),
+            (axis, "axis = { along = \"weather\", trend = \"falls\" }", "line "),
+            (axis, "axis = { along = \"depth\" }", "either trend or plateau_beyond"),
+            (axis, "axis = { along = \"depth\", trend = \"rises\", plateau_beyond = 4 }", "either trend or"),
+            (axis, "axis = { along = \"depth\", plateau_beyond = 0 }", "at least 1"),
+            (axis, "", "either expect or axis"),
+            (axis, "axis = { along = \"depth\", trend = \"falls\" }\nexpect = \"more\"", "either expect or"),
+            ("against = \"bluestore-colocated\"\nexpect", "expect", "needs against"),
+            ("ratio = 1.71", "ratio = 0", "above 0"),
+            ("metric = \"p99\"", "metric = \"p98\"", "line "),
+            ("placement = \"bluestore-dbwal\"\n", "placement = \"osd-tidepool\"\n", "does not have"),
+            (
+                "placement = \"bluestore-dbwal\"\nagainst = \"bluestore-colocated\"\nmetric = \"bandwidth\"",
+                "placement = \"host-tidepool\"\nagainst = \"bluestore-colocated\"\nmetric = \"bandwidth\"",
+                "host-tidepool is not measured in 4m-write",
+            ),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
+        }
+        // The quick form keeps one depth; that is for the verdict to say.
+        assert_eq!(Suite::parse("s.toml", good).expect("a suite").quick().directions.len(), 7);
+        let uneven = good.replacen(axis, "axis = { along = \"osds_per_node\", plateau_beyond = 4 }", 1);
+        let uneven = uneven.replacen("disks = [2]", "disks = [2, 3]", 1);
+        let error = Suite::parse("s.toml", &uneven).expect_err("two servers").to_string();
+        assert!(error.contains("as many disks each"), "{error}");
+    }
+
+    #[test]
     fn what_makes_no_sense_is_told_in_one_line() {
         let good = BUILT_IN[0].1;
         for (from, to, wanted) in [
@@ -610,6 +636,8 @@ mod tests {
             ("\"osd-passthrough\"", "\"osd-magic\"", "no placement osd-magic"),
             ("depth = [1, 4, 16, 32]", "depth = [0]", "depth"),
             ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),
+            ("guest = \"never_flushes\"", "guest = \"never_flushes\"\nsync = \"flush\"", "has no sync"),
+            ("guest = \"never_flushes\"", "guest = \"sleeps\"", "line "),
         ] {
             assert!(good.contains(from), "{from}");
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();

@@ -8,35 +8,40 @@ use super::Page;
 use super::curves::value;
 use crate::results::Run;
 use crate::stats::{self, Estimate, Finding, Metric, Setting};
-use crate::suite::Expect;
 use crate::verdict::{Outcome, Tested, reference, reference_runs};
 use crate::words;
 
 /// What became of the published claims.
 pub(super) fn directions(page: &Page<'_>) -> Markup {
-    let expected = |expect: Expect| match expect {
-        Expect::More => "more",
-        Expect::Same => "the same",
-        Expect::Less => "less",
-    };
     html! {
         div.scroll { table.cards {
-            thead { tr { th { "outcome" } th { "claim" } th { "placement, against" } th.n { "ratio of IOPS" } th { "evidence" } } }
+            thead { tr { th { "outcome" } th { "claim" } th { "placement, against" } th.n { "published" } th.n { "found here" } th { "evidence" } } }
             tbody {
-                @for Tested { direction, outcome, iops, for_good, evidence, .. } in &page.verdict.directions {
+                @for tested in &page.verdict.directions {
+                    @let Tested { direction, outcome, for_good, evidence, .. } = tested;
                     tr {
-                        td.name { span class=(class(*outcome)) { (sign(*outcome)) " " (outcome.title()) } br; small { "expected: " (expected(direction.expect)) } }
-                        td.text { (direction.claim) br; small { (direction.source) } }
-                        td.name { (direction.placement) br; small { "against " (direction.against) br; "in " (direction.workload) } }
-                        td.n { (iops) @if let Some(for_good) = for_good { br; small { "for good: " (for_good) } } }
+                        td.name { span class=(class(*outcome)) { (sign(*outcome)) " " (outcome.title()) } br; small { "expected: " (direction.expected()) } }
+                        td.text {
+                            (direction.claim) br; small { (direction.source) }
+                            @if let Some(quotation) = &direction.quotation { br; small { "“" (quotation) "”" } }
+                        }
+                        td.name {
+                            (direction.placement)
+                            @if let Some(against) = &direction.against { br; small { "against " (against) } }
+                            br; small { (direction.metric.title()) " in " (direction.workload) }
+                        }
+                        td.n { (tested.published()) }
+                        td.n { (tested.found()) @if let Some(for_good) = for_good { br; small { "for good: " (for_good) } } }
                         td.text { (evidence) }
                     }
                 }
             }
         } }
         p { small {
-            "Ratios of requests per second with their 95 % intervals. More or less: the whole interval is above or below 1. The same: the whole "
-            "interval is within " (format!("{:.0} %", stats::EQUIVALENCE * 100.0)) " of 1. Anything else is inconclusive."
+            "Ratios with their 95 % intervals. More or less: the whole interval is above or below 1. The same: the whole "
+            "interval is within " (format!("{:.0} %", stats::EQUIVALENCE * 100.0)) " of 1. Rises or falls: the whole interval of the last point to "
+            "the first one is beyond that. Anything else is inconclusive. Only directions are compared with what was published, not sizes: these "
+            "are other devices."
         } }
     }
 }

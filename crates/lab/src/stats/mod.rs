@@ -11,6 +11,7 @@
 //! logarithms (Biometrika 34, 1947). "The same" is shown, not assumed: the whole interval has to lie in a band around 1
 //! (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987, there with 90 %; 95 % asks for more). [`looks`] says at which level it is read.
 
+mod change;
 mod latency;
 pub mod looks;
 pub mod steady;
@@ -24,6 +25,7 @@ use serde::Serialize;
 use crate::results::{Durability, Results, Run};
 use crate::suite::Cell;
 use crate::words;
+pub use change::{Stretch, change};
 pub use latency::{merged, percentile_us};
 use looks::ALPHA;
 use student::quantile;
@@ -294,7 +296,7 @@ struct Observation {
     durability: Durability,
 }
 
-/// An observation of each cluster on which all of these settings have runs that count.
+/// An observation of each cluster on which all of these settings that are of its disks and OSDs have runs that count.
 fn observations(runs: &[&Run], settings: &[Setting], metric: Metric) -> BTreeMap<u32, Observation> {
     let mut clusters: BTreeMap<u32, Vec<(&Run, f64)>> = BTreeMap::new();
     for &run in runs {
@@ -308,7 +310,10 @@ fn observations(runs: &[&Run], settings: &[Setting], metric: Metric) -> BTreeMap
                 found.iter().filter(|(run, _)| setting.holds(&run.cell)).map(|(_, log)| *log).collect();
             (!logs.is_empty()).then(|| moments(&logs).0)
         };
-        let means = settings.iter().map(mean).collect::<Option<Vec<f64>>>()?;
+        let ground = |cell: &Cell| (cell.disks, cell.osds_per_disk, cell.slowed_by);
+        let here = ground(&found.first()?.0.cell);
+        let own = settings.iter().filter(|of| (of.disks, of.osds_per_disk, of.slowed_by) == here);
+        let means = own.map(mean).collect::<Option<Vec<f64>>>().filter(|means| !means.is_empty())?;
         let bound = found.iter().fold(Bound::Exact, |bound, (run, _)| bound.and(metric.bound(run)));
         let durability = found.iter().map(|(run, _)| run.durability).min()?;
         Some((testbed, Observation { log: moments(&means).0, bound, durability }))

@@ -1,17 +1,101 @@
 //! What became of what was published.
 
+use serde::Serialize;
+
+use super::course::{Course, is_beyond};
 use super::lasting::steadiness;
-use super::{Outcome, Tested, bottleneck};
+use super::{Outcome, bottleneck};
+use crate::breakdown::Bottleneck;
 use crate::results::Results;
 use crate::stats::steady::Steadiness;
-use crate::stats::{self, Finding, Metric, Ratio, paired};
-use crate::suite::{Direction, Expect};
+use crate::stats::{self, Finding, Metric, Ratio, Setting, paired};
+use crate::suite::{Direction, Expect, Measure, Published};
 use crate::words;
 
-/// Whether a direction's claim holds.
+/// A published claim, tested.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tested {
+    /// The claim.
+    #[serde(flatten)]
+    pub direction: Direction,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Its placement's figure to that of the other one; along an axis what is at the last point to what is at the first one. None where an
+    /// axis has one point.
+    pub ratio: Option<Ratio>,
+    /// The same of sustained runs alone. None where no run says whether it is sustained.
+    pub for_good: Option<Ratio>,
+    /// What was found along the axis, if the claim has one.
+    pub course: Option<Course>,
+    /// What the outcome rests on and where the time goes in both, in sentences.
+    pub evidence: String,
+    /// The placement's largest hop.
+    pub bottleneck: Option<Bottleneck>,
+    /// That of the other.
+    pub against_bottleneck: Option<Bottleneck>,
+}
+
+impl Tested {
+    /// What was found, as ratios with their intervals, or as the figures of a placement alone.
+    pub fn found(&self) -> String {
+        match (&self.course, &self.ratio) {
+            (Some(course), _) => course.words(&self.direction),
+            (None, Some(ratio)) => ratio.to_string(),
+            (None, None) => "–".into(),
+        }
+    }
+
+    /// The ratios of the source, or a dash where it has none.
+    pub fn published(&self) -> String {
+        let one = |Published { ratio, at }: &Published| {
+            let at = at.as_ref().map(|at| format!(" at {at}")).unwrap_or_default();
+            format!("{} ×{at}", words::factor(*ratio))
+        };
+        let ratios: Vec<String> = self.direction.published.iter().map(one).collect();
+        if ratios.is_empty() { "–".into() } else { words::list(&ratios) }
+    }
+}
+
+/// The figure by which placements are compared; bytes are requests of one size.
+pub(super) fn metric(measure: Measure) -> Metric {
+    match measure {
+        Measure::Iops | Measure::Bandwidth => Metric::Iops,
+        Measure::Mean => Metric::Mean,
+        Measure::P99 => Metric::P99,
+    }
+}
+
+/// An amount of a measure with its unit.
+pub(super) fn amount(measure: Measure, value: f64) -> String {
+    match measure {
+        Measure::Iops => format!("{}/s", words::number(value)),
+        Measure::Bandwidth => format!("{}/s", words::bytes(value as u64)),
+        Measure::Mean | Measure::P99 => words::latency(value),
+    }
+}
+
+/// A value of [`metric`] in what a direction compares.
+fn measured(results: &Results, direction: &Direction, value: f64) -> f64 {
+    let block_bytes = results.suite.workload(&direction.workload).map_or(0, |workload| workload.block_bytes);
+    if direction.metric == Measure::Bandwidth { value * block_bytes as f64 } else { value }
+}
+
+/// What a placement has in these settings, as what the direction compares: the geometric mean of all runs that count.
+pub(super) fn figure(
+    results: &Results,
+    direction: &Direction,
+    placement: &str,
+    settings: &[Setting],
+) -> Option<f64> {
+    let metric = metric(direction.metric);
+    let runs = settings.iter().flat_map(|setting| stats::runs(results, placement, setting));
+    let logs: Vec<f64> = runs.filter_map(|run| metric.of(run)).map(f64::ln).collect();
+    let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+    (!logs.is_empty()).then(|| measured(results, direction, mean))
+}
+
+/// Whether a ratio is what is expected.
 fn outcome(expect: Expect, ratio: &Ratio) -> Outcome {
-    let beyond =
-        |(low, high): (f64, f64)| low > 1.0 + stats::EQUIVALENCE || high < 1.0 / (1.0 + stats::EQUIVALENCE);
     match (expect, ratio.finding) {
         (Expect::More, Finding::More) | (Expect::Less, Finding::Less) | (Expect::Same, Finding::Same) => {
             Outcome::Reproduced
@@ -19,47 +103,90 @@ fn outcome(expect: Expect, ratio: &Ratio) -> Outcome {
         (_, Finding::Turns) => Outcome::NotMeasurable,
         (_, Finding::Inconclusive) => Outcome::Inconclusive,
         // A difference that may still be a small one is no evidence against "the same".
-        (Expect::Same, _) if !ratio.ratio.and_then(|ratio| ratio.interval).is_some_and(beyond) => {
-            Outcome::Inconclusive
-        }
+        (Expect::Same, _) if !is_beyond(ratio) => Outcome::Inconclusive,
         _ => Outcome::NotReproduced,
     }
+}
+
+/// A ratio, what became of it, and what it rests on.
+fn of_ratio(direction: &Direction, expect: Expect, ratio: &Ratio, results: &Results) -> (Outcome, String) {
+    let outcome = outcome(expect, ratio);
+    let mut evidence = match (ratio.ratio, ratio.first.zip(ratio.second)) {
+        (Some(_), Some(both)) => {
+            let [first, second] = [both.0, both.1].map(|value| measured(results, direction, value));
+            match direction.metric {
+                Measure::Iops => {
+                    format!("{} against {} requests per second", words::number(first), words::number(second))
+                }
+                metric => format!(
+                    "{} against {}, the {}",
+                    amount(metric, first),
+                    amount(metric, second),
+                    metric.title()
+                ),
+            }
+        }
+        _ => "Nothing to compare".to_string(),
+    };
+    if let Some(why) = &ratio.why {
+        evidence.push_str(&format!("; {why}"));
+    } else if outcome == Outcome::Inconclusive {
+        evidence.push_str("; not the same, and perhaps not by much");
+    } else if outcome == Outcome::NotReproduced && ratio.finding == Finding::Same {
+        evidence.push_str("; a difference that small counts as none");
+    }
+    (outcome, evidence)
 }
 
 /// What became of a direction; `sustained` are the results of sustained runs alone.
 pub(super) fn test(results: &Results, sustained: Option<&Results>, direction: &Direction) -> Tested {
     let Direction { placement, against, workload, .. } = direction;
-    let settings = stats::settings(results, workload);
-    let of = |results: &Results| paired(results, placement, against, &settings, Metric::Iops);
-    let (iops, for_good) = (of(results), sustained.map(of));
-    let outcome = outcome(direction.expect, &iops);
-    let bottlenecks = [placement, against].map(|name| bottleneck(results, name, workload));
-    let mut evidence = match (iops.ratio, iops.first.zip(iops.second)) {
-        (Some(_), Some((first, second))) => {
-            format!("{} against {} requests per second", words::number(first), words::number(second))
+    let names: Vec<&String> = [Some(placement), against.as_ref()].into_iter().flatten().collect();
+    let course = |results: &Results| direction.axis.map(|axis| Course::of(results, direction, axis.along));
+    let found = course(results);
+    let of = |results: &Results, course: Option<Course>| match (course, against) {
+        (Some(course), _) => course.change,
+        (None, Some(against)) => {
+            let settings = stats::settings(results, workload);
+            Some(paired(results, placement, against, &settings, metric(direction.metric)))
         }
-        _ => "Nothing to compare".to_string(),
+        (None, None) => None,
     };
-    if let Some(why) = &iops.why {
-        evidence.push_str(&format!("; {why}"));
-    } else if outcome == Outcome::Inconclusive {
-        evidence.push_str("; not the same, and perhaps not by much");
-    } else if outcome == Outcome::NotReproduced && iops.finding == Finding::Same {
-        evidence.push_str("; a difference that small counts as none");
-    }
+    let ratio = of(results, found.clone());
+    let for_good = sustained.and_then(|sustained| of(sustained, course(sustained)));
+    let (outcome, mut evidence) = match (&found, direction.axis, direction.expect, &ratio) {
+        (Some(course), Some(axis), ..) => {
+            let (outcome, why) = course.outcome(axis, direction.metric.is_latency());
+            let whole = match &course.change {
+                Some(change) => format!("The last point has {change} of the first one"),
+                None => "Nothing to compare".to_string(),
+            };
+            (outcome, if why.is_empty() { whole } else { format!("{whole}; {why}") })
+        }
+        (_, _, Some(expect), Some(ratio)) => of_ratio(direction, expect, ratio, results),
+        _ => (Outcome::Inconclusive, "Nothing to compare".to_string()),
+    };
     evidence.push('.');
-    let both = [placement, against].map(|name| steadiness(results, name, workload));
-    if let (Steadiness::Absorbing { absorbed_bytes, .. }, Some(for_good)) = (both[0].and(both[1]), &for_good)
-    {
+    let held = names.iter().map(|name| steadiness(results, name, workload)).reduce(Steadiness::and);
+    if let (Some(Steadiness::Absorbing { absorbed_bytes, .. }), Some(for_good)) = (held, &for_good) {
         let bytes = words::bytes(absorbed_bytes);
         evidence.push_str(&format!(" That is for bursts up to {bytes}; for good: {for_good}."));
     }
-    let [ours, theirs] = &bottlenecks;
-    for (name, bottleneck) in [(placement, ours), (against, theirs)] {
+    let hop = |name: &String| bottleneck(results, name, workload);
+    let (ours, theirs) = (hop(placement), against.as_ref().and_then(hop));
+    for (name, bottleneck) in names.into_iter().zip([&ours, &theirs]) {
         if let Some(bottleneck) = bottleneck {
             evidence.push_str(&format!(" Largest hop of {name}: {bottleneck}."));
         }
     }
-    let [bottleneck, against_bottleneck] = bottlenecks;
-    Tested { direction: direction.clone(), outcome, iops, for_good, evidence, bottleneck, against_bottleneck }
+    Tested {
+        direction: direction.clone(),
+        outcome,
+        ratio,
+        for_good,
+        course: found,
+        evidence,
+        bottleneck: ours,
+        against_bottleneck: theirs,
+    }
 }

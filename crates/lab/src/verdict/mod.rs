@@ -8,6 +8,7 @@ mod answer;
 mod bounds;
 mod claims;
 mod control;
+mod course;
 mod lasting;
 mod rank;
 
@@ -18,10 +19,11 @@ use serde::Serialize;
 use crate::breakdown::{Bottleneck, combined};
 use crate::results::{Durability, NotRun, Results, Run};
 use crate::stats::{self, Ratio, Setting};
-use crate::suite::Direction;
 pub use bounds::Bounded;
+pub use claims::Tested;
 use claims::test;
 pub use control::Control;
+pub use course::{Course, Point, Step};
 pub use lasting::{Held, Lasting};
 use rank::{rank, second_copy};
 
@@ -139,26 +141,6 @@ impl Outcome {
             Outcome::Inconclusive => "inconclusive",
         }
     }
-}
-
-/// A published claim, tested.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Tested {
-    /// The claim.
-    #[serde(flatten)]
-    pub direction: Direction,
-    /// What became of it.
-    pub outcome: Outcome,
-    /// Requests per second of its placement to those of the other.
-    pub iops: Ratio,
-    /// The same of sustained runs alone. None where no run says whether it is sustained.
-    pub for_good: Option<Ratio>,
-    /// What the ratio rests on and where the time goes in both, in sentences.
-    pub evidence: String,
-    /// The placement's largest hop.
-    pub bottleneck: Option<Bottleneck>,
-    /// That of the other.
-    pub against_bottleneck: Option<Bottleneck>,
 }
 
 /// What these results say.

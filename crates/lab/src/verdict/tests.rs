@@ -1,6 +1,6 @@
 use super::*;
 use crate::stats::Finding;
-use crate::suite::Expect;
+use crate::suite::{Expect, Measure, Published};
 use crate::synthetic;
 
 fn names(verdict: &Verdict) -> Vec<&str> {
@@ -159,7 +159,7 @@ fn a_claim_is_reproduced_refuted_or_open() {
     let tested = |expect: Expect, ours: &[f64]| {
         let mut results = synthetic::results(&[("host-tidepool", ours), ("osd-tidepool", &[100.0; 3])]);
         results.suite.directions.truncate(1);
-        results.suite.directions[0].expect = expect;
+        results.suite.directions[0].expect = Some(expect);
         verdict(&results).directions.remove(0)
     };
     let (fast, slow, same, vague, open) = (
@@ -200,6 +200,37 @@ fn a_claim_is_reproduced_refuted_or_open() {
 }
 
 #[test]
+fn a_claim_about_a_latency_is_tested_by_it_and_stands_beside_what_was_published() {
+    let tested = |metric: Measure, expect: Expect, ours: [f64; 3]| {
+        let mut results = synthetic::results(&[("host-tidepool", &ours), ("osd-tidepool", &[100.0; 3])]);
+        results.suite.directions.truncate(1);
+        let direction = &mut results.suite.directions[0];
+        (direction.metric, direction.expect) = (metric, Some(expect));
+        direction.published = vec![Published { ratio: 0.18, at: Some("40 clients".into()) }];
+        verdict(&results).directions.remove(0)
+    };
+    let (fast, slow) = ([200.0, 201.0, 199.0], [50.0, 50.5, 49.5]);
+    for metric in [Measure::Mean, Measure::P99] {
+        assert_eq!(tested(metric, Expect::Less, fast).outcome, Outcome::Reproduced, "{metric:?}");
+        assert_eq!(tested(metric, Expect::Less, slow).outcome, Outcome::NotReproduced, "{metric:?}");
+        assert_eq!(tested(metric, Expect::More, slow).outcome, Outcome::Reproduced, "{metric:?}");
+    }
+    let found = tested(Measure::P99, Expect::Less, fast);
+    let ms = "320 ms against 640 ms, the 99th percentile of the latency.";
+    assert!(found.evidence.starts_with(ms), "{}", found.evidence);
+    assert!(found.found().starts_with("0.50 × ("), "{}", found.found());
+    assert_eq!(found.published(), "0.180 × at 40 clients");
+    let found = tested(Measure::Bandwidth, Expect::More, fast);
+    assert_eq!(found.outcome, Outcome::Reproduced);
+    let bytes = "800 KiB/s against 400 KiB/s, the bandwidth.";
+    assert!(found.evidence.starts_with(bytes), "{}", found.evidence);
+    // A size that is another one than the source's changes nothing: only the direction counts.
+    assert_eq!(tested(Measure::P99, Expect::Less, [1e5; 3]).outcome, Outcome::Reproduced);
+    let text = serde_json::to_string(&found).expect("plain data");
+    assert!(text.contains(r#""published":[{"ratio":0.18,"at":"40 clients"}]"#), "{text}");
+}
+
+#[test]
 fn the_whole_suite_has_a_verdict_that_can_be_written_as_json() {
     let found = verdict(&synthetic::which_side());
     assert!(found.headline.contains("host-tidepool wins with at least 4."), "{}", found.headline);
@@ -219,8 +250,9 @@ fn the_whole_suite_has_a_verdict_that_can_be_written_as_json() {
         "{}",
         found.headline
     );
-    assert_eq!(found.directions.len(), 11);
-    assert!(found.directions.iter().all(|tested| tested.iops.ratio.is_some()));
+    assert_eq!(found.directions.len(), 14);
+    let has_ratio = |tested: &Tested| tested.ratio.as_ref().is_some_and(|ratio| ratio.ratio.is_some());
+    assert!(found.directions.iter().all(has_ratio));
     assert!(serde_json::to_string(&found).is_ok_and(|text| !text.contains("null,null")));
     let empty = verdict(&synthetic::empty());
     assert!(empty.headline.starts_with("No answer") && empty.rankings.is_empty());

@@ -57,9 +57,10 @@ fn text(verdict: &Verdict, out: Option<&Path>) -> String {
         }
     }
     if !verdict.directions.is_empty() {
-        let mut table = output::table(&["CLAIM", "FOUND", "RATIO"], &[]);
+        let mut table = output::table(&["CLAIM", "OUTCOME", "PUBLISHED", "FOUND HERE"], &[]);
         for tested in &verdict.directions {
-            table.add_row([&tested.direction.claim, tested.outcome.title(), &tested.iops.to_string()]);
+            let (published, found) = (tested.published(), tested.found());
+            table.add_row([&tested.direction.claim, tested.outcome.title(), &published, &found]);
         }
         text.push('\n');
         text.push_str(&output::render(&table));

@@ -1,0 +1,218 @@
+//! What publications say, in a form that can be tested: a ratio of two placements, or how one goes along an axis.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Suite;
+
+/// Something that was published, and how it is tested: as a ratio (`expect`), or along an axis (`axis`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Direction {
+    /// What is claimed, in one sentence.
+    pub claim: String,
+    /// Where it was published.
+    pub source: String,
+    /// The source's own words or figures, short. None where the claim is that of nobody else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quotation: Option<String>,
+    /// The workload in which it is looked for.
+    pub workload: String,
+    /// This placement…
+    pub placement: String,
+    /// …relative to this one; without it an axis is followed by the placement's own figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub against: Option<String>,
+    /// What is compared.
+    #[serde(default)]
+    pub metric: Measure,
+    /// What is expected of the ratio, if that is the claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect: Option<Expect>,
+    /// What is expected along an axis, if that is the claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub axis: Option<Axis>,
+    /// The ratios of the source, if it has figures. They stand beside ours and decide nothing: devices that are emulated have other sizes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Published>,
+}
+
+/// What of a run is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    /// Requests per second.
+    #[default]
+    Iops,
+    /// Bytes per second.
+    Bandwidth,
+    /// Mean latency.
+    Mean,
+    /// 99th percentile of the latency.
+    P99,
+}
+
+impl Measure {
+    /// In words, such as `requests per second`.
+    pub fn title(self) -> &'static str {
+        match self {
+            Measure::Iops => "requests per second",
+            Measure::Bandwidth => "bandwidth",
+            Measure::Mean => "mean latency",
+            Measure::P99 => "99th percentile of the latency",
+        }
+    }
+
+    /// Less of it is better.
+    pub fn is_latency(self) -> bool {
+        matches!(self, Measure::Mean | Measure::P99)
+    }
+}
+
+/// What is expected of a ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Expect {
+    /// Above 1.
+    More,
+    /// About 1.
+    Same,
+    /// Below 1.
+    Less,
+}
+
+/// What is expected along an axis: a trend, or a plateau.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Axis {
+    /// What changes.
+    pub along: Along,
+    /// How the last point compares with the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trend: Option<Trend>,
+    /// It gets better up to this point, and stays level beyond it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plateau_beyond: Option<u32>,
+}
+
+/// What changes along an axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Along {
+    /// The queue depth.
+    Depth,
+    /// Clients.
+    Clients,
+    /// OSDs in all.
+    Osds,
+    /// OSDs on each server.
+    OsdsPerNode,
+}
+
+impl Along {
+    /// In words, such as `queue depth`.
+    pub fn title(self) -> &'static str {
+        match self {
+            Along::Depth => "queue depth",
+            Along::Clients => "clients",
+            Along::Osds => "OSDs",
+            Along::OsdsPerNode => "OSDs on each server",
+        }
+    }
+}
+
+/// How the last point of an axis compares with the first one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Trend {
+    /// It has more.
+    Rises,
+    /// It has less.
+    Falls,
+}
+
+/// A ratio that a source has figures for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// The quotient of the source's two figures.
+    pub ratio: f64,
+    /// Under which conditions, such as `40 clients`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+}
+
+impl Direction {
+    /// What is expected, in words such as `less` or `falls with the queue depth`.
+    pub fn expected(&self) -> String {
+        match (self.expect, self.axis) {
+            (Some(Expect::More), _) => "more".into(),
+            (Some(Expect::Same), _) => "the same".into(),
+            (Some(Expect::Less), _) => "less".into(),
+            (None, Some(Axis { along, trend: Some(Trend::Rises), .. })) => {
+                format!("rises with the {}", along.title())
+            }
+            (None, Some(Axis { along, trend: Some(Trend::Falls), .. })) => {
+                format!("falls with the {}", along.title())
+            }
+            (None, Some(Axis { along, plateau_beyond: Some(point), .. })) => {
+                format!("level beyond {point} {}", along.title())
+            }
+            (None, _) => "–".into(),
+        }
+    }
+
+    /// What is wrong with it in a suite.
+    pub(super) fn check(&self, suite: &Suite) -> Result<(), String> {
+        let known = [Some(&self.placement), self.against.as_ref()];
+        let known = known.into_iter().flatten().all(|placement| suite.placements.contains(placement));
+        let Some(workload) = suite.workload(&self.workload).filter(|_| known) else {
+            return Err("it names what the suite does not have".into());
+        };
+        let on = |name: &String| workload.placements.is_empty() || workload.placements.contains(name);
+        if let Some(name) =
+            [Some(&self.placement), self.against.as_ref()].into_iter().flatten().find(|name| !on(name))
+        {
+            return Err(format!("{name} is not measured in {}", self.workload));
+        }
+        if self.published.iter().any(|published| !(published.ratio.is_finite() && published.ratio > 0.0)) {
+            return Err("a published ratio is a number above 0".into());
+        }
+        match (self.expect, self.axis) {
+            (Some(_), None) if self.against.is_none() => Err("a ratio needs against".into()),
+            (Some(_), None) => Ok(()),
+            (None, Some(axis)) => axis.check(),
+            _ => Err("it has either expect or axis".into()),
+        }?;
+        let ground = &suite.ground;
+        let uneven = ground.disks.iter().any(|disks| !disks.is_multiple_of(ground.servers.max(1)));
+        match self.axis.map(|axis| axis.along) {
+            Some(Along::OsdsPerNode) if uneven => Err("servers do not have as many disks each".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The claim's axis has at least two points in a suite.
+    pub(super) fn has_points(&self, suite: &Suite) -> Result<(), String> {
+        let (Some(axis), Some(workload)) = (self.axis, suite.workload(&self.workload)) else { return Ok(()) };
+        let ground = &suite.ground;
+        let points = match axis.along {
+            Along::Depth => workload.depth.len(),
+            Along::Clients => workload.clients.len(),
+            Along::Osds | Along::OsdsPerNode => ground.disks.len() * ground.osds_per_disk.len(),
+        };
+        if points < 2 {
+            return Err(format!("{} has one point of the axis {}", self.workload, axis.along.title()));
+        }
+        Ok(())
+    }
+}
+
+impl Axis {
+    fn check(self) -> Result<(), String> {
+        match (self.trend, self.plateau_beyond) {
+            (Some(_), None) | (None, Some(1..)) => Ok(()),
+            _ => Err("an axis has either trend or plateau_beyond, which is at least 1".into()),
+        }
+    }
+}
