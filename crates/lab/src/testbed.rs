@@ -420,6 +420,20 @@ impl Testbed {
         self.front.as_ref().and_then(|(_, front)| front.endpoint(image)).unwrap_or_else(|| self.direct(image))
     }
 
+    /// How a client that never flushes reaches an image.
+    pub fn endpoint_without_flush(&self, image: &str) -> Endpoint {
+        let front = self.front.as_ref().and_then(|(_, front)| front.endpoint_without_flush(image));
+        front.unwrap_or_else(|| self.direct(image))
+    }
+
+    /// Images whose clients have flushed, where what is in front of the cluster remembers that.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn flushed(&self) -> Result<Option<Vec<String>>, PlacementError> {
+        self.front.as_ref().map_or(Ok(None), |(_, front)| front.flushed())
+    }
+
     /// How a client reaches an image past whatever is between it and the cluster.
     pub fn direct(&self, image: &str) -> Endpoint {
         let (conf, client) =

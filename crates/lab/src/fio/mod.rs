@@ -21,6 +21,8 @@ pub use histogram::{Measured, Side};
 const POLL: Duration = Duration::from_millis(100);
 /// What every job is called.
 const JOB: &str = "bench";
+/// Bytes of the write before a flush: fio flushes nothing if it has not written.
+const FLUSHED_BYTES: u64 = 4096;
 /// What fio runs just before a job begins: the output goes to a file beside it.
 const PRERUN: &str = "--exec_prerun=date +%s%N";
 
@@ -258,6 +260,20 @@ pub fn pass(target: &Endpoint, rw: &str, size_bytes: u64) -> Vec<String> {
     if rw == "write" {
         words.push("--end_fsync=1".into());
     }
+    words
+}
+
+/// The arguments of one write at the begin and a flush after it, as a guest sends when it mounts.
+pub fn flush(target: &Endpoint) -> Vec<String> {
+    let mut words = common(FLUSHED_BYTES);
+    words.extend(endpoint(target));
+    words.extend([
+        "--rw=write".into(),
+        format!("--bs={FLUSHED_BYTES}"),
+        "--iodepth=1".into(),
+        "--number_ios=1".into(),
+        "--end_fsync=1".into(),
+    ]);
     words
 }
 

@@ -223,6 +223,17 @@ pub(super) fn sum(all: Vec<Map<String, Value>>) -> Map<String, Value> {
     sums
 }
 
+/// Volumes whose clients have flushed since their daemon was started; writes of any others wait for stable media.
+pub(super) fn flushed(daemons: &[Daemon]) -> Result<Vec<String>, PlacementError> {
+    let mut flushed = Vec::new();
+    for daemon in daemons {
+        let volumes = daemon.served()?;
+        let volumes = volumes.iter().filter(|volume| volume["flushes"] == true);
+        flushed.extend(volumes.map(|volume| text(volume, "name").to_string()));
+    }
+    Ok(flushed)
+}
+
 /// What several daemons say of themselves, by their numbers.
 pub(super) fn proofs(daemons: &[Daemon]) -> Result<Value, PlacementError> {
     daemons.iter().map(Daemon::proof).collect::<Result<Vec<_>, _>>().map(Value::Array)

@@ -206,6 +206,10 @@ impl Applied for Pair {
         self.fronts.endpoint(&self.daemons, image)
     }
 
+    fn flushed(&self) -> Result<Option<Vec<String>>, PlacementError> {
+        daemon::flushed(&self.daemons).map(Some)
+    }
+
     fn counters(&self) -> Result<Value, PlacementError> {
         // One may have died, which is not to hide what the other one counts.
         let living: Vec<_> = self.daemons.iter().filter_map(|daemon| daemon.counters().ok()).collect();

@@ -16,7 +16,7 @@ use crate::network::Transit;
 use crate::placement::Arrangement;
 use crate::results::{Drained, Run, WINDOWS, Window};
 use crate::scratch::Scratch;
-use crate::suite::{Caches, Cell, Workload};
+use crate::suite::{Caches, Cell, Guest, Workload};
 use crate::testbed::Testbed;
 
 /// Most passes over a set that is to be warm.
@@ -48,6 +48,26 @@ pub(super) struct Stand {
     pub(super) warm: (u64, u32),
 }
 
+impl Stand {
+    /// What a cache takes a guest for that it is not, given the images of which it remembers a flush.
+    fn mistaken(&self, flushed: Option<Vec<String>>, clients: u32, guest: Guest) -> Option<String> {
+        let images: Vec<&String> = self.images[..clients as usize].iter().map(|(image, _)| image).collect();
+        mistaken(&images, &flushed?, guest)
+    }
+}
+
+/// The image whose guest is taken for what it is not, in words.
+fn mistaken(images: &[&String], flushed: &[String], guest: Guest) -> Option<String> {
+    let flushes = guest == Guest::Flushes;
+    let image = images.iter().find(|image| flushed.contains(image) != flushes)?;
+    Some(match guest {
+        Guest::Flushes => {
+            format!("the cache has seen no flush of {image}, and takes its guest for one that never flushes")
+        }
+        Guest::NeverFlushes => format!("the cache has seen a flush of {image}, whose guest never flushes"),
+    })
+}
+
 /// Everything that is looked at before and after.
 struct Look {
     devices: BTreeMap<String, Counts>,
@@ -71,19 +91,26 @@ impl Runner<'_> {
         let begun_s = self.begun.elapsed().as_secs_f64();
         let clients: Vec<Endpoint> = stand.images[..cell.clients as usize]
             .iter()
-            .map(|(image, _)| stand.testbed.endpoint(image))
+            .map(|(image, _)| match workload.guest {
+                Guest::Flushes => stand.testbed.endpoint(image),
+                Guest::NeverFlushes => stand.testbed.endpoint_without_flush(image),
+            })
             .collect();
         stand.testbed.emulate(true);
         if self.options.added.is_some() {
             stand.testbed.add(self.options.added).map_err(RunError::Placement)?;
         }
         std::thread::sleep(REST);
-        let Seen { load, before, after, samples } =
+        let Seen { load, before, mut after, samples } =
             self.load(&stand.testbed, &clients, workload, cell.depth)?;
         if self.options.added.is_some() {
             stand.testbed.add(None).map_err(RunError::Placement)?;
         }
         self.interrupted()?;
+        let mistaken = stand.testbed.flushed().map_err(|why| why.to_string());
+        let mistaken =
+            mistaken.map_or_else(Some, |flushed| stand.mistaken(flushed, cell.clients, workload.guest));
+        after.out_of_place = after.out_of_place.or(mistaken);
         // What has to be written back goes at the devices' own speed once, where it is asked for.
         let timed = repeat == 1 && cell.workload == self.suite.deciding;
         let limit_s = if timed { self.drain_limit_s() } else { 0.0 };
@@ -96,7 +123,10 @@ impl Runner<'_> {
             repeat,
             testbed: stand.id,
             hypervisors: self.suite.ground.hypervisors.min(cell.clients),
-            durability: arrangement.durability(self.suite.ground.replicas),
+            durability: match workload.guest {
+                Guest::Flushes => arrangement.durability(self.suite.ground.replicas),
+                Guest::NeverFlushes => arrangement.durability_without_flush(self.suite.ground.replicas),
+            },
             begun_s,
             commands: load.commands.clone(),
             figures: load.measured.figures(flushed),
@@ -186,6 +216,16 @@ impl Runner<'_> {
             stand.warm = (0, 0);
             stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
         }
+        // Nor does one forget that a client has flushed.
+        if workload.guest == Guest::NeverFlushes
+            && let Some(front) = arrangement.front()
+        {
+            let flushed = stand.testbed.flushed().map_err(RunError::Placement)?;
+            if stand.mistaken(flushed, cell.clients, workload.guest).is_some() {
+                stand.warm = (0, 0);
+                stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
+            }
+        }
         match workload.caches {
             Caches::Cold => {
                 let front = arrangement.front().filter(|front| front.caches_reads());
@@ -205,10 +245,30 @@ impl Runner<'_> {
             }
             Caches::Warm => {}
         }
+        if workload.guest == Guest::Flushes {
+            self.flush(stand, cell.clients)?;
+        }
         if workload.changes_caches() {
             stand.warm = (0, 0);
         }
         self.interrupted()
+    }
+
+    /// Has each client send one flush, as a guest does when it mounts, and what it has written for that written back.
+    fn flush(&self, stand: &Stand, clients: u32) -> Result<(), RunError> {
+        let started: Vec<Running> = stand.images[..clients as usize]
+            .iter()
+            .map(|(image, _)| {
+                let endpoint = stand.testbed.endpoint(image);
+                Running::start(&endpoint, &fio::flush(&endpoint)).map_err(RunError::Fio)
+            })
+            .collect::<Result<_, _>>()?;
+        let deadline = Instant::now() + PATIENCE;
+        for running in started {
+            running.finish(&|| self.stop_reason(deadline)).map_err(RunError::Fio)?;
+        }
+        stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
+        Ok(())
     }
 
     /// Reads a set until a cache holds as much of it as it is going to.
@@ -427,4 +487,25 @@ fn differences(before: &Map<String, Value>, after: &Map<String, Value>) -> Value
         (name.clone(), Value::Object(counters.collect()))
     };
     Value::Object(after.iter().map(of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_has_seen_a_flush_of_each_guest_but_of_one_that_never_flushes() {
+        let [one, two] = ["img0".to_string(), "img1".to_string()];
+        let images = [&one, &two];
+        let seen = |flushed: &[&String], guest| {
+            let flushed: Vec<String> = flushed.iter().map(|image| image.to_string()).collect();
+            mistaken(&images, &flushed, guest)
+        };
+        assert_eq!(seen(&[&one, &two], Guest::Flushes), None);
+        assert_eq!(seen(&[], Guest::NeverFlushes), None);
+        let missing = seen(&[&one], Guest::Flushes).expect("one is missing");
+        assert!(missing.contains("no flush of img1"), "{missing}");
+        let sent = seen(&[&two], Guest::NeverFlushes).expect("one was sent");
+        assert!(sent.contains("a flush of img1"), "{sent}");
+    }
 }
