@@ -15,7 +15,7 @@ use crate::words;
 pub(super) fn directions(page: &Page<'_>) -> Markup {
     html! {
         div.scroll { table.cards {
-            thead { tr { th { "outcome" } th { "claim" } th { "placement, against" } th.n { "published" } th.n { "found here" } th { "evidence" } } }
+            thead { tr { th { "outcome" } th { "claim" } th { "placement, against" } th { "published" } th.n { "found here" } th { "evidence" } } }
             tbody {
                 @for tested in &page.verdict.directions {
                     @let Tested { direction, outcome, for_good, evidence, .. } = tested;
@@ -30,8 +30,8 @@ pub(super) fn directions(page: &Page<'_>) -> Markup {
                             @if let Some(against) = &direction.against { br; small { "against " (against) } }
                             br; small { (direction.metric.title()) " in " (direction.workload) }
                         }
-                        td.n { (tested.published()) }
-                        td.n { (tested.found()) @if let Some(for_good) = for_good { br; small { "for good: " (for_good) } } }
+                        td.text { (tested.published()) }
+                        td.n[tested.course.is_none()].text[tested.course.is_some()] { (tested.found()) @if let Some(for_good) = for_good { br; small { "for good: " (for_good) } } }
                         td.text { (evidence) }
                     }
                 }

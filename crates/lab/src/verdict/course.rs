@@ -48,7 +48,7 @@ pub struct Step {
 
 /// Where a setting is on an axis.
 fn place(results: &Results, along: Along, setting: &Setting) -> u32 {
-    let osds = setting.disks * setting.osds_per_disk;
+    let osds = setting.disks.saturating_mul(setting.osds_per_disk);
     match along {
         Along::Depth => setting.depth,
         Along::Clients => setting.clients,
