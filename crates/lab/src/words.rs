@@ -2,6 +2,7 @@
 
 use crate::placement::AGAIN;
 use crate::results::Durability;
+use crate::suite::Suite;
 
 /// A number with the digits that it is worth and commas between thousands.
 pub(crate) fn number(value: f64) -> String {
@@ -166,6 +167,76 @@ pub(crate) fn side(placement: &str) -> &'static str {
     }
 }
 
+/// What a placement is, in the few words of a first sentence: its article, and the rest. A name that is not known stands for itself.
+fn article_and_noun(placement: &str) -> (&'static str, String) {
+    let of = |name: &str| match name {
+        "bluestore-dbwal" => Some("database on the SSD"),
+        "filestore-journal" => Some("journal on the SSD"),
+        "osd-tidepool" => Some("cache under the OSDs"),
+        "host-tidepool" => Some("cache in the hypervisor"),
+        "host-tidepool-replicated" => Some("cache in two hypervisors"),
+        "librbd-cache" => Some("cache in the client's memory"),
+        _ => None,
+    };
+    let without = |name: &str| match name {
+        "bluestore-colocated" => "BlueStore without an SSD".to_string(),
+        "filestore-colocated" => "FileStore without an SSD".into(),
+        other => other.into(),
+    };
+    let parts: Vec<&str> = names(placement).filter_map(of).collect();
+    let (article, text) = match parts.as_slice() {
+        [] => ("", names(placement).map(without).collect::<Vec<String>>().join(" and ")),
+        parts => ("a ", parts.join(" and a ")),
+    };
+    match class(placement) {
+        Some(class) => (article, format!("{text} ({class})")),
+        None => (article, text),
+    }
+}
+
+/// A placement in few words, such as `cache in the hypervisor`.
+pub(crate) fn noun(placement: &str) -> String {
+    article_and_noun(placement).1
+}
+
+/// The same with its article inside of a sentence.
+pub(crate) fn a(placement: &str) -> String {
+    let (article, noun) = article_and_noun(placement);
+    format!("{article}{noun}")
+}
+
+/// A text at the begin of a sentence. What is the name of a placement stays as it is.
+pub(crate) fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    match chars.next() {
+        Some(first) if text.contains(' ') => first.to_uppercase().chain(chars).collect(),
+        _ => text.into(),
+    }
+}
+
+/// The deciding load of a suite in few words, such as `4 KiB 80/20 that fits the SSD`.
+pub(crate) fn load(suite: &Suite) -> String {
+    let Some(workload) = suite.workload(&suite.deciding) else { return suite.deciding.clone() };
+    let reads = workload.read_percent.unwrap_or(50);
+    let what = match workload.rw.as_str() {
+        "randrw" => format!("{reads}/{}", 100u8.saturating_sub(reads)),
+        "randread" => "random reads".into(),
+        "randwrite" => "random writes".into(),
+        "read" => "reads in order".into(),
+        "write" => "writes in order".into(),
+        other => other.into(),
+    };
+    let set = |clients: Option<&u32>| workload.set_bytes.saturating_mul(clients.map_or(1, |n| u64::from(*n)));
+    let (least, most) = (set(workload.clients.iter().min()), set(workload.clients.iter().max()));
+    let size = match suite.ground.ssd_bytes {
+        ssd if most <= ssd && workload.rw == "randrw" => " that fits the SSD",
+        ssd if most <= ssd => " that fit the SSD",
+        ssd if least > ssd => " larger than the SSD",
+        _ => "",
+    };
+    format!("{} {what}{size}", bytes(workload.block_bytes))
+}
+
 /// What a placement is.
 pub(crate) fn placement(placement: &str) -> String {
     let part = |name: &str| match name {
@@ -226,6 +297,33 @@ mod tests {
         assert_eq!(side("filestore-journal+host-tidepool"), "In both");
         assert_eq!(class("filestore-journal@ssd-sata-consumer"), Some("ssd-sata-consumer"));
         assert_eq!(placement("something@x"), "something, here x");
+    }
+
+    #[test]
+    fn a_first_sentence_has_few_words_for_a_placement_and_its_load() {
+        assert_eq!(a("host-tidepool"), "a cache in the hypervisor");
+        assert_eq!(
+            noun("filestore-journal+host-tidepool"),
+            "journal on the SSD and a cache in the hypervisor"
+        );
+        assert_eq!(a("bluestore-colocated"), "BlueStore without an SSD");
+        assert_eq!(a("bluestore-colocated+osd-tidepool@x"), "a cache under the OSDs (x)");
+        assert_eq!(
+            (capital(&noun("osd-tidepool")), capital("a")),
+            ("Cache under the OSDs".into(), "a".into())
+        );
+        let mut suite = Suite::find("which-side").expect("it comes with the program");
+        assert_eq!(load(&suite), "4 KiB 80/20 that fits the SSD");
+        suite.deciding = "4k-80-20-large".into();
+        assert_eq!(load(&suite), "4 KiB 80/20 larger than the SSD");
+        suite.workloads[1].clients = vec![1, 4];
+        suite.ground.ssd_bytes = 3 * suite.workloads[1].set_bytes;
+        assert_eq!(load(&suite), "4 KiB 80/20", "it fits with one client and not with four");
+        suite.ground.ssd_bytes = suite.workloads[0].set_bytes;
+        suite.deciding = "4k-randwrite".into();
+        assert_eq!(load(&suite), "4 KiB random writes that fit the SSD");
+        suite.deciding = "cold-scan".into();
+        assert_eq!(load(&suite), "64 KiB reads in order larger than the SSD");
     }
 
     #[test]

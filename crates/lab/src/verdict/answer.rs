@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::control::Control;
+use super::headline::first_sentence;
 use super::lasting::Lasting;
+use super::worth::Advice;
 use super::{Compared, Ranking, SecondCopy, bottleneck, reference_runs};
 use crate::results::{NotRun, Results, Run};
 use crate::stats::looks::Looks;
@@ -149,23 +151,32 @@ pub(super) fn of_controls(results: &Results, controls: &[Control]) -> Vec<String
     sentences
 }
 
-/// The headline, and the sentences after it.
+/// What it comes to, the headline, and the sentences after it.
 pub(super) fn answer(
     results: &Results,
     rankings: &[Ranking],
     lasting: &Lasting,
     second_copy: Option<&SecondCopy>,
     unranked: &[NotRun],
-) -> (String, Vec<String>) {
+) -> (Advice, String, Vec<String>) {
     let decides = rankings.iter().find(|ranking| ranking.places.len() > 1).or(rankings.first());
     let Some(ranking) = decides else {
         let text = format!(
             "No answer: no placement has a valid run of {} that can be ranked.",
             results.suite.deciding
         );
-        return (text, not_run(results));
+        return (Advice::NoVerdict, text, not_run(results));
     };
+    let (advice, headline) = first_sentence(results, ranking, lasting);
     let mut answer = Vec::new();
+    // A user who reads nothing else is not to lose writes for that: it comes right after the headline.
+    let winner = ranking.places.first().map(|place| &place.placement);
+    if let Some(safe) = second_copy.and_then(|found| found.recommended.as_ref())
+        && winner != Some(safe)
+    {
+        answer.push(format!("Where a write has to survive its host: {safe}."));
+    }
+    answer.push(lead_that_lasts(ranking, lasting));
     if let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) {
         answer.push(latencies(&first.placement, lead));
         if let Some(over) = first.over_baseline.as_ref().filter(|over| over.against != lead.against) {
@@ -207,15 +218,7 @@ pub(super) fn answer(
         answer.push(format!("Not ranked: {}; {reason}.", words::list(&names)));
     }
     answer.extend(not_run(results));
-    let mut headline = lead_that_lasts(ranking, lasting);
-    // A user who reads nothing else is not to lose writes for that.
-    let winner = ranking.places.first().map(|place| &place.placement);
-    if let Some(safe) = second_copy.and_then(|found| found.recommended.as_ref())
-        && winner != Some(safe)
-    {
-        headline.push_str(&format!(" Where a write has to survive its host: {safe}."));
-    }
-    (headline, answer)
+    (advice, headline, answer)
 }
 
 fn latencies(first: &str, lead: &Compared) -> String {

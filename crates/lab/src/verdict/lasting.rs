@@ -1,5 +1,7 @@
 //! What holds for a burst, and what for good.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::Ranking;
@@ -67,4 +69,20 @@ pub(super) fn sustained(results: &Results) -> Option<Results> {
     }
     let kept = results.runs.iter().filter(|run| Steadiness::of(run) == Steadiness::Sustained);
     Some(results.with_runs(kept.cloned().collect()))
+}
+
+/// The same results with the absorbing runs alone, of placements that have any: what a burst is like.
+pub(super) fn bursts(results: &Results) -> Results {
+    let absorbs = |run: &Run| matches!(Steadiness::of(run), Steadiness::Absorbing { .. });
+    let absorbing: BTreeSet<(&str, &str)> = results
+        .runs
+        .iter()
+        .filter(|run| absorbs(run) && objections(run).is_empty())
+        .map(|run| (run.cell.placement.as_str(), run.cell.workload.as_str()))
+        .collect();
+    let kept = results.runs.iter().filter(|run| {
+        let cell = (run.cell.placement.as_str(), run.cell.workload.as_str());
+        absorbs(run) || !absorbing.contains(&cell)
+    });
+    results.with_runs(kept.cloned().collect())
 }

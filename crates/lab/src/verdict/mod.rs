@@ -9,8 +9,10 @@ mod bounds;
 mod claims;
 mod control;
 mod course;
+mod headline;
 mod lasting;
 mod rank;
+mod worth;
 
 use std::collections::BTreeSet;
 
@@ -26,6 +28,7 @@ pub use control::Control;
 pub use course::{Course, Point, Step};
 pub use lasting::{Held, Lasting};
 use rank::{rank, second_copy};
+pub use worth::Advice;
 
 /// What results say.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -40,6 +43,8 @@ pub struct Verdict {
     pub quick: bool,
     /// What the figures are no measure of. None where nothing was emulated.
     pub caveat: Option<String>,
+    /// What it comes to.
+    pub advice: Advice,
     /// The answer in one sentence, of which the second half says what lasts where that is something else.
     pub headline: String,
     /// More of the answer, in sentences.
@@ -154,7 +159,7 @@ pub fn verdict(results: &Results) -> Verdict {
     let mut second_copy = second_copy(results, &rankings);
     let test = |direction| test(results, sustained.as_ref(), direction);
     let mut directions: Vec<Tested> = suite.directions.iter().map(test).collect();
-    let (mut headline, mut answer) =
+    let (mut advice, mut headline, mut answer) =
         answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked);
     answer.extend(answer::of_controls(results, &controls));
     answer.extend(bounds.iter().filter(|bounded| bounded.rig_fault).map(Bounded::sentence));
@@ -162,6 +167,7 @@ pub fn verdict(results: &Results) -> Verdict {
         // What the instrument says of the same is wrong, so that nothing else that it says counts.
         headline = format!("No verdict: {}", control.sentence());
         answer = answer::of_controls(results, &controls);
+        advice = Advice::NoVerdict;
         (rankings, second_copy, lasting) = (Vec::new(), None, Lasting::default());
         for tested in &mut directions {
             tested.outcome = Outcome::Inconclusive;
@@ -174,6 +180,7 @@ pub fn verdict(results: &Results) -> Verdict {
         question: suite.question.clone(),
         quick: results.quick,
         caveat: caveat(results),
+        advice,
         headline,
         answer,
         controls,
@@ -255,3 +262,5 @@ pub fn durability(results: &Results, placement: &str) -> Option<Durability> {
 mod campaigns;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod worth_tests;

@@ -20,11 +20,17 @@ fn the_verdict_names_the_winner_by_how_much_and_with_which_certainty() {
     ]);
     let verdict = verdict(&results);
     assert!(
-        verdict.headline.starts_with("In the hypervisor: host-tidepool wins with 3.00 × ("),
+        verdict.headline.starts_with("Cache in the hypervisor: 3.00 × (2.9")
+            && verdict.headline.ends_with(
+                ") the requests per second of a cache under the OSDs, for 4 KiB 80/20 that fits the SSD."
+            ),
         "{}",
         verdict.headline
     );
-    assert!(verdict.headline.ends_with(
+    assert!(verdict.headline.chars().count() <= 160);
+    assert_eq!(verdict.advice, Advice::Winner);
+    assert!(verdict.answer[0].starts_with("In the hypervisor: host-tidepool wins with 3.00 × ("));
+    assert!(verdict.answer[0].ends_with(
         "the requests per second of osd-tidepool, the second best. Both keep one copy of a write."
     ));
     assert!(says(&verdict, "Mean latency of host-tidepool is 0.33 × (0.3"));
@@ -40,13 +46,22 @@ fn the_verdict_names_the_winner_by_how_much_and_with_which_certainty() {
 fn two_that_cannot_be_told_apart_have_no_winner() {
     let of =
         |speeds: [&[f64]; 2]| verdict(&synthetic::results(&[("a", speeds[0]), ("b", speeds[1])])).headline;
-    assert!(of([&[100.0, 140.0, 90.0], &[100.0; 3]]).starts_with("No winner: a is ahead of b (1.08 ×"));
+    assert!(of([&[100.0, 140.0, 90.0], &[100.0; 3]]).starts_with("No winner: a is ahead of b, 1.08 × ("));
     assert!(
         of([&[103.0, 102.0, 104.0], &[100.0; 3]])
-            .starts_with("No winner: a and b are equally fast, within 15 %")
+            .starts_with("No winner: a and b are equally fast within 15 %, 1.03 × (")
     );
-    assert!(of([&[900.0], &[100.0]]).ends_with("one cluster has no interval; two are the least."));
-    assert_eq!(of([&[900.0; 3], &[]]), "No winner: only a has valid runs that can be ranked.");
+    assert_eq!(
+        of([&[900.0], &[100.0]]),
+        "No winner: a is ahead of b, 9.00 × (one cluster), but not with certainty, for 4 KiB 80/20 that fits the SSD."
+    );
+    assert_eq!(
+        of([&[900.0; 3], &[]]),
+        "No winner: only a has valid runs that can be ranked, for 4 KiB 80/20 that fits the SSD."
+    );
+    let one = verdict(&synthetic::results(&[("a", &[900.0]), ("b", &[100.0])]));
+    assert_eq!(one.advice, Advice::NoWinner);
+    assert!(says(&one, "one cluster has no interval; two are the least."));
     assert!(of([&[], &[0.0, f64::NAN]]).starts_with("No answer: no placement has a valid run of 4k-80-20"));
 }
 
@@ -94,7 +109,7 @@ fn placements_are_ranked_among_those_with_as_many_copies() {
         names(&verdict),
         ["bluestore-dbwal", "bluestore-colocated", "host-tidepool", "filestore-journal"]
     );
-    assert!(verdict.headline.starts_with("No winner: bluestore-dbwal and"), "{}", verdict.headline);
+    assert!(verdict.headline.starts_with("No winner: a database on the SSD and"), "{}", verdict.headline);
     assert!(says(&verdict, "With one copy: In the hypervisor: host-tidepool wins"));
 }
 
@@ -110,12 +125,8 @@ fn a_second_copy_has_its_price_and_is_advised_where_a_write_has_to_survive_its_h
     };
     let fast = [720.0, 727.0, 713.0];
     let found = of(&fast, &[300.0, 301.0, 299.0]);
-    assert!(found.headline.starts_with("In the hypervisor: host-tidepool wins with 3.00 × ("));
-    assert!(
-        found.headline.ends_with("Where a write has to survive its host: host-tidepool-replicated."),
-        "{}",
-        found.headline
-    );
+    assert!(found.headline.starts_with("Cache in the hypervisor: 3.00 × ("), "{}", found.headline);
+    assert_eq!(found.answer[0], "Where a write has to survive its host: host-tidepool-replicated.");
     assert!(says(&found, "What the second copy costs: host-tidepool-replicated has 0.80 × ("));
     assert!(says(&found, "host-tidepool loses with its host, or with that host's SSD, what"));
     assert!(says(
@@ -134,7 +145,7 @@ fn a_second_copy_has_its_price_and_is_advised_where_a_write_has_to_survive_its_h
     let found = of(&fast, &[700.0, 300.0, 1_100.0]);
     assert_eq!(found.second_copy.as_ref().expect("measured").recommended, None);
     assert!(says(&found, "survive its host: host-tidepool-replicated or osd-tidepool, which keeps nothing"));
-    assert!(!found.headline.contains("survive its host"), "{}", found.headline);
+    assert!(!found.answer[0].contains("survive its host"), "{}", found.answer[0]);
 
     let one = verdict(&synthetic::results(&[("host-tidepool", &[9.0; 3]), ("osd-tidepool", &[3.0; 3])]));
     assert_eq!(one.second_copy, None);
@@ -233,23 +244,20 @@ fn a_claim_about_a_latency_is_tested_by_it_and_stands_beside_what_was_published(
 #[test]
 fn the_whole_suite_has_a_verdict_that_can_be_written_as_json() {
     let found = verdict(&synthetic::which_side());
-    assert!(found.headline.contains("host-tidepool wins with at least 4."), "{}", found.headline);
+    assert!(found.headline.contains(": cache in the hypervisor, at least 4."), "{}", found.headline);
     assert!(
         found.headline.starts_with("For bursts up to ")
-            && found.headline.contains(" For good: In the OSDs' server: osd-tidepool wins"),
+            && found.headline.contains(" For good: cache under the OSDs, "),
         "{}",
         found.headline
     );
+    assert_eq!(found.advice, Advice::Winner);
     assert!(
         found.controls.len() == 2 && !found.controls.iter().any(Control::differs),
         "{:?}",
         found.controls
     );
-    assert!(
-        found.headline.ends_with(" Where a write has to survive its host: host-tidepool-replicated."),
-        "{}",
-        found.headline
-    );
+    assert_eq!(found.answer[0], "Where a write has to survive its host: host-tidepool-replicated.");
     assert_eq!(found.directions.len(), 14);
     let has_ratio = |tested: &Tested| tested.ratio.as_ref().is_some_and(|ratio| ratio.ratio.is_some());
     assert!(found.directions.iter().all(has_ratio));
@@ -273,7 +281,7 @@ fn what_is_the_same_and_comes_out_as_different_leaves_no_verdict() {
     };
     let good = [100.0, 99.0, 101.0];
     let found = of(&good, &good);
-    assert!(found.headline.starts_with("In the hypervisor: host-tidepool wins"), "{}", found.headline);
+    assert!(found.headline.starts_with("Cache in the hypervisor: "), "{}", found.headline);
     assert_eq!(names(&found), ["host-tidepool", "bluestore-colocated"], "controls are not ranked");
     assert!(says(
         &found,
@@ -288,6 +296,7 @@ fn what_is_the_same_and_comes_out_as_different_leaves_no_verdict() {
         let begin =
             format!("No verdict: The control {culprit} came out as different from bluestore-colocated (");
         assert!(found.headline.starts_with(&begin), "{}", found.headline);
+        assert_eq!(found.advice, Advice::NoVerdict);
         assert!(
             found.rankings.is_empty() && found.second_copy.is_none() && found.lasting == Lasting::default()
         );
@@ -300,7 +309,7 @@ fn what_is_the_same_and_comes_out_as_different_leaves_no_verdict() {
     }
     // One that shows nothing is told, and spoils nothing.
     let found = of(&[60.0, 180.0, 110.0], &[]);
-    assert!(found.headline.starts_with("In the hypervisor"), "{}", found.headline);
+    assert!(found.headline.starts_with("Cache in the hypervisor"), "{}", found.headline);
     assert!(says(&found, "shows neither that it is equal to bluestore-colocated nor that it is not"));
     let without =
         verdict(&synthetic::results(&[("bluestore-colocated", &good), ("host-tidepool", &[9.0; 3])]));
@@ -324,17 +333,18 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
     };
     let found = verdict(&absorbing(&["host-tidepool"]));
     assert!(
-        found
-            .headline
-            .starts_with("For bursts up to 41.7 MiB: In the hypervisor: host-tidepool wins with 3.00 ×"),
+        found.headline.starts_with("For bursts up to 41.7 MiB: cache in the hypervisor, 3.00 ×"),
         "{}",
         found.headline
     );
     assert!(
-        found.headline.contains(" For good: In the OSDs' server: osd-tidepool wins with 3.00 × ("),
+        found.headline.contains(" For good: cache under the OSDs, 3.00 × (")
+            && found.headline.ends_with(" Load: 4 KiB 80/20 that fits the SSD."),
         "{}",
         found.headline
     );
+    assert!(says(&found, "For bursts up to 41.7 MiB: In the hypervisor: host-tidepool wins with 3.00 ×"));
+    assert!(says(&found, " For good: In the OSDs' server: osd-tidepool wins with 3.00 × ("));
     assert!(says(
         &found,
         "host-tidepool was absorbing: it took 41.7 MiB of writes in a run, of which 1 GiB remained"
@@ -349,9 +359,9 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
 
     let nothing = verdict(&absorbing(&["host-tidepool", "osd-tidepool", "bluestore-colocated"]));
     assert!(
-        nothing
-            .headline
-            .ends_with("For good: no placement had a sustained run, so what lasts was not measured."),
+        nothing.headline.ends_with(
+            "For good: not measured, as no run was sustained. Load: 4 KiB 80/20 that fits the SSD."
+        ),
         "{}",
         nothing.headline
     );
@@ -360,7 +370,8 @@ fn a_ratio_of_absorbing_runs_never_stands_alone() {
     synthetic::absorb(&mut mixed.runs[8], 1 << 30);
     let mixed = verdict(&mixed);
     assert!(
-        mixed.headline.starts_with("For bursts up to") && mixed.headline.contains("For good: In the hyper")
+        mixed.headline.starts_with("For bursts up to")
+            && mixed.headline.contains("For good: cache in the hyper")
     );
     let over = mixed.lasting.for_good[0].lead.as_ref().expect("two").iops.ratio.expect("a ratio");
     assert_eq!(over.count, 2);
@@ -372,7 +383,7 @@ fn results_without_windows_are_not_said_to_last() {
         synthetic::results(&[("host-tidepool", &[900.0, 910.0, 890.0]), ("osd-tidepool", &[300.0; 3])]);
     results.runs.iter_mut().for_each(|run| run.windows.clear());
     let found = verdict(&results);
-    assert!(found.headline.ends_with("Whether that lasts is not known."), "{}", found.headline);
+    assert!(found.headline.ends_with("; whether that lasts is not known."), "{}", found.headline);
     assert!(says(
         &found,
         "lack the five windows that show whether a run lasts, of host-tidepool and osd-tidepool"
@@ -394,12 +405,13 @@ fn a_winner_that_turns_with_the_factor_is_not_measurable() {
     }));
     let found = verdict(&results);
     assert!(
-        found
-            .headline
-            .starts_with("No winner: host-tidepool against osd-tidepool is not measurable here: it turns"),
+        found.headline.starts_with(
+            "No winner: whether a cache in the hypervisor or a cache under the OSDs is faster turns"
+        ),
         "{}",
         found.headline
     );
+    assert!(says(&found, "No winner: host-tidepool against osd-tidepool is not measurable here: it turns"));
     assert_eq!(found.directions[0].outcome, Outcome::NotMeasurable);
     assert!(says(&found, "with devices slowed by 4 and by 8"));
     assert!(undecided(&results).is_empty(), "more clusters do not help");

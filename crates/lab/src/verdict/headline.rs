@@ -1,0 +1,152 @@
+//! The first sentence: cache or not, where, for which load, how sure. All else stands in the sentences after it.
+
+use super::worth::{Advice, Unworthy, caches, unworthy};
+use super::{Lasting, Ranking};
+use crate::results::Results;
+use crate::stats::steady::Steadiness;
+use crate::stats::{EQUIVALENCE, Finding, Ratio};
+use crate::words::{self, a};
+
+/// What a ranking comes to: what is first, and by how much.
+struct Clause {
+    advice: Advice,
+    /// The winner, or that there is none.
+    head: String,
+    /// What it has, or why there is none.
+    rest: String,
+}
+
+impl Clause {
+    fn none(rest: String) -> Clause {
+        Clause { advice: Advice::NoWinner, head: "no winner".into(), rest }
+    }
+
+    /// As the whole of a sentence, for that load.
+    fn alone(&self, load: &str) -> String {
+        format!("{}: {}, for {load}", words::capital(&self.head), self.rest)
+    }
+}
+
+impl std::fmt::Display for Clause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {}", self.head, self.rest)
+    }
+}
+
+/// The clause about a ranking.
+fn clause(ranking: &Ranking) -> Clause {
+    let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else {
+        let only = ranking.places.first().map_or("nothing".into(), |place| a(&place.placement));
+        return Clause::none(format!("only {only} has valid runs that can be ranked"));
+    };
+    let (head, second) = (&first.placement, a(&lead.against));
+    let first = a(head);
+    match lead.iops.finding {
+        Finding::More => Clause {
+            advice: Advice::Winner,
+            head: words::noun(head),
+            rest: format!("{} the requests per second of {second}", lead.iops),
+        },
+        Finding::Same => Clause::none(format!(
+            "{first} and {second} are equally fast within {:.0} %, {}{}",
+            EQUIVALENCE * 100.0,
+            lead.iops,
+            also_faster(ranking)
+        )),
+        Finding::Turns => Clause::none(format!(
+            "whether {first} or {second} is faster turns with the factor by which devices are slowed{}",
+            also_faster(ranking)
+        )),
+        Finding::Less | Finding::Inconclusive => Clause::none(format!(
+            "{first} is ahead of {second}, {}, but not with certainty{}",
+            lead.iops,
+            also_faster(ranking)
+        )),
+    }
+}
+
+/// That the first two are caches, both faster than the baseline without one: to cache is right, only not where.
+fn also_faster(ranking: &Ranking) -> &'static str {
+    let faster = |place: &super::Place| {
+        let over = place.over_baseline.as_ref();
+        caches(&place.placement)
+            && over.is_some_and(|over| over.iops.finding == Finding::More && !caches(&over.against))
+    };
+    let both = ranking.places.get(..2).is_some_and(|two| two.iter().all(faster));
+    if both { "; both are faster than no SSD" } else { "" }
+}
+
+/// What sustained runs say of placements with as many copies.
+fn for_good(ranking: &Ranking, lasting: &Lasting) -> (Option<Advice>, String) {
+    match lasting.ranking(ranking.durability) {
+        None => (None, "not measured, as no run was sustained".into()),
+        Some(found) if found.lead.is_none() => {
+            let only = found.places.first().map_or("nothing".into(), |place| a(&place.placement));
+            (None, format!("nothing to compare, as only {only} had sustained runs"))
+        }
+        Some(found) => {
+            let found = clause(found);
+            (Some(found.advice), found.to_string())
+        }
+    }
+}
+
+/// The ratio of a placement's sustained runs to those of the baseline.
+fn ratio_for_good<'a>(lasting: &'a Lasting, placement: &str) -> Option<&'a Ratio> {
+    let mut places = lasting.for_good.iter().flat_map(|ranking| &ranking.places);
+    let found = places.find(|place| place.placement == placement)?.over_baseline.as_ref()?;
+    found.iops.ratio.is_some().then_some(&found.iops)
+}
+
+/// The sentence where a cache is not worth it.
+fn not_worth_it(results: &Results, found: &Unworthy, lasting: &Lasting, load: &str) -> String {
+    let Unworthy { best, in_bursts } = found;
+    let baseline = &results.suite.baseline;
+    let (name, without) = (a(&best.placement), a(baseline));
+    let ratio = best.over_baseline.as_ref().map(|over| over.iops.to_string()).unwrap_or_default();
+    let good = ratio_for_good(lasting, &best.placement)
+        .map_or("nobody has measured it".into(), |ratio| ratio.to_string());
+    match lasting.steadiness(&[&best.placement, baseline]) {
+        Steadiness::Absorbing { absorbed_bytes, .. } => {
+            let begin =
+                if *in_bursts { "Cache only for bursts" } else { "Do not cache, not even for bursts" };
+            format!(
+                "{begin}: up to {} {name} has {ratio} the requests per second of {without}, for good {good}, for {load}.",
+                words::bytes(absorbed_bytes)
+            )
+        }
+        held => {
+            let unknown = if held == Steadiness::Unknown { "; whether that lasts is not known" } else { "" };
+            format!(
+                "Do not cache: at best, {name} has {ratio} the requests per second of {without}, for {load}{unknown}."
+            )
+        }
+    }
+}
+
+/// The first sentence, and what it advises. No ratio of runs that only absorb stands alone in it.
+pub(super) fn first_sentence(results: &Results, decides: &Ranking, lasting: &Lasting) -> (Advice, String) {
+    let load = words::load(&results.suite);
+    if let Some(found) = unworthy(results, lasting) {
+        let advice = if found.in_bursts { Advice::OnlyBursts } else { Advice::DoNotCache };
+        return (advice, not_worth_it(results, &found, lasting, &load));
+    }
+    let now = clause(decides);
+    let held = match (decides.places.first(), &decides.lead) {
+        (Some(first), Some(lead)) => lasting.steadiness(&[&first.placement, &lead.against]),
+        _ => Steadiness::Sustained,
+    };
+    match held {
+        Steadiness::Sustained => (now.advice, format!("{}.", now.alone(&load))),
+        Steadiness::Unknown => {
+            (now.advice, format!("{}; whether that lasts is not known.", now.alone(&load)))
+        }
+        Steadiness::Absorbing { absorbed_bytes, .. } => {
+            let (advice, good) = for_good(decides, lasting);
+            let wins = advice == Some(Advice::Winner) || now.advice == Advice::Winner;
+            let advice = if wins { Advice::Winner } else { Advice::NoWinner };
+            let burst = words::bytes(absorbed_bytes);
+            (advice, format!("For bursts up to {burst}: {now}. For good: {good}. Load: {load}."))
+        }
+    }
+}
