@@ -11,6 +11,7 @@ pub mod breakdown;
 pub mod cluster;
 pub mod collect;
 pub mod compare;
+pub mod cost;
 pub mod device;
 pub mod document;
 pub mod fio;

@@ -14,6 +14,7 @@
 mod change;
 mod latency;
 pub mod looks;
+pub mod saturation;
 pub mod steady;
 mod student;
 
