@@ -204,6 +204,12 @@ impl Hops {
         let largest = counted.max_by(|one, two| one.mean_us.total_cmp(&two.mean_us))?;
         Some(Bottleneck { side, part: largest.part, share: largest.mean_us / self.mean_us })
     }
+
+    /// The part of the mean that nobody has counted, from 0 to 1.
+    pub fn not_accounted(&self) -> f64 {
+        let found = self.parts.iter().find(|share| share.part == Part::NotAccounted);
+        found.map_or(0.0, |share| share.mean_us / self.mean_us)
+    }
 }
 
 /// Cuts parts out of a mean.

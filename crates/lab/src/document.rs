@@ -148,7 +148,9 @@ mod tests {
         let back = parse("r.json", &text).expect("results");
         // The last digit of a number may differ.
         assert!(back.suite == results.suite && back.runs.len() == results.runs.len());
-        let page = |results: &Results| crate::report::html(results, &crate::verdict::verdict(results));
+        let page = |results: &Results| {
+            crate::report::html(results, &crate::verdict::verdict(results), &Default::default())
+        };
         assert!(page(&back) == page(&results));
     }
 

@@ -123,6 +123,11 @@ pub(crate) fn again(placement: &str) -> String {
     }
 }
 
+/// The control is the placement itself under another name.
+pub(crate) fn is_again(placement: &str) -> bool {
+    names(placement).any(|name| name == AGAIN)
+}
+
 /// What is to be as fast as this control, which is the same again or hands everything on; `None` if it is no control.
 pub(crate) fn wrapped(placement: &str) -> Option<String> {
     let is_own = |name: &&str| *name != AGAIN && !name.ends_with("-passthrough");

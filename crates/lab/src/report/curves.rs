@@ -7,6 +7,7 @@ use maud::{Markup, html};
 use super::Page;
 use super::svg::{Look, Row, Scale, both, px, rows, x_axis, y_axis};
 use crate::results::Run;
+use crate::stats::saturation::{self, Saturation};
 use crate::stats::{self, Bound, Estimate, Metric, Setting, Summary};
 use crate::suite::Workload;
 use crate::words;
@@ -25,14 +26,60 @@ struct Curve<'a> {
     points: Vec<Point<'a>>,
 }
 
+impl Curve<'_> {
+    fn saturation(&self) -> Saturation {
+        let point = |point: &Point<'_>| {
+            Some(saturation::Point {
+                in_flight: in_flight(point.setting),
+                iops: point.summary.iops?.value,
+                mean_us: point.summary.mean_us?.value,
+                is_limited: point.summary.lower_bound.is_some(),
+            })
+        };
+        let points: Option<Vec<saturation::Point>> = self.points.iter().map(point).collect();
+        points.map_or(Saturation::OnePoint, |points| Saturation::of(&points))
+    }
+}
+
+/// Requests in flight of all clients.
+fn in_flight(setting: &Setting) -> u32 {
+    setting.depth.saturating_mul(setting.clients)
+}
+
+/// The curves of the workload that decides, and those of the others to be opened.
+pub(super) fn section(page: &Page<'_>) -> Markup {
+    let deciding = &page.results.suite.deciding;
+    let (decides, others): (Vec<&Workload>, Vec<&Workload>) =
+        page.results.suite.workloads.iter().partition(|found| found.name == *deciding);
+    html! {
+        (keys(page))
+        @for found in decides { (workload(page, found)) }
+        @for found in others {
+            details { summary { (found.title) " (" code { (found.name) } ")" } (workload(page, found)) }
+        }
+    }
+}
+
+/// Which marker is whose.
+fn keys(page: &Page<'_>) -> Markup {
+    let measured = |placement: &&&str| page.results.runs.iter().any(|run| run.cell.placement == ***placement);
+    html! {
+        ul.keys {
+            @for placement in page.placements.iter().filter(measured) {
+                li { svg viewBox="0 0 22 12" { (page.look(placement).marker(11.0, 6.0, 4.0)) } (placement) }
+            }
+        }
+    }
+}
+
 /// The charts of a workload.
-pub(super) fn workload(page: &Page<'_>, workload: &Workload) -> Markup {
+fn workload(page: &Page<'_>, workload: &Workload) -> Markup {
     let settings = stats::settings(page.results, &workload.name);
     let clusters: BTreeSet<(u32, u32)> =
         settings.iter().map(|setting| (setting.disks, setting.osds_per_disk)).collect();
     let decides = workload.name == page.results.suite.deciding;
     html! {
-        h3 { (workload.title) " (" code { (workload.name) } ")" @if decides { ", the workload that decides" } }
+        @if decides { h3 { (workload.title) " (" code { (workload.name) } "), the workload that decides" } }
         @if settings.is_empty() {
             p.dim { "Nothing was measured." }
         }
@@ -51,14 +98,16 @@ pub(super) fn workload(page: &Page<'_>, workload: &Workload) -> Markup {
                 }
                 p { small {
                     "Points of a line: " (loads(&here)) ". Right and low is good. Large markers: all repeats, with the 95 % interval of the throughput; "
-                    "small dots: each repeat."
+                    "small dots: each repeat. A ring: saturated from here on."
                 } }
+                (saturations(&curves))
             } @else {
                 div.grid.two { (dots(&curves, Metric::Iops)) (dots(&curves, Metric::Mean)) }
                 p { small {
                     "At " (loads(&here)) ". Throughput: right is good; latency: left is good. Markers and lines: means and their 95 % intervals; small dots: "
                     "each repeat; strokes: 99th percentile of all requests."
                 } }
+                p { "Saturation: one point measured." }
             }
         }
     }
@@ -71,10 +120,42 @@ fn curves<'a>(page: &'a Page<'_>, settings: &[&'a Setting]) -> Vec<Curve<'a>> {
             let summary = stats::summary(&runs);
             (summary.valid > 0).then_some(Point { setting, runs, summary })
         };
-        let points: Vec<Point<'a>> = settings.iter().filter_map(point).collect();
+        let mut points: Vec<Point<'a>> = settings.iter().filter_map(point).collect();
+        points.sort_by_key(|point| in_flight(point.setting));
         (!points.is_empty()).then(|| Curve { placement, look: page.look(placement), points })
     };
     page.placements.iter().filter_map(curve).collect()
+}
+
+/// Where each placement is saturated, in words.
+fn saturations(curves: &[Curve<'_>]) -> Markup {
+    let at = |point: &Point<'_>| {
+        format!(
+            "{}: {} requests per second, {} on average, {} at the 99th percentile",
+            loads(&[point.setting]),
+            value(&point.summary, Metric::Iops),
+            value(&point.summary, Metric::Mean),
+            value(&point.summary, Metric::P99)
+        )
+    };
+    let told = |curve: &Curve<'_>| match curve.saturation() {
+        Saturation::OnePoint => "one point measured".to_string(),
+        Saturation::NotReached => {
+            let last = curve.points.last().map(at).unwrap_or_default();
+            format!("not reached; the last point is {last}")
+        }
+        Saturation::At(index) => format!("at {}", at(&curve.points[index])),
+        Saturation::Limited(index) => {
+            format!("not known: the client or the machine was the limit from {} on", at(&curve.points[index]))
+        }
+    };
+    html! {
+        p {
+            "Saturation: from that load on requests per second grow by less than " (format!("{:.0} %", stats::EQUIVALENCE * 100.0))
+            ", and more load only makes requests wait longer."
+        }
+        ul { @for curve in curves { li { strong { (curve.placement) } " " (told(curve)) "." } } }
+    }
 }
 
 /// Which loads there are, in words.
@@ -132,6 +213,7 @@ fn plane_of(curves: &[Curve<'_>], metric: Metric, width: f64, height: f64) -> Ma
             (x_axis(&x, top, bottom, Metric::Iops.axis()))
             @for curve in curves { (line(curve, metric, &x, &y)) }
             @for curve in curves {
+                @if let Saturation::At(index) = curve.saturation() { (ring(curve, &curve.points[index], metric, &x, &y)) }
                 @for point in &curve.points { (mark(curve, point, metric, &x, &y)) }
             }
         }
@@ -139,11 +221,8 @@ fn plane_of(curves: &[Curve<'_>], metric: Metric, width: f64, height: f64) -> Ma
 }
 
 fn line(curve: &Curve<'_>, metric: Metric, x: &Scale, y: &Scale) -> Markup {
-    let place = |point: &Point<'_>| {
-        let x = x.at(Metric::Iops.drawn(&point.summary)?)?;
-        Some(format!("{},{}", px(x), px(y.at(metric.drawn(&point.summary)?)?)))
-    };
-    let places: Vec<String> = curve.points.iter().filter_map(place).collect();
+    let places = curve.points.iter().filter_map(|point| place(point, metric, x, y));
+    let places: Vec<String> = places.map(|(x, y)| format!("{},{}", px(x), px(y))).collect();
     html! {
         @for run in curve.points.iter().flat_map(|point| &point.runs) {
             @if let Some((x, y)) = Metric::Iops.of(run).and_then(|v| x.at(v)).zip(metric.of(run).and_then(|us| y.at(us / 1e3))) {
@@ -154,10 +233,24 @@ fn line(curve: &Curve<'_>, metric: Metric, x: &Scale, y: &Scale) -> Markup {
     }
 }
 
+/// Where a point stands.
+fn place(point: &Point<'_>, metric: Metric, x: &Scale, y: &Scale) -> Option<(f64, f64)> {
+    let x = x.at(Metric::Iops.drawn(&point.summary)?)?;
+    Some((x, y.at(metric.drawn(&point.summary)?)?))
+}
+
+/// What marks saturation.
+fn ring(curve: &Curve<'_>, point: &Point<'_>, metric: Metric, x: &Scale, y: &Scale) -> Markup {
+    html! {
+        @if let Some((x, y)) = place(point, metric, x, y) {
+            circle class={ "ring " (curve.look.colour()) } cx=(px(x)) cy=(px(y)) r="9.5" {}
+        }
+    }
+}
+
 fn mark(curve: &Curve<'_>, point: &Point<'_>, metric: Metric, x: &Scale, y: &Scale) -> Markup {
     let iops = point.summary.iops;
-    let place = Metric::Iops.drawn(&point.summary).and_then(|v| x.at(v));
-    let place = place.zip(metric.drawn(&point.summary).and_then(|v| y.at(v)));
+    let place = place(point, metric, x, y);
     let interval = iops.and_then(|iops| iops.interval).and_then(|(low, high)| x.at(low).zip(x.at(high)));
     html! {
         @if let Some((x, y)) = place {
@@ -193,6 +286,12 @@ pub(super) fn value(summary: &Summary, metric: Metric) -> String {
         (Metric::Mean, _) => latency(summary.mean_us.map(|mean| mean.value)),
         (Metric::P99, _) => latency(summary.p99_us),
     }
+}
+
+/// The dots of every repeat at one load.
+pub(super) fn repeats(page: &Page<'_>, setting: &Setting) -> Markup {
+    let curves = curves(page, &[setting]);
+    html! { div.grid.two { (dots(&curves, Metric::Iops)) (dots(&curves, Metric::Mean)) } }
 }
 
 /// A row for each placement: throughput, or mean latency with the 99th percentile as a stroke.

@@ -31,7 +31,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     html! {
         p {
             (deciding) " at queue depth " (setting.depth) ", means over all repeats. The client's mean is cut into what Ceph's and the devices' "
-            "counters say; what nobody counts stays with the client, the cache's daemon, or the OSD. The largest part is named below each bar."
+            "counters say; what no counter says is not accounted. Below each bar: the largest part that was counted, and what was not."
         }
         @if sides.iter().all(|(_, rows)| rows.is_empty()) {
             p.dim { "No counters were recorded." }
@@ -42,7 +42,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
                     @if !rows.is_empty() { (chart(*side, rows)) }
                 }
             }
-            details { summary { "The same as figures" } (table(&sides)) }
+            details { summary { "These bars as figures" } (table(&sides)) }
         }
         (devices(&all))
     }
@@ -108,9 +108,13 @@ fn bar(side: Side, placement: &str, hops: &Hops, x: &Scale, top: f64) -> Markup 
             }
         }
         @if let Some(bottleneck) = hops.bottleneck(side) {
-            text.t x="6" y=(px(top + 49.0)) { "most: " (bottleneck.part.title()) ", " (format!("{:.0} %", bottleneck.share * 100.0)) }
+            text.t x="6" y=(px(top + 49.0)) { "most: " (bottleneck.part.title()) ", " (percent(bottleneck.share)) "; not accounted: " (percent(hops.not_accounted())) }
         }
     }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
 }
 
 /// What stands inside a bar.
@@ -126,11 +130,11 @@ fn table(sides: &[(Side, Vec<(&str, &Hops)>)]) -> Markup {
     };
     html! {
         div.scroll { table {
-            thead { tr { th { "placement" } th { "of a" } th.n { "mean" } th { "parts" } } }
+            thead { tr { th { "placement" } th { "of a" } th.n { "mean" } th.n { "not accounted" } th { "parts" } } }
             tbody {
                 @for (side, rows) in sides {
                     @for (placement, hops) in rows {
-                        tr { td.name { (placement) } td { (side.title()) } td.n { (words::latency(hops.mean_us)) } td.text { (parts(hops)) } }
+                        tr { td.name { (placement) } td { (side.title()) } td.n { (words::latency(hops.mean_us)) } td.n { (percent(hops.not_accounted())) } td.text { (parts(hops)) } }
                     }
                 }
             }

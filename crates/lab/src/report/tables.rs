@@ -242,7 +242,7 @@ fn drain_means(page: &Page<'_>, runs: &[&Run]) -> Markup {
     }
 }
 
-/// Placements that were not run, runs that do not count, and runs that were limited from outside.
+/// Placements that were not run, and runs that do not count.
 pub(super) fn left_out(page: &Page<'_>) -> Markup {
     let results = page.results;
     let invalid: Vec<(&Run, Vec<String>)> = results
@@ -251,7 +251,6 @@ pub(super) fn left_out(page: &Page<'_>) -> Markup {
         .map(|run| (run, stats::objections(run)))
         .filter(|(_, objections)| !objections.is_empty())
         .collect();
-    let limited: Vec<&Run> = results.runs.iter().filter(|run| run.lower_bound.is_some()).collect();
     html! {
         h3 { "Placements not run" }
         @if results.not_run.is_empty() { p.dim { "None." } }
@@ -260,15 +259,11 @@ pub(super) fn left_out(page: &Page<'_>) -> Markup {
         @if !invalid.is_empty() {
             (reasons(&["placement", "workload", "depth", "repeat", "why"], invalid.iter().map(|(run, why)| (*run, why.join("; ")))))
         }
-        h3 { "Runs that were limited by the client or the machine: " (limited.len()) }
-        @if !limited.is_empty() {
-            p { "The placement may do more than they show: arrows in the charts and “≥” in the tables. A ratio to them holds in one direction only." }
-            (reasons(&["placement", "workload", "depth", "repeat", "limit"], limited.iter().map(|run| (*run, run.lower_bound.clone().unwrap_or_default()))))
-        }
     }
 }
 
-fn reasons<'a>(columns: &[&str; 5], rows: impl Iterator<Item = (&'a Run, String)>) -> Markup {
+/// Runs, each with a reason.
+pub(super) fn reasons<'a>(columns: &[&str; 5], rows: impl Iterator<Item = (&'a Run, String)>) -> Markup {
     html! {
         div.scroll.low { table {
             thead { tr { @for (index, column) in columns.iter().enumerate() { th.n[index == 2 || index == 3] { (column) } } } }

@@ -62,7 +62,7 @@ pub(super) fn steadiness(results: &Results, placement: &str, workload: &str) -> 
 }
 
 /// The same results with the sustained runs alone. None if no run says whether it is sustained.
-pub(super) fn sustained(results: &Results) -> Option<Results> {
+pub(crate) fn sustained(results: &Results) -> Option<Results> {
     let known = |run: &Run| Steadiness::of(run) != Steadiness::Unknown;
     if !results.runs.iter().any(known) {
         return None;
@@ -72,7 +72,7 @@ pub(super) fn sustained(results: &Results) -> Option<Results> {
 }
 
 /// The same results with the absorbing runs alone, of placements that have any: what a burst is like.
-pub(super) fn bursts(results: &Results) -> Results {
+pub(crate) fn bursts(results: &Results) -> Results {
     let absorbs = |run: &Run| matches!(Steadiness::of(run), Steadiness::Absorbing { .. });
     let absorbing: BTreeSet<(&str, &str)> = results
         .runs

@@ -27,6 +27,7 @@ use claims::test;
 pub use control::Control;
 pub use course::{Course, Point, Step};
 pub use lasting::{Held, Lasting};
+pub(crate) use lasting::{bursts, sustained};
 use rank::{rank, second_copy};
 pub use worth::Advice;
 

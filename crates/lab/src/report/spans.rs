@@ -1,0 +1,212 @@
+//! What holds for bursts and what for good, apart: the winner's figures, every placement against the baseline, and two tables.
+
+use maud::{Markup, html};
+
+use super::Page;
+use super::svg::{Row, both, rows};
+use super::tables::finding;
+use crate::results::{Results, Run};
+use crate::stats::steady::Steadiness;
+use crate::stats::{self, Metric, Ratio, objections};
+use crate::verdict::{self, Lasting, Place, Ranking};
+use crate::words;
+
+/// All of it.
+pub(super) fn section(page: &Page<'_>) -> Markup {
+    let decides = page.verdict.rankings.iter().find(|ranking| ranking.places.len() > 1);
+    html! {
+        @if let Some(ranking) = decides { (both_spans(ranking, &page.verdict.lasting)) (forest(page, ranking)) }
+        h3 { "For good: sustained runs" }
+        (sustained(page))
+        h3 { "For bursts: absorbing runs" }
+        (absorbing(page))
+    }
+}
+
+/// The winner's figures in bursts, and beside them those that last.
+fn both_spans(ranking: &Ranking, lasting: &Lasting) -> Markup {
+    let names: Vec<&str> = match (ranking.places.first(), &ranking.lead) {
+        (Some(first), Some(lead)) => vec![&first.placement, &lead.against],
+        _ => return html! {},
+    };
+    match lasting.steadiness(&names) {
+        Steadiness::Sustained => tiles(ranking, "For bursts and for good: "),
+        Steadiness::Unknown => tiles(ranking, "In a measurement, of which nobody knows whether it lasts: "),
+        Steadiness::Absorbing { absorbed_bytes, .. } => html! {
+            (tiles(ranking, &format!("For bursts up to {}: ", words::bytes(absorbed_bytes))))
+            @match lasting.ranking(ranking.durability).filter(|found| found.lead.is_some()) {
+                Some(found) => { (tiles(found, "For good: ")) }
+                None => { p { "For good: no two placements had sustained runs." } }
+            }
+        },
+    }
+}
+
+/// The winner's figures against the second best.
+fn tiles(ranking: &Ranking, span: &str) -> Markup {
+    let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else { return html! {} };
+    let tile = |what: &str, ratio: &Ratio| {
+        let value = ratio
+            .ratio
+            .map_or("–".into(), |found| format!("{}{} ×", ratio.bound.words(), words::factor(found.value)));
+        let interval = ratio.ratio.and_then(|found| found.interval);
+        html! {
+            div.tile {
+                b { (value) } (what) br;
+                small {
+                    @match interval {
+                        Some((low, high)) => { "95 %: " (words::factor(low)) " to " (words::factor(high)) }
+                        None => { "no interval" }
+                    }
+                }
+            }
+        }
+    };
+    html! {
+        p { (span) strong { (first.placement) } " against the second best, " strong { (lead.against) } ":" }
+        div.tiles {
+            (tile("the requests per second", &lead.iops))
+            (tile("the mean latency", &lead.mean))
+            (tile("the 99th percentile of latency", &lead.p99))
+        }
+    }
+}
+
+/// Each placement's requests per second to the baseline's, those that are not ranked too.
+fn forest(page: &Page<'_>, ranking: &Ranking) -> Markup {
+    let results = page.results;
+    let baseline = &results.suite.baseline;
+    let ranked = ranking.places.iter().map(|Place { placement, .. }| placement.as_str());
+    let others =
+        page.placements.iter().copied().filter(|name| !ranking.places.iter().any(|p| p.placement == *name));
+    let names: Vec<&str> = ranked.chain(others).collect();
+    let row = |name: &&str| {
+        let ratio = (*name != baseline.as_str())
+            .then(|| stats::paired(results, name, baseline, &ranking.settings, stats::Metric::Iops));
+        let (value, found, bound) = match &ratio {
+            None => ("1 (the baseline)".to_string(), None, stats::Bound::Exact),
+            Some(ratio) => (ratio.to_string(), Some(ratio.ratio?), ratio.bound),
+        };
+        let ranks = |ranking: &&Ranking| ranking.places.iter().any(|place| place.placement == *name);
+        let class = page.verdict.rankings.iter().find(ranks).map(|ranking| ranking.durability);
+        Some(Row {
+            label: match class {
+                Some(class) if class == ranking.durability => name.to_string(),
+                Some(class) => format!("{name} ({})", words::copies(class)),
+                None => format!("{name} (not ranked)"),
+            },
+            value,
+            look: page.look(name),
+            dots: Vec::new(),
+            center: Some(found.map_or(1.0, |found| found.value)),
+            interval: found.and_then(|found| found.interval),
+            stroke: None,
+            bound,
+        })
+    };
+    let all: Vec<Row> = names.iter().filter_map(row).collect();
+    let axis = "requests per second, times the baseline's (logarithmic)";
+    let band = (1.0 / (1.0 + stats::EQUIVALENCE), 1.0 + stats::EQUIVALENCE);
+    html! {
+        figure {
+            (both(820.0, |width| rows(width, axis, axis, &all, Some(band))))
+            figcaption {
+                "All runs, bursts or not, against " (baseline) " over all loads of the deciding workload; lines are 95 % intervals. In the grey band a "
+                "difference counts as none. An arrow: the truth may be further in its direction."
+            }
+        }
+    }
+}
+
+/// The runs of the deciding workload that count, of one placement.
+fn deciding<'a>(results: &'a Results, placement: &str) -> Vec<&'a Run> {
+    let of = |run: &&Run| {
+        run.cell.placement == placement
+            && run.cell.workload == results.suite.deciding
+            && objections(run).is_empty()
+    };
+    results.runs.iter().filter(of).collect()
+}
+
+/// Requests per second, and their ratio to the baseline's.
+fn figures(results: &Results, placement: &str) -> Markup {
+    let settings = stats::settings(results, &results.suite.deciding);
+    let baseline = &results.suite.baseline;
+    if placement == baseline {
+        let logs: Vec<f64> = settings
+            .iter()
+            .filter_map(|setting| stats::summary(&stats::runs(results, placement, setting)).iops)
+            .map(|iops| iops.value.ln())
+            .collect();
+        let mean = (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp());
+        return html! {
+            td.n { (mean.map_or("–".into(), words::number)) } td.n { "1" } td { "the baseline" }
+        };
+    }
+    let ratio = stats::paired(results, placement, baseline, &settings, Metric::Iops);
+    html! {
+        td.n { (ratio.first.map_or("–".into(), words::number)) } td.n { (ratio) } td { (finding(ratio.finding)) }
+    }
+}
+
+fn sustained(page: &Page<'_>) -> Markup {
+    let Some(results) = verdict::sustained(page.results) else {
+        return html! { p.dim { "The results lack the five windows that show whether a run lasts." } };
+    };
+    let runs = |results| move |placement: &str| deciding(results, placement).len();
+    let (lasting, all) = (runs(&results), runs(page.results));
+    html! {
+        div.scroll { table {
+            thead { tr { th { "placement" } th.n { "sustained runs" } th.n { "requests per second" } th.n { "to the baseline" } th { "finding" } } }
+            tbody {
+                @for placement in page.placements.iter().filter(|placement| all(placement) > 0) {
+                    tr {
+                        td.name { (placement) } td.n { (lasting(placement)) " of " (all(placement)) }
+                        @if lasting(placement) > 0 { (figures(&results, placement)) } @else { td.n { "–" } td.n { "–" } td { "not measured" } }
+                    }
+                }
+            }
+        } }
+        p { small { "Requests and dirty bytes were stationary: this goes on like that." } }
+    }
+}
+
+fn absorbing(page: &Page<'_>) -> Markup {
+    let results = verdict::bursts(page.results);
+    let taken = |placement: &str| {
+        let held = deciding(&results, placement).into_iter().map(Steadiness::of).reduce(Steadiness::and);
+        match held {
+            Some(Steadiness::Absorbing { absorbed_bytes, left_bytes }) => Some((absorbed_bytes, left_bytes)),
+            _ => None,
+        }
+    };
+    let found: Vec<(&str, (u64, u64))> =
+        page.placements.iter().filter_map(|placement| Some((*placement, taken(placement)?))).collect();
+    let gib = |bytes: u64| words::factor(bytes as f64 / (1u64 << 30) as f64);
+    html! {
+        @if found.is_empty() {
+            p.dim { "No run of the deciding workload is known to be absorbing." }
+        } @else {
+            div.scroll { table {
+                thead { tr {
+                    th { "placement" } th.n { "absorbing runs" } th.n { "absorbed, GiB" } th.n { "remained, GiB" }
+                    th.n { "requests per second" } th.n { "to the baseline" } th { "finding" }
+                } }
+                tbody {
+                    @for (placement, (absorbed_bytes, left_bytes)) in &found {
+                        tr {
+                            td.name { (placement) }
+                            td.n { (deciding(&results, placement).len()) " of " (deciding(page.results, placement).len()) }
+                            td.n { (gib(*absorbed_bytes)) } td.n { (gib(*left_bytes)) }
+                            (figures(&results, placement))
+                        }
+                    }
+                }
+            } }
+            p { small {
+                "Absorbed: what clients wrote in the shortest of these runs; a burst of that size goes at this pace. Remained: what was still to be written back "
+                "after the worst of them. None of this pace is one for good."
+            } }
+        }
+    }
+}

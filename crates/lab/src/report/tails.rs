@@ -1,0 +1,111 @@
+//! The slowest requests of each placement in the deciding workload.
+
+use maud::{Markup, html};
+
+use super::Page;
+use super::svg::{Row, both, rows};
+use crate::breakdown::combined;
+use crate::results::Run;
+use crate::stats::{self, Bound, Summary, merged};
+use crate::verdict::{reference, reference_runs};
+use crate::words;
+
+/// Requests beyond a percentile of which fewer are chance.
+const REQUESTS_MIN: u64 = 10;
+
+/// A placement's tail.
+struct Tail<'a> {
+    placement: &'a str,
+    summary: Summary,
+    /// Requests slower than the 99.9th percentile. None without histograms of all runs.
+    beyond: Option<u64>,
+    /// What the largest counted hop is, and what limited it from outside.
+    limits: Vec<String>,
+}
+
+fn tail<'a>(page: &Page<'_>, placement: &'a str) -> Option<Tail<'a>> {
+    let runs = reference_runs(page.results, placement, &page.results.suite.deciding);
+    let summary = stats::summary(&runs);
+    summary.p50_us?;
+    let requests = |runs: &[&Run]| -> Option<u64> {
+        merged(runs).map(|found| found.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count)))
+    };
+    let hop = combined(&runs).bottleneck().map(|hop| hop.to_string());
+    let limits = hop.into_iter().chain(summary.lower_bound.clone()).collect();
+    Some(Tail { placement, beyond: requests(&runs).map(|all| all / 1_000), limits, summary })
+}
+
+/// Percentiles of each placement, with what limits them.
+pub(super) fn section(page: &Page<'_>) -> Markup {
+    let deciding = &page.results.suite.deciding;
+    let Some(setting) = reference(page.results, deciding) else {
+        return html! { p.dim { "Nothing was measured." } };
+    };
+    let tails: Vec<Tail<'_>> = page.placements.iter().filter_map(|placement| tail(page, placement)).collect();
+    if tails.is_empty() {
+        return html! { p.dim { "No run counts." } };
+    }
+    let latency = |us: Option<f64>| us.map_or("–".into(), words::latency);
+    let row = |tail: &Tail<'_>| {
+        let Summary { p50_us, p99_us, p999_us, .. } = tail.summary;
+        Row {
+            label: tail.placement.into(),
+            value: format!("{} · {} · {}", latency(p50_us), latency(p99_us), latency(p999_us)),
+            look: page.look(tail.placement),
+            dots: Vec::new(),
+            center: p50_us.map(|us| us / 1e3),
+            interval: p50_us.zip(p999_us).map(|(low, high)| (low / 1e3, high / 1e3)),
+            stroke: p99_us.map(|us| us / 1e3),
+            bound: Bound::Exact,
+        }
+    };
+    let all: Vec<Row> = tails.iter().map(row).collect();
+    let axis = "latency, ms (logarithmic): p50, p99, p99.9";
+    html! {
+        p { (deciding) " at queue depth " (setting.depth) ", all requests of all repeats together." }
+        figure {
+            (both(820.0, |width| rows(width, axis, axis, &all, None)))
+            figcaption { "Marker: median (p50); stroke: 99th percentile (p99); end of the line: 99.9th percentile (p99.9)." }
+        }
+        div.scroll { table {
+            thead { tr {
+                th { "placement" } th.n { "p50" } th.n { "p99" } th.n { "p99.9" } th.n { "p99 to p50" } th.n { "requests beyond p99.9" }
+                th { "limited by: largest counted hop of the mean" }
+            } }
+            tbody {
+                @for tail in &tails {
+                    tr {
+                        td.name { (tail.placement) } td.n { (latency(tail.summary.p50_us)) } td.n { (latency(tail.summary.p99_us)) }
+                        td.n { (latency(tail.summary.p999_us)) }
+                        td.n { (tail.summary.p99_us.zip(tail.summary.p50_us).map_or("–".into(), |(p99, p50)| format!("{} ×", words::factor(p99 / p50)))) }
+                        td.n { (beyond(tail.beyond)) }
+                        td.text { @if tail.limits.is_empty() { "no counters" } @else { (tail.limits.join("; ")) } }
+                    }
+                }
+            }
+        } }
+        p { small {
+            "Fewer than " (REQUESTS_MIN) " requests beyond p99.9 make it chance (few). Counters tell means and no tails: the hop is where most of the time goes on "
+            "average."
+        } }
+    }
+}
+
+fn beyond(requests: Option<u64>) -> String {
+    match requests {
+        None => "not counted: worst of the repeats".into(),
+        Some(few) if few < REQUESTS_MIN => format!("{few} (few)"),
+        Some(requests) => words::number(requests as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_of_a_few_requests_is_told_to_be_chance() {
+        assert_eq!((beyond(Some(9)), beyond(Some(10))), ("9 (few)".into(), "10.0".into()));
+        assert!(beyond(None).contains("worst"));
+    }
+}
