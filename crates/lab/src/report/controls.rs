@@ -3,8 +3,11 @@
 use maud::{Markup, html};
 
 use super::Page;
+use super::stack::{Kind, stack};
 use super::tables::{finding, reasons};
 use crate::results::Run;
+use crate::stats::Finding;
+use crate::verdict::Control;
 use crate::words;
 
 /// What has to come out as equal, and what holds in one direction only.
@@ -13,6 +16,29 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     let controls = &page.verdict.controls;
     let again = words::again(&results.suite.baseline);
     let limited: Vec<&Run> = results.runs.iter().filter(|run| run.lower_bound.is_some()).collect();
+    let row = |control: &Control| {
+        let kind = if words::is_again(&control.placement) { "A/A" } else { "pass-through" };
+        let class = match control.iops.finding {
+            Finding::Same => "yes",
+            _ if control.differs() => "no",
+            _ => "maybe",
+        };
+        vec![
+            html! { (control.placement) },
+            html! { (kind) },
+            html! { (control.against) },
+            html! { (control.iops) },
+            html! { span class=(class) { (finding(control.iops.finding)) } },
+        ]
+    };
+    let rows: Vec<Vec<Markup>> = controls.iter().map(row).collect();
+    let columns = [
+        ("control", Kind::Name),
+        ("kind", Kind::Text),
+        ("against", Kind::Text),
+        ("ratio of requests per second", Kind::Number),
+        ("finding", Kind::Text),
+    ];
     html! {
         p {
             "A control is what it stands beside under another name (A/A), or only hands everything on (pass-through). Where one comes out as different, there is "
@@ -21,18 +47,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         @if controls.is_empty() {
             p.dim { "No control was measured." }
         } @else {
-            div.scroll { table {
-                thead { tr { th { "control" } th { "against" } th.n { "requests per second, ratio" } th { "finding" } } }
-                tbody {
-                    @for control in controls {
-                        tr {
-                            td.name { (control.placement) br; small { @if words::is_again(&control.placement) { "A/A" } @else { "pass-through" } } }
-                            td.name { (control.against) } td.n { (control.iops) }
-                            td { span class=(if control.differs() { "no" } else { "maybe" }) { (finding(control.iops.finding)) } }
-                        }
-                    }
-                }
-            } }
+            (stack(&columns, &rows))
         }
         @if !controls.iter().any(|control| control.placement == again) {
             p { (results.suite.baseline) " was not measured twice: nothing shows that what is alike comes out alike." }

@@ -4,10 +4,11 @@ use maud::{Markup, html};
 
 use super::Page;
 use super::curves::value;
+use super::stack::{Kind, stack};
 use crate::cost::{Cost, class, ssds};
 use crate::results::Run;
 use crate::stats::steady::Steadiness;
-use crate::stats::{self, Metric, Summary};
+use crate::stats::{self, Metric};
 use crate::verdict::{reference, reference_runs};
 use crate::words;
 
@@ -18,40 +19,52 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     let Some(setting) = reference(results, deciding) else {
         return html! { p.dim { "Nothing was measured." } };
     };
-    let of = |placement: &&'_ str| {
+    let of = |placement: &str| {
         let runs = reference_runs(results, placement, deciding);
         let summary = stats::summary(&runs);
         let (iops, ssds) = (summary.iops?.value, ssds(results, placement)?);
-        let money = page.prices.of(class(results, placement)).map(|price| price * f64::from(ssds));
+        let price = page.prices.of(class(results, placement)).filter(|_| ssds > 0);
+        let money = price.map(|price| price * f64::from(ssds));
         Some((Cost { ssds, iops, money }, summary, span(&runs)))
     };
-    let rows: Vec<(&str, (Cost, Summary, String))> =
-        page.placements.iter().filter_map(|placement| Some((*placement, of(placement)?))).collect();
-    let (priced, slowed) = (!page.prices.is_empty(), results.suite.ground.slowed_by > 1);
-    // What is a lower bound of requests is an upper bound of what each of them costs.
-    let cost = |figure: Option<f64>, summary: &Summary, sign: &str| {
-        let sign = if summary.lower_bound.is_some() { sign } else { "" };
-        figure.map_or("–".into(), |figure| format!("{sign}{}", words::factor(figure)))
+    let priced = !page.prices.is_empty();
+    let row = |placement: &&str| {
+        let (found, summary, span) = of(placement)?;
+        // What is a lower bound of requests is an upper bound of what each of them costs.
+        let bounded = |figure: Option<f64>, sign: &str| {
+            let sign = if summary.lower_bound.is_some() { sign } else { "" };
+            figure.map_or("–".into(), |figure| format!("{sign}{}", words::factor(figure)))
+        };
+        let mut texts = vec![
+            placement.to_string(),
+            found.ssds.to_string(),
+            value(&summary, Metric::Iops),
+            bounded(found.iops_per_ssd(), "≥ "),
+            bounded(found.ssds_per_1000_iops(), "≤ "),
+        ];
+        if priced {
+            texts.push(found.money.map_or("–".into(), words::number));
+            texts.push(bounded(found.money_per_iops(), "≤ "));
+        }
+        texts.push(span);
+        Some(texts.into_iter().map(|text| html! { (text) }).collect::<Vec<Markup>>())
     };
+    let rows: Vec<Vec<Markup>> = page.placements.iter().filter_map(row).collect();
+    let mut columns = vec![
+        ("placement", Kind::Name),
+        ("SSDs", Kind::Number),
+        ("requests per second, cluster", Kind::Number),
+        ("per SSD", Kind::Number),
+        ("SSDs per 1,000 IOPS", Kind::Number),
+    ];
+    if priced {
+        columns.extend([("price of the SSDs", Kind::Number), ("price per IOPS", Kind::Number)]);
+    }
+    columns.push(("holds for", Kind::Text));
+    let slowed = results.suite.ground.slowed_by > 1;
     html! {
         p { (deciding) " at queue depth " (setting.depth) " with " (words::count(setting.clients as usize, "client")) "." }
-        div.scroll { table {
-            thead { tr {
-                th { "placement" } th.n { "SSDs" } th.n { "requests per second, cluster" } th.n { "per SSD" } th.n { "SSDs per 1,000 IOPS" }
-                @if priced { th.n { "price of the SSDs" } th.n { "per IOPS" } }
-                th { "for" }
-            } }
-            tbody {
-                @for (placement, (found, summary, span)) in &rows {
-                    tr {
-                        td.name { (placement) } td.n { (found.ssds) } td.n { (value(summary, Metric::Iops)) }
-                        td.n { (cost(found.iops_per_ssd(), summary, "≥ ")) } td.n { (cost(found.ssds_per_1000_iops(), summary, "≤ ")) }
-                        @if priced { td.n { (found.money.map_or("–".into(), words::number)) } td.n { (cost(found.money_per_iops(), summary, "≤ ")) } }
-                        td.name { (span) }
-                    }
-                }
-            }
-        } }
+        (stack(&columns, &rows))
         p { small {
             "SSDs alone: disks, servers and memory are those of every placement."
             @if slowed { " Devices are slowed by " (results.suite.ground.slowed_by) ": compare rows, the figures themselves are those of no machine." }
@@ -63,7 +76,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
 /// Whether the runs of a placement show what lasts.
 fn span(runs: &[&Run]) -> String {
     match runs.iter().map(|run| Steadiness::of(run)).reduce(Steadiness::and) {
-        Some(Steadiness::Sustained) => "good".into(),
+        Some(Steadiness::Sustained) => "bursts and for good".into(),
         Some(Steadiness::Absorbing { absorbed_bytes, .. }) => {
             format!("bursts up to {}", words::bytes(absorbed_bytes))
         }

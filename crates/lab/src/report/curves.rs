@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use maud::{Markup, html};
 
 use super::Page;
+use super::stack::{Kind, stack};
 use super::svg::{Look, Row, Scale, both, px, rows, x_axis, y_axis};
 use crate::results::Run;
 use crate::stats::saturation::{self, Saturation};
@@ -129,32 +130,37 @@ fn curves<'a>(page: &'a Page<'_>, settings: &[&'a Setting]) -> Vec<Curve<'a>> {
 
 /// Where each placement is saturated, in words.
 fn saturations(curves: &[Curve<'_>]) -> Markup {
-    let at = |point: &Point<'_>| {
-        format!(
-            "{}: {} requests per second, {} on average, {} at the 99th percentile",
-            loads(&[point.setting]),
-            value(&point.summary, Metric::Iops),
-            value(&point.summary, Metric::Mean),
-            value(&point.summary, Metric::P99)
-        )
-    };
-    let told = |curve: &Curve<'_>| match curve.saturation() {
-        Saturation::OnePoint => "one point measured".to_string(),
-        Saturation::NotReached => {
-            let last = curve.points.last().map(at).unwrap_or_default();
-            format!("not reached; the last point is {last}")
-        }
-        Saturation::At(index) => format!("at {}", at(&curve.points[index])),
-        Saturation::Limited(index) => {
-            format!("not known: the client or the machine was the limit from {} on", at(&curve.points[index]))
+    let told = |curve: &Curve<'_>| -> (String, Option<usize>) {
+        let last = curve.points.len().checked_sub(1);
+        match curve.saturation() {
+            Saturation::OnePoint => ("one point measured".into(), last),
+            Saturation::NotReached => ("not reached".into(), last),
+            Saturation::At(index) => (loads(&[curve.points[index].setting]), Some(index)),
+            Saturation::Limited(_) => ("not known: the client or the machine was the limit".into(), last),
         }
     };
+    let row = |curve: &Curve<'_>| {
+        let (words, index) = told(curve);
+        let point = index.and_then(|index| curve.points.get(index));
+        let figure = |metric| point.map_or("–".into(), |point| value(&point.summary, metric));
+        let figures = [Metric::Iops, Metric::Mean, Metric::P99].map(figure);
+        let texts = [curve.placement.to_string(), words].into_iter().chain(figures);
+        texts.map(|text| html! { (text) }).collect::<Vec<Markup>>()
+    };
+    let rows: Vec<Vec<Markup>> = curves.iter().map(row).collect();
+    let columns = [
+        ("placement", Kind::Name),
+        ("saturated from", Kind::Text),
+        ("requests per second there", Kind::Number),
+        ("mean", Kind::Number),
+        ("p99", Kind::Number),
+    ];
     html! {
         p {
             "Saturation: from that load on requests per second grow by less than " (format!("{:.0} %", stats::EQUIVALENCE * 100.0))
-            ", and more load only makes requests wait longer."
+            ", and more load only makes requests wait longer. Where there is none, the figures are those of the last point."
         }
-        ul { @for curve in curves { li { strong { (curve.placement) } " " (told(curve)) "." } } }
+        (stack(&columns, &rows))
     }
 }
 

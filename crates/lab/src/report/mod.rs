@@ -11,6 +11,7 @@ mod every;
 mod hops;
 mod method;
 mod spans;
+mod stack;
 mod strips;
 mod svg;
 mod tables;
@@ -26,6 +27,9 @@ use svg::Look;
 
 /// The page's style.
 const STYLE: &str = include_str!("style.css");
+
+/// Sentences that stand below the first one; more of them are there to be opened.
+const SENTENCES: usize = 3;
 
 /// What all parts of the page are made of.
 struct Page<'a> {
@@ -113,8 +117,14 @@ fn head(page: &Page<'_>) -> Markup {
         h1 { (verdict.question) " " small { "(" (verdict.suite) @if verdict.quick { ", quick form" } ")" } }
         @if let Some(caveat) = &verdict.caveat { p.caveat { (caveat) } }
         @if verdict.quick { p.caveat { "The quick form: short runs and small sets, a look and no measurement." } }
-        ul { @for sentence in &verdict.answer { li { (unbroken(sentence)) } } }
+        @let (first, rest) = verdict.answer.split_at(verdict.answer.len().min(SENTENCES));
+        (sentences(first))
+        @if !rest.is_empty() { details { summary { (words::count(rest.len(), "more sentence")) } (sentences(rest)) } }
     }
+}
+
+fn sentences(sentences: &[String]) -> Markup {
+    html! { ul { @for sentence in sentences { li { (unbroken(sentence)) } } } }
 }
 
 /// A sentence whose factors stay on the line of their number.

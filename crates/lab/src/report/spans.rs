@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use super::Page;
+use super::stack::{Kind, stack};
 use super::svg::{Row, both, rows};
 use super::tables::finding;
 use crate::results::{Results, Run};
@@ -128,84 +129,85 @@ fn deciding<'a>(results: &'a Results, placement: &str) -> Vec<&'a Run> {
     results.runs.iter().filter(of).collect()
 }
 
-/// Requests per second, and their ratio to the baseline's.
-fn figures(results: &Results, placement: &str) -> Markup {
+/// Requests per second, their ratio to the baseline's, and what that says.
+fn figures(results: &Results, placement: &str) -> [Markup; 3] {
     let settings = stats::settings(results, &results.suite.deciding);
     let baseline = &results.suite.baseline;
     if placement == baseline {
-        let logs: Vec<f64> = settings
-            .iter()
-            .filter_map(|setting| stats::summary(&stats::runs(results, placement, setting)).iops)
-            .map(|iops| iops.value.ln())
-            .collect();
+        let iops = |setting| stats::summary(&stats::runs(results, placement, setting)).iops;
+        let logs: Vec<f64> = settings.iter().filter_map(iops).map(|iops| iops.value.ln()).collect();
         let mean = (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp());
-        return html! {
-            td.n { (mean.map_or("–".into(), words::number)) } td.n { "1" } td { "the baseline" }
-        };
+        return [html! { (mean.map_or("–".into(), words::number)) }, html! { "1" }, html! { "the baseline" }];
     }
     let ratio = stats::paired(results, placement, baseline, &settings, Metric::Iops);
-    html! {
-        td.n { (ratio.first.map_or("–".into(), words::number)) } td.n { (ratio) } td { (finding(ratio.finding)) }
-    }
+    [
+        html! { (ratio.first.map_or("–".into(), words::number)) },
+        html! { (ratio) },
+        html! { (finding(ratio.finding)) },
+    ]
 }
 
 fn sustained(page: &Page<'_>) -> Markup {
     let Some(results) = verdict::sustained(page.results) else {
         return html! { p.dim { "The results lack the five windows that show whether a run lasts." } };
     };
-    let runs = |results| move |placement: &str| deciding(results, placement).len();
-    let (lasting, all) = (runs(&results), runs(page.results));
+    let row = |placement: &&str| {
+        let (lasting, all) = (deciding(&results, placement).len(), deciding(page.results, placement).len());
+        let figures = if lasting > 0 {
+            figures(&results, placement)
+        } else {
+            ["–", "–", "not measured"].map(|text| html! { (text) })
+        };
+        let first = [html! { (placement) }, html! { (lasting) " of " (all) }];
+        (all > 0).then(|| first.into_iter().chain(figures).collect::<Vec<Markup>>())
+    };
+    let rows: Vec<Vec<Markup>> = page.placements.iter().filter_map(row).collect();
+    let columns = [
+        ("placement", Kind::Name),
+        ("sustained runs", Kind::Number),
+        ("requests per second", Kind::Number),
+        ("to the baseline", Kind::Number),
+        ("finding", Kind::Text),
+    ];
     html! {
-        div.scroll { table {
-            thead { tr { th { "placement" } th.n { "sustained runs" } th.n { "requests per second" } th.n { "to the baseline" } th { "finding" } } }
-            tbody {
-                @for placement in page.placements.iter().filter(|placement| all(placement) > 0) {
-                    tr {
-                        td.name { (placement) } td.n { (lasting(placement)) " of " (all(placement)) }
-                        @if lasting(placement) > 0 { (figures(&results, placement)) } @else { td.n { "–" } td.n { "–" } td { "not measured" } }
-                    }
-                }
-            }
-        } }
+        (stack(&columns, &rows))
         p { small { "Requests and dirty bytes were stationary: this goes on like that." } }
     }
 }
 
 fn absorbing(page: &Page<'_>) -> Markup {
     let results = verdict::bursts(page.results);
-    let taken = |placement: &str| {
-        let held = deciding(&results, placement).into_iter().map(Steadiness::of).reduce(Steadiness::and);
-        match held {
-            Some(Steadiness::Absorbing { absorbed_bytes, left_bytes }) => Some((absorbed_bytes, left_bytes)),
-            _ => None,
-        }
-    };
-    let found: Vec<(&str, (u64, u64))> =
-        page.placements.iter().filter_map(|placement| Some((*placement, taken(placement)?))).collect();
     let gib = |bytes: u64| words::factor(bytes as f64 / (1u64 << 30) as f64);
+    let row = |placement: &&str| {
+        let runs = deciding(&results, placement);
+        let held = runs.iter().map(|run| Steadiness::of(run)).reduce(Steadiness::and)?;
+        let Steadiness::Absorbing { absorbed_bytes, left_bytes } = held else { return None };
+        let first = [
+            html! { (placement) },
+            html! { (runs.len()) " of " (deciding(page.results, placement).len()) },
+            html! { (gib(absorbed_bytes)) },
+            html! { (gib(left_bytes)) },
+        ];
+        Some(first.into_iter().chain(figures(&results, placement)).collect::<Vec<Markup>>())
+    };
+    let rows: Vec<Vec<Markup>> = page.placements.iter().filter_map(row).collect();
+    let columns = [
+        ("placement", Kind::Name),
+        ("absorbing runs", Kind::Number),
+        ("absorbed, GiB", Kind::Number),
+        ("remained, GiB", Kind::Number),
+        ("requests per second", Kind::Number),
+        ("to the baseline", Kind::Number),
+        ("finding", Kind::Text),
+    ];
     html! {
-        @if found.is_empty() {
+        @if rows.is_empty() {
             p.dim { "No run of the deciding workload is known to be absorbing." }
         } @else {
-            div.scroll { table {
-                thead { tr {
-                    th { "placement" } th.n { "absorbing runs" } th.n { "absorbed, GiB" } th.n { "remained, GiB" }
-                    th.n { "requests per second" } th.n { "to the baseline" } th { "finding" }
-                } }
-                tbody {
-                    @for (placement, (absorbed_bytes, left_bytes)) in &found {
-                        tr {
-                            td.name { (placement) }
-                            td.n { (deciding(&results, placement).len()) " of " (deciding(page.results, placement).len()) }
-                            td.n { (gib(*absorbed_bytes)) } td.n { (gib(*left_bytes)) }
-                            (figures(&results, placement))
-                        }
-                    }
-                }
-            } }
+            (stack(&columns, &rows))
             p { small {
-                "Absorbed: what clients wrote in the shortest of these runs; a burst of that size goes at this pace. Remained: what was still to be written back "
-                "after the worst of them. None of this pace is one for good."
+                "Absorbed: what clients wrote in the run that took least; a burst of that size goes at this pace. Remained: what was still to be written back "
+                "after the worst of them. Nothing here lasts."
             } }
         }
     }

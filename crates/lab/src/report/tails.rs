@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use super::Page;
+use super::stack::{Kind, stack};
 use super::svg::{Row, both, rows};
 use crate::breakdown::combined;
 use crate::results::Run;
@@ -45,7 +46,6 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     if tails.is_empty() {
         return html! { p.dim { "No run counts." } };
     }
-    let latency = |us: Option<f64>| us.map_or("–".into(), words::latency);
     let row = |tail: &Tail<'_>| {
         let Summary { p50_us, p99_us, p999_us, .. } = tail.summary;
         Row {
@@ -60,6 +60,16 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         }
     };
     let all: Vec<Row> = tails.iter().map(row).collect();
+    let cells: Vec<Vec<Markup>> = tails.iter().map(cells).collect();
+    let columns = [
+        ("placement", Kind::Name),
+        ("p50", Kind::Number),
+        ("p99", Kind::Number),
+        ("p99.9", Kind::Number),
+        ("p99 to p50", Kind::Number),
+        ("requests beyond p99.9", Kind::Number),
+        ("limited by: largest counted hop of the mean", Kind::Text),
+    ];
     let axis = "latency, ms (logarithmic): p50, p99, p99.9";
     html! {
         p { (deciding) " at queue depth " (setting.depth) ", all requests of all repeats together." }
@@ -67,23 +77,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
             (both(820.0, |width| rows(width, axis, axis, &all, None)))
             figcaption { "Marker: median (p50); stroke: 99th percentile (p99); end of the line: 99.9th percentile (p99.9)." }
         }
-        div.scroll { table {
-            thead { tr {
-                th { "placement" } th.n { "p50" } th.n { "p99" } th.n { "p99.9" } th.n { "p99 to p50" } th.n { "requests beyond p99.9" }
-                th { "limited by: largest counted hop of the mean" }
-            } }
-            tbody {
-                @for tail in &tails {
-                    tr {
-                        td.name { (tail.placement) } td.n { (latency(tail.summary.p50_us)) } td.n { (latency(tail.summary.p99_us)) }
-                        td.n { (latency(tail.summary.p999_us)) }
-                        td.n { (tail.summary.p99_us.zip(tail.summary.p50_us).map_or("–".into(), |(p99, p50)| format!("{} ×", words::factor(p99 / p50)))) }
-                        td.n { (beyond(tail.beyond)) }
-                        td.text { @if tail.limits.is_empty() { "no counters" } @else { (tail.limits.join("; ")) } }
-                    }
-                }
-            }
-        } }
+        (stack(&columns, &cells))
         p { small {
             "Fewer than " (REQUESTS_MIN) " requests beyond p99.9 make it chance (few). Counters tell means and no tails: the hop is where most of the time goes on "
             "average."
@@ -91,10 +85,24 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
+fn latency(us: Option<f64>) -> String {
+    us.map_or("–".into(), words::latency)
+}
+
+fn cells(tail: &Tail<'_>) -> Vec<Markup> {
+    let Summary { p50_us, p99_us, p999_us, .. } = tail.summary;
+    let spread = p99_us.zip(p50_us).map(|(p99, p50)| format!("{} ×", words::factor(p99 / p50)));
+    let limits = if tail.limits.is_empty() { "no counters".into() } else { tail.limits.join("; ") };
+    let texts = [latency(p50_us), latency(p99_us), latency(p999_us), spread.unwrap_or("–".into())];
+    let all = [tail.placement.to_string()].into_iter().chain(texts).chain([beyond(tail.beyond), limits]);
+    all.map(|text| html! { (text) }).collect()
+}
+
 fn beyond(requests: Option<u64>) -> String {
     match requests {
-        None => "not counted: worst of the repeats".into(),
+        None => "not counted, worst of the repeats".into(),
         Some(few) if few < REQUESTS_MIN => format!("{few} (few)"),
+        Some(some) if some < 100 => some.to_string(),
         Some(requests) => words::number(requests as f64),
     }
 }
@@ -105,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_percentile_of_a_few_requests_is_told_to_be_chance() {
-        assert_eq!((beyond(Some(9)), beyond(Some(10))), ("9 (few)".into(), "10.0".into()));
+        assert_eq!((beyond(Some(9)), beyond(Some(10))), ("9 (few)".into(), "10".into()));
         assert!(beyond(None).contains("worst"));
     }
 }

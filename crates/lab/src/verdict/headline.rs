@@ -7,6 +7,9 @@ use crate::stats::steady::Steadiness;
 use crate::stats::{EQUIVALENCE, Finding, Ratio};
 use crate::words::{self, a};
 
+/// Requests per second, where a sentence has two halves and no room.
+const SHORT: &str = "IOPS";
+
 /// What a ranking comes to: what is first, and by how much.
 struct Clause {
     advice: Advice,
@@ -33,8 +36,8 @@ impl std::fmt::Display for Clause {
     }
 }
 
-/// The clause about a ranking.
-fn clause(ranking: &Ranking) -> Clause {
+/// The clause about a ranking, with what is compared in words.
+fn clause(ranking: &Ranking, figure: &str) -> Clause {
     let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else {
         let only = ranking.places.first().map_or("nothing".into(), |place| a(&place.placement));
         return Clause::none(format!("only {only} has valid runs that can be ranked"));
@@ -45,7 +48,7 @@ fn clause(ranking: &Ranking) -> Clause {
         Finding::More => Clause {
             advice: Advice::Winner,
             head: words::noun(head),
-            rest: format!("{} the requests per second of {second}", lead.iops),
+            rest: format!("{} the {figure} of {second}", lead.iops),
         },
         Finding::Same => Clause::none(format!(
             "{first} and {second} are equally fast within {:.0} %, {}{}",
@@ -85,7 +88,7 @@ fn for_good(ranking: &Ranking, lasting: &Lasting) -> (Option<Advice>, String) {
             (None, format!("nothing to compare, as only {only} had sustained runs"))
         }
         Some(found) => {
-            let found = clause(found);
+            let found = clause(found, SHORT);
             (Some(found.advice), found.to_string())
         }
     }
@@ -131,7 +134,7 @@ pub(super) fn first_sentence(results: &Results, decides: &Ranking, lasting: &Las
         let advice = if found.in_bursts { Advice::OnlyBursts } else { Advice::DoNotCache };
         return (advice, not_worth_it(results, &found, lasting, &load));
     }
-    let now = clause(decides);
+    let now = clause(decides, "requests per second");
     let held = match (decides.places.first(), &decides.lead) {
         (Some(first), Some(lead)) => lasting.steadiness(&[&first.placement, &lead.against]),
         _ => Steadiness::Sustained,
@@ -145,7 +148,7 @@ pub(super) fn first_sentence(results: &Results, decides: &Ranking, lasting: &Las
             let (advice, good) = for_good(decides, lasting);
             let wins = advice == Some(Advice::Winner) || now.advice == Advice::Winner;
             let advice = if wins { Advice::Winner } else { Advice::NoWinner };
-            let burst = words::bytes(absorbed_bytes);
+            let (burst, now) = (words::bytes(absorbed_bytes), clause(decides, SHORT));
             (advice, format!("For bursts up to {burst}: {now}. For good: {good}. Load: {load}."))
         }
     }
