@@ -53,8 +53,8 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     let mut columns = vec![
         ("placement", Kind::Name),
         ("SSDs", Kind::Number),
-        ("requests per second, cluster", Kind::Number),
-        ("per SSD", Kind::Number),
+        ("IOPS of the cluster", Kind::Number),
+        ("IOPS per SSD", Kind::Number),
         ("SSDs per 1,000 IOPS", Kind::Number),
     ];
     if priced {
@@ -76,7 +76,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
 /// Whether the runs of a placement show what lasts.
 fn span(runs: &[&Run]) -> String {
     match runs.iter().map(|run| Steadiness::of(run)).reduce(Steadiness::and) {
-        Some(Steadiness::Sustained) => "bursts and for good".into(),
+        Some(Steadiness::Sustained) => "for good".into(),
         Some(Steadiness::Absorbing { absorbed_bytes, .. }) => {
             format!("bursts up to {}", words::bytes(absorbed_bytes))
         }

@@ -55,7 +55,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     html! {
         (keys(page))
         @for found in decides { (workload(page, found)) }
-        @for found in others {
+        @for found in others.into_iter().filter(|found| !stats::settings(page.results, &found.name).is_empty()) {
             details { summary { (found.title) " (" code { (found.name) } ")" } (workload(page, found)) }
         }
     }

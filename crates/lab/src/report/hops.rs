@@ -148,7 +148,7 @@ fn devices(all: &[(&str, Breakdown)]) -> Markup {
         return html! {};
     }
     html! {
-        h3 { "Devices meanwhile" }
+        details { summary { "Devices meanwhile" }
         div.scroll { table {
             thead { tr {
                 th { "placement" } th { "device" } th.n { "commands per second" } th.n { "time of each" } th.n { "in flight, mean" } th.n { "cache hits" }
@@ -169,5 +169,6 @@ fn devices(all: &[(&str, Breakdown)]) -> Markup {
             }
         } }
         p { small { "A disk with one command in flight or more all the time has no time left; an SSD takes several at once." } }
+        }
     }
 }

@@ -21,7 +21,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::cost::Prices;
 use crate::results::Results;
-use crate::verdict::{self, Verdict};
+use crate::verdict::{self, Control, Verdict};
 use crate::words;
 use svg::Look;
 
@@ -117,13 +117,17 @@ fn head(page: &Page<'_>) -> Markup {
         h1 { (verdict.question) " " small { "(" (verdict.suite) @if verdict.quick { ", quick form" } ")" } }
         @if let Some(caveat) = &verdict.caveat { p.caveat { (caveat) } }
         @if verdict.quick { p.caveat { "The quick form: short runs and small sets, a look and no measurement." } }
-        @let (first, rest) = verdict.answer.split_at(verdict.answer.len().min(SENTENCES));
+        @if verdict.controls.iter().any(Control::differs) {
+            p.caveat { "What follows was measured on an instrument that is off: no ratio of it counts." }
+        }
+        @let others: Vec<&String> = verdict.answer.iter().filter(|sentence| !verdict.headline.ends_with(*sentence)).collect();
+        @let (first, rest) = others.split_at(others.len().min(SENTENCES));
         (sentences(first))
         @if !rest.is_empty() { details { summary { (words::count(rest.len(), "more sentence")) } (sentences(rest)) } }
     }
 }
 
-fn sentences(sentences: &[String]) -> Markup {
+fn sentences(sentences: &[&String]) -> Markup {
     html! { ul { @for sentence in sentences { li { (unbroken(sentence)) } } } }
 }
 

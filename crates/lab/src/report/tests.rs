@@ -105,6 +105,171 @@ fn results_that_say_little_still_make_a_report() {
     assert!(!page.contains("Emulated devices"));
 }
 
+/// The text between two others.
+fn between<'a>(page: &'a str, begin: &str, end: &str) -> &'a str {
+    let rest = page.split_once(begin).unwrap_or_else(|| panic!("{begin}")).1;
+    rest.split_once(end).unwrap_or_else(|| panic!("{end}")).0
+}
+
+/// The part of a report below a title.
+fn section<'a>(page: &'a str, title: &str) -> &'a str {
+    between(page, &format!("<h2>{title}</h2>"), "<h2>")
+}
+
+/// The cells of a placement's row in a part of a report.
+fn cells<'a>(part: &'a str, placement: &str) -> Vec<&'a str> {
+    let row = between(part, &format!("data-title=\"placement\"><span>{placement}</span></td>"), "</tr>");
+    row.split("<span>").skip(1).map(|cell| cell.split_once("</span>").expect("it ends").0).collect()
+}
+
+#[test]
+fn a_report_is_in_the_order_in_which_it_is_read() {
+    let page = report(&synthetic::which_side());
+    let mut places = vec![page.find("<p class=\"headline\">").expect("the first sentence")];
+    for title in [
+        "Response curves",
+        "Bursts, and for good",
+        "Tails",
+        "Where the time goes",
+        "What it costs",
+        "Controls and bounds",
+        "Every repeat",
+        "What was published, and what was found here",
+        "Placements",
+        "Machine",
+        "Do it again",
+    ] {
+        places.push(page.find(&format!("<h2>{title}</h2>")).unwrap_or_else(|| panic!("{title}")));
+    }
+    assert!(places.is_sorted(), "{places:?}");
+    assert!(page.find("4k-80-20-large") > page.find("the workload that decides"));
+}
+
+#[test]
+fn saturation_is_marked_and_told_in_words() {
+    let page = report(&synthetic::which_side());
+    let curves = section(&page, "Response curves");
+    assert!(curves.contains("class=\"ring c"));
+    assert_eq!(cells(curves, "osd-tidepool")[0], "queue depth 16 with 1 client");
+    assert_eq!(cells(curves, "bluestore-dbwal")[0], "not reached");
+    assert!(cells(curves, "host-tidepool")[0].starts_with("not known: the client or the machine"));
+    assert!(cells(curves, "host-tidepool")[1].starts_with("≥ "), "figures of the last point");
+    let mut results = synthetic::which_side();
+    results.runs.retain(|run| run.cell.depth == 16);
+    let page = report(&results);
+    assert!(section(&page, "Response curves").contains("Saturation: one point measured."));
+    assert!(!page.contains("class=\"ring"));
+}
+
+#[test]
+fn what_lasts_and_what_does_not_are_in_tables_of_their_own() {
+    let mut results = synthetic::results(&[
+        ("bluestore-colocated", &[100.0, 101.0, 99.0]),
+        ("osd-tidepool", &[300.0, 303.0, 297.0]),
+        ("host-tidepool", &[900.0, 910.0, 890.0]),
+    ]);
+    for run in results.runs.iter_mut().filter(|run| run.cell.placement == "host-tidepool") {
+        synthetic::absorb(run, 3 << 29);
+    }
+    let page = report(&results);
+    let spans = section(&page, "Bursts, and for good");
+    let (lasting, bursts) = spans.split_once("For bursts: absorbing runs").expect("both");
+    assert_eq!(cells(lasting, "host-tidepool"), ["0 of 3", "–", "–", "not measured"]);
+    let [runs, iops, ratio, finding] = cells(lasting, "osd-tidepool")[..] else { panic!("four cells") };
+    assert_eq!((runs, iops, finding), ("3 of 3", "300", "more"));
+    assert!(ratio.starts_with("3.00 × ("), "{ratio}");
+    assert!(!bursts.contains("<span>osd-tidepool"), "it absorbs nothing");
+    let [runs, absorbed, remained, iops, ratio, _] = cells(bursts, "host-tidepool")[..] else {
+        panic!("six")
+    };
+    assert_eq!((runs, absorbed, remained, iops), ("3 of 3", "0.041", "1.50", "900"));
+    assert!(ratio.starts_with("9.00 × ("), "{ratio}");
+    results.runs.iter_mut().for_each(|run| run.windows.clear());
+    assert!(section(&report(&results), "Bursts, and for good").contains("lack the five windows"));
+}
+
+#[test]
+fn tails_stand_with_what_limits_them() {
+    let page = report(&synthetic::which_side());
+    let tails = section(&page, "Tails");
+    let [p50, p99, p999, spread, beyond, limit] = cells(tails, "bluestore-colocated")[..] else {
+        panic!("six")
+    };
+    assert_eq!((p50, p99, p999, spread, beyond), ("194 ms", "913 ms", "1.6 s", "4.70 ×", "22"));
+    assert_eq!(limit, "store: read (61 % of a read's time)");
+    let mut results = synthetic::results(&[("host-tidepool", &[900.0; 3])]);
+    results.runs[1].lower_bound = Some("the client's processor was busy".into());
+    results.runs[2].histogram.clear();
+    let page = report(&results);
+    let limited = cells(section(&page, "Tails"), "host-tidepool");
+    assert!(limited[5].ends_with("; the client's processor was busy"), "{limited:?}");
+    assert!(limited[4].contains("worst of the repeats"), "{limited:?}");
+}
+
+#[test]
+fn money_is_told_only_at_a_price() {
+    let results = synthetic::which_side();
+    let page = report(&results);
+    let without = section(&page, "What it costs");
+    assert!(without.contains("No price was given") && !without.contains("price per IOPS"));
+    assert_eq!(cells(without, "bluestore-colocated"), ["0", "74.0", "–", "–", "for good"]);
+    assert_eq!(cells(without, "osd-tidepool"), ["1", "907", "907", "1.10", "for good"]);
+    let [ssds, _, per_ssd, _, span] = cells(without, "host-tidepool-replicated")[..] else { panic!("five") };
+    assert_eq!((ssds, per_ssd, span), ("2", "1,702", "bursts up to 150.5 MiB"));
+    let prices = Prices::new(&results, &[price("120").expect("a price")]).expect("the suite's class");
+    let page = html(&results, &verdict(&results), &prices);
+    let with = section(&page, "What it costs");
+    assert!(!with.contains("No price was given"));
+    assert_eq!(cells(with, "osd-tidepool")[4..6], ["120", "0.132"]);
+    assert_eq!(cells(with, "host-tidepool-replicated")[4], "240");
+    assert_eq!(cells(with, "filestore-journal@ssd-sata-consumer")[4..6], ["–", "–"], "another class");
+    assert_eq!(cells(with, "bluestore-colocated")[4..6], ["–", "–"]);
+}
+
+#[test]
+fn controls_and_bounds_stand_together_and_one_that_differs_is_told_on_top() {
+    let page = report(&synthetic::which_side());
+    let controls = section(&page, "Controls and bounds");
+    for part in
+        ["A/A", "pass-through", "the client's processor was busy for 97 % of the time", "class=\"yes\""]
+    {
+        assert!(controls.contains(part), "{part}");
+    }
+    assert!(!page.contains("an instrument that is off"));
+    let of = |again: &[f64]| {
+        report(&synthetic::results(&[
+            ("bluestore-colocated", &[100.0, 101.0, 99.0]),
+            ("bluestore-colocated+again", again),
+        ]))
+    };
+    let off = of(&[130.0, 131.0, 129.0]);
+    assert!(
+        off.contains("an instrument that is off")
+            && section(&off, "Controls and bounds").contains("class=\"no\"")
+    );
+    assert!(section(&of(&[]), "Controls and bounds").contains("was not measured twice"));
+}
+
+#[test]
+fn every_run_has_a_row_also_one_that_does_not_count() {
+    let results = synthetic::which_side();
+    let page = report(&results);
+    let every = section(&page, "Every repeat");
+    let count = |text: &str| every.matches(text).count();
+    assert_eq!(count("<td>yes</td>") + count("<td>no</td>"), results.runs.len());
+    assert_eq!(count("<td>no</td>"), verdict(&results).invalid_runs);
+    assert!(count("<td>absorbing</td>") > 0 && count("class=\"dot c") > 0);
+}
+
+#[test]
+fn every_part_of_a_request_has_a_colour_in_light_and_in_dark_and_what_is_left_is_told() {
+    for index in 0..crate::breakdown::Part::ALL.len() {
+        assert_eq!(STYLE.matches(&format!("--h{index}:")).count(), 2, "{index}");
+    }
+    let page = report(&synthetic::which_side());
+    assert!(section(&page, "Where the time goes").contains("most: store: read, 61 %; not accounted: 8 %"));
+}
+
 /// Reports to look at: the whole suite with prices, and each kind of first sentence in the quick form.
 #[test]
 #[ignore = "it writes reports for people to look at: TIDEPOOL_REPORTS names the directory"]
