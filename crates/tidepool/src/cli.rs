@@ -10,6 +10,7 @@ use tidepool_daemon::door::{Allow, SocketMode};
 use tidepool_daemon::text::plain;
 use tidepool_daemon::units::{Duration, Size};
 use tidepool_daemon::volume::{DrainOrder, Mode, WithoutPeer};
+use tidepool_lab::cost::{Price, price};
 
 /// Serves the volumes of virtual machines through a cache on a local SSD.
 ///
@@ -123,8 +124,11 @@ pub struct ReportArgs {
     /// The report [default: beside the results with the ending .html; none with --format json].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// What an SSD costs, in whatever money: of the suite's SSD, or of a class; may be given again for another class.
+    #[arg(long = "ssd-price", value_name = "[CLASS=]AMOUNT", value_parser = price)]
+    pub ssd_prices: Vec<Price>,
     /// Print the schema of results instead.
-    #[arg(long, conflicts_with_all = ["results", "out"])]
+    #[arg(long, conflicts_with_all = ["results", "out", "ssd_prices"])]
     pub schema: bool,
     /// How to print the verdict.
     #[command(flatten)]

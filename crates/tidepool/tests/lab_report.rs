@@ -53,7 +53,8 @@ fn a_report_is_written_beside_the_results_and_the_verdict_printed() {
     let said = text(&printed.stdout);
     assert!(printed.status.success(), "{printed:?}");
     assert!(
-        said.contains("In the hypervisor: host-tidepool wins with 9.0")
+        said.starts_with("Cache in the hypervisor: 9.0")
+            && said.contains("In the hypervisor: host-tidepool wins with 9.0")
             && said.contains("The report is r.html"),
         "{said}"
     );
@@ -64,6 +65,24 @@ fn a_report_is_written_beside_the_results_and_the_verdict_printed() {
     assert_eq!(verdict["rankings"][0]["places"][0]["placement"], "host-tidepool");
     assert_eq!(verdict["rankings"][0]["lead"]["iops"]["finding"], "more");
     assert_eq!(std::fs::read_to_string(parent.join("other.html")).expect("the report"), page);
+}
+
+#[test]
+fn money_is_counted_at_a_price_of_an_ssd_that_there_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let parent = directory.path();
+    write(parent, "r.json", &results(9.0));
+    let report = |prices: &[&str]| tidepool(parent, &[&["lab", "report", "r.json"], prices].concat());
+    let page = || std::fs::read_to_string(parent.join("r.html")).expect("the report");
+    assert!(report(&[]).status.success());
+    assert!(!page().contains("price per IOPS"));
+    assert!(report(&["--ssd-price", "120", "--ssd-price", "ssd-sata-consumer=49.5"]).status.success());
+    assert!(page().contains("price per IOPS"));
+    for (price, wanted) in [("nvme=3", "no placement stands on an SSD nvme"), ("-1", "no price")] {
+        let refused = report(&[&format!("--ssd-price={price}")]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert!(text(&refused.stderr).contains(wanted), "{refused:?}");
+    }
 }
 
 #[test]

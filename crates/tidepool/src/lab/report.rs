@@ -4,6 +4,7 @@ use crate::cli::{Format, ReportArgs};
 use crate::output;
 use std::path::{Path, PathBuf};
 use tidepool_daemon::failure::{Failure, reason};
+use tidepool_lab::cost::Prices;
 use tidepool_lab::stats::Ratio;
 use tidepool_lab::verdict::{Ranking, Verdict, verdict};
 use tidepool_lab::{document, report};
@@ -15,9 +16,10 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     };
     let out = destination(path, args)?;
     let results = super::results(path)?;
+    let prices = Prices::new(&results, &args.ssd_prices).map_err(Failure::usage)?;
     let verdict = verdict(&results);
     if let Some(out) = &out {
-        let written = document::write(out, &report::html(&results, &verdict));
+        let written = document::write(out, &report::html(&results, &verdict, &prices));
         written.map_err(|e| Failure::failed(format!("cannot write {}: {}", out.display(), reason(&e))))?;
     }
     output::print(args.output.format, &verdict, |verdict| text(verdict, out.as_deref()))
