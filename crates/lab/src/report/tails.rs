@@ -68,7 +68,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         ("p99.9", Kind::Number),
         ("p99 to p50", Kind::Number),
         ("requests beyond p99.9", Kind::Number),
-        ("limited by: largest counted hop of the mean", Kind::Text),
+        ("limited by", Kind::Text),
     ];
     let axis = "latency, ms (logarithmic): p50, p99, p99.9";
     html! {
@@ -79,8 +79,8 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         }
         (stack(&columns, &cells))
         p { small {
-            "Fewer than " (REQUESTS_MIN) " requests beyond p99.9 make it chance (few). Counters tell means and no tails: the hop is where most of the time goes on "
-            "average."
+            "Fewer than " (REQUESTS_MIN) " requests beyond p99.9 make it chance (few). Limited by: the largest counted hop of the mean, for counters tell no tails, and "
+            "the client or the machine where one of them was the limit."
         } }
     }
 }
