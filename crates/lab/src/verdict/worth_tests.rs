@@ -45,6 +45,7 @@ fn what_may_be_better_is_no_reason_not_to_cache() {
     for (speeds, advice) in [
         ([130.0, 131.0, 129.0], Advice::Winner),
         ([90.0, 160.0, 120.0], Advice::NoWinner),
+        ([100.0, 95.0, 105.0], Advice::NoWinner),
         ([113.0, 118.0, 121.0], Advice::Winner),
     ] {
         assert_eq!(sustained("bluestore-dbwal", &speeds).advice, advice, "{speeds:?}");
@@ -56,6 +57,21 @@ fn what_may_be_better_is_no_reason_not_to_cache() {
         run.lower_bound = Some("the client's processor was busy".into());
     });
     assert_eq!(verdict(&limited).advice, Advice::NoWinner);
+    // It may have been the limit with devices slowed by the second factor alone.
+    let mut second = synthetic::results(&[("bluestore-colocated", &BASELINE), ("host-tidepool", &BASELINE)]);
+    second.suite.ground.second_slowed_by = Some(8);
+    let mut slower = second.runs.clone();
+    for run in &mut slower {
+        (run.cell.slowed_by, run.testbed) = (Some(8), run.testbed + 10);
+    }
+    second.runs.extend(slower);
+    assert_eq!(verdict(&second).advice, Advice::DoNotCache);
+    for run in second.runs.iter_mut().filter(|run| run.cell.slowed_by.is_some()) {
+        if run.cell.placement == "host-tidepool" {
+            run.lower_bound = Some("the client's processor was busy".into());
+        }
+    }
+    assert_eq!(verdict(&second).advice, Advice::NoWinner);
     // Of several, one is enough.
     let one = verdict(&synthetic::results(&[
         ("bluestore-colocated", &BASELINE),
@@ -105,6 +121,13 @@ fn what_is_better_in_bursts_alone_is_advised_for_bursts_alone() {
         ("osd-tidepool", &[], &[300.0, 303.0, 297.0, 300.0]),
     ]);
     assert_eq!(other.advice, Advice::Winner, "{}", other.headline);
+    // One that may be is a reason not to say that nothing is.
+    let open = of(&[
+        ("bluestore-colocated", &[], &four),
+        ("host-tidepool", &fast, &[101.0, 102.0, 100.0, 101.0]),
+        ("osd-tidepool", &[], &[70.0, 160.0, 100.0, 130.0]),
+    ]);
+    assert_ne!(open.advice, Advice::OnlyBursts, "{}", open.headline);
 }
 
 #[test]
