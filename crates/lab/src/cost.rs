@@ -2,12 +2,15 @@
 
 use crate::placement::Arrangement;
 use crate::results::Results;
+use crate::testbed::Ssds;
 use crate::words;
 
 /// How many SSDs a placement stands on in these results. None if it was not measured, or its name is not known.
 pub fn ssds(results: &Results, placement: &str) -> Option<u32> {
     let measured = results.runs.iter().any(|run| run.cell.placement == placement);
-    measured.then(|| Arrangement::parse(placement).ok()).flatten().map(|found| found.ssds())
+    let arrangement = measured.then(|| Arrangement::parse(placement).ok()).flatten()?;
+    let ground = &results.suite.ground;
+    Some(Ssds::of([&arrangement], ground.hypervisors).count(ground.servers))
 }
 
 /// The class of a placement's SSDs.
@@ -122,7 +125,8 @@ mod tests {
         let results = synthetic::which_side();
         let of = |placement: &str| ssds(&results, placement);
         assert_eq!(of("bluestore-colocated"), Some(0));
-        assert_eq!(of("host-tidepool"), Some(1));
+        assert_eq!(of("filestore-journal"), Some(2));
+        assert_eq!(of("host-tidepool"), Some(2));
         assert_eq!(of("host-tidepool-replicated"), Some(2));
         assert_eq!((of(synthetic::NOT_RUN), of("a")), (None, None));
         assert_eq!(class(&results, "filestore-journal@ssd-sata-consumer"), "ssd-sata-consumer");

@@ -83,6 +83,9 @@ pub struct Suite {
     /// What differs with `--quick`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quick: Option<Quick>,
+    /// Placements that are not measured this time, for want of time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<String>,
 }
 
 /// The cluster that all placements stand on.
@@ -212,6 +215,9 @@ pub struct Quick {
     pub smaller: u64,
     /// Of each workload only the depth nearest to this one.
     pub depth: u32,
+    /// Placements that it leaves out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<String>,
 }
 
 /// Why a text is no suite.
@@ -333,6 +339,12 @@ impl Suite {
         if self.quick.as_ref().is_some_and(|quick| quick.smaller == 0) {
             return Err("the quick form is at least 1 times smaller".into());
         }
+        let mut left_out = self.without.iter().chain(self.quick.iter().flat_map(|quick| &quick.without));
+        if let Some(wrong) = left_out.find(|name| !placement(name) || **name == self.baseline) {
+            return Err(format!(
+                "it cannot be without {wrong}: that is the baseline, or none of its placements"
+            ));
+        }
         self.ground.check()?;
         unique("placement", &self.placements)?;
         unique("workload", self.workloads.iter().map(|workload| &workload.name))?;
@@ -371,6 +383,7 @@ impl Suite {
         let Some(quick) = self.quick.take() else { return self };
         (self.repeats, self.seconds, self.ramp_s) = (quick.repeats, quick.seconds, quick.ramp_s);
         self.repeats_max = quick.repeats_max;
+        self.without.extend(quick.without);
         let ground = &mut self.ground;
         for bytes in [&mut ground.disk_bytes, &mut ground.ssd_bytes, &mut ground.image_bytes] {
             *bytes /= quick.smaller;
@@ -389,9 +402,11 @@ impl Suite {
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The placements, and after them the baseline again under another name: what is the same has to come out as the same.
+    /// The placements but those that it is without, and after them the baseline again under another name: what is the same has to come out
+    /// as the same.
     pub fn measured(&self) -> Vec<String> {
         let mut placements = self.placements.clone();
+        placements.retain(|placement| !self.without.contains(placement));
         let again = words::again(&self.baseline);
         if !placements.contains(&again) {
             placements.push(again);
@@ -582,6 +597,18 @@ mod tests {
     }
 
     #[test]
+    fn the_quick_form_leaves_out_what_it_is_without() {
+        let suite = Suite::find("which-side").expect("it comes with the program");
+        let quick = suite.clone().quick();
+        let measures = |suite: &Suite, name: &str| suite.cells().iter().any(|cell| cell.placement == name);
+        assert!(!quick.without.is_empty());
+        for name in &suite.placements {
+            assert!(measures(&suite, name), "{name}");
+            assert_eq!(measures(&quick, name), !quick.without.contains(name), "{name}");
+        }
+    }
+
+    #[test]
     fn a_direction_that_cannot_be_tested_is_told_in_one_line() {
         let good = Suite::find("micron").map(|_| include_str!("suites/micron.toml")).expect("it is built in");
         let axis = "axis = { along = \"depth\", trend = \"falls\" }";
@@ -638,6 +665,8 @@ mod tests {
             ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),
             ("guest = \"never_flushes\"", "guest = \"never_flushes\"\nsync = \"flush\"", "has no sync"),
             ("guest = \"never_flushes\"", "guest = \"sleeps\"", "line "),
+            ("without = [", "without = [\"bluestore-colocated\", ", "without bluestore-colocated"),
+            ("without = [", "without = [\"nothing\", ", "without nothing"),
         ] {
             assert!(good.contains(from), "{from}");
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();

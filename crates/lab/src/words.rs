@@ -231,9 +231,17 @@ pub(crate) fn load(suite: &Suite) -> String {
         "write" => "writes in order".into(),
         other => other.into(),
     };
-    let set = |clients: Option<&u32>| workload.set_bytes.saturating_mul(clients.map_or(1, |n| u64::from(*n)));
+    let ground = &suite.ground;
+    // The fuller of the SSD in a hypervisor, which has its clients' sets, and the SSD in a server, which has its part of all copies.
+    let set = |clients: Option<&u32>| {
+        let clients = clients.map_or(1, |clients| u64::from(*clients));
+        let in_hypervisor =
+            workload.set_bytes.saturating_mul(clients.div_ceil(u64::from(ground.hypervisors.max(1))));
+        let copies = workload.set_bytes.saturating_mul(clients.saturating_mul(ground.replicas.into()));
+        in_hypervisor.max(copies / u64::from(ground.servers.max(1)))
+    };
     let (least, most) = (set(workload.clients.iter().min()), set(workload.clients.iter().max()));
-    let size = match suite.ground.ssd_bytes {
+    let size = match ground.ssd_bytes {
         ssd if most <= ssd && workload.rw == "randrw" => " that fits the SSD",
         ssd if most <= ssd => " that fit the SSD",
         ssd if least > ssd => " larger than the SSD",
@@ -324,7 +332,7 @@ mod tests {
         suite.workloads[1].clients = vec![1, 4];
         suite.ground.ssd_bytes = 3 * suite.workloads[1].set_bytes;
         assert_eq!(load(&suite), "4 KiB 80/20", "it fits with one client and not with four");
-        suite.ground.ssd_bytes = suite.workloads[0].set_bytes;
+        suite.ground.ssd_bytes = 3 * suite.workloads[0].set_bytes;
         suite.deciding = "4k-randwrite".into();
         assert_eq!(load(&suite), "4 KiB random writes that fit the SSD");
         suite.deciding = "cold-scan".into();

@@ -1,4 +1,4 @@
-//! Controls, and what limited runs from outside.
+//! Controls, bounds, and what limited runs from outside.
 
 use maud::{Markup, html};
 
@@ -7,10 +7,22 @@ use super::stack::{Kind, stack};
 use super::tables::{finding, reasons};
 use crate::results::Run;
 use crate::stats::Finding;
-use crate::verdict::Control;
+use crate::verdict::{Bounded, Control};
 use crate::words;
 
-/// What has to come out as equal, and what holds in one direction only.
+/// The row of a placement beside its bound.
+fn bound(bounded: &Bounded) -> Vec<Markup> {
+    let (class, finding) = if bounded.rig_fault { ("no", "fault of the rig") } else { ("dim", "–") };
+    vec![
+        html! { (bounded.placement) },
+        html! { (bounded.bound) },
+        html! { (bounded.workload) },
+        html! { (bounded.iops) },
+        html! { span class=(class) { (finding) } },
+    ]
+}
+
+/// What has to come out as equal, what bounds placements, and what holds in one direction only.
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let results = page.results;
     let controls = &page.verdict.controls;
@@ -39,6 +51,14 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         ("ratio of requests per second", Kind::Number),
         ("finding", Kind::Text),
     ];
+    let bounds: Vec<Vec<Markup>> = page.verdict.bounds.iter().map(bound).collect();
+    let bound_columns = [
+        ("placement", Kind::Name),
+        ("bound", Kind::Text),
+        ("workload", Kind::Text),
+        ("ratio of requests per second", Kind::Number),
+        ("finding", Kind::Text),
+    ];
     html! {
         p {
             "A control is what it stands beside under another name (A/A), or only hands everything on (pass-through). Where one comes out as different, there is "
@@ -51,6 +71,14 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         }
         @if !controls.iter().any(|control| control.placement == again) {
             p { (results.suite.baseline) " was not measured twice: nothing shows that what is alike comes out alike." }
+        }
+        @if !bounds.is_empty() {
+            h3 { "Bounds" }
+            p {
+                "A cache under the OSDs is beside OSDs that are on such an SSD, a cache in the hypervisor beside its SSD without anything else. Where no disk is "
+                "in the way, a cache under the OSDs that has less than half of its bound is a fault of the rig, and is not ranked."
+            }
+            (stack(&bound_columns, &bounds))
         }
         h3 { "Runs that were limited by the client or the machine: " (limited.len()) }
         @if !limited.is_empty() {

@@ -195,7 +195,7 @@ fn tails_stand_with_what_limits_them() {
     let [p50, p99, p999, spread, beyond, limit] = cells(tails, "bluestore-colocated")[..] else {
         panic!("six")
     };
-    assert_eq!((p50, p99, p999, spread, beyond), ("194 ms", "913 ms", "1.6 s", "4.70 ×", "22"));
+    assert_eq!((p50, p99, p999, spread, beyond), ("86.0 ms", "397 ms", "695 ms", "4.62 ×", "12"));
     assert_eq!(limit, "store: read (61 % of a read's time)");
     let mut results = synthetic::results(&[("host-tidepool", &[900.0; 3])]);
     results.runs[1].lower_bound = Some("the client's processor was busy".into());
@@ -212,15 +212,15 @@ fn money_is_told_only_at_a_price() {
     let page = report(&results);
     let without = section(&page, "What it costs");
     assert!(without.contains("No price was given") && !without.contains("price per IOPS"));
-    assert_eq!(cells(without, "bluestore-colocated"), ["0", "74.0", "–", "–", "for good"]);
-    assert_eq!(cells(without, "osd-tidepool"), ["1", "907", "907", "1.10", "for good"]);
+    assert_eq!(cells(without, "bluestore-colocated"), ["0", "42.0", "–", "–", "for good"]);
+    assert_eq!(cells(without, "osd-tidepool"), ["2", "565", "283", "3.54", "for good"]);
     let [ssds, _, per_ssd, _, span] = cells(without, "host-tidepool-replicated")[..] else { panic!("five") };
-    assert_eq!((ssds, per_ssd, span), ("2", "1,702", "bursts up to 150.5 MiB"));
+    assert_eq!((ssds, per_ssd, span), ("2", "1,055", "bursts up to 95.1 MiB"));
     let prices = Prices::new(&results, &[price("120").expect("a price")]).expect("the suite's class");
     let page = html(&results, &verdict(&results), &prices);
     let with = section(&page, "What it costs");
     assert!(!with.contains("No price was given"));
-    assert_eq!(cells(with, "osd-tidepool")[4..6], ["120", "0.132"]);
+    assert_eq!(cells(with, "osd-tidepool")[4..6], ["240", "0.42"]);
     assert_eq!(cells(with, "host-tidepool-replicated")[4], "240");
     assert_eq!(cells(with, "filestore-journal@ssd-sata-consumer")[4..6], ["–", "–"], "another class");
     assert_eq!(cells(with, "bluestore-colocated")[4..6], ["–", "–"]);

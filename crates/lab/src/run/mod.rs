@@ -176,7 +176,10 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
             what: format!("{done} runs are there already"),
         });
     }
-    let impossible = runner.probe(&mut journal)?;
+    let not_run = not_run(&runner.suite)?;
+    for found in &not_run {
+        journal.not_run(found.clone())?;
+    }
     let mut clock = Clock::new(&runner.suite);
     let mut wanted: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
     for repeats in runner.suite.repeats.. {
@@ -194,7 +197,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
                 let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
                 let decides = || cell.workload == runner.suite.deciding;
                 let contends = |names: &BTreeSet<String>| decides() && names.contains(&cell.placement);
-                impossible.contains_key(&cell.placement)
+                not_run.iter().any(|found| found.placement == cell.placement)
                     || !wanted.get(&repeat).is_none_or(contends)
                     || known.iter().any(made)
             };
@@ -208,7 +211,8 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         }
     }
     if journal.results.runs.is_empty() {
-        return Err(RunError::Nothing(impossible.values().next().cloned().unwrap_or_default()));
+        let why = not_run.into_iter().find(|found| !runner.suite.without.contains(&found.placement));
+        return Err(RunError::Nothing(why.map(|found| found.why).unwrap_or_default()));
     }
     let out = runner.options.out.clone();
     journal.finish(&out)
@@ -289,11 +293,7 @@ pub struct PlannedTestbed {
 pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
     header(options)?;
-    let mut not_run = Vec::new();
-    for placement in &suite.measured() {
-        let probed = Arrangement::parse(placement).map_err(RunError::Suite)?.probe();
-        not_run.extend(probed.err().map(|why| NotRun { placement: placement.clone(), why }));
-    }
+    let not_run = not_run(suite)?;
     let impossible = |cell: &Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
     let blocks =
         schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
@@ -314,6 +314,20 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
         not_run,
         runs,
     })
+}
+
+/// What the suite is without, and what is not possible here.
+fn not_run(suite: &Suite) -> Result<Vec<NotRun>, RunError> {
+    let mut not_run = Vec::new();
+    for placement in &suite.without {
+        not_run.push(NotRun { placement: placement.clone(), why: "the quick form leaves it out".into() });
+    }
+    for placement in suite.measured() {
+        if let Err(why) = Arrangement::parse(&placement).map_err(RunError::Suite)?.probe() {
+            not_run.push(NotRun { placement, why });
+        }
+    }
+    Ok(not_run)
 }
 
 fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
@@ -348,19 +362,6 @@ impl Runner<'_> {
 
     fn drain_limit_s(&self) -> f64 {
         if self.options.quick { DRAIN_S.0 } else { DRAIN_S.1 }
-    }
-
-    /// What is not possible here, and why.
-    fn probe(&self, journal: &mut Journal) -> Result<BTreeMap<String, String>, RunError> {
-        let mut impossible = BTreeMap::new();
-        for placement in &self.suite.measured() {
-            let arrangement = Arrangement::parse(placement).map_err(RunError::Suite)?;
-            if let Err(why) = arrangement.probe() {
-                journal.not_run(NotRun { placement: placement.clone(), why: why.clone() })?;
-                impossible.insert(placement.clone(), why);
-            }
-        }
-        Ok(impossible)
     }
 
     /// Measures everything that is measured on one testbed. One that does not come up leaves its placements unmeasured.
