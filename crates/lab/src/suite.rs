@@ -362,6 +362,15 @@ impl Suite {
             if let Some(below) = below.filter(|_| found.caches == Caches::Cold) {
                 return Err(format!("the workload {}: the cache of {below} is never cold", found.name));
             }
+            let in_memory = placements
+                .iter()
+                .find(|name| Arrangement::parse(name).is_ok_and(|found| found.caches_in_memory()));
+            if let Some(name) = in_memory.filter(|_| found.guest == Guest::NeverFlushes) {
+                return Err(format!(
+                    "the workload {}: {name} always sees a flush, which fio sends when it opens an image",
+                    found.name
+                ));
+            }
             if let Some(unknown) = found.placements.iter().find(|name| !placement(name)) {
                 return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
             }
@@ -665,6 +674,11 @@ mod tests {
             ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),
             ("guest = \"never_flushes\"", "guest = \"never_flushes\"\nsync = \"flush\"", "has no sync"),
             ("guest = \"never_flushes\"", "guest = \"sleeps\"", "line "),
+            (
+                "    \"host-tidepool-replicated\",\n]\n\n[[dir",
+                "    \"librbd-cache\",\n]\n\n[[dir",
+                "always sees a flush",
+            ),
             ("without = [", "without = [\"bluestore-colocated\", ", "without bluestore-colocated"),
             ("without = [", "without = [\"nothing\", ", "without nothing"),
         ] {

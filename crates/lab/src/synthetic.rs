@@ -9,10 +9,10 @@ use crate::collect::{Carried, Class, Sample, Usage};
 use crate::device::{Counts, preset};
 use crate::fio::Figures;
 use crate::machine::Machine;
-use crate::placement::{AGAIN, Arrangement};
+use crate::placement::AGAIN;
 use crate::random::Random;
 use crate::results::{Drained, Durability, FORMAT, Frozen, NotRun, Results, Run, Testbed, WINDOWS, Window};
-use crate::suite::{Cell, Guest, Suite};
+use crate::suite::{Cell, Suite};
 use crate::testbed::HOST_SSDS;
 use crate::words;
 
@@ -287,7 +287,6 @@ fn pace(workload: &str, placement: &str) -> f64 {
     match (workload, placement) {
         ("4m-write", _) => 0.12,
         ("cold-scan", _) => 3.0,
-        ("4k-write-never-flushes", "librbd-cache") => 0.39,
         ("4k-80-20-large", "host-tidepool" | "host-tidepool-replicated") => 0.2,
         ("4k-80-20-large", "osd-tidepool") => 0.25,
         ("4k-randwrite" | "4k-write-qd1", "bluestore-dbwal" | "filestore-journal") => 2.1,
@@ -314,10 +313,6 @@ pub(crate) fn which_side() -> Results {
             run.cell = cell.clone();
             run.testbed += 100 * u32::from(cell.slowed_by.is_some()) + 200 * u32::from(wrapped.is_some());
             let workload = results.suite.workload(&cell.workload).expect("cells are of workloads");
-            if workload.guest == Guest::NeverFlushes {
-                let arrangement = Arrangement::parse(placement).expect("a placement");
-                run.durability = arrangement.durability_without_flush(1);
-            }
             match workload.rw.as_str() {
                 "read" | "randread" => run.writes = None,
                 "write" | "randwrite" => run.reads = None,

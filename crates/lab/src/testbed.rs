@@ -420,12 +420,6 @@ impl Testbed {
         self.front.as_ref().and_then(|(_, front)| front.endpoint(image)).unwrap_or_else(|| self.direct(image))
     }
 
-    /// How a client that never flushes reaches an image.
-    pub fn endpoint_without_flush(&self, image: &str) -> Endpoint {
-        let front = self.front.as_ref().and_then(|(_, front)| front.endpoint_without_flush(image));
-        front.unwrap_or_else(|| self.direct(image))
-    }
-
     /// Images whose clients have flushed, where what is in front of the cluster remembers that.
     ///
     /// # Errors

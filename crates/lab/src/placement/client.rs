@@ -173,10 +173,6 @@ impl Placement for LibrbdCache {
         Durability::Volatile
     }
 
-    fn writes_through_until_flush(&self) -> bool {
-        true
-    }
-
     fn caches_reads(&self) -> bool {
         true
     }
@@ -192,70 +188,42 @@ impl Placement for LibrbdCache {
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let text =
             fs::read_to_string(&ground.client_conf).map_err(failed("cannot read the client's ceph.conf"))?;
-        let write = |name: &str, until_flush: bool| {
-            let conf = ground.directory.join(name);
-            let text = text.replace(NO_CACHE, &format!("{CACHE}{UNTIL_FLUSH} = {until_flush}\n"));
-            fs::write(&conf, text).map_err(failed(format!("cannot write {}", conf.display())))?;
-            Ok::<_, PlacementError>(conf)
-        };
-        let conf = write("librbd-cache.conf", false)?;
-        let conf_without_flush = write("librbd-cache-without-flush.conf", true)?;
+        let conf = ground.directory.join("librbd-cache.conf");
+        let text = text.replace(NO_CACHE, CACHE);
+        fs::write(&conf, text).map_err(failed(format!("cannot write {}", conf.display())))?;
         let clients =
             ground.images.iter().map(|image| (image.clone(), ground.namespace(ground.host_of(image))));
-        Ok(Box::new(Cached { conf, conf_without_flush, clients: clients.collect() }))
+        Ok(Box::new(Cached { conf, clients: clients.collect() }))
     }
 }
 
-/// librbd's cache as it is unless somebody turns it off.
+/// librbd's cache as it is unless somebody turns it off. It writes through until the first flush, and fio sends one when it opens an image.
 const CACHE: &str = "rbd cache = true\nrbd cache policy = writeback\n";
-/// Whether it writes through until the first flush. An image that is opened has seen none, and each fio opens it anew: no flush that was
-/// sent before counts. A guest that flushes has sent one long ago, so that it is off for such a guest; one that never does has Ceph's default.
-const UNTIL_FLUSH: &str = "rbd cache writethrough until flush";
 
 #[derive(Debug)]
 struct Cached {
     conf: PathBuf,
-    /// For clients that never flush.
-    conf_without_flush: PathBuf,
     /// Images, and where their clients are.
     clients: BTreeMap<String, Option<Namespace>>,
 }
 
-impl Cached {
-    fn with(&self, conf: &Path, image: &str) -> Endpoint {
-        let client = self.clients.get(image).cloned().flatten();
-        Endpoint::Rbd { conf: conf.into(), image: image.into(), client }
-    }
-
-    /// What librbd says of its cache with this ceph.conf.
-    fn told(&self, conf: &Path) -> Result<serde_json::Map<String, Value>, PlacementError> {
+impl Applied for Cached {
+    fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
         // What is in force for one image is in force for all.
         let (image, client) =
             self.clients.first_key_value().map_or(("", None), |(image, at)| (image, at.as_ref()));
         let mut command = Command::new("rbd");
-        command.arg("-c").arg(conf).args(["config", "image", "list", image, "--format", "json"]);
+        command.arg("-c").arg(&self.conf).args(["config", "image", "list", image, "--format", "json"]);
         client.iter().for_each(|client| client.enter(&mut command));
         let output = command.stdin(Stdio::null()).output().map_err(failed("cannot run rbd"))?;
         let options: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        let wanted =
-            ["rbd_cache", "rbd_cache_policy", "rbd_cache_size", "rbd_cache_writethrough_until_flush"];
+        let wanted = ["rbd_cache", "rbd_cache_policy", "rbd_cache_size"];
         let told =
             options.iter().filter_map(|option| Some((option["name"].as_str()?, option["value"].clone())));
-        Ok(told.filter(|(name, _)| wanted.contains(name)).map(|(name, value)| (name.into(), value)).collect())
-    }
-}
-
-impl Applied for Cached {
-    fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
-        let mut proof = self.told(&self.conf)?;
-        let without_flush = self.told(&self.conf_without_flush)?;
-        let is_on = |told: &serde_json::Map<String, Value>, until_flush: &str| {
-            let says = |name: &str, wanted: &str| told.get(name).is_some_and(|value| value == wanted);
-            says("rbd_cache", "true") && says("rbd_cache_writethrough_until_flush", until_flush)
-        };
-        let in_place = is_on(&proof, "false") && is_on(&without_flush, "true");
-        proof.insert("without_flush".into(), Value::Object(without_flush));
-        if in_place {
+        let told =
+            told.filter(|(name, _)| wanted.contains(name)).map(|(name, value)| (name.to_string(), value));
+        let proof: serde_json::Map<String, Value> = told.collect();
+        if proof.get("rbd_cache").is_some_and(|value| value == "true") {
             return Ok(Value::Object(proof));
         }
         let what = format!("librbd says {}", Value::Object(proof));
@@ -263,11 +231,8 @@ impl Applied for Cached {
     }
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
-        Some(self.with(&self.conf, image))
-    }
-
-    fn endpoint_without_flush(&self, image: &str) -> Option<Endpoint> {
-        Some(self.with(&self.conf_without_flush, image))
+        let client = self.clients.get(image).cloned().flatten();
+        Some(Endpoint::Rbd { conf: self.conf.clone(), image: image.into(), client })
     }
 }
 

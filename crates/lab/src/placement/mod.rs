@@ -75,10 +75,6 @@ pub trait Placement: Debug + Sync {
     fn durability(&self) -> Durability {
         Durability::Replicated
     }
-    /// Until a client's first flush it hands each write on before it is acknowledged, and keeps none back.
-    fn writes_through_until_flush(&self) -> bool {
-        false
-    }
     /// It keeps blocks that have been read.
     fn caches_reads(&self) -> bool {
         false
@@ -227,10 +223,6 @@ pub trait Applied: Debug {
     /// How clients reach an image through it, if it is between them and the cluster.
     fn endpoint(&self, _image: &str) -> Option<Endpoint> {
         None
-    }
-    /// How clients that never flush reach an image through it.
-    fn endpoint_without_flush(&self, image: &str) -> Option<Endpoint> {
-        self.endpoint(image)
     }
     /// Images whose clients have flushed since it was put in place, where it remembers that and acts upon it.
     ///
@@ -393,13 +385,6 @@ impl Arrangement {
         }
     }
 
-    /// The same as long as no client has sent a flush.
-    pub fn durability_without_flush(&self, replicas: u32) -> Durability {
-        let waits = |placement: &&'static dyn Placement| !placement.writes_through_until_flush();
-        let placements = self.placements.iter().copied().filter(waits).collect();
-        Arrangement { placements, ..self.clone() }.durability(replicas)
-    }
-
     /// The one between client and cluster.
     pub fn front(&self) -> Option<&'static dyn Placement> {
         self.within(&[Layer::Client]).next()
@@ -497,14 +482,5 @@ mod tests {
         assert_eq!(durability("host-tidepool-replicated+osd-tidepool", 2), Durability::Replicated);
         assert_eq!(durability("librbd-cache", 2), Durability::Volatile);
         assert_eq!(durability("osd-tidepool", 3), Durability::Replicated);
-        let before =
-            |text: &str, replicas| Arrangement::parse(text).expect(text).durability_without_flush(replicas);
-        assert_eq!(before("librbd-cache", 2), Durability::Replicated, "it keeps nothing back yet");
-        assert_eq!(
-            before("host-tidepool", 2),
-            Durability::OneCopy,
-            "the copy is on the host's SSD all the same"
-        );
-        assert_eq!(before("host-tidepool-replicated", 1), Durability::TwoCopies);
     }
 }

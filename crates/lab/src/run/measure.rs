@@ -91,10 +91,7 @@ impl Runner<'_> {
         let begun_s = self.begun.elapsed().as_secs_f64();
         let clients: Vec<Endpoint> = stand.images[..cell.clients as usize]
             .iter()
-            .map(|(image, _)| match workload.guest {
-                Guest::Flushes => stand.testbed.endpoint(image),
-                Guest::NeverFlushes => stand.testbed.endpoint_without_flush(image),
-            })
+            .map(|(image, _)| stand.testbed.endpoint(image))
             .collect();
         stand.testbed.emulate(true);
         if self.options.added.is_some() {
@@ -123,10 +120,7 @@ impl Runner<'_> {
             repeat,
             testbed: stand.id,
             hypervisors: self.suite.ground.hypervisors.min(cell.clients),
-            durability: match workload.guest {
-                Guest::Flushes => arrangement.durability(self.suite.ground.replicas),
-                Guest::NeverFlushes => arrangement.durability_without_flush(self.suite.ground.replicas),
-            },
+            durability: arrangement.durability(self.suite.ground.replicas),
             begun_s,
             commands: load.commands.clone(),
             figures: load.measured.figures(flushed),
