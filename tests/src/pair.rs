@@ -72,6 +72,9 @@ impl Host {
                 let hint = format!("{hint}; log: {}", self.daemon.log_tail());
                 Error::Timeout { what: what.into(), limit, hint }
             }
+            Error::Io { what, source } => {
+                Error::Io { what: format!("{what}; log: {}", self.daemon.log_tail()), source }
+            }
             error => error,
         })
     }

@@ -484,6 +484,15 @@ impl Suite {
 }
 
 impl Ground {
+    /// The sets of so many clients fit each SSD: one in a hypervisor has its clients' sets, one in a server its part of all copies.
+    pub fn fits(&self, workload: &Workload, clients: u32) -> bool {
+        let clients = u64::from(clients);
+        let in_hypervisor =
+            workload.set_bytes.saturating_mul(clients.div_ceil(u64::from(self.hypervisors.max(1))));
+        let copies = workload.set_bytes.saturating_mul(clients.saturating_mul(self.replicas.into()));
+        in_hypervisor.max(copies / u64::from(self.servers.max(1))) <= self.ssd_bytes
+    }
+
     fn check(&self) -> Result<(), String> {
         let axes = [&self.disks, &self.osds_per_disk];
         if axes.iter().any(|axis| axis.is_empty() || axis.contains(&0)) {
@@ -522,10 +531,16 @@ impl Ground {
         if self.ceph_conf.iter().any(|line| line.contains('\n') || line.trim_start().starts_with('[')) {
             return Err("ceph_conf has lines of the global section only".into());
         }
+        if self.disk == NVME && (self.slowed_by != 1 || self.second_slowed_by.is_some()) {
+            return Err("OSDs on NVMe are never slowed (slowed_by = 1, without second_slowed_by): there Ceph's own code takes the time, which stays as fast as it is".into());
+        }
         class(&self.disk)?;
         class(&self.ssd)
     }
 }
+
+/// The class of devices that is as fast as Ceph's code, or faster.
+const NVME: &str = "nvme";
 
 /// There is a class of devices of that name.
 fn class(name: &str) -> Result<(), String> {
@@ -669,6 +684,7 @@ mod tests {
             ("second_slowed_by = 8", "second_slowed_by = 4", "another factor"),
             ("repeats_max = 8", "repeats_max = 2", "repeats_max is at least repeats"),
             ("ssd = \"ssd-sata-plp\"", "ssd = \"floppy\"", "no class floppy"),
+            ("disk = \"hdd-7200\"", "disk = \"nvme\"", "OSDs on NVMe are never slowed"),
             ("\"osd-passthrough\"", "\"osd-magic\"", "no placement osd-magic"),
             ("depth = [1, 4, 16, 32]", "depth = [0]", "depth"),
             ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),

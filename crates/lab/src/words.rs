@@ -231,21 +231,12 @@ pub(crate) fn load(suite: &Suite) -> String {
         "write" => "writes in order".into(),
         other => other.into(),
     };
-    let ground = &suite.ground;
-    // The fuller of the SSD in a hypervisor, which has its clients' sets, and the SSD in a server, which has its part of all copies.
-    let set = |clients: Option<&u32>| {
-        let clients = clients.map_or(1, |clients| u64::from(*clients));
-        let in_hypervisor =
-            workload.set_bytes.saturating_mul(clients.div_ceil(u64::from(ground.hypervisors.max(1))));
-        let copies = workload.set_bytes.saturating_mul(clients.saturating_mul(ground.replicas.into()));
-        in_hypervisor.max(copies / u64::from(ground.servers.max(1)))
-    };
-    let (least, most) = (set(workload.clients.iter().min()), set(workload.clients.iter().max()));
-    let size = match ground.ssd_bytes {
-        ssd if most <= ssd && workload.rw == "randrw" => " that fits the SSD",
-        ssd if most <= ssd => " that fit the SSD",
-        ssd if least > ssd => " larger than the SSD",
-        _ => "",
+    let fits = |clients: Option<&u32>| suite.ground.fits(workload, clients.copied().unwrap_or(1));
+    let size = match (fits(workload.clients.iter().min()), fits(workload.clients.iter().max())) {
+        (true, true) if workload.rw == "randrw" => " that fits the SSD",
+        (true, true) => " that fit the SSD",
+        (false, _) => " larger than the SSD",
+        (true, false) => "",
     };
     format!("{} {what}{size}", bytes(workload.block_bytes))
 }

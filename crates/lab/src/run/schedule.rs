@@ -116,6 +116,8 @@ pub fn blocks(
                     let mut cells: Vec<Cell> =
                         on_it().filter(|cell| cell.placement == *placement).cloned().collect();
                     random.shuffle(&mut cells);
+                    // A cache whose SSD was too small for a set gets a smaller one back only in part.
+                    cells.sort_by_key(|cell| !fits(suite, cell));
                     // Left out only now: the order of the others stays that of the seed.
                     cells.retain(|cell| !done(cell, repeat));
                     if !cells.is_empty() {
@@ -129,6 +131,11 @@ pub fn blocks(
         }
     }
     Ok(blocks)
+}
+
+/// The sets of a measurement fit the SSDs.
+fn fits(suite: &Suite, cell: &Cell) -> bool {
+    suite.workload(&cell.workload).is_some_and(|workload| suite.ground.fits(workload, cell.clients))
 }
 
 /// Placements of which the deciding workload gets a repeat beyond the suite's: those that the repeats before it do not tell apart. None
@@ -243,6 +250,16 @@ mod tests {
                 assert!(clusters.contains_key(&(format!("{baseline}+again"), ground.slowed_by)));
             }
         }
+    }
+
+    #[test]
+    fn sets_that_do_not_fit_come_last() {
+        let suite = suite();
+        let blocks = blocks(&suite, suite.repeats, 5, &|_, _| false).expect("blocks");
+        let steps: Vec<&Step> = blocks.iter().flat_map(|block| &block.steps).collect();
+        let sorted = |step: &&&Step| step.cells.is_sorted_by_key(|cell| !fits(&suite, cell));
+        assert_eq!(steps.iter().filter(sorted).count(), steps.len());
+        assert!(steps.iter().any(|step| step.cells.iter().any(|cell| !fits(&suite, cell))));
     }
 
     #[test]

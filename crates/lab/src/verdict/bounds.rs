@@ -79,7 +79,7 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
 mod tests {
     use super::*;
     use crate::synthetic;
-    use crate::verdict::verdict;
+    use crate::verdict::{Outcome, verdict};
 
     /// Results in which a cache under the OSDs has so many requests per second where its bound has 1,000.
     fn results(under: f64, absorbs: bool) -> Results {
@@ -108,6 +108,18 @@ mod tests {
             let told =
                 found.answer.iter().any(|sentence| sentence.starts_with("A fault of the rig: in 4k-80-20"));
             assert_eq!(told, fault, "{:?}", found.answer);
+            let against = found.directions.iter().find(|tested| {
+                tested.direction.against.as_deref() == Some("osd-tidepool")
+                    && tested.direction.workload == "4k-80-20"
+            });
+            let against = against.expect("a claim against it");
+            assert_eq!(against.outcome == Outcome::NotMeasurable, fault, "{}", against.evidence);
+            assert_eq!(
+                against.evidence.contains("the rig keeps osd-tidepool"),
+                fault,
+                "{}",
+                against.evidence
+            );
         }
     }
 

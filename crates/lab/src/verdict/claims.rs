@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::bounds::Bounded;
 use super::course::{Course, is_beyond};
 use super::lasting::steadiness;
 use super::{Outcome, bottleneck};
@@ -138,8 +139,13 @@ fn of_ratio(direction: &Direction, expect: Expect, ratio: &Ratio, results: &Resu
     (outcome, evidence)
 }
 
-/// What became of a direction; `sustained` are the results of sustained runs alone.
-pub(super) fn test(results: &Results, sustained: Option<&Results>, direction: &Direction) -> Tested {
+/// What became of a direction; `sustained` are the results of sustained runs alone, `bounds` what bounds placements.
+pub(super) fn test(
+    results: &Results,
+    sustained: Option<&Results>,
+    bounds: &[Bounded],
+    direction: &Direction,
+) -> Tested {
     let Direction { placement, against, workload, .. } = direction;
     let names: Vec<&String> = [Some(placement), against.as_ref()].into_iter().flatten().collect();
     let course = |results: &Results| direction.axis.map(|axis| Course::of(results, direction, axis.along));
@@ -165,6 +171,16 @@ pub(super) fn test(results: &Results, sustained: Option<&Results>, direction: &D
         }
         (_, _, Some(expect), Some(ratio)) => of_ratio(direction, expect, ratio, results),
         _ => (Outcome::Inconclusive, "Nothing to compare".to_string()),
+    };
+    let at_fault = |bounded: &&Bounded| {
+        bounded.rig_fault && bounded.workload == *workload && names.contains(&&bounded.placement)
+    };
+    let outcome = match bounds.iter().find(at_fault) {
+        Some(Bounded { placement, bound, .. }) => {
+            evidence.push_str(&format!("; the rig keeps {placement} far from {bound}, its bound"));
+            Outcome::NotMeasurable
+        }
+        None => outcome,
     };
     evidence.push('.');
     let held = names.iter().map(|name| steadiness(results, name, workload)).reduce(Steadiness::and);

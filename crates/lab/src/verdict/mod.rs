@@ -131,7 +131,7 @@ pub enum Outcome {
     Reproduced,
     /// It does not.
     NotReproduced,
-    /// It turns with the factor by which devices are slowed.
+    /// It turns with the factor by which devices are slowed, or rests on what the rig does.
     NotMeasurable,
     /// Nobody knows.
     Inconclusive,
@@ -158,7 +158,7 @@ pub fn verdict(results: &Results) -> Verdict {
     let (mut rankings, unranked) = rank(results);
     let mut lasting = Lasting::of(results, &rankings, sustained.as_ref());
     let mut second_copy = second_copy(results, &rankings);
-    let test = |direction| test(results, sustained.as_ref(), direction);
+    let test = |direction| test(results, sustained.as_ref(), &bounds, direction);
     let mut directions: Vec<Tested> = suite.directions.iter().map(test).collect();
     let (mut advice, mut headline, mut answer) =
         answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked);
