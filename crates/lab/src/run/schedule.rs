@@ -116,8 +116,8 @@ pub fn blocks(
                     let mut cells: Vec<Cell> =
                         on_it().filter(|cell| cell.placement == *placement).cloned().collect();
                     random.shuffle(&mut cells);
-                    // A cache whose SSD was too small for a set gets a smaller one back only in part.
-                    cells.sort_by_key(|cell| !fits(suite, cell));
+                    // A cache that much was written to gets what it had read back only in part, the less so after a set that was too large.
+                    cells.sort_by_key(|cell| (cell.workload != suite.deciding, !fits(suite, cell)));
                     // Left out only now: the order of the others stays that of the seed.
                     cells.retain(|cell| !done(cell, repeat));
                     if !cells.is_empty() {
@@ -253,11 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn sets_that_do_not_fit_come_last() {
+    fn what_decides_comes_first_and_sets_that_do_not_fit_come_last() {
         let suite = suite();
         let blocks = blocks(&suite, suite.repeats, 5, &|_, _| false).expect("blocks");
         let steps: Vec<&Step> = blocks.iter().flat_map(|block| &block.steps).collect();
-        let sorted = |step: &&&Step| step.cells.is_sorted_by_key(|cell| !fits(&suite, cell));
+        let sorted = |step: &&&Step| {
+            let key = |cell: &Cell| (cell.workload != suite.deciding, !fits(&suite, cell));
+            step.cells.is_sorted_by_key(key)
+        };
         assert_eq!(steps.iter().filter(sorted).count(), steps.len());
         assert!(steps.iter().any(|step| step.cells.iter().any(|cell| !fits(&suite, cell))));
     }
