@@ -106,6 +106,17 @@ impl Process {
         Ok(())
     }
 
+    /// How it has ended, in words; None while it runs. It can still be waited for afterwards.
+    pub fn ended(&self) -> io::Result<Option<String>> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let ended = rustix::process::waitid(WaitId::Pid(pid), options)?;
+        Ok(ended.map(|status| match (status.terminating_signal(), status.exit_status()) {
+            (Some(signal), _) => format!("signal {signal}"),
+            (None, status) => format!("exit status {}", status.unwrap_or(0)),
+        }))
+    }
+
     /// Its exit status, if it has ended.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()

@@ -375,6 +375,19 @@ impl Suite {
                 return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
             }
         }
+        let clients = self.workloads.iter().flat_map(|found| &found.clients).max().copied().unwrap_or(1);
+        let ground = &self.ground;
+        let images = ground.image_bytes.saturating_mul(u64::from(clients) * u64::from(ground.replicas));
+        let disks =
+            ground.disks.iter().min().map_or(0, |disks| ground.disk_bytes.saturating_mul((*disks).into()));
+        if images > disks / 100 * DISKS_PERCENT_MAX {
+            return Err(format!(
+                "{clients} images with {} copies take {} of the {} on the disks: at most {DISKS_PERCENT_MAX} %, for what the OSDs and the caches need beside them",
+                ground.replicas,
+                words::bytes(images),
+                words::bytes(disks)
+            ));
+        }
         let grounds = self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
         let loads: usize = self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
         if grounds.saturating_mul(loads) > CELLS_MAX {
@@ -539,6 +552,9 @@ impl Ground {
     }
 }
 
+/// Images fill so much of the disks at most.
+const DISKS_PERCENT_MAX: u64 = 60;
+
 /// The class of devices that is as fast as Ceph's code, or faster.
 const NVME: &str = "nvme";
 
@@ -678,6 +694,7 @@ mod tests {
             ("replicas = 2", "replicas = 3", "replicas"),
             ("hypervisors = 2", "hypervisors = 3", "1 to 2 hypervisors"),
             ("disks = [2]", "disks = []", "disks"),
+            ("image_bytes = 4294967296", "image_bytes = 8589934592", "at most 60 %"),
             ("osds_per_disk = [1]", "osds_per_disk = [4000000000]", "at most 16"),
             ("smaller = 8", "smaller = 0", "at least 1"),
             ("\nslowed_by = 4", "\nslowed_by = 0", "slowed_by"),

@@ -464,10 +464,12 @@ impl Testbed {
         let mut all: Option<Drained> = None;
         for (_, applied) in self.applied() {
             let spent = all.map_or(0.0, |all| all.seconds);
-            let Some(found) = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false), stop)?
-            else {
-                continue;
-            };
+            let found = applied.drain((limit_s - spent).max(0.0), &|| self.emulate(false), stop);
+            if found.is_err() {
+                // What has ended is the reason.
+                self.cluster.check_osds()?;
+            }
+            let Some(found) = found? else { continue };
             let before = all.unwrap_or(Drained { dirty_bytes: 0, seconds: 0.0, hurried_bytes: 0 });
             all = Some(Drained {
                 dirty_bytes: before.dirty_bytes + found.dirty_bytes,

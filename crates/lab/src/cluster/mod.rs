@@ -536,21 +536,30 @@ impl Cluster {
     ) -> Result<(), ClusterError> {
         let start = Instant::now();
         loop {
-            for (number, osd) in self.osds.iter_mut().enumerate() {
-                if let Some(status) = osd.as_mut().and_then(|osd| osd.try_wait().ok().flatten()) {
-                    return Err(ClusterError::Ended {
-                        daemon: format!("osd.{number}"),
-                        status: status.to_string(),
-                        log: tail(&self.scratch.join(format!("osd.{number}.out"))),
-                    });
-                }
-            }
+            self.check_osds()?;
             let Err(state) = ready(self) else { return Ok(()) };
             if start.elapsed() > UP_TIMEOUT {
                 return Err(ClusterError::NotUp { seconds: UP_TIMEOUT.as_secs(), state });
             }
             std::thread::sleep(pause);
         }
+    }
+
+    /// Looks whether all OSDs that were started still run.
+    ///
+    /// # Errors
+    /// One has ended.
+    pub fn check_osds(&self) -> Result<(), ClusterError> {
+        for (number, osd) in self.osds.iter().enumerate() {
+            if let Some(status) = osd.as_ref().and_then(|osd| osd.ended().ok().flatten()) {
+                return Err(ClusterError::Ended {
+                    daemon: format!("osd.{number}"),
+                    status,
+                    log: tail(&self.scratch.join(format!("osd.{number}.out"))),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The running OSD of that number.

@@ -21,7 +21,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// Longest wait for an answer, in seconds.
 const ANSWER_LIMIT_S: u32 = 60;
 /// Longest drain with devices that answer at once.
-const HURRIED_LIMIT: Duration = Duration::from_secs(300);
+const HURRIED_LIMIT: Duration = Duration::from_secs(120);
 /// How often a drain is looked at.
 const POLL: Duration = Duration::from_millis(100);
 /// Counters of a volume that are kept, beside its latencies.
