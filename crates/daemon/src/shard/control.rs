@@ -66,6 +66,9 @@ enum Pending {
 /// Why records of a copy are taken no more.
 const WANTED_BY_ANOTHER: &str = "its owner does not need the copy, and another host wants its place";
 
+/// Why records are taken no more of a volume that gets back what its log has lost.
+const FETCHED: &str = "the volume is this host's own";
+
 /// Why records of a volume that goes are taken no more.
 const FORGOTTEN: &str = "the copy is to be forgotten";
 
@@ -74,6 +77,8 @@ const FORGOTTEN: &str = "the copy is to be forgotten";
 pub(super) struct Controls {
     next: u64,
     pending: Vec<(u64, Pending)>,
+    /// Those that are done, and wait for the backend to answer a change of the volume's ownership record.
+    leaving: Vec<(u64, VolumeId, Pending)>,
 }
 
 impl Controls {
@@ -109,7 +114,7 @@ impl Controls {
     }
 
     fn is_full(&self) -> bool {
-        self.pending.len() >= CONTROLS_MAX
+        self.pending.len() + self.leaving.len() >= CONTROLS_MAX
     }
 
     fn take(&mut self, number: u64) -> Option<Pending> {
@@ -155,7 +160,6 @@ impl<C: Core> Reactor<C> {
                 self.attach((id, name), attach, image, degraded, answer);
             }
             Command::GiveUp { id, answer } => {
-                // Another volume may get its number.
                 self.end_following(id, FORGOTTEN);
                 self.operate(id, answer, |shared, number, answer| {
                     shared.core.give_up(now, id, number);
@@ -310,6 +314,8 @@ impl<C: Core> Reactor<C> {
             Command::Adopt { guest } => self.adopt(guest),
             Command::Ask { id, offset, len, answer } => self.ask(id, offset, len, answer),
             Command::FollowOn { id, answer } => {
+                // An owner that is connected still has found the volume as it was.
+                self.end_following(id, FETCHED);
                 let _ = answer.send(self.follow_on(id));
             }
             Command::LogRecord { id, bytes, durable, answer } => {
@@ -511,6 +517,28 @@ impl<C: Core> Reactor<C> {
     /// The core has finished a control operation.
     pub(super) fn control_done(&mut self, number: u64, result: Result<(), ControlError>) {
         let pending = self.controls.take(number).expect("the core answers every operation once");
+        if let (Pending::Remove { id, .. } | Pending::HandOver { id, .. }, Ok(())) = (&pending, &result)
+            && self.shared.volumes.get(*id).is_some_and(Volume::changes_record)
+        {
+            self.controls.leaving.push((number, *id, pending));
+            return;
+        }
+        self.end_control(number, pending, result);
+    }
+
+    /// The backend has answered a change of the ownership record. True if the volume was waiting for that to leave: then the answer is
+    /// nobody's.
+    pub(super) fn leave_after_record(&mut self, id: VolumeId) -> bool {
+        let mut found = false;
+        while let Some(index) = self.controls.leaving.iter().position(|(_, leaving, _)| *leaving == id) {
+            let (number, _, pending) = self.controls.leaving.swap_remove(index);
+            self.end_control(number, pending, Ok(()));
+            found = true;
+        }
+        found
+    }
+
+    fn end_control(&mut self, number: u64, pending: Pending, result: Result<(), ControlError>) {
         match (pending, result) {
             (Pending::Add { id, answer }, Ok(())) => {
                 self.serve(id);
@@ -527,6 +555,10 @@ impl<C: Core> Reactor<C> {
                 let _ = answer.send(Err(Refused { error: error.into(), backend: self.detach(id) }));
             }
             (Pending::Remove { id, answer }, result) => {
+                if result.is_ok() {
+                    // Another volume may get its number.
+                    self.end_following(id, FORGOTTEN);
+                }
                 let _ = answer.send(result.map_err(ShardError::from).map(|()| self.detach(id)));
             }
             (Pending::HandOver { id, answer }, result) => {

@@ -294,6 +294,9 @@ impl<C: Core> Reactor<C> {
             }
             Message::Block { block, crc, data_bytes: 0 } => {
                 follower.next_block = Some((block, crc));
+                if self.check_follower(slot).is_err() {
+                    return false;
+                }
                 self.read_block(slot);
             }
             Message::Fetch { after, through } => return self.fetch(slot, after, through),

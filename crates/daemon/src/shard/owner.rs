@@ -8,6 +8,7 @@ use super::link::{Link, Socket};
 use super::reactor::Reactor;
 use super::replication::Role;
 use super::stats::PairStatus;
+use super::volume::Volume;
 use std::sync::Arc;
 use tidepool_backend::Peer;
 use tidepool_engine::api::{BLOCK_BYTES, Degraded, IoError, Nanos, PeerOp, Room, VolumeId};
@@ -205,6 +206,20 @@ impl<C: Core> Reactor<C> {
         }
     }
 
+    /// The host is gone that was to be noted before the record names it: the backend was asked for nothing yet, and the guest need not
+    /// wait for a checkpoint.
+    fn give_up_note(&mut self, id: VolumeId) {
+        let changes = self.shared.volumes.get(id).is_some_and(Volume::changes_record);
+        let Some(side) = self.replication.owners.get_mut(&id) else { return };
+        let (Some(_), Some((before, _))) = (side.noting, side.writing) else { return };
+        if changes || !matches!(side.session.owner().phase(), Phase::Joining { down: true, .. }) {
+            return;
+        }
+        // The note itself goes on: the next record that names a host waits for it.
+        side.writing = None;
+        self.tell_owner(id, Event::Found(before));
+    }
+
     /// What the volume is in need of; `None` for one that is not to have a second copy.
     pub(super) fn wants_peer(&mut self, id: VolumeId) -> Option<Wants> {
         let side = self.replication.owners.get(&id)?;
@@ -340,6 +355,7 @@ impl<C: Core> Reactor<C> {
         };
         side.link = None;
         self.tell_owner(id, Event::PeerDown);
+        self.give_up_note(id);
         self.start_beats();
     }
 

@@ -319,7 +319,9 @@ impl<C: Core> Reactor<C> {
         for (token, result) in self.completed.drain(..) {
             core.handle(*now, Event::Done { token, result });
         }
-        if let Some(result) = volume.record_written.take() {
+        if let Some(result) = volume.record_written.take()
+            && !self.leave_after_record(id)
+        {
             self.record_written(id, result);
         }
         self.poll_backend(id);

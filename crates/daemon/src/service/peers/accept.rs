@@ -411,7 +411,10 @@ async fn tell_need(
     let Some(introduction) = reception.introductions.begin(host) else {
         return stream.refuse(TOO_MANY).await;
     };
-    let _turn = introduction.turns.acquire().await.map_err(|_| PeerError::Silent)?;
+    let wait = Duration::from_nanos(volumes.limits().hello_ns);
+    let Ok(Ok(_turn)) = timeout(wait, introduction.turns.acquire()).await else {
+        return stream.refuse(TOO_MANY).await;
+    };
     let cache = me(volumes.shard().opened().uuid).cache;
     match volumes.needs_copy(host, name, image).await {
         Ok(needed) => stream.send(&Message::Needed { cache, needed }).await,

@@ -18,6 +18,8 @@ const ASK_PAUSE: Time = Time::from_secs(30);
 const FIRST_PAUSE: Time = Time::from_secs(3);
 /// Copies about which it is asked at once: an owner that does not answer keeps the others waiting no longer than that.
 const ASKED_MAX: usize = 8;
+/// The phase of an owner that is none any more.
+const LOST: &str = "lost";
 /// Volumes that have left this host, of which that is remembered.
 const LEFT_MAX: usize = 1024;
 
@@ -83,9 +85,13 @@ impl Volumes {
         }
         // What it sends meanwhile it may need: it is asked again when it sends nothing.
         let Some(newest) = self.shard.end_following(name, of).await? else { return Ok(()) };
-        if self.is_needed((name, &spec.backend), of).await == Some(false)
-            && self.is_anothers(name, &spec.backend).await
-        {
+        if self.is_needed((name, &spec.backend), of).await != Some(false) {
+            return Ok(());
+        }
+        // Who takes it over keeps it for that host.
+        let wait = Time::from_nanos(self.limits.record_ns);
+        let Ok(_takeover) = timeout(wait, self.takeovers.of(name)).await else { return Ok(()) };
+        if self.is_anothers(name, &spec.backend).await {
             self.shard.forget_counterpart(name, of, newest).await?;
             let now = self.shard.copies_of(name).await?;
             if now.is_some_and(|now| counterpart(&now.status.spec.attachment).is_none()) {
@@ -104,9 +110,13 @@ impl Volumes {
 
     /// What looks like a copy is one: at a start that is found out in the record of the image.
     async fn is_anothers(&self, name: &str, image: &str) -> bool {
-        let Ok(image) = self.check_way(name, image).await else { return false };
-        let found = timeout(Time::from_nanos(self.limits.record_ns), self.ownership(&image)).await;
-        let Ok(Ok(found)) = found else { return false };
+        let found = async {
+            let image = self.check_way(name, image).await.ok()?;
+            self.ownership(&image).await.ok()
+        };
+        let Ok(Some(found)) = timeout(Time::from_nanos(self.limits.record_ns), found).await else {
+            return false;
+        };
         !found.is_some_and(|found| self.owns(&found)) && !self.takes_over(name)
     }
 
@@ -175,8 +185,8 @@ impl Volumes {
     }
 
     /// Whether the image may lack something of a volume of this name, so that the copy of it on host `holder` is needed. It is not needed
-    /// where the volume is served here and all of it is in the image or in another host's copy, or where it has left with all of it in the
-    /// image or in the copy that is served now.
+    /// where the volume is served here, not with that copy, and all of it is in the image or in another host's copy; nor where it has left
+    /// with all of it in the image or in the copy that is served now.
     ///
     /// # Errors
     /// The daemon is about to end.
@@ -198,10 +208,13 @@ impl Volumes {
             _ if status.spec.read_only => true,
             VolumeState::Serving | VolumeState::Draining => {
                 let is_in_image = !status.dirty && status.lost_blocks == 0;
-                let pair = volume.pair.filter(|pair| pair.synced_with.is_some());
-                let is_elsewhere =
-                    pair.and_then(|pair| pair.host).is_some_and(|host| !host.eq_ignore_ascii_case(holder));
-                !is_in_image && !is_elsewhere
+                let pair = volume.pair.filter(|pair| pair.phase != LOST);
+                let in_sync = pair.as_ref().is_some_and(|pair| pair.synced_with.is_some());
+                let host = pair.and_then(|pair| pair.host);
+                let is_holder = |host: &String| host.eq_ignore_ascii_case(holder);
+                // The record may say that this copy counts, and what is on its way to it may be acknowledged before it is dirty here.
+                host.as_ref().is_some_and(is_holder)
+                    || !is_in_image && !(in_sync && host.is_some_and(|host| !is_holder(&host)))
             }
             // It is another host's since it has left, and that host may ask about it. Else it may be this host's own, which gets back from
             // its copy what its log has lost.
