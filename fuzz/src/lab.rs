@@ -1,5 +1,6 @@
 //! The lab's documents: inventories, suites, results, journals.
 
+use tidepool_lab::cost::Prices;
 use tidepool_lab::plan::{Evidence, Inventory, plan};
 use tidepool_lab::run::journal;
 use tidepool_lab::suite::{CELLS_MAX, Suite};
@@ -46,7 +47,7 @@ pub(crate) fn results(bytes: &[u8]) {
     match document::parse("r.json", bytes) {
         Ok(results) => {
             let verdict = verdict::verdict(&results);
-            let page = report::html(&results, &verdict);
+            let page = report::html(&results, &verdict, &Prices::default());
             assert!(page.starts_with("<!DOCTYPE html>"));
             compare::compare(&results, &results);
             let inventory = Inventory::parse(INVENTORY).expect("the sample");
