@@ -214,7 +214,7 @@ impl Volumes {
                 let is_holder = |host: &String| host.eq_ignore_ascii_case(holder);
                 // The record may say that this copy counts, and what is on its way to it may be acknowledged before it is dirty here.
                 host.as_ref().is_some_and(is_holder)
-                    || !is_in_image && !(in_sync && host.is_some_and(|host| !is_holder(&host)))
+                    || !(is_in_image || in_sync && host.is_some_and(|host| !is_holder(&host)))
             }
             // It is another host's since it has left, and that host may ask about it. Else it may be this host's own, which gets back from
             // its copy what its log has lost.
