@@ -170,7 +170,7 @@ pub fn backend_state(volume: &ShardVolumeStatus) -> BackendState {
 
 /// Why nothing arrives at the image.
 fn fenced(volume: &ShardVolumeStatus) -> String {
-    match volume.pair.as_ref().is_some_and(|pair| pair.phase == "lost") {
+    match volume.pair.as_ref().is_some_and(|pair| pair.is_lost()) {
         true => "another owner has taken the image over".into(),
         false => {
             "this client is blocklisted, or another owner has taken the image over: nobody knows yet".into()

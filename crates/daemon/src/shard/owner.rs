@@ -7,7 +7,7 @@ use super::limits::{LINKS_MAX, OWNER_QUEUE_BYTES_MAX, RECORD_RETRY_NS};
 use super::link::{Link, Socket};
 use super::reactor::Reactor;
 use super::replication::Role;
-use super::stats::PairStatus;
+use super::stats::{LOST, PairStatus};
 use super::volume::Volume;
 use std::sync::Arc;
 use tidepool_backend::Peer;
@@ -93,7 +93,7 @@ impl OwnerSide {
                 Phase::Sync { .. } => "sync",
                 Phase::Conceding { .. } => "conceding",
                 Phase::Leaving { .. } => "leaving",
-                Phase::Lost => "lost",
+                Phase::Lost => LOST,
             },
             host: self.peer.as_ref().filter(|_| phase != Phase::Solo).map(|peer| peer.host.clone()),
             in_sync: matches!(phase, Phase::Sync { .. }),

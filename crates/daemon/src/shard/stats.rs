@@ -67,6 +67,16 @@ pub struct PairStatus {
     pub lag_records: u64,
 }
 
+impl PairStatus {
+    /// Another host has the volume, or its image takes nothing from this one.
+    pub fn is_lost(&self) -> bool {
+        self.phase == LOST
+    }
+}
+
+/// The phase of an owner that is none any more.
+pub(super) const LOST: &str = "lost";
+
 /// State of a shard at one moment.
 #[derive(Debug, Clone)]
 pub struct ShardStatus {

@@ -18,8 +18,6 @@ const ASK_PAUSE: Time = Time::from_secs(30);
 const FIRST_PAUSE: Time = Time::from_secs(3);
 /// Copies about which it is asked at once: an owner that does not answer keeps the others waiting no longer than that.
 const ASKED_MAX: usize = 8;
-/// The phase of an owner that is none any more.
-const LOST: &str = "lost";
 /// Volumes that have left this host, of which that is remembered.
 const LEFT_MAX: usize = 1024;
 
@@ -208,7 +206,7 @@ impl Volumes {
             _ if status.spec.read_only => true,
             VolumeState::Serving | VolumeState::Draining => {
                 let is_in_image = !status.dirty && status.lost_blocks == 0;
-                let pair = volume.pair.filter(|pair| pair.phase != LOST);
+                let pair = volume.pair.filter(|pair| !pair.is_lost());
                 let in_sync = pair.as_ref().is_some_and(|pair| pair.synced_with.is_some());
                 let host = pair.and_then(|pair| pair.host);
                 let is_holder = |host: &String| host.eq_ignore_ascii_case(holder);
