@@ -26,7 +26,7 @@ fn suite(directory: &Path, placements: &str, ground: &str, workloads: &[(&str, &
     let mut text = format!(
         "name = \"small\"\nquestion = \"does it count?\"\nplacements = [{placements}]\nbaseline = \"bluestore-colocated\"\n\
          deciding = \"{}\"\nrepeats = 1\nseconds = 2\nramp_s = 0\n[ground]\ndisk = \"ssd-sata-plp\"\ndisks = [2]\n\
-         osds_per_disk = [1]\ndisk_bytes = 4294967296\nssd = \"nvme\"\nssd_bytes = 1073741824\nslowed_by = 16\n\
+         osds_per_disk = [1]\ndisk_bytes = 8589934592\nssd = \"nvme\"\nssd_bytes = 1073741824\nslowed_by = 16\n\
          servers = 1\ndelay_us = 10\nimage_bytes = 268435456\n{ground}\n",
         workloads[0].0
     );

@@ -555,7 +555,7 @@ impl Cluster {
                 return Err(ClusterError::Ended {
                     daemon: format!("osd.{number}"),
                     status,
-                    log: tail(&self.scratch.join(format!("osd.{number}.out"))),
+                    log: last_words(&self.scratch.join(format!("osd.{number}.out"))),
                 });
             }
         }
@@ -650,9 +650,12 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(3)..].join(" / ")
 }
 
-/// The last lines of a file.
-fn tail(path: &Path) -> String {
-    last_lines(&fs::read_to_string(path).unwrap_or_default())
+/// What a daemon of Ceph's has said when it ended: the reason that it gives, or else its last lines.
+fn last_words(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let why =
+        text.lines().find(|line| line.contains("ceph_abort_msg(") || line.contains("FAILED ceph_assert("));
+    why.map_or_else(|| last_lines(&text), |why| why.trim().to_string())
 }
 
 /// Whether `ceph pg stat --format json` shows placement groups, all of them active+clean.
