@@ -199,8 +199,9 @@ fn g4_a_copy_that_is_kept_for_a_lost_host_is_forgotten_by_a_command_and_then_beg
     trio.set(Loss::Cable(HOLDER), true);
 
     let way_out = "tidepool volume remove vm --give-up --accept-loss";
-    let kept = "is kept for host h0, which does not say that it needs nothing of it";
-    wait_for_log(third, &format!("{kept}: if nobody does, forget it on the host that keeps it ({way_out})"));
+    let kept = "is kept for host h0, until that one says that it needs nothing of it";
+    wait_for_log(third, kept);
+    wait_for_log(third, &format!("if nobody needs it, forget it on the host that keeps it ({way_out})"));
     // What is kept can be saved before it is forgotten.
     let holder = &mut trio.hosts[HOLDER];
     holder.daemon.terminate().expect("it ends");
@@ -283,6 +284,19 @@ fn g4_a_former_owner_needs_what_the_new_one_has_and_no_other_hosts_copy() {
         assert!(is_needed(&trio, HOLDER), "live: {live}: it is the owner's own");
         assert!(!is_needed(&trio, THIRD), "live: {live}: another host's copy is stale");
     }
+}
+
+/// What is on its way to a copy that counts may be acknowledged before anything here is dirty.
+#[test]
+fn g4_a_copy_that_its_owner_is_in_sync_with_is_needed_whatever_the_image_has() {
+    let _turn = one_at_a_time();
+    let trio = Trio::on_file().expect("three hosts");
+    let mut guest = Client::connect(&trio.owner().socket, VOLUME).expect("let in");
+    guest.write(0, &[7; 4096]).expect("written");
+    trio.owner().admin.call("POST", &format!("/v1/volumes/{VOLUME}/drain"), None).expect("drained");
+    assert_eq!(dirty_bytes(trio.owner()), 0, "the image has everything");
+    assert!(is_needed(&trio, HOLDER), "it counts");
+    assert!(!is_needed(&trio, THIRD), "no other host has anything that is missing");
 }
 
 /// A host that only reads an image knows nothing of what a copy of it has.

@@ -19,29 +19,37 @@ use tokio::runtime::Runtime;
 const UUID: [u8; 16] = [7; 16];
 const IMAGE_BYTES: u64 = 64 << 20;
 
-struct Host {
+/// A host with an empty cache and an image.
+pub(crate) struct Host {
     directory: TempDir,
-    runtime: Runtime,
+    /// Runs what asks the shard.
+    pub(crate) runtime: Runtime,
+    uuid: [u8; 16],
 }
 
 impl Host {
     fn new() -> Host {
+        Host::with_cache(UUID)
+    }
+
+    /// One whose cache has this uuid.
+    pub(crate) fn with_cache(uuid: [u8; 16]) -> Host {
         let directory = tempfile::tempdir().expect("a directory");
         let cache =
             CacheFile::create(&directory.path().join("cache"), 256 << 20).expect("room for the cache");
-        let options = FormatOptions { uuid: UUID, size_bytes: cache.len_bytes(), segment_bytes: None };
+        let options = FormatOptions { uuid, size_bytes: cache.len_bytes(), segment_bytes: None };
         format_device(&mut cache.blocking(), &options, &mut |_, _| {}).expect("formatted");
         let image = std::fs::File::create(directory.path().join("image")).expect("an image");
         image.set_len(IMAGE_BYTES).expect("a sparse image");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Host { directory, runtime }
+        Host { directory, runtime, uuid }
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
         self.directory.path().join(name)
     }
 
-    fn config(&self) -> ShardConfig {
+    pub(crate) fn config(&self) -> ShardConfig {
         ShardConfig {
             cache: self.path("cache"),
             engine: EngineConfig::small(),
@@ -56,18 +64,18 @@ impl Host {
     }
 
     /// The same with something before the image.
-    fn start_on(
+    pub(crate) fn start_on(
         &self,
         socket: &str,
         before: impl FnOnce(Box<dyn Backend>) -> Box<dyn Backend>,
     ) -> (ShardHandle, VolumeId) {
         let shard = start(self.config()).expect("the shard starts");
-        assert_eq!(shard.opened().uuid, UUID);
+        assert_eq!(shard.opened().uuid, self.uuid);
         let uri: BackendUri = format!("file:{}", self.path("image").display()).parse().expect("a URI");
         let id = self.runtime.block_on(async {
             let known = shard.volumes().await.expect("the reactor runs");
             let attachment = known.first().map(|(_, spec, _)| spec.attachment.clone());
-            let options = OpenOptions { cache_uuid: UUID, attachment, ..OpenOptions::default() };
+            let options = OpenOptions { cache_uuid: self.uuid, attachment, ..OpenOptions::default() };
             let opened = tidepool_backend::open(&uri, options).expect("the image is free");
             let (backend, generation) = (before(opened.backend), opened.generation);
             let (size_bytes, attachment) = (backend.size_bytes(), backend.attachment());
@@ -108,7 +116,7 @@ impl Host {
         (shard, id)
     }
 
-    fn client(&self, socket: &str) -> BlockingClient<UnixStream> {
+    pub(crate) fn client(&self, socket: &str) -> BlockingClient<UnixStream> {
         let stream = UnixStream::connect(self.path(socket)).expect("the shard listens");
         stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).expect("a socket");
         BlockingClient::over(stream, Wanted::new("v")).expect("a handshake")

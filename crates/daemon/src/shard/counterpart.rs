@@ -76,9 +76,9 @@ impl fmt::Display for Kept {
         let Kept { name, counterpart, generation, bytes } = self;
         write!(
             f,
-            "what is here of generation {generation} ({bytes} bytes of it may be in no image) is kept for {counterpart}, which does not \
-             say that it needs nothing of it: if nobody does, forget it on the host that keeps it (tidepool volume remove {name} \
-             --give-up --accept-loss)"
+            "what is here of generation {generation} ({bytes} bytes of it may be in no image) is kept for {counterpart}, until that one says \
+             that it needs nothing of it and the image's record can be read here: if nobody needs it, forget it on the host that keeps it \
+             (tidepool volume remove {name} --give-up --accept-loss)"
         )
     }
 }
