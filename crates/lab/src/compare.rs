@@ -242,6 +242,9 @@ fn grounds(first: &Suite, second: &Suite) -> Vec<(&'static str, [String; 2])> {
         of("bytes of an OSD's cache", |suite| suite.ground.osd_cache_bytes.to_string()),
         of("lines of ceph.conf", |suite| suite.ground.ceph_conf.join("; ")),
         of("repeats", |suite| suite.repeats.to_string()),
+        of("repeats of the other workloads", |suite| {
+            suite.repeats_beside.unwrap_or(suite.repeats).to_string()
+        }),
         of("seconds of a run", |suite| suite.seconds.to_string()),
         of("seconds of the ramp", |suite| suite.ramp_s.to_string()),
         of("fresh clusters", |suite| suite.fresh_clusters.to_string()),

@@ -70,6 +70,9 @@ pub struct Suite {
     /// nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_max: Option<u32>,
+    /// How often those of the other workloads are made, if less often.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats_beside: Option<u32>,
     /// Length of a measurement in seconds, the ramp not included.
     pub seconds: u32,
     /// Seconds before a measurement counts.
@@ -83,7 +86,7 @@ pub struct Suite {
     /// What differs with `--quick`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quick: Option<Quick>,
-    /// Placements that are not measured this time, for want of time.
+    /// Placements and workloads that are not measured this time, for want of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
 }
@@ -208,6 +211,9 @@ pub struct Quick {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_max: Option<u32>,
     /// Instead of the suite's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats_beside: Option<u32>,
+    /// Instead of the suite's.
     pub seconds: u32,
     /// Instead of the suite's.
     pub ramp_s: u32,
@@ -215,7 +221,7 @@ pub struct Quick {
     pub smaller: u64,
     /// Of each workload only the depth nearest to this one.
     pub depth: u32,
-    /// Placements that it leaves out.
+    /// Placements and workloads that it leaves out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
 }
@@ -327,6 +333,9 @@ impl Suite {
         if self.repeats_max.is_some_and(|most| !(self.repeats..=REPEATS_MAX).contains(&most)) {
             return Err(format!("repeats_max is at least repeats and at most {REPEATS_MAX}"));
         }
+        if self.repeats_beside.is_some_and(|beside| !(1..=self.repeats).contains(&beside)) {
+            return Err("repeats_beside is at least 1 and at most repeats".into());
+        }
         if !placement(&self.baseline) {
             return Err(format!("the baseline {} is none of its placements", self.baseline));
         }
@@ -340,9 +349,10 @@ impl Suite {
             return Err("the quick form is at least 1 times smaller".into());
         }
         let mut left_out = self.without.iter().chain(self.quick.iter().flat_map(|quick| &quick.without));
-        if let Some(wrong) = left_out.find(|name| !placement(name) || **name == self.baseline) {
+        let needed = |name: &String| *name == self.baseline || *name == self.deciding;
+        if let Some(wrong) = left_out.find(|name| needed(name) || !placement(name) && !workload(name)) {
             return Err(format!(
-                "it cannot be without {wrong}: that is the baseline, or none of its placements"
+                "it cannot be without {wrong}: that decides, or is none of its placements and workloads"
             ));
         }
         self.ground.check()?;
@@ -407,7 +417,7 @@ impl Suite {
     pub fn quick(mut self) -> Suite {
         let Some(quick) = self.quick.take() else { return self };
         (self.repeats, self.seconds, self.ramp_s) = (quick.repeats, quick.seconds, quick.ramp_s);
-        self.repeats_max = quick.repeats_max;
+        (self.repeats_max, self.repeats_beside) = (quick.repeats_max, quick.repeats_beside);
         self.without.extend(quick.without);
         let ground = &mut self.ground;
         for bytes in [&mut ground.disk_bytes, &mut ground.ssd_bytes, &mut ground.image_bytes] {
@@ -449,7 +459,7 @@ impl Suite {
                 .iter()
                 .flat_map(|disks| self.ground.osds_per_disk.iter().map(move |osds| (disks, osds)))
             {
-                for workload in &self.workloads {
+                for workload in self.workloads.iter().filter(|found| !self.without.contains(&found.name)) {
                     for slowed_by in self.factors(&placement, workload) {
                         for &depth in &workload.depth {
                             cells.extend(workload.clients.iter().map(|&clients| Cell {
@@ -467,6 +477,11 @@ impl Suite {
             }
         }
         cells
+    }
+
+    /// How often a workload is measured, before the deciding one gets more.
+    pub fn repeats_of(&self, workload: &str) -> u32 {
+        self.repeats_beside.filter(|_| workload != self.deciding).unwrap_or(self.repeats)
     }
 
     /// The factors at which a workload is measured on a placement, None for the ground's; empty if it is not.
@@ -616,6 +631,11 @@ impl Workload {
         self.writes() || self.caches == Caches::Cold
     }
 
+    /// It ends with its time. What was read once is not cold any more: then it ends with the set.
+    pub fn is_time_based(&self) -> bool {
+        self.caches != Caches::Cold
+    }
+
     /// Whether anything is written.
     pub fn writes(&self) -> bool {
         !matches!(self.pattern(), Some(Pattern::Read | Pattern::RandRead))
@@ -646,9 +666,11 @@ mod tests {
     fn the_quick_form_leaves_out_what_it_is_without() {
         let suite = Suite::find("which-side").expect("it comes with the program");
         let quick = suite.clone().quick();
-        let measures = |suite: &Suite, name: &str| suite.cells().iter().any(|cell| cell.placement == name);
+        let measures = |suite: &Suite, name: &str| {
+            suite.cells().iter().any(|cell| cell.placement == name || cell.workload == name)
+        };
         assert!(!quick.without.is_empty());
-        for name in &suite.placements {
+        for name in suite.placements.iter().chain(suite.workloads.iter().map(|found| &found.name)) {
             assert!(measures(&suite, name), "{name}");
             assert_eq!(measures(&quick, name), !quick.without.contains(name), "{name}");
         }
@@ -721,6 +743,8 @@ mod tests {
             ),
             ("without = [", "without = [\"bluestore-colocated\", ", "without bluestore-colocated"),
             ("without = [", "without = [\"nothing\", ", "without nothing"),
+            ("without = [", "without = [\"4k-80-20\", ", "without 4k-80-20"),
+            ("repeats_beside = 2", "repeats_beside = 9", "in its quick form: repeats_beside"),
         ] {
             assert!(good.contains(from), "{from}");
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();

@@ -26,6 +26,11 @@ const FLUSHED_BYTES: u64 = 4096;
 /// What fio runs just before a job begins: the output goes to a file beside it.
 const PRERUN: &str = "--exec_prerun=date +%s%N";
 
+/// Lines of the log of rates in each part.
+const LINES: usize = 10;
+/// How much longer than meant the time may be that a line is for.
+const LATE: f64 = 1.1;
+
 /// Where fio sends its requests.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
@@ -414,22 +419,28 @@ impl Running {
     }
 }
 
-/// The arguments with which a run of so many seconds writes down its rates in so many equal parts; see [`rates`].
+/// The arguments with which a run of so many seconds writes down its rates; see [`rates`].
 pub fn parts(seconds: u32, count: usize) -> [String; 2] {
-    [
-        format!("--write_iops_log={JOB}"),
-        format!("--log_avg_msec={}", u64::from(seconds) * 1_000 / count as u64),
-    ]
+    let line_ms = line_ms(f64::from(seconds) * 1e3, count);
+    [format!("--write_iops_log={JOB}"), format!("--log_avg_msec={line_ms}")]
 }
 
-/// Requests per second of reads and of writes in each of so many equal parts of a run without its ramp, in their order, from the directory
-/// in which it ran; `None` where it was not asked for ([`parts`]) or has ended before.
-pub fn rates(directory: &Path, count: usize) -> Option<Vec<[f64; 2]>> {
-    read_rates(&std::fs::read_to_string(directory.join(format!("{JOB}_iops.1.log"))).ok()?, count)
+/// Milliseconds that a line of the log of rates is for.
+fn line_ms(run_ms: f64, count: usize) -> f64 {
+    (run_ms / (count * LINES) as f64).ceil()
 }
 
-/// Reads fio's log of rates: on each line milliseconds since the ramp, requests per second, 0 for reads or 1 for writes, and more.
-fn read_rates(log: &str, count: usize) -> Option<Vec<[f64; 2]>> {
+/// Requests per second of reads and of writes in each of so many equal parts of a run of so many seconds without its ramp, in their order,
+/// from the directory in which it ran; `None` where it was not asked for ([`parts`]), or where a run that is not `time_based` has ended before.
+pub fn rates(directory: &Path, seconds: u32, count: usize, time_based: bool) -> Option<Vec<[f64; 2]>> {
+    let log = std::fs::read_to_string(directory.join(format!("{JOB}_iops.1.log"))).ok()?;
+    read_rates(&log, f64::from(seconds) * 1e3, count, time_based)
+}
+
+/// Reads fio's log of rates in a run of `run_ms`: on each line milliseconds since the ramp, requests per second in the time that the line is
+/// for, 0 for reads or 1 for writes, and more. There is no line for a time without requests, the last one may be missing, and the first one
+/// may come just after the ramp.
+fn read_rates(log: &str, run_ms: f64, count: usize, time_based: bool) -> Option<Vec<[f64; 2]>> {
     let lines = log.lines().map(|line| {
         let mut fields = line.split(',').map(str::trim);
         let (ms, rate, side) = (fields.next()?, fields.next()?, fields.next()?);
@@ -440,17 +451,24 @@ fn read_rates(log: &str, count: usize) -> Option<Vec<[f64; 2]>> {
         ))
     });
     let lines: Vec<(f64, f64, usize)> = lines.collect::<Option<_>>()?;
+    let (line_ms, part_ms) = (line_ms(run_ms, count), run_ms / count as f64);
     let last_ms = lines.iter().map(|(ms, ..)| *ms).fold(0.0, f64::max);
-    let mut parts = vec![[0.0; 2]; count];
-    let mut seen = vec![false; count];
-    for (ms, rate, side) in lines {
-        // A part's line comes at its end, give or take a moment.
-        let at = (ms / last_ms * count as f64).round() as usize;
-        let at = at.checked_sub(1).filter(|at| *at < count)?;
-        parts[at][side] += rate;
-        seen[at] = true;
+    if lines.is_empty() || !time_based && last_ms < run_ms - part_ms / 2.0 {
+        return None;
     }
-    seen.iter().all(|seen| *seen).then_some(parts)
+    // A line that is missing at the end, or a time without requests.
+    let known_ms = if last_ms < run_ms - 2.0 * line_ms { run_ms } else { last_ms.min(run_ms) };
+    let mut parts = vec![[0.0; 2]; count];
+    let mut told_ms = [0.0; 2];
+    for (ms, rate, side) in lines {
+        let begin_ms = f64::max(told_ms[side], ms - line_ms * LATE);
+        told_ms[side] = f64::max(told_ms[side], ms);
+        for (at, part) in parts.iter_mut().enumerate() {
+            let (from, to) = (at as f64 * part_ms, ((at + 1) as f64 * part_ms).min(known_ms));
+            part[side] += rate * (ms.min(to) - begin_ms.max(from)).max(0.0) / (to - from);
+        }
+    }
+    Some(parts)
 }
 
 /// Everything that a pipe gives.
@@ -477,11 +495,28 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_parts_and_none_where_one_is_missing() {
-        let log = "999, 800, 0, 0, 0\n999, 200, 1, 0, 0\n2000, 700, 0, 0, 0\n2001, 300, 1, 0, 0\n2999, 10, 1, 0, 0\n";
-        assert_eq!(read_rates(log, 3), Some(vec![[800.0, 200.0], [700.0, 300.0], [0.0, 10.0]]));
-        assert_eq!(read_rates(log, 5), None, "it has ended before");
+        // Three parts of a second, of which the last one has writes only, and no line at its end.
+        let line = |at: usize, side: usize, rate: u32| format!("{}, {rate}, {side}, 0, 0\n", at * 100);
+        let reads = (1..=20).map(|at| line(at, 0, if at <= 10 { 800 } else { 700 }));
+        let log: String =
+            reads.chain((1..=29).map(|at| line(at, 1, if at <= 20 { 200 } else { 10 }))).collect();
+        let parts = |log: &str, ms, count| {
+            let parts = read_rates(log, ms, count, false)?;
+            Some(parts.into_iter().map(|part| part.map(f64::round)).collect::<Vec<_>>())
+        };
+        let wanted = vec![[800.0, 200.0], [700.0, 200.0], [0.0, 10.0]];
+        assert_eq!(parts(&log, 3e3, 3), Some(wanted.clone()));
+        assert_eq!(parts(&log, 5e3, 5), None, "it has ended before");
+        let silent = read_rates(&log, 5e3, 5, true).expect("it has not ended, but completed nothing");
+        assert_eq!(silent[4], [0.0; 2]);
+        let early = format!("3, 5000, 0, 0, 0\n{log}");
+        let found = parts(&early, 3e3, 3).expect("a line just after the ramp");
+        assert!((found[0][0] - 800.0).abs() < 20.0, "{found:?}");
+        let late = log.replace("000, ", "004, ");
+        let found = parts(&late, 3e3, 3).expect("lines that come when they like");
+        assert!((found[1][0] - 700.0).abs() < 10.0 && (found[2][1] - 10.0).abs() < 5.0, "{found:?}");
         for bad in ["", "999, 1, 2, 0\n", "999, x, 0, 0\n", "a\n", "0, 1, 0\n"] {
-            assert_eq!(read_rates(bad, 1), None, "{bad:?}");
+            assert_eq!(parts(bad, 1e3, 1), None, "{bad:?}");
         }
     }
 }

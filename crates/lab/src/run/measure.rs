@@ -20,9 +20,9 @@ use crate::suite::{Caches, Cell, Guest, Workload};
 use crate::testbed::Testbed;
 
 /// Most passes over a set that is to be warm.
-const WARM_PASSES_MAX: u32 = 4;
-/// It is warm when a pass misses less than this part of it.
-const WARM_MISSES_MAX: f64 = 0.005;
+const WARM_PASSES_MAX: u32 = 8;
+/// It is warm when a pass misses less than this part of it: a miss on a slowed disk takes as long as hundreds of hits.
+const WARM_MISSES_MAX: f64 = 0.000_2;
 /// Bytes in which caches count what they miss.
 const CACHE_BLOCK_BYTES: f64 = 4096.0;
 /// What a load generator may take longer than it was told to.
@@ -340,7 +340,10 @@ impl Runner<'_> {
                 Ok(mut reports) => {
                     let report = reports.pop().expect("there is at least one");
                     load.measured.add(&Measured::read(&report));
-                    rates.push(directory.and_then(|directory| fio::rates(&directory, WINDOWS)));
+                    let read = |directory: PathBuf| {
+                        fio::rates(&directory, self.suite.seconds, WINDOWS, workload.is_time_based())
+                    };
+                    rates.push(directory.and_then(read));
                 }
                 Err(error) => load.failure = Some(error.to_string()),
             }
@@ -359,8 +362,7 @@ impl Runner<'_> {
     ) -> Result<Running, FioError> {
         let (seconds, ramp_s) = (self.suite.seconds, self.suite.ramp_s);
         let mut words = fio::arguments(client, &workload.job(depth), workload.set_bytes, ramp_s, seconds);
-        if workload.caches == Caches::Cold {
-            // What was read once is not cold any more: it ends with the set.
+        if !workload.is_time_based() {
             words.retain(|word| word != "--time_based=1");
         }
         load.commands.push(fio::command_line(client, &words));

@@ -16,10 +16,10 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::ClusterError;
 use crate::device::{Preset, preset};
-use crate::fio::{self, FioError, Running};
+use crate::fio::{self, Endpoint, FioError, Running};
 use crate::machine;
 use crate::network::Network;
-use crate::placement::{Arrangement, PlacementError};
+use crate::placement::{Arrangement, Layer, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Ground, Suite};
 use crate::testbed::{Added, Layout, Testbed};
@@ -32,6 +32,8 @@ const DRAIN_S: (f64, f64) = (10.0, 600.0);
 
 /// How often what fails is tried: a cluster that broke is replaced once.
 const ATTEMPTS: u32 = 2;
+/// Unit of what new caches are written with.
+const AGED_UNIT_BYTES: u64 = 1 << 20;
 /// What is between client and OSDs where there is no network.
 const LOOPBACK: &str = "the loopback interface";
 
@@ -334,7 +336,7 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
     let runs = block.steps.iter().flat_map(|step| {
         step.cells.iter().map(|cell| {
             let workload = suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
-            let endpoint = fio::Endpoint::rbd("CONF", "img0");
+            let endpoint = Endpoint::rbd("CONF", "img0");
             let job = workload.job(cell.depth);
             let words = fio::arguments(&endpoint, &job, workload.set_bytes, suite.ramp_s, suite.seconds);
             let slowed = cell.slowed_by.map(|by| format!(", slowed by {by}")).unwrap_or_default();
@@ -353,7 +355,8 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
 impl Runner<'_> {
     /// All measurements, those that are impossible included.
     fn total(&self) -> usize {
-        self.suite.cells().len() * self.suite.repeats as usize
+        let cells = self.suite.cells();
+        cells.iter().map(|cell| self.suite.repeats_of(&cell.workload) as usize).sum()
     }
 
     fn interrupted(&self) -> Result<(), RunError> {
@@ -449,17 +452,24 @@ impl Runner<'_> {
         let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
         testbed.calm().map_err(RunError::Placement)?;
         let clients = self.suite.workloads.iter().flat_map(|workload| &workload.clients).max();
+        let written_bytes = if self.options.unfilled { 0 } else { ground.image_bytes };
         let mut images = Vec::new();
         for number in 0..clients.copied().unwrap_or(1) {
             let name = format!("img{number}");
             testbed.image(&name, ground.image_bytes).map_err(RunError::Placement)?;
-            let written = if self.options.unfilled { 0 } else { self.fill(&testbed, &name)? };
-            images.push((name, written));
+            images.push((name, written_bytes));
         }
+        self.write(images.iter().map(|(image, bytes)| (testbed.direct(image), *bytes)))?;
         let id = journal.results.testbeds.iter().map(|testbed| testbed.id + 1).max().unwrap_or(1);
         let ceph =
             testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
         testbed.filled().map_err(RunError::Placement)?;
+        if arrangement.within(&[Layer::Device]).any(|below| below.caches_reads()) {
+            let caches_bytes = testbed.ssd_share_bytes() * u64::from(ground.servers.max(1));
+            let copies = u64::from(ground.replicas) * images.len() as u64;
+            let bytes = caches_bytes / copies;
+            self.age(&testbed, images.iter().map(|(image, _)| (testbed.direct(image), bytes)))?;
+        }
         let proof = testbed.verify().map_err(RunError::Placement)?;
         journal.testbed(Described {
             id,
@@ -472,14 +482,23 @@ impl Runner<'_> {
         Ok(Stand { testbed, id, images, warm: (0, 0) })
     }
 
-    /// Writes an image from its begin to its end; returns how much was written.
-    fn fill(&self, testbed: &Testbed, image: &str) -> Result<u64, RunError> {
-        let (endpoint, bytes) = (testbed.direct(image), self.suite.ground.image_bytes);
-        let running =
-            Running::start(&endpoint, &fio::pass(&endpoint, "write", bytes)).map_err(RunError::Fio)?;
+    /// Writes images side by side, each from its begin on, so many bytes of each.
+    fn write(&self, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
+        let written = images.filter(|(_, bytes)| *bytes > 0);
+        let passes = written.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, "write", bytes)));
+        let passes = passes.collect::<Result<Vec<_>, _>>().map_err(RunError::Fio)?;
         let deadline = Instant::now() + PASS_LIMIT;
-        running.finish(&|| self.stop_reason(deadline)).map_err(RunError::Fio)?;
-        Ok(bytes)
+        passes
+            .into_iter()
+            .try_for_each(|pass| pass.finish(&|| self.stop_reason(deadline)).map(drop).map_err(RunError::Fio))
+    }
+
+    /// Has as much written through new caches as they hold: one that was never full takes writes in for nothing.
+    fn age(&self, testbed: &Testbed, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
+        let most = if self.options.unfilled { 0 } else { self.suite.ground.image_bytes };
+        let whole = |bytes: u64| bytes.min(most) / AGED_UNIT_BYTES * AGED_UNIT_BYTES;
+        self.write(images.map(|(image, bytes)| (image, whole(bytes))))?;
+        testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
     }
 
     /// The delay of a packet before it is slowed as the devices are; none where there is no network.
@@ -518,6 +537,12 @@ impl Runner<'_> {
         let front = arrangement.front();
         stand.warm = (0, 0);
         let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
+        if front.is_some_and(|front| front.caches_reads() && !front.caches_in_memory()) {
+            let on_host = stand.images.len().div_ceil(self.suite.ground.hypervisors.max(1) as usize);
+            let bytes = stand.testbed.ssd_share_bytes() / on_host.max(1) as u64;
+            let image = |(image, _): &(String, u64)| (stand.testbed.endpoint(image), bytes);
+            self.age(&stand.testbed, stand.images.iter().map(image))?;
+        }
         let known = journal.results.testbeds.iter().find(|testbed| testbed.id == stand.id);
         let Some(mut testbed) = known.cloned().filter(|_| front.is_some()) else { return Ok(()) };
         if testbed.proofs.insert(step.placement.clone(), proof.clone()) != Some(proof) {

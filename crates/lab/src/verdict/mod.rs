@@ -197,7 +197,8 @@ pub fn verdict(results: &Results) -> Verdict {
     }
 }
 
-/// Placements whose order is open, and more clusters may decide it: the first two of each ranking, of all runs and of the sustained ones.
+/// Placements whose order is open, and more clusters may decide it: the first two of each ranking, of all runs and of the sustained ones;
+/// and a control that shows nothing, with what it is to be the same as.
 pub fn undecided(results: &Results) -> BTreeSet<String> {
     let sustained = lasting::sustained(results);
     let rankings = [Some(results), sustained.as_ref()].into_iter().flatten().flat_map(|of| rank(of).0);
@@ -205,7 +206,10 @@ pub fn undecided(results: &Results) -> BTreeSet<String> {
         let lead = ranking.lead.filter(|lead| lead.iops.is_open())?;
         Some([ranking.places.first()?.placement.clone(), lead.against])
     });
-    open.flatten().collect()
+    let controls = control::controls(results);
+    let silent = controls.into_iter().filter(|control| control.iops.is_open());
+    let silent = silent.flat_map(|control| [control.placement, control.against]);
+    open.flatten().chain(silent).collect()
 }
 
 fn caveat(results: &Results) -> Option<String> {
