@@ -20,12 +20,23 @@ use tokio::net::UnixStream;
 /// Largest answer that is read, in bytes: some hundred volumes with all their counters.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
+/// How often a question is asked.
+const ASKED_MAX: u32 = 10;
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens on the socket.
     #[error("cannot reach the daemon at {}: {why} (is `tidepool serve` running? name its socket with --admin)", .socket.display())]
     Unreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// It ended the connection without an answer.
+    #[error("cannot reach the daemon at {}: it hung up ({why}) (is `tidepool serve` running? name its socket with --admin)", .socket.display())]
+    HungUp {
         /// The socket.
         socket: PathBuf,
         /// What the system said.
@@ -201,10 +212,26 @@ impl Client {
         self.call(Method::POST, format!("/v1/volumes/{name}/give-up"), Some(&GiveUp { accept_loss })).await
     }
 
+    /// Asks, and asks a question again that was not answered: many who connect at once take each other's places, before anybody has asked.
     async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: String,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ClientError> {
+        for _ in 1..ASKED_MAX {
+            match self.ask(&method, &path, body).await {
+                Err(ClientError::HungUp { .. }) if method == Method::GET => {}
+                asked => return asked,
+            }
+        }
+        self.ask(&method, &path, body).await
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: &Method,
+        path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, ClientError> {
         let garbled = |why: String| ClientError::Garbled { socket: self.socket.clone(), why };
@@ -223,9 +250,9 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|e| garbled(e.to_string()))?;
-        let lost = |e: &dyn std::fmt::Display| ClientError::Unreachable {
+        let lost = |e: &dyn std::fmt::Display| ClientError::HungUp {
             socket: self.socket.clone(),
-            why: format!("it hung up ({e})"),
+            why: e.to_string(),
         };
         let answer = sender.send_request(request).await.map_err(|e| lost(&e))?;
         let status = answer.status();
