@@ -2,7 +2,6 @@
 
 use crate::shard::Host;
 use rustix::event::{EventfdFlags, eventfd};
-use std::collections::VecDeque;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -29,55 +28,42 @@ struct Asked {
     record: Option<u64>,
     /// Another owner has the image.
     is_fenced: bool,
-    answers: VecDeque<(u64, Result<(), IoError>)>,
+    answers: Vec<(u64, Result<(), IoError>)>,
 }
 
-/// An image of zeroes that is never changed, and whose ownership record is changed when the test says so.
-struct Slow {
-    image: Box<dyn Backend>,
-    rings: Arc<OwnedFd>,
-    asked: Arc<Mutex<Asked>>,
+/// What a backend that takes its time shares with the test.
+struct Desk {
+    asked: Mutex<Asked>,
+    bell: OwnedFd,
 }
 
-/// The test's side of it.
-struct Answers {
-    rings: Arc<OwnedFd>,
-    asked: Arc<Mutex<Asked>>,
-}
-
-fn ring(bell: &OwnedFd) {
-    rustix::io::write(bell, &1u64.to_ne_bytes()).expect("an eventfd takes a number");
-}
-
-impl Slow {
-    fn before(image: Box<dyn Backend>) -> (Slow, Answers) {
-        let rings = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"));
-        let asked = Arc::new(Mutex::new(Asked::default()));
-        (Slow { image, rings: rings.clone(), asked: asked.clone() }, Answers { rings, asked })
+impl Desk {
+    fn new() -> Desk {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        Desk { asked: Mutex::default(), bell }
     }
 
     fn asked(&self) -> MutexGuard<'_, Asked> {
         self.asked.lock().expect("no panic")
     }
-}
 
-impl Answers {
-    /// Another owner has the image from now on.
-    fn fence(&self) {
-        self.asked.lock().expect("no panic").is_fenced = true;
-    }
-
-    fn changes_record(&self) -> bool {
-        self.asked.lock().expect("no panic").record.is_some()
+    fn ring(&self) {
+        rustix::io::write(&self.bell, &1u64.to_ne_bytes()).expect("an eventfd takes a number");
     }
 
     /// Answers the change of the ownership record.
     fn answer(&self, result: Result<(), IoError>) {
-        let mut asked = self.asked.lock().expect("no panic");
+        let mut asked = self.asked();
         let token = asked.record.take().expect("a change is under way");
-        asked.answers.push_back((token, result));
-        ring(&self.rings);
+        asked.answers.push((token, result));
+        self.ring();
     }
+}
+
+/// An image of zeroes that is never changed, and whose ownership record is changed when the test says so.
+struct Slow {
+    image: Box<dyn Backend>,
+    desk: Arc<Desk>,
 }
 
 impl Backend for Slow {
@@ -90,28 +76,28 @@ impl Backend for Slow {
     }
 
     unsafe fn submit(&mut self, token: u64, transfer: Transfer) {
-        let mut asked = self.asked();
+        let mut asked = self.desk.asked();
         let result = if asked.is_fenced { Err(IoError::Fenced) } else { Ok(()) };
         if let Transfer::Read { ptr, len, .. } = transfer {
             // SAFETY: the caller promises that the memory is valid, and nobody else's, until the token comes back.
             unsafe { ptr.write_bytes(0, len) };
         }
-        asked.answers.push_back((token, result));
-        ring(&self.rings);
+        asked.answers.push((token, result));
+        self.desk.ring();
     }
 
     fn set_peer(&mut self, token: u64, _: Option<Peer>) {
-        let before = self.asked().record.replace(token);
+        let before = self.desk.asked().record.replace(token);
         assert_eq!(before, None, "one change at a time");
     }
 
     fn event_fd(&self) -> RawFd {
-        self.rings.as_raw_fd()
+        self.desk.bell.as_raw_fd()
     }
 
     fn completions(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        let _ = rustix::io::read(&self.rings, &mut [0; 8]);
-        let answers = std::mem::take(&mut self.asked().answers);
+        let _ = rustix::io::read(&self.desk.bell, &mut [0; 8]);
+        let answers = std::mem::take(&mut self.desk.asked().answers);
         answers.into_iter().for_each(|(token, result)| done(token, result));
     }
 
@@ -192,18 +178,14 @@ fn a_fenced_volume_whose_ownership_record_is_being_changed_leaves_when_that_is_a
     for answer in [Ok(()), Err(IoError::Fenced), Err(IoError::Errno(libc::EIO))] {
         let (host, other) = (Host::with_cache([7; 16]), Host::with_cache([9; 16]));
         let holder = start(other.config()).expect("the shard starts");
-        let mut answers = None;
-        let (owner, id) = host.start_on("nbd", |image| {
-            let (slow, its) = Slow::before(image);
-            answers = Some(its);
-            Box::new(slow)
-        });
-        let answers = answers.expect("a backend");
+        let desk = Arc::new(Desk::new());
+        let slow = |image| -> Box<dyn Backend> { Box::new(Slow { image, desk: desk.clone() }) };
+        let (owner, id) = host.start_on("nbd", slow);
         let mut client = host.client("nbd");
         copy((&owner, id), &holder, &host);
-        wait_until("a change of the record", || answers.changes_record());
+        wait_until("a change of the record", || desk.asked().record.is_some());
 
-        answers.fence();
+        desk.asked().is_fenced = true;
         // It may never be answered.
         std::thread::spawn(move || client.read(0, &mut [0; 4096]));
         wait_until("the fence", || state(&host, &owner, id) == VolumeState::Fenced);
@@ -211,7 +193,7 @@ fn a_fenced_volume_whose_ownership_record_is_being_changed_leaves_when_that_is_a
             let rest = async {
                 // What was asked before is answered before.
                 owner.status().await.expect("it runs while the volume waits");
-                answers.answer(answer);
+                desk.answer(answer);
             };
             tokio::join!(owner.detach_volume(id), rest).0
         });

@@ -219,13 +219,13 @@ impl Client {
         path: String,
         body: Option<&impl Serialize>,
     ) -> Result<T, ClientError> {
-        for _ in 1..ASKED_MAX {
+        let mut asked = 1;
+        loop {
             match self.ask(&method, &path, body).await {
-                Err(ClientError::HungUp { .. }) if method == Method::GET => {}
-                asked => return asked,
+                Err(ClientError::HungUp { .. }) if method == Method::GET && asked < ASKED_MAX => asked += 1,
+                outcome => return outcome,
             }
         }
-        self.ask(&method, &path, body).await
     }
 
     async fn ask<T: DeserializeOwned>(

@@ -121,7 +121,10 @@ pub fn blocks(
                     // A cache that much was written to gets what it had read back only in part, the less so after a set that was too large.
                     cells.sort_by_key(|cell| (cell.workload != suite.deciding, !fits(suite, cell)));
                     // Left out only now: the order of the others stays that of the seed.
-                    cells.retain(|cell| repeat <= times(suite, cell) && !done(cell, repeat));
+                    let wanted = |cell: &Cell| {
+                        cell.workload == suite.deciding || repeat <= suite.repeats_of(&cell.workload)
+                    };
+                    cells.retain(|cell| wanted(cell) && !done(cell, repeat));
                     if !cells.is_empty() {
                         steps.push(Step { placement: placement.clone(), repeat, cells });
                     }
@@ -138,11 +141,6 @@ pub fn blocks(
 /// Something stands between its clients and the cluster.
 fn has_front(placement: &str) -> bool {
     Arrangement::parse(placement).is_ok_and(|arrangement| arrangement.front().is_some())
-}
-
-/// The last repeat of a measurement: the deciding workload's may go on.
-fn times(suite: &Suite, cell: &Cell) -> u32 {
-    if cell.workload == suite.deciding { u32::MAX } else { suite.repeats_of(&cell.workload) }
 }
 
 /// The sets of a measurement fit the SSDs.
