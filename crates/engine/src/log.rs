@@ -386,8 +386,10 @@ impl Engine {
             }
             self.seal(stream);
         }
+        let room_is_near = self.space.released_count() > 0;
         let reserve = match (stream, moving) {
             (Stream::Log, true) => 0,
+            (Stream::Main, true) if room_is_near => RESERVE_READ_CACHE,
             (Stream::Log, false) | (Stream::Main, true) => RESERVE_WRITES,
             _ => RESERVE_READ_CACHE,
         };

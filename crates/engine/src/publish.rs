@@ -4,7 +4,7 @@ use crate::api::Nanos;
 use crate::engine::Engine;
 use crate::format::EntryKind;
 use crate::group::supersede;
-use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, VolumeIndex};
+use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Built, BuiltEntry};
 use crate::mutation::mutated;
 use crate::space::Space;
@@ -85,8 +85,9 @@ pub(crate) fn apply_data(volume: &mut Volume, space: &mut Space, entries: &[Buil
     let (block, position) = (entries[0].entry.block(), entries[0].position);
     let n = entries.len() as u32;
     let (groups, frozen) = (&mut volume.groups, &mut volume.frozen_blocks);
-    volume.index.insert(block, n, position, &mut |block, n, was| {
-        cleaned += supersede(groups.as_mut(), space, frozen, block, n, was);
+    volume.index.insert(block, n, position, &mut |at, n, was| {
+        inherit_refs(space, was, n, position + (at - block) as u32);
+        cleaned += supersede(groups.as_mut(), space, frozen, at, n, was);
     });
     if let Some(groups) = &mut volume.groups {
         groups.insert(now, block, n, position);
@@ -95,6 +96,17 @@ pub(crate) fn apply_data(volume: &mut Volume, space: &mut Space, entries: &[Buil
         space.place(built.position, built.entry.value(), true);
     }
     volume.dirty_blocks = volume.dirty_blocks + u64::from(n) - cleaned;
+}
+
+/// What was used is no less wanted when it has been written again.
+fn inherit_refs(space: &mut Space, was: Lookup, n: u32, position: Position) {
+    let Lookup::At(old) = was else { return };
+    for i in 0..n {
+        let refs = space.marks.refs(old + i);
+        if refs > 0 {
+            space.marks.set_refs(position + i, refs);
+        }
+    }
 }
 
 /// A range reads as zero from now on; with `keep`, the backend is to keep its space. That is remembered for

@@ -8,6 +8,8 @@
 //!
 //! The order of victims follows S3-FIFO (Yang et al., SOSP 2023): newcomers leave first when they take
 //! more than a tenth; what was used twice lives in the main stream and gets a second chance there.
+//! A log has what S3-FIFO does not have, blocks that were written again and stand there dead. Before anything
+//! is dropped, segments of the main stream that are half dead are packed: all that lives in them moves.
 
 use crate::api::{BLOCK_BYTES, Effect, IoError, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
@@ -22,7 +24,7 @@ use crate::volume::{DirtyObject, object_of};
 
 /// Blocks moved at once.
 pub(crate) const MOVE_BLOCKS: usize = 64;
-/// Segments looked at from the front of a queue for a victim.
+/// Segments of a queue that are looked at for a victim.
 const SCAN_MAX: usize = 512;
 
 /// A live block of the victim.
@@ -61,6 +63,8 @@ struct Job {
     appends: u32,
     /// Hot blocks that may still be kept.
     survivors_left: u32,
+    /// The segment is packed: what lives in it is kept, and how often it was used.
+    packs: bool,
 }
 
 /// Reclaim's state.
@@ -69,6 +73,8 @@ pub(crate) struct Reclaim {
     job: Option<Job>,
     /// No new job is to be started: somebody waits for the end of this one.
     pub(crate) hold: bool,
+    /// Where in the queue of the main stream the next look for a segment to be packed begins.
+    look_from: usize,
     /// Memory of the previous job.
     spare: (Vec<Candidate>, Vec<Candidate>),
 }
@@ -100,8 +106,10 @@ impl Engine {
                 if free >= self.free_target() || self.reclaim.hold || self.stopping.is_some() {
                     return;
                 }
-                let Some(segment) = self.victim() else { return };
-                self.start_reclaim(segment);
+                // What is dead costs nothing, what is packed costs no block.
+                let (dead, sparse) = (self.dead_segment(), self.sparse());
+                let Some(segment) = dead.or(sparse).or_else(|| self.victim()) else { return };
+                self.start_reclaim(segment, dead.is_none() && sparse.is_some());
                 continue;
             };
             match job.phase {
@@ -118,14 +126,36 @@ impl Engine {
         }
     }
 
+    fn dead_segment(&self) -> Option<u32> {
+        let log = self.space.sealed(Stream::Log);
+        log.iter().take(SCAN_MAX).copied().find(|&s| self.space.segments[s as usize].is_dead())
+    }
+
+    /// The segment of the main stream with fewest live blocks, if these are no more than half of it and can move. A part of the stream is
+    /// looked at, and if there is none in it the next part the next time.
+    fn sparse(&mut self) -> Option<u32> {
+        let main = self.space.sealed(Stream::Main);
+        if main.is_empty() || self.space.free_count() <= RESERVE_READ_CACHE {
+            return None;
+        }
+        let from = self.reclaim.look_from % main.len();
+        let part = (from..from + SCAN_MAX.min(main.len())).map(|at| main[at % main.len()]);
+        let segment = |s: u32| &self.space.segments[s as usize];
+        let clean = part.filter(|&s| segment(s).dirty == 0);
+        let sparse = clean
+            .min_by_key(|&s| segment(s).live)
+            .filter(|&s| segment(s).live <= self.geo.segment_blocks / 2);
+        if sparse.is_none() {
+            self.reclaim.look_from = from + SCAN_MAX;
+        }
+        sparse
+    }
+
     fn victim(&self) -> Option<u32> {
         let segments = &self.space.segments;
         let queue = |stream| self.space.sealed(stream);
         let (fill, main, log) = (queue(Stream::Fill), queue(Stream::Main), queue(Stream::Log));
         let clean = |s: &&u32| segments[**s as usize].dirty == 0;
-        if let Some(&dead) = log.iter().take(SCAN_MAX).find(|&&s| segments[s as usize].is_dead()) {
-            return Some(dead);
-        }
         let log_clean = log.iter().take(SCAN_MAX).find(clean).copied();
         let all = fill.len() + main.len() + log.len();
         if fill.len() > self.geo.segments as usize / 10 {
@@ -146,7 +176,7 @@ impl Engine {
         (segments[least as usize].dirty < self.geo.segment_blocks * 15 / 16).then_some(least)
     }
 
-    fn start_reclaim(&mut self, segment: u32) {
+    fn start_reclaim(&mut self, segment: u32, packs: bool) {
         self.space.set_state(segment, SegmentState::Reclaiming);
         let (mut candidates, mut batch) = std::mem::take(&mut self.reclaim.spare);
         candidates.clear();
@@ -163,6 +193,7 @@ impl Engine {
             good: 0,
             appends: 0,
             survivors_left: self.geo.segment_blocks / 2,
+            packs,
         });
         if !s.is_dead() {
             let blocks = u32::from(s.summary_blocks);
@@ -200,8 +231,12 @@ impl Engine {
             }
             None => self.candidates_from_index(&mut job),
         }
-        // Batches of one stream each: two in turn would spend a header on every block.
-        job.candidates.sort_by_key(|c| !self.space.marks.is_dirty(c.position));
+        // Batches of one stream each, records of one volume each: two in turn would spend a header on every block.
+        job.candidates.sort_by_key(|c| (!self.space.marks.is_dirty(c.position), c.volume.0));
+        let records =
+            job.candidates.chunk_by(|a, b| a.volume == b.volume).count() + job.candidates.len() / MOVE_BLOCKS;
+        // With a header for each few blocks there is nothing to be gained.
+        job.packs &= job.candidates.len() + records <= self.geo.segment_blocks as usize * 3 / 4;
         job.phase = Phase::Sorting;
         self.reclaim.job = Some(job);
     }
@@ -262,7 +297,7 @@ impl Engine {
         let probation = self.space.segments[job.segment as usize].stream != Stream::Main;
         while let Some(&c) = job.candidates.get(job.cursor) {
             if self.is_needed(c) {
-                match self.survives(c, job.survivors_left) {
+                match self.survives(c, &job) {
                     Some(stream) => {
                         let full = job.batch.len() == MOVE_BLOCKS;
                         if full || !job.batch.is_empty() && stream != job.stream {
@@ -273,6 +308,11 @@ impl Engine {
                         if stream == Stream::Main {
                             job.survivors_left = job.survivors_left.saturating_sub(1);
                         }
+                    }
+                    None if job.packs => {
+                        // There is no room any more: what is left stays where it is.
+                        job.cursor = job.candidates.len();
+                        break;
                     }
                     None => {
                         self.evict(c);
@@ -296,16 +336,17 @@ impl Engine {
     }
 
     /// The stream that a block is moved to, or `None` if it is to be dropped.
-    fn survives(&self, c: Candidate, survivors_left: u32) -> Option<Stream> {
+    fn survives(&self, c: Candidate, job: &Job) -> Option<Stream> {
         if self.space.marks.is_dirty(c.position) {
             return Some(Stream::Log);
         }
-        let room = self.space.free_count() > RESERVE_READ_CACHE;
+        // What waits for a checkpoint is room soon.
+        let room = self.space.free_count() + self.space.released_count() > RESERVE_READ_CACHE;
         if self.must_stay(c) {
             return Some(if room { Stream::Main } else { Stream::Log });
         }
-        let hot = self.space.marks.refs(c.position) > 0 && survivors_left > 0;
-        (room && hot).then_some(Stream::Main)
+        let hot = job.packs || self.space.marks.refs(c.position) > 0;
+        (room && hot && job.survivors_left > 0).then_some(Stream::Main)
     }
 
     /// The block is dirty, or without it there might be more extents than a checkpoint holds, so that no segment would become free.
@@ -387,7 +428,13 @@ impl Engine {
     fn reclaim_append(&mut self) -> bool {
         let mut job = self.reclaim.job.take().expect("a job moves");
         let mut moved = self.append_batch(&mut job);
-        if !moved && self.space.free_count() <= RESERVE_WRITES {
+        let (free, released) = (self.space.free_count(), self.space.released_count());
+        let gives_up = !moved && (free < RESERVE_WRITES || released == 0 && free <= RESERVE_WRITES);
+        if gives_up && job.packs {
+            job.cursor = job.candidates.len();
+            job.good = 0;
+            moved = true;
+        } else if gives_up {
             // Perhaps there will be no room before this segment is free, but for the log.
             self.evict_batch(&job);
             job.stream = Stream::Log;
@@ -454,6 +501,7 @@ impl Engine {
     }
 
     pub(crate) fn publish_move(&mut self, now: Nanos, record: &Built, entries: &[BuiltEntry]) {
+        let packs = self.reclaim.job.as_ref().is_some_and(|job| job.packs);
         for built in entries {
             let block = built.entry.block();
             if self.volumes[record.volume.0 as usize].is_none() {
@@ -478,6 +526,9 @@ impl Engine {
                 continue;
             }
             volume.index.insert(block, 1, built.position, &mut |_, _, _| ());
+            // A clean block has had its second chance.
+            let stays = packs || space.marks.is_dirty(built.old);
+            space.marks.set_refs(built.position, if stays { space.marks.refs(built.old) } else { 0 });
             let dirty = space.kill(built.old) && !mutated!(MovedBlockIsClean);
             space.place(built.position, built.entry.value(), dirty);
             let object = object_of(block);

@@ -335,6 +335,59 @@ fn what_is_wanted_again_outlives_what_is_written_once() {
     assert!(cached(&w, 128 * MIB, 32 * MIB) < 100, "what was written first is gone");
 }
 
+/// A fifth of all requests writes again what is read, in a cache that was full of something else.
+#[test]
+fn what_is_wanted_again_stays_while_it_is_written_again() {
+    const SET_BYTES: u64 = 24 * MIB;
+    let mut w = world(DrainOrder::Unordered);
+    let data = pattern(1, PIECE as usize);
+    for i in 0..1024 {
+        w.write(0, 128 * MIB + i * PIECE, &data);
+        if i % 64 == 63 {
+            w.drain(0);
+        }
+    }
+    (0..3).for_each(|_| read_once(&mut w, 0, SET_BYTES));
+    let (mut random, block) = (7u64, pattern(2, BLOCK_BYTES));
+    let mut round = |w: &mut World| {
+        let before = w.status(0).count.miss_blocks;
+        for request in 0..40_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let at = (random >> 33) % (SET_BYTES / BLOCK_BYTES as u64) * BLOCK_BYTES as u64;
+            if request % 5 == 0 {
+                w.write(0, at, &block);
+            } else {
+                w.read(0, at, BLOCK_BYTES as u64);
+            }
+            if request % 500 == 0 {
+                w.drain(0);
+            }
+        }
+        w.status(0).count.miss_blocks - before
+    };
+    let misses: Vec<u64> = (0..4).map(|_| round(&mut w)).collect();
+    println!("blocks that were not there, of 32,000 reads: {misses:?}");
+    assert!(misses[3] < 64, "{misses:?}");
+}
+
+/// Blocks of two volumes are wanted in turn, so that each would need a record of its own where they are moved.
+#[test]
+fn what_is_packed_once_is_not_packed_again() {
+    const SET_BYTES: u64 = 24 * MIB;
+    let volume = |name| spec(name, 1024 * MIB, Mode::WriteBack);
+    let mut w = World::new(256 * MIB, &[volume("a"), volume("b")]);
+    for round in 0..6 {
+        for at in (0..SET_BYTES).step_by(BLOCK_BYTES) {
+            (0..2).for_each(|of| drop(w.read(of, at, BLOCK_BYTES as u64)));
+        }
+        read_once(&mut w, (64 + round * 128) * MIB, 128 * MIB);
+    }
+    let moved = w.engine.device_status().moved_blocks;
+    println!("{moved} blocks moved");
+    let wanted = 2 * SET_BYTES / BLOCK_BYTES as u64;
+    assert!((wanted / 2..wanted * 4).contains(&moved), "{moved} blocks moved of {wanted} that are wanted");
+}
+
 #[test]
 fn the_cache_follows_when_something_else_is_wanted_all_the_time() {
     let mut w = world(DrainOrder::Unordered);
