@@ -219,6 +219,9 @@ pub struct Quick {
     pub ramp_s: u32,
     /// Images and sets are so many times smaller, as are the SSD and the disks.
     pub smaller: u64,
+    /// Size of each SSD in bytes, if it is not to be so many times smaller: what OSDs write beside the data is not smaller either.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssd_bytes: Option<u64>,
     /// Of each workload only the depth nearest to this one.
     pub depth: u32,
     /// Placements and workloads that it leaves out.
@@ -423,6 +426,7 @@ impl Suite {
         for bytes in [&mut ground.disk_bytes, &mut ground.ssd_bytes, &mut ground.image_bytes] {
             *bytes /= quick.smaller;
         }
+        ground.ssd_bytes = quick.ssd_bytes.unwrap_or(ground.ssd_bytes);
         for workload in &mut self.workloads {
             workload.set_bytes /= quick.smaller;
             let nearest = workload.depth.iter().copied().min_by_key(|depth| depth.abs_diff(quick.depth));

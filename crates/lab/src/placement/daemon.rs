@@ -64,6 +64,8 @@ pub(super) struct Daemon {
     admin: PathBuf,
     socket: PathBuf,
     log: PathBuf,
+    /// It has volumes of its own, and not only copies of another one's.
+    serves: bool,
 }
 
 impl Daemon {
@@ -94,7 +96,9 @@ impl Daemon {
             lines.for_each(drop);
         });
         let ready = ready.recv_timeout(START_LIMIT).unwrap_or(false);
-        let daemon = Daemon { program: program.clone(), process, cache, admin, socket, log: log_path };
+        let serves = !setup.volumes.is_empty();
+        let daemon =
+            Daemon { program: program.clone(), process, cache, admin, socket, log: log_path, serves };
         if ready {
             return Ok(daemon);
         }
@@ -247,10 +251,15 @@ pub(super) fn drain(
     hurry: &dyn Fn(),
     stop: &dyn Fn() -> bool,
 ) -> Result<Option<Drained>, PlacementError> {
-    let dirty = || counters(daemons).map(|counters| counters["dirty_bytes"].as_u64().unwrap_or(0));
+    // One that has only copies has nothing to write back, and may have died: that is what the measurement says then.
+    let daemons: Vec<&Daemon> = daemons.iter().filter(|daemon| daemon.serves).collect();
+    let dirty = || {
+        let counted = daemons.iter().map(|daemon| daemon.counters()).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, PlacementError>(sum(counted).get("dirty_bytes").and_then(Value::as_u64).unwrap_or(0))
+    };
     let dirty_bytes = dirty()?;
     let start = Instant::now();
-    let mut drains = daemons.iter().map(Daemon::begin_drain).collect::<Result<Vec<_>, _>>()?;
+    let mut drains = daemons.iter().map(|daemon| daemon.begin_drain()).collect::<Result<Vec<_>, _>>()?;
     let limit = Duration::from_secs_f64(limit_s.max(0.0));
     let mut wait = |limit: Duration, stop: &dyn Fn() -> bool| {
         let start = Instant::now();

@@ -80,6 +80,6 @@ fn span(runs: &[&Run]) -> String {
         Some(Steadiness::Absorbing { absorbed_bytes, .. }) => {
             format!("bursts up to {}", words::bytes(absorbed_bytes))
         }
-        Some(Steadiness::Unknown) | None => "not known".into(),
+        Some(Steadiness::Varying | Steadiness::Unknown) | None => "not known".into(),
     }
 }

@@ -49,6 +49,7 @@ fn row(page: &Page<'_>, run: &Run, slowed: bool) -> Markup {
     let figures = &run.figures;
     let kind = match Steadiness::of(run) {
         Steadiness::Sustained => "sustained",
+        Steadiness::Varying => "varying",
         Steadiness::Absorbing { .. } => "absorbing",
         Steadiness::Unknown => "–",
     };

@@ -32,7 +32,9 @@ fn both_spans(ranking: &Ranking, lasting: &Lasting) -> Markup {
     };
     match lasting.steadiness(&names) {
         Steadiness::Sustained => tiles(ranking, "For bursts and for good: "),
-        Steadiness::Unknown => tiles(ranking, "In a measurement, of which nobody knows whether it lasts: "),
+        Steadiness::Varying | Steadiness::Unknown => {
+            tiles(ranking, "In a measurement, of which nobody knows whether it lasts: ")
+        }
         Steadiness::Absorbing { absorbed_bytes, .. } => html! {
             (tiles(ranking, &format!("For bursts up to {}: ", words::bytes(absorbed_bytes))))
             @match lasting.ranking(ranking.durability).filter(|found| found.lead.is_some()) {

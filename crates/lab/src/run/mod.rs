@@ -479,7 +479,7 @@ impl Runner<'_> {
             network: self.network(&testbed),
             proofs: BTreeMap::from([(shape.below.clone(), proof)]),
         })?;
-        Ok(Stand { testbed, id, images, warm: (0, 0) })
+        Ok(Stand { testbed, id, images, warm: None })
     }
 
     /// Writes images side by side, each from its begin on, so many bytes of each.
@@ -493,11 +493,19 @@ impl Runner<'_> {
             .try_for_each(|pass| pass.finish(&|| self.stop_reason(deadline)).map(drop).map_err(RunError::Fio))
     }
 
-    /// Has as much written through new caches as they hold: one that was never full takes writes in for nothing.
+    /// Has as much written through new caches as they hold, images again and again if need be: one that was never full takes writes in for
+    /// nothing.
     fn age(&self, testbed: &Testbed, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
-        let most = if self.options.unfilled { 0 } else { self.suite.ground.image_bytes };
+        if self.options.unfilled {
+            return Ok(());
+        }
+        let most = self.suite.ground.image_bytes;
         let whole = |bytes: u64| bytes.min(most) / AGED_UNIT_BYTES * AGED_UNIT_BYTES;
-        self.write(images.map(|(image, bytes)| (image, whole(bytes))))?;
+        let mut left: Vec<(Endpoint, u64)> = images.collect();
+        while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
+            self.write(left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))))?;
+            left.iter_mut().for_each(|(_, bytes)| *bytes = bytes.saturating_sub(most));
+        }
         testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
     }
 
@@ -535,7 +543,7 @@ impl Runner<'_> {
         let arrangement = Arrangement::parse(&step.placement).map_err(RunError::Suite)?;
         stand.testbed.emulate(false);
         let front = arrangement.front();
-        stand.warm = (0, 0);
+        stand.warm = None;
         let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
         if front.is_some_and(|front| front.caches_reads() && !front.caches_in_memory()) {
             let on_host = stand.images.len().div_ceil(self.suite.ground.hypervisors.max(1) as usize);

@@ -48,7 +48,9 @@ impl Course {
 pub enum Steadiness {
     /// Requests per second and dirty bytes are stationary: it goes on like that.
     Sustained,
-    /// They are not: a cache took in what has still to be written back, or something else changes.
+    /// They are not, and nothing is kept back: too few requests in a window to tell, or something else changes.
+    Varying,
+    /// They are not: something took in what has still to be written back.
     Absorbing {
         /// Bytes that clients wrote meanwhile: a burst of at least this size goes at this pace.
         absorbed_bytes: u64,
@@ -71,6 +73,9 @@ impl Steadiness {
             return Steadiness::Sustained;
         }
         let left_bytes = run.drained.map_or(windows[WINDOWS - 1].dirty_bytes, |drained| drained.dirty_bytes);
+        if left_bytes == 0 && windows.iter().all(|window| window.dirty_bytes == 0) {
+            return Steadiness::Varying;
+        }
         let absorbed_bytes = windows.iter().fold(0, |sum: u64, w| sum.saturating_add(w.written_bytes));
         Steadiness::Absorbing { absorbed_bytes, left_bytes }
     }
@@ -81,6 +86,7 @@ impl Steadiness {
         match (self, other) {
             (Steadiness::Unknown, _) | (_, Steadiness::Unknown) => Steadiness::Unknown,
             (Steadiness::Sustained, other) | (other, Steadiness::Sustained) => other,
+            (Steadiness::Varying, other) | (other, Steadiness::Varying) => other,
             (
                 Steadiness::Absorbing { absorbed_bytes, left_bytes },
                 Steadiness::Absorbing { absorbed_bytes: other_absorbed, left_bytes: other_left },
@@ -136,6 +142,18 @@ mod tests {
         let mut slowing = run([900, 800, 700, 600, 500], level);
         slowing.drained = Some(Drained { dirty_bytes: 999, seconds: 1.0, hurried_bytes: 0 });
         assert_eq!(Steadiness::of(&slowing), Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 999 });
+    }
+
+    #[test]
+    fn what_keeps_nothing_back_absorbs_nothing_however_it_varies() {
+        let mut varying = run([84, 63, 75, 75, 72], [0; 5]);
+        assert_eq!(Steadiness::of(&varying), Steadiness::Varying);
+        let absorbing = Steadiness::of(&run([9; 5], [1, 2, 3, 4, 5]));
+        assert_eq!(Steadiness::Varying.and(absorbing), absorbing);
+        assert_eq!(Steadiness::Sustained.and(Steadiness::Varying), Steadiness::Varying);
+        assert_eq!(Steadiness::Varying.and(Steadiness::Unknown), Steadiness::Unknown);
+        varying.drained = Some(Drained { dirty_bytes: 9, seconds: 1.0, hurried_bytes: 0 });
+        assert_eq!(Steadiness::of(&varying), Steadiness::Absorbing { absorbed_bytes: 35, left_bytes: 9 });
     }
 
     #[test]

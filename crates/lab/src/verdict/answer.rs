@@ -88,7 +88,7 @@ fn lead_that_lasts(ranking: &Ranking, lasting: &Lasting) -> String {
     let (Some(first), Some(over)) = (ranking.places.first(), &ranking.lead) else { return lead };
     match lasting.steadiness(&[&first.placement, &over.against]) {
         Steadiness::Sustained => lead,
-        Steadiness::Unknown => format!("{lead} Whether that lasts is not known."),
+        Steadiness::Varying | Steadiness::Unknown => format!("{lead} Whether that lasts is not known."),
         Steadiness::Absorbing { absorbed_bytes, .. } => {
             format!(
                 "For bursts up to {}: {lead} For good: {}",

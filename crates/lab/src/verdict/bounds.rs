@@ -3,14 +3,17 @@
 use serde::Serialize;
 
 use super::lasting::steadiness;
-use crate::results::Results;
+use crate::results::{Results, Run};
 use crate::stats::steady::Steadiness;
-use crate::stats::{self, Ratio};
+use crate::stats::{self, Ratio, objections};
 use crate::suite::Caches;
 use crate::words;
 
 /// The least part of its bound that a cache under the OSDs reaches, unless the rig is at fault.
 const BOUND_PART_MIN: f64 = 0.5;
+/// Largest part of what is read that a warm cache has not. A slowed disk takes hundreds of times as long, so that more than this is bounded
+/// by the disks.
+const MISSES_MAX: f64 = 0.005;
 
 /// A placement beside its bound.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -59,12 +62,14 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
     let iops = stats::of_control(results, placement, bound, &settings);
     let part = iops.ratio?.value;
     // What lasts is bounded by the disks, and reads of what is cached are not.
-    let past_the_disks = match steadiness(results, placement, workload) {
-        Steadiness::Absorbing { .. } => true,
-        Steadiness::Sustained | Steadiness::Unknown => {
-            results.suite.workload(workload).is_some_and(|workload| !workload.writes())
-        }
-    };
+    let misses = misses(results, placement, workload).is_some_and(|part| part > MISSES_MAX);
+    let past_the_disks = !misses
+        && match steadiness(results, placement, workload) {
+            Steadiness::Absorbing { .. } => true,
+            Steadiness::Sustained | Steadiness::Varying | Steadiness::Unknown => {
+                results.suite.workload(workload).is_some_and(|workload| !workload.writes())
+            }
+        };
     let rig_fault = under_osds && past_the_disks && part < BOUND_PART_MIN;
     Some(Bounded {
         placement: placement.into(),
@@ -75,11 +80,26 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
     })
 }
 
+/// The part of what was read that the caches of a placement had not, in all runs that count. None where they count nothing.
+fn misses(results: &Results, placement: &str, workload: &str) -> Option<f64> {
+    let of = |run: &&Run| {
+        run.cell.placement == placement && run.cell.workload == workload && objections(run).is_empty()
+    };
+    let counted = results.runs.iter().filter(of).filter_map(|run| run.placement.as_object());
+    let (mut hits, mut missed) = (0.0, 0.0);
+    for counters in counted.flat_map(|placements| placements.values()) {
+        hits += counters["hit_blocks"].as_f64().unwrap_or(0.0);
+        missed += counters["miss_blocks"].as_f64().unwrap_or(0.0);
+    }
+    (hits + missed > 0.0).then(|| missed / (hits + missed))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::synthetic;
     use crate::verdict::{Outcome, verdict};
+    use serde_json::json;
 
     /// Results in which a cache under the OSDs has so many requests per second where its bound has 1,000.
     fn results(under: f64, absorbs: bool) -> Results {
@@ -88,11 +108,19 @@ mod tests {
             ("osd-tidepool", &[under; 3]),
             ("osd-on-ssd", &[1_000.0; 3]),
         ]);
+        count(&mut results, 0);
         if absorbs {
             let under = results.runs.iter_mut().filter(|run| run.cell.placement == "osd-tidepool");
             under.for_each(|run| synthetic::absorb(run, 64 << 20));
         }
         results
+    }
+
+    /// So many of 1,000 blocks that were read the cache under the OSDs had not.
+    fn count(results: &mut Results, missed: u64) {
+        let counted = json!({ "osd-tidepool": { "hit_blocks": 1_000 - missed, "miss_blocks": missed } });
+        let under = results.runs.iter_mut().filter(|run| run.cell.placement == "osd-tidepool");
+        under.for_each(|run| run.placement = counted.clone());
     }
 
     #[test]
@@ -120,6 +148,15 @@ mod tests {
                 "{}",
                 against.evidence
             );
+        }
+    }
+
+    #[test]
+    fn a_cache_that_misses_has_disks_in_its_way() {
+        for (misses, fault) in [(4, true), (6, false)] {
+            let mut found = results(400.0, true);
+            count(&mut found, misses);
+            assert_eq!(verdict(&found).bounds[0].rig_fault, fault, "{misses} of 1,000 missed");
         }
     }
 

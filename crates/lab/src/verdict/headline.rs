@@ -119,7 +119,8 @@ fn not_worth_it(results: &Results, found: &Unworthy, lasting: &Lasting, load: &s
             )
         }
         held => {
-            let unknown = if held == Steadiness::Unknown { "; whether that lasts is not known" } else { "" };
+            let lasts = held == Steadiness::Sustained;
+            let unknown = if lasts { "" } else { "; whether that lasts is not known" };
             format!(
                 "Do not cache: at best, {name} has {ratio} the requests per second of {without}, for {load}{unknown}."
             )
@@ -141,7 +142,7 @@ pub(super) fn first_sentence(results: &Results, decides: &Ranking, lasting: &Las
     };
     match held {
         Steadiness::Sustained => (now.advice, format!("{}.", now.alone(&load))),
-        Steadiness::Unknown => {
+        Steadiness::Varying | Steadiness::Unknown => {
             (now.advice, format!("{}; whether that lasts is not known.", now.alone(&load)))
         }
         Steadiness::Absorbing { absorbed_bytes, .. } => {
