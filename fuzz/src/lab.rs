@@ -1,6 +1,7 @@
-//! The lab's documents: inventories, suites, results, journals.
+//! The lab's documents: inventories, suites, results, journals, and records of another benchmark.
 
 use tidepool_lab::cost::Prices;
+use tidepool_lab::exchange::pvc2;
 use tidepool_lab::plan::{Evidence, Inventory, plan};
 use tidepool_lab::run::journal;
 use tidepool_lab::suite::{CELLS_MAX, Suite};
@@ -53,6 +54,23 @@ pub(crate) fn results(bytes: &[u8]) {
             let inventory = Inventory::parse(INVENTORY).expect("the sample");
             let evidence = [Evidence { file: "r.json".into(), results }];
             serde_json::to_vec(&plan(&inventory, &evidence)).expect("a plan is plain data");
+        }
+        Err(error) => {
+            let line = error.to_string();
+            assert!(!line.contains('\n'), "not one line: {line:?}");
+        }
+    }
+}
+
+/// Records of another benchmark are refused on one line, or have benchmarks whose figures are numbers.
+pub(crate) fn records(bytes: &[u8]) {
+    match pvc2::parse("r.json", bytes) {
+        Ok(found) => {
+            assert!(!found.benchmarks.is_empty());
+            for row in found.benchmarks.iter().flat_map(|benchmark| &benchmark.jobs) {
+                let figures = [row.iops, row.bytes_per_s, row.mean_us];
+                assert!(figures.iter().all(|figure| figure.is_finite() && *figure >= 0.0), "{row:?}");
+            }
         }
         Err(error) => {
             let line = error.to_string();

@@ -38,7 +38,7 @@ const fn target(name: &'static str, bytes_max: usize, run: fn(&[u8])) -> Target 
 }
 
 /// All targets.
-pub static TARGETS: [Target; 22] = [
+pub static TARGETS: [Target; 23] = [
     target("nbd_server", 4096, nbd::server),
     target("nbd_client", 4096, nbd::client),
     target("nbd_replies", 16384, nbd::replies),
@@ -61,6 +61,7 @@ pub static TARGETS: [Target; 22] = [
     target("lab_suite", 8192, lab::suite),
     target("lab_results", 16384, lab::results),
     target("lab_journal", 16384, lab::journal),
+    target("lab_records", 8192, lab::records),
 ];
 
 /// A panic has been seen, on whichever thread, caught or not.

@@ -113,4 +113,5 @@ targets! {
     lab_suite 1000
     lab_results 1000
     lab_journal 1000
+    lab_records 1000
 }

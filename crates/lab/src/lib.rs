@@ -14,6 +14,7 @@ pub mod compare;
 pub mod cost;
 pub mod device;
 pub mod document;
+pub mod exchange;
 pub mod fio;
 pub mod machine;
 mod mounts;

@@ -13,7 +13,7 @@ use crate::collect::hops::Stage;
 use crate::device::{Counts, Spec};
 use crate::fio::Figures;
 use crate::machine::Machine;
-use crate::suite::{Cell, Suite};
+use crate::suite::{Cell, ClusterSize, Suite};
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
@@ -44,6 +44,9 @@ pub struct Results {
     pub devices: Vec<Frozen>,
     /// Placements that were not measured, and why.
     pub not_run: Vec<NotRun>,
+    /// Sizes of clusters that were not measured, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_run_sizes: Vec<NotRunSize>,
     /// The clusters, with what stood where.
     pub testbeds: Vec<Testbed>,
     /// Every measurement, in the order in which they were made.
@@ -66,6 +69,16 @@ pub struct Frozen {
 pub struct NotRun {
     /// Its name in the suite.
     pub placement: String,
+    /// What is missing.
+    pub why: String,
+}
+
+/// A size of clusters that was not measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NotRunSize {
+    /// The size.
+    pub size: ClusterSize,
     /// What is missing.
     pub why: String,
 }
@@ -152,6 +165,9 @@ pub struct Run {
     /// The measurement without its ramp in five equal windows, in their order. Empty where that was not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
+    /// fio's own report of each client, as its `--output-format=json` prints it. Empty where that was not kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fio: Vec<Value>,
 }
 
 fn one() -> u32 {
@@ -196,6 +212,7 @@ impl Results {
             machine: self.machine.clone(),
             devices: self.devices.clone(),
             not_run: self.not_run.clone(),
+            not_run_sizes: self.not_run_sizes.clone(),
             testbeds: self.testbeds.clone(),
             runs,
         }

@@ -3,6 +3,7 @@
 //! Suites that were published come with the program; others are TOML files of the same form.
 
 mod direction;
+mod size;
 
 use std::collections::BTreeSet;
 
@@ -18,6 +19,7 @@ use crate::results::Durability;
 use crate::testbed::HOSTS_MAX;
 use crate::words;
 pub use direction::{Along, Axis, Direction, Expect, Measure, Published, Trend};
+pub use size::ClusterSize;
 
 /// Longest measurement, in seconds.
 const SECONDS_MAX: u32 = 7 * 24 * 3600;
@@ -38,11 +40,12 @@ const CLIENTS_MAX: u32 = 64;
 pub const CELLS_MAX: usize = 10_000;
 
 /// Suites that come with the program: name and text.
-const BUILT_IN: [(&str, &str); 4] = [
+const BUILT_IN: [(&str, &str); 5] = [
     ("which-side", include_str!("suites/which-side.toml")),
     ("iometer-8020", include_str!("suites/iometer-8020.toml")),
     ("micron", include_str!("suites/micron.toml")),
     ("journal", include_str!("suites/journal.toml")),
+    ("pvc2", include_str!("suites/pvc2.toml")),
 ];
 
 /// A suite.
@@ -89,6 +92,9 @@ pub struct Suite {
     /// Placements and workloads that are not measured this time, for want of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
+    /// Sizes of clusters that are not measured this time, for want of time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without_sizes: Vec<ClusterSize>,
 }
 
 /// The cluster that all placements stand on.
@@ -101,6 +107,10 @@ pub struct Ground {
     pub disks: Vec<u32>,
     /// Numbers of OSDs on each disk; each is measured.
     pub osds_per_disk: Vec<u32>,
+    /// Clusters with more OSDs than this on each processor of the machine are not measured, and listed with that reason. No limit if nothing is
+    /// said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub osds_per_processor_max: Option<u32>,
     /// Size of a disk in bytes.
     pub disk_bytes: u64,
     /// Class of the SSDs: one in each server with OSDs, or one in each hypervisor, as a placement has it.
@@ -227,6 +237,9 @@ pub struct Quick {
     /// Placements and workloads that it leaves out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
+    /// Sizes of clusters that it leaves out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without_sizes: Vec<ClusterSize>,
 }
 
 /// Why a text is no suite.
@@ -388,27 +401,13 @@ impl Suite {
                 return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
             }
         }
-        let clients = self.workloads.iter().flat_map(|found| &found.clients).max().copied().unwrap_or(1);
-        let ground = &self.ground;
-        let images = ground.image_bytes.saturating_mul(u64::from(clients) * u64::from(ground.replicas));
-        let least = u64::from(ground.disks.iter().min().copied().unwrap_or(1));
-        let disks = ground.disk_bytes.saturating_mul(least);
-        let osds = least * u64::from(ground.osds_per_disk.iter().max().copied().unwrap_or(1));
-        let room = OSD_ROOM_BYTES.saturating_mul(osds);
-        if images > disks / 100 * DISKS_PERCENT_MAX || images.saturating_add(room) > disks {
-            return Err(format!(
-                "{clients} images with {} copies take {} of the {} on the disks: at most {DISKS_PERCENT_MAX} %, and each OSD needs {} beside them",
-                ground.replicas,
-                words::bytes(images),
-                words::bytes(disks),
-                words::bytes(OSD_ROOM_BYTES)
-            ));
-        }
         let grounds = self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
         let loads: usize = self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
         if grounds.saturating_mul(loads) > CELLS_MAX {
             return Err(format!("it measures more than {CELLS_MAX} things: take fewer numbers"));
         }
+        self.check_sizes()?;
+        self.check_room()?;
         for direction in &self.directions {
             let named = |what: String| format!("the direction \"{}\": {what}", direction.claim);
             direction.check(self).map_err(named)?;
@@ -422,6 +421,7 @@ impl Suite {
         (self.repeats, self.seconds, self.ramp_s) = (quick.repeats, quick.seconds, quick.ramp_s);
         (self.repeats_max, self.repeats_beside) = (quick.repeats_max, quick.repeats_beside);
         self.without.extend(quick.without);
+        self.without_sizes.extend(quick.without_sizes);
         let ground = &mut self.ground;
         for bytes in [&mut ground.disk_bytes, &mut ground.ssd_bytes, &mut ground.image_bytes] {
             *bytes /= quick.smaller;
@@ -457,12 +457,7 @@ impl Suite {
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
         for placement in self.measured() {
-            for (&disks, &osds_per_disk) in self
-                .ground
-                .disks
-                .iter()
-                .flat_map(|disks| self.ground.osds_per_disk.iter().map(move |osds| (disks, osds)))
-            {
+            for ClusterSize { disks, osds_per_disk } in self.sizes() {
                 for workload in self.workloads.iter().filter(|found| !self.without.contains(&found.name)) {
                     for slowed_by in self.factors(&placement, workload) {
                         for &depth in &workload.depth {
@@ -537,6 +532,9 @@ impl Ground {
         let least = |axis: &[u32]| axis.iter().copied().min().map_or(0, u64::from);
         if most(&self.disks) * most(&self.osds_per_disk) > u64::from(OSDS_MAX) {
             return Err(format!("a cluster has at most {OSDS_MAX} OSDs"));
+        }
+        if self.osds_per_processor_max == Some(0) {
+            return Err("osds_per_processor_max is at least 1".into());
         }
         let osds = least(&self.disks) * least(&self.osds_per_disk);
         if self.replicas == 0 || u64::from(self.replicas) > osds {

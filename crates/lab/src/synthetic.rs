@@ -100,6 +100,7 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         },
         drained: None,
         windows: steady(iops),
+        fio: Vec::new(),
     }
 }
 
@@ -181,6 +182,7 @@ fn sample(placement: &str, second: u64, iops: f64) -> Sample {
         at_ms: second * 1_000,
         busy_percent: 45.0 * wave("busy"),
         iowait_percent: 6.0 * wave("iowait"),
+        memory_used_bytes: 2 << 30,
         classes,
         network: [("lo".to_string(), carried("lo"))].into(),
         devices,
@@ -216,6 +218,7 @@ pub(crate) fn empty() -> Results {
         },
         devices: [&suite.ground.disk, &suite.ground.ssd, "ssd-sata-consumer"].map(frozen).into(),
         not_run: Vec::new(),
+        not_run_sizes: Vec::new(),
         testbeds: (1..=suite.repeats)
             .map(|id| Testbed {
                 id,

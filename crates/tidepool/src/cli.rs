@@ -81,6 +81,10 @@ pub enum LabCommand {
     Report(ReportArgs),
     /// Compare the results of two runs of a suite.
     Compare(CompareArgs),
+    /// Write results in the format of another benchmark.
+    Export(LabExportArgs),
+    /// Show what another benchmark has measured, beside results.
+    Import(LabImportArgs),
 }
 
 /// Options of `lab run`.
@@ -162,6 +166,52 @@ pub struct CompareArgs {
     /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// A format of another benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ExchangeFormat {
+    /// The records of `pvc storage benchmark`, format 2.
+    Pvc2,
+}
+
+/// Options of `lab export`.
+#[derive(Debug, Args)]
+pub struct LabExportArgs {
+    /// The results of a suite that has the format's jobs, such as pvc2.
+    #[arg(value_name = "RESULTS.json")]
+    pub results: PathBuf,
+    /// The format.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: ExchangeFormat,
+    /// The placement, if there are several.
+    #[arg(long, value_name = "NAME")]
+    pub placement: Option<String>,
+    /// Disks of the cluster, if several numbers were measured.
+    #[arg(long, value_name = "NUMBER")]
+    pub disks: Option<u32>,
+    /// OSDs on each disk, if several numbers were measured.
+    #[arg(long, value_name = "NUMBER")]
+    pub osds_per_disk: Option<u32>,
+    /// Where the records go [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// Options of `lab import`.
+#[derive(Debug, Args)]
+pub struct LabImportArgs {
+    /// What the other benchmark has written.
+    pub file: PathBuf,
+    /// The format.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: ExchangeFormat,
+    /// Results of ours, of which the cells that do the same stand beside it.
+    #[arg(long, value_name = "RESULTS.json")]
+    pub beside: Option<PathBuf>,
+    /// Write the figures as JSON, too.
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// Options of `lab cluster`.
@@ -881,6 +931,8 @@ mod tests {
             "lab report r.json -o r.html --format json",
             "lab report --schema",
             "lab compare a.json b.json --format json",
+            "lab export r.json --format pvc2 --placement bluestore-colocated --disks 1 --osds-per-disk 2 -o o.json",
+            "lab import p.json --format pvc2 --beside r.json -o o.json",
         ] {
             parse(&format!("tidepool {line}")).expect(line);
         }
@@ -918,6 +970,9 @@ mod tests {
             ("lab report", "RESULTS.json"),
             ("lab report r.json --schema", "--schema"),
             ("lab compare a.json", "B.json"),
+            ("lab export r.json", "--format"),
+            ("lab export r.json --format json", "pvc2"),
+            ("lab import --format pvc2", "FILE"),
         ] {
             let error = parse(&format!("tidepool {line}")).expect_err(line);
             assert!(

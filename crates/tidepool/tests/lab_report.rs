@@ -110,6 +110,87 @@ fn two_results_are_compared_and_a_difference_is_no_failure() {
     );
 }
 
+/// Results of the suite pvc2 with one cluster of each of two sizes, on which each job was measured once.
+fn eight_jobs() -> Value {
+    let mut results = results(1.0);
+    let suite = Suite::find("pvc2").expect("it comes with the program");
+    let run = results["runs"][0].clone();
+    let mut runs = Vec::new();
+    for (testbed, osds_per_disk) in [(1, 1), (2, 4)] {
+        for workload in &suite.workloads {
+            let mut run = run.clone();
+            let side = if workload.writes() { "write" } else { "read" };
+            let other = if workload.writes() { "read" } else { "write" };
+            run["testbed"] = testbed.into();
+            run["cell"] = json!({
+                "placement": "bluestore-colocated", "disks": 1, "osds_per_disk": osds_per_disk, "workload": workload.name,
+                "depth": workload.depth[0], "clients": 1,
+            });
+            run["samples"] = json!([{
+                "at_ms": 1000, "busy_percent": 50.0, "iowait_percent": 0.0, "busiest_client_percent": 10.0, "memory_used_bytes": 1,
+                "classes": {"mon": {"cpu_percent": 4.0, "pss_bytes": 1}, "osd": {"cpu_percent": 60.0, "pss_bytes": 1}},
+                "network": {"client": {"received_bytes_per_s": 1e9, "sent_bytes_per_s": 2e6}}, "devices": {},
+            }]);
+            let mut report = json!({"fio version": "fio-3.33", "jobs": [{}]});
+            report["jobs"][0][side] = json!({"io_bytes": 1 << 30, "iops": 1234.0 * f64::from(osds_per_disk), "bw_bytes": 5e6, "lat_ns": {"mean": 4e6}});
+            report["jobs"][0][other] = json!({"io_bytes": 0});
+            run["fio"] = json!([report]);
+            runs.push(run);
+        }
+    }
+    results["suite_sha256"] = suite.sha256().into();
+    results["suite"] = serde_json::to_value(suite).expect("plain data");
+    results["runs"] = runs.into();
+    results
+}
+
+#[test]
+fn records_of_another_benchmark_are_written_and_shown_beside_results() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let parent = directory.path();
+    write(parent, "r.json", &eight_jobs());
+    let export = |words: &[&str]| {
+        tidepool(parent, &[&["lab", "export", "r.json", "--format", "pvc2"], words].concat())
+    };
+    let several = export(&[]);
+    let error = text(&several.stderr);
+    assert_eq!((several.status.code(), error.lines().count()), (Some(2), 1), "{error}");
+    assert!(error.contains("bluestore-colocated on 1 disk with 4 OSDs on each"), "{error}");
+    let printed = export(&["--osds-per-disk", "4"]);
+    assert!(printed.status.success(), "{printed:?}");
+    let records: Value = serde_json::from_slice(&printed.stdout).expect("JSON alone");
+    let job = &records[0]["benchmark_result"]["rand_write_4K"];
+    assert_eq!(job["avg_cpu_util_percent"], json!({"total": 50.0, "ceph-mon": 2.0, "ceph-osd": 30.0}));
+    assert_eq!(job["avg_network_util_bps"]["total"], 8.016e9);
+    assert_eq!(job["jobs"][0]["write"]["iops"], 4936.0);
+    assert!(export(&["--osds-per-disk", "4", "-o", "p.json"]).status.success());
+    let overwritten = export(&["--osds-per-disk", "4", "-o", "r.json"]);
+    assert_eq!(overwritten.status.code(), Some(2), "{overwritten:?}");
+    let words = ["lab", "import", "p.json", "--format", "pvc2", "--beside", "r.json", "-o", "both.json"];
+    let shown = tidepool(parent, &words);
+    let said = text(&shown.stdout);
+    assert!(shown.status.success(), "{shown:?}");
+    let rows: Vec<&str> = said.lines().filter(|line| line.starts_with("rand_write_4K ")).collect();
+    assert_eq!(rows.len(), 3, "the record, and two sizes of ours: {said}");
+    assert!(rows[0].contains("_repeat-1") && rows[0].contains("4936") && rows[0].contains("4.0ms"), "{said}");
+    assert!(rows[2].contains("ours: bluestore-colocated 1×4, 1 cluster"), "{said}");
+    let both: Value =
+        serde_json::from_str(&std::fs::read_to_string(parent.join("both.json")).expect("it was asked for"))
+            .expect("JSON");
+    assert_eq!(both["benchmarks"][0]["jobs"].as_array().map(Vec::len), Some(8));
+    assert_eq!(both["beside"].as_array().map(Vec::len), Some(16));
+    for (words, status, says) in [
+        (["import", "r.json"], 1, "holds no records of pvc: it is no list"),
+        (["import", "missing.json"], 1, "cannot read missing.json: no such file"),
+        (["export", "p.json"], 1, "holds no results of the lab"),
+    ] {
+        let refused = tidepool(parent, &[&["lab"], &words[..], &["--format", "pvc2"]].concat());
+        let error = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(status), "{words:?} {error}");
+        assert!(error.lines().count() == 1 && error.contains(says), "{error}");
+    }
+}
+
 /// An inventory of 4 KiB, 70 % reads and queue depth 16, whose OSDs are on disks.
 const INVENTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/inventory.toml");
 

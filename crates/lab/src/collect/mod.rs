@@ -6,6 +6,7 @@
 //! are counted once.
 
 pub mod hops;
+mod means;
 mod proc;
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Counts;
 use crate::network::Network;
+pub use means::{Flow, Means, Parts};
 use proc::{MachineTime, Stat, Traffic};
 
 /// Time between two samples.
@@ -108,12 +110,20 @@ pub struct Sample {
     pub iowait_percent: f64,
     /// The busiest thread of all clients, in percent of one processor.
     pub busiest_client_percent: f64,
+    /// Memory of the machine in bytes that is in use: all but what the kernel could give to a new process, when it was looked at last. 0
+    /// where that was not recorded.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub memory_used_bytes: u64,
     /// By kind of process.
     pub classes: BTreeMap<Class, Usage>,
     /// By node, or where there is no network of nodes by interface of the machine.
     pub network: BTreeMap<String, Carried>,
     /// What emulated devices did, by their names.
     pub devices: BTreeMap<String, Counts>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Where the counters of a device come from.
@@ -209,6 +219,7 @@ struct Look {
     /// Threads of clients, by id and start.
     client_threads: HashMap<(u32, u64), u64>,
     memory: BTreeMap<Class, u64>,
+    memory_used: u64,
     network: HashMap<String, Traffic>,
     devices: BTreeMap<String, Counts>,
 }
@@ -218,15 +229,15 @@ impl Look {
     fn now(sources: &Sources, before: Option<&Look>) -> Look {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let family = proc::descendants(std::process::id());
-        let memory = match before {
-            Some(before) => before.memory.clone(),
+        let (memory, memory_used) = match before {
+            Some(before) => (before.memory.clone(), before.memory_used),
             None => {
                 let mut memory = BTreeMap::new();
                 for stat in &family {
                     let pss = proc::pss(&text(&format!("/proc/{}/smaps_rollup", stat.pid)));
                     *memory.entry(Class::of(stat)).or_insert(0) += pss.unwrap_or(0);
                 }
-                memory
+                (memory, proc::memory_used(&text("/proc/meminfo")).unwrap_or(0))
             }
         };
         Look {
@@ -240,6 +251,7 @@ impl Look {
                 .map(|thread| ((thread.pid, thread.started), thread.ticks))
                 .collect(),
             memory,
+            memory_used,
             network: sources.traffic(),
             devices: sources.devices.iter().map(|(name, counts)| (name.clone(), counts())).collect(),
         }
@@ -285,6 +297,7 @@ impl Look {
                     ticks.saturating_sub(before) as f64 / ticks_per_s() / seconds * 100.0
                 })
                 .fold(0.0, f64::max),
+            memory_used_bytes: self.memory_used,
             classes,
             network: network.collect(),
             devices: devices.collect(),
@@ -370,7 +383,8 @@ mod tests {
         let used = used_ticks(&samples, Class::Other);
         assert!(used > burnt as f64 - 0.5, "{used} of {burnt}, its first second counts: {samples:?}");
         let last = samples.last().expect("a sample");
-        assert!(last.classes[&Class::Lab].pss_bytes > 0);
+        let own = last.classes[&Class::Lab].pss_bytes;
+        assert!(own > 0 && last.memory_used_bytes > own, "{last:?}");
         assert!(last.network.contains_key("lo"));
     }
 }

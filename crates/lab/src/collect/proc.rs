@@ -65,6 +65,15 @@ pub(super) fn pss(text: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
+/// Memory in bytes that is in use, by /proc/meminfo: all but what is available to new processes.
+pub(super) fn memory_used(text: &str) -> Option<u64> {
+    let kib = |key: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    Some(kib("MemTotal:")?.saturating_sub(kib("MemAvailable:")?) << 10)
+}
+
 /// Interfaces of /proc/net/dev.
 pub(super) fn traffic(text: &str) -> HashMap<String, Traffic> {
     let of = |line: &str| {
@@ -142,6 +151,8 @@ mod tests {
     #[test]
     fn memory_and_traffic_are_read() {
         assert_eq!(pss("00-ff ---p [rollup]\nRss:   100 kB\nPss:    64 kB\n"), Some(64 << 10));
+        let memory = "MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  400 kB\n";
+        assert_eq!((memory_used(memory), memory_used("MemTotal: 1 kB\n")), (Some(600 << 10), None));
         let text = "Inter-|   Receive  |  Transmit\n face |bytes packets\n    lo: 100 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n";
         assert_eq!(traffic(text)["lo"], Traffic { received: 100, sent: 200 });
         let node = format!("{text}  eth0: 7 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0\n");

@@ -1,6 +1,7 @@
 //! Runs fio and reads its figures.
 
 mod histogram;
+mod report;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use crate::network::Namespace;
 use crate::process::Process;
 
 pub use histogram::{Measured, Side};
+pub use report::without_bins;
 
 /// How often somebody who waits for fio is asked whether he still wants to.
 const POLL: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     let reference = reference(page.results, &page.results.suite.deciding);
     html! {
         @if let Some(setting) = reference {
-            p { (setting.workload) " at queue depth " (setting.depth) ". Each small dot is a run; strokes: 99th percentile of all requests." }
+            p { (setting.workload) " at queue depth " (setting.depth) (super::on(page, &setting.workload)) ". Each small dot is a run; strokes: 99th percentile of all requests." }
             (curves::repeats(page, &setting))
         }
         @for workload in &page.results.suite.workloads { (table(page, workload)) }
@@ -31,21 +31,22 @@ fn table(page: &Page<'_>, workload: &Workload) -> Markup {
         return html! {};
     }
     let slowed = runs.iter().any(|run| run.cell.slowed_by.is_some());
+    let many = super::sizes::are_several(page);
     html! {
         details {
             summary { (workload.title) " (" code { (workload.name) } "): " (words::count(runs.len(), "run")) }
             div.scroll.low { table {
                 thead { tr {
-                    th { "placement" } @if slowed { th.n { "slowed by" } } th.n { "depth" } th.n { "clients" } th.n { "repeat" } th.n { "cluster" }
+                    th { "placement" } @if many { th.n { "disks × OSDs" } } @if slowed { th.n { "slowed by" } } th.n { "depth" } th.n { "clients" } th.n { "repeat" } th.n { "cluster" }
                     th.n { "IOPS" } th.n { "mean" } th.n { "p50" } th.n { "p99" } th.n { "p99.9" } th { "run" } th { "counts" }
                 } }
-                tbody { @for run in &runs { (row(page, run, slowed)) } }
+                tbody { @for run in &runs { (row(page, run, (many, slowed))) } }
             } }
         }
     }
 }
 
-fn row(page: &Page<'_>, run: &Run, slowed: bool) -> Markup {
+fn row(page: &Page<'_>, run: &Run, (many, slowed): (bool, bool)) -> Markup {
     let figures = &run.figures;
     let kind = match Steadiness::of(run) {
         Steadiness::Sustained => "sustained",
@@ -56,7 +57,8 @@ fn row(page: &Page<'_>, run: &Run, slowed: bool) -> Markup {
     let least = if run.lower_bound.is_some() { "≥ " } else { "" };
     html! {
         tr {
-            td.name { (run.cell.placement) } @if slowed { td.n { (run.cell.slowed_by.unwrap_or(page.results.suite.ground.slowed_by)) } }
+            td.name { (run.cell.placement) } @if many { td.n { (run.cell.disks) " × " (run.cell.osds_per_disk) } }
+            @if slowed { td.n { (run.cell.slowed_by.unwrap_or(page.results.suite.ground.slowed_by)) } }
             td.n { (run.cell.depth) } td.n { (run.cell.clients) } td.n { (run.repeat) } td.n { (run.testbed) }
             td.n { (least) (words::number(figures.iops)) } td.n { (words::latency(figures.mean_us)) } td.n { (words::latency(figures.p50_us)) }
             td.n { (words::latency(figures.p99_us)) } td.n { (words::latency(figures.p999_us)) } td { (kind) }

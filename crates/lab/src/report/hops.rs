@@ -30,7 +30,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     let sides: [(Side, Vec<(&str, &Hops)>); 2] = [(Side::Read, reads), (Side::Write, writes)];
     html! {
         p {
-            (deciding) " at queue depth " (setting.depth) ", means over all repeats. The client's mean is cut into what Ceph's and the devices' "
+            (deciding) " at queue depth " (setting.depth) (super::on(page, deciding)) ", means over all repeats. The client's mean is cut into what Ceph's and the devices' "
             "counters say; what no counter says is not accounted. Below each bar: the largest part that was counted, and what was not."
         }
         @if sides.iter().all(|(_, rows)| rows.is_empty()) {

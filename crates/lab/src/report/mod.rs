@@ -10,6 +10,8 @@ mod curves;
 mod every;
 mod hops;
 mod method;
+mod resources;
+mod sizes;
 mod spans;
 mod stack;
 mod strips;
@@ -21,6 +23,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::cost::Prices;
 use crate::results::Results;
+use crate::suite::ClusterSize;
 use crate::verdict::{self, Control, Verdict};
 use crate::words;
 use svg::Look;
@@ -69,6 +72,10 @@ fn body(page: &Page<'_>) -> Markup {
     html! {
         header { (head(page)) }
         main {
+            @if sizes::are_several(page) {
+                h2 { "Sizes of clusters" }
+                (sizes::section(page))
+            }
             h2 { "Response curves" }
             (curves::section(page))
             h2 { "Bursts, and for good" }
@@ -91,6 +98,8 @@ fn body(page: &Page<'_>) -> Markup {
             (legend(page))
             h2 { "What the machine did meanwhile" }
             (strips::section(page))
+            h2 { "Processors, memory and network" }
+            (resources::section(page))
             h2 { "Processor time" }
             (tables::processor(page))
             h2 { "Drains" }
@@ -125,6 +134,13 @@ fn head(page: &Page<'_>) -> Markup {
         (sentences(first))
         @if !rest.is_empty() { details { summary { (words::count(rest.len(), "more sentence")) } (sentences(rest)) } }
     }
+}
+
+/// On which clusters what is shown of a workload was measured, where there are several sizes.
+fn on(page: &Page<'_>, workload: &str) -> String {
+    let setting = verdict::reference(page.results, workload).filter(|_| sizes::are_several(page));
+    let size = setting.map(|of| ClusterSize { disks: of.disks, osds_per_disk: of.osds_per_disk });
+    size.map(|size| format!(" on {size}")).unwrap_or_default()
 }
 
 fn sentences(sentences: &[&String]) -> Markup {

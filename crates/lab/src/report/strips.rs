@@ -114,7 +114,7 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
     let strips = strips(&runs);
     html! {
-        p { "One run of each placement: the one in the middle of its repeats. All cards have the same scales." }
+        p { "One run of each placement: the one in the middle of its repeats" (super::on(page, deciding)) ". All cards have the same scales." }
         (keys(&strips))
         div.grid {
             @for (placement, run) in &runs {

@@ -172,7 +172,7 @@ pub(super) fn processor(page: &Page<'_>) -> Markup {
         @if runs.is_empty() {
             p.dim { "Nothing was recorded." }
         } @else {
-            p { "Microseconds of processor time for each request of " (deciding) " at queue depth " (depth) ", means of the repeats." }
+            p { "Microseconds of processor time for each request of " (deciding) " at queue depth " (depth) (super::on(page, deciding)) ", means of the repeats." }
             div.scroll { table {
                 thead { tr { th { "placement" } @for kind in &kinds { th.n { (kind) ", µs" } } th.n { "all, µs" } } }
                 tbody {
@@ -255,6 +255,10 @@ pub(super) fn left_out(page: &Page<'_>) -> Markup {
         h3 { "Placements not run" }
         @if results.not_run.is_empty() { p.dim { "None." } }
         ul { @for not_run in &results.not_run { li { strong { (not_run.placement) } ": " (not_run.why) } } }
+        @if !results.not_run_sizes.is_empty() {
+            h3 { "Sizes of clusters not measured" }
+            ul { @for not_run in &results.not_run_sizes { li { strong { (not_run.size) } ": " (not_run.why) } } }
+        }
         h3 { "Runs that do not count: " (invalid.len()) " of " (results.runs.len()) }
         @if !invalid.is_empty() {
             (reasons(&["placement", "workload", "depth", "repeat", "why"], invalid.iter().map(|(run, why)| (*run, why.join("; ")))))
@@ -270,7 +274,8 @@ pub(super) fn reasons<'a>(columns: &[&str; 5], rows: impl Iterator<Item = (&'a R
             tbody {
                 @for (run, why) in rows {
                     tr {
-                        td.name { (run.cell.placement) } td.name { (run.cell.workload) } td.n { (run.cell.depth) } td.n { (run.repeat) }
+                        td.name { (run.cell.placement) br; small { (run.cell.disks) " × " (run.cell.osds_per_disk) " OSDs" } }
+                        td.name { (run.cell.workload) } td.n { (run.cell.depth) } td.n { (run.repeat) }
                         td.text { (why) }
                     }
                 }

@@ -1,6 +1,7 @@
 use super::*;
+use crate::collect::Means;
 use crate::cost::price;
-use crate::results::Durability;
+use crate::results::{Durability, NotRunSize};
 use crate::synthetic;
 use crate::verdict::verdict;
 
@@ -143,6 +144,76 @@ fn a_report_is_in_the_order_in_which_it_is_read() {
     }
     assert!(places.is_sorted(), "{places:?}");
     assert!(page.find("4k-80-20-large") > page.find("the workload that decides"));
+}
+
+#[test]
+fn what_was_used_stands_cell_by_cell_with_each_node() {
+    let results = synthetic::results(&[("bluestore-colocated", &[100.0, 101.0, 99.0])]);
+    let page = report(&results);
+    let part = section(&page, "Processors, memory and network");
+    for title in ["lo sent", "received", "ceph-mon", "ceph-osd", "memory, %"] {
+        assert!(part.contains(title), "{title}");
+    }
+    let rows: Vec<&str> = part.split("<tr>").filter(|row| row.contains("bluestore-colocated")).collect();
+    let [row] = rows[..] else { panic!("one cell was measured: {part}") };
+    let figures: Vec<&str> = row
+        .split("<td class=\"n\">")
+        .skip(1)
+        .map(|cell| cell.split_once("</td>").expect("it ends").0)
+        .collect();
+    let means: Vec<Means> =
+        results.runs.iter().filter_map(|run| Means::of(&run.samples, &results.machine)).collect();
+    let means = Means::joined(&means).expect("samples");
+    let (memory, flow) = (means.memory.expect("known"), means.network["lo"]);
+    let wanted = [
+        "2 × 1".to_string(),
+        "16".into(),
+        "1".into(),
+        words::number(means.cpu.total_percent),
+        words::number(means.cpu.mon_percent),
+        words::number(means.cpu.osd_percent),
+        words::number(memory.total_percent),
+        words::number(memory.mon_percent),
+        words::number(memory.osd_percent),
+        words::number(flow.sent_bits_per_s / 1e6),
+        words::number(flow.received_bits_per_s / 1e6),
+        words::number(flow.total_bits_per_s() / 1e6),
+    ];
+    assert_eq!(figures, wanted);
+}
+
+#[test]
+fn sizes_that_ran_are_listed_and_those_that_did_not_with_the_reason() {
+    let mut results = synthetic::results(&[("bluestore-colocated", &[100.0, 101.0, 99.0])]);
+    assert!(!report(&results).contains("Sizes of clusters"));
+    let mut more: Vec<_> = results.runs.clone();
+    for run in &mut more {
+        (run.cell.osds_per_disk, run.testbed) = (2, run.testbed + 10);
+    }
+    more[0].invalid.push("an OSD has ended".into());
+    results.runs.extend(more);
+    let size = ClusterSize { disks: 4, osds_per_disk: 4 };
+    let why = "16 OSDs on 2 processors".to_string();
+    results.not_run_sizes.push(NotRunSize { size, why });
+    let page = report(&results);
+    let part = section(&page, "Sizes of clusters");
+    let row = |size: &str| -> Vec<String> {
+        let row = between(part, &format!("<span>{size}</span></td>"), "</tr>");
+        row.split("<span>")
+            .skip(1)
+            .map(|cell| cell.split_once("</span>").expect("it ends").0.into())
+            .collect()
+    };
+    assert_eq!(row("2 disks with 1 OSD on each")[..4], ["2", "3", "3", "0"]);
+    assert_eq!(row("2 disks with 2 OSDs on each")[..4], ["4", "3", "3", "1"]);
+    let missing = row("4 disks with 4 OSDs on each");
+    assert_eq!((missing[1].as_str(), missing[6].as_str()), ("0", "16 OSDs on 2 processors"));
+    assert!(
+        section(&page, "What does not count")
+            .contains("<strong>4 disks with 4 OSDs on each</strong>: 16 OSDs")
+    );
+    assert!(section(&page, "What does not count").contains("2 × 2 OSDs"), "the run that does not count");
+    assert!(section(&page, "Where the time goes").contains(" on 2 disks with 1 OSD on each"));
 }
 
 #[test]

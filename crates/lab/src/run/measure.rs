@@ -154,6 +154,7 @@ impl Runner<'_> {
             placement: differences(&before.placements, &after.placements),
             drained: drained.filter(|drained: &Drained| timed && drained.dirty_bytes > 0),
             windows: load.windows.clone(),
+            fio: load.reports.clone(),
         };
         Ok(self.judged(run, stand, workload, &load, (&before, &after), samples))
     }
@@ -384,6 +385,7 @@ impl Runner<'_> {
                 Ok(mut reports) => {
                     let report = reports.pop().expect("there is at least one");
                     load.measured.add(&Measured::read(&report));
+                    load.reports.push(fio::without_bins(report));
                     let read = |directory: PathBuf| {
                         fio::rates(&directory, self.suite.seconds, WINDOWS, workload.is_time_based())
                     };
@@ -463,6 +465,8 @@ struct Seen {
 struct Load {
     measured: Measured,
     commands: Vec<String>,
+    /// fio's own, of the clients that came to their end.
+    reports: Vec<Value>,
     windows: Vec<Window>,
     failure: Option<String>,
 }

@@ -3,6 +3,7 @@
 pub mod journal;
 mod measure;
 pub mod schedule;
+mod size;
 pub mod validity;
 
 use std::cell::RefCell;
@@ -20,12 +21,13 @@ use crate::fio::{self, Endpoint, FioError, Running};
 use crate::machine;
 use crate::network::Network;
 use crate::placement::{Arrangement, Layer, PlacementError};
-use crate::results::{FORMAT, Frozen, NotRun, Results, Run, Testbed as Described};
+use crate::results::{FORMAT, Frozen, NotRun, NotRunSize, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Ground, Suite};
 use crate::testbed::{Added, Layout, Testbed};
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock, Step};
+use size::{is_left_out, not_run_sizes};
 
 /// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
 const DRAIN_S: (f64, f64) = (10.0, 600.0);
@@ -195,11 +197,13 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         for _ in 0..ATTEMPTS {
             runner.failed.take();
             let known = journal.results.runs.clone();
+            let sizes = journal.results.not_run_sizes.clone();
             let done = |cell: &Cell, repeat: u32| {
                 let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
                 let decides = || cell.workload == runner.suite.deciding;
                 let contends = |names: &BTreeSet<String>| decides() && names.contains(&cell.placement);
                 not_run.iter().any(|found| found.placement == cell.placement)
+                    || is_left_out(&sizes, cell)
                     || !wanted.get(&repeat).is_none_or(contends)
                     || known.iter().any(made)
             };
@@ -214,7 +218,8 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
     }
     if journal.results.runs.is_empty() {
         let why = not_run.into_iter().find(|found| !runner.suite.without.contains(&found.placement));
-        return Err(RunError::Nothing(why.map(|found| found.why).unwrap_or_default()));
+        let size = journal.results.not_run_sizes.first().map(|found| found.why.clone());
+        return Err(RunError::Nothing(why.map(|found| found.why).or(size).unwrap_or_default()));
     }
     let out = runner.options.out.clone();
     journal.finish(&out)
@@ -231,6 +236,7 @@ fn header(options: &Options<'_>) -> Result<Results, RunError> {
     classes.dedup();
     let frozen = classes.iter().map(|name| Ok(Frozen::of(&class(name)?)));
     let program = options.program.to_string_lossy();
+    let machine = machine::look(&options.parent, &[&program, "fio", "ceph"]);
     Ok(Results {
         format: FORMAT,
         suite: suite.clone(),
@@ -239,7 +245,8 @@ fn header(options: &Options<'_>) -> Result<Results, RunError> {
         seed: options.seed,
         command: options.command.clone(),
         begun: machine::now(),
-        machine: machine::look(&options.parent, &[&program, "fio", "ceph"]),
+        not_run_sizes: not_run_sizes(suite, machine.cpus),
+        machine,
         devices: frozen.collect::<Result<_, RunError>>()?,
         not_run: Vec::new(),
         testbeds: Vec::new(),
@@ -267,6 +274,8 @@ pub struct Plan {
     pub testbeds: Vec<PlannedTestbed>,
     /// Placements that are not possible here, and why.
     pub not_run: Vec<NotRun>,
+    /// Sizes of clusters that are not measured, and why.
+    pub not_run_sizes: Vec<NotRunSize>,
     /// Measurements.
     pub runs: usize,
     /// Seconds, roughly.
@@ -294,9 +303,11 @@ pub struct PlannedTestbed {
 /// When the suite names what there is not.
 pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
-    header(options)?;
+    let not_run_sizes = header(options)?.not_run_sizes;
     let not_run = not_run(suite)?;
-    let impossible = |cell: &Cell, _| not_run.iter().any(|found| found.placement == cell.placement);
+    let impossible = |cell: &Cell, _| {
+        not_run.iter().any(|found| found.placement == cell.placement) || is_left_out(&not_run_sizes, cell)
+    };
     let blocks =
         schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
     let (hypervisors, servers) = (suite.ground.hypervisors, suite.ground.servers);
@@ -314,6 +325,7 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
             + ssd * ssds,
         testbeds,
         not_run,
+        not_run_sizes,
         runs,
     })
 }

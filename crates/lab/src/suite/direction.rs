@@ -1,9 +1,11 @@
 //! What publications say, in a form that can be tested: a ratio of two placements, or how one goes along an axis.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Suite;
+use super::{ClusterSize, Suite};
 
 /// Something that was published, and how it is tested: as a ratio (`expect`), or along an axis (`axis`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -23,6 +25,9 @@ pub struct Direction {
     /// …relative to this one; without it an axis is followed by the placement's own figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
+    /// Only with so many clients; with each number of them if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clients: Option<u32>,
     /// What is compared.
     #[serde(default)]
     pub metric: Measure,
@@ -162,6 +167,11 @@ impl Direction {
         }
     }
 
+    /// It speaks of what was measured with so many clients.
+    pub fn counts(&self, clients: u32) -> bool {
+        self.clients.is_none_or(|wanted| wanted == clients)
+    }
+
     /// What is wrong with it in a suite.
     pub(super) fn check(&self, suite: &Suite) -> Result<(), String> {
         let known = [Some(&self.placement), self.against.as_ref()];
@@ -174,6 +184,9 @@ impl Direction {
             [Some(&self.placement), self.against.as_ref()].into_iter().flatten().find(|name| !on(name))
         {
             return Err(format!("{name} is not measured in {}", self.workload));
+        }
+        if let Some(clients) = self.clients.filter(|clients| !workload.clients.contains(clients)) {
+            return Err(format!("{} is not measured with {clients} clients", self.workload));
         }
         if self.published.iter().any(|published| !(published.ratio.is_finite() && published.ratio > 0.0)) {
             return Err("a published ratio is a number above 0".into());
@@ -195,11 +208,12 @@ impl Direction {
     /// The claim's axis has at least two points in a suite.
     pub(super) fn has_points(&self, suite: &Suite) -> Result<(), String> {
         let (Some(axis), Some(workload)) = (self.axis, suite.workload(&self.workload)) else { return Ok(()) };
-        let ground = &suite.ground;
         let points = match axis.along {
             Along::Depth => workload.depth.len(),
             Along::Clients => workload.clients.len(),
-            Along::Osds | Along::OsdsPerNode => ground.disks.len() * ground.osds_per_disk.len(),
+            Along::Osds | Along::OsdsPerNode => {
+                suite.sizes().into_iter().map(ClusterSize::osds).collect::<BTreeSet<u32>>().len()
+            }
         };
         if points < 2 {
             return Err(format!("{} has one point of the axis {}", self.workload, axis.along.title()));

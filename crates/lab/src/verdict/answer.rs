@@ -6,8 +6,8 @@ use super::control::Control;
 use super::headline::first_sentence;
 use super::lasting::Lasting;
 use super::worth::Advice;
-use super::{Compared, Ranking, SecondCopy, bottleneck, reference_runs};
-use crate::results::{NotRun, Results, Run};
+use super::{Compared, Ranking, SecondCopy, Sizes, bottleneck, reference_runs};
+use crate::results::{NotRun, NotRunSize, Results, Run};
 use crate::stats::looks::Looks;
 use crate::stats::steady::Steadiness;
 use crate::stats::{self, Finding, Setting};
@@ -158,6 +158,7 @@ pub(super) fn answer(
     lasting: &Lasting,
     second_copy: Option<&SecondCopy>,
     unranked: &[NotRun],
+    sizes: Option<&Sizes>,
 ) -> (Advice, String, Vec<String>) {
     let decides = rankings.iter().find(|ranking| ranking.places.len() > 1).or(rankings.first());
     let Some(ranking) = decides else {
@@ -167,8 +168,11 @@ pub(super) fn answer(
         );
         return (Advice::NoVerdict, text, not_run(results));
     };
-    let (advice, headline) = first_sentence(results, ranking, lasting);
-    let mut answer = Vec::new();
+    let (advice, headline) = match sizes {
+        Some(sizes) => (Advice::NoVerdict, sizes.headline(results)),
+        None => first_sentence(results, ranking, lasting),
+    };
+    let mut answer: Vec<String> = sizes.iter().flat_map(|sizes| sizes.sentences()).collect();
     // A user who reads nothing else is not to lose writes for that: it comes right after the headline.
     let winner = ranking.places.first().map(|place| &place.placement);
     if let Some(safe) = second_copy.and_then(|found| found.recommended.as_ref())
@@ -176,7 +180,9 @@ pub(super) fn answer(
     {
         answer.push(format!("Where a write has to survive its host: {safe}."));
     }
-    answer.push(lead_that_lasts(ranking, lasting));
+    if sizes.is_none() {
+        answer.push(lead_that_lasts(ranking, lasting));
+    }
     if let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) {
         answer.push(latencies(&first.placement, lead));
         if let Some(over) = first.over_baseline.as_ref().filter(|over| over.against != lead.against) {
@@ -298,5 +304,6 @@ fn not_run(results: &Results) -> Vec<String> {
     let sentence = |NotRun { placement, why }: &NotRun| {
         format!("{placement} was not run: {}.", why.trim_end_matches('.'))
     };
-    results.not_run.iter().map(sentence).collect()
+    let of_size = |NotRunSize { size, why }: &NotRunSize| format!("{size}: not measured, as {why}.");
+    results.not_run.iter().map(sentence).chain(results.not_run_sizes.iter().map(of_size)).collect()
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::bounds::Bounded;
-use super::course::{Course, is_beyond};
+use super::course::{Course, hindrance, is_beyond};
 use super::lasting::steadiness;
 use super::{Outcome, bottleneck};
 use crate::breakdown::Bottleneck;
@@ -153,7 +153,8 @@ pub(super) fn test(
     let of = |results: &Results, course: Option<Course>| match (course, against) {
         (Some(course), _) => course.change,
         (None, Some(against)) => {
-            let settings = stats::settings(results, workload);
+            let mut settings = stats::settings(results, workload);
+            settings.retain(|setting| direction.counts(setting.clients));
             Some(paired(results, placement, against, &settings, metric(direction.metric)))
         }
         (None, None) => None,
@@ -182,7 +183,19 @@ pub(super) fn test(
         }
         None => outcome,
     };
+    let outcome = match direction.axis.and_then(|axis| hindrance(results, axis.along)) {
+        Some(why) => {
+            evidence.push_str(&format!("; {why}"));
+            Outcome::NotMeasurable
+        }
+        None => outcome,
+    };
     evidence.push('.');
+    if let Some((course, plateau)) =
+        found.as_ref().and_then(|course| Some((course, course.plateau.as_ref()?)))
+    {
+        evidence.push_str(&format!(" {}", plateau.sentence(course.along.title())));
+    }
     let held = names.iter().map(|name| steadiness(results, name, workload)).reduce(Steadiness::and);
     if let (Some(Steadiness::Absorbing { absorbed_bytes, .. }), Some(for_good)) = (held, &for_good) {
         let bytes = words::bytes(absorbed_bytes);

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Outcome;
 use super::claims::{figure, metric};
+use super::plateau::Plateau;
 use crate::results::Results;
 use crate::stats::{self, Estimate, Finding, Ratio, Setting, Stretch, paired};
 use crate::suite::{Along, Axis, Direction, Trend};
@@ -22,6 +23,22 @@ pub struct Course {
     pub steps: Vec<Step>,
     /// The last point to the first one. None where there is one point.
     pub change: Option<Ratio>,
+    /// What was busiest where the claim has it level. None where it claims no such thing, or nothing was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plateau: Option<Plateau>,
+}
+
+/// Least processors on which clusters of different sizes are compared: OSDs that wait for each other's processors do not show how they scale.
+pub(super) const CPUS_MIN: usize = 16;
+
+/// Why nothing can be said on this machine of what is along an axis.
+pub(super) fn hindrance(results: &Results, along: Along) -> Option<String> {
+    let cpus = results.machine.cpus;
+    let scales = matches!(along, Along::Osds | Along::OsdsPerNode);
+    (scales && cpus < CPUS_MIN).then(|| {
+        let has = words::count(cpus, "processor");
+        format!("clients and OSDs share {has}, and how OSDs scale takes at least {CPUS_MIN}")
+    })
 }
 
 /// A point of an axis.
@@ -77,7 +94,8 @@ fn points(results: &Results, direction: &Direction, along: Along) -> BTreeMap<u3
             .all(|name| stats::runs(results, name, setting).iter().any(|run| metric.of(run).is_some()))
     };
     let mut points: BTreeMap<u32, Vec<Setting>> = BTreeMap::new();
-    for setting in stats::settings(results, &direction.workload).into_iter().filter(counts) {
+    let of_claim = |setting: &Setting| direction.counts(setting.clients) && counts(setting);
+    for setting in stats::settings(results, &direction.workload).into_iter().filter(of_claim) {
         points.entry(place(results, along, &setting)).or_default().push(setting);
     }
     let rests = points.values().map(|settings| settings.iter().map(|of| rest(along, of)).collect());
@@ -106,8 +124,11 @@ impl Course {
             let own = || figure(results, direction, placement, settings);
             Some(Point { at: *at, figure: own()?, ratio })
         };
+        let level = direction.axis.and_then(|axis| axis.plateau_beyond);
+        let level = level.and_then(|point| found.iter().find(|(at, _)| *at >= point));
         Course {
             along,
+            plateau: level.and_then(|(at, settings)| Plateau::of(results, direction, *at, settings, metric)),
             steps: steps.collect(),
             points: found.iter().filter_map(point).collect(),
             change: match found.as_slice() {
@@ -341,6 +362,7 @@ mod tests {
         let speeds: Vec<Speeds<'_>> =
             [1, 2, 4, 8].into_iter().zip(speeds).map(|(osds, speeds)| ("a", osds, 16, speeds)).collect();
         let mut results = results(&speeds, None, axis);
+        results.machine.cpus = CPUS_MIN;
         results.suite.directions[0].metric = metric;
         tested(&results)
     }
@@ -366,6 +388,17 @@ mod tests {
             let found = plateau(speeds.map(|speeds| speeds.as_slice()), Measure::Iops);
             assert_eq!(found.outcome, outcome, "{speeds:?} {}", found.evidence);
             assert!(found.evidence.contains(why), "{}", found.evidence);
+        }
+        for along in [Along::Osds, Along::OsdsPerNode] {
+            let axis = Axis { along, trend: Some(Trend::Rises), plateau_beyond: None };
+            let mut results = results(&[("a", 1, 16, &one), ("a", 2, 16, &two)], None, axis);
+            results.machine.cpus = CPUS_MIN - 1;
+            let found = tested(&results);
+            assert_eq!(found.outcome, Outcome::NotMeasurable, "{}", found.evidence);
+            let why = "clients and OSDs share 15 processors, and how OSDs scale takes at least 16";
+            assert!(found.evidence.contains(why), "{}", found.evidence);
+            results.machine.cpus = CPUS_MIN;
+            assert_eq!(tested(&results).outcome, Outcome::Reproduced);
         }
         let nothing = plateau([&one, &two, &[], &[]], Measure::Iops);
         assert_eq!(nothing.outcome, Outcome::Inconclusive);

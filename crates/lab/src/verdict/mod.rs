@@ -11,7 +11,9 @@ mod control;
 mod course;
 mod headline;
 mod lasting;
+mod plateau;
 mod rank;
+mod sizes;
 mod worth;
 
 use std::collections::BTreeSet;
@@ -19,7 +21,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::breakdown::{Bottleneck, combined};
-use crate::results::{Durability, NotRun, Results, Run};
+use crate::results::{Durability, NotRun, NotRunSize, Results, Run};
 use crate::stats::{self, Ratio, Setting};
 pub use bounds::Bounded;
 pub use claims::Tested;
@@ -28,7 +30,9 @@ pub use control::Control;
 pub use course::{Course, Point, Step};
 pub use lasting::{Held, Lasting};
 pub(crate) use lasting::{bursts, sustained};
+pub use plateau::{Limit, MoreClients, Plateau};
 use rank::{rank, second_copy};
+pub use sizes::{SizePoint, Sizes};
 pub use worth::Advice;
 
 /// What results say.
@@ -63,10 +67,16 @@ pub struct Verdict {
     pub second_copy: Option<SecondCopy>,
     /// Placements that were measured and are not ranked.
     pub unranked: Vec<NotRun>,
+    /// Clusters of different sizes beside each other. None in a suite with several placements, or where one size was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sizes: Option<Sizes>,
     /// What became of the published claims.
     pub directions: Vec<Tested>,
     /// Placements that were not measured.
     pub not_run: Vec<NotRun>,
+    /// Sizes of clusters that were not measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_run_sizes: Vec<NotRunSize>,
     /// Runs in all.
     pub runs: usize,
     /// Those that do not count.
@@ -131,7 +141,7 @@ pub enum Outcome {
     Reproduced,
     /// It does not.
     NotReproduced,
-    /// It turns with the factor by which devices are slowed, or rests on what the rig does.
+    /// It turns with the factor by which devices are slowed, rests on what the rig does, or takes more processors than there are.
     NotMeasurable,
     /// Nobody knows.
     Inconclusive,
@@ -160,8 +170,9 @@ pub fn verdict(results: &Results) -> Verdict {
     let mut second_copy = second_copy(results, &rankings);
     let test = |direction| test(results, sustained.as_ref(), &bounds, direction);
     let mut directions: Vec<Tested> = suite.directions.iter().map(test).collect();
+    let mut sizes = Sizes::of(results);
     let (mut advice, mut headline, mut answer) =
-        answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked);
+        answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked, sizes.as_ref());
     answer.extend(answer::of_controls(results, &controls));
     answer.extend(bounds.iter().filter(|bounded| bounded.rig_fault).map(Bounded::sentence));
     if let Some(control) = controls.iter().find(|control| control.differs()) {
@@ -169,7 +180,7 @@ pub fn verdict(results: &Results) -> Verdict {
         headline = format!("No verdict: {}", control.sentence());
         answer = answer::of_controls(results, &controls);
         advice = Advice::NoVerdict;
-        (rankings, second_copy, lasting) = (Vec::new(), None, Lasting::default());
+        (rankings, second_copy, sizes, lasting) = (Vec::new(), None, None, Lasting::default());
         for tested in &mut directions {
             tested.outcome = Outcome::Inconclusive;
             tested.evidence = headline.clone();
@@ -190,8 +201,10 @@ pub fn verdict(results: &Results) -> Verdict {
         lasting,
         second_copy,
         unranked,
+        sizes,
         directions,
         not_run: results.not_run.clone(),
+        not_run_sizes: results.not_run_sizes.clone(),
         runs: results.runs.len(),
         invalid_runs: results.runs.iter().filter(|run| !stats::objections(run).is_empty()).count(),
     }

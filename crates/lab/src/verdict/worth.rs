@@ -22,7 +22,7 @@ pub enum Advice {
     DoNotCache,
     /// The first two are equally fast, or nobody knows which is faster.
     NoWinner,
-    /// A control came out as different, or nothing can be ranked.
+    /// A control came out as different, or nothing can be ranked. Of one placement the sizes of its clusters are told instead.
     NoVerdict,
 }
 

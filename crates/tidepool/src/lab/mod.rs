@@ -3,6 +3,7 @@
 mod cluster;
 mod compare;
 mod devices;
+mod exchange;
 mod plan;
 mod qualify;
 mod report;
@@ -28,6 +29,8 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Plan(args) => plan::run(args),
         LabCommand::Report(args) => report::run(args),
         LabCommand::Compare(args) => compare::run(args),
+        LabCommand::Export(args) => exchange::export(args),
+        LabCommand::Import(args) => exchange::import(args),
     }
 }
 

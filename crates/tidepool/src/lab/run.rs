@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
 use tidepool_lab::placement;
-use tidepool_lab::results::Results;
+use tidepool_lab::results::{NotRunSize, Results};
 use tidepool_lab::run::{self, Options, Plan, Progress, RunError};
 use tidepool_lab::scratch;
 use tidepool_lab::suite::Suite;
@@ -185,6 +185,7 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
     for not_run in &plan.not_run {
         text.push_str(&format!("not run: {}: {}\n", not_run.placement, not_run.why));
     }
+    text.push_str(&sizes_text(&plan.not_run_sizes));
     text.push_str(&format!(
         "\n{} runs on {} clusters, about {:.0} minutes; up to {} in {}; results in {}\n",
         plan.runs,
@@ -203,6 +204,12 @@ fn summary(results: &Results, path: &str) -> String {
     for not_run in &results.not_run {
         text.push_str(&format!("not run: {}: {}\n", not_run.placement, not_run.why));
     }
+    text.push_str(&sizes_text(&results.not_run_sizes));
     text.push_str(&format!("`tidepool lab report {path}` makes the report\n"));
     text
+}
+
+/// Sizes of clusters that are not measured, a line each.
+fn sizes_text(not_run: &[NotRunSize]) -> String {
+    not_run.iter().map(|NotRunSize { size, why }| format!("not run: {size}: {why}\n")).collect()
 }

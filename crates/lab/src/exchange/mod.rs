@@ -1,0 +1,3 @@
+//! Results in the formats of others, and those of others beside ours.
+
+pub mod pvc2;

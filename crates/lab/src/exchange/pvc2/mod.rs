@@ -1,0 +1,70 @@
+//! The records of `pvc storage benchmark` (Parallel Virtual Cluster), format 2: a list of benchmarks, each with eight jobs of one client. What a
+//! job has is fio's whole report, and beside it what processors, memory and network were used on average.
+//!
+//! A record has no repeats and says nothing of its cluster, so that nothing can be concluded from one: each cluster of ours is a record of its
+//! own, and a record of others stands beside our cells and is not compared with them.
+
+mod export;
+mod import;
+
+use crate::collect::{Flow, Means};
+use crate::fio::Sync;
+use crate::suite::{Caches, Guest, Workload};
+
+pub use export::{ExportError, Exported, Wanted, export};
+pub use import::{Benchmark, Beside, ImportError, Imported, JobRow, beside, parse};
+
+/// The format that is written.
+pub const TEST_FORMAT: u64 = 2;
+
+/// A job of the format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, as fio calls it.
+    pub rw: &'static str,
+    /// Bytes of a request.
+    pub block_bytes: u64,
+    /// Requests in flight.
+    pub depth: u32,
+}
+
+const fn job(name: &'static str, rw: &'static str, block_bytes: u64, depth: u32) -> Job {
+    Job { name, rw, block_bytes, depth }
+}
+
+const KIB_4: u64 = 4 << 10;
+const MIB_4: u64 = 4 << 20;
+
+/// All jobs, in their order.
+pub static JOBS: [Job; 8] = [
+    job("seq_read", "read", MIB_4, 64),
+    job("seq_write", "write", MIB_4, 64),
+    job("rand_read_4M", "randread", MIB_4, 64),
+    job("rand_write_4M", "randwrite", MIB_4, 64),
+    job("rand_read_4K", "randread", KIB_4, 64),
+    job("rand_write_4K", "randwrite", KIB_4, 64),
+    job("rand_read_4K_lowdepth", "randread", KIB_4, 1),
+    job("rand_write_4K_lowdepth", "randwrite", KIB_4, 1),
+];
+
+impl Job {
+    /// A workload does the same at that depth, by whatever name.
+    pub fn is(&self, workload: &Workload, depth: u32) -> bool {
+        (workload.rw.as_str(), workload.block_bytes, depth, workload.jobs)
+            == (self.rw, self.block_bytes, self.depth, 1)
+            && (workload.sync, workload.guest, workload.caches) == (Sync::None, Guest::Flushes, Caches::Warm)
+    }
+}
+
+/// The node of the client, which is the one whose network a record has.
+const CLIENT: &str = "client";
+
+/// What the client's node has carried, or where there is none the loopback interface.
+fn client(means: &Means) -> Option<Flow> {
+    means.network.get(CLIENT).or_else(|| means.network.get("lo")).copied()
+}
+
+#[cfg(test)]
+mod tests;
