@@ -168,7 +168,7 @@ fn bench(options: &Options) -> Result<(), Failure> {
                         target.title(),
                         point.figures.iops,
                         point.figures.mean_us,
-                        point.figures.p99_us
+                        point.figures.p99_us.unwrap_or(f64::NAN)
                     );
                     results.points.push(point);
                     write(options, &results)?;

@@ -86,8 +86,14 @@ impl Results {
     }
 
     /// The median of one figure of a cell.
-    fn median(&self, row: &str, target: Target, seconds: u32, of: impl Fn(&Figures) -> f64) -> Option<f64> {
-        median(self.cell(row, target, seconds).iter().map(|point| of(&point.figures)).collect())
+    fn median(
+        &self,
+        row: &str,
+        target: Target,
+        seconds: u32,
+        of: impl Fn(&Figures) -> Option<f64>,
+    ) -> Option<f64> {
+        median(self.cell(row, target, seconds).iter().filter_map(|point| of(&point.figures)).collect())
     }
 
     /// A client beside those of another volume that ask for as much as they can.
@@ -190,7 +196,7 @@ impl Results {
         for row in ROWS {
             let mut line = format!("| {} |", row.name);
             for &target in &targets {
-                let iops = self.median(row.name, target, seconds, |figures| figures.iops);
+                let iops = self.median(row.name, target, seconds, |figures| Some(figures.iops));
                 let p99 = self.median(row.name, target, seconds, |figures| figures.p99_us);
                 match iops.zip(p99) {
                     Some((iops, p99)) => {
@@ -199,7 +205,7 @@ impl Results {
                     None => line.push_str(" – |"),
                 }
             }
-            let iops = |target| self.median(row.name, target, seconds, |figures| figures.iops);
+            let iops = |target| self.median(row.name, target, seconds, |figures| Some(figures.iops));
             match iops(Target::Tidepool).zip(iops(Target::Librbd)) {
                 Some((cached, plain)) if plain > 0.0 => {
                     let _ = write!(line, " {:.1} × |", cached / plain);
@@ -305,9 +311,10 @@ impl Results {
             let drain = point.drain_seconds.map_or("–".into(), |seconds| format!("{seconds:.1}"));
             let hits = point.hit_ratio.map_or("–".into(), |ratio| format!("{:.1} %", ratio * 100.0));
             let Figures { iops, mean_us, p999_us, .. } = point.figures;
+            let p999 = p999_us.map_or("–".into(), |us| format!("{us:.0}"));
             let _ = writeln!(
                 text,
-                "| {} | {} | {} | {} | {iops:.0} | {mean_us:.0} | {p999_us:.0} | {dirty} | {drain} | {hits} |",
+                "| {} | {} | {} | {} | {iops:.0} | {mean_us:.0} | {p999} | {dirty} | {drain} | {hits} |",
                 point.row,
                 point.target.title(),
                 point.seconds,

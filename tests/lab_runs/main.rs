@@ -134,7 +134,8 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
     assert!(bound.contains("saturated"), "{:?} {:?}", memory.figures, memory.samples);
     // A hit in memory takes no part of the time that a device does.
     let direct = found(&results, "bluestore-colocated", "mixed");
-    assert!(memory.figures.p50_us * 2.0 < direct.figures.p50_us, "{:?} {:?}", memory.figures, direct.figures);
+    let median_us = |run: &Run| run.figures.p50_us.expect("fio tells percentiles");
+    assert!(median_us(memory) * 2.0 < median_us(direct), "{:?} {:?}", memory.figures, direct.figures);
     for placement in ["bluestore-colocated", "osd-tidepool", "host-tidepool", "host-tidepool-replicated"] {
         let mixed = found(&results, placement, "mixed");
         assert_eq!(faults(mixed), "", "{placement}");
@@ -152,6 +153,47 @@ fn sets_inside_a_cache_that_nobody_named_and_saturated_clients_are_marked() {
     // What is there is not thrown away by a second start.
     let again = run(options(scratch.path(), &suite, &stop), &|_| ());
     assert!(matches!(again, Err(RunError::Finished(_))), "{again:?}");
+    assert_no_traces(scratch.path());
+}
+
+#[test]
+#[ignore = "it measures, for minutes: make long"]
+fn rados_bench_and_the_counters_of_devices_see_one_window() {
+    let scratch = Scratch::new("lab-runs").expect("a directory");
+    let tool = "tool = \"rados-bench\"\ndepth = [4]\nclients = [2]";
+    let workloads =
+        [("write", "write", 0), ("rand", "randread", 268_435_456), ("again", "write", 268_435_456)];
+    let lines = workloads.map(|(_, rw, set)| format!("rw = \"{rw}\"\nset_bytes = {set}\n{tool}"));
+    let named: Vec<(&str, &str)> =
+        workloads.iter().zip(&lines).map(|((name, ..), lines)| (*name, lines.as_str())).collect();
+    let ground = "replicas = 1\nosd_cache_bytes = 16777216";
+    let path = suite(scratch.path(), "\"bluestore-colocated\"", ground, &named);
+    let text = fs::read_to_string(&path).expect("a file");
+    let text = text.replace("block_bytes = 4096", "block_bytes = 1048576");
+    fs::write(&path, text.replace("seconds = 2\nramp_s = 0", "seconds = 5\nramp_s = 2")).expect("a file");
+    let stop = AtomicBool::new(false);
+    let results = run(options(scratch.path(), &path, &stop), &|_| ()).expect("it runs to its end");
+    for (workload, rw, _) in workloads {
+        let run = found(&results, "bluestore-colocated", workload);
+        assert_eq!(faults(run), "", "{workload}");
+        assert_eq!((run.commands.len(), run.windows.len(), run.figures.p99_us), (2, 5, None), "{workload}");
+        let bench = run.bench.expect("what it tells");
+        let rate = bench.bytes_per_s;
+        assert!(rate.min <= rate.mean && rate.mean <= rate.max, "{bench:?}");
+        assert!(
+            (rate.mean / (run.figures.iops * 1_048_576.0) - 1.0).abs() < 0.1,
+            "{bench:?} {:?}",
+            run.figures
+        );
+        // What clients did in the window the disks did in it, and with it only little else.
+        let on_disks: u64 = run
+            .devices
+            .values()
+            .map(|counts| if rw == "write" { counts.written_bytes } else { counts.read_bytes })
+            .sum();
+        let part = on_disks as f64 / (rate.mean * 5.0);
+        assert!((0.85..1.3).contains(&part), "{workload}: {part} {:?}", run.devices);
+    }
     assert_no_traces(scratch.path());
 }
 

@@ -16,6 +16,7 @@ pub mod device;
 pub mod document;
 pub mod exchange;
 pub mod fio;
+pub mod load;
 pub mod machine;
 mod mounts;
 pub mod network;

@@ -11,6 +11,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 /// How often a wait with a deadline looks at the child.
 const POLL: Duration = Duration::from_millis(5);
+/// How often somebody who waits is asked whether he still wants to.
+const ASK: Duration = Duration::from_millis(100);
 
 /// A job for the keeper thread: what to start, and where to send the outcome.
 type Job = (Command, Sender<io::Result<Child>>);
@@ -133,6 +135,21 @@ impl Process {
                 return Ok(None);
             }
             std::thread::sleep(POLL);
+        }
+    }
+
+    /// Waits for the end. `stop` is asked all the while; when it says why, that is returned and the child runs on.
+    pub fn wait_unless(
+        &mut self,
+        stop: &dyn Fn() -> Option<String>,
+    ) -> io::Result<Result<ExitStatus, String>> {
+        loop {
+            if let Some(status) = self.wait(ASK)? {
+                return Ok(Ok(status));
+            }
+            if let Some(why) = stop() {
+                return Ok(Err(why));
+            }
         }
     }
 

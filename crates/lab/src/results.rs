@@ -162,12 +162,37 @@ pub struct Run {
     pub placement: Value,
     /// What was left to be written back afterwards.
     pub drained: Option<Drained>,
+    /// What `rados bench` tells as it is published, where that made the load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bench: Option<Bench>,
     /// The measurement without its ramp in five equal windows, in their order. Empty where that was not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
     /// fio's own report of each client, as its `--output-format=json` prints it. Empty where that was not kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fio: Vec<Value>,
+}
+
+/// What `rados bench` tells, of all instances together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Bench {
+    /// Bytes per second, second by second of the window.
+    pub bytes_per_s: Spread,
+    /// Latency in microseconds: its mean in the window; the longest and the shortest of the whole run with its ramp, for no others are told.
+    pub latency_us: Spread,
+}
+
+/// A mean, and what it lies between.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Spread {
+    /// The mean.
+    pub mean: f64,
+    /// The largest.
+    pub max: f64,
+    /// The smallest.
+    pub min: f64,
 }
 
 fn one() -> u32 {

@@ -2,6 +2,7 @@
 //!
 //! Suites that were published come with the program; others are TOML files of the same form.
 
+mod bench;
 mod direction;
 mod size;
 
@@ -18,6 +19,7 @@ use crate::placement::{Arrangement, Layer};
 use crate::results::Durability;
 use crate::testbed::HOSTS_MAX;
 use crate::words;
+pub use bench::Tool;
 pub use direction::{Along, Axis, Direction, Expect, Measure, Published, Trend};
 pub use size::ClusterSize;
 
@@ -46,6 +48,7 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("micron", include_str!("suites/micron.toml")),
     ("journal", include_str!("suites/journal.toml")),
     ("pvc2", include_str!("suites/pvc2.toml")),
+    ("rados-bench", include_str!("suites/rados-bench.toml")),
 ];
 
 /// A suite.
@@ -151,16 +154,20 @@ pub struct Workload {
     pub name: String,
     /// In words for a report, such as `4 KiB random, 80 % reads`.
     pub title: String,
-    /// `read`, `write`, `randread`, `randwrite` or `randrw`, as fio calls them.
+    /// What makes the load.
+    #[serde(default, skip_serializing_if = "Tool::is_default")]
+    pub tool: Tool,
+    /// `read`, `write`, `randread`, `randwrite` or `randrw`, as fio calls them. Of rados bench `write`, `read` (its seq) or `randread`
+    /// (its rand).
     pub rw: String,
     /// Percentage of reads of `randrw`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_percent: Option<u8>,
-    /// Bytes of a request.
+    /// Bytes of a request; of rados bench those of an object.
     pub block_bytes: u64,
     /// Requests in flight of each client; each number is measured.
     pub depth: Vec<u32>,
-    /// Clients, each with an image of its own; each number is measured.
+    /// Clients, each with an image of its own, or an instance of rados bench; each number is measured.
     #[serde(default = "one")]
     pub clients: Vec<u32>,
     /// Writers or readers inside a client.
@@ -172,7 +179,8 @@ pub struct Workload {
     /// Whether those who write ever flush.
     #[serde(default)]
     pub guest: Guest,
-    /// Bytes of each image that requests go to, from its begin on.
+    /// Bytes of each image that requests go to, from its begin on. Of rados bench bytes of the objects, of all clients together, that were
+    /// written before: those that are read, or those that are there already when others are written.
     pub set_bytes: u64,
     /// What caches hold before.
     pub caches: Caches,
@@ -400,6 +408,8 @@ impl Suite {
             if let Some(unknown) = found.placements.iter().find(|name| !placement(name)) {
                 return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
             }
+            self.check_objects(found, placements)
+                .map_err(|what| format!("the workload {}: {what}", found.name))?;
         }
         let grounds = self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
         let loads: usize = self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
@@ -516,10 +526,10 @@ impl Suite {
 impl Ground {
     /// The sets of so many clients fit each SSD: one in a hypervisor has its clients' sets, one in a server its part of all copies.
     pub fn fits(&self, workload: &Workload, clients: u32) -> bool {
-        let clients = u64::from(clients);
-        let in_hypervisor =
-            workload.set_bytes.saturating_mul(clients.div_ceil(u64::from(self.hypervisors.max(1))));
-        let copies = workload.set_bytes.saturating_mul(clients.saturating_mul(self.replicas.into()));
+        let copies = workload.all_sets_bytes(clients).saturating_mul(self.replicas.into());
+        let of_one = clients.div_ceil(self.hypervisors.max(1));
+        // No hypervisor keeps objects.
+        let in_hypervisor = if workload.tool == Tool::Fio { workload.all_sets_bytes(of_one) } else { 0 };
         in_hypervisor.max(copies / u64::from(self.servers.max(1))) <= self.ssd_bytes
     }
 
@@ -596,14 +606,17 @@ fn unique<'a>(what: &str, names: impl IntoIterator<Item = &'a String>) -> Result
 
 impl Workload {
     fn check(&self, ground: &Ground) -> Result<(), String> {
+        if self.tool == Tool::RadosBench {
+            self.check_bench()?;
+        }
         self.pattern()
             .ok_or_else(|| format!("\"{}\" is nothing that fio does, or lacks read_percent", self.rw))?;
         if self.block_bytes == 0 || !self.block_bytes.is_multiple_of(512) {
             return Err("block_bytes is a multiple of 512".into());
         }
-        if self.set_bytes / u64::from(self.jobs.max(1)) < self.block_bytes
-            || self.set_bytes > ground.image_bytes
-        {
+        let fits_image = self.set_bytes / u64::from(self.jobs.max(1)) >= self.block_bytes
+            && self.set_bytes <= ground.image_bytes;
+        if self.tool == Tool::Fio && !fits_image {
             return Err("set_bytes is at least one block for each job and at most the image".into());
         }
         if self.guest == Guest::NeverFlushes && self.sync != Sync::None {

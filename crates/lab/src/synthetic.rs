@@ -58,9 +58,9 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
     let figures = |iops: f64, mean_us: f64| Figures {
         iops,
         mean_us,
-        p50_us: mean_us * 0.8,
-        p99_us: mean_us * 4.0,
-        p999_us: mean_us * 7.0,
+        p50_us: Some(mean_us * 0.8),
+        p99_us: Some(mean_us * 4.0),
+        p999_us: Some(mean_us * 7.0),
     };
     let spread = [(0.3, 10), (0.6, 25), (0.9, 30), (1.4, 20), (2.2, 10), (4.0, 4), (7.0, 1)];
     let bucket = |(part, percent): (f64, u64)| {
@@ -99,6 +99,7 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
             json!({})
         },
         drained: None,
+        bench: None,
         windows: steady(iops),
         fio: Vec::new(),
     }

@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
 use crate::device::{Counts, Emulated, Preset, Spec};
 use crate::fio::Endpoint;
-use crate::network::{Network, Transit};
+use crate::network::{Namespace, Network, Transit};
 use crate::placement::{
     Applied, Arrangement, Ground, Host, HostNode, Layer, Placement, PlacementError, Slot, Ssd, SsdShare,
 };
@@ -62,6 +62,15 @@ pub struct Layout {
     pub servers: u32,
     /// How long each packet is on its way between two of them before it is slowed; needs servers.
     pub delay: Option<Duration>,
+}
+
+/// How a client reaches the pool of a cluster.
+#[derive(Debug, Clone)]
+pub struct Entrance {
+    /// ceph.conf for clients.
+    pub conf: PathBuf,
+    /// Where the client is, if the cluster has a network of its own.
+    pub client: Option<Namespace>,
 }
 
 /// Where a testbed has SSDs.
@@ -433,6 +442,12 @@ impl Testbed {
         let (conf, client) =
             (self.ground.client_conf.clone(), self.ground.namespace(self.ground.host_of(image)));
         Endpoint::Rbd { conf, image: image.into(), client }
+    }
+
+    /// How a client without an image reaches the pool. Clients are dealt round the hypervisors, as images are.
+    pub fn entrance(&self, client: u32) -> Entrance {
+        let host = client % self.ground.hypervisors.max(1);
+        Entrance { conf: self.ground.client_conf.clone(), client: self.ground.namespace(host as usize) }
     }
 
     /// The SSD's part of each placement that uses it, in bytes.

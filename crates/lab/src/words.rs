@@ -2,7 +2,7 @@
 
 use crate::placement::AGAIN;
 use crate::results::Durability;
-use crate::suite::Suite;
+use crate::suite::{Suite, Tool};
 
 /// A number with the digits that it is worth and commas between thousands.
 pub(crate) fn number(value: f64) -> String {
@@ -43,6 +43,11 @@ pub(crate) fn latency(us: f64) -> String {
         us if us < 999_500.0 => format!("{:.0} ms", us / 1e3),
         us => format!("{:.1} s", us / 1e6),
     }
+}
+
+/// Microseconds for people, if they are known: not every load generator tells percentiles.
+pub(crate) fn known(us: Option<f64>) -> String {
+    us.map_or_else(|| "not known".into(), latency)
 }
 
 /// Bytes for people.
@@ -224,6 +229,11 @@ pub(crate) fn load(suite: &Suite) -> String {
     let Some(workload) = suite.workload(&suite.deciding) else { return suite.deciding.clone() };
     let reads = workload.read_percent.unwrap_or(50);
     let what = match workload.rw.as_str() {
+        "write" if workload.tool == Tool::RadosBench => {
+            return format!("{} writes of whole objects", bytes(workload.block_bytes));
+        }
+        "randread" if workload.tool == Tool::RadosBench => "random reads of whole objects".into(),
+        "read" if workload.tool == Tool::RadosBench => "reads of whole objects in order".into(),
         "randrw" => format!("{reads}/{}", 100u8.saturating_sub(reads)),
         "randread" => "random reads".into(),
         "randwrite" => "random writes".into(),

@@ -15,7 +15,7 @@ pub struct Side {
     pub iops: f64,
     /// Time of all together in nanoseconds.
     pub total_ns: f64,
-    /// How many took how long, in nanoseconds.
+    /// How many took how long, in nanoseconds. Empty where that is not told.
     pub bins: BTreeMap<u64, u64>,
 }
 
@@ -60,8 +60,8 @@ impl Side {
         if self.ios == 0 { 0.0 } else { self.total_ns / self.ios as f64 / 1e3 }
     }
 
-    /// The time in microseconds within which this part of them was complete.
-    fn percentile_us(&self, part: f64) -> f64 {
+    /// The time in microseconds within which this part of them was complete, if that is told.
+    fn percentile_us(&self, part: f64) -> Option<f64> {
         let total: u64 = self.bins.values().sum();
         let wanted = (total as f64 * part).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -69,7 +69,7 @@ impl Side {
             seen += **count;
             seen >= wanted
         });
-        reached.map_or(0.0, |(&ns, _)| ns as f64 / 1e3)
+        reached.map(|(&ns, _)| ns as f64 / 1e3)
     }
 
     /// How many took how long: upper bounds in nanoseconds, 3 % apart, and counts, ascending.
@@ -125,12 +125,13 @@ impl Measured {
     pub fn figures(&self, with_flush: bool) -> Figures {
         let both = self.all().figures().unwrap_or_default();
         let Some(flush) = self.flushes.figures().filter(|_| with_flush) else { return both };
+        let sum = |one: Option<f64>, other: Option<f64>| one.zip(other).map(|(one, other)| one + other);
         Figures {
             iops: both.iops,
             mean_us: both.mean_us + flush.mean_us,
-            p50_us: both.p50_us + flush.p50_us,
-            p99_us: both.p99_us + flush.p99_us,
-            p999_us: both.p999_us + flush.p999_us,
+            p50_us: sum(both.p50_us, flush.p50_us),
+            p99_us: sum(both.p99_us, flush.p99_us),
+            p999_us: sum(both.p999_us, flush.p999_us),
         }
     }
 }
@@ -149,7 +150,7 @@ mod tests {
         both.add(&Measured::read(&report("9000", 1)));
         let figures = both.figures(false);
         assert_eq!((figures.iops, figures.mean_us), (100.0, 2.0));
-        assert_eq!((figures.p50_us, figures.p99_us, figures.p999_us), (1.0, 1.0, 9.0));
+        assert_eq!((figures.p50_us, figures.p99_us, figures.p999_us), (Some(1.0), Some(1.0), Some(9.0)));
         assert_eq!(both.writes.figures(), None);
         assert_eq!(both.reads.histogram(), [(1024, 99), (9216, 1)]);
     }
@@ -162,6 +163,19 @@ mod tests {
             "sync": {"total_ios": 10, "lat_ns": latency(5000)}}]});
         let measured = Measured::read(&report);
         assert_eq!((measured.figures(false).mean_us, measured.figures(true).mean_us), (3.0, 8.0));
-        assert_eq!((measured.figures(true).iops, measured.figures(true).p99_us), (10.0, 8.0));
+        assert_eq!((measured.figures(true).iops, measured.figures(true).p99_us), (10.0, Some(8.0)));
+    }
+
+    #[test]
+    fn what_tells_no_latencies_of_single_requests_has_no_percentiles() {
+        let side = Side { ios: 10, iops: 5.0, total_ns: 30_000.0, bins: BTreeMap::new() };
+        let figures = side.figures().expect("requests");
+        assert_eq!(
+            (figures.mean_us, figures.p50_us, figures.p99_us, figures.p999_us),
+            (3.0, None, None, None)
+        );
+        let text = serde_json::to_string(&figures).expect("plain data");
+        assert_eq!(text, r#"{"iops":5.0,"mean_us":3.0}"#);
+        assert_eq!(serde_json::from_str::<Figures>(&text).expect("figures"), figures);
     }
 }

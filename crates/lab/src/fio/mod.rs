@@ -19,8 +19,6 @@ use crate::process::Process;
 pub use histogram::{Measured, Side};
 pub use report::without_bins;
 
-/// How often somebody who waits for fio is asked whether he still wants to.
-const POLL: Duration = Duration::from_millis(100);
 /// What every job is called.
 const JOB: &str = "bench";
 /// Bytes of the write before a flush: fio flushes nothing if it has not written.
@@ -170,23 +168,27 @@ pub struct Figures {
     pub iops: f64,
     /// Mean latency.
     pub mean_us: f64,
-    /// Median latency.
-    pub p50_us: f64,
+    /// Median latency. None where the load generator tells no percentiles, as with the two that follow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p50_us: Option<f64>,
     /// 99th percentile.
-    pub p99_us: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
     /// 99.9th percentile.
-    pub p999_us: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p999_us: Option<f64>,
 }
 
 impl Figures {
     /// The figures of the same device `factor` times faster.
     pub fn faster(self, factor: f64) -> Figures {
+        let faster = |us: f64| us / factor;
         Figures {
             iops: self.iops * factor,
-            mean_us: self.mean_us / factor,
-            p50_us: self.p50_us / factor,
-            p99_us: self.p99_us / factor,
-            p999_us: self.p999_us / factor,
+            mean_us: faster(self.mean_us),
+            p50_us: self.p50_us.map(faster),
+            p99_us: self.p99_us.map(faster),
+            p999_us: self.p999_us.map(faster),
         }
     }
 }
@@ -400,14 +402,8 @@ impl Running {
     /// When it fails or is stopped.
     pub fn finish(mut self, stop: &dyn Fn() -> Option<String>) -> Result<Vec<Value>, FioError> {
         let failed = |command: &str, output: String| FioError::Failed { command: command.into(), output };
-        let status = loop {
-            if let Some(status) = self.process.wait(POLL).map_err(FioError::NotRun)? {
-                break status;
-            }
-            if let Some(why) = stop() {
-                return Err(failed(&self.command, why));
-            }
-        };
+        let status = self.process.wait_unless(stop).map_err(FioError::NotRun)?;
+        let status = status.map_err(|why| failed(&self.command, why))?;
         let [text, errors] = self.output.map(|reader| reader.join().unwrap_or_default());
         // Engines print notes before the document.
         let start = text.find('{').unwrap_or(text.len());

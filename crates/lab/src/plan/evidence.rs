@@ -9,7 +9,7 @@ use crate::device::{Media, Spec, preset};
 use crate::fio::Pattern;
 use crate::results::Results;
 use crate::stats::{Finding, Metric, Ratio, Setting, paired, settings};
-use crate::suite::{Caches, Workload};
+use crate::suite::{Caches, Tool, Workload};
 use crate::words;
 
 /// Shares of reads that differ by no more percent count as one mix.
@@ -130,7 +130,7 @@ fn class(results: &Results, name: &str) -> Option<Kind> {
     frozen.map(kind).or_else(|| preset::find(name).map(|preset| kind(&preset.spec)))
 }
 
-/// A workload has the block size and the mix of the inventory.
+/// A workload has the block size and the mix of the inventory. Whole objects of a pool are other requests than those of a guest to its image.
 fn is_alike(workload: &Workload, key: &Key) -> bool {
     let reads = match workload.pattern() {
         Some(Pattern::Read | Pattern::RandRead) => 100,
@@ -143,7 +143,9 @@ fn is_alike(workload: &Workload, key: &Key) -> bool {
         let alone = |percent| (wanted == percent) == (reads == percent);
         wanted.abs_diff(reads) <= MIX_PERCENT && alone(0) && alone(100)
     };
-    key.block_bytes == Some(workload.block_bytes) && key.read_percent.is_some_and(is_one)
+    workload.tool == Tool::Fio
+        && key.block_bytes == Some(workload.block_bytes)
+        && key.read_percent.is_some_and(is_one)
 }
 
 fn is_near(depth: u64, wanted: u64) -> bool {

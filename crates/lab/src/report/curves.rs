@@ -95,8 +95,9 @@ fn workload(page: &Page<'_>, workload: &Workload) -> Markup {
             } @else if here.len() > 1 {
                 div.grid.two {
                     (plane(&curves, Metric::Mean, decides))
-                    (plane(&curves, Metric::P99, decides))
+                    @if tells(&curves, Metric::P99) { (plane(&curves, Metric::P99, decides)) }
                 }
+                @if !tells(&curves, Metric::P99) { p.dim { "99th percentile: not known." } }
                 p { small {
                     "Points of a line: " (loads(&here)) ". Right and low is good. Large markers: all repeats, with the 95 % interval of the throughput; "
                     "small dots: each repeat. A ring: saturated from here on."
@@ -126,6 +127,11 @@ fn curves<'a>(page: &'a Page<'_>, settings: &[&'a Setting]) -> Vec<Curve<'a>> {
         (!points.is_empty()).then(|| Curve { placement, look: page.look(placement), points })
     };
     page.placements.iter().filter_map(curve).collect()
+}
+
+/// Whether any point has that figure: not every load generator tells percentiles.
+fn tells(curves: &[Curve<'_>], metric: Metric) -> bool {
+    curves.iter().flat_map(|curve| &curve.points).any(|point| metric.drawn(&point.summary).is_some())
 }
 
 /// Where each placement is saturated, in words.
@@ -290,7 +296,7 @@ pub(super) fn value(summary: &Summary, metric: Metric) -> String {
             format!("{most}{}", words::number(iops.value))
         }
         (Metric::Mean, _) => latency(summary.mean_us.map(|mean| mean.value)),
-        (Metric::P99, _) => latency(summary.p99_us),
+        (Metric::P99, _) => words::known(summary.p99_us),
     }
 }
 

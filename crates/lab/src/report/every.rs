@@ -60,8 +60,8 @@ fn row(page: &Page<'_>, run: &Run, (many, slowed): (bool, bool)) -> Markup {
             td.name { (run.cell.placement) } @if many { td.n { (run.cell.disks) " × " (run.cell.osds_per_disk) } }
             @if slowed { td.n { (run.cell.slowed_by.unwrap_or(page.results.suite.ground.slowed_by)) } }
             td.n { (run.cell.depth) } td.n { (run.cell.clients) } td.n { (run.repeat) } td.n { (run.testbed) }
-            td.n { (least) (words::number(figures.iops)) } td.n { (words::latency(figures.mean_us)) } td.n { (words::latency(figures.p50_us)) }
-            td.n { (words::latency(figures.p99_us)) } td.n { (words::latency(figures.p999_us)) } td { (kind) }
+            td.n { (least) (words::number(figures.iops)) } td.n { (words::latency(figures.mean_us)) } td.n { (words::known(figures.p50_us)) }
+            td.n { (words::known(figures.p99_us)) } td.n { (words::known(figures.p999_us)) } td { (kind) }
             td { @if objections(run).is_empty() { "yes" } @else { "no" } }
         }
     }

@@ -40,7 +40,11 @@ pub(super) fn fairness(page: &Page<'_>) -> Markup {
                 }
             }
             @if !ground.ceph_conf.is_empty() { li { "Lines of ceph.conf: " code { (ground.ceph_conf.join("; ")) } } }
-            li { "Images are filled before anything is read, " (words::bytes(ground.image_bytes)) " each; the order of measurements is random, from the seed " (results.seed) "." }
+            @if results.suite.images() > 0 { li { "Images are filled before anything is read, " (words::bytes(ground.image_bytes)) " each." } }
+            @if super::bench::is_there(page) {
+                li { "Objects that rados bench reads are written before by itself, with devices that answer at once; those of earlier writes are removed." }
+            }
+            li { "The order of measurements is random, from the seed " (results.seed) "." }
         }
         h3 { "Statistics" }
         p {
@@ -121,7 +125,7 @@ pub(super) fn commands(page: &Page<'_>) -> Markup {
     html! {
         p { "All of it:" }
         pre { (page.results.command) }
-        p { "What fio was called with:" }
+        p { "What made the load:" }
         @for ((_, cell), commands) in &cells {
             details {
                 summary {

@@ -4,6 +4,7 @@
 //! maud writes it: its templates are Rust, it escapes every text that a document brings, and it has no dependencies at run
 //! time.
 
+mod bench;
 mod controls;
 mod costs;
 mod curves;
@@ -82,6 +83,10 @@ fn body(page: &Page<'_>) -> Markup {
             (spans::section(page))
             h2 { "Tails" }
             (tails::section(page))
+            @if bench::is_there(page) {
+                h2 { "What rados bench tells" }
+                (bench::section(page))
+            }
             h2 { "Where the time goes" }
             (hops::section(page))
             h2 { "What it costs" }

@@ -49,9 +49,9 @@ fn both_spans(ranking: &Ranking, lasting: &Lasting) -> Markup {
 fn tiles(ranking: &Ranking, span: &str) -> Markup {
     let (Some(first), Some(lead)) = (ranking.places.first(), &ranking.lead) else { return html! {} };
     let tile = |what: &str, ratio: &Ratio| {
-        let value = ratio
-            .ratio
-            .map_or("–".into(), |found| format!("{}{} ×", ratio.bound.words(), words::factor(found.value)));
+        let value = ratio.ratio.map_or("not known".into(), |found| {
+            format!("{}{} ×", ratio.bound.words(), words::factor(found.value))
+        });
         let interval = ratio.ratio.and_then(|found| found.interval);
         html! {
             div.tile {

@@ -100,7 +100,6 @@ fn cell(page: &Page<'_>, placement: &str, setting: &Setting, (many, factors): (b
         return html! {};
     }
     let summary = stats::summary(&runs);
-    let latency = |us: Option<f64>| us.map_or("–".into(), words::latency);
     let interval = |estimate: Option<Estimate>| match estimate.and_then(|estimate| estimate.interval) {
         Some((low, high)) => format!("{}–{}", words::number(low), words::number(high)),
         None => "–".into(),
@@ -115,7 +114,7 @@ fn cell(page: &Page<'_>, placement: &str, setting: &Setting, (many, factors): (b
             @if factors { td.n { (setting.slowed_by.unwrap_or(page.results.suite.ground.slowed_by)) } }
             td.n { (setting.depth) } td.n { (setting.clients) } td.name { (placement) }
             td.n { (value(&summary, Metric::Iops)) } td.n { (interval(summary.iops)) } td.n { (value(&summary, Metric::Mean)) }
-            td.n { (latency(summary.p50_us)) } td.n { (latency(summary.p99_us)) } td.n { (latency(summary.p999_us)) }
+            td.n { (words::known(summary.p50_us)) } td.n { (words::known(summary.p99_us)) } td.n { (words::known(summary.p999_us)) }
             @match &ratio {
                 Some(ratio) => { td.n { (ratio) } td { (finding(ratio.finding)) } }
                 None => { td.n { "1" } td { "the baseline" } }

@@ -44,7 +44,11 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     };
     let tails: Vec<Tail<'_>> = page.placements.iter().filter_map(|placement| tail(page, placement)).collect();
     if tails.is_empty() {
-        return html! { p.dim { "No run counts." } };
+        let counts =
+            page.placements.iter().any(|name| !reference_runs(page.results, name, deciding).is_empty());
+        return html! {
+            p.dim { @if counts { "Not known: the load generator tells no percentiles." } @else { "No run counts." } }
+        };
     }
     let row = |tail: &Tail<'_>| {
         let Summary { p50_us, p99_us, p999_us, .. } = tail.summary;

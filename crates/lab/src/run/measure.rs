@@ -11,12 +11,13 @@ use super::{RunError, Runner};
 use crate::collect::hops::Counters;
 use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
 use crate::device::Counts;
-use crate::fio::{self, Endpoint, FioError, Measured, Running, Sync};
+use crate::fio::{Measured, Sync};
+use crate::load::{self, Client, Filled, Load, Objects, Reach, Span};
 use crate::network::Transit;
 use crate::placement::Arrangement;
-use crate::results::{Drained, Run, WINDOWS, Window};
+use crate::results::{Bench, Drained, Run, WINDOWS, Window};
 use crate::scratch::Scratch;
-use crate::suite::{Caches, Cell, Guest, Workload};
+use crate::suite::{Caches, Cell, Guest, Tool, Workload};
 use crate::testbed::Testbed;
 
 /// Most passes over a set that is to be warm.
@@ -46,6 +47,8 @@ pub(super) struct Stand {
     pub(super) id: u32,
     /// Images, and how many bytes of each were ever written.
     pub(super) images: Vec<(String, u64)>,
+    /// Objects beside them.
+    pub(super) objects: Objects,
     /// What the caches hold, as far as they are going to.
     pub(super) warm: Option<Warm>,
 }
@@ -53,6 +56,7 @@ pub(super) struct Stand {
 /// What caches are warm with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Warm {
+    tool: Tool,
     /// Bytes of the set of each client.
     set_bytes: u64,
     clients: u32,
@@ -63,8 +67,9 @@ pub(super) struct Warm {
 impl Stand {
     /// What a cache takes a guest for that it is not, given the images of which it remembers a flush.
     fn mistaken(&self, flushed: Option<Vec<String>>, clients: u32, guest: Guest) -> Option<String> {
+        let flushed = flushed?;
         let images: Vec<&String> = self.images[..clients as usize].iter().map(|(image, _)| image).collect();
-        mistaken(&images, &flushed?, guest)
+        mistaken(&images, &flushed, guest)
     }
 }
 
@@ -99,19 +104,16 @@ impl Runner<'_> {
         let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
         let slowed_by = cell.slowed_by.unwrap_or(self.suite.ground.slowed_by);
         stand.testbed.slow(slowed_by).map_err(RunError::Placement)?;
-        self.prepare(stand, cell, workload, &arrangement)?;
+        let filled = self.prepare(stand, cell, workload, &arrangement)?;
         let begun_s = self.begun.elapsed().as_secs_f64();
-        let clients: Vec<Endpoint> = stand.images[..cell.clients as usize]
-            .iter()
-            .map(|(image, _)| stand.testbed.endpoint(image))
-            .collect();
+        let clients = self.clients(stand, cell, workload);
         stand.testbed.emulate(true);
         if self.options.added.is_some() {
             stand.testbed.add(self.options.added).map_err(RunError::Placement)?;
         }
         std::thread::sleep(REST);
-        let Seen { load, before, mut after, samples } =
-            self.load(&stand.testbed, &clients, workload, cell.depth)?;
+        let Seen { got, before, mut after, samples } =
+            self.load(&stand.testbed, clients.as_ref(), workload.block_bytes)?;
         if self.options.added.is_some() {
             stand.testbed.add(None).map_err(RunError::Placement)?;
         }
@@ -134,12 +136,12 @@ impl Runner<'_> {
             hypervisors: self.suite.ground.hypervisors.min(cell.clients),
             durability: arrangement.durability(self.suite.ground.replicas),
             begun_s,
-            commands: load.commands.clone(),
-            figures: load.measured.figures(flushed),
-            reads: load.measured.reads.figures(),
-            writes: load.measured.writes.figures(),
+            commands: got.commands.clone(),
+            figures: got.measured.figures(flushed),
+            reads: got.measured.reads.figures(),
+            writes: got.measured.writes.figures(),
             // A write that is complete with its flush has no histogram: nobody counts the pairs.
-            histogram: if flushed { Vec::new() } else { load.measured.all().histogram() },
+            histogram: if flushed { Vec::new() } else { got.measured.all().histogram() },
             invalid: Vec::new(),
             lower_bound: None,
             samples: Vec::new(),
@@ -153,48 +155,46 @@ impl Runner<'_> {
             cpu_us_per_io: BTreeMap::new(),
             placement: differences(&before.placements, &after.placements),
             drained: drained.filter(|drained: &Drained| timed && drained.dirty_bytes > 0),
-            windows: load.windows.clone(),
-            fio: load.reports.clone(),
+            bench: got.bench,
+            windows: got.windows.clone(),
+            fio: got.reports.clone(),
         };
-        Ok(self.judged(run, stand, workload, &load, (&before, &after), samples))
+        // Where nothing is read, what was ever written does not matter.
+        let set_bytes = if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
+        let sets = (set_bytes, filled.bytes);
+        Ok(self.judged(run, workload.block_bytes, &got, sets, (&before, &after), samples))
     }
 
     /// Adds what follows from all that was seen: whether the run counts, and what it cost.
     fn judged(
         &self,
         mut run: Run,
-        stand: &Stand,
-        workload: &Workload,
-        load: &Load,
+        block_bytes: u64,
+        got: &Got,
+        (set_bytes, written_bytes): (u64, u64),
         (before, after): (&Look, &Look),
         samples: Vec<Sample>,
     ) -> Run {
-        let clients = run.cell.clients;
         let mean =
             |of: &dyn Fn(&Sample) -> f64| samples.iter().map(of).sum::<f64>() / samples.len().max(1) as f64;
         let cpu = |class: Class| {
             mean(&|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent)) / 100.0
         };
-        let all = load.measured.all();
-        let reads = workload.pattern().is_some_and(|pattern| pattern.reads());
         let arrangement = Arrangement::parse(&run.cell.placement).ok();
         let evidence = Evidence {
             osds: run.cell.disks * run.cell.osds_per_disk,
             osds_answering: before.osds.min(after.osds),
-            set_bytes: if reads { workload.set_bytes * u64::from(clients) } else { 0 },
-            written_bytes: stand.images[..clients as usize]
-                .iter()
-                .map(|(_, written)| (*written).min(workload.set_bytes))
-                .sum(),
+            set_bytes,
+            written_bytes,
             unnamed_cache_bytes: self.suite.ground.osd_cache_bytes
                 * u64::from(run.cell.disks * run.cell.osds_per_disk),
             cached_in_memory: arrangement.is_some_and(|arrangement| arrangement.caches_in_memory()),
-            read_bytes: load.measured.reads.ios * workload.block_bytes,
+            read_bytes: got.measured.reads.ios * block_bytes,
             device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
-            requests: all.ios,
+            requests: got.measured.all().ios,
             client_thread: mean(&|sample| sample.busiest_client_percent) / 100.0,
             busy: mean(&|sample| sample.busy_percent) / 100.0,
-            failure: load.failure.clone(),
+            failure: got.failure.clone(),
             out_of_place: after.out_of_place.clone(),
         };
         run.invalid = validity::faults(&evidence);
@@ -209,14 +209,34 @@ impl Runner<'_> {
         run
     }
 
-    /// Brings caches and images into the state that the workload wants; devices answer at once meanwhile.
+    /// What the clients of a cell do, on what is in front of the cluster now.
+    fn clients(&self, stand: &Stand, cell: &Cell, workload: &Workload) -> Box<dyn Load> {
+        let image = |client: u32| {
+            let (image, written) = &stand.images[client as usize];
+            (stand.testbed.endpoint(image), *written)
+        };
+        let reach = Reach { image: &image, pool: &|client| stand.testbed.entrance(client) };
+        load::of(&self.suite, workload, cell.depth, cell.clients, &reach)
+    }
+
+    /// Brings caches and what is read into the state that the workload wants; devices answer at once meanwhile.
     fn prepare(
         &self,
         stand: &mut Stand,
         cell: &Cell,
         workload: &Workload,
         arrangement: &Arrangement,
-    ) -> Result<(), RunError> {
+    ) -> Result<Filled, RunError> {
+        let filled = if self.options.unfilled {
+            Filled::default()
+        } else {
+            let clients = self.clients(stand, cell, workload);
+            let limit = Instant::now() + PASS_LIMIT;
+            clients.fill(&mut stand.objects, &|| self.stop_reason(limit)).map_err(RunError::Load)?
+        };
+        if filled.anew {
+            stand.warm = None;
+        }
         stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
         // One that was something else in the measurement before is put in place anew.
         if let Some(front) = arrangement.front().filter(|_| stand.testbed.holds().is_err()) {
@@ -233,9 +253,9 @@ impl Runner<'_> {
                 stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
             }
         }
-        let reads = workload.pattern().is_some_and(|pattern| pattern.reads());
-        let settles = workload.caches == Caches::Warm && reads && workload.writes();
+        let settles = workload.caches == Caches::Warm && workload.reads() && workload.writes();
         let warm = Warm {
+            tool: workload.tool,
             set_bytes: workload.set_bytes,
             clients: cell.clients,
             workload: settles.then(|| workload.name.clone()),
@@ -250,11 +270,12 @@ impl Runner<'_> {
             }
             Caches::Warm if stand.warm.as_ref() == Some(&warm) => {}
             Caches::Warm if arrangement.caches_reads() && !arrangement.caches_in_memory() => {
-                for (image, _) in &stand.images[..cell.clients as usize] {
-                    self.warm(&stand.testbed, &stand.testbed.endpoint(image), workload.set_bytes)?;
+                let clients = self.clients(stand, cell, workload);
+                for client in 0..cell.clients {
+                    self.warm(&stand.testbed, clients.as_ref(), client)?;
                 }
                 if settles {
-                    self.settle(stand, cell, workload)?;
+                    self.settle(&stand.testbed, clients.as_ref(), workload)?;
                 }
                 // Until something else is read or written these blocks stay.
                 stand.warm = Some(warm);
@@ -263,33 +284,21 @@ impl Runner<'_> {
             Caches::Warm => {}
         }
         if workload.guest == Guest::Flushes {
-            self.flush(stand, cell.clients)?;
+            let limit = Instant::now() + PATIENCE;
+            let clients = self.clients(stand, cell, workload);
+            clients.flush(&|| self.stop_reason(limit)).map_err(RunError::Load)?;
+            stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
         }
         if workload.changes_caches() && !settles {
             stand.warm = None;
         }
-        self.interrupted()
-    }
-
-    /// Has each client send one flush, as a guest does when it mounts, and what it has written for that written back.
-    fn flush(&self, stand: &Stand, clients: u32) -> Result<(), RunError> {
-        let started: Vec<Running> = stand.images[..clients as usize]
-            .iter()
-            .map(|(image, _)| {
-                let endpoint = stand.testbed.endpoint(image);
-                Running::start(&endpoint, &fio::flush(&endpoint)).map_err(RunError::Fio)
-            })
-            .collect::<Result<_, _>>()?;
-        let deadline = Instant::now() + PATIENCE;
-        for running in started {
-            running.finish(&|| self.stop_reason(deadline)).map_err(RunError::Fio)?;
-        }
-        stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
-        Ok(())
+        self.interrupted()?;
+        Ok(filled)
     }
 
     /// Reads a set until a cache holds as much of it as it is going to.
-    fn warm(&self, testbed: &Testbed, image: &Endpoint, set_bytes: u64) -> Result<(), RunError> {
+    fn warm(&self, testbed: &Testbed, clients: &dyn Load, client: u32) -> Result<(), RunError> {
+        let set_bytes = clients.set_bytes();
         let misses = || -> Result<f64, RunError> {
             let counters = testbed.counters().map_err(RunError::Placement)?;
             Ok(missed_blocks(&counters) * CACHE_BLOCK_BYTES)
@@ -297,10 +306,8 @@ impl Runner<'_> {
         let mut last = f64::MAX;
         for pass in 1..=WARM_PASSES_MAX {
             let before = misses()?;
-            let running =
-                Running::start(image, &fio::pass(image, "read", set_bytes)).map_err(RunError::Fio)?;
             let deadline = Instant::now() + PASS_LIMIT;
-            running.finish(&|| self.stop_reason(deadline)).map_err(RunError::Fio)?;
+            clients.pass(client, &|| self.stop_reason(deadline)).map_err(RunError::Load)?;
             let missed = misses()? - before;
             // A set that does not fit never gets there; it is as warm as it gets when a pass is no better than the one before. The second
             // one tells nothing: a cache that resists scans takes in what it sees again, and has it from the third one on.
@@ -315,19 +322,16 @@ impl Runner<'_> {
 
     /// Has clients do what they are going to do, until a cache misses as little as it is going to: what is written takes the place of
     /// something. SNIA's test specification calls that preconditioning that depends on the workload.
-    fn settle(&self, stand: &Stand, cell: &Cell, workload: &Workload) -> Result<(), RunError> {
+    fn settle(&self, testbed: &Testbed, clients: &dyn Load, workload: &Workload) -> Result<(), RunError> {
         let mut last = f64::MAX;
         for round in 1..=SETTLE_ROUNDS_MAX {
-            let clients = stand.images[..cell.clients as usize].iter();
-            let clients: Vec<Endpoint> = clients.map(|(image, _)| stand.testbed.endpoint(image)).collect();
-            let Seen { load, before, after, .. } =
-                self.load(&stand.testbed, &clients, workload, cell.depth)?;
+            let Seen { got, before, after, .. } = self.load(testbed, clients, workload.block_bytes)?;
             self.interrupted()?;
             let missed = missed_blocks(&after.placements) - missed_blocks(&before.placements);
-            let part = missed / load.measured.all().ios.max(1) as f64;
+            let part = missed / got.measured.all().ios.max(1) as f64;
             // What fails here fails in the measurement, which says so.
             let as_settled_as_it_gets = round > 1 && part > last * 0.9;
-            if part < WARM_MISSES_MAX || as_settled_as_it_gets || load.failure.is_some() {
+            if part < WARM_MISSES_MAX || as_settled_as_it_gets || got.failure.is_some() {
                 break;
             }
             last = part;
@@ -337,13 +341,7 @@ impl Runner<'_> {
 
     /// Runs all clients side by side, and looks at everything when the ramp of the last one ends and when the time of the first one is
     /// over: counters and clients see one window.
-    fn load(
-        &self,
-        testbed: &Testbed,
-        clients: &[Endpoint],
-        workload: &Workload,
-        depth: u32,
-    ) -> Result<Seen, RunError> {
+    fn load(&self, testbed: &Testbed, clients: &dyn Load, block_bytes: u64) -> Result<Seen, RunError> {
         let devices = testbed.devices().map(|(name, device)| {
             let counts: CountsOf = Box::new(device.counter());
             (name.to_string(), counts)
@@ -352,11 +350,12 @@ impl Runner<'_> {
         let sources = sources.with_network(testbed.cluster().network());
         let sources = sources.map_err(RunError::io("cannot look at the network".into()))?;
         let scratch = Scratch::new("clients").map_err(RunError::io("cannot make a directory".into()))?;
-        let (mut load, mut running) = (Load::default(), Vec::new());
-        for (number, client) in clients.iter().enumerate() {
-            match self.start_client(client, workload, depth, scratch.join(number.to_string()), &mut load) {
+        let (mut got, mut running) = (Got::default(), Vec::new());
+        for client in 0..clients.clients() {
+            got.commands.push(clients.command(client));
+            match clients.start(client, scratch.path()) {
                 Ok(client) => running.push(client),
-                Err(error) => load.failure = Some(error.to_string()),
+                Err(error) => got.failure = Some(error.to_string()),
             }
         }
         let limit = Duration::from_secs(u64::from(self.suite.seconds + self.suite.ramp_s)) + PATIENCE;
@@ -365,6 +364,7 @@ impl Runner<'_> {
         let ramp = Duration::from_secs(self.suite.ramp_s.into());
         let last = begun.iter().max().map_or_else(Instant::now, |last| *last + ramp);
         self.wait_until(last, &mut running);
+        let begin = Instant::now();
         let before = look(testbed);
         let collector = Collector::start(sources);
         let seconds = Duration::from_secs(self.suite.seconds.into());
@@ -375,54 +375,34 @@ impl Runner<'_> {
             dirty.push(dirty_bytes(&testbed.counters().unwrap_or_default()));
         }
         self.wait_until(first, &mut running);
+        let span = Span { begin, end: Instant::now() };
         let after = look(testbed);
         dirty.push(dirty_bytes(&after.placements));
         let samples = collector.stop();
-        let mut rates = Vec::new();
+        let (mut rates, mut told) = (Vec::new(), Vec::new());
         for client in running {
-            let directory = client.directory();
-            match client.finish(&|| self.stop_reason(deadline)) {
-                Ok(mut reports) => {
-                    let report = reports.pop().expect("there is at least one");
-                    load.measured.add(&Measured::read(&report));
-                    load.reports.push(fio::without_bins(report));
-                    let read = |directory: PathBuf| {
-                        fio::rates(&directory, self.suite.seconds, WINDOWS, workload.is_time_based())
-                    };
-                    rates.push(directory.and_then(read));
+            match client.finish(span, &|| self.stop_reason(deadline)) {
+                Ok(done) => {
+                    got.measured.add(&done.measured);
+                    got.reports.extend(done.report);
+                    rates.push(done.rates);
+                    told.push(done.told);
                 }
-                Err(error) => load.failure = Some(error.to_string()),
+                Err(error) => got.failure = Some(error.to_string()),
             }
         }
-        load.windows = windows(rates, &dirty, seconds / WINDOWS as u32, workload.block_bytes);
-        Ok(Seen { load, before, after, samples })
-    }
-
-    fn start_client(
-        &self,
-        client: &Endpoint,
-        workload: &Workload,
-        depth: u32,
-        directory: PathBuf,
-        load: &mut Load,
-    ) -> Result<Running, FioError> {
-        let (seconds, ramp_s) = (self.suite.seconds, self.suite.ramp_s);
-        let mut words = fio::arguments(client, &workload.job(depth), workload.set_bytes, ramp_s, seconds);
-        if !workload.is_time_based() {
-            words.retain(|word| word != "--time_based=1");
-        }
-        load.commands.push(fio::command_line(client, &words));
-        words.extend(fio::parts(seconds, WINDOWS));
-        std::fs::create_dir(&directory).map_err(FioError::NotRun)?;
-        Running::start_timed(client, &words, directory)
+        got.windows = windows(rates, &dirty, seconds / WINDOWS as u32, block_bytes);
+        got.bench = load::together(told, got.measured.figures(false).mean_us);
+        Ok(Seen { got, before, after, samples })
     }
 
     /// When each client has begun. Those that end before, or take too long, are left out.
-    fn all_begun(&self, running: &mut [Running]) -> Vec<Instant> {
+    fn all_begun(&self, running: &mut [Box<dyn Client>]) -> Vec<Instant> {
         let deadline = Instant::now() + BEGIN_LIMIT;
         loop {
-            let begun: Vec<Instant> = running.iter().filter_map(Running::begun).collect();
-            let is_over = running.iter_mut().any(Running::has_ended) || self.stop_reason(deadline).is_some();
+            let begun: Vec<Instant> = running.iter().filter_map(|client| client.begun()).collect();
+            let is_over =
+                running.iter_mut().any(|client| client.has_ended()) || self.stop_reason(deadline).is_some();
             if begun.len() == running.len() || is_over {
                 return begun;
             }
@@ -431,9 +411,9 @@ impl Runner<'_> {
     }
 
     /// Waits until then, or until a client has ended.
-    fn wait_until(&self, then: Instant, running: &mut [Running]) {
+    fn wait_until(&self, then: Instant, running: &mut [Box<dyn Client>]) {
         while Instant::now() < then
-            && !running.iter_mut().any(Running::has_ended)
+            && !running.iter_mut().any(|client| client.has_ended())
             && self.interrupted().is_ok()
         {
             std::thread::sleep(POLL.min(then.saturating_duration_since(Instant::now())));
@@ -451,7 +431,7 @@ impl Runner<'_> {
 
 /// What was seen of a run.
 struct Seen {
-    load: Load,
+    got: Got,
     /// When the last client's ramp had ended.
     before: Look,
     /// When the first client's time was over.
@@ -462,12 +442,13 @@ struct Seen {
 
 /// What the clients of a run got.
 #[derive(Debug, Default)]
-struct Load {
+struct Got {
     measured: Measured,
     commands: Vec<String>,
     /// fio's own, of the clients that came to their end.
     reports: Vec<Value>,
     windows: Vec<Window>,
+    bench: Option<Bench>,
     failure: Option<String>,
 }
 

@@ -17,13 +17,14 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::ClusterError;
 use crate::device::{Preset, preset};
-use crate::fio::{self, Endpoint, FioError, Running};
+use crate::fio::{self, Endpoint, Running};
+use crate::load::{self, LoadError, Objects, Reach};
 use crate::machine;
 use crate::network::Network;
 use crate::placement::{Arrangement, Layer, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, NotRunSize, Results, Run, Testbed as Described};
-use crate::suite::{Cell, Ground, Suite};
-use crate::testbed::{Added, Layout, Testbed};
+use crate::suite::{Cell, Ground, Suite, Tool};
+use crate::testbed::{Added, Entrance, Layout, Testbed};
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock, Step};
@@ -117,7 +118,7 @@ pub enum RunError {
     Placement(PlacementError),
     /// A load generator failed outside of a measurement.
     #[error(transparent)]
-    Fio(FioError),
+    Load(LoadError),
     /// A file could not be had.
     #[error("{what}: {source}")]
     Io {
@@ -316,12 +317,14 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let ssds = u64::from(ssds.into_iter().max().unwrap_or(1));
     let testbeds: Vec<PlannedTestbed> = blocks.iter().map(|block| planned(suite, block)).collect();
     let runs = testbeds.iter().map(|testbed| testbed.runs.len()).sum();
-    let clients = suite.workloads.iter().flat_map(|workload| &workload.clients).max().copied().unwrap_or(1);
     let (disks, ssd) = (suite.ground.disks.iter().max().copied().unwrap_or(1), suite.ground.ssd_bytes);
-    let images = suite.ground.image_bytes * u64::from(clients * suite.ground.replicas);
+    let has_objects = suite.workloads.iter().any(|workload| workload.tool == Tool::RadosBench);
+    let objects = if has_objects { suite.objects_bytes_max() } else { 0 };
+    let images = suite.ground.image_bytes * u64::from(suite.images());
+    let written = (images + objects) * u64::from(suite.ground.replicas);
     Ok(Plan {
         seconds: Clock::new(suite).left_s(blocks.len(), runs),
-        bytes: (images + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks))
+        bytes: (written + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks))
             + ssd * ssds,
         testbeds,
         not_run,
@@ -348,12 +351,13 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
     let runs = block.steps.iter().flat_map(|step| {
         step.cells.iter().map(|cell| {
             let workload = suite.workload(&cell.workload).expect("a suite's cells are of its workloads");
-            let endpoint = Endpoint::rbd("CONF", "img0");
-            let job = workload.job(cell.depth);
-            let words = fio::arguments(&endpoint, &job, workload.set_bytes, suite.ramp_s, suite.seconds);
+            let image = |client| (Endpoint::rbd("CONF", format!("img{client}")), 0);
+            let pool = |_| Entrance { conf: "CONF".into(), client: None };
+            let reach = Reach { image: &image, pool: &pool };
+            let clients = load::of(suite, workload, cell.depth, cell.clients, &reach);
             let slowed = cell.slowed_by.map(|by| format!(", slowed by {by}")).unwrap_or_default();
             let name = format!("{} QD{} × {}{slowed}", cell.workload, cell.depth, cell.clients);
-            (step.repeat, step.placement.clone(), name, fio::command_line(&endpoint, &words))
+            (step.repeat, step.placement.clone(), name, clients.command(0))
         })
     });
     PlannedTestbed {
@@ -432,7 +436,7 @@ impl Runner<'_> {
     fn attempt<T>(&self, outcome: Result<T, RunError>) -> Result<Option<T>, RunError> {
         match outcome {
             Ok(value) => Ok(Some(value)),
-            Err(error @ (RunError::Placement(_) | RunError::Fio(_))) => {
+            Err(error @ (RunError::Placement(_) | RunError::Load(_))) => {
                 self.interrupted()?;
                 self.failed.borrow_mut().get_or_insert_with(|| error.to_string());
                 Ok(None)
@@ -463,10 +467,9 @@ impl Runner<'_> {
         let (parent, program) = (&self.options.parent, &self.options.program);
         let mut testbed = Testbed::up(parent, program, &layout, &arrangement).map_err(RunError::Placement)?;
         testbed.calm().map_err(RunError::Placement)?;
-        let clients = self.suite.workloads.iter().flat_map(|workload| &workload.clients).max();
         let written_bytes = if self.options.unfilled { 0 } else { ground.image_bytes };
         let mut images = Vec::new();
-        for number in 0..clients.copied().unwrap_or(1) {
+        for number in 0..self.suite.images() {
             let name = format!("img{number}");
             testbed.image(&name, ground.image_bytes).map_err(RunError::Placement)?;
             images.push((name, written_bytes));
@@ -476,7 +479,8 @@ impl Runner<'_> {
         let ceph =
             testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
         testbed.filled().map_err(RunError::Placement)?;
-        if arrangement.within(&[Layer::Device]).any(|below| below.caches_reads()) {
+        // Objects of rados bench age nothing: a suite of those alone measures caches that were never full.
+        if !images.is_empty() && arrangement.within(&[Layer::Device]).any(|below| below.caches_reads()) {
             let caches_bytes = testbed.ssd_share_bytes() * u64::from(ground.servers.max(1));
             let copies = u64::from(ground.replicas) * images.len() as u64;
             let bytes = caches_bytes / copies;
@@ -491,18 +495,19 @@ impl Runner<'_> {
             network: self.network(&testbed),
             proofs: BTreeMap::from([(shape.below.clone(), proof)]),
         })?;
-        Ok(Stand { testbed, id, images, warm: None })
+        Ok(Stand { testbed, id, images, objects: Objects::none(), warm: None })
     }
 
     /// Writes images side by side, each from its begin on, so many bytes of each.
     fn write(&self, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
         let written = images.filter(|(_, bytes)| *bytes > 0);
         let passes = written.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, "write", bytes)));
-        let passes = passes.collect::<Result<Vec<_>, _>>().map_err(RunError::Fio)?;
+        let passes = passes.collect::<Result<Vec<_>, _>>().map_err(|e| RunError::Load(e.into()))?;
         let deadline = Instant::now() + PASS_LIMIT;
-        passes
-            .into_iter()
-            .try_for_each(|pass| pass.finish(&|| self.stop_reason(deadline)).map(drop).map_err(RunError::Fio))
+        for pass in passes {
+            pass.finish(&|| self.stop_reason(deadline)).map_err(|e| RunError::Load(e.into()))?;
+        }
+        Ok(())
     }
 
     /// Has as much written through new caches as they hold, images again and again if need be: one that was never full takes writes in for

@@ -87,7 +87,7 @@ fn at_one_factor(
     };
     let [first, second] = [value(0, 2), value(1, 3)];
     let names = [placement, against.unwrap_or(placement)];
-    Ratio { first, second, ..judge(names, ratio, sides) }
+    Ratio { first, second, ..judge(names, metric, ratio, sides) }
 }
 
 /// Puts terms together that stood on the same clusters, and leaves of them those clusters.

@@ -120,7 +120,7 @@ impl Metric {
         let value = match self {
             Metric::Iops => run.figures.iops,
             Metric::Mean => run.figures.mean_us,
-            Metric::P99 => percentile_us(&run.histogram, 990).unwrap_or(run.figures.p99_us),
+            Metric::P99 => percentile_us(&run.histogram, 990).or(run.figures.p99_us)?,
         };
         (objections(run).is_empty() && value.is_finite() && value > 0.0).then_some(value)
     }
@@ -229,6 +229,11 @@ impl Ratio {
     /// More clusters may decide it.
     pub fn is_open(&self) -> bool {
         self.finding == Finding::Inconclusive && self.bound == Bound::Exact && self.ratio.is_some()
+    }
+
+    /// The ratio in words, also where there is none: not every load generator tells percentiles.
+    pub fn known(&self) -> String {
+        self.ratio.map_or_else(|| "not known".into(), |_| self.to_string())
     }
 }
 
@@ -380,7 +385,7 @@ fn at_one_factor(
     } else {
         welch(&logs[0], &logs[1], alpha)
     };
-    judge(names, ratio, sides.each_ref().map(|side| side.values().copied().collect()))
+    judge(names, metric, ratio, sides.each_ref().map(|side| side.values().copied().collect()))
 }
 
 /// What a ratio at two factors says: what it says at both. Devices and network are slowed and Ceph's code is not, so that a factor
@@ -417,11 +422,11 @@ pub fn unpaired(names: [&str; 2], first: &[&Run], second: &[&Run], metric: Metri
         found.into_values().collect::<Vec<Observation>>()
     });
     let logs = sides.each_ref().map(|side| side.iter().map(|found| found.log).collect::<Vec<f64>>());
-    judge(names, welch(&logs[0], &logs[1], alpha), sides)
+    judge(names, metric, welch(&logs[0], &logs[1], alpha), sides)
 }
 
 /// What a ratio of these observations says.
-fn judge(names: [&str; 2], ratio: Option<Estimate>, sides: [Vec<Observation>; 2]) -> Ratio {
+fn judge(names: [&str; 2], metric: Metric, ratio: Option<Estimate>, sides: [Vec<Observation>; 2]) -> Ratio {
     let [first, second] = sides.each_ref().map(|side| {
         let logs: Vec<f64> = side.iter().map(|found| found.log).collect();
         (!logs.is_empty()).then(|| moments(&logs).0.exp())
@@ -430,7 +435,7 @@ fn judge(names: [&str; 2], ratio: Option<Estimate>, sides: [Vec<Observation>; 2]
         sides.each_ref().map(|side| side.iter().fold(Bound::Exact, |bound, found| bound.and(found.bound)));
     let bound = ours.and(theirs.inverse());
     let worst = sides.each_ref().map(|side| side.iter().map(|found| found.durability).min());
-    let (finding, why) = match find(names, ratio, bound, worst) {
+    let (finding, why) = match find(names, metric, ratio, bound, worst) {
         Ok(finding) => (finding, None),
         Err(why) => (Finding::Inconclusive, Some(why)),
     };
@@ -440,12 +445,14 @@ fn judge(names: [&str; 2], ratio: Option<Estimate>, sides: [Vec<Observation>; 2]
 /// What a ratio says, or why it says nothing.
 fn find(
     names: [&str; 2],
+    metric: Metric,
     ratio: Option<Estimate>,
     bound: Bound,
     durability: [Option<Durability>; 2],
 ) -> Result<Finding, String> {
     let (Some(ratio), [Some(ours), Some(theirs)]) = (ratio, durability) else {
-        return Err(format!("{} and {} have no valid runs that can be compared", names[0], names[1]));
+        let what = if metric == Metric::P99 { "valid runs with percentiles" } else { "valid runs" };
+        return Err(format!("{} and {} have no {what} that can be compared", names[0], names[1]));
     };
     let Some((low, high)) = ratio.interval else {
         return Err("one cluster has no interval; two are the least".into());
@@ -520,8 +527,9 @@ pub fn summary(runs: &[&Run]) -> Summary {
     };
     let histogram = merged(&counted).unwrap_or_default();
     // Without histograms that could be merged it is the worst of the repeats: no percentile is an average.
-    let percentile = |part: u64, of: &dyn Fn(&Run) -> f64| {
-        percentile_us(&histogram, part).or_else(|| counted.iter().map(|run| of(run)).reduce(f64::max))
+    let percentile = |part: u64, of: &dyn Fn(&Run) -> Option<f64>| {
+        let worst = || counted.iter().map(|run| of(run)).collect::<Option<Vec<f64>>>();
+        percentile_us(&histogram, part).or_else(|| worst()?.into_iter().reduce(f64::max))
     };
     Summary {
         valid: counted.len(),

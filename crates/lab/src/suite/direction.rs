@@ -188,6 +188,9 @@ impl Direction {
         if let Some(clients) = self.clients.filter(|clients| !workload.clients.contains(clients)) {
             return Err(format!("{} is not measured with {clients} clients", self.workload));
         }
+        if self.metric == Measure::P99 && !workload.tool.tells_percentiles() {
+            return Err(format!("rados bench tells no percentiles, so that {} has none", self.workload));
+        }
         if self.published.iter().any(|published| !(published.ratio.is_finite() && published.ratio > 0.0)) {
             return Err("a published ratio is a number above 0".into());
         }

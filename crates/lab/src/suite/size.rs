@@ -67,7 +67,7 @@ impl Suite {
 
     /// Images and OSDs have room on the disks of every size.
     pub(super) fn check_room(&self) -> Result<(), String> {
-        let clients = self.workloads.iter().flat_map(|found| &found.clients).max().copied().unwrap_or(1);
+        let clients = self.images();
         let ground = &self.ground;
         let images = ground.image_bytes.saturating_mul(u64::from(clients) * u64::from(ground.replicas));
         let is_small = |size: &ClusterSize| {

@@ -10,7 +10,7 @@ use super::{Compared, Ranking, SecondCopy, Sizes, bottleneck, reference_runs};
 use crate::results::{NotRun, NotRunSize, Results, Run};
 use crate::stats::looks::Looks;
 use crate::stats::steady::Steadiness;
-use crate::stats::{self, Finding, Setting};
+use crate::stats::{self, Finding, Ratio, Setting};
 use crate::words;
 
 /// Seconds of a drain below which nothing is said about its pace.
@@ -52,8 +52,10 @@ fn of_second_copy(results: &Results, found: &SecondCopy) -> Vec<String> {
     let SecondCopy { placement, cost, over_others, recommended } = found;
     let single = &cost.against;
     let costs = format!(
-        "What the second copy costs: {placement} has {} the requests per second of {single}, {} the mean latency and {} the 99th percentile.",
-        cost.iops, cost.mean, cost.p99
+        "What the second copy costs: {placement} has {} the requests per second of {single}, {} the mean latency and {}.",
+        cost.iops,
+        cost.mean,
+        tail(&cost.p99)
     );
     let runs = reference_runs(results, single, &results.suite.deciding);
     let dirty = runs.iter().filter_map(|run| run.drained.map(|drained| drained.dirty_bytes)).max();
@@ -230,8 +232,18 @@ pub(super) fn answer(
 fn latencies(first: &str, lead: &Compared) -> String {
     format!(
         "Mean latency of {first} is {} that of {}, its 99th percentile {}.",
-        lead.mean, lead.against, lead.p99
+        lead.mean,
+        lead.against,
+        lead.p99.known()
     )
+}
+
+/// What a placement has of another one's 99th percentile, if that is known.
+fn tail(p99: &Ratio) -> String {
+    match p99.ratio {
+        Some(_) => format!("{p99} the 99th percentile"),
+        None => "a 99th percentile that is not known".into(),
+    }
 }
 
 /// How fast what a placement had still to write back after a run goes where it belongs.
@@ -250,8 +262,11 @@ fn written_back(results: &Results, placement: &str) -> Option<String> {
 
 fn against_baseline(first: &str, over: &Compared) -> String {
     format!(
-        "Against the baseline {}, {first} has {} the requests per second, {} the mean latency and {} the 99th percentile.",
-        over.against, over.iops, over.mean, over.p99
+        "Against the baseline {}, {first} has {} the requests per second, {} the mean latency and {}.",
+        over.against,
+        over.iops,
+        over.mean,
+        tail(&over.p99)
     )
 }
 

@@ -69,7 +69,7 @@ fn table(comparison: &Comparison) -> String {
             row.iops.to_string(),
             found.into(),
             row.mean.to_string(),
-            row.p99.to_string(),
+            row.p99.known(),
         ]);
     }
     output::render(&table)

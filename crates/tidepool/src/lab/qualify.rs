@@ -124,6 +124,7 @@ fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
 }
 
 fn text(report: &Report<'_>) -> String {
+    let known = |us: Option<f64>| us.map_or_else(|| "not known".into(), output::latency);
     let mut table = output::table(&["LOAD", "IOPS", "MEAN", "P99", "P99.9"], &[1, 2, 3, 4]);
     for run in &report.found.runs {
         let figures = run.figures;
@@ -131,8 +132,8 @@ fn text(report: &Report<'_>) -> String {
             load(&run.job),
             format!("{:.0}", figures.iops),
             output::latency(figures.mean_us),
-            output::latency(figures.p99_us),
-            output::latency(figures.p999_us),
+            known(figures.p99_us),
+            known(figures.p999_us),
         ]);
     }
     let mut text = output::render(&table);

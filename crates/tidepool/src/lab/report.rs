@@ -84,7 +84,7 @@ fn ranked(ranking: &Ranking) -> String {
     let mut table = output::table(&columns, &[1]);
     for place in &ranking.places {
         let ratio = |of: fn(&tidepool_lab::verdict::Compared) -> &Ratio| {
-            place.over_baseline.as_ref().map_or_else(|| "the baseline".into(), |over| of(over).to_string())
+            place.over_baseline.as_ref().map_or_else(|| "the baseline".into(), |over| of(over).known())
         };
         table.add_row([
             place.placement.clone(),
