@@ -1,5 +1,6 @@
 //! The lab's measurements: what is not what was meant does not count, what was interrupted goes on, and nothing is left.
 
+mod access;
 mod instrument;
 
 use std::cell::{Cell, RefCell};
@@ -369,10 +370,16 @@ fn child_in(directory: &Path, name: &str, word: &str) -> Option<rustix::process:
 fn assert_no_traces(directory: &Path) {
     let name = directory.to_str().expect("a name");
     let processes = Command::new("pgrep")
-        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|[^ ]*tidepool serve).*{name}")])
+        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|qemu-storage-daemon|[^ ]*tidepool serve).*{name}")])
         .output();
     let processes = String::from_utf8(processes.expect("pgrep runs").stdout).expect("text");
     assert_eq!(processes, "");
+    // Not all have it in their command line.
+    let inside = fs::read_dir("/proc").expect("processes").flatten().filter(|process| {
+        fs::read_link(process.path().join("cwd")).is_ok_and(|at| at.starts_with(directory))
+    });
+    let inside: Vec<_> = inside.map(|process| process.path()).collect();
+    assert!(inside.is_empty(), "{inside:?}");
     let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!mounts.contains(name), "{mounts}");
     let loops = Command::new("losetup").args(["-a"]).output().expect("losetup runs");

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::Value;
 
+use crate::access::Access;
 use crate::collect::hops::{Hop, Stage};
 use crate::device::Counts;
 use crate::fio::Figures;
@@ -26,6 +28,10 @@ pub enum Part {
     Network,
     /// The SSD of a cache on the host.
     CacheSsd,
+    /// An iSCSI gateway with its initiator: from the client to the gateway's librbd and back, without the network.
+    Gateway,
+    /// An NBD server on the hypervisor: from the client to the server's librbd and back.
+    NbdServer,
     /// The OSD's queue.
     OsdQueue,
     /// What else the OSD does.
@@ -50,11 +56,13 @@ pub enum Part {
 
 impl Part {
     /// All, in the order of the way.
-    pub const ALL: [Part; 14] = [
+    pub const ALL: [Part; 16] = [
         Part::NotAccounted,
         Part::CacheDaemon,
         Part::Network,
         Part::CacheSsd,
+        Part::Gateway,
+        Part::NbdServer,
         Part::OsdQueue,
         Part::OsdOther,
         Part::StoreRead,
@@ -74,6 +82,8 @@ impl Part {
             Part::CacheDaemon => "cache daemon",
             Part::Network => "network",
             Part::CacheSsd => "cache SSD",
+            Part::Gateway => "gateway",
+            Part::NbdServer => "NBD server",
             Part::OsdQueue => "OSD queue",
             Part::OsdOther => "OSD, other",
             Part::StoreRead => "store: read",
@@ -87,6 +97,9 @@ impl Part {
         }
     }
 }
+
+/// Up to which factor the requests that librbd has counted are those of the clients: windows differ by a moment.
+const SAME_REQUESTS: f64 = 1.25;
 
 /// Time in one part.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -308,13 +321,43 @@ fn daemon_us(run: &Run, kind: &str) -> Option<f64> {
     Some(number(format!("{kind}_us"))? / number(format!("{kind}s"))?)
 }
 
-/// Cuts out the time inside of a cache's daemon, whose parts are known; what is left of it is the daemon's own.
-fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, parts: impl FnOnce(&mut Cut)) {
+/// The path to the images, and what its librbd counts, where it is one that counts.
+fn path(run: &Run) -> Option<(Access, &Value)> {
+    let counted = run.placement.as_object()?;
+    Access::ALL.into_iter().find_map(|access| Some((access, counted.get(access.name())?)))
+}
+
+/// Cuts out the way from a client to the librbd at the end of its access path: what the client waits longer than that has taken. The
+/// client's own side is in it. Nothing is claimed where librbd has seen other requests than clients have sent.
+fn to_librbd(cut: &mut Cut, run: &Run, kind: &str, figures: &Figures, transit_us: f64) {
+    let Some((access, counted)) = path(run) else { return };
+    let number = |name: String| counted.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+    let times = number(format!("{kind}s"));
+    let sent = figures.iops * seconds(run).unwrap_or(0.0);
+    if times <= 0.0 || !(1.0 / SAME_REQUESTS..=SAME_REQUESTS).contains(&(sent / times)) {
+        return;
+    }
+    let before_us = cut.left_us - number(format!("{kind}_us")) / times;
+    let mut way = Cut::new(before_us.max(0.0));
+    if access == Access::Iscsi {
+        way.take(Part::Network, 2.0 * transit_us);
+    }
+    way.rest(if access == Access::Iscsi { Part::Gateway } else { Part::NbdServer });
+    way.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
+}
+
+/// Seconds of a run's samples.
+fn seconds(run: &Run) -> Option<f64> {
+    run.samples.last().map(|sample| sample.at_ms as f64 / 1e3).filter(|seconds| *seconds > 0.0)
+}
+
+/// Cuts out the time inside of a cache's daemon, whose parts are known; what is left of it belongs to `rest`.
+fn in_daemon(cut: &mut Cut, run: &Run, kind: &str, rest: Part, parts: impl FnOnce(&mut Cut)) {
     let all_us = daemon_us(run, kind);
     let mut inside = Cut::new(all_us.unwrap_or(cut.left_us).min(cut.left_us));
     parts(&mut inside);
     if all_us.is_some() {
-        inside.rest(Part::CacheDaemon);
+        inside.rest(rest);
     }
     inside.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
 }
@@ -334,7 +377,8 @@ fn second_ssds(run: &Run) -> Option<Counts> {
 /// The part of blocks that a cache had: of the one nearest to the client, if there are two.
 fn hit_ratio(run: &Run) -> Option<f64> {
     let caches = run.placement.as_object()?;
-    let cache = caches.iter().max_by_key(|(name, _)| words::on_host(name))?.1;
+    let counting = caches.iter().filter(|(_, cache)| cache.get("hit_blocks").is_some());
+    let cache = counting.max_by_key(|(name, _)| words::on_host(name))?.1;
     let blocks = |name: &str| cache.get(name)?.as_f64().filter(|blocks| *blocks >= 0.0);
     let (hit, missed) = blocks("hit_blocks").zip(blocks("miss_blocks"))?;
     (hit + missed > 0.0).then(|| hit / (hit + missed))
@@ -346,7 +390,7 @@ fn mean_us(total_us: f64, commands: f64) -> f64 {
 }
 
 fn loads(run: &Run) -> Vec<Load> {
-    let seconds = run.samples.last().map(|sample| sample.at_ms as f64 / 1e3).filter(|seconds| *seconds > 0.0);
+    let seconds = seconds(run);
     // A document may say anything: sums of its numbers are no integers.
     let commands = |counts: &Counts| counts.reads as f64 + counts.writes as f64 + counts.flushes as f64;
     let total_us = |counts: &Counts| counts.read_us as f64 + counts.write_us as f64 + counts.flush_us as f64;
@@ -384,13 +428,18 @@ pub fn breakdown(run: &Run) -> Breakdown {
         let mut cut = Cut::new(figures.mean_us);
         if on_host {
             let hits = hit_ratio?;
-            in_daemon(&mut cut, run, "read", |cut| {
+            let over_gateway = path(run).is_some_and(|(access, _)| access == Access::Iscsi);
+            // To the gateway, and on to the OSD. Nobody counts how long a miss is in the gateway: what is left is not the daemon's alone.
+            let (ways, rest) =
+                if over_gateway && hits < 1.0 { (2.0, Part::NotAccounted) } else { (1.0, Part::CacheDaemon) };
+            in_daemon(&mut cut, run, "read", rest, |cut| {
                 cut.take(Part::CacheSsd, hits * mean_us(ssd.read_us as f64, ssd.reads as f64));
-                cut.take(Part::Network, 2.0 * transit_us * (1.0 - hits));
+                cut.take(Part::Network, ways * 2.0 * transit_us * (1.0 - hits));
                 stages.read(cut, 1.0 - hits);
             });
         } else {
             stages.find(Hop::OsdRead)?;
+            to_librbd(&mut cut, run, "read", figures, transit_us);
             cut.take(Part::Network, 2.0 * transit_us);
             stages.read(&mut cut, 1.0);
         }
@@ -405,7 +454,7 @@ pub fn breakdown(run: &Run) -> Breakdown {
                 return None;
             }
             let own_us = mean_us(ssd.write_us as f64, ssd.writes as f64);
-            in_daemon(&mut cut, run, "write", |cut| {
+            in_daemon(&mut cut, run, "write", Part::CacheDaemon, |cut| {
                 cut.take(Part::CacheSsd, own_us);
                 if let Some(copies) = copies.filter(|copies| copies.writes > 0) {
                     beside(cut, own_us, mean_us(copies.write_us as f64, copies.writes as f64), transit_us);
@@ -413,6 +462,7 @@ pub fn breakdown(run: &Run) -> Breakdown {
             });
         } else {
             stages.find(Hop::OsdWrite)?;
+            to_librbd(&mut cut, run, "write", figures, transit_us);
             cut.take(Part::Network, 2.0 * transit_us);
             stages.write(&mut cut, transit_us);
         }
@@ -571,6 +621,55 @@ mod tests {
         let writes = breakdown(&run).writes.expect("writes");
         let parts = [Part::CacheSsd, Part::Replica, Part::Network, Part::CacheDaemon, Part::NotAccounted];
         assert_eq!(parts.map(|of| part(&writes, of)), [400.0, 200.0, 600.0, 600.0, 200.0]);
+    }
+
+    #[test]
+    fn a_gateway_has_what_clients_wait_longer_than_its_librbd() {
+        let mut run = run("bluestore-dbwal", 10_000.0, 4_000.0);
+        run.transit_us = Some(500.0);
+        run.stages = vec![stage(Hop::OsdRead, 400, 6_000.0), stage(Hop::OsdWrite, 100, 1_500.0)];
+        let counted = |access: &str, reads: u64| {
+            let (read_us, write_us) = (reads * 7_500, 100 * 3_000);
+            serde_json::json!({ access: {"reads": reads, "read_us": read_us, "writes": 100, "write_us": write_us} })
+        };
+        let parts = |hops: &Hops| {
+            let parts = [Part::Gateway, Part::NbdServer, Part::Network, Part::OsdOther, Part::NotAccounted];
+            parts.map(|of| part(hops, of))
+        };
+        // Five seconds of samples.
+        run.placement = counted("iscsi", 400);
+        let found = breakdown(&run);
+        assert_eq!(parts(&found.reads.expect("reads")), [1_500.0, 0.0, 2_000.0, 6_000.0, 500.0]);
+        assert_eq!(parts(&found.writes.expect("writes")), [0.0, 0.0, 2_000.0, 1_500.0, 500.0]);
+        run.placement = counted("nbd", 400);
+        let found = breakdown(&run).reads.expect("reads");
+        assert_eq!(parts(&found), [0.0, 2_500.0, 1_000.0, 6_000.0, 500.0]);
+        // One request of a client was several of librbd's.
+        run.placement = counted("iscsi", 1_600);
+        let found = breakdown(&run).reads.expect("reads");
+        assert_eq!(parts(&found), [0.0, 0.0, 1_000.0, 6_000.0, 3_000.0]);
+    }
+
+    #[test]
+    fn what_is_left_of_misses_over_a_gateway_is_not_the_daemons() {
+        let mut run = run("host-tidepool", 3_000.0, 1_000.0);
+        run.transit_us = Some(100.0);
+        let ssd = Counts { reads: 10, read_us: 8_000, writes: 5, write_us: 3_000, ..Counts::default() };
+        run.devices = [(HOST_SSDS[0].to_string(), ssd)].into();
+        run.stages = vec![stage(Hop::OsdRead, 20, 4_000.0)];
+        let cache = serde_json::json!({
+            "hit_blocks": 75, "miss_blocks": 25, "reads": 100, "read_us": 280_000, "writes": 10, "write_us": 9_000
+        });
+        let parts = |run: &Run| {
+            let reads = breakdown(run).reads.expect("reads");
+            let parts =
+                [Part::CacheSsd, Part::Network, Part::OsdOther, Part::CacheDaemon, Part::NotAccounted];
+            parts.map(|of| part(&reads, of))
+        };
+        run.placement = serde_json::json!({ "host-tidepool": cache });
+        assert_eq!(parts(&run), [600.0, 50.0, 1_000.0, 1_150.0, 200.0]);
+        run.placement = serde_json::json!({ "host-tidepool": cache, "iscsi": {"reads": 25} });
+        assert_eq!(parts(&run), [600.0, 100.0, 1_000.0, 0.0, 1_300.0]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! A [`plan::plan`] is advice on where SSDs should go, from published rules, an inventory, and results that there are; nothing is measured for it.
 
+pub mod access;
 pub mod breakdown;
 pub mod cluster;
 pub mod collect;

@@ -171,6 +171,22 @@ impl Node {
     }
 }
 
+/// The place of a machine in a network.
+#[derive(Debug, Clone)]
+pub struct HostNode {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its address.
+    pub address: Ipv4Addr,
+}
+
+impl HostNode {
+    /// That of a node.
+    pub fn of(node: &Node) -> HostNode {
+        HostNode { namespace: node.namespace().clone(), address: node.address() }
+    }
+}
+
 /// A client, a monitor's machine, servers for OSDs and perhaps a second host for clients, joined by a switch. Dropping it removes all.
 #[derive(Debug)]
 pub struct Network {

@@ -52,6 +52,17 @@ pub fn find(program: &str) -> Option<std::path::PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(program)).find(|found| found.is_file())
 }
 
+/// Says which package to install unless `program` is found on the PATH.
+///
+/// # Errors
+/// That, in one line.
+pub(crate) fn need(program: &str, package: &str) -> Result<(), String> {
+    match find(program) {
+        Some(_) => Ok(()),
+        None => Err(format!("{program} is not installed; on Debian: apt-get install {package}")),
+    }
+}
+
 /// Forks and executes `command` on the calling thread.
 fn fork(mut command: Command) -> io::Result<Child> {
     let parent = rustix::process::getpid();

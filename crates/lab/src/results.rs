@@ -8,12 +8,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::access::Access;
 use crate::collect::Sample;
 use crate::collect::hops::Stage;
 use crate::device::{Counts, Spec};
 use crate::fio::Figures;
 use crate::machine::Machine;
-use crate::suite::{Cell, ClusterSize, Suite};
+use crate::suite::{Cell, ClusterSize, Suite, Workload};
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
@@ -71,6 +72,29 @@ pub struct NotRun {
     pub placement: String,
     /// What is missing.
     pub why: String,
+    /// Only workloads over this access path were not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
+}
+
+impl NotRun {
+    /// A placement of which nothing was measured.
+    pub fn all(placement: impl Into<String>, why: impl Into<String>) -> NotRun {
+        NotRun { placement: placement.into(), why: why.into(), access: None }
+    }
+
+    /// A workload was not measured on a placement for that.
+    pub fn covers(&self, placement: &str, workload: &Workload) -> bool {
+        self.placement == placement && self.access.is_none_or(|access| access == workload.access)
+    }
+
+    /// Its name in reports.
+    pub fn name(&self) -> String {
+        match self.access {
+            None => self.placement.clone(),
+            Some(access) => format!("{} over {access}", self.placement),
+        }
+    }
 }
 
 /// A size of clusters that was not measured.
@@ -97,7 +121,8 @@ pub struct Testbed {
     pub ceph: String,
     /// The network between clients and OSDs, in words.
     pub network: String,
-    /// For each placement that was applied on it, by its name in the suite: what shows that it was in place.
+    /// For each placement that was applied on it, by its name in the suite: what shows that it was in place. An access path has its own
+    /// name, and a placement that stands on one that of both: `host-tidepool over iscsi`.
     pub proofs: BTreeMap<String, Value>,
 }
 
@@ -224,6 +249,12 @@ pub struct Drained {
 }
 
 impl Results {
+    /// A workload was not measured on a placement, for a reason that is told.
+    pub fn is_not_run(&self, placement: &str, workload: &str) -> bool {
+        let workload = self.suite.workload(workload);
+        workload.is_some_and(|workload| self.not_run.iter().any(|found| found.covers(placement, workload)))
+    }
+
     /// The same with these runs in the place of its own, of which nothing is copied.
     pub fn with_runs(&self, runs: Vec<Run>) -> Results {
         Results {

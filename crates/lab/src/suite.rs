@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::access::Access;
 use crate::cluster::OSDS_MAX;
 use crate::device::preset;
 use crate::fio::{Job, Pattern, Sync};
@@ -184,6 +185,9 @@ pub struct Workload {
     pub set_bytes: u64,
     /// What caches hold before.
     pub caches: Caches,
+    /// How hypervisors reach the images.
+    #[serde(default, skip_serializing_if = "Access::is_librbd")]
+    pub access: Access,
     /// Only for these placements; all if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<String>,
@@ -405,6 +409,12 @@ impl Suite {
                     found.name
                 ));
             }
+            if let Some(name) = in_memory.filter(|_| found.access != Access::Librbd) {
+                return Err(format!(
+                    "the workload {}: {name} is a cache of a client that has librbd itself, not over {}; leave it out of the workload's placements",
+                    found.name, found.access
+                ));
+            }
             if let Some(unknown) = found.placements.iter().find(|name| !placement(name)) {
                 return Err(format!("the workload {}: {unknown} is none of the placements", found.name));
             }
@@ -443,6 +453,18 @@ impl Suite {
             workload.depth = nearest.into_iter().collect();
         }
         self
+    }
+
+    /// The same with hypervisors that reach images by this path, in all workloads.
+    ///
+    /// # Errors
+    /// When a placement cannot stand on it, whatever the machine.
+    pub fn over(mut self, access: Access) -> Result<Suite, SuiteError> {
+        self.workloads.iter_mut().for_each(|workload| workload.access = access);
+        match self.check() {
+            Ok(()) => Ok(self),
+            Err(what) => Err(SuiteError::Invalid { name: self.name, what }),
+        }
     }
 
     /// What identifies it: the SHA-256 of all that it says, in hexadecimal.
@@ -495,7 +517,7 @@ impl Suite {
 
     /// The factors at which a workload is measured on a placement, None for the ground's; empty if it is not.
     fn factors(&self, placement: &str, workload: &Workload) -> Vec<Option<u32>> {
-        let on = |name: &str| workload.placements.is_empty() || workload.placements.iter().any(|p| p == name);
+        let on = |name: &str| workload.is_on(name);
         let decides = workload.name == self.deciding;
         if !self.placements.iter().any(|name| name == placement) {
             return if decides && on(&self.baseline) { vec![None] } else { vec![] };
@@ -515,6 +537,11 @@ impl Suite {
             .is_ok_and(|found| found.durability(self.ground.replicas) != Durability::Volatile);
         let aside = words::is_control(placement) || words::is_bound(placement);
         safe && !aside && words::class(placement).is_none()
+    }
+
+    /// The access path of a measurement.
+    pub fn access(&self, cell: &Cell) -> Access {
+        self.workload(&cell.workload).map_or(Access::Librbd, |workload| workload.access)
     }
 
     /// The workload of that name.
@@ -629,6 +656,11 @@ impl Workload {
         Ok(())
     }
 
+    /// It is measured on a placement of that name, if the suite has one.
+    pub fn is_on(&self, placement: &str) -> bool {
+        self.placements.is_empty() || self.placements.iter().any(|name| name == placement)
+    }
+
     /// What it does, and where.
     pub fn pattern(&self) -> Option<Pattern> {
         Some(match (self.rw.as_str(), self.read_percent) {
@@ -692,6 +724,21 @@ mod tests {
     }
 
     #[test]
+    fn a_suite_goes_over_another_path_and_is_another_one_then() {
+        let suite = Suite::find("journal").expect("it comes with the program");
+        let over = |access| suite.clone().over(access).expect("all of it can");
+        assert_eq!(over(Access::Librbd).sha256(), suite.sha256(), "that is what it has");
+        let iscsi = over(Access::Iscsi);
+        assert!(iscsi.workloads.iter().all(|workload| workload.access == Access::Iscsi));
+        let text = toml::to_string(&iscsi).expect("TOML");
+        assert_eq!(Suite::parse("s.toml", &text).expect("a suite"), iscsi);
+        assert!(!toml::to_string(&suite).expect("TOML").contains("access"), "what has none says nothing");
+        let told = Suite::find("which-side").expect("it comes with the program").over(Access::Iscsi);
+        let told = told.expect_err("librbd's cache is in it").to_string();
+        assert!(told.contains("librbd-cache") && !told.contains('\n'), "{told}");
+    }
+
+    #[test]
     fn a_direction_that_cannot_be_tested_is_told_in_one_line() {
         let good = Suite::find("micron").map(|_| include_str!("suites/micron.toml")).expect("it is built in");
         let axis = "axis = { along = \"depth\", trend = \"falls\" }";
@@ -751,6 +798,7 @@ mod tests {
             ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),
             ("guest = \"never_flushes\"", "guest = \"never_flushes\"\nsync = \"flush\"", "has no sync"),
             ("guest = \"never_flushes\"", "guest = \"sleeps\"", "line "),
+            ("caches = \"warm\"", "caches = \"warm\"\naccess = \"fibre-channel\"", "line "),
             (
                 "    \"host-tidepool-replicated\",\n]\n\n[[dir",
                 "    \"librbd-cache\",\n]\n\n[[dir",

@@ -344,6 +344,6 @@ pub(crate) fn which_side() -> Results {
         }
     }
     let why = "mkfs.ext4 is not installed".to_string();
-    results.not_run.push(NotRun { placement: NOT_RUN.into(), why });
+    results.not_run.push(NotRun::all(NOT_RUN, why));
     results
 }

@@ -1,5 +1,6 @@
 //! A cluster on emulated devices with an SSD in some place: what a measurement stands on.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,13 +8,14 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::access::{Access, InPlace};
 use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
 use crate::device::{Counts, Emulated, Preset, Spec};
 use crate::fio::Endpoint;
-use crate::network::{Namespace, Network, Transit};
+use crate::network::{HostNode, Namespace, Network, Transit};
 use crate::placement::{
-    Applied, Arrangement, Ground, Host, HostNode, Layer, Placement, PlacementError, Slot, Ssd, SsdShare,
+    Applied, Arrangement, Ground, Host, Layer, Placement, PlacementError, Slot, Ssd, SsdShare,
 };
 use crate::results::Drained;
 use crate::scratch::Scratch;
@@ -168,8 +170,9 @@ pub struct Added {
 /// A running testbed. Dropping it ends all and removes its files.
 #[derive(Debug)]
 pub struct Testbed {
-    // Dropped in this order: what is in front of Ceph, Ceph, what is below it, the devices, their files.
-    front: Option<(&'static str, Box<dyn Applied>)>,
+    // Dropped in this order: what is in front of Ceph, the path to it, Ceph, what is below it, the devices, their files.
+    front: Option<(&'static dyn Placement, Box<dyn Applied>)>,
+    path: Option<(Access, Box<dyn InPlace>)>,
     cluster: Cluster,
     below: Vec<(&'static str, Box<dyn Applied>)>,
     devices: Vec<Device>,
@@ -222,6 +225,8 @@ impl Testbed {
             hypervisors: layout.hypervisors.clamp(1, HOSTS_MAX),
             client_conf: PathBuf::new(),
             images: Vec::new(),
+            gateway: None,
+            uris: BTreeMap::new(),
         };
         let mut applied = Vec::new();
         for placement in below {
@@ -248,11 +253,13 @@ impl Testbed {
         let host =
             |(number, name): (usize, &&str)| Host { ssd: share(name), node: nodes.get(number).cloned() };
         let hosts = layout.hypervisors.max(layout.ssds.hosts).clamp(1, HOSTS_MAX);
+        ground.gateway = cluster.network().map(|network| HostNode::of(network.monitor()));
         ground.hosts = HOST_SSDS.iter().enumerate().take(hosts as usize).map(host).collect();
         fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
             .map_err(failed("cannot write the client's ceph.conf"))?;
         Ok(Testbed {
             front: None,
+            path: None,
             cluster,
             below: applied,
             devices,
@@ -383,6 +390,35 @@ impl Testbed {
         Ok(())
     }
 
+    /// The path by which hypervisors reach images.
+    pub fn access(&self) -> Access {
+        self.path.as_ref().map_or(Access::Librbd, |(access, _)| *access)
+    }
+
+    /// Has hypervisors reach images by another path from now on, with nothing in front of the cluster. Returns the proof; `None` where the
+    /// path is that one already.
+    ///
+    /// # Errors
+    /// When what is there does not go, or the path cannot be put in place.
+    pub fn reach(&mut self, access: Access) -> Result<Option<Value>, PlacementError> {
+        if self.access() == access {
+            return Ok(None);
+        }
+        self.front(None)?;
+        self.ground.uris.clear();
+        if let Some((_, path)) = self.path.take() {
+            path.undo()?;
+        }
+        let mut proof = Value::Null;
+        if let Some(path) = access.apply(&self.ground.site())? {
+            proof = path.verify()?;
+            let uri = |image: &String| Some((image.clone(), path.uri(image)?));
+            self.ground.uris = self.ground.images.iter().filter_map(uri).collect();
+            self.path = Some((access, path));
+        }
+        Ok(Some(proof))
+    }
+
     /// Puts a placement between the clients and the cluster, in the place of the one that is there; returns the proof.
     ///
     /// # Errors
@@ -394,7 +430,7 @@ impl Testbed {
         let Some(placement) = placement else { return Ok(Value::Null) };
         let front = placement.apply(&mut self.ground)?;
         let proof = front.verify(&self.cluster)?;
-        self.front = Some((placement.name(), front));
+        self.front = Some((placement, front));
         Ok(proof)
     }
 
@@ -403,7 +439,8 @@ impl Testbed {
     /// # Errors
     /// When it has not.
     pub fn holds(&self) -> Result<(), PlacementError> {
-        self.applied().try_for_each(|(_, applied)| applied.holds())
+        self.applied().try_for_each(|(_, applied)| applied.holds())?;
+        self.path.as_ref().map_or(Ok(()), |(_, path)| Ok(path.holds()?))
     }
 
     /// Images are filled: caches below the cluster begin.
@@ -426,7 +463,9 @@ impl Testbed {
 
     /// How a client reaches an image.
     pub fn endpoint(&self, image: &str) -> Endpoint {
-        self.front.as_ref().and_then(|(_, front)| front.endpoint(image)).unwrap_or_else(|| self.direct(image))
+        let front = self.front.as_ref().and_then(|(_, front)| front.endpoint(image));
+        let path = || self.path.as_ref().and_then(|(_, path)| path.endpoint(image));
+        front.or_else(path).unwrap_or_else(|| self.direct(image))
     }
 
     /// Images whose clients have flushed, where what is in front of the cluster remembers that.
@@ -455,12 +494,15 @@ impl Testbed {
         self.ssd_share_bytes
     }
 
-    /// What the placements count, by their names; those that count nothing are left out.
+    /// What the placements count, by their names, and the path to images by its; those that count nothing are left out.
     ///
     /// # Errors
     /// When one does not answer.
     pub fn counters(&self) -> Result<Map<String, Value>, PlacementError> {
         let mut counters = Map::new();
+        if let Some((access, path)) = &self.path {
+            counters.insert(access.name().into(), Value::Object(path.counters()?));
+        }
         for (name, applied) in self.applied() {
             match applied.counters()? {
                 Value::Null => {}
@@ -501,7 +543,8 @@ impl Testbed {
 
     /// From the client down.
     fn applied(&self) -> impl Iterator<Item = (&'static str, &dyn Applied)> {
-        self.front.iter().chain(&self.below).map(|(name, applied)| (*name, applied.as_ref()))
+        let front = self.front.iter().map(|(placement, applied)| (placement.name(), applied.as_ref()));
+        front.chain(self.below.iter().map(|(name, applied)| (*name, applied.as_ref())))
     }
 }
 

@@ -150,15 +150,17 @@ pub(crate) fn is_control(placement: &str) -> bool {
     wrapped(placement).is_some()
 }
 
-/// The placement is there to show what no SSD in a server, or in a hypervisor, is faster than.
+/// The placement is there to show what no SSD in a server, or in a hypervisor, is faster than, or nothing over a gateway.
 pub(crate) fn is_bound(placement: &str) -> bool {
-    names(placement).any(|name| name == OSD_BOUND || name == HOST_BOUND)
+    names(placement).any(|name| [OSD_BOUND, HOST_BOUND, GATEWAY_BOUND].contains(&name))
 }
 
 /// What no cache under the OSDs is faster than.
 pub(crate) const OSD_BOUND: &str = "osd-on-ssd";
 /// What no cache in the hypervisor is faster than.
 pub(crate) const HOST_BOUND: &str = "ssd-raw";
+/// What nothing over an iSCSI gateway is faster than.
+pub(crate) const GATEWAY_BOUND: &str = "iscsi-null";
 
 /// The placement has a cache under the OSDs.
 pub(crate) fn under_osds(placement: &str) -> bool {
@@ -263,6 +265,7 @@ pub(crate) fn placement(placement: &str) -> String {
         "osd-tidepool" => "a cache on the SSD under each OSD".into(),
         OSD_BOUND => "bound: OSDs that have SSDs in the place of disks".into(),
         HOST_BOUND => "bound: the hypervisor's SSD, without Ceph".into(),
+        GATEWAY_BOUND => "bound: the iSCSI gateway, which answers at once and keeps nothing".into(),
         "host-tidepool" => "a cache on the hypervisor's SSD".into(),
         "host-tidepool-replicated" => {
             "a cache on the hypervisor's SSD, writes also on a second hypervisor's".into()

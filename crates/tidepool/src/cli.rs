@@ -10,6 +10,7 @@ use tidepool_daemon::door::{Allow, SocketMode};
 use tidepool_daemon::text::plain;
 use tidepool_daemon::units::{Duration, Size};
 use tidepool_daemon::volume::{DrainOrder, Mode, WithoutPeer};
+use tidepool_lab::access::Access;
 use tidepool_lab::cost::{Price, price};
 
 /// Serves the volumes of virtual machines through a cache on a local SSD.
@@ -95,10 +96,13 @@ pub struct LabRunArgs {
     /// Shorter runs, smaller sets, fewer queue depths, as the suite says.
     #[arg(long)]
     pub quick: bool,
+    /// Have hypervisors reach images by this path in all workloads, whatever the suite says: librbd, nbd or iscsi.
+    #[arg(long, value_name = "PATH")]
+    pub access: Option<Access>,
     /// Say what would be done, with commands, time and bytes, and do nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Where the results go [default: SUITE.json, or SUITE-quick.json]. A run that was interrupted goes on when the
+    /// Where the results go [default: SUITE.json, or SUITE-quick.json, with the path in between]. A run that was interrupted goes on when the
     /// same command is given again.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,

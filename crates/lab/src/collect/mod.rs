@@ -42,6 +42,10 @@ pub enum Class {
     Osd,
     /// Tidepool's daemon.
     Tidepool,
+    /// The iSCSI gateway.
+    Gateway,
+    /// What has images on a hypervisor for clients: initiators, and other NBD servers than Tidepool's.
+    Exporter,
     /// What makes the load.
     Client,
     /// The lab itself, with the devices that it emulates.
@@ -52,8 +56,17 @@ pub enum Class {
 
 impl Class {
     /// All of them.
-    pub const ALL: [Class; 7] =
-        [Class::Mon, Class::Mgr, Class::Osd, Class::Tidepool, Class::Client, Class::Lab, Class::Other];
+    pub const ALL: [Class; 9] = [
+        Class::Mon,
+        Class::Mgr,
+        Class::Osd,
+        Class::Tidepool,
+        Class::Gateway,
+        Class::Exporter,
+        Class::Client,
+        Class::Lab,
+        Class::Other,
+    ];
 
     /// Its name in results.
     pub fn name(self) -> &'static str {
@@ -62,6 +75,8 @@ impl Class {
             Class::Mgr => "mgr",
             Class::Osd => "osd",
             Class::Tidepool => "tidepool",
+            Class::Gateway => "gateway",
+            Class::Exporter => "exporter",
             Class::Client => "client",
             Class::Lab => "lab",
             Class::Other => "other",
@@ -75,6 +90,9 @@ impl Class {
             "ceph-mgr" => Class::Mgr,
             "ceph-osd" => Class::Osd,
             "tidepool" => Class::Tidepool,
+            "tgtd" => Class::Gateway,
+            // The kernel keeps fifteen bytes of a name.
+            "qemu-storage-da" => Class::Exporter,
             "fio" | "rados" | "rbd" => Class::Client,
             _ => Class::Other,
         }

@@ -261,12 +261,24 @@ pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, sec
     words
 }
 
-/// The arguments of a pass over the first `size_bytes` in order: `write` fills, `read` warms.
-pub fn pass(target: &Endpoint, rw: &str, size_bytes: u64) -> Vec<String> {
+/// What is done once with all of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// It is read.
+    Read,
+    /// It is written.
+    Write,
+    /// It is written, and a flush follows.
+    WriteAndFlush,
+}
+
+/// The arguments of one pass over the first bytes of an image, in large requests.
+pub fn pass(target: &Endpoint, pass: Pass, size_bytes: u64) -> Vec<String> {
     let mut words = common(size_bytes);
     words.extend(endpoint(target));
+    let rw = if pass == Pass::Read { "read" } else { "write" };
     words.extend([format!("--rw={rw}"), "--bs=256k".into(), "--iodepth=16".into()]);
-    if rw == "write" {
+    if pass == Pass::WriteAndFlush {
         words.push("--end_fsync=1".into());
     }
     words
@@ -484,7 +496,7 @@ pub fn figures(document: &Value, job: &Job) -> Figures {
 /// Preallocates and writes a file, so that runs overwrite what exists.
 pub fn fill_file(path: &Path, size_bytes: u64) -> Result<(), FioError> {
     let file = Endpoint::File(path.to_path_buf());
-    run(&file, &pass(&file, "write", size_bytes)).map(drop)
+    run(&file, &pass(&file, Pass::WriteAndFlush, size_bytes)).map(drop)
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl Load for Images {
 
     fn pass(&self, client: u32, stop: Stop<'_>) -> Result<(), LoadError> {
         let image = self.image(client);
-        Running::start(image, &fio::pass(image, "read", self.set_bytes))?.finish(stop)?;
+        Running::start(image, &fio::pass(image, fio::Pass::Read, self.set_bytes))?.finish(stop)?;
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::daemon::{self, Daemon, Setup};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
+use crate::access::Access;
 use crate::cluster::Cluster;
 use crate::fio::Endpoint;
 use crate::network::Namespace;
@@ -49,14 +50,23 @@ impl Placement for Host {
         true
     }
 
+    fn path(&self, access: Access) -> Result<Access, String> {
+        // It is an NBD server on the hypervisor, and has librbd.
+        Ok(if access == Access::Nbd { Access::Librbd } else { access })
+    }
+
     fn probe(&self) -> Result<(), String> {
         Ok(())
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let hosts = 0..ground.hypervisors as usize;
+        let mut options = vec!["--accept-loss=60m".to_string()];
+        if !ground.uris.is_empty() {
+            // A server of exports takes no groups of writes.
+            options.push("--drain=unordered".into());
+        }
         let daemons = hosts.map(|host| {
-            let options = ["--accept-loss=60m".to_string()];
             Daemon::start(ground, &setup(ground, host, self.name(), &volumes(ground, host), &options)?)
         });
         Ok(Box::new(Hosted { daemons: daemons.collect::<Result<_, _>>()?, fronts: Fronts::of(ground) }))
@@ -80,6 +90,8 @@ pub(super) fn setup<'a>(
         volumes,
         options,
         namespace: ground.namespace(host),
+        // What it would keep of exports on the machine for good goes with the run.
+        state: (!ground.uris.is_empty()).then(|| ground.directory.join(format!("{}.state", NAMES[host]))),
     })
 }
 
@@ -88,8 +100,7 @@ pub(super) const NAMES: [&str; HOSTS_MAX as usize] = ["host", "peer"];
 
 /// The images of a hypervisor's clients as volumes of a cache in front of the cluster: names and URIs.
 pub(super) fn volumes(ground: &Ground, host: usize) -> Vec<(String, String)> {
-    let conf = ground.client_conf.display();
-    ground.images_of(host).map(|image| (image.clone(), format!("rbd:rbd/{image}?conf={conf}"))).collect()
+    ground.images_of(host).map(|image| (image.clone(), ground.uri(image))).collect()
 }
 
 /// Which hypervisor's clients have which image.
@@ -181,6 +192,15 @@ impl Placement for LibrbdCache {
         true
     }
 
+    fn path(&self, access: Access) -> Result<Access, String> {
+        match access {
+            Access::Librbd => Ok(access),
+            other => {
+                Err(format!("librbd's cache is one of a client that has librbd itself, not over {other}"))
+            }
+        }
+    }
+
     fn probe(&self) -> Result<(), String> {
         Ok(())
     }
@@ -259,6 +279,11 @@ impl Placement for Raw {
 
     fn durability(&self) -> Durability {
         Durability::OneCopy
+    }
+
+    fn path(&self, _access: Access) -> Result<Access, String> {
+        // It takes no path to Ceph.
+        Ok(Access::Librbd)
     }
 
     fn probe(&self) -> Result<(), String> {

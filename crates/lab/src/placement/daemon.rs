@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::{Ground, PlacementError, failed};
+use crate::mounts;
 use crate::network::Namespace;
 use crate::process::Process;
 use crate::results::Drained;
 
+/// Where a daemon keeps the ownership of exports, and more about its host.
+const STATE: &str = "/var/lib/tidepool";
 /// Longest wait for the end of a daemon that has nothing left to write back.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Longest wait for a daemon to be ready, with a new cache to format.
@@ -53,6 +56,8 @@ pub(super) struct Setup<'a> {
     pub(super) options: &'a [String],
     /// Where it runs, if not in the machine's own network.
     pub(super) namespace: Option<Namespace>,
+    /// A directory that it is to have in the place of the machine's [`STATE`], if one.
+    pub(super) state: Option<PathBuf>,
 }
 
 /// A daemon with its cache. Dropping it kills it and removes the cache.
@@ -86,6 +91,11 @@ impl Daemon {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let line = format!("{command:?}").replace('"', "");
         setup.namespace.iter().for_each(|namespace| namespace.enter(&mut command));
+        if let Some(state) = &setup.state {
+            let made = [state.as_path(), Path::new(STATE)].into_iter().try_for_each(fs::create_dir_all);
+            made.and_then(|()| mounts::instead(&mut command, state, Path::new(STATE)))
+                .map_err(failed(format!("cannot put {} in the place of {STATE}", state.display())))?;
+        }
         let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
         let output = process.child().stdout.take().expect("its output is piped");
         let (sender, ready) = channel();

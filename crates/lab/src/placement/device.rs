@@ -2,15 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
 use super::daemon::{self, Daemon, Setup};
-use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, wait};
+use super::mounted::{self, Mounted};
+use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
 use crate::cluster::{Cluster, SSD_OP_SHARDS};
-use crate::mounts::unmount_below;
-use crate::process::Process;
 use crate::results::Drained;
 
 pub(super) static OSD_TIDEPOOL: Under = Under { caches: true };
@@ -20,8 +18,7 @@ pub(super) static OSD_ON_SSD: OnSsd = OnSsd;
 /// Size of a cache that is not used, in bytes: the smallest.
 const UNUSED_CACHE_BYTES: u64 = 64 << 20;
 
-/// Tidepool between OSDs and their disks. It serves the disks over NBD, and libnbd's nbdfuse makes files of them again, which carries
-/// ten requests of an OSD at a time.
+/// Tidepool between OSDs and their disks. It serves the disks over NBD, and libnbd's nbdfuse makes files of them again.
 #[derive(Debug)]
 pub(super) struct Under {
     caches: bool,
@@ -53,8 +50,7 @@ impl Placement for Under {
     }
 
     fn probe(&self) -> Result<(), String> {
-        need("nbdfuse", "libnbd-bin")?;
-        need("fusermount3", "fuse3")
+        mounted::probe()
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
@@ -74,6 +70,7 @@ impl Placement for Under {
                 volumes: &volumes,
                 options: &options,
                 namespace: None,
+                state: None,
             };
             let daemon = Daemon::start(ground, &setup)?;
             // Until the disks are filled nothing that is written stays in the cache.
@@ -104,8 +101,8 @@ fn volumes(ground: &Ground, server: usize) -> Vec<(String, String)> {
 struct Below {
     placement: &'static str,
     caches: bool,
-    mounts: Vec<(PathBuf, Process)>,
-    // After the mounts that need them: one in each server.
+    mounts: Vec<Mounted>,
+    // Dropped after the mounts that need them: one in each server.
     daemons: Vec<Daemon>,
 }
 
@@ -119,12 +116,8 @@ impl Below {
     ) -> Result<PathBuf, PlacementError> {
         fs::create_dir(&directory).map_err(failed(format!("cannot make {}", directory.display())))?;
         let file = directory.join("disk");
-        let mut command = Command::new("nbdfuse");
-        command.arg(&file).arg(format!("nbd+unix:///{volume}?socket={}", daemon.socket().display()));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process::spawn(command).map_err(failed("cannot run nbdfuse"))?;
-        self.mounts.push((directory, process));
-        wait(&file, || file.exists())?;
+        let uri = format!("nbd+unix:///{volume}?socket={}", daemon.socket().display());
+        self.mounts.push(Mounted::start(&directory, &file, &uri, || file.exists())?);
         Ok(file)
     }
 }
@@ -160,15 +153,6 @@ impl Applied for Below {
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Drained>, PlacementError> {
         if self.caches { daemon::drain(&self.daemons, limit_s, hurry, stop) } else { Ok(None) }
-    }
-}
-
-impl Drop for Below {
-    fn drop(&mut self) {
-        for (directory, process) in self.mounts.drain(..) {
-            unmount_below(&directory);
-            drop(process);
-        }
     }
 }
 

@@ -7,18 +7,23 @@
 mod client;
 mod daemon;
 mod device;
+mod mounted;
+mod null;
 mod replicated;
+mod shared;
 mod store;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::access::{Access, AccessError, Image, Site};
 use crate::cluster::{Cluster, ClusterError, Store};
 use crate::fio::Endpoint;
-use crate::network::{Namespace, Node};
+use crate::network::{HostNode, Namespace};
+use crate::process::need;
 use crate::results::{Drained, Durability};
 
 /// The layer that a placement is in, from the media up.
@@ -83,6 +88,17 @@ pub trait Placement: Debug + Sync {
     fn caches_in_memory(&self) -> bool {
         false
     }
+    /// What clients read through it is read by no device.
+    fn asks_no_device(&self) -> bool {
+        self.caches_in_memory()
+    }
+    /// The path by which it reaches images where a workload asks for `access`: that one, unless it stands on a way of its own.
+    ///
+    /// # Errors
+    /// It cannot stand on that path: why, in one line.
+    fn path(&self, access: Access) -> Result<Access, String> {
+        Ok(access)
+    }
     /// Says in one line why it is not possible on this machine.
     ///
     /// # Errors
@@ -118,6 +134,10 @@ pub struct Ground {
     pub client_conf: PathBuf,
     /// The images, once the cluster is up.
     pub images: Vec<String>,
+    /// The machine of the monitor, where gateways are; `None` where there is no network.
+    pub gateway: Option<HostNode>,
+    /// URIs under which a cache on the hypervisor reaches images, by these, where the path to them is another one than librbd's.
+    pub uris: BTreeMap<String, String>,
 }
 
 /// An SSD, and what of it is for a placement.
@@ -136,22 +156,6 @@ pub struct Host {
     pub ssd: Option<SsdShare>,
     /// Its place in the cluster's network, if that has one.
     pub node: Option<HostNode>,
-}
-
-/// The place of a hypervisor in a network.
-#[derive(Debug, Clone)]
-pub struct HostNode {
-    /// Its namespace.
-    pub namespace: Namespace,
-    /// Its address.
-    pub address: Ipv4Addr,
-}
-
-impl HostNode {
-    /// That of a node.
-    pub fn of(node: &Node) -> HostNode {
-        HostNode { namespace: node.namespace().clone(), address: node.address() }
-    }
 }
 
 impl Ground {
@@ -174,6 +178,26 @@ impl Ground {
         let what = || format!("there is no SSD in hypervisor {host}");
         let ssd = self.hosts.get(host).and_then(|host| host.ssd.as_ref());
         ssd.ok_or_else(|| PlacementError::NotInPlace { placement, what: what() })
+    }
+
+    /// The URI under which a cache on the hypervisor reaches an image.
+    fn uri(&self, image: &str) -> String {
+        let direct = || format!("rbd:rbd/{image}?conf={}", self.client_conf.display());
+        self.uris.get(image).cloned().unwrap_or_else(direct)
+    }
+
+    /// What an access path finds here.
+    pub(crate) fn site(&self) -> Site {
+        let image = |name: &String| {
+            let host = self.host_of(name);
+            Image { name: name.clone(), host, node: self.hosts.get(host).and_then(|host| host.node.clone()) }
+        };
+        Site {
+            directory: self.directory.clone(),
+            conf: self.client_conf.clone(),
+            gateway: self.gateway.clone(),
+            images: self.images.iter().map(image).collect(),
+        }
     }
 
     /// Where a hypervisor's programs run, if not in the machine's own network.
@@ -292,13 +316,16 @@ pub enum PlacementError {
     /// The cluster did not answer.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+    /// The path to the images is not there.
+    #[error(transparent)]
+    Access(#[from] AccessError),
 }
 
 /// What makes another name of a placement: `NAME+again` is the same, on clusters of its own.
 pub const AGAIN: &str = "again";
 
 /// All placements.
-pub fn all() -> [&'static dyn Placement; 11] {
+pub fn all() -> [&'static dyn Placement; 12] {
     [
         &store::BLUESTORE_COLOCATED,
         &store::BLUESTORE_DBWAL,
@@ -311,6 +338,7 @@ pub fn all() -> [&'static dyn Placement; 11] {
         &replicated::HOST_TIDEPOOL_REPLICATED,
         &client::LIBRBD_CACHE,
         &client::SSD_RAW,
+        &null::ISCSI_NULL,
     ]
 }
 
@@ -390,6 +418,20 @@ impl Arrangement {
         self.within(&[Layer::Client]).next()
     }
 
+    /// The path by which it reaches images where a workload asks for `access`.
+    ///
+    /// # Errors
+    /// It cannot stand on that path, or the path is not possible here: why, in one line.
+    pub fn path(&self, access: Access) -> Result<Access, String> {
+        let path = self.front().map_or(Ok(access), |front| front.path(access))?;
+        path.probe().map(|()| path)
+    }
+
+    /// Whether what clients read is read by no device.
+    pub fn asks_no_device(&self) -> bool {
+        self.placements.iter().any(|placement| placement.asks_no_device())
+    }
+
     /// Whether something of it keeps in memory what was read.
     pub fn caches_in_memory(&self) -> bool {
         self.placements.iter().any(|placement| placement.caches_in_memory())
@@ -398,16 +440,6 @@ impl Arrangement {
     /// Whether something of it keeps what was read.
     pub fn caches_reads(&self) -> bool {
         self.placements.iter().any(|placement| placement.caches_reads())
-    }
-}
-
-/// Whether `program` is found on the PATH, or what to install.
-fn need(program: &str, package: &str) -> Result<(), String> {
-    let found = crate::process::find(program).is_some();
-    if found {
-        Ok(())
-    } else {
-        Err(format!("{program} is not installed; on Debian: apt-get install {package}"))
     }
 }
 

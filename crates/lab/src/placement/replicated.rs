@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{Fronts, NAMES, setup, volumes};
+use super::client::{Fronts, HOST_TIDEPOOL, NAMES, setup, volumes};
 use super::daemon::{self, Daemon, is_copy, text};
-use super::{Applied, Ground, HostNode, Layer, Placement, PlacementError, Ssd, failed, need, run};
+use super::mounted;
+use super::shared::Shared;
+use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, run};
+use crate::access::Access;
 use crate::cluster::Cluster;
 use crate::fio::Endpoint;
+use crate::network::HostNode;
 use crate::results::Drained;
 
 pub(super) static HOST_TIDEPOOL_REPLICATED: HostReplicated = HostReplicated;
@@ -59,20 +63,36 @@ impl Placement for HostReplicated {
         true
     }
 
+    fn path(&self, access: Access) -> Result<Access, String> {
+        if access == Access::Iscsi {
+            mounted::probe()?;
+        }
+        HOST_TIDEPOOL.path(access)
+    }
+
     fn probe(&self) -> Result<(), String> {
         need("openssl", "openssl")
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        let options = options(ground)?;
+        let mut options = options(ground)?;
+        let shared = Shared::of(ground)?;
+        for options in options.iter_mut().filter(|_| shared.is_some()) {
+            // A file takes groups of writes, but what reaches Ceph is to be what one host's cache writes there.
+            options.push("--drain=unordered".into());
+            options.extend(shared.as_ref().map(Shared::option));
+        }
         let mut daemons = Vec::new();
         // One that serves nothing begins first, so that the other one finds it.
         for host in (0..options.len()).rev() {
-            let volumes = volumes(ground, host);
+            let mut volumes = volumes(ground, host);
+            for (image, uri) in &mut volumes {
+                *uri = shared.as_ref().map_or_else(|| uri.clone(), |shared| shared.uri(image));
+            }
             let setup = setup(ground, host, self.name(), &volumes, &options[host])?;
             daemons.insert(0, Daemon::start(ground, &setup)?);
         }
-        let mut pair = Pair { daemons, fronts: Fronts::of(ground), parted: 0 };
+        let mut pair = Pair { daemons, fronts: Fronts::of(ground), parted: 0, _shared: shared };
         pair.wait_sync()?;
         pair.parted = pair.partings();
         Ok(Box::new(pair))
@@ -140,6 +160,8 @@ struct Pair {
     fronts: Fronts,
     /// How often volumes had parted with their copies when the last one came into sync.
     parted: u64,
+    // Dropped after the daemons, which have these images open.
+    _shared: Option<Shared>,
 }
 
 impl Pair {

@@ -130,7 +130,8 @@ fn class(results: &Results, name: &str) -> Option<Kind> {
     frozen.map(kind).or_else(|| preset::find(name).map(|preset| kind(&preset.spec)))
 }
 
-/// A workload has the block size and the mix of the inventory. Whole objects of a pool are other requests than those of a guest to its image.
+/// A workload has the block size and the mix of the inventory, and its access path. Whole objects of a pool are other requests than those of
+/// a guest to its image.
 fn is_alike(workload: &Workload, key: &Key) -> bool {
     let reads = match workload.pattern() {
         Some(Pattern::Read | Pattern::RandRead) => 100,
@@ -143,9 +144,9 @@ fn is_alike(workload: &Workload, key: &Key) -> bool {
         let alone = |percent| (wanted == percent) == (reads == percent);
         wanted.abs_diff(reads) <= MIX_PERCENT && alone(0) && alone(100)
     };
-    workload.tool == Tool::Fio
-        && key.block_bytes == Some(workload.block_bytes)
-        && key.read_percent.is_some_and(is_one)
+    // No inventory has a gateway between hypervisors and OSDs.
+    let direct = workload.tool == Tool::Fio && workload.access.is_librbd();
+    direct && key.block_bytes == Some(workload.block_bytes) && key.read_percent.is_some_and(is_one)
 }
 
 fn is_near(depth: u64, wanted: u64) -> bool {

@@ -33,6 +33,9 @@ pub(super) fn fairness(page: &Page<'_>) -> Markup {
                 @if ground.slowed_by > 1 { ", " (delay) " µs slowed as the devices are" }
                 ". The same memory for each OSD's cache: " (words::bytes(ground.osd_cache_bytes)) "."
             }
+            @for workload in results.suite.workloads.iter().filter(|workload| !workload.access.is_librbd()) {
+                li { (workload.name) ": hypervisors reach images by " (workload.access.what()) ", whatever is in front." }
+            }
             @if ground.slowed_by > 1 {
                 li {
                     "All devices are slower than their class by the same factor, " (ground.slowed_by) "."

@@ -175,7 +175,7 @@ fn legend(page: &Page<'_>) -> Markup {
             "A hollow marker has one copy of an acknowledged write, a full one has two or more, a red cross has none that is safe and is never compared."
         } }
         @if page.placements.iter().any(|name| not_run(name)) {
-            p { "Not run: " @for not_run in &page.results.not_run { strong { (not_run.placement) } " (" (not_run.why) ") " } }
+            p { "Not run: " @for not_run in &page.results.not_run { strong { (not_run.name()) } " (" (not_run.why) ") " } }
         }
     }
 }

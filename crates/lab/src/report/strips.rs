@@ -17,7 +17,7 @@ const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 84.0;
 
 /// All kinds of processes, in the order of their colours.
-const CLASSES: [(Class, &str); 7] = [
+const CLASSES: [(Class, &str); 9] = [
     (Class::Osd, "osd"),
     (Class::Client, "client"),
     (Class::Tidepool, "tidepool"),
@@ -25,6 +25,8 @@ const CLASSES: [(Class, &str); 7] = [
     (Class::Mgr, "mgr"),
     (Class::Lab, "lab (emulated devices)"),
     (Class::Other, "other"),
+    (Class::Gateway, "iSCSI gateway"),
+    (Class::Exporter, "initiators, NBD servers"),
 ];
 
 /// A quantity with a line for each of a few things.

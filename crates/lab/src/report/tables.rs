@@ -253,7 +253,7 @@ pub(super) fn left_out(page: &Page<'_>) -> Markup {
     html! {
         h3 { "Placements not run" }
         @if results.not_run.is_empty() { p.dim { "None." } }
-        ul { @for not_run in &results.not_run { li { strong { (not_run.placement) } ": " (not_run.why) } } }
+        ul { @for not_run in &results.not_run { li { strong { (not_run.name()) } ": " (not_run.why) } } }
         @if !results.not_run_sizes.is_empty() {
             h3 { "Sizes of clusters not measured" }
             ul { @for not_run in &results.not_run_sizes { li { strong { (not_run.size) } ": " (not_run.why) } } }

@@ -74,7 +74,7 @@ fn no_text_of_a_document_becomes_an_element() {
     results.devices[0].spec.name = text();
     results.testbeds[0].network = text();
     results.testbeds[0].proofs = [(text(), serde_json::json!({ nasty: nasty }))].into();
-    results.not_run.push(crate::results::NotRun { placement: text(), why: text() });
+    results.not_run.push(crate::results::NotRun::all(text(), text()));
     let run = &mut results.runs[0];
     run.commands = vec![text()];
     run.lower_bound = Some(text());

@@ -102,8 +102,12 @@ impl Journal {
     /// All is measured: the results stand where they are wanted, and the journal goes.
     pub(super) fn finish(mut self, out: &Path) -> Result<Results, RunError> {
         // What was not possible at first may have been possible later, when somebody else went on with it.
-        let Results { not_run, runs, .. } = &mut self.results;
-        not_run.retain(|not_run| !runs.iter().any(|run| run.cell.placement == not_run.placement));
+        let Results { not_run, runs, suite, .. } = &mut self.results;
+        let workload = |run: &Run| suite.workload(&run.cell.workload);
+        let covers = |not_run: &NotRun, run: &Run| {
+            workload(run).is_some_and(|workload| not_run.covers(&run.cell.placement, workload))
+        };
+        not_run.retain(|not_run| !runs.iter().any(|run| covers(not_run, run)));
         let text = serde_json::to_string(&self.results).expect("results are plain data") + "\n";
         document::write(out, &text)
             .and_then(|()| fs::remove_file(&self.path))
@@ -125,7 +129,7 @@ fn take_testbed(results: &mut Results, testbed: Testbed) {
 }
 
 fn take_not_run(results: &mut Results, not_run: NotRun) {
-    results.not_run.retain(|known| known.placement != not_run.placement);
+    results.not_run.retain(|known| (&known.placement, known.access) != (&not_run.placement, not_run.access));
     results.not_run.push(not_run);
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::validity::{self, Evidence};
 use super::{RunError, Runner};
+use crate::access::Access;
 use crate::collect::hops::Counters;
 use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
 use crate::device::Counts;
@@ -19,6 +20,7 @@ use crate::results::{Bench, Drained, Run, WINDOWS, Window};
 use crate::scratch::Scratch;
 use crate::suite::{Caches, Cell, Guest, Tool, Workload};
 use crate::testbed::Testbed;
+use crate::words;
 
 /// Most passes over a set that is to be warm.
 const WARM_PASSES_MAX: u32 = 8;
@@ -162,14 +164,14 @@ impl Runner<'_> {
         // Where nothing is read, what was ever written does not matter.
         let set_bytes = if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
         let sets = (set_bytes, filled.bytes);
-        Ok(self.judged(run, workload.block_bytes, &got, sets, (&before, &after), samples))
+        Ok(self.judged(run, workload, &got, sets, (&before, &after), samples))
     }
 
     /// Adds what follows from all that was seen: whether the run counts, and what it cost.
     fn judged(
         &self,
         mut run: Run,
-        block_bytes: u64,
+        workload: &Workload,
         got: &Got,
         (set_bytes, written_bytes): (u64, u64),
         (before, after): (&Look, &Look),
@@ -188,8 +190,9 @@ impl Runner<'_> {
             written_bytes,
             unnamed_cache_bytes: self.suite.ground.osd_cache_bytes
                 * u64::from(run.cell.disks * run.cell.osds_per_disk),
-            cached_in_memory: arrangement.is_some_and(|arrangement| arrangement.caches_in_memory()),
-            read_bytes: got.measured.reads.ios * block_bytes,
+            asks_no_device: arrangement.is_some_and(|arrangement| arrangement.asks_no_device()),
+            flushes: if workload.sync == Sync::Flush { flushes(&run.placement) } else { None },
+            read_bytes: got.measured.reads.ios * workload.block_bytes,
             device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
             requests: got.measured.all().ios,
             client_thread: mean(&|sample| sample.busiest_client_percent) / 100.0,
@@ -240,8 +243,7 @@ impl Runner<'_> {
         stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
         // One that was something else in the measurement before is put in place anew.
         if let Some(front) = arrangement.front().filter(|_| stand.testbed.holds().is_err()) {
-            stand.warm = None;
-            stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
+            self.front(stand, Some(front))?;
         }
         // Nor does one forget that a client has flushed.
         if workload.guest == Guest::NeverFlushes
@@ -249,8 +251,7 @@ impl Runner<'_> {
         {
             let flushed = stand.testbed.flushed().map_err(RunError::Placement)?;
             if stand.mistaken(flushed, cell.clients, workload.guest).is_some() {
-                stand.warm = None;
-                stand.testbed.front(Some(front)).map_err(RunError::Placement)?;
+                self.front(stand, Some(front))?;
             }
         }
         let settles = workload.caches == Caches::Warm && workload.reads() && workload.writes();
@@ -497,6 +498,15 @@ fn dirty_bytes(counters: &Map<String, Value>) -> u64 {
     all.filter(|(name, _)| name.ends_with("dirty_bytes")).filter_map(|(_, level)| level.as_u64()).sum()
 }
 
+/// Flushes of clients that have arrived: at the cache on the hypervisor, which has them, or else at the gateway.
+fn flushes(counted: &Value) -> Option<u64> {
+    let counted = counted.as_object()?;
+    let on_host = counted.iter().find(|(name, _)| words::on_host(name)).map(|(_, counters)| counters);
+    // QEMU's own driver for images has librbd flush with reads, too: what is counted there proves nothing.
+    let gateway = || counted.get(Access::Iscsi.name());
+    on_host.or_else(gateway)?["flushes"].as_u64()
+}
+
 fn since(now: &Counts, before: &Look, name: &str) -> Counts {
     now.since(before.devices.get(name).copied().unwrap_or_default())
 }
@@ -537,5 +547,16 @@ mod tests {
         assert!(missing.contains("no flush of img1"), "{missing}");
         let sent = seen(&[&two], Guest::NeverFlushes).expect("one was sent");
         assert!(sent.contains("a flush of img1"), "{sent}");
+    }
+
+    #[test]
+    fn a_flush_arrives_at_the_cache_or_at_the_end_of_the_path_if_somebody_counts() {
+        assert_eq!(flushes(&json!({ "osd-tidepool": { "flushes": 7 } })), None, "those are the OSDs'");
+        assert_eq!(flushes(&json!({ "iscsi": { "flushes": 3 }, "osd-tidepool": { "flushes": 7 } })), Some(3));
+        assert_eq!(
+            flushes(&json!({ "iscsi": { "flushes": 3 }, "host-tidepool": { "flushes": 5 } })),
+            Some(5)
+        );
+        assert_eq!(flushes(&Value::Null), None);
     }
 }

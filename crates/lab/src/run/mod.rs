@@ -13,21 +13,23 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::access::Access;
 use crate::cluster::ClusterError;
 use crate::device::{Preset, preset};
-use crate::fio::{self, Endpoint, Running};
+use crate::fio::{self, Endpoint, Pass, Running};
 use crate::load::{self, LoadError, Objects, Reach};
 use crate::machine;
 use crate::network::Network;
-use crate::placement::{Arrangement, Layer, PlacementError};
+use crate::placement::{Arrangement, Layer, Placement, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, NotRunSize, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Ground, Suite, Tool};
 use crate::testbed::{Added, Entrance, Layout, Testbed};
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
-use schedule::{Block, Clock, Step};
+use schedule::{Block, Clock};
 use size::{is_left_out, not_run_sizes};
 
 /// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
@@ -203,7 +205,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
                 let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
                 let decides = || cell.workload == runner.suite.deciding;
                 let contends = |names: &BTreeSet<String>| decides() && names.contains(&cell.placement);
-                not_run.iter().any(|found| found.placement == cell.placement)
+                is_not_run(&runner.suite, &not_run, cell)
                     || is_left_out(&sizes, cell)
                     || !wanted.get(&repeat).is_none_or(contends)
                     || known.iter().any(made)
@@ -306,9 +308,8 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
     let not_run_sizes = header(options)?.not_run_sizes;
     let not_run = not_run(suite)?;
-    let impossible = |cell: &Cell, _| {
-        not_run.iter().any(|found| found.placement == cell.placement) || is_left_out(&not_run_sizes, cell)
-    };
+    let impossible =
+        |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&not_run_sizes, cell);
     let blocks =
         schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
     let (hypervisors, servers) = (suite.ground.hypervisors, suite.ground.servers);
@@ -337,14 +338,33 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
 fn not_run(suite: &Suite) -> Result<Vec<NotRun>, RunError> {
     let mut not_run = Vec::new();
     for placement in &suite.without {
-        not_run.push(NotRun { placement: placement.clone(), why: "the quick form leaves it out".into() });
+        not_run.push(NotRun::all(placement, "the quick form leaves it out"));
     }
+    let cells = suite.cells();
     for placement in suite.measured() {
-        if let Err(why) = Arrangement::parse(&placement).map_err(RunError::Suite)?.probe() {
-            not_run.push(NotRun { placement, why });
+        let arrangement = Arrangement::parse(&placement).map_err(RunError::Suite)?;
+        if let Err(why) = arrangement.probe() {
+            not_run.push(NotRun::all(placement, why));
+            continue;
         }
+        let of_it = cells.iter().filter(|cell| cell.placement == placement);
+        let wanted: BTreeSet<Access> = of_it.map(|cell| suite.access(cell)).collect();
+        let failing = wanted.iter().filter_map(|access| Some((*access, arrangement.path(*access).err()?)));
+        let failing: Vec<(Access, String)> = failing.collect();
+        let nothing_left = failing.len() == wanted.len();
+        not_run.extend(failing.into_iter().map(|(access, why)| NotRun {
+            placement: placement.clone(),
+            why,
+            access: (!nothing_left).then_some(access),
+        }));
     }
     Ok(not_run)
+}
+
+/// A measurement is not possible here, or left out.
+fn is_not_run(suite: &Suite, not_run: &[NotRun], cell: &Cell) -> bool {
+    let workload = suite.workload(&cell.workload);
+    workload.is_some_and(|workload| not_run.iter().any(|found| found.covers(&cell.placement, workload)))
 }
 
 fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
@@ -406,12 +426,15 @@ impl Runner<'_> {
         let Some(mut stand) = self.attempt(stand)? else { return Ok(()) };
         clock.testbed(start.elapsed().as_secs_f64());
         for step in &block.steps {
-            let placed = self.place(&mut stand, step, journal);
-            if self.attempt(placed)?.is_none() {
-                return Ok(());
-            }
-            for cell in &step.cells {
+            for (at, cell) in step.cells.iter().enumerate() {
                 self.interrupted()?;
+                let path = self.path(cell)?;
+                if at == 0 || stand.testbed.access() != path {
+                    let placed = self.place(&mut stand, cell, path, journal);
+                    if self.attempt(placed)?.is_none() {
+                        return Ok(());
+                    }
+                }
                 let what =
                     format!("{} {} QD{}, repeat {}", cell.placement, cell.workload, cell.depth, step.repeat);
                 tell(what, clock, later.len(), left);
@@ -428,8 +451,8 @@ impl Runner<'_> {
             }
         }
         // An image is given back as it was: with everything in it.
-        let given_back = stand.testbed.front(None).map_err(RunError::Placement);
-        self.attempt(given_back).map(drop)
+        let given_back = stand.testbed.front(None).and_then(|_| stand.testbed.reach(Access::Librbd));
+        self.attempt(given_back.map_err(RunError::Placement)).map(drop)
     }
 
     /// What is wrong with one testbed is remembered and ends that, not the suite.
@@ -474,7 +497,10 @@ impl Runner<'_> {
             testbed.image(&name, ground.image_bytes).map_err(RunError::Placement)?;
             images.push((name, written_bytes));
         }
-        self.write(images.iter().map(|(image, bytes)| (testbed.direct(image), *bytes)))?;
+        self.write(
+            Pass::WriteAndFlush,
+            images.iter().map(|(image, bytes)| (testbed.direct(image), *bytes)),
+        )?;
         let id = journal.results.testbeds.iter().map(|testbed| testbed.id + 1).max().unwrap_or(1);
         let ceph =
             testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
@@ -499,9 +525,9 @@ impl Runner<'_> {
     }
 
     /// Writes images side by side, each from its begin on, so many bytes of each.
-    fn write(&self, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
+    fn write(&self, pass: Pass, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
         let written = images.filter(|(_, bytes)| *bytes > 0);
-        let passes = written.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, "write", bytes)));
+        let passes = written.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, pass, bytes)));
         let passes = passes.collect::<Result<Vec<_>, _>>().map_err(|e| RunError::Load(e.into()))?;
         let deadline = Instant::now() + PASS_LIMIT;
         for pass in passes {
@@ -520,7 +546,8 @@ impl Runner<'_> {
         let whole = |bytes: u64| bytes.min(most) / AGED_UNIT_BYTES * AGED_UNIT_BYTES;
         let mut left: Vec<(Endpoint, u64)> = images.collect();
         while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
-            self.write(left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))))?;
+            // A cache remembers that its guest has flushed, which not every guest of a workload does.
+            self.write(Pass::Write, left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))))?;
             left.iter_mut().for_each(|(_, bytes)| *bytes = bytes.saturating_sub(most));
         }
         testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
@@ -555,11 +582,31 @@ impl Runner<'_> {
         lines
     }
 
-    /// Puts what a step measures in front of the cluster.
-    fn place(&self, stand: &mut Stand, step: &Step, journal: &mut Journal) -> Result<(), RunError> {
-        let arrangement = Arrangement::parse(&step.placement).map_err(RunError::Suite)?;
+    /// The path by which a measurement has hypervisors reach images.
+    fn path(&self, cell: &Cell) -> Result<Access, RunError> {
+        let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
+        arrangement.path(self.suite.access(cell)).map_err(RunError::Suite)
+    }
+
+    /// Puts what a measurement wants in front of the cluster, on its path.
+    fn place(
+        &self,
+        stand: &mut Stand,
+        cell: &Cell,
+        path: Access,
+        journal: &mut Journal,
+    ) -> Result<(), RunError> {
+        let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
         stand.testbed.emulate(false);
-        let front = arrangement.front();
+        if let Some(proof) = stand.testbed.reach(path).map_err(RunError::Placement)? {
+            note(stand, journal, path.name().into(), proof)?;
+        }
+        let proof = self.front(stand, arrangement.front())?;
+        note(stand, journal, on_path(&cell.placement, path), proof)
+    }
+
+    /// Has a placement stand in front of the cluster, new and written full; returns the proof.
+    fn front(&self, stand: &mut Stand, front: Option<&'static dyn Placement>) -> Result<Value, RunError> {
         stand.warm = None;
         let proof = stand.testbed.front(front).map_err(RunError::Placement)?;
         if front.is_some_and(|front| front.caches_reads() && !front.caches_in_memory()) {
@@ -568,18 +615,27 @@ impl Runner<'_> {
             let image = |(image, _): &(String, u64)| (stand.testbed.endpoint(image), bytes);
             self.age(&stand.testbed, stand.images.iter().map(image))?;
         }
-        let known = journal.results.testbeds.iter().find(|testbed| testbed.id == stand.id);
-        let Some(mut testbed) = known.cloned().filter(|_| front.is_some()) else { return Ok(()) };
-        if testbed.proofs.insert(step.placement.clone(), proof.clone()) != Some(proof) {
-            journal.testbed(testbed)?;
-        }
-        Ok(())
+        Ok(proof)
     }
 }
 
-/// Where results go unless another place is named.
-pub fn default_out(suite: &Suite, quick: bool) -> PathBuf {
+/// Writes down what shows that something is in place on a testbed, by its name.
+fn note(stand: &Stand, journal: &mut Journal, name: String, proof: Value) -> Result<(), RunError> {
+    let known = journal.results.testbeds.iter().find(|testbed| testbed.id == stand.id);
+    let Some(mut testbed) = known.cloned().filter(|_| !proof.is_null()) else { return Ok(()) };
+    let changed = testbed.proofs.insert(name, proof.clone()) != Some(proof);
+    if changed { journal.testbed(testbed) } else { Ok(()) }
+}
+
+/// What a placement is called that stands on a path.
+fn on_path(placement: &str, access: Access) -> String {
+    if access.is_librbd() { placement.into() } else { format!("{placement} over {access}") }
+}
+
+/// Where results go unless another place is named; `access` is the path that all of the suite was told to take.
+pub fn default_out(suite: &Suite, access: Option<Access>, quick: bool) -> PathBuf {
     let name =
         Path::new(&suite.name).file_stem().map_or_else(|| "suite".into(), |name| name.to_string_lossy());
-    PathBuf::from(format!("{name}{}.json", if quick { "-quick" } else { "" }))
+    let access = access.map(|access| format!("-{access}")).unwrap_or_default();
+    PathBuf::from(format!("{name}{access}{}.json", if quick { "-quick" } else { "" }))
 }

@@ -119,7 +119,10 @@ pub fn blocks(
                         on_it().filter(|cell| cell.placement == *placement).cloned().collect();
                     random.shuffle(&mut cells);
                     // A cache that much was written to gets what it had read back only in part, the less so after a set that was too large.
-                    cells.sort_by_key(|cell| (cell.workload != suite.deciding, !fits(suite, cell)));
+                    // Another access path takes its time, and makes caches cold.
+                    cells.sort_by_key(|cell| {
+                        (cell.workload != suite.deciding, suite.access(cell), !fits(suite, cell))
+                    });
                     // Left out only now: the order of the others stays that of the seed.
                     let wanted = |cell: &Cell| {
                         cell.workload == suite.deciding || repeat <= suite.repeats_of(&cell.workload)

@@ -21,8 +21,8 @@ pub struct Evidence {
     pub written_bytes: u64,
     /// Bytes of caches that no placement is about, such as the OSDs' memory.
     pub unnamed_cache_bytes: u64,
-    /// The placement is a cache in memory, so that devices need not be read.
-    pub cached_in_memory: bool,
+    /// The placement reads without asking a device: it is a cache in memory, or keeps nothing.
+    pub asks_no_device: bool,
     /// Bytes that clients have read.
     pub read_bytes: u64,
     /// Bytes that all devices have read meanwhile.
@@ -33,6 +33,9 @@ pub struct Evidence {
     pub client_thread: f64,
     /// Part of the machine's processors that were busy.
     pub busy: f64,
+    /// Flushes that the cache on the hypervisor, or else the gateway, has seen of clients that flush; `None` where nobody
+    /// counts them, or nobody sends any.
+    pub flushes: Option<u64>,
     /// Why the load generator gave up.
     pub failure: Option<String>,
     /// What the placement was instead of what it is to be, meanwhile or at the end.
@@ -59,7 +62,7 @@ pub fn faults(evidence: &Evidence) -> Vec<String> {
     }
     if evidence.set_bytes > 0
         && evidence.set_bytes <= evidence.unnamed_cache_bytes
-        && !evidence.cached_in_memory
+        && !evidence.asks_no_device
     {
         faults.push(format!(
             "the set of {} bytes fits into caches of {} bytes that the placement does not name",
@@ -67,11 +70,14 @@ pub fn faults(evidence: &Evidence) -> Vec<String> {
         ));
     }
     let from_devices = evidence.device_read_bytes as f64 / evidence.read_bytes.max(1) as f64;
-    if evidence.read_bytes > 0 && from_devices < READ_PART_MIN && !evidence.cached_in_memory {
+    if evidence.read_bytes > 0 && from_devices < READ_PART_MIN && !evidence.asks_no_device {
         faults.push(format!(
             "{:.0} % of what was read came from no device: a cache in memory that the placement does not name",
             (1.0 - from_devices) * 100.0
         ));
+    }
+    if evidence.flushes == Some(0) {
+        faults.push("clients have flushed after each write, and no flush has arrived".into());
     }
     if evidence.failure.is_none() && evidence.requests < REQUESTS_MIN {
         faults.push(format!("only {} requests were completed", evidence.requests));
@@ -105,6 +111,7 @@ mod tests {
             requests: 1000,
             client_thread: 0.3,
             busy: 0.6,
+            flushes: Some(500),
             ..Evidence::default()
         }
     }
@@ -119,12 +126,13 @@ mod tests {
             (Evidence { device_read_bytes: 1 << 10, ..good() }, "no device"),
             (Evidence { requests: 3, ..good() }, "only 3 requests"),
             (Evidence { failure: Some("fio failed".into()), requests: 0, ..good() }, "fio failed"),
+            (Evidence { flushes: Some(0), ..good() }, "no flush has arrived"),
             (Evidence { out_of_place: Some("its mode is write-through".into()), ..good() }, "write-through"),
         ] {
             let found = faults(&bad);
             assert!(found.len() == 1 && found[0].contains(wanted), "{found:?}");
         }
-        let cached = Evidence { device_read_bytes: 0, cached_in_memory: true, ..good() };
+        let cached = Evidence { device_read_bytes: 0, asks_no_device: true, flushes: None, ..good() };
         assert!(faults(&cached).is_empty(), "a cache in memory is what is measured");
     }
 

@@ -316,9 +316,8 @@ fn conditions(results: &Results, ranking: &Ranking) -> String {
 }
 
 fn not_run(results: &Results) -> Vec<String> {
-    let sentence = |NotRun { placement, why }: &NotRun| {
-        format!("{placement} was not run: {}.", why.trim_end_matches('.'))
-    };
+    let sentence =
+        |not_run: &NotRun| format!("{} was not run: {}.", not_run.name(), not_run.why.trim_end_matches('.'));
     let of_size = |NotRunSize { size, why }: &NotRunSize| format!("{size}: not measured, as {why}.");
     results.not_run.iter().map(sentence).chain(results.not_run_sizes.iter().map(of_size)).collect()
 }

@@ -50,7 +50,7 @@ pub(super) fn rank(results: &Results) -> (Vec<Ranking>, Vec<NotRun>) {
     let mut unranked = Vec::new();
     let mut classes: BTreeMap<Durability, Vec<Candidate<'_>>> = BTreeMap::new();
     for placement in placements(results) {
-        if results.not_run.iter().any(|not_run| not_run.placement == placement) {
+        if results.is_not_run(placement, &results.suite.deciding) {
             continue;
         }
         let found = deciding(results, placement);
@@ -58,7 +58,7 @@ pub(super) fn rank(results: &Results) -> (Vec<Ranking>, Vec<NotRun>) {
             (None, Some(durability)) => classes.entry(durability).or_default().push((placement, found)),
             (why, _) => {
                 let why = why.unwrap_or_default();
-                unranked.push(NotRun { placement: placement.into(), why });
+                unranked.push(NotRun::all(placement, why));
             }
         }
     }
@@ -85,7 +85,7 @@ fn ranking(results: &Results, durability: Durability, class: Vec<Candidate<'_>>)
     for (placement, found) in &class {
         if let Some(lacking) = settings.iter().find(|setting| !found.contains_key(setting)) {
             let why = format!("no valid run at depth {} with {} client(s)", lacking.depth, lacking.clients);
-            missing.push(NotRun { placement: (*placement).into(), why });
+            missing.push(NotRun::all(*placement, why));
             continue;
         }
         let logs = settings.iter().map(|setting| found[setting].value.ln());

@@ -156,7 +156,7 @@ fn what_was_not_measured_is_told() {
     let mut results =
         synthetic::results(&[("host-tidepool", &[900.0; 3]), ("bluestore-colocated", &[90.0; 3])]);
     let why = "openssl is not installed".to_string();
-    results.not_run.push(NotRun { placement: "host-tidepool-replicated".into(), why });
+    results.not_run.push(NotRun::all("host-tidepool-replicated", why));
     results.runs.extend((1..=3).map(|repeat| synthetic::run("host-tidepool", "4k-80-20", 32, repeat, 950.0)));
     let verdict = verdict(&results);
     assert!(says(&verdict, "host-tidepool-replicated was not run: openssl is not installed."));

@@ -9,6 +9,7 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
+use tidepool_lab::access::Access;
 use tidepool_lab::placement;
 use tidepool_lab::results::{NotRunSize, Results};
 use tidepool_lab::run::{self, Options, Plan, Progress, RunError};
@@ -22,22 +23,27 @@ const INTERRUPTED: i32 = 130;
 #[derive(Serialize)]
 struct Place {
     name: &'static str,
-    what: &'static str,
+    what: String,
     not_here: Option<String>,
 }
 
-/// Lists the placements.
+/// Lists the placements, and the access paths.
 pub fn placements(args: &OutputArgs) -> Result<(), Failure> {
     let place = |placement: &&dyn placement::Placement| Place {
         name: placement.name(),
-        what: placement.what(),
+        what: placement.what().into(),
         not_here: placement.probe().err(),
     };
-    let places: Vec<Place> = placement::all().iter().map(place).collect();
+    let path = |access: Access| Place {
+        name: access.name(),
+        what: format!("an access path: {}", access.what()),
+        not_here: access.probe().err(),
+    };
+    let places: Vec<Place> = placement::all().iter().map(place).chain(Access::ALL.map(path)).collect();
     output::print(args.format, &places, |places| {
         let mut table = output::table(&["PLACEMENT", "WHAT", "HERE"], &[]);
         for place in places {
-            table.add_row([place.name, place.what, place.not_here.as_deref().unwrap_or("possible")]);
+            table.add_row([place.name, &place.what, place.not_here.as_deref().unwrap_or("possible")]);
         }
         output::render(&table)
     })
@@ -59,8 +65,12 @@ pub fn suites(args: &OutputArgs) -> Result<(), Failure> {
 pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
     let suite = Suite::find(&args.suite).map_err(Failure::usage)?;
     let suite = if args.quick { suite.quick() } else { suite };
+    let suite = match args.access {
+        Some(access) => suite.over(access).map_err(Failure::usage)?,
+        None => suite,
+    };
     let seed = args.seed.map_or_else(random_seed, Ok)?;
-    let out = args.out.clone().unwrap_or_else(|| run::default_out(&suite, args.quick));
+    let out = args.out.clone().unwrap_or_else(|| run::default_out(&suite, args.access, args.quick));
     let stop = AtomicBool::new(false);
     let options = Options {
         quick: args.quick,
@@ -96,7 +106,8 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
 /// The command that repeats what is done here.
 fn command(args: &LabRunArgs, seed: u64) -> String {
     let quick = if args.quick { " --quick" } else { "" };
-    format!("tidepool lab run {}{quick} --seed {seed}", args.suite)
+    let access = args.access.map(|access| format!(" --access {access}")).unwrap_or_default();
+    format!("tidepool lab run {}{quick}{access} --seed {seed}", args.suite)
 }
 
 fn failure(error: RunError) -> Failure {
@@ -183,7 +194,7 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
         }
     }
     for not_run in &plan.not_run {
-        text.push_str(&format!("not run: {}: {}\n", not_run.placement, not_run.why));
+        text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
     }
     text.push_str(&sizes_text(&plan.not_run_sizes));
     text.push_str(&format!(
@@ -202,7 +213,7 @@ fn summary(results: &Results, path: &str) -> String {
     let invalid = results.runs.iter().filter(|run| !run.is_valid()).count();
     let mut text = format!("{path}: {} runs, {invalid} of them do not count\n", results.runs.len());
     for not_run in &results.not_run {
-        text.push_str(&format!("not run: {}: {}\n", not_run.placement, not_run.why));
+        text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
     }
     text.push_str(&sizes_text(&results.not_run_sizes));
     text.push_str(&format!("`tidepool lab report {path}` makes the report\n"));

@@ -81,7 +81,7 @@ fn what_is_written_and_read_again_has_the_figures() {
             is(row.iops, run.figures.iops);
             is(row.bytes_per_s, run.figures.iops * job.block_bytes as f64);
             is(row.mean_us, run.figures.mean_us);
-            is(row.p99_us.expect("told"), run.figures.p99_us);
+            is(row.p99_us.expect("told"), run.figures.p99_us.expect("told"));
             let (ours, theirs) = (row.memory.expect("told"), means.memory.expect("known"));
             is(ours.total_percent, theirs.total_percent);
             is(ours.osd_percent, theirs.osd_percent);

@@ -1,0 +1,89 @@
+//! Images that two hypervisors reach over a path on which each of them is an NBD export. The ownership record of an export is a file of one
+//! host, that of a file stands beside it: so each export becomes a file in a directory that both hypervisors see.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::daemon::{Daemon, Setup};
+use super::mounted::Mounted;
+use super::{Ground, PlacementError, failed};
+
+/// The directory, inside the ground's.
+const DIRECTORY: &str = "shared";
+/// Size in bytes of a file until there is an export in its place.
+const FILE_BYTES: u64 = 1 << 20;
+/// Size in bytes of the cache of a daemon that only makes records: the smallest.
+const CACHE_BYTES: u64 = 64 << 20;
+
+/// The files. Dropping it takes them away.
+#[derive(Debug)]
+pub(super) struct Shared {
+    directory: PathBuf,
+    _files: Vec<Mounted>,
+}
+
+impl Shared {
+    /// Makes them; `None` where caches have librbd.
+    pub(super) fn of(ground: &Ground) -> Result<Option<Shared>, PlacementError> {
+        if ground.uris.is_empty() {
+            return Ok(None);
+        }
+        let directory = ground.directory.join(DIRECTORY);
+        fs::create_dir_all(&directory).map_err(failed(format!("cannot make {}", directory.display())))?;
+        make_records(ground, &directory)?;
+        let mount = |(image, uri): (&String, &String)| {
+            let file = directory.join(image);
+            let before = device(&file);
+            Mounted::start(&file, &file, uri, || device(&file) != before)
+        };
+        let files = ground.uris.iter().map(mount).collect::<Result<_, _>>()?;
+        Ok(Some(Shared { directory, _files: files }))
+    }
+
+    /// The URI of an image.
+    pub(super) fn uri(&self, image: &str) -> String {
+        uri(&self.directory, image)
+    }
+
+    /// What a daemon is told so that the other one may name these images.
+    pub(super) fn option(&self) -> String {
+        format!("--peer-images=file:{}", self.directory.display())
+    }
+}
+
+fn uri(directory: &Path, image: &str) -> String {
+    format!("file:{}", directory.join(image).display())
+}
+
+/// The number of the file system that a file is on.
+fn device(file: &Path) -> Option<u64> {
+    fs::metadata(file).ok().map(|metadata| metadata.dev())
+}
+
+/// Makes files that have records beside them: a file that is mounted by itself, as each of them is later, is served only if it has one.
+fn make_records(ground: &Ground, directory: &Path) -> Result<(), PlacementError> {
+    let mut volumes = Vec::new();
+    for image in ground.uris.keys() {
+        let path = directory.join(image);
+        if path.exists() {
+            continue;
+        }
+        let made = File::create(&path).and_then(|file| file.set_len(FILE_BYTES));
+        made.map_err(failed(format!("cannot make {}", path.display())))?;
+        volumes.push((image.clone(), uri(directory, image)));
+    }
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    let setup = Setup {
+        name: "records",
+        directory: ground.directory.clone(),
+        cache_bytes: CACHE_BYTES,
+        volumes: &volumes,
+        options: &[],
+        namespace: None,
+        state: Some(ground.directory.join("records.state")),
+    };
+    Daemon::start(ground, &setup)?.stop()
+}
