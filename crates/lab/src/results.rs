@@ -48,6 +48,9 @@ pub struct Results {
     /// Sizes of clusters that were not measured, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_run_sizes: Vec<NotRunSize>,
+    /// Numbers of clients with which nothing was measured, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_run_clients: Vec<NotRunClients>,
     /// The clusters, with what stood where.
     pub testbeds: Vec<Testbed>,
     /// Every measurement, in the order in which they were made.
@@ -103,6 +106,16 @@ impl NotRun {
 pub struct NotRunSize {
     /// The size.
     pub size: ClusterSize,
+    /// What is missing.
+    pub why: String,
+}
+
+/// A number of clients with which nothing was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NotRunClients {
+    /// Clients.
+    pub clients: u32,
     /// What is missing.
     pub why: String,
 }
@@ -269,6 +282,7 @@ impl Results {
             devices: self.devices.clone(),
             not_run: self.not_run.clone(),
             not_run_sizes: self.not_run_sizes.clone(),
+            not_run_clients: self.not_run_clients.clone(),
             testbeds: self.testbeds.clone(),
             runs,
         }

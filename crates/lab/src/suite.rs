@@ -3,6 +3,7 @@
 //! Suites that were published come with the program; others are TOML files of the same form.
 
 mod bench;
+mod clients;
 mod direction;
 mod size;
 
@@ -43,7 +44,7 @@ const CLIENTS_MAX: u32 = 64;
 pub const CELLS_MAX: usize = 10_000;
 
 /// Suites that come with the program: name and text.
-const BUILT_IN: [(&str, &str); 5] = [
+const BUILT_IN: &[(&str, &str)] = &[
     ("which-side", include_str!("suites/which-side.toml")),
     ("iometer-8020", include_str!("suites/iometer-8020.toml")),
     ("micron", include_str!("suites/micron.toml")),
@@ -115,6 +116,10 @@ pub struct Ground {
     /// said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub osds_per_processor_max: Option<u32>,
+    /// What has more clients than this on each processor of the machine is not measured, and listed with that reason. No limit if nothing is
+    /// said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clients_per_processor_max: Option<u32>,
     /// Size of a disk in bytes.
     pub disk_bytes: u64,
     /// Class of the SSDs: one in each server with OSDs, or one in each hypervisor, as a placement has it.
@@ -246,6 +251,9 @@ pub struct Quick {
     pub ssd_bytes: Option<u64>,
     /// Of each workload only the depth nearest to this one.
     pub depth: u32,
+    /// Of each workload only these numbers of clients, where it has any of them. All if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clients: Vec<u32>,
     /// Placements and workloads that it leaves out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
@@ -340,6 +348,7 @@ impl Suite {
             invalid(format!("{at}{}", e.message().lines().next().unwrap_or_default()))
         })?;
         suite.check().map_err(invalid)?;
+        suite.check_quick_clients().map_err(invalid)?;
         // The quick form may have fewer points, and says so in its verdict.
         for direction in &suite.directions {
             let named = |what: String| invalid(format!("the direction \"{}\": {what}", direction.claim));
@@ -440,8 +449,8 @@ impl Suite {
         let Some(quick) = self.quick.take() else { return self };
         (self.repeats, self.seconds, self.ramp_s) = (quick.repeats, quick.seconds, quick.ramp_s);
         (self.repeats_max, self.repeats_beside) = (quick.repeats_max, quick.repeats_beside);
-        self.without.extend(quick.without);
-        self.without_sizes.extend(quick.without_sizes);
+        self.without.extend(quick.without.iter().cloned());
+        self.without_sizes.extend(&quick.without_sizes);
         let ground = &mut self.ground;
         for bytes in [&mut ground.disk_bytes, &mut ground.ssd_bytes, &mut ground.image_bytes] {
             *bytes /= quick.smaller;
@@ -451,6 +460,7 @@ impl Suite {
             workload.set_bytes /= quick.smaller;
             let nearest = workload.depth.iter().copied().min_by_key(|depth| depth.abs_diff(quick.depth));
             workload.depth = nearest.into_iter().collect();
+            workload.clients = quick.kept(&workload.clients);
         }
         self
     }
@@ -570,8 +580,8 @@ impl Ground {
         if most(&self.disks) * most(&self.osds_per_disk) > u64::from(OSDS_MAX) {
             return Err(format!("a cluster has at most {OSDS_MAX} OSDs"));
         }
-        if self.osds_per_processor_max == Some(0) {
-            return Err("osds_per_processor_max is at least 1".into());
+        if [self.osds_per_processor_max, self.clients_per_processor_max].contains(&Some(0)) {
+            return Err("osds_per_processor_max and clients_per_processor_max are at least 1".into());
         }
         let osds = least(&self.disks) * least(&self.osds_per_disk);
         if self.replicas == 0 || u64::from(self.replicas) > osds {
@@ -751,14 +761,14 @@ mod tests {
             (axis, "axis = { along = \"depth\", plateau_beyond = 0 }", "at least 1"),
             (axis, "", "either expect or axis"),
             (axis, "axis = { along = \"depth\", trend = \"falls\" }\nexpect = \"more\"", "either expect or"),
-            ("against = \"bluestore-colocated\"\nexpect", "expect", "needs against"),
+            ("against = \"bluestore-colocated+alloc-16k\"\nexpect", "expect", "needs against"),
             ("ratio = 1.71", "ratio = 0", "above 0"),
             ("metric = \"p99\"", "metric = \"p98\"", "line "),
-            ("placement = \"bluestore-dbwal\"\n", "placement = \"osd-tidepool\"\n", "does not have"),
+            ("placement = \"bluestore-dbwal+alloc-16k\"\n", "placement = \"osd-tidepool\"\n", "does not have"),
             (
-                "placement = \"bluestore-dbwal\"\nagainst = \"bluestore-colocated\"\nmetric = \"bandwidth\"",
-                "placement = \"host-tidepool\"\nagainst = \"bluestore-colocated\"\nmetric = \"bandwidth\"",
-                "host-tidepool is not measured in 4m-write",
+                "placement = \"bluestore-dbwal+alloc-16k\"\nagainst = \"bluestore-colocated+alloc-16k\"\nmetric = \"bandwidth\"",
+                "placement = \"host-tidepool+alloc-16k\"\nagainst = \"bluestore-colocated+alloc-16k\"\nmetric = \"bandwidth\"",
+                "host-tidepool+alloc-16k is not measured in 4m-write",
             ),
         ] {
             assert!(good.contains(from), "{from}");
@@ -766,7 +776,7 @@ mod tests {
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         // The quick form keeps one depth; that is for the verdict to say.
-        assert_eq!(Suite::parse("s.toml", good).expect("a suite").quick().directions.len(), 7);
+        assert_eq!(Suite::parse("s.toml", good).expect("a suite").quick().directions.len(), 8);
         let uneven = good.replacen(axis, "axis = { along = \"osds_per_node\", plateau_beyond = 4 }", 1);
         let uneven = uneven.replacen("disks = [2]", "disks = [2, 3]", 1);
         let error = Suite::parse("s.toml", &uneven).expect_err("two servers").to_string();

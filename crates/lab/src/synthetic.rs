@@ -220,6 +220,7 @@ pub(crate) fn empty() -> Results {
         devices: [&suite.ground.disk, &suite.ground.ssd, "ssd-sata-consumer"].map(frozen).into(),
         not_run: Vec::new(),
         not_run_sizes: Vec::new(),
+        not_run_clients: Vec::new(),
         testbeds: (1..=suite.repeats)
             .map(|id| Testbed {
                 id,

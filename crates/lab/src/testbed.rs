@@ -92,7 +92,7 @@ impl Ssds {
             let uses = |layers: &[Layer]| {
                 arrangement.within(layers).find(|placement| placement.ssd() != Ssd::Unused)
             };
-            ssds.in_servers |= uses(&[Layer::Device, Layer::Store]).is_some();
+            ssds.in_servers |= uses(&Layer::BELOW).is_some();
             let hosts = uses(&[Layer::Client]).map_or(0, |front| front.hosts_min().max(hypervisors));
             ssds.hosts = ssds.hosts.max(hosts);
         }
@@ -205,7 +205,7 @@ impl Testbed {
         arrangement: &Arrangement,
     ) -> Result<Testbed, PlacementError> {
         let scratch = Scratch::new_in(parent, "testbed").map_err(failed("cannot make a directory"))?;
-        let below: Vec<_> = arrangement.within(&[Layer::Device, Layer::Store]).collect();
+        let below: Vec<_> = arrangement.within(&Layer::BELOW).collect();
         let ssd_share_bytes = layout.ssd.as_ref().map_or(0, |(_, bytes)| {
             (bytes - UNPARTITIONED_BYTES.min(*bytes)) / u64::from(layout.ssd_shares.max(1))
         });

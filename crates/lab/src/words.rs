@@ -179,6 +179,15 @@ pub(crate) fn side(placement: &str) -> &'static str {
     }
 }
 
+/// The unit in which OSDs allocate room, if this part of a placement says it.
+fn unit(name: &str) -> Option<&'static str> {
+    match name {
+        "alloc-4k" => Some("4 KiB"),
+        "alloc-16k" => Some("16 KiB"),
+        _ => None,
+    }
+}
+
 /// What a placement is, in the few words of a first sentence: its article, and the rest. A name that is not known stands for itself.
 fn article_and_noun(placement: &str) -> (&'static str, String) {
     let of = |name: &str| match name {
@@ -197,8 +206,15 @@ fn article_and_noun(placement: &str) -> (&'static str, String) {
     };
     let parts: Vec<&str> = names(placement).filter_map(of).collect();
     let (article, text) = match parts.as_slice() {
-        [] => ("", names(placement).map(without).collect::<Vec<String>>().join(" and ")),
+        [] => {
+            let stores = names(placement).filter(|name| unit(name).is_none());
+            ("", stores.map(without).collect::<Vec<String>>().join(" and "))
+        }
         parts => ("a ", parts.join(" and a ")),
+    };
+    let text = match names(placement).find_map(unit) {
+        Some(unit) => format!("{text}, units of {unit}"),
+        None => text,
     };
     match class(placement) {
         Some(class) => (article, format!("{text} ({class})")),
@@ -260,6 +276,9 @@ pub(crate) fn placement(placement: &str) -> String {
         "bluestore-dbwal" => "BlueStore with database and log on the SSD".into(),
         "filestore-colocated" => "FileStore with its journal on the same disks, no SSD".into(),
         "filestore-journal" => "FileStore with its journal on the SSD".into(),
+        name if unit(name).is_some() => {
+            format!("units of {} in which OSDs allocate", unit(name).unwrap_or_default())
+        }
         AGAIN => "control: the same again".into(),
         "osd-passthrough" => "control: the way under the OSD, without a cache".into(),
         "osd-tidepool" => "a cache on the SSD under each OSD".into(),
@@ -324,6 +343,8 @@ mod tests {
             "journal on the SSD and a cache in the hypervisor"
         );
         assert_eq!(a("bluestore-colocated"), "BlueStore without an SSD");
+        assert_eq!(a("bluestore-colocated+alloc-4k"), "BlueStore without an SSD, units of 4 KiB");
+        assert_eq!(noun("bluestore-dbwal+alloc-16k"), "database on the SSD, units of 16 KiB");
         assert_eq!(a("bluestore-colocated+osd-tidepool@x"), "a cache under the OSDs (x)");
         assert_eq!(
             (capital(&noun("osd-tidepool")), capital("a")),

@@ -1,9 +1,10 @@
 //! Where an SSD can stand. Each place is a [`Placement`]: it says whether it is possible here, puts itself in place, shows that
 //! it is, and goes again.
 //!
-//! They lie in three layers, and one of each layer goes together with the others: below the OSDs' data devices, as the
-//! OSDs' store, and between client and cluster.
+//! They lie in layers, and one of each layer goes together with the others: below the OSDs' data devices, as the OSDs' store, in what that
+//! was made with, and between client and cluster.
 
+mod alloc;
 mod client;
 mod daemon;
 mod device;
@@ -33,8 +34,15 @@ pub enum Layer {
     Device,
     /// How OSDs keep their data.
     Store,
+    /// What their store was made with, and keeps.
+    Format,
     /// Between the client and the cluster.
     Client,
+}
+
+impl Layer {
+    /// Those below the cluster.
+    pub const BELOW: [Layer; 3] = [Layer::Device, Layer::Store, Layer::Format];
 }
 
 /// How a placement wants the SSD.
@@ -63,6 +71,10 @@ pub trait Placement: Debug + Sync {
     /// Least number of hypervisors that it needs.
     fn hosts_min(&self) -> u32 {
         1
+    }
+    /// OSDs have BlueStore.
+    fn is_bluestore(&self) -> bool {
+        false
     }
     /// OSDs have their data on the SSD's class: a bound of what an SSD in a server can do.
     fn disks_are_ssds(&self) -> bool {
@@ -325,12 +337,14 @@ pub enum PlacementError {
 pub const AGAIN: &str = "again";
 
 /// All placements.
-pub fn all() -> [&'static dyn Placement; 12] {
+pub fn all() -> [&'static dyn Placement; 14] {
     [
         &store::BLUESTORE_COLOCATED,
         &store::BLUESTORE_DBWAL,
         &store::FILESTORE_COLOCATED,
         &store::FILESTORE_JOURNAL,
+        &alloc::ALLOC_4K,
+        &alloc::ALLOC_16K,
         &device::OSD_PASSTHROUGH,
         &device::OSD_TIDEPOOL,
         &device::OSD_ON_SSD,
@@ -379,6 +393,11 @@ impl Arrangement {
         if let Some(pair) = placements.windows(2).find(|pair| pair[0].layer() == pair[1].layer()) {
             return Err(format!("{text}: {} and {} are in the same place", pair[0].name(), pair[1].name()));
         }
+        if let Some(format) = placements.iter().find(|placement| placement.layer() == Layer::Format)
+            && !placements.iter().any(|placement| placement.is_bluestore())
+        {
+            return Err(format!("{text}: only BlueStore has {}", format.name()));
+        }
         Ok(Arrangement { placements, ssd, again })
     }
 
@@ -389,7 +408,7 @@ impl Arrangement {
 
     /// How many of its placements share an SSD: those in a server, for a hypervisor's SSD has one user.
     pub fn ssd_shares(&self) -> u32 {
-        let below = self.within(&[Layer::Device, Layer::Store]);
+        let below = self.within(&Layer::BELOW);
         (below.filter(|placement| placement.ssd() != Ssd::Unused).count() as u32).max(1)
     }
 
@@ -491,14 +510,22 @@ mod tests {
         );
         assert_eq!(Arrangement::parse("filestore-journal@x").expect("a class").ssd.as_deref(), Some("x"));
         assert_eq!(names("host-tidepool+again"), names("host-tidepool"));
+        assert_eq!(
+            names("host-tidepool+alloc-16k+bluestore-dbwal"),
+            ["bluestore-dbwal", "alloc-16k", "host-tidepool"]
+        );
         let shares = |text: &str| Arrangement::parse(text).expect(text).ssd_shares();
         assert_eq!(
             ["librbd-cache", "host-tidepool+osd-tidepool", "filestore-journal+osd-tidepool"].map(shares),
             [1, 1, 2]
         );
-        for (text, wanted) in
-            [("nothing", "no placement"), ("host-tidepool+librbd-cache", "same place"), ("", "no placement")]
-        {
+        for (text, wanted) in [
+            ("nothing", "no placement"),
+            ("host-tidepool+librbd-cache", "same place"),
+            ("alloc-4k+alloc-16k", "same place"),
+            ("filestore-journal+alloc-16k", "only BlueStore has alloc-16k"),
+            ("", "no placement"),
+        ] {
             let error = Arrangement::parse(text).expect_err(text);
             assert!(error.contains(wanted), "{error}");
         }

@@ -42,6 +42,10 @@ impl Placement for BlueStore {
         Layer::Store
     }
 
+    fn is_bluestore(&self) -> bool {
+        true
+    }
+
     fn ssd(&self) -> Ssd {
         if self.db_on_ssd { Ssd::Partitions } else { Ssd::Unused }
     }

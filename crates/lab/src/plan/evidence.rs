@@ -64,6 +64,9 @@ pub(super) fn apply(
     unmatched
 }
 
+/// What OSDs of today are made with, said or not. Results of others stand for no inventory, which does not tell that.
+const FORMATS: [&str; 2] = ["", "+alloc-4k"];
+
 /// What results say of the place of a verdict.
 fn of_place(
     results: &Results,
@@ -92,15 +95,13 @@ fn of_place(
         let mut settings = settings(results, &workload.name);
         settings
             .retain(|setting| key.queue_depth.is_none_or(|depth| is_near(u64::from(setting.depth), depth)));
-        let iops = paired(results, placement, against, &settings, Metric::Iops);
-        if let Some(ratio) = iops.ratio {
-            found.push(Measured {
-                file: file.to_string(),
-                placement: placement.to_string(),
-                against: against.to_string(),
-                conditions: conditions(results, workload, &settings, ratio.count),
-                iops,
-            });
+        for format in FORMATS {
+            let [placement, against] = [placement, against].map(|name| format!("{name}{format}"));
+            let iops = paired(results, &placement, &against, &settings, Metric::Iops);
+            if let Some(ratio) = iops.ratio {
+                let conditions = conditions(results, workload, &settings, ratio.count);
+                found.push(Measured { file: file.to_string(), placement, against, conditions, iops });
+            }
         }
     }
     found
@@ -271,6 +272,23 @@ mod tests {
             "3 repeats",
         ] {
             assert!(host.conditions.contains(part), "{part}: {}", host.conditions);
+        }
+    }
+
+    #[test]
+    fn osds_that_were_made_as_today_are_cited_and_others_are_not() {
+        for (unit, wanted) in [("alloc-4k", vec!["bluestore-dbwal+alloc-4k"]), ("alloc-16k", vec![])] {
+            let plan = of(&text("hdd", ""), |results| {
+                for run in &mut results.runs {
+                    run.cell.placement = format!("{}+{unit}", run.cell.placement);
+                }
+                results.suite.placements =
+                    results.runs.iter().map(|run| run.cell.placement.clone()).collect();
+            });
+            let databases = plan.verdicts.iter().flat_map(|verdict| &verdict.measured);
+            let found: Vec<&str> = databases.map(|found| found.placement.as_str()).collect();
+            let found: Vec<&str> = found.into_iter().filter(|name| name.contains("dbwal")).collect();
+            assert_eq!(found, wanted, "{unit}");
         }
     }
 

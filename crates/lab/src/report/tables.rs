@@ -258,6 +258,10 @@ pub(super) fn left_out(page: &Page<'_>) -> Markup {
             h3 { "Sizes of clusters not measured" }
             ul { @for not_run in &results.not_run_sizes { li { strong { (not_run.size) } ": " (not_run.why) } } }
         }
+        @if !results.not_run_clients.is_empty() {
+            h3 { "Numbers of clients not measured" }
+            ul { @for not_run in &results.not_run_clients { li { strong { (words::count(not_run.clients as usize, "client")) } ": " (not_run.why) } } }
+        }
         h3 { "Runs that do not count: " (invalid.len()) " of " (results.runs.len()) }
         @if !invalid.is_empty() {
             (reasons(&["placement", "workload", "depth", "repeat", "why"], invalid.iter().map(|(run, why)| (*run, why.join("; ")))))

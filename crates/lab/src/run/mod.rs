@@ -24,13 +24,15 @@ use crate::load::{self, LoadError, Objects, Reach};
 use crate::machine;
 use crate::network::Network;
 use crate::placement::{Arrangement, Layer, Placement, PlacementError};
-use crate::results::{FORMAT, Frozen, NotRun, NotRunSize, Results, Run, Testbed as Described};
+use crate::results::{
+    FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described,
+};
 use crate::suite::{Cell, Ground, Suite, Tool};
 use crate::testbed::{Added, Entrance, Layout, Testbed};
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock};
-use size::{is_left_out, not_run_sizes};
+use size::{is_left_out, not_run_clients, not_run_sizes};
 
 /// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
 const DRAIN_S: (f64, f64) = (10.0, 600.0);
@@ -143,6 +145,8 @@ struct Runner<'a> {
     options: Options<'a>,
     progress: &'a dyn Fn(&Progress),
     begun: Instant,
+    /// Processors of the machine.
+    cpus: usize,
     /// Why clusters cannot have the network that the suite wants.
     no_network: Option<String>,
     /// What failed first in this attempt.
@@ -163,6 +167,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         options,
         progress,
         begun: Instant::now(),
+        cpus: journal.results.machine.cpus,
         no_network: None,
         failed: RefCell::new(None),
     };
@@ -200,13 +205,13 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         for _ in 0..ATTEMPTS {
             runner.failed.take();
             let known = journal.results.runs.clone();
-            let sizes = journal.results.not_run_sizes.clone();
+            let left_out = journal.results.with_runs(Vec::new());
             let done = |cell: &Cell, repeat: u32| {
                 let made = |run: &Run| run.cell == *cell && run.repeat == repeat;
                 let decides = || cell.workload == runner.suite.deciding;
                 let contends = |names: &BTreeSet<String>| decides() && names.contains(&cell.placement);
                 is_not_run(&runner.suite, &not_run, cell)
-                    || is_left_out(&sizes, cell)
+                    || is_left_out(&left_out, cell)
                     || !wanted.get(&repeat).is_none_or(contends)
                     || known.iter().any(made)
             };
@@ -222,7 +227,9 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
     if journal.results.runs.is_empty() {
         let why = not_run.into_iter().find(|found| !runner.suite.without.contains(&found.placement));
         let size = journal.results.not_run_sizes.first().map(|found| found.why.clone());
-        return Err(RunError::Nothing(why.map(|found| found.why).or(size).unwrap_or_default()));
+        let clients = journal.results.not_run_clients.first().map(|found| found.why.clone());
+        let why = why.map(|found| found.why).or(size).or(clients);
+        return Err(RunError::Nothing(why.unwrap_or_default()));
     }
     let out = runner.options.out.clone();
     journal.finish(&out)
@@ -249,6 +256,7 @@ fn header(options: &Options<'_>) -> Result<Results, RunError> {
         command: options.command.clone(),
         begun: machine::now(),
         not_run_sizes: not_run_sizes(suite, machine.cpus),
+        not_run_clients: not_run_clients(suite, machine.cpus),
         machine,
         devices: frozen.collect::<Result<_, RunError>>()?,
         not_run: Vec::new(),
@@ -279,6 +287,8 @@ pub struct Plan {
     pub not_run: Vec<NotRun>,
     /// Sizes of clusters that are not measured, and why.
     pub not_run_sizes: Vec<NotRunSize>,
+    /// Numbers of clients with which nothing is measured, and why.
+    pub not_run_clients: Vec<NotRunClients>,
     /// Measurements.
     pub runs: usize,
     /// Seconds, roughly.
@@ -306,10 +316,10 @@ pub struct PlannedTestbed {
 /// When the suite names what there is not.
 pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
-    let not_run_sizes = header(options)?.not_run_sizes;
+    let left_out = header(options)?;
     let not_run = not_run(suite)?;
     let impossible =
-        |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&not_run_sizes, cell);
+        |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&left_out, cell);
     let blocks =
         schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
     let (hypervisors, servers) = (suite.ground.hypervisors, suite.ground.servers);
@@ -321,7 +331,7 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let (disks, ssd) = (suite.ground.disks.iter().max().copied().unwrap_or(1), suite.ground.ssd_bytes);
     let has_objects = suite.workloads.iter().any(|workload| workload.tool == Tool::RadosBench);
     let objects = if has_objects { suite.objects_bytes_max() } else { 0 };
-    let images = suite.ground.image_bytes * u64::from(suite.images());
+    let images = suite.ground.image_bytes * u64::from(suite.images_on(left_out.machine.cpus));
     let written = (images + objects) * u64::from(suite.ground.replicas);
     Ok(Plan {
         seconds: Clock::new(suite).left_s(blocks.len(), runs),
@@ -329,7 +339,8 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
             + ssd * ssds,
         testbeds,
         not_run,
-        not_run_sizes,
+        not_run_sizes: left_out.not_run_sizes,
+        not_run_clients: left_out.not_run_clients,
         runs,
     })
 }
@@ -492,7 +503,7 @@ impl Runner<'_> {
         testbed.calm().map_err(RunError::Placement)?;
         let written_bytes = if self.options.unfilled { 0 } else { ground.image_bytes };
         let mut images = Vec::new();
-        for number in 0..self.suite.images() {
+        for number in 0..self.suite.images_on(self.cpus) {
             let name = format!("img{number}");
             testbed.image(&name, ground.image_bytes).map_err(RunError::Placement)?;
             images.push((name, written_bytes));

@@ -69,7 +69,7 @@ impl Shape {
     /// When its name is none.
     pub fn of(suite: &Suite, cell: &Cell) -> Result<Shape, String> {
         let arrangement = Arrangement::parse(&cell.placement)?;
-        let below = arrangement.within(&[Layer::Device, Layer::Store]);
+        let below = arrangement.within(&Layer::BELOW);
         let mut names: Vec<&str> = below.map(|placement| placement.name()).collect();
         if arrangement.again {
             names.push(AGAIN);

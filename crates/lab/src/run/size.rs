@@ -1,8 +1,20 @@
-//! Which sizes of clusters are not measured, and why.
+//! Which sizes of clusters and numbers of clients are not measured, and why.
 
-use crate::results::NotRunSize;
+use crate::results::{NotRunClients, NotRunSize, Results};
 use crate::suite::{Cell, ClusterSize, Suite};
 use crate::words;
+
+/// What so many of something on a machine with so many processors take more than the suite allows.
+fn too_many(count: u32, what: &str, most: u32, cpus: usize) -> Option<String> {
+    let needed = count.div_ceil(most.max(1));
+    (needed as usize > cpus).then(|| {
+        format!(
+            "{} on {}: the suite allows {most} on each, so that it needs {needed}",
+            words::count(count as usize, what),
+            words::count(cpus, "processor")
+        )
+    })
+}
 
 /// Sizes that the suite is without, and those with more OSDs than it allows on a machine with so many processors.
 pub(super) fn not_run_sizes(suite: &Suite, cpus: usize) -> Vec<NotRunSize> {
@@ -10,30 +22,40 @@ pub(super) fn not_run_sizes(suite: &Suite, cpus: usize) -> Vec<NotRunSize> {
         if suite.without_sizes.contains(size) {
             return Some("the quick form leaves it out".to_string());
         }
-        let most = suite.ground.osds_per_processor_max?;
-        let needed = size.osds().div_ceil(most);
-        (needed as usize > cpus).then(|| {
-            format!(
-                "{} on {}: the suite allows {most} on each, so that it needs {needed}",
-                words::count(size.osds() as usize, "OSD"),
-                words::count(cpus, "processor")
-            )
-        })
+        too_many(size.osds(), "OSD", suite.ground.osds_per_processor_max?, cpus)
     };
     let not_run = |size: ClusterSize| Some(NotRunSize { size, why: why(&size)? });
     suite.ground.sizes().into_iter().filter_map(not_run).collect()
 }
 
-/// A cell is of a size that is not measured.
-pub(super) fn is_left_out(not_run: &[NotRunSize], cell: &Cell) -> bool {
-    not_run
-        .iter()
-        .any(|found| (found.size.disks, found.size.osds_per_disk) == (cell.disks, cell.osds_per_disk))
+/// Numbers of clients that are more than the suite allows on a machine with so many processors.
+pub(super) fn not_run_clients(suite: &Suite, cpus: usize) -> Vec<NotRunClients> {
+    let Some(most) = suite.ground.clients_per_processor_max else { return Vec::new() };
+    let why = |clients: u32| Some(NotRunClients { clients, why: too_many(clients, "client", most, cpus)? });
+    suite.clients().into_iter().filter_map(why).collect()
+}
+
+/// A cell is of a size, or has a number of clients, that is not measured.
+pub(super) fn is_left_out(results: &Results, cell: &Cell) -> bool {
+    let size = ClusterSize { disks: cell.disks, osds_per_disk: cell.osds_per_disk };
+    results.not_run_sizes.iter().any(|found| found.size == size)
+        || results.not_run_clients.iter().any(|found| found.clients == cell.clients)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synthetic;
+
+    /// Results of a suite before anything was measured on so many processors.
+    fn header(suite: &Suite, cpus: usize) -> Results {
+        Results {
+            suite: suite.clone(),
+            not_run_sizes: not_run_sizes(suite, cpus),
+            not_run_clients: not_run_clients(suite, cpus),
+            ..synthetic::empty()
+        }
+    }
 
     #[test]
     fn what_a_machine_does_not_bear_is_told_with_what_it_takes() {
@@ -49,10 +71,24 @@ mod tests {
         let found = not_run_sizes(&quick, 2);
         assert_eq!(found.len(), suite.sizes().len() - quick.sizes().len());
         assert!(found.iter().all(|found| found.why == "the quick form leaves it out"), "{found:?}");
-        let found = not_run_sizes(&suite, 2);
+        let found = header(&suite, 2);
         let left_out = suite.cells().into_iter().filter(|cell| is_left_out(&found, cell));
         assert!(left_out.clone().all(|cell| cell.disks * cell.osds_per_disk == 16) && left_out.count() > 0);
         let other = Suite::find("which-side").expect("it comes with the program");
-        assert!(not_run_sizes(&other, 1).is_empty());
+        assert!(not_run_sizes(&other, 1).is_empty() && not_run_clients(&other, 1).is_empty());
+    }
+
+    #[test]
+    fn more_clients_than_a_machine_bears_are_left_out_and_told() {
+        let suite = Suite::find("micron").expect("it comes with the program");
+        let why = "40 clients on 2 processors: the suite allows 10 on each, so that it needs 4".to_string();
+        assert_eq!(not_run_clients(&suite, 2), [NotRunClients { clients: 40, why }]);
+        assert!(not_run_clients(&suite, 4).is_empty());
+        let found = header(&suite, 2);
+        for cell in suite.cells() {
+            assert_eq!(is_left_out(&found, &cell), cell.clients == 40, "{cell:?}");
+        }
+        let with_images = suite.images_on(found.machine.cpus);
+        assert!(suite.cells().iter().all(|cell| is_left_out(&found, cell) || cell.clients <= with_images));
     }
 }

@@ -87,12 +87,6 @@ impl Workload {
 }
 
 impl Suite {
-    /// Images on a cluster: one for each client of a workload that has images.
-    pub fn images(&self) -> u32 {
-        let with_images = self.workloads.iter().filter(|workload| workload.tool == Tool::Fio);
-        with_images.flat_map(|workload| &workload.clients).max().copied().unwrap_or(0)
-    }
-
     /// Bytes that objects of `rados bench` may have in all, copies not counted: what images and the room of the OSDs leave of the disks.
     pub fn objects_bytes_max(&self) -> u64 {
         let Ground { disks, osds_per_disk, disk_bytes, image_bytes, replicas, .. } = &self.ground;

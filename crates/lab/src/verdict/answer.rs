@@ -7,7 +7,7 @@ use super::headline::first_sentence;
 use super::lasting::Lasting;
 use super::worth::Advice;
 use super::{Compared, Ranking, SecondCopy, Sizes, bottleneck, reference_runs};
-use crate::results::{NotRun, NotRunSize, Results, Run};
+use crate::results::{NotRun, NotRunClients, NotRunSize, Results, Run};
 use crate::stats::looks::Looks;
 use crate::stats::steady::Steadiness;
 use crate::stats::{self, Finding, Ratio, Setting};
@@ -319,5 +319,10 @@ fn not_run(results: &Results) -> Vec<String> {
     let sentence =
         |not_run: &NotRun| format!("{} was not run: {}.", not_run.name(), not_run.why.trim_end_matches('.'));
     let of_size = |NotRunSize { size, why }: &NotRunSize| format!("{size}: not measured, as {why}.");
-    results.not_run.iter().map(sentence).chain(results.not_run_sizes.iter().map(of_size)).collect()
+    let of_clients = |NotRunClients { clients, why }: &NotRunClients| {
+        format!("{}: not measured, as {why}.", words::count(*clients as usize, "client"))
+    };
+    let placements = results.not_run.iter().map(sentence);
+    let sizes = results.not_run_sizes.iter().map(of_size);
+    placements.chain(sizes).chain(results.not_run_clients.iter().map(of_clients)).collect()
 }

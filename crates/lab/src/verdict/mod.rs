@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::breakdown::{Bottleneck, combined};
-use crate::results::{Durability, NotRun, NotRunSize, Results, Run};
+use crate::results::{Durability, NotRun, NotRunClients, NotRunSize, Results, Run};
 use crate::stats::{self, Ratio, Setting};
 pub use bounds::Bounded;
 pub use claims::Tested;
@@ -77,6 +77,9 @@ pub struct Verdict {
     /// Sizes of clusters that were not measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_run_sizes: Vec<NotRunSize>,
+    /// Numbers of clients with which nothing was measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_run_clients: Vec<NotRunClients>,
     /// Runs in all.
     pub runs: usize,
     /// Those that do not count.
@@ -205,6 +208,7 @@ pub fn verdict(results: &Results) -> Verdict {
         directions,
         not_run: results.not_run.clone(),
         not_run_sizes: results.not_run_sizes.clone(),
+        not_run_clients: results.not_run_clients.clone(),
         runs: results.runs.len(),
         invalid_runs: results.runs.iter().filter(|run| !stats::objections(run).is_empty()).count(),
     }

@@ -11,7 +11,7 @@ use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
 use tidepool_lab::access::Access;
 use tidepool_lab::placement;
-use tidepool_lab::results::{NotRunSize, Results};
+use tidepool_lab::results::{NotRunClients, NotRunSize, Results};
 use tidepool_lab::run::{self, Options, Plan, Progress, RunError};
 use tidepool_lab::scratch;
 use tidepool_lab::suite::Suite;
@@ -196,7 +196,7 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
     for not_run in &plan.not_run {
         text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
     }
-    text.push_str(&sizes_text(&plan.not_run_sizes));
+    text.push_str(&left_out_text(&plan.not_run_sizes, &plan.not_run_clients));
     text.push_str(&format!(
         "\n{} runs on {} clusters, about {:.0} minutes; up to {} in {}; results in {}\n",
         plan.runs,
@@ -215,12 +215,16 @@ fn summary(results: &Results, path: &str) -> String {
     for not_run in &results.not_run {
         text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
     }
-    text.push_str(&sizes_text(&results.not_run_sizes));
+    text.push_str(&left_out_text(&results.not_run_sizes, &results.not_run_clients));
     text.push_str(&format!("`tidepool lab report {path}` makes the report\n"));
     text
 }
 
-/// Sizes of clusters that are not measured, a line each.
-fn sizes_text(not_run: &[NotRunSize]) -> String {
-    not_run.iter().map(|NotRunSize { size, why }| format!("not run: {size}: {why}\n")).collect()
+/// Sizes of clusters and numbers of clients that are not measured, a line each.
+fn left_out_text(sizes: &[NotRunSize], clients: &[NotRunClients]) -> String {
+    let size = |NotRunSize { size, why }: &NotRunSize| format!("not run: {size}: {why}\n");
+    let of_clients = |NotRunClients { clients, why }: &NotRunClients| {
+        format!("not run: {clients} client{}: {why}\n", if *clients == 1 { "" } else { "s" })
+    };
+    sizes.iter().map(size).chain(clients.iter().map(of_clients)).collect()
 }
