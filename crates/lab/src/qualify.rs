@@ -45,6 +45,14 @@ pub enum Grade {
     Good,
 }
 
+impl Qualification {
+    /// What one writer did with the device's write cache on and off, as it was done: of each way both runs.
+    pub fn by_cache(&self) -> impl Iterator<Item = (&Run, &Run)> {
+        let with = |off: &Run| self.runs.iter().find(|on| on.job == off.job);
+        self.without_cache.iter().filter_map(move |off| Some((with(off)?, off)))
+    }
+}
+
 impl Grade {
     /// The grade that so many synchronous 4 KiB writes per second of one writer give by themselves.
     pub fn of_iops(iops: f64) -> Grade {
@@ -96,8 +104,9 @@ pub struct Qualification {
     pub sync_write_bytes_per_s: f64,
     /// Speed in the parts of the long run relative to the first; empty if there was none.
     pub lasting: Vec<f64>,
-    /// The first run again with the device's write cache off, where that can be switched.
-    pub without_cache: Option<Run>,
+    /// One writer's runs again with the device's write cache off: synchronous, with a flush after each, and without. Empty where the cache cannot
+    /// be switched.
+    pub without_cache: Vec<Run>,
 }
 
 /// Switches the write cache of a device on or off.
@@ -117,7 +126,8 @@ pub fn qualify(
     let endpoint = Endpoint::File(path.to_path_buf());
     let write = Job::new(Pattern::Write, BLOCK_BYTES, 1);
     let synchronous = WRITERS.map(|jobs| Job { jobs, ..write.with(Sync::Dsync) });
-    let jobs = synchronous.into_iter().chain([write.with(Sync::Flush), write]);
+    let single = [synchronous[0], write.with(Sync::Flush), write];
+    let jobs = synchronous.into_iter().chain(single.into_iter().skip(1));
     let measure = |job: Job, how: &str| {
         let (sync, writers) = (sync_name(job.sync), job.jobs);
         let kib = job.block_bytes >> 10;
@@ -131,13 +141,14 @@ pub fn qualify(
     let large = Job::new(Pattern::Write, BANDWIDTH_BLOCK_BYTES, 1).with(Sync::Dsync);
     let large = measure(Job { jobs: BANDWIDTH_WRITERS, ..large }, "")?;
     let sync_write_bytes_per_s = large.figures.iops * BANDWIDTH_BLOCK_BYTES as f64;
-    let mut without_cache = None;
+    let mut without_cache = Vec::new();
     // A device that does not take the switch is one whose cache is not looked at.
     if let Some(switch) = switch.filter(|switch| switch(false).is_ok()) {
-        let found = measure(synchronous[0], ", write cache off");
+        let found: Result<Vec<Run>, FioError> =
+            single.into_iter().map(|job| measure(job, ", write cache off")).collect();
         // It was on before, and is again, whatever came out.
         let _ = switch(true);
-        without_cache = Some(found?);
+        without_cache = found?;
     }
     let mut lasting = Vec::new();
     if options.long_s > 0 {
@@ -254,6 +265,26 @@ mod tests {
         }
         let slow = |iops: f64| grade(&runs([iops, iops * 2.0, iops * 4.0, iops * 4.0], iops, 200.0), &[]).0;
         assert_eq!([slow(500.0), slow(3_000.0), slow(9_000.0)], [Grade::Reject, Grade::Poor, Grade::Fair]);
+    }
+
+    #[test]
+    fn runs_with_the_write_cache_on_and_off_are_pairs() {
+        let runs = runs([100.0, 200.0, 300.0, 400.0], 5_000.0, 200.0);
+        let slow = |run: &Run| Run { figures: Figures { iops: 10.0, ..run.figures }, ..run.clone() };
+        let (first, last) = (&runs[0], &runs[runs.len() - 1]);
+        let without_cache = vec![slow(first), slow(last)];
+        let found = Qualification {
+            grade: Grade::Reject,
+            reasons: Vec::new(),
+            sync_write_bytes_per_s: 0.0,
+            lasting: Vec::new(),
+            without_cache,
+            runs: runs.clone(),
+        };
+        let pairs: Vec<[f64; 2]> =
+            found.by_cache().map(|(on, off)| [on.figures.iops, off.figures.iops]).collect();
+        assert_eq!(pairs, [[100.0, 10.0], [5_000.0, 10.0]]);
+        assert_eq!(Qualification { without_cache: Vec::new(), ..found }.by_cache().count(), 0);
     }
 
     #[test]

@@ -291,7 +291,7 @@ pub struct QualifyArgs {
     /// How much of it is written.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub size: Size,
-    /// Length of each of the six runs.
+    /// Length of each run: seven, and three with its write cache off, where that can be switched.
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     pub run: Duration,
     /// Length of one more run, which shows whether the device gets slower as it is written; ten minutes show it.

@@ -28,7 +28,7 @@ pub(super) fn directions(page: &Page<'_>) -> Markup {
                         td.name {
                             (direction.placement)
                             @if let Some(against) = &direction.against { br; small { "against " (against) } }
-                            br; small { (direction.metric.title()) " in " (direction.workload) }
+                            br; small { (direction.metric.title()) " in " (direction.workload) @if let Some(disks) = direction.disks { ", " (words::count(disks as usize, "disk")) } }
                         }
                         td.text { (tested.published()) }
                         td.n[tested.course.is_none()].text[tested.course.is_some()] { (tested.found()) @if let Some(for_good) = for_good { br; small { "for good: " (for_good) } } }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterSize, Suite};
+use crate::words;
 
 /// Something that was published, and how it is tested: as a ratio (`expect`), or along an axis (`axis`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -28,6 +29,9 @@ pub struct Direction {
     /// Only with so many clients; with each number of them if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
+    /// Only on clusters with so many disks; on each if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<u32>,
     /// What is compared.
     #[serde(default)]
     pub metric: Measure,
@@ -167,9 +171,10 @@ impl Direction {
         }
     }
 
-    /// It speaks of what was measured with so many clients.
-    pub fn counts(&self, clients: u32) -> bool {
-        self.clients.is_none_or(|wanted| wanted == clients)
+    /// It speaks of what was measured with so many clients, on a cluster with so many disks.
+    pub fn counts(&self, clients: u32, disks: u32) -> bool {
+        let is = |wanted: Option<u32>, found| wanted.is_none_or(|wanted| wanted == found);
+        is(self.clients, clients) && is(self.disks, disks)
     }
 
     /// What is wrong with it in a suite.
@@ -187,6 +192,9 @@ impl Direction {
         }
         if let Some(clients) = self.clients.filter(|clients| !workload.clients.contains(clients)) {
             return Err(format!("{} is not measured with {clients} clients", self.workload));
+        }
+        if let Some(disks) = self.disks.filter(|disks| !suite.ground.disks.contains(disks)) {
+            return Err(format!("no cluster has {}", words::count(disks as usize, "disk")));
         }
         if self.metric == Measure::P99 && !workload.tool.tells_percentiles() {
             return Err(format!("rados bench tells no percentiles, so that {} has none", self.workload));
@@ -215,7 +223,9 @@ impl Direction {
             Along::Depth => workload.depth.len(),
             Along::Clients => workload.clients.len(),
             Along::Osds | Along::OsdsPerNode => {
-                suite.sizes().into_iter().map(ClusterSize::osds).collect::<BTreeSet<u32>>().len()
+                let sizes = suite.sizes().into_iter();
+                let sizes = sizes.filter(|size| self.disks.is_none_or(|disks| disks == size.disks));
+                sizes.map(ClusterSize::osds).collect::<BTreeSet<u32>>().len()
             }
         };
         if points < 2 {
@@ -231,5 +241,30 @@ impl Axis {
             (Some(_), None) | (None, Some(1..)) => Ok(()),
             _ => Err("an axis has either trend or plateau_beyond, which is at least 1".into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::suite::Suite;
+
+    #[test]
+    fn a_claim_about_some_disks_needs_a_cluster_that_has_as_many() {
+        let good = include_str!("../suites/journal.toml");
+        let suite = Suite::parse("s.toml", good).expect("a suite");
+        let of_seven = suite.directions.iter().find(|direction| direction.disks == Some(7)).expect("one");
+        assert!(of_seven.counts(4, 7) && !of_seven.counts(4, 2));
+        for (from, to, wanted) in [
+            ("disks = 7\n", "disks = 5\n", "no cluster has 5 disks"),
+            ("disks = 7\n", "disks = \"7\"\n", "line "),
+            ("along = \"osds\", trend = \"rises\" }", "along = \"osds\", trend = \"rises\" }\ndisks = 4", "one point"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
+        }
+        let other = Suite::find("which-side").expect("it comes with the program");
+        let text = serde_json::to_string(&other.directions).expect("plain data");
+        assert!(!text.contains("\"disks\""), "its SHA-256 would be another one");
     }
 }

@@ -154,7 +154,7 @@ pub(super) fn test(
         (Some(course), _) => course.change,
         (None, Some(against)) => {
             let mut settings = stats::settings(results, workload);
-            settings.retain(|setting| direction.counts(setting.clients));
+            settings.retain(|setting| direction.counts(setting.clients, setting.disks));
             Some(paired(results, placement, against, &settings, metric(direction.metric)))
         }
         (None, None) => None,

@@ -94,7 +94,7 @@ fn points(results: &Results, direction: &Direction, along: Along) -> BTreeMap<u3
             .all(|name| stats::runs(results, name, setting).iter().any(|run| metric.of(run).is_some()))
     };
     let mut points: BTreeMap<u32, Vec<Setting>> = BTreeMap::new();
-    let of_claim = |setting: &Setting| direction.counts(setting.clients) && counts(setting);
+    let of_claim = |setting: &Setting| direction.counts(setting.clients, setting.disks) && counts(setting);
     for setting in stats::settings(results, &direction.workload).into_iter().filter(of_claim) {
         points.entry(place(results, along, &setting)).or_default().push(setting);
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::Scratch;
 use tidepool_lab::device::{Emulated, real};
-use tidepool_lab::qualify::{Grade, Options, Qualification, Switch, qualify};
+use tidepool_lab::qualify::{Grade, Options, Qualification, Run, Switch, qualify};
 
 /// What stands before the name of a class in the place of a device.
 const EMULATED: &str = "emulated:";
@@ -123,6 +123,23 @@ fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
     Ok(Target { path, slowed_by: args.slow, device: Some(device), exclusive: None, _scratch: Some(scratch) })
 }
 
+/// What one writer got with the device's write cache on and off, side by side.
+fn by_cache(found: &Qualification) -> String {
+    if found.without_cache.is_empty() {
+        return "not looked at: its write cache off (a SATA or SAS disk as a whole, with hdparm)\n".into();
+    }
+    let columns = ["WRITE CACHE", "ON: IOPS", "MEAN", "OFF: IOPS", "MEAN", "OFF/ON"];
+    let mut table = output::table(&columns, &[1, 2, 3, 4, 5]);
+    for (on, off) in found.by_cache() {
+        let iops = |run: &Run| format!("{:.0}", run.figures.iops);
+        let mean = |run: &Run| output::latency(run.figures.mean_us);
+        let part = off.figures.iops / on.figures.iops;
+        let part = if part.is_finite() { format!("{part:.2}") } else { "-".into() };
+        table.add_row([load(&on.job), iops(on), mean(on), iops(off), mean(off), part]);
+    }
+    output::render(&table)
+}
+
 fn text(report: &Report<'_>) -> String {
     let known = |us: Option<f64>| us.map_or_else(|| "not known".into(), output::latency);
     let mut table = output::table(&["LOAD", "IOPS", "MEAN", "P99", "P99.9"], &[1, 2, 3, 4]);
@@ -137,17 +154,7 @@ fn text(report: &Report<'_>) -> String {
         ]);
     }
     let mut text = output::render(&table);
-    match &report.found.without_cache {
-        Some(run) => text.push_str(&format!(
-            "with its write cache off: {} at {:.0} per second, {} on average\n",
-            load(&run.job),
-            run.figures.iops,
-            output::latency(run.figures.mean_us)
-        )),
-        None => {
-            text.push_str("not looked at: its write cache off (a SATA or SAS disk as a whole, with hdparm)\n")
-        }
-    }
+    text.push_str(&by_cache(&report.found));
     text.push_str(&format!(
         "synchronous bandwidth of four writers, 128 KiB: {:.0} MB/s (sync-write-mb-s in an inventory)\n",
         report.found.sync_write_bytes_per_s / 1e6
@@ -159,7 +166,8 @@ fn text(report: &Report<'_>) -> String {
         let parts: Vec<String> =
             report.found.lasting.iter().map(|part| format!("{:.0}", part * 100.0)).collect();
         text.push_str(&format!(
-            "speed in the parts of the long run, in % of the first: {}\n",
+            "speed in the parts of the long run of {} s, in % of the first: {}\n",
+            report.options.long_s,
             parts.join(" ")
         ));
     }
