@@ -55,7 +55,8 @@ fn testbed(directory: &Path) -> Testbed {
 
 /// Writes the set with checksums and reads it back, or only reads what was written so before.
 fn verify(endpoint: &Endpoint, writes: bool) {
-    let mut words = fio::pass(endpoint, if writes { fio::Pass::WriteAndFlush } else { fio::Pass::Read }, SET_BYTES);
+    let mut words =
+        fio::pass(endpoint, if writes { fio::Pass::WriteAndFlush } else { fio::Pass::Read }, SET_BYTES);
     words.extend(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"].map(String::from));
     fio::run(endpoint, &words).unwrap_or_else(|why| panic!("{endpoint:?}: {why}"));
 }

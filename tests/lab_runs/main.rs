@@ -198,6 +198,43 @@ fn rados_bench_and_the_counters_of_devices_see_one_window() {
     assert_no_traces(scratch.path());
 }
 
+#[test]
+#[ignore = "it measures, for minutes: make long"]
+fn neighbours_and_other_copies_stand_beside_and_neighbours_are_in_no_figure_of_the_clients() {
+    let _turn = one_at_a_time();
+    let scratch = Scratch::new("lab-runs").expect("a directory");
+    let ground =
+        "replicas = 1\nreplicas_beside = [2]\nneighbours_beside = [\"2:20\"]\nosd_cache_bytes = 16777216";
+    let placements = "\"bluestore-colocated\", \"host-tidepool\"";
+    let lines = "rw = \"randrw\"\nread_percent = 80\nset_bytes = 268435456";
+    let suite = suite(scratch.path(), placements, ground, &[("mixed", lines)]);
+    let stop = AtomicBool::new(false);
+    let results = run(options(scratch.path(), &suite, &stop), &|_| ()).expect("it runs to its end");
+    for placement in ["bluestore-colocated", "host-tidepool"] {
+        let at = |wanted: &dyn Fn(&Run) -> bool| {
+            let of = |run: &&Run| run.cell.placement == placement && wanted(run);
+            results.runs.iter().find(of).unwrap_or_else(|| panic!("{placement} was measured"))
+        };
+        let alone = at(&|run| !run.cell.is_beside());
+        let copies = at(&|run| run.cell.replicas == Some(2));
+        let crowd = at(&|run| run.cell.neighbours.is_some());
+        for run in [alone, copies, crowd] {
+            assert_eq!(faults(run), "", "{placement} {:?}", run.cell);
+        }
+        assert!(alone.neighbours.is_none() && copies.neighbours.is_none());
+        let told = crowd.neighbours.as_ref().expect("they are told");
+        let iops = told.figures.expect("they have worked").iops;
+        assert!((8.0..=44.0).contains(&iops), "two of at most twenty: {told:?}");
+        assert!(crowd.stages.is_empty() && crowd.cpu_us_per_io.is_empty(), "nobody tells them apart");
+        assert_eq!(crowd.commands.len(), 1, "the clients' alone");
+        assert_eq!(alone.testbed, crowd.testbed, "on the same cluster");
+        assert_ne!(alone.testbed, copies.testbed);
+        let wanted = if placement == "host-tidepool" { Durability::OneCopy } else { Durability::Replicated };
+        assert_eq!((alone.durability, copies.durability), (Durability::OneCopy, wanted));
+    }
+    assert_no_traces(scratch.path());
+}
+
 /// Keeps all processors busy as long as `busy` is set.
 fn burn_while(busy: &Arc<AtomicBool>) {
     let processors = std::thread::available_parallelism().expect("a number").get();

@@ -414,6 +414,10 @@ fn loads(run: &Run) -> Vec<Load> {
 
 /// Where the time of a run goes.
 pub fn breakdown(run: &Run) -> Breakdown {
+    // What neighbours do is in the same counters, and nobody tells the two apart.
+    if run.neighbours.is_some() {
+        return Breakdown { devices: loads(run), ..Breakdown::default() };
+    }
     let stages = Stages(&run.stages);
     let (ssd, copies) = (own_ssds(run), second_ssds(run));
     let hit_ratio = hit_ratio(run);

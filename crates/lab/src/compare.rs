@@ -233,6 +233,7 @@ fn grounds(first: &Suite, second: &Suite) -> Vec<(&'static str, [String; 2])> {
         of("class of the SSD", |suite| suite.ground.ssd.clone()),
         of("bytes of the SSD", |suite| suite.ground.ssd_bytes.to_string()),
         of("copies of each object", |suite| suite.ground.replicas.to_string()),
+        of("neighbours of the clients", |suite| suite.ground.neighbours.unwrap_or_default().to_string()),
         of("devices slowed by", |suite| suite.ground.slowed_by.to_string()),
         of("and where it decides by", |suite| {
             suite.ground.second_slowed_by.map_or_else(|| "nothing else".into(), |factor| factor.to_string())

@@ -14,7 +14,7 @@ use crate::collect::hops::Stage;
 use crate::device::{Counts, Spec};
 use crate::fio::Figures;
 use crate::machine::Machine;
-use crate::suite::{Cell, ClusterSize, Suite, Workload};
+use crate::suite::{Cell, ClusterSize, Neighbours, Suite, Workload};
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
@@ -130,6 +130,9 @@ pub struct Testbed {
     pub disks: u32,
     /// OSDs on each.
     pub osds_per_disk: u32,
+    /// Copies of each object, if not as many as the ground has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
     /// Ceph's version, as it tells it.
     pub ceph: String,
     /// The network between clients and OSDs, in words.
@@ -209,6 +212,22 @@ pub struct Run {
     /// fio's own report of each client, as its `--output-format=json` prints it. Empty where that was not kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fio: Vec<Value>,
+    /// What the neighbours of the clients did, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbours: Option<Crowd>,
+}
+
+/// What neighbours of the clients did: from before the clients' ramp to after their time. None of it is in the clients' figures, and all
+/// of it is in what devices, processors and network did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Crowd {
+    /// As the suite has them.
+    pub of: Neighbours,
+    /// All of them together. None where one failed.
+    pub figures: Option<Figures>,
+    /// What each of them ran, on its own image.
+    pub command: String,
 }
 
 /// What `rados bench` tells, of all instances together.

@@ -3,6 +3,7 @@
 //! Suites that were published come with the program; others are TOML files of the same form.
 
 mod bench;
+mod beside;
 mod clients;
 mod direction;
 mod size;
@@ -22,6 +23,7 @@ use crate::results::Durability;
 use crate::testbed::HOSTS_MAX;
 use crate::words;
 pub use bench::Tool;
+pub use beside::Neighbours;
 pub use direction::{Along, Axis, Direction, Expect, Measure, Published, Trend};
 pub use size::ClusterSize;
 
@@ -128,6 +130,15 @@ pub struct Ground {
     pub ssd_bytes: u64,
     /// Copies of each object.
     pub replicas: u32,
+    /// Other numbers of copies: all is measured with each of them as well, and told beside.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas_beside: Vec<u32>,
+    /// Virtual machines beside the measured clients, `N` or `N:IOPS`; their requests are in no figure. None if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbours: Option<Neighbours>,
+    /// Other neighbours: all is measured beside each of them as well, and told beside.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub neighbours_beside: Vec<Neighbours>,
     /// So much slower than their class are the devices.
     pub slowed_by: u32,
     /// The deciding workload is measured with devices slowed by this factor as well: what turns with it is not measurable.
@@ -310,6 +321,12 @@ pub struct Cell {
     /// By how much the devices are slowed, if not by the ground's factor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowed_by: Option<u32>,
+    /// Copies of each object, if not as many as the ground has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
+    /// Neighbours of the clients, if not those that the ground has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbours: Option<Neighbours>,
 }
 
 impl Suite {
@@ -432,10 +449,12 @@ impl Suite {
         }
         let grounds = self.ground.disks.len() * self.ground.osds_per_disk.len() * self.placements.len();
         let loads: usize = self.workloads.iter().map(|found| found.depth.len() * found.clients.len()).sum();
-        if grounds.saturating_mul(loads) > CELLS_MAX {
+        let points = 1 + self.ground.replicas_beside.len() + self.ground.neighbours_beside.len();
+        if grounds.saturating_mul(loads).saturating_mul(points) > CELLS_MAX {
             return Err(format!("it measures more than {CELLS_MAX} things: take fewer numbers"));
         }
         self.check_sizes()?;
+        self.check_beside()?;
         self.check_room()?;
         for direction in &self.directions {
             let named = |what: String| format!("the direction \"{}\": {what}", direction.claim);
@@ -471,6 +490,11 @@ impl Suite {
     /// When a placement cannot stand on it, whatever the machine.
     pub fn over(mut self, access: Access) -> Result<Suite, SuiteError> {
         self.workloads.iter_mut().for_each(|workload| workload.access = access);
+        self.checked()
+    }
+
+    /// The same, if it makes sense.
+    fn checked(self) -> Result<Suite, SuiteError> {
         match self.check() {
             Ok(()) => Ok(self),
             Err(what) => Err(SuiteError::Invalid { name: self.name, what }),
@@ -501,7 +525,11 @@ impl Suite {
         for placement in self.measured() {
             for ClusterSize { disks, osds_per_disk } in self.sizes() {
                 for workload in self.workloads.iter().filter(|found| !self.without.contains(&found.name)) {
-                    for slowed_by in self.factors(&placement, workload) {
+                    let own = self.factors(&placement, workload).into_iter();
+                    let beside = self.points_beside(&placement, workload).into_iter();
+                    let own = own.map(|slowed_by| (slowed_by, None, None));
+                    let points = own.chain(beside.map(|(replicas, neighbours)| (None, replicas, neighbours)));
+                    for (slowed_by, replicas, neighbours) in points {
                         for &depth in &workload.depth {
                             cells.extend(workload.clients.iter().map(|&clients| Cell {
                                 placement: placement.clone(),
@@ -511,6 +539,8 @@ impl Suite {
                                 depth,
                                 clients,
                                 slowed_by,
+                                replicas,
+                                neighbours,
                             }));
                         }
                     }
@@ -582,10 +612,6 @@ impl Ground {
         }
         if [self.osds_per_processor_max, self.clients_per_processor_max].contains(&Some(0)) {
             return Err("osds_per_processor_max and clients_per_processor_max are at least 1".into());
-        }
-        let osds = least(&self.disks) * least(&self.osds_per_disk);
-        if self.replicas == 0 || u64::from(self.replicas) > osds {
-            return Err("replicas are at least 1 and at most as many as OSDs".into());
         }
         if u64::from(self.servers) > least(&self.disks) {
             return Err("there are no more servers than disks".into());

@@ -75,6 +75,8 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
             depth,
             clients: 1,
             slowed_by: None,
+            replicas: None,
+            neighbours: None,
         },
         repeat,
         testbed: repeat,
@@ -102,6 +104,7 @@ pub(crate) fn run(placement: &str, workload: &str, depth: u32, repeat: u32, iops
         bench: None,
         windows: steady(iops),
         fio: Vec::new(),
+        neighbours: None,
     }
 }
 
@@ -226,6 +229,7 @@ pub(crate) fn empty() -> Results {
                 id,
                 disks: 2,
                 osds_per_disk: 1,
+                replicas: None,
                 ceph: "16.2.15 pacific".into(),
                 network: "a proxy between client and OSDs, 200 µs each way".into(),
                 proofs: [("bluestore-dbwal".to_string(), json!({"bluefs_dedicated_db": "1"}))].into(),

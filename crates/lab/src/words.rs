@@ -2,7 +2,7 @@
 
 use crate::placement::AGAIN;
 use crate::results::Durability;
-use crate::suite::{Suite, Tool};
+use crate::suite::{Neighbours, Suite, Tool};
 
 /// A number with the digits that it is worth and commas between thousands.
 pub(crate) fn number(value: f64) -> String {
@@ -73,6 +73,13 @@ pub(crate) fn list<T: ToString>(items: &[T]) -> String {
 /// `1 repeat`, `5 repeats`.
 pub(crate) fn count(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// What of a measurement is not the ground's: so many copies, or these neighbours; None where all is.
+pub(crate) fn beside(replicas: Option<u32>, neighbours: Option<Neighbours>) -> Option<String> {
+    let copies = replicas.map(|count| if count == 1 { "1 copy".into() } else { format!("{count} copies") });
+    let neighbours = neighbours.map(|neighbours| format!("beside {neighbours}"));
+    copies.into_iter().chain(neighbours).reduce(|one, other| format!("{one}, {other}"))
 }
 
 /// How many copies a durability stands for.

@@ -12,6 +12,7 @@ use tidepool_daemon::units::{Duration, Size};
 use tidepool_daemon::volume::{DrainOrder, Mode, WithoutPeer};
 use tidepool_lab::access::Access;
 use tidepool_lab::cost::{Price, price};
+use tidepool_lab::suite::Neighbours;
 
 /// Serves the volumes of virtual machines through a cache on a local SSD.
 ///
@@ -99,10 +100,17 @@ pub struct LabRunArgs {
     /// Have hypervisors reach images by this path in all workloads, whatever the suite says: librbd, nbd or iscsi.
     #[arg(long, value_name = "PATH")]
     pub access: Option<Access>,
+    /// Copies of each object, whatever the suite says; with several numbers, divided by commas, the others are measured beside the first.
+    #[arg(long, value_name = "N[,N]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub replicas: Vec<u32>,
+    /// Virtual machines beside the measured clients, whatever the suite says, each with at most so many requests per second; with several,
+    /// divided by commas, the others are measured beside the first, of which 0 is nobody.
+    #[arg(long, value_name = "N[:IOPS][,N]", value_delimiter = ',')]
+    pub neighbours: Vec<Neighbours>,
     /// Say what would be done, with commands, time and bytes, and do nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Where the results go [default: SUITE.json, or SUITE-quick.json, with the path in between]. A run that was interrupted goes on when the
+    /// Where the results go [default: SUITE.json, or SUITE-quick.json, with what is said here of all of it in between]. A run that was interrupted goes on when the
     /// same command is given again.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -929,6 +937,8 @@ mod tests {
             "recover file:/a --accept-loss --format json",
             "confirm file:/dev/zram0 --record /r --format json",
             "demo --seconds 10 --ceph",
+            "lab run journal --quick --replicas 2 --neighbours 4:100 --access iscsi",
+            "lab run s.toml --replicas 1,2,3 --neighbours 0,2,2:100",
             "lab plan",
             "lab plan --inventory /i.toml --format text",
             "lab plan --results a.json b.json --results c.json",
@@ -971,6 +981,10 @@ mod tests {
             ("cache export /c --out /o", "--volume"),
             ("cache export /c --volume a", "--out"),
             ("cache export /c --volume a --image ftp:/x --out /o", "unknown scheme"),
+            ("lab run journal --replicas 0", "0"),
+            ("lab run journal --replicas two", "two"),
+            ("lab run journal --neighbours 2:1", "N:IOPS"),
+            ("lab run journal --neighbours many", "N:IOPS"),
             ("lab report", "RESULTS.json"),
             ("lab report r.json --schema", "--schema"),
             ("lab compare a.json", "B.json"),

@@ -348,6 +348,8 @@ pub struct Running {
     directory: Option<PathBuf>,
     /// What it prints, and its errors.
     output: [JoinHandle<String>; 2],
+    /// It was told to end.
+    interrupted: bool,
 }
 
 impl Running {
@@ -384,7 +386,8 @@ impl Running {
         let output = child.stdout.take().expect("its output is piped");
         let errors = child.stderr.take().expect("its errors are piped");
         let output = [std::thread::spawn(|| text(output)), std::thread::spawn(|| text(errors))];
-        Ok(Running { process, command: command_line(target, words), directory, output })
+        let command = command_line(target, words);
+        Ok(Running { process, command, directory, output, interrupted: false })
     }
 
     /// When its job has begun, which is when its ramp begins; `None` as long as it has not, or where it was not started to say so.
@@ -407,6 +410,15 @@ impl Running {
         self.process.try_wait().map_or(true, |status| status.is_some())
     }
 
+    /// Has it end now, as Ctrl-C would: its report then says what it did until then.
+    ///
+    /// # Errors
+    /// When it cannot be told.
+    pub fn interrupt(&mut self) -> Result<(), FioError> {
+        self.interrupted = true;
+        self.process.signal(rustix::process::Signal::INT).map_err(FioError::NotRun)
+    }
+
     /// Waits for its end and returns its reports, of which there is at least one. `stop` is asked all the while; when it says why, fio is
     /// killed.
     ///
@@ -422,7 +434,8 @@ impl Running {
         let reports = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
         let reports: Vec<Value> = reports.map_while(Result::ok).collect();
         let good = |report: &Value| report["jobs"][0]["error"] == 0;
-        if status.success() && reports.last().is_some_and(good) {
+        // Told to end, it does so with a status of its own.
+        if (status.success() || self.interrupted) && reports.last().is_some_and(good) {
             return Ok(reports);
         }
         Err(failed(&self.command, errors.lines().last().unwrap_or_default().to_string()))

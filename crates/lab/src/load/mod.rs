@@ -2,6 +2,7 @@
 //! `rados bench` the other.
 
 mod fio;
+pub mod neighbours;
 mod points;
 mod rados;
 

@@ -90,6 +90,10 @@ fn of_place(
     {
         return Vec::new();
     }
+    // No inventory tells of neighbours.
+    if suite.ground.neighbours.is_some() {
+        return Vec::new();
+    }
     let mut found = Vec::new();
     for workload in suite.workloads.iter().filter(|workload| is_alike(workload, key)) {
         let mut settings = settings(results, &workload.name);

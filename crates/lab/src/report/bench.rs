@@ -98,6 +98,7 @@ fn load(page: &Page<'_>, setting: &Setting) -> String {
     if ground.disks.len() * ground.osds_per_disk.len() > 1 {
         parts.push(format!("{} disks × {} OSDs", setting.disks, setting.osds_per_disk));
     }
+    parts.extend(setting.beside());
     parts.join(", ")
 }
 

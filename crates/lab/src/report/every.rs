@@ -57,7 +57,7 @@ fn row(page: &Page<'_>, run: &Run, (many, slowed): (bool, bool)) -> Markup {
     let least = if run.lower_bound.is_some() { "≥ " } else { "" };
     html! {
         tr {
-            td.name { (run.cell.placement) } @if many { td.n { (run.cell.disks) " × " (run.cell.osds_per_disk) } }
+            td.name { (run.cell.placement) @if let Some(what) = run.cell.beside() { br; small { (what) } } } @if many { td.n { (run.cell.disks) " × " (run.cell.osds_per_disk) } }
             @if slowed { td.n { (run.cell.slowed_by.unwrap_or(page.results.suite.ground.slowed_by)) } }
             td.n { (run.cell.depth) } td.n { (run.cell.clients) } td.n { (run.repeat) } td.n { (run.testbed) }
             td.n { (least) (words::number(figures.iops)) } td.n { (words::latency(figures.mean_us)) } td.n { (words::known(figures.p50_us)) }

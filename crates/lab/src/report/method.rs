@@ -26,13 +26,16 @@ pub(super) fn fairness(page: &Page<'_>) -> Markup {
                 (words::list(&ground.osds_per_disk)) " OSD(s) on each."
             }
             li {
-                "Copies of each object: " (ground.replicas) ". What a placement's acknowledged writes are safe from stands beside it, and only equals are ranked with each other."
+                "Copies of each object: " (ground.replicas) "."
+                @if !ground.replicas_beside.is_empty() { " What is measured with " (words::list(&ground.replicas_beside)) " stands beside it." }
+                " What a placement's acknowledged writes are safe from stands beside it, and only equals are ranked with each other."
             }
             li {
                 "The same delay between client, OSDs and each other: " (ground.delay_us) " µs each way"
                 @if ground.slowed_by > 1 { ", " (delay) " µs slowed as the devices are" }
                 ". The same memory for each OSD's cache: " (words::bytes(ground.osd_cache_bytes)) "."
             }
+            @if let Some(neighbours) = ground.neighbours { li { "Beside the clients: " (neighbours) ", whose requests are in no figure." } }
             @for workload in results.suite.workloads.iter().filter(|workload| !workload.access.is_librbd()) {
                 li { (workload.name) ": hypervisors reach images by " (workload.access.what()) ", whatever is in front." }
             }
@@ -100,7 +103,7 @@ pub(super) fn machine(page: &Page<'_>) -> Markup {
             details {
                 summary {
                     "Cluster " (bed.id) ": Ceph " (bed.ceph) ", " (words::count(bed.disks as usize, "disk")) ", "
-                    (words::count(bed.osds_per_disk as usize, "OSD")) " on each; " (bed.network)
+                    (words::count(bed.osds_per_disk as usize, "OSD")) " on each; " @if let Some(copies) = bed.replicas { "copies: " (copies) "; " } (bed.network)
                 }
                 p { "What shows that placements were in place:" }
                 @for (placement, proof) in &bed.proofs { h3 { (placement) } pre { (pretty(proof)) } }
@@ -134,6 +137,7 @@ pub(super) fn commands(page: &Page<'_>) -> Markup {
                 summary {
                     (cell.placement) ", " (cell.workload) ", depth " (cell.depth) ", " (words::count(cell.clients as usize, "client"))
                     ", " (cell.disks) " × " (cell.osds_per_disk) " OSDs"
+                    @if let Some(what) = cell.beside() { ", " (what) }
                 }
                 @for command in commands { pre { (command) } }
             }

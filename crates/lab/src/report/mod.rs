@@ -5,6 +5,7 @@
 //! time.
 
 mod bench;
+mod beside;
 mod controls;
 mod costs;
 mod curves;
@@ -76,6 +77,10 @@ fn body(page: &Page<'_>) -> Markup {
             @if sizes::are_several(page) {
                 h2 { "Sizes of clusters" }
                 (sizes::section(page))
+            }
+            @if !page.verdict.beside.is_empty() {
+                h2 { "Copies and neighbours" }
+                (beside::section(page))
             }
             h2 { "Response curves" }
             (curves::section(page))

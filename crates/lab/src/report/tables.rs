@@ -112,7 +112,8 @@ fn cell(page: &Page<'_>, placement: &str, setting: &Setting, (many, factors): (b
         tr {
             @if many { td.n { (setting.disks) " × " (setting.osds_per_disk) } }
             @if factors { td.n { (setting.slowed_by.unwrap_or(page.results.suite.ground.slowed_by)) } }
-            td.n { (setting.depth) } td.n { (setting.clients) } td.name { (placement) }
+            td.n { (setting.depth) } td.n { (setting.clients) }
+            td.name { (placement) @if let Some(what) = setting.beside() { br; small { (what) } } }
             td.n { (value(&summary, Metric::Iops)) } td.n { (interval(summary.iops)) } td.n { (value(&summary, Metric::Mean)) }
             td.n { (words::known(summary.p50_us)) } td.n { (words::known(summary.p99_us)) } td.n { (words::known(summary.p999_us)) }
             @match &ratio {
@@ -277,7 +278,10 @@ pub(super) fn reasons<'a>(columns: &[&str; 5], rows: impl Iterator<Item = (&'a R
             tbody {
                 @for (run, why) in rows {
                     tr {
-                        td.name { (run.cell.placement) br; small { (run.cell.disks) " × " (run.cell.osds_per_disk) " OSDs" } }
+                        td.name {
+                            (run.cell.placement) br; small { (run.cell.disks) " × " (run.cell.osds_per_disk) " OSDs" }
+                            @if let Some(what) = run.cell.beside() { br; small { (what) } }
+                        }
                         td.name { (run.cell.workload) } td.n { (run.cell.depth) } td.n { (run.repeat) }
                         td.text { (why) }
                     }

@@ -12,8 +12,9 @@ use crate::access::Access;
 use crate::collect::hops::Counters;
 use crate::collect::{Class, Collector, CountsOf, Sample, Sources};
 use crate::device::Counts;
-use crate::fio::{Measured, Sync};
-use crate::load::{self, Client, Filled, Load, Objects, Reach, Span};
+use crate::fio::{self, Endpoint, Measured, Pass, Running, Sync};
+use crate::load::neighbours::{self, AtWork};
+use crate::load::{self, Client, Filled, Load, LoadError, Objects, Reach, Span};
 use crate::network::Transit;
 use crate::placement::Arrangement;
 use crate::results::{Bench, Drained, Run, WINDOWS, Window};
@@ -55,18 +56,25 @@ pub(super) struct Stand {
     pub(super) warm: Option<Warm>,
 }
 
-/// What caches are warm with.
+/// What caches are warm with: the sets of so many clients and their neighbours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Warm {
     tool: Tool,
     /// Bytes of the set of each client.
     set_bytes: u64,
     clients: u32,
+    neighbours: u32,
     /// The workload that they have settled under, if it also writes: it leaves them as it has found them.
     workload: Option<String>,
 }
 
 impl Stand {
+    /// The images of so many neighbours: the last ones.
+    fn of_neighbours(&self, count: u32) -> impl Iterator<Item = Endpoint> {
+        let first = self.images.len().saturating_sub(count as usize);
+        self.images[first..].iter().map(|(image, _)| self.testbed.endpoint(image))
+    }
+
     /// What a cache takes a guest for that it is not, given the images of which it remembers a flush.
     fn mistaken(&self, flushed: Option<Vec<String>>, clients: u32, guest: Guest) -> Option<String> {
         let flushed = flushed?;
@@ -114,8 +122,24 @@ impl Runner<'_> {
             stand.testbed.add(self.options.added).map_err(RunError::Placement)?;
         }
         std::thread::sleep(REST);
-        let Seen { got, before, mut after, samples } =
+        let directory = Scratch::new("neighbours").map_err(RunError::io("cannot make a directory".into()))?;
+        let beside = self.neighbours(stand, cell, workload, &directory);
+        let Seen { mut got, before, mut after, samples } =
             self.load(&stand.testbed, clients.as_ref(), workload.block_bytes)?;
+        let beside = match beside {
+            Ok(at_work) => at_work.map(AtWork::end),
+            Err(why) => {
+                got.failure.get_or_insert(why.to_string());
+                None
+            }
+        };
+        drop(directory);
+        if let Some(ended) = &beside {
+            got.failure = got.failure.or_else(|| ended.failure.clone());
+            // What devices have read meanwhile they have read for both.
+            let seconds = f64::from(self.suite.seconds);
+            got.neighbours_read_bytes = (ended.read_bytes_per_s * seconds) as u64;
+        }
         if self.options.added.is_some() {
             stand.testbed.add(None).map_err(RunError::Placement)?;
         }
@@ -136,7 +160,7 @@ impl Runner<'_> {
             repeat,
             testbed: stand.id,
             hypervisors: self.suite.ground.hypervisors.min(cell.clients),
-            durability: arrangement.durability(self.suite.ground.replicas),
+            durability: arrangement.durability(self.suite.replicas(cell)),
             begun_s,
             commands: got.commands.clone(),
             figures: got.measured.figures(flushed),
@@ -147,7 +171,8 @@ impl Runner<'_> {
             invalid: Vec::new(),
             lower_bound: None,
             samples: Vec::new(),
-            stages: stages(&before, &after),
+            // Nobody tells what of them is the neighbours'.
+            stages: if beside.is_some() { Vec::new() } else { stages(&before, &after) },
             transit_us: after.transit.zip(before.transit).and_then(|(after, before)| after.mean_us(before)),
             devices: after
                 .devices
@@ -160,6 +185,7 @@ impl Runner<'_> {
             bench: got.bench,
             windows: got.windows.clone(),
             fio: got.reports.clone(),
+            neighbours: beside.map(|ended| ended.crowd),
         };
         // Where nothing is read, what was ever written does not matter.
         let set_bytes = if workload.reads() { clients.set_bytes() * u64::from(clients.clients()) } else { 0 };
@@ -192,7 +218,7 @@ impl Runner<'_> {
                 * u64::from(run.cell.disks * run.cell.osds_per_disk),
             asks_no_device: arrangement.is_some_and(|arrangement| arrangement.asks_no_device()),
             flushes: if workload.sync == Sync::Flush { flushes(&run.placement) } else { None },
-            read_bytes: got.measured.reads.ios * workload.block_bytes,
+            read_bytes: got.measured.reads.ios * workload.block_bytes + got.neighbours_read_bytes,
             device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
             requests: got.measured.all().ios,
             client_thread: mean(&|sample| sample.busiest_client_percent) / 100.0,
@@ -204,7 +230,7 @@ impl Runner<'_> {
         run.lower_bound = validity::lower_bound(&evidence).filter(|_| run.invalid.is_empty());
         for class in Class::ALL {
             let used = cpu(class);
-            if used > 0.0 && run.figures.iops > 0.0 {
+            if used > 0.0 && run.figures.iops > 0.0 && run.neighbours.is_none() {
                 run.cpu_us_per_io.insert(class.name().into(), used * 1e6 / run.figures.iops);
             }
         }
@@ -220,6 +246,28 @@ impl Runner<'_> {
         };
         let reach = Reach { image: &image, pool: &|client| stand.testbed.entrance(client) };
         load::of(&self.suite, workload, cell.depth, cell.clients, &reach)
+    }
+
+    /// Bytes of its image that a neighbour uses: as many as a client does, if clients have images.
+    fn neighbours_set_bytes(&self, workload: &Workload) -> u64 {
+        let image_bytes = self.suite.ground.image_bytes;
+        if workload.tool == Tool::Fio { workload.set_bytes.min(image_bytes) } else { image_bytes }
+    }
+
+    /// Starts the neighbours of a measurement, if it has any, and waits until they are at work.
+    fn neighbours(
+        &self,
+        stand: &Stand,
+        cell: &Cell,
+        workload: &Workload,
+        directory: &Scratch,
+    ) -> Result<Option<AtWork>, LoadError> {
+        let Some(of) = self.suite.neighbours(cell) else { return Ok(None) };
+        let images: Vec<Endpoint> = stand.of_neighbours(of.count).collect();
+        let deadline = Instant::now() + BEGIN_LIMIT;
+        let stop = || self.stop_reason(deadline);
+        let set_bytes = self.neighbours_set_bytes(workload);
+        neighbours::start(&images, of, set_bytes, directory.path(), &stop).map(Some)
     }
 
     /// Brings caches and what is read into the state that the workload wants; devices answer at once meanwhile.
@@ -240,6 +288,7 @@ impl Runner<'_> {
         if filled.anew {
             stand.warm = None;
         }
+        let beside = self.suite.neighbours(cell).map_or(0, |neighbours| neighbours.count);
         stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
         // One that was something else in the measurement before is put in place anew.
         if let Some(front) = arrangement.front().filter(|_| stand.testbed.holds().is_err()) {
@@ -259,6 +308,7 @@ impl Runner<'_> {
             tool: workload.tool,
             set_bytes: workload.set_bytes,
             clients: cell.clients,
+            neighbours: beside,
             workload: settles.then(|| workload.name.clone()),
         };
         match workload.caches {
@@ -272,6 +322,11 @@ impl Runner<'_> {
             Caches::Warm if stand.warm.as_ref() == Some(&warm) => {}
             Caches::Warm if arrangement.caches_reads() && !arrangement.caches_in_memory() => {
                 let clients = self.clients(stand, cell, workload);
+                // What resists scans takes in what it sees again.
+                for _ in 0..2 {
+                    let set_bytes = self.neighbours_set_bytes(workload);
+                    self.pass_over(Pass::Read, stand.of_neighbours(beside).map(|image| (image, set_bytes)))?;
+                }
                 for client in 0..cell.clients {
                     self.warm(&stand.testbed, clients.as_ref(), client)?;
                 }
@@ -288,9 +343,15 @@ impl Runner<'_> {
             let limit = Instant::now() + PATIENCE;
             let clients = self.clients(stand, cell, workload);
             clients.flush(&|| self.stop_reason(limit)).map_err(RunError::Load)?;
+            for image in stand.of_neighbours(beside) {
+                let words = fio::flush(&image);
+                let flushed = Running::start(&image, &words);
+                let flushed = flushed.and_then(|running| running.finish(&|| self.stop_reason(limit)));
+                flushed.map_err(|e| RunError::Load(e.into()))?;
+            }
             stand.testbed.drain(0.0, &|| false).map_err(RunError::Placement)?;
         }
-        if workload.changes_caches() && !settles {
+        if workload.changes_caches() && !settles || beside > 0 {
             stand.warm = None;
         }
         self.interrupted()?;
@@ -451,6 +512,8 @@ struct Got {
     windows: Vec<Window>,
     bench: Option<Bench>,
     failure: Option<String>,
+    /// Bytes that neighbours have read meanwhile, about.
+    neighbours_read_bytes: u64,
 }
 
 fn look(testbed: &Testbed) -> Look {

@@ -332,7 +332,7 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let has_objects = suite.workloads.iter().any(|workload| workload.tool == Tool::RadosBench);
     let objects = if has_objects { suite.objects_bytes_max() } else { 0 };
     let images = suite.ground.image_bytes * u64::from(suite.images_on(left_out.machine.cpus));
-    let written = (images + objects) * u64::from(suite.ground.replicas);
+    let written = (images + objects) * u64::from(suite.ground.replicas_max());
     Ok(Plan {
         seconds: Clock::new(suite).left_s(blocks.len(), runs),
         bytes: (written + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks))
@@ -387,7 +387,8 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
             let reach = Reach { image: &image, pool: &pool };
             let clients = load::of(suite, workload, cell.depth, cell.clients, &reach);
             let slowed = cell.slowed_by.map(|by| format!(", slowed by {by}")).unwrap_or_default();
-            let name = format!("{} QD{} × {}{slowed}", cell.workload, cell.depth, cell.clients);
+            let beside = cell.beside().map(|what| format!(", {what}")).unwrap_or_default();
+            let name = format!("{} QD{} × {}{slowed}{beside}", cell.workload, cell.depth, cell.clients);
             (step.repeat, step.placement.clone(), name, clients.command(0))
         })
     });
@@ -446,8 +447,11 @@ impl Runner<'_> {
                         return Ok(());
                     }
                 }
-                let what =
-                    format!("{} {} QD{}, repeat {}", cell.placement, cell.workload, cell.depth, step.repeat);
+                let beside = cell.beside().map(|what| format!(", {what}")).unwrap_or_default();
+                let what = format!(
+                    "{} {} QD{}{beside}, repeat {}",
+                    cell.placement, cell.workload, cell.depth, step.repeat
+                );
                 tell(what, clock, later.len(), left);
                 let start = Instant::now();
                 let run = self.measure(&mut stand, cell, step.repeat);
@@ -491,7 +495,7 @@ impl Runner<'_> {
             ssd: Some((class(&shape.ssd)?, ground.ssd_bytes)),
             ssds: block.ssds(ground.hypervisors).map_err(RunError::Suite)?,
             hypervisors: ground.hypervisors,
-            replicas: ground.replicas,
+            replicas: shape.replicas,
             slowed_by: ground.slowed_by,
             ssd_shares: shape.ssd_shares,
             ceph_conf: self.ceph_conf(),
@@ -508,7 +512,7 @@ impl Runner<'_> {
             testbed.image(&name, ground.image_bytes).map_err(RunError::Placement)?;
             images.push((name, written_bytes));
         }
-        self.write(
+        self.pass_over(
             Pass::WriteAndFlush,
             images.iter().map(|(image, bytes)| (testbed.direct(image), *bytes)),
         )?;
@@ -519,7 +523,7 @@ impl Runner<'_> {
         // Objects of rados bench age nothing: a suite of those alone measures caches that were never full.
         if !images.is_empty() && arrangement.within(&[Layer::Device]).any(|below| below.caches_reads()) {
             let caches_bytes = testbed.ssd_share_bytes() * u64::from(ground.servers.max(1));
-            let copies = u64::from(ground.replicas) * images.len() as u64;
+            let copies = u64::from(shape.replicas) * images.len() as u64;
             let bytes = caches_bytes / copies;
             self.age(&testbed, images.iter().map(|(image, _)| (testbed.direct(image), bytes)))?;
         }
@@ -528,6 +532,7 @@ impl Runner<'_> {
             id,
             disks: shape.disks,
             osds_per_disk: shape.osds_per_disk,
+            replicas: Some(shape.replicas).filter(|copies| *copies != ground.replicas),
             ceph,
             network: self.network(&testbed),
             proofs: BTreeMap::from([(shape.below.clone(), proof)]),
@@ -535,10 +540,10 @@ impl Runner<'_> {
         Ok(Stand { testbed, id, images, objects: Objects::none(), warm: None })
     }
 
-    /// Writes images side by side, each from its begin on, so many bytes of each.
-    fn write(&self, pass: Pass, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
-        let written = images.filter(|(_, bytes)| *bytes > 0);
-        let passes = written.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, pass, bytes)));
+    /// Passes over images side by side, over each from its begin on, so many bytes of each.
+    fn pass_over(&self, pass: Pass, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
+        let some = images.filter(|(_, bytes)| *bytes > 0);
+        let passes = some.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, pass, bytes)));
         let passes = passes.collect::<Result<Vec<_>, _>>().map_err(|e| RunError::Load(e.into()))?;
         let deadline = Instant::now() + PASS_LIMIT;
         for pass in passes {
@@ -558,7 +563,7 @@ impl Runner<'_> {
         let mut left: Vec<(Endpoint, u64)> = images.collect();
         while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
             // A cache remembers that its guest has flushed, which not every guest of a workload does.
-            self.write(Pass::Write, left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))))?;
+            self.pass_over(Pass::Write, left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))))?;
             left.iter_mut().for_each(|(_, bytes)| *bytes = bytes.saturating_sub(most));
         }
         testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
@@ -643,10 +648,10 @@ fn on_path(placement: &str, access: Access) -> String {
     if access.is_librbd() { placement.into() } else { format!("{placement} over {access}") }
 }
 
-/// Where results go unless another place is named; `access` is the path that all of the suite was told to take.
-pub fn default_out(suite: &Suite, access: Option<Access>, quick: bool) -> PathBuf {
+/// Where results go unless another place is named; `told` is what all of the suite was told, such as an access path.
+pub fn default_out(suite: &Suite, told: &[String], quick: bool) -> PathBuf {
     let name =
         Path::new(&suite.name).file_stem().map_or_else(|| "suite".into(), |name| name.to_string_lossy());
-    let access = access.map(|access| format!("-{access}")).unwrap_or_default();
-    PathBuf::from(format!("{name}{access}{}.json", if quick { "-quick" } else { "" }))
+    let told: String = told.iter().map(|told| format!("-{told}")).collect();
+    PathBuf::from(format!("{name}{told}{}.json", if quick { "-quick" } else { "" }))
 }

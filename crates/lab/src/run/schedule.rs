@@ -29,6 +29,8 @@ pub struct Shape {
     pub disks: u32,
     /// OSDs on each disk.
     pub osds_per_disk: u32,
+    /// Copies of each object.
+    pub replicas: u32,
 }
 
 /// Measurements on one testbed.
@@ -80,6 +82,7 @@ impl Shape {
             ssd_shares: arrangement.ssd_shares(),
             disks: cell.disks,
             osds_per_disk: cell.osds_per_disk,
+            replicas: suite.replicas(cell),
         })
     }
 }
@@ -120,8 +123,10 @@ pub fn blocks(
                     random.shuffle(&mut cells);
                     // A cache that much was written to gets what it had read back only in part, the less so after a set that was too large.
                     // Another access path takes its time, and makes caches cold.
+                    // Neighbours change caches and OSDs, too.
                     cells.sort_by_key(|cell| {
-                        (cell.workload != suite.deciding, suite.access(cell), !fits(suite, cell))
+                        let beside = cell.neighbours.is_some();
+                        (cell.workload != suite.deciding, suite.access(cell), !fits(suite, cell), beside)
                     });
                     // Left out only now: the order of the others stays that of the seed.
                     let wanted = |cell: &Cell| {
@@ -148,7 +153,8 @@ fn has_front(placement: &str) -> bool {
 
 /// The sets of a measurement fit the SSDs.
 fn fits(suite: &Suite, cell: &Cell) -> bool {
-    suite.workload(&cell.workload).is_some_and(|workload| suite.ground.fits(workload, cell.clients))
+    let images = cell.clients + suite.neighbours(cell).map_or(0, |neighbours| neighbours.count);
+    suite.workload(&cell.workload).is_some_and(|workload| suite.ground.fits(workload, images))
 }
 
 /// Placements of which the deciding workload gets a repeat beyond the suite's: those that the repeats before it do not tell apart. None

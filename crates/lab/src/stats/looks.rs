@@ -53,8 +53,9 @@ pub fn level(results: &Results, settings: &[Setting]) -> f64 {
 /// Clusters on which the deciding workload was measured, of the placement that has most.
 fn clusters(results: &Results) -> u32 {
     let mut clusters: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
-    let decides =
-        |cell: &crate::suite::Cell| cell.workload == results.suite.deciding && cell.slowed_by.is_none();
+    let decides = |cell: &crate::suite::Cell| {
+        cell.workload == results.suite.deciding && cell.slowed_by.is_none() && !cell.is_beside()
+    };
     for run in results.runs.iter().filter(|run| decides(&run.cell) && objections(run).is_empty()) {
         clusters.entry(&run.cell.placement).or_default().insert(run.testbed);
     }

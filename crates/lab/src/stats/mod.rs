@@ -24,7 +24,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::results::{Durability, Results, Run};
-use crate::suite::Cell;
+use crate::suite::{Cell, Neighbours};
 use crate::words;
 pub use change::{Stretch, change};
 pub use latency::{merged, percentile_us};
@@ -52,6 +52,12 @@ pub struct Setting {
     /// By how much the devices were slowed, if not by the ground's factor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowed_by: Option<u32>,
+    /// Copies of each object, if not as many as the ground has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
+    /// Neighbours of the clients, if not those that the ground has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub neighbours: Option<Neighbours>,
 }
 
 impl Setting {
@@ -64,7 +70,19 @@ impl Setting {
             clients: cell.clients,
             depth: cell.depth,
             slowed_by: cell.slowed_by,
+            replicas: cell.replicas,
+            neighbours: cell.neighbours,
         }
+    }
+
+    /// The same at the ground's own point of the axes beside.
+    pub fn on_ground(&self) -> Setting {
+        Setting { replicas: None, neighbours: None, ..self.clone() }
+    }
+
+    /// What of it is not the ground's, in words; None where all is.
+    pub fn beside(&self) -> Option<String> {
+        words::beside(self.replicas, self.neighbours)
     }
 
     /// Whether that cell was measured under it.
@@ -73,8 +91,16 @@ impl Setting {
     }
 }
 
-/// Settings of a workload in which something was measured, in ascending order, with the devices slowed by the ground's factor.
+/// Settings of a workload in which something was measured, in ascending order, with the devices slowed by the ground's factor, and with
+/// its copies and neighbours.
 pub fn settings(results: &Results, workload: &str) -> Vec<Setting> {
+    let mut settings = settings_beside(results, workload);
+    settings.retain(|setting| *setting == setting.on_ground());
+    settings
+}
+
+/// The same with those that have other copies or neighbours.
+pub fn settings_beside(results: &Results, workload: &str) -> Vec<Setting> {
     let mut settings = all_settings(results, workload);
     settings.retain(|setting| setting.slowed_by.is_none());
     settings
@@ -316,9 +342,9 @@ fn observations(runs: &[&Run], settings: &[Setting], metric: Metric) -> BTreeMap
                 found.iter().filter(|(run, _)| setting.holds(&run.cell)).map(|(_, log)| *log).collect();
             (!logs.is_empty()).then(|| moments(&logs).0)
         };
-        let ground = |cell: &Cell| (cell.disks, cell.osds_per_disk, cell.slowed_by);
-        let here = ground(&found.first()?.0.cell);
-        let own = settings.iter().filter(|of| (of.disks, of.osds_per_disk, of.slowed_by) == here);
+        let ground = |of: &Setting| (of.disks, of.osds_per_disk, of.slowed_by, of.replicas, of.neighbours);
+        let here = ground(&Setting::of(&found.first()?.0.cell));
+        let own = settings.iter().filter(|of| ground(of) == here);
         let means = own.map(mean).collect::<Option<Vec<f64>>>().filter(|means| !means.is_empty())?;
         let bound = found.iter().fold(Bound::Exact, |bound, (run, _)| bound.and(metric.bound(run)));
         let durability = found.iter().map(|(run, _)| run.durability).min()?;

@@ -89,14 +89,14 @@ impl Workload {
 impl Suite {
     /// Bytes that objects of `rados bench` may have in all, copies not counted: what images and the room of the OSDs leave of the disks.
     pub fn objects_bytes_max(&self) -> u64 {
-        let Ground { disks, osds_per_disk, disk_bytes, image_bytes, replicas, .. } = &self.ground;
+        let Ground { disks, osds_per_disk, disk_bytes, image_bytes, .. } = &self.ground;
         let disks = u64::from(disks.iter().min().copied().unwrap_or(1));
         let osds = disks * u64::from(osds_per_disk.iter().max().copied().unwrap_or(1));
         let bytes = disk_bytes.saturating_mul(disks);
         let usable =
             (bytes / 100 * DISKS_PERCENT_MAX).min(bytes.saturating_sub(OSD_ROOM_BYTES.saturating_mul(osds)));
         let images = image_bytes.saturating_mul(self.images().into());
-        (usable / u64::from(*replicas).max(1)).saturating_sub(images)
+        (usable / u64::from(self.ground.replicas_max()).max(1)).saturating_sub(images)
     }
 
     /// What is wrong with a workload of `rados bench` in this suite, on these placements.
@@ -120,7 +120,7 @@ impl Suite {
                 "its objects have at most {}: {DISKS_PERCENT_MAX} % of the disks, of which each OSD needs {}, with {} copies",
                 words::bytes(room),
                 words::bytes(OSD_ROOM_BYTES),
-                self.ground.replicas
+                self.ground.replicas_max()
             ));
         }
         Ok(())

@@ -18,7 +18,7 @@ impl Suite {
         clients
     }
 
-    /// Images on a cluster: one for each client of a workload that has images.
+    /// Images on a cluster: one for each client of a workload that has images, and after those one for each neighbour.
     pub fn images(&self) -> u32 {
         self.images_on(usize::MAX)
     }
@@ -28,7 +28,8 @@ impl Suite {
         let most = self.clients_max(cpus);
         let with_images = self.workloads.iter().filter(|workload| workload.tool == Tool::Fio);
         let clients = with_images.flat_map(|workload| workload.clients.iter().copied());
-        clients.filter(|clients| *clients <= most).max().unwrap_or(0)
+        let clients = clients.filter(|clients| *clients <= most).max().unwrap_or(0);
+        clients.saturating_add(self.ground.neighbours_max())
     }
 
     /// What is wrong with the numbers of clients to which the quick form is limited.

@@ -116,6 +116,10 @@ pub enum Along {
     Osds,
     /// OSDs on each server.
     OsdsPerNode,
+    /// Copies of each object.
+    Replicas,
+    /// Neighbours of the clients.
+    Neighbours,
 }
 
 impl Along {
@@ -126,6 +130,8 @@ impl Along {
             Along::Clients => "clients",
             Along::Osds => "OSDs",
             Along::OsdsPerNode => "OSDs on each server",
+            Along::Replicas => "copies of each object",
+            Along::Neighbours => "neighbours",
         }
     }
 }
@@ -226,6 +232,13 @@ impl Direction {
                 let sizes = suite.sizes().into_iter();
                 let sizes = sizes.filter(|size| self.disks.is_none_or(|disks| disks == size.disks));
                 sizes.map(ClusterSize::osds).collect::<BTreeSet<u32>>().len()
+            }
+            Along::Replicas => 1 + suite.ground.replicas_beside.len(),
+            Along::Neighbours => {
+                let ground = &suite.ground;
+                let own = [ground.neighbours.unwrap_or_default()];
+                let all = own.iter().chain(&ground.neighbours_beside);
+                all.map(|neighbours| neighbours.count).collect::<BTreeSet<u32>>().len()
             }
         };
         if points < 2 {

@@ -69,7 +69,7 @@ impl Suite {
     pub(super) fn check_room(&self) -> Result<(), String> {
         let clients = self.images();
         let ground = &self.ground;
-        let images = ground.image_bytes.saturating_mul(u64::from(clients) * u64::from(ground.replicas));
+        let images = ground.image_bytes.saturating_mul(u64::from(clients) * u64::from(ground.replicas_max()));
         let is_small = |size: &ClusterSize| {
             let disks = ground.disk_bytes.saturating_mul(size.disks.into());
             let room = OSD_ROOM_BYTES.saturating_mul(size.osds().into());
@@ -78,7 +78,7 @@ impl Suite {
         let Some(small) = self.sizes().into_iter().find(is_small) else { return Ok(()) };
         Err(format!(
             "{clients} images with {} copies take {} of the {} on the disks ({small}): at most {DISKS_PERCENT_MAX} %, and each OSD needs {} beside them",
-            ground.replicas,
+            ground.replicas_max(),
             words::bytes(images),
             words::bytes(ground.disk_bytes.saturating_mul(small.disks.into())),
             words::bytes(OSD_ROOM_BYTES)

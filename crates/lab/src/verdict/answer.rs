@@ -288,6 +288,9 @@ fn conditions(results: &Results, ranking: &Ranking) -> String {
             text.push_str(&format!(", {name} {}", words::list(&values)));
         }
     }
+    if let Some(neighbours) = suite.ground.neighbours {
+        text.push_str(&format!(", beside {neighbours}"));
+    }
     let second = suite.ground.second_slowed_by.filter(|factor| {
         results
             .runs

@@ -71,16 +71,37 @@ fn place(results: &Results, along: Along, setting: &Setting) -> u32 {
         Along::Clients => setting.clients,
         Along::Osds => osds,
         Along::OsdsPerNode => osds / results.suite.ground.servers.max(1),
+        Along::Replicas => setting.replicas.unwrap_or(results.suite.ground.replicas),
+        Along::Neighbours => {
+            setting.neighbours.or(results.suite.ground.neighbours).map_or(0, |found| found.count)
+        }
     }
 }
 
 /// What of a setting stays along an axis.
-fn rest(along: Along, setting: &Setting) -> [u32; 3] {
+fn rest(along: Along, setting: &Setting) -> [u32; 4] {
     match along {
-        Along::Depth => [setting.disks, setting.osds_per_disk, setting.clients],
-        Along::Clients => [setting.disks, setting.osds_per_disk, setting.depth],
-        Along::Osds | Along::OsdsPerNode => [setting.depth, setting.clients, 0],
+        Along::Depth => [setting.disks, setting.osds_per_disk, setting.clients, 0],
+        Along::Clients => [setting.disks, setting.osds_per_disk, setting.depth, 0],
+        Along::Osds | Along::OsdsPerNode => [setting.depth, setting.clients, 0, 0],
+        Along::Replicas | Along::Neighbours => {
+            [setting.disks, setting.osds_per_disk, setting.depth, setting.clients]
+        }
     }
+}
+
+/// The settings that may be points of an axis: those of the ground, and along copies or neighbours those beside it.
+fn measured(results: &Results, workload: &str, along: Along) -> Vec<Setting> {
+    let mut settings = match along {
+        Along::Replicas | Along::Neighbours => stats::settings_beside(results, workload),
+        _ => return stats::settings(results, workload),
+    };
+    let other_axis = |of: &Setting| match along {
+        Along::Replicas => of.neighbours.is_some(),
+        _ => of.replicas.is_some(),
+    };
+    settings.retain(|setting| !other_axis(setting));
+    settings
 }
 
 /// The settings at each point of an axis that were measured on all of these placements; points differ in nothing else.
@@ -95,11 +116,11 @@ fn points(results: &Results, direction: &Direction, along: Along) -> BTreeMap<u3
     };
     let mut points: BTreeMap<u32, Vec<Setting>> = BTreeMap::new();
     let of_claim = |setting: &Setting| direction.counts(setting.clients, setting.disks) && counts(setting);
-    for setting in stats::settings(results, &direction.workload).into_iter().filter(of_claim) {
+    for setting in measured(results, &direction.workload, along).into_iter().filter(of_claim) {
         points.entry(place(results, along, &setting)).or_default().push(setting);
     }
     let rests = points.values().map(|settings| settings.iter().map(|of| rest(along, of)).collect());
-    let everywhere: Option<BTreeSet<[u32; 3]>> = rests.reduce(|one: BTreeSet<_>, two| &one & &two);
+    let everywhere: Option<BTreeSet<[u32; 4]>> = rests.reduce(|one: BTreeSet<_>, two| &one & &two);
     let everywhere = everywhere.unwrap_or_default();
     points.values_mut().for_each(|settings| settings.retain(|of| everywhere.contains(&rest(along, of))));
     points.retain(|_, settings| !settings.is_empty());

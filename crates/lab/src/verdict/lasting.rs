@@ -55,7 +55,9 @@ impl Lasting {
 /// Whether the runs of a placement in a workload show what lasts.
 pub(super) fn steadiness(results: &Results, placement: &str, workload: &str) -> Steadiness {
     let of = |run: &&Run| {
-        run.cell.placement == placement && run.cell.workload == workload && objections(run).is_empty()
+        let cell = &run.cell;
+        let same = cell.placement == placement && cell.workload == workload && !cell.is_beside();
+        same && objections(run).is_empty()
     };
     let runs = results.runs.iter().filter(of).map(Steadiness::of);
     runs.reduce(Steadiness::and).unwrap_or(Steadiness::Unknown)

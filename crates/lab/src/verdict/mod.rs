@@ -5,6 +5,7 @@
 //! under the OSDs that the rig keeps far from its bound.
 
 mod answer;
+mod beside;
 mod bounds;
 mod claims;
 mod control;
@@ -23,6 +24,7 @@ use serde::Serialize;
 use crate::breakdown::{Bottleneck, combined};
 use crate::results::{Durability, NotRun, NotRunClients, NotRunSize, Results, Run};
 use crate::stats::{self, Ratio, Setting};
+pub use beside::Beside;
 pub use bounds::Bounded;
 pub use claims::Tested;
 use claims::test;
@@ -70,6 +72,9 @@ pub struct Verdict {
     /// Clusters of different sizes beside each other. None in a suite with several placements, or where one size was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sizes: Option<Sizes>,
+    /// What placements do with other copies or neighbours than the ground's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Beside>,
     /// What became of the published claims.
     pub directions: Vec<Tested>,
     /// Placements that were not measured.
@@ -174,8 +179,10 @@ pub fn verdict(results: &Results) -> Verdict {
     let test = |direction| test(results, sustained.as_ref(), &bounds, direction);
     let mut directions: Vec<Tested> = suite.directions.iter().map(test).collect();
     let mut sizes = Sizes::of(results);
+    let mut beside = beside::beside(results);
     let (mut advice, mut headline, mut answer) =
         answer::answer(results, &rankings, &lasting, second_copy.as_ref(), &unranked, sizes.as_ref());
+    answer.extend(beside::sentences(results, &beside));
     answer.extend(answer::of_controls(results, &controls));
     answer.extend(bounds.iter().filter(|bounded| bounded.rig_fault).map(Bounded::sentence));
     if let Some(control) = controls.iter().find(|control| control.differs()) {
@@ -184,6 +191,7 @@ pub fn verdict(results: &Results) -> Verdict {
         answer = answer::of_controls(results, &controls);
         advice = Advice::NoVerdict;
         (rankings, second_copy, sizes, lasting) = (Vec::new(), None, None, Lasting::default());
+        beside = Vec::new();
         for tested in &mut directions {
             tested.outcome = Outcome::Inconclusive;
             tested.evidence = headline.clone();
@@ -205,6 +213,7 @@ pub fn verdict(results: &Results) -> Verdict {
         second_copy,
         unranked,
         sizes,
+        beside,
         directions,
         not_run: results.not_run.clone(),
         not_run_sizes: results.not_run_sizes.clone(),
@@ -276,7 +285,7 @@ pub fn placements(results: &Results) -> Vec<&str> {
 
 /// What a placement's acknowledged writes are safe from, at worst. None if no run of it counts.
 pub fn durability(results: &Results, placement: &str) -> Option<Durability> {
-    let counted = results.runs.iter().filter(|run| run.cell.placement == placement);
+    let counted = results.runs.iter().filter(|run| run.cell.placement == placement && !run.cell.is_beside());
     counted.filter(|run| stats::objections(run).is_empty()).map(|run| run.durability).min()
 }
 

@@ -74,7 +74,9 @@ pub(super) fn unworthy(results: &Results, lasting: &Lasting) -> Option<Unworthy>
     let limited = |name: &str| {
         let mut runs = results.runs.iter().filter(|run| objections(run).is_empty());
         runs.any(|run| {
-            run.lower_bound.is_some() && run.cell.placement == name && run.cell.workload == suite.deciding
+            let cell = &run.cell;
+            let decides = cell.placement == name && cell.workload == suite.deciding && !cell.is_beside();
+            decides && run.lower_bound.is_some()
         })
     };
     let gain = |place: &Place| match &place.over_baseline {

@@ -60,7 +60,9 @@ fn table(comparison: &Comparison) -> String {
         };
         table.add_row([
             row.cell.workload.clone(),
-            row.cell.placement.clone(),
+            row.cell
+                .beside()
+                .map_or_else(|| row.cell.placement.clone(), |what| format!("{}, {what}", row.cell.placement)),
             format!("{}×{}", row.cell.disks, row.cell.osds_per_disk),
             row.cell.clients.to_string(),
             row.cell.depth.to_string(),

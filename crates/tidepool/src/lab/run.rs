@@ -14,7 +14,7 @@ use tidepool_lab::placement;
 use tidepool_lab::results::{NotRunClients, NotRunSize, Results};
 use tidepool_lab::run::{self, Options, Plan, Progress, RunError};
 use tidepool_lab::scratch;
-use tidepool_lab::suite::Suite;
+use tidepool_lab::suite::{Suite, SuiteError};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Exit status of a command that a signal has ended.
@@ -65,12 +65,9 @@ pub fn suites(args: &OutputArgs) -> Result<(), Failure> {
 pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
     let suite = Suite::find(&args.suite).map_err(Failure::usage)?;
     let suite = if args.quick { suite.quick() } else { suite };
-    let suite = match args.access {
-        Some(access) => suite.over(access).map_err(Failure::usage)?,
-        None => suite,
-    };
+    let suite = as_told(suite, args).map_err(Failure::usage)?;
     let seed = args.seed.map_or_else(random_seed, Ok)?;
-    let out = args.out.clone().unwrap_or_else(|| run::default_out(&suite, args.access, args.quick));
+    let out = args.out.clone().unwrap_or_else(|| run::default_out(&suite, &in_a_name(args), args.quick));
     let stop = AtomicBool::new(false);
     let options = Options {
         quick: args.quick,
@@ -106,8 +103,42 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
 /// The command that repeats what is done here.
 fn command(args: &LabRunArgs, seed: u64) -> String {
     let quick = if args.quick { " --quick" } else { "" };
-    let access = args.access.map(|access| format!(" --access {access}")).unwrap_or_default();
-    format!("tidepool lab run {}{quick}{access} --seed {seed}", args.suite)
+    let told = told(args).into_iter();
+    let told: String = told.map(|(name, value)| format!(" --{name} {value}")).collect();
+    format!("tidepool lab run {}{quick}{told} --seed {seed}", args.suite)
+}
+
+/// The suite with what the command line says of all of it.
+fn as_told(mut suite: Suite, args: &LabRunArgs) -> Result<Suite, SuiteError> {
+    if let Some(access) = args.access {
+        suite = suite.over(access)?;
+    }
+    if !args.replicas.is_empty() {
+        suite = suite.with_replicas(&args.replicas)?;
+    }
+    if !args.neighbours.is_empty() {
+        suite = suite.with_neighbours(&args.neighbours)?;
+    }
+    Ok(suite)
+}
+
+/// The same in the name of a file: paths by themselves, others with their names.
+fn in_a_name(args: &LabRunArgs) -> Vec<String> {
+    let part = |(name, value): (&str, String)| match name {
+        "access" => value,
+        _ => format!("{name}-{}", value.replace([':', ','], "-")),
+    };
+    told(args).into_iter().map(part).collect()
+}
+
+/// What the command line says of all of a suite.
+fn told(args: &LabRunArgs) -> Vec<(&'static str, String)> {
+    let list = |values: Vec<String>| (!values.is_empty()).then(|| values.join(","));
+    let replicas = list(args.replicas.iter().map(u32::to_string).collect());
+    let neighbours = list(args.neighbours.iter().map(|of| of.short()).collect());
+    let access = args.access.map(|access| access.to_string());
+    let named = [("access", access), ("replicas", replicas), ("neighbours", neighbours)];
+    named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 fn failure(error: RunError) -> Failure {

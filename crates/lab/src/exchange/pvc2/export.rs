@@ -72,7 +72,7 @@ pub enum ExportError {
 fn job(results: &Results, run: &Run) -> Option<Job> {
     let workload = results.suite.workload(&run.cell.workload)?;
     let is = |job: &&Job| job.is(workload, run.cell.depth);
-    let plain = run.cell.clients == 1 && run.cell.slowed_by.is_none();
+    let plain = run.cell.clients == 1 && run.cell.slowed_by.is_none() && !run.cell.is_beside();
     JOBS.iter().filter(|_| plain).find(is).copied()
 }
 
