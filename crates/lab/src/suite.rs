@@ -6,6 +6,7 @@ mod bench;
 mod beside;
 mod clients;
 mod direction;
+mod setup;
 mod size;
 
 use std::collections::BTreeSet;
@@ -25,6 +26,7 @@ use crate::words;
 pub use bench::Tool;
 pub use beside::Neighbours;
 pub use direction::{Along, Axis, Direction, Expect, Measure, Published, Trend};
+pub use setup::Setup;
 pub use size::ClusterSize;
 
 /// Longest measurement, in seconds.
@@ -53,6 +55,7 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("journal", include_str!("suites/journal.toml")),
     ("pvc2", include_str!("suites/pvc2.toml")),
     ("rados-bench", include_str!("suites/rados-bench.toml")),
+    ("diskspd-256k", include_str!("suites/diskspd-256k.toml")),
 ];
 
 /// A suite.
@@ -93,6 +96,9 @@ pub struct Suite {
     /// What publications say about it, to be tested.
     #[serde(default, rename = "direction", skip_serializing_if = "Vec::is_empty")]
     pub directions: Vec<Direction>,
+    /// Set-ups that a publication measured side by side.
+    #[serde(default, rename = "setup", skip_serializing_if = "Vec::is_empty")]
+    pub setups: Vec<Setup>,
     /// What differs with `--quick`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quick: Option<Quick>,
@@ -453,6 +459,7 @@ impl Suite {
         if grounds.saturating_mul(loads).saturating_mul(points) > CELLS_MAX {
             return Err(format!("it measures more than {CELLS_MAX} things: take fewer numbers"));
         }
+        self.check_setups()?;
         self.check_sizes()?;
         self.check_beside()?;
         self.check_room()?;
@@ -682,6 +689,11 @@ impl Workload {
         if self.tool == Tool::Fio && !fits_image {
             return Err("set_bytes is at least one block for each job and at most the image".into());
         }
+        if self.sync == Sync::Dsync {
+            return Err(
+                "fio opens no image with O_DSYNC: write sync = \"flush\", a flush after each write".into()
+            );
+        }
         if self.guest == Guest::NeverFlushes && self.sync != Sync::None {
             return Err("a guest that never flushes has no sync".into());
         }
@@ -790,7 +802,11 @@ mod tests {
             ("against = \"bluestore-colocated+alloc-16k\"\nexpect", "expect", "needs against"),
             ("ratio = 1.71", "ratio = 0", "above 0"),
             ("metric = \"p99\"", "metric = \"p98\"", "line "),
-            ("placement = \"bluestore-dbwal+alloc-16k\"\n", "placement = \"osd-tidepool\"\n", "does not have"),
+            (
+                "placement = \"bluestore-dbwal+alloc-16k\"\n",
+                "placement = \"osd-tidepool\"\n",
+                "does not have",
+            ),
             (
                 "placement = \"bluestore-dbwal+alloc-16k\"\nagainst = \"bluestore-colocated+alloc-16k\"\nmetric = \"bandwidth\"",
                 "placement = \"host-tidepool+alloc-16k\"\nagainst = \"bluestore-colocated+alloc-16k\"\nmetric = \"bandwidth\"",
@@ -833,6 +849,7 @@ mod tests {
             ("depth = [1, 4, 16, 32]", "depth = [0]", "depth"),
             ("name = \"4k-randwrite\"", "name = \"4k-80-20\"", "twice"),
             ("guest = \"never_flushes\"", "guest = \"never_flushes\"\nsync = \"flush\"", "has no sync"),
+            ("sync = \"flush\"", "sync = \"dsync\"", "no image with O_DSYNC"),
             ("guest = \"never_flushes\"", "guest = \"sleeps\"", "line "),
             ("caches = \"warm\"", "caches = \"warm\"\naccess = \"fibre-channel\"", "line "),
             (

@@ -13,6 +13,7 @@ mod every;
 mod hops;
 mod method;
 mod resources;
+mod setups;
 mod sizes;
 mod spans;
 mod stack;
@@ -103,6 +104,10 @@ fn body(page: &Page<'_>) -> Markup {
             @if !page.verdict.directions.is_empty() {
                 h2 { "What was published, and what was found here" }
                 (tables::directions(page))
+            }
+            @if !page.results.suite.setups.is_empty() {
+                h2 { "Set-ups as published" }
+                (setups::section(page))
             }
             h2 { "Placements" }
             (legend(page))

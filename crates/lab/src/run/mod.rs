@@ -24,9 +24,7 @@ use crate::load::{self, LoadError, Objects, Reach};
 use crate::machine;
 use crate::network::Network;
 use crate::placement::{Arrangement, Layer, Placement, PlacementError};
-use crate::results::{
-    FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described,
-};
+use crate::results::{FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Ground, Suite, Tool};
 use crate::testbed::{Added, Entrance, Layout, Testbed};
 use journal::Journal;
@@ -318,8 +316,7 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
     let left_out = header(options)?;
     let not_run = not_run(suite)?;
-    let impossible =
-        |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&left_out, cell);
+    let impossible = |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&left_out, cell);
     let blocks =
         schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
     let (hypervisors, servers) = (suite.ground.hypervisors, suite.ground.servers);
@@ -350,6 +347,9 @@ fn not_run(suite: &Suite) -> Result<Vec<NotRun>, RunError> {
     let mut not_run = Vec::new();
     for placement in &suite.without {
         not_run.push(NotRun::all(placement, "the quick form leaves it out"));
+    }
+    for setup in &suite.setups {
+        not_run.extend(setup.not_run(suite).map(|why| NotRun::all(&setup.name, why)));
     }
     let cells = suite.cells();
     for placement in suite.measured() {

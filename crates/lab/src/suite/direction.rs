@@ -44,6 +44,9 @@ pub struct Direction {
     /// The ratios of the source, if it has figures. They stand beside ours and decide nothing: devices that are emulated have other sizes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
+    /// What it takes that there is not here, so that it is not measurable. Its placements may be set-ups of the suite then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub needs: Option<String>,
 }
 
 /// What of a run is compared.
@@ -185,6 +188,9 @@ impl Direction {
 
     /// What is wrong with it in a suite.
     pub(super) fn check(&self, suite: &Suite) -> Result<(), String> {
+        if self.needs.is_some() {
+            return self.check_needs(suite);
+        }
         let known = [Some(&self.placement), self.against.as_ref()];
         let known = known.into_iter().flatten().all(|placement| suite.placements.contains(placement));
         let Some(workload) = suite.workload(&self.workload).filter(|_| known) else {
@@ -219,6 +225,20 @@ impl Direction {
         match self.axis.map(|axis| axis.along) {
             Some(Along::OsdsPerNode) if uneven => Err("servers do not have as many disks each".into()),
             _ => Ok(()),
+        }
+    }
+
+    /// What is wrong with one that is not measurable here.
+    fn check_needs(&self, suite: &Suite) -> Result<(), String> {
+        let names = [Some(&self.placement), self.against.as_ref()];
+        let set_up = |name: &String| suite.setups.iter().any(|setup| setup.name == *name);
+        let known = |name: &&String| suite.placements.contains(name) || set_up(name);
+        if suite.workload(&self.workload).is_none() || !names.into_iter().flatten().all(|name| known(&name)) {
+            return Err("it names what the suite does not have".into());
+        }
+        match (&self.against, self.expect, self.axis) {
+            (Some(_), Some(_), None) => Ok(()),
+            _ => Err("what is not measurable here is a ratio: it has against and expect".into()),
         }
     }
 
@@ -270,10 +290,24 @@ mod tests {
         for (from, to, wanted) in [
             ("disks = 7\n", "disks = 5\n", "no cluster has 5 disks"),
             ("disks = 7\n", "disks = \"7\"\n", "line "),
-            ("along = \"osds\", trend = \"rises\" }", "along = \"osds\", trend = \"rises\" }\ndisks = 4", "one point"),
+            (
+                "along = \"osds\", trend = \"rises\" }",
+                "along = \"osds\", trend = \"rises\" }\ndisks = 4",
+                "one point",
+            ),
         ] {
             assert!(good.contains(from), "{from}");
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
+        }
+        let needs = include_str!("../suites/diskspd-256k.toml");
+        for (from, to, wanted) in [
+            ("against = \"FileStore and journals, vioscsi\"", "against = \"nothing\"", "does not have"),
+            ("against = \"FileStore and journals, vioscsi\"\n", "", "a ratio"),
+            ("needs = \"a kernel that maps images (krbd)\"\nmetric", "metric", "does not have"),
+        ] {
+            assert!(needs.contains(from), "{from}");
+            let error = Suite::parse("s.toml", &needs.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         let other = Suite::find("which-side").expect("it comes with the program");

@@ -146,6 +146,18 @@ pub(super) fn test(
     bounds: &[Bounded],
     direction: &Direction,
 ) -> Tested {
+    if let Some(needs) = &direction.needs {
+        return Tested {
+            direction: direction.clone(),
+            outcome: Outcome::NotMeasurable,
+            ratio: None,
+            for_good: None,
+            course: None,
+            evidence: format!("It needs {needs}."),
+            bottleneck: None,
+            against_bottleneck: None,
+        };
+    }
     let Direction { placement, against, workload, .. } = direction;
     let names: Vec<&String> = [Some(placement), against.as_ref()].into_iter().flatten().collect();
     let course = |results: &Results| direction.axis.map(|axis| Course::of(results, direction, axis.along));

@@ -1,0 +1,99 @@
+//! Set-ups that were published side by side, and what stands for each here.
+
+use maud::{Markup, html};
+
+use super::Page;
+use super::stack::{Kind, stack};
+use crate::fio::Figures;
+use crate::results::Run;
+use crate::stats::{self, objections};
+use crate::suite::Setup;
+use crate::words;
+
+/// A row for each set-up.
+pub(super) fn section(page: &Page<'_>) -> Markup {
+    let suite = &page.results.suite;
+    let columns = [
+        ("set-up", Kind::Name),
+        ("published", Kind::Text),
+        ("stands for it here", Kind::Name),
+        ("read", Kind::Number),
+        ("written", Kind::Number),
+        ("a write is safe", Kind::Text),
+        ("not measured, as", Kind::Text),
+    ];
+    let row = |setup: &Setup| {
+        let runs = setup.placement.as_ref().map(|name| counted(page, name)).unwrap_or_default();
+        let durability = runs.iter().map(|run| run.durability).min();
+        vec![
+            html! { (setup.name) },
+            html! { (setup.published.as_deref().unwrap_or("–")) },
+            html! { (setup.placement.as_deref().unwrap_or("–")) },
+            html! { (rate(page, &runs, |run| run.reads)) },
+            html! { (rate(page, &runs, |run| run.writes)) },
+            html! { (durability.map_or("–", words::durability)) },
+            html! { (setup.not_run(suite).unwrap_or_default()) },
+        ]
+    };
+    let rows: Vec<Vec<Markup>> = suite.setups.iter().map(row).collect();
+    html! {
+        p { "Bytes per second of " (suite.deciding) ", geometric means of all runs that count. Figures here are of other devices than the published ones." }
+        (stack(&columns, &rows))
+    }
+}
+
+/// Runs of the deciding workload on a placement that count, at the ground's own point.
+fn counted<'a>(page: &Page<'a>, placement: &str) -> Vec<&'a Run> {
+    let settings = stats::settings(page.results, &page.results.suite.deciding);
+    let runs = settings.iter().flat_map(|setting| stats::runs(page.results, placement, setting));
+    runs.filter(|run| objections(run).is_empty()).collect()
+}
+
+/// Bytes per second of one side of these runs, in words.
+fn rate(page: &Page<'_>, runs: &[&Run], side: fn(&Run) -> Option<Figures>) -> String {
+    let suite = &page.results.suite;
+    let block_bytes = suite.workload(&suite.deciding).map_or(0, |workload| workload.block_bytes);
+    let logs: Vec<f64> =
+        runs.iter().filter_map(|run| side(run)).filter(|of| of.iops > 0.0).map(|of| of.iops.ln()).collect();
+    if logs.is_empty() {
+        return "–".into();
+    }
+    let iops = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+    format!("{}/s", words::bytes((iops * block_bytes as f64) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cost::Prices;
+    use crate::suite::Suite;
+    use crate::synthetic;
+    use crate::verdict::{Outcome, verdict};
+
+    #[test]
+    fn each_published_set_up_stands_in_the_report_and_what_is_not_possible_is_not_claimed() {
+        let mut results = synthetic::empty();
+        results.suite = Suite::find("diskspd-256k").expect("it comes with the program");
+        for (placement, iops) in [("filestore-journal", 40.0), ("bluestore-dbwal", 20.0)] {
+            for repeat in 1..=3 {
+                let speed = iops * (1.0 + f64::from(repeat) / 100.0);
+                results.runs.push(synthetic::run(placement, "256k-70-30", 8, repeat, speed));
+            }
+        }
+        let found = verdict(&results);
+        let of = |part: &str| {
+            let tested = found.directions.iter().find(|tested| tested.direction.claim.contains(part));
+            tested.expect("the claim").clone()
+        };
+        assert_eq!(of("database and log on the SSD alone").outcome, Outcome::Reproduced);
+        let krbd = of("KRBD reads");
+        assert_eq!((krbd.outcome, krbd.ratio.is_none()), (Outcome::NotMeasurable, true));
+        assert!(krbd.evidence.contains("a kernel that maps images"), "{}", krbd.evidence);
+        let page = crate::report::html(&results, &found, &Prices::default());
+        for setup in &results.suite.setups {
+            assert!(page.contains(&setup.name), "{}", setup.name);
+        }
+        assert!(page.contains("read 4611 to 5098") && page.contains("no placement osd-bcache"));
+        // 40 requests per second, of which synthetic runs have four of five as reads, of 256 KiB.
+        assert!(page.contains("8.2 MiB/s"), "reads of what stands for a set-up");
+    }
+}
