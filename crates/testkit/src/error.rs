@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tidepool_lab::nbd::NbdError;
+
 use crate::stamps::Violation;
 
 /// Why a step of a test failed.
@@ -76,6 +78,15 @@ pub enum Error {
         /// The file with everything that the console printed.
         console: PathBuf,
     },
+}
+
+impl From<NbdError> for Error {
+    fn from(error: NbdError) -> Error {
+        match error {
+            NbdError::Protocol(what) => Error::Protocol(what),
+            NbdError::Disconnected(_) => Error::Disconnected,
+        }
+    }
 }
 
 /// Turns an I/O error into an [`Error`] that says what was tried.

@@ -9,44 +9,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidepool_lab::nbd;
+
 use crate::error::{Error, io};
 
-const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-const REQUEST_MAGIC: u32 = 0x2560_9513;
-const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-const OPTION_GO: u32 = 7;
-const REPLY_ACK: u32 = 1;
-const REPLY_INFO: u32 = 3;
-/// Fixed newstyle, no zeroes after the export's information.
-const HANDSHAKE_FLAGS: u32 = 0b11;
-/// Longest option reply that is taken: an error's text.
-const OPTION_REPLY_BYTES_MAX: u32 = 64 << 10;
+pub use tidepool_lab::nbd::{Command, Export, FLUSH, READ, WRITE};
 
-/// Read command.
-pub const READ: u16 = 0;
-/// Write command.
-pub const WRITE: u16 = 1;
 /// Disconnect command.
 pub const DISCONNECT: u16 = 2;
-/// Flush command.
-pub const FLUSH: u16 = 3;
 /// Trim command.
 pub const TRIM: u16 = 4;
 /// Write-zeroes command.
 pub const WRITE_ZEROES: u16 = 6;
 /// Force unit access, as a flag of a command.
 pub const FUA: u16 = 1;
-
-/// What a server said about an export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Export {
-    /// Bytes.
-    pub size_bytes: u64,
-    /// Transmission flags.
-    pub flags: u16,
-}
 
 /// The half of a connection that sends.
 #[derive(Debug, Clone)]
@@ -70,92 +46,20 @@ impl Read for SharedStream {
     }
 }
 
-/// One request's header.
-#[derive(Debug, Clone, Copy)]
-pub struct Command {
-    /// [`READ`], [`WRITE`] and so on.
-    pub kind: u16,
-    /// [`FUA`] or 0.
-    pub flags: u16,
-    /// Comes back with the reply.
-    pub cookie: u64,
-    /// First byte.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u32,
-}
-
 /// Connects to the unix socket at `socket` and opens `export`.
 pub fn connect(socket: &Path, export: &str) -> Result<(Export, Sender, Receiver), Error> {
     let stream =
         UnixStream::connect(socket).map_err(io(format!("cannot connect to {}", socket.display())))?;
-    let mut stream = std::io::BufReader::new(SharedStream(Arc::new(stream)));
-    let export = negotiate(&mut stream, export)?;
-    let sender = Sender { stream: stream.get_ref().0.clone() };
+    let sender = Sender { stream: Arc::new(stream) };
+    let mut stream = std::io::BufReader::new(SharedStream(sender.stream.clone()));
+    let export = nbd::negotiate(&mut stream, &mut &*sender.stream, export)?;
     Ok((export, sender, Receiver { stream }))
-}
-
-/// The fixed newstyle handshake up to the transmission phase.
-fn negotiate(stream: &mut std::io::BufReader<SharedStream>, export: &str) -> Result<Export, Error> {
-    if read_u64(stream)? != INIT_MAGIC || read_u64(stream)? != OPTION_MAGIC {
-        return Err(Error::Protocol("the server does not greet as a newstyle NBD server".into()));
-    }
-    let server_flags = read_u16(stream)?;
-    if server_flags & 0b11 != 0b11 {
-        return Err(Error::Protocol(format!("the server's handshake flags are {server_flags:#x}")));
-    }
-    let name = export.as_bytes();
-    let mut go = Vec::new();
-    go.extend(HANDSHAKE_FLAGS.to_be_bytes());
-    go.extend(OPTION_MAGIC.to_be_bytes());
-    go.extend(OPTION_GO.to_be_bytes());
-    go.extend((name.len() as u32 + 6).to_be_bytes());
-    go.extend((name.len() as u32).to_be_bytes());
-    go.extend(name);
-    go.extend(0u16.to_be_bytes());
-    (&*stream.get_ref().0).write_all(&go).map_err(|_| Error::Disconnected)?;
-    let mut found = None;
-    loop {
-        if read_u64(stream)? != OPTION_REPLY_MAGIC || read_u32(stream)? != OPTION_GO {
-            return Err(Error::Protocol("the reply to GO is not an option reply to GO".into()));
-        }
-        let kind = read_u32(stream)?;
-        let len = read_u32(stream)?;
-        if len > OPTION_REPLY_BYTES_MAX {
-            return Err(Error::Protocol(format!("an option reply of {len} bytes")));
-        }
-        let mut body = vec![0; len as usize];
-        stream.read_exact(&mut body).map_err(|_| Error::Disconnected)?;
-        match kind {
-            REPLY_ACK => break,
-            REPLY_INFO if body.len() == 12 && body[..2] == [0, 0] => {
-                found = Some(Export {
-                    size_bytes: u64::from_be_bytes(body[2..10].try_into().expect("eight bytes")),
-                    flags: u16::from_be_bytes(body[10..].try_into().expect("two bytes")),
-                });
-            }
-            REPLY_INFO => {}
-            _ => {
-                let text = String::from_utf8_lossy(&body);
-                return Err(Error::Protocol(format!(
-                    "the server refuses export {export:?} ({kind:#x}): {text}"
-                )));
-            }
-        }
-    }
-    found.ok_or_else(|| Error::Protocol("the server accepts GO without telling the size".into()))
 }
 
 impl Sender {
     /// Sends one request; `payload` is what a write writes.
     pub fn send(&mut self, command: Command, payload: &[u8]) -> Result<(), Error> {
-        let mut header = Vec::with_capacity(28 + payload.len());
-        header.extend(REQUEST_MAGIC.to_be_bytes());
-        header.extend(command.flags.to_be_bytes());
-        header.extend(command.kind.to_be_bytes());
-        header.extend(command.cookie.to_be_bytes());
-        header.extend(command.offset.to_be_bytes());
-        header.extend(command.len.to_be_bytes());
+        let mut header = command.header().to_vec();
         header.extend(payload);
         (&*self.stream).write_all(&header).map_err(|_| Error::Disconnected)
     }
@@ -170,11 +74,7 @@ impl Sender {
 impl Receiver {
     /// The next reply's errno (0 for success) and cookie.
     pub fn reply(&mut self) -> Result<(u32, u64), Error> {
-        let magic = read_u32(&mut self.stream)?;
-        if magic != SIMPLE_REPLY_MAGIC {
-            return Err(Error::Protocol(format!("a reply begins with {magic:#x}")));
-        }
-        Ok((read_u32(&mut self.stream)?, read_u64(&mut self.stream)?))
+        Ok(nbd::reply(&mut self.stream)?)
     }
 
     /// What follows the reply to a read.
@@ -244,22 +144,4 @@ impl Client {
     pub fn flush(&mut self) -> Result<(), Error> {
         self.request(FLUSH, 0, 0, 0, &[], &mut [])
     }
-}
-
-fn read_array<const N: usize>(stream: &mut impl Read) -> Result<[u8; N], Error> {
-    let mut bytes = [0; N];
-    stream.read_exact(&mut bytes).map_err(|_| Error::Disconnected)?;
-    Ok(bytes)
-}
-
-fn read_u16(stream: &mut impl Read) -> Result<u16, Error> {
-    read_array(stream).map(u16::from_be_bytes)
-}
-
-fn read_u32(stream: &mut impl Read) -> Result<u32, Error> {
-    read_array(stream).map(u32::from_be_bytes)
-}
-
-fn read_u64(stream: &mut impl Read) -> Result<u64, Error> {
-    read_array(stream).map(u64::from_be_bytes)
 }

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
+use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
+
 use super::model::Clock;
 
 /// One write, discard or write of zeroes.

@@ -1,13 +1,12 @@
 //! Stamped workloads: every sector that is written tells who wrote it, where and when, and every read is checked.
 
-mod content;
 mod history;
 mod model;
 mod requests;
 mod workload;
 
-pub use content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
 pub use history::{History, Lost};
 pub use model::{Model, Snapshot, Violation};
 pub use requests::{Kind, Mix, Request, Requests};
+pub use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS, describe};
 pub use workload::{Gauge, Progress, Summary, Workload, WorkloadOptions};

@@ -1,7 +1,7 @@
 //! The sequence of requests that one seed gives.
 
-use super::content::SECTOR_BYTES;
 use crate::rng::Rng;
+use tidepool_lab::stamps::SECTOR_BYTES;
 
 /// Sectors of a 4 KiB block.
 const BLOCK_SECTORS: u64 = 8;

@@ -7,12 +7,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::content::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
 use super::history::{History, Lost};
 use super::model::{Clock, Model, Snapshot};
 use super::requests::{Kind, Mix, Request, Requests};
 use crate::error::Error;
 use crate::nbd::{self, Command, Receiver, Sender};
+use tidepool_lab::stamps::{Origin, SECTOR_BYTES, Stamp, Version, ZEROS};
 
 /// Longest wait for an answer before the run is given up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);

@@ -1,6 +1,6 @@
 //! What is written into each sector, so that any sector that is read tells where it came from.
 
-use crate::rng::mix;
+use crate::random::mix;
 
 /// Bytes of one stamped sector: the smallest unit that a client can write.
 pub const SECTOR_BYTES: usize = 512;
@@ -73,26 +73,39 @@ impl Stamp {
     }
 }
 
+/// A word of a sector, by its number.
+fn word(sector: &[u8], index: usize) -> u64 {
+    u64::from_le_bytes(sector[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
+}
+
+/// The stamp that a sector's header tells; `None` if it begins with none. The rest of the sector may be damaged.
+fn header(sector: &[u8]) -> Option<Stamp> {
+    let place = word(sector, 2);
+    (word(sector, 0) == MAGIC).then(|| Stamp {
+        origin: Origin { seed: word(sector, 1), volume: (place >> 32) as u32 },
+        sector: word(sector, 3),
+        version: place as u32,
+    })
+}
+
+/// The stamp that a sector holds, whole and undamaged; `None` if it holds something else.
+pub fn read(sector: &[u8]) -> Option<Stamp> {
+    header(sector).filter(|stamp| stamp.version & ZEROS == 0 && stamp.matches(sector))
+}
+
 /// What a sector holds, for the report of a violation.
 pub fn describe(sector: &[u8]) -> String {
     if sector.iter().all(|&byte| byte == 0) {
         return "zeros".into();
     }
-    let word =
-        |index: usize| u64::from_le_bytes(sector[index * 8..index * 8 + 8].try_into().expect("eight bytes"));
-    let stamp = Stamp {
-        origin: Origin { seed: word(1), volume: (word(2) >> 32) as u32 },
-        sector: word(3),
-        version: word(2) as u32,
+    let Some(Stamp { origin: Origin { seed, volume }, sector: place, version }) = header(sector) else {
+        return format!("bytes of no stamp, beginning with {:02x?}", &sector[..16]);
     };
-    let Origin { seed, volume } = stamp.origin;
-    let Stamp { sector: place, version, .. } = stamp;
-    if word(0) == MAGIC && stamp.version & ZEROS == 0 && stamp.matches(sector) {
-        format!("version {version} of sector {place} of volume {volume}, seed {seed}")
-    } else if word(0) == MAGIC {
-        format!("a damaged stamp (version {version} of sector {place} of volume {volume}, seed {seed})")
-    } else {
-        format!("bytes of no stamp, beginning with {:02x?}", &sector[..16])
+    match read(sector) {
+        Some(_) => format!("version {version} of sector {place} of volume {volume}, seed {seed}"),
+        None => {
+            format!("a damaged stamp (version {version} of sector {place} of volume {volume}, seed {seed})")
+        }
     }
 }
 
@@ -116,8 +129,10 @@ mod tests {
             assert!(!other.matches(&sector));
         }
         assert_eq!(describe(&sector), "version 3 of sector 9 of volume 1, seed 7");
+        assert_eq!(read(&sector), Some(stamp));
         sector[SECTOR_BYTES - 1] ^= 1;
         assert!(!stamp.matches(&sector), "the last byte counts");
+        assert_eq!(read(&sector), None);
         assert!(describe(&sector).starts_with("a damaged stamp"));
         Stamp { version: ZEROS, ..stamp }.fill(&mut sector);
         assert_eq!(describe(&sector), "zeros");
