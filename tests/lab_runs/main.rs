@@ -1,6 +1,7 @@
 //! The lab's measurements: what is not what was meant does not count, what was interrupted goes on, and nothing is left.
 
 mod access;
+mod faults;
 mod instrument;
 
 use std::cell::{Cell, RefCell};

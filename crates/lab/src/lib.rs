@@ -15,6 +15,7 @@ pub mod compare;
 pub mod cost;
 pub mod device;
 pub mod document;
+mod events;
 pub mod exchange;
 pub mod fio;
 pub mod load;

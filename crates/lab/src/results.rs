@@ -2,6 +2,8 @@
 //!
 //! `docs/lab-results.schema.json` is the schema of the JSON form.
 
+mod event;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -15,6 +17,7 @@ use crate::device::{Counts, Spec};
 use crate::fio::Figures;
 use crate::machine::Machine;
 use crate::suite::{Cell, ClusterSize, Neighbours, Suite, Workload};
+pub use event::{Acknowledged, EventPoint, EventRun, EventWindow, Recovery, Scrub};
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
@@ -55,6 +58,9 @@ pub struct Results {
     pub testbeds: Vec<Testbed>,
     /// Every measurement, in the order in which they were made.
     pub runs: Vec<Run>,
+    /// What happened under load, in the order in which it did. None of it is a measurement of a speed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<EventRun>,
 }
 
 /// A class of devices, frozen.
@@ -304,6 +310,7 @@ impl Results {
             not_run_clients: self.not_run_clients.clone(),
             testbeds: self.testbeds.clone(),
             runs,
+            events: self.events.clone(),
         }
     }
 }

@@ -6,6 +6,7 @@ mod bench;
 mod beside;
 mod clients;
 mod direction;
+mod event;
 mod setup;
 mod size;
 
@@ -26,6 +27,7 @@ use crate::words;
 pub use bench::Tool;
 pub use beside::Neighbours;
 pub use direction::{Along, Axis, Direction, Expect, Measure, Published, Trend};
+pub use event::{Event, Happening};
 pub use setup::Setup;
 pub use size::ClusterSize;
 
@@ -56,6 +58,7 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("pvc2", include_str!("suites/pvc2.toml")),
     ("rados-bench", include_str!("suites/rados-bench.toml")),
     ("diskspd-256k", include_str!("suites/diskspd-256k.toml")),
+    ("faults", include_str!("suites/faults.toml")),
 ];
 
 /// A suite.
@@ -86,7 +89,7 @@ pub struct Suite {
     /// How often those of the other workloads are made, if less often.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_beside: Option<u32>,
-    /// Length of a measurement in seconds, the ramp not included.
+    /// Length of a measurement in seconds, the ramp not included; of an event that of each window.
     pub seconds: u32,
     /// Seconds before a measurement counts.
     pub ramp_s: u32,
@@ -99,6 +102,9 @@ pub struct Suite {
     /// Set-ups that a publication measured side by side.
     #[serde(default, rename = "setup", skip_serializing_if = "Vec::is_empty")]
     pub setups: Vec<Setup>,
+    /// What happens under load.
+    #[serde(default, rename = "event", skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<Event>,
     /// What differs with `--quick`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quick: Option<Quick>,
@@ -463,6 +469,7 @@ impl Suite {
         self.check_sizes()?;
         self.check_beside()?;
         self.check_room()?;
+        self.check_events()?;
         for direction in &self.directions {
             let named = |what: String| format!("the direction \"{}\": {what}", direction.claim);
             direction.check(self).map_err(named)?;
@@ -531,7 +538,9 @@ impl Suite {
         let mut cells = Vec::new();
         for placement in self.measured() {
             for ClusterSize { disks, osds_per_disk } in self.sizes() {
-                for workload in self.workloads.iter().filter(|found| !self.without.contains(&found.name)) {
+                let by_itself =
+                    |found: &&Workload| !self.without.contains(&found.name) && !self.is_of_event(&found.name);
+                for workload in self.workloads.iter().filter(by_itself) {
                     let own = self.factors(&placement, workload).into_iter();
                     let beside = self.points_beside(&placement, workload).into_iter();
                     let own = own.map(|slowed_by| (slowed_by, None, None));

@@ -11,7 +11,10 @@ use crate::fio::Figures;
 use crate::machine::Machine;
 use crate::placement::AGAIN;
 use crate::random::Random;
-use crate::results::{Drained, Durability, FORMAT, Frozen, NotRun, Results, Run, Testbed, WINDOWS, Window};
+use crate::results::{
+    Acknowledged, Drained, Durability, EventPoint, EventRun, EventWindow, FORMAT, Frozen, NotRun, Recovery,
+    Results, Run, Scrub, Testbed, WINDOWS, Window,
+};
 use crate::suite::{Cell, Suite};
 use crate::testbed::HOST_SSDS;
 use crate::words;
@@ -236,6 +239,7 @@ pub(crate) fn empty() -> Results {
             })
             .collect(),
         runs: Vec::new(),
+        events: Vec::new(),
         suite,
     }
 }
@@ -248,6 +252,92 @@ pub(crate) fn results(speeds: &[(&str, &[f64])]) -> Results {
             results.runs.push(run(placement, "4k-80-20", 16, repeat, iops));
         }
     }
+    results
+}
+
+/// An event of which nothing is seen: windows of 400 requests, one before it and six since.
+fn event(name: &str, placement: &str) -> EventRun {
+    let window = |begin_s: f64, seconds: f64| EventWindow {
+        begin_s,
+        end_s: begin_s + seconds,
+        due: (40.0 * seconds) as u64,
+        failed: 0,
+        unanswered: 0,
+        p50_us: Some(9_000.0),
+        p99_us: Some(9_000.0),
+        p999_us: None,
+        longest_us: Some(15_000.0),
+    };
+    let windows = (-1..6).map(|number| window(f64::from(number) * 10.0, 10.0));
+    let points = (-10..60).map(|second| EventPoint { clients: window(f64::from(second), 1.0), health: None });
+    EventRun {
+        event: name.into(),
+        cell: Cell {
+            placement: placement.into(),
+            disks: 3,
+            osds_per_disk: 1,
+            workload: "4k-50-50".into(),
+            depth: 4,
+            clients: 2,
+            slowed_by: None,
+        },
+        repeat: 1,
+        testbed: 1,
+        durability: Durability::Replicated,
+        begun_s: 30.0,
+        what: "something happens".into(),
+        windows: windows.collect(),
+        points: points.collect(),
+        gap_before_s: 0.1,
+        gap_after_s: 0.2,
+        acknowledged: Acknowledged { writes: 1_200, blocks: 1_000, lost: Some(0), ..Acknowledged::default() },
+        osds_ended: Vec::new(),
+        osds_down: Some(0),
+        recovery: Recovery { watched_s: 60.0, ..Recovery::default() },
+        scrub: None,
+        operator: None,
+        salvaged: None,
+        busy_percent: 40.0,
+        invalid: Vec::new(),
+    }
+}
+
+/// Results of events, and of nothing else.
+pub(crate) fn events() -> Results {
+    let mut results = empty();
+    results.suite = Suite::find("faults").expect("it comes with the program").quick();
+    let recovered = |left_s, clean_s, back_s| Recovery {
+        left_clean_s: Some(left_s),
+        clean_s,
+        back_s,
+        watched_s: 60.0,
+        not_known: None,
+    };
+    let mut server = event("ssd-dies", "bluestore-dbwal");
+    (server.gap_after_s, server.osds_ended, server.osds_down) = (12.0, vec![0], Some(1));
+    server.recovery = recovered(3.0, Some(42.0), None);
+    let mut under = event("ssd-dies", "osd-tidepool");
+    under.acknowledged.lost = None;
+    under.acknowledged.not_known = Some("an image could not be read: it did not end in time".into());
+    under.recovery = recovered(3.0, None, None);
+    let mut host = event("ssd-dies", "host-tidepool");
+    host.durability = Durability::OneCopy;
+    host.acknowledged.lost = Some(120);
+    host.acknowledged.lost_from_to_s = Some((-4.0, 1.0));
+    let all = host.windows.iter_mut().chain(host.points.iter_mut().map(|point| &mut point.clients));
+    for window in all.filter(|window| window.begin_s >= 0.0) {
+        window.failed = window.due;
+        (window.p50_us, window.p99_us, window.longest_us) = (None, None, None);
+    }
+    let mut bad = event("ssd-dies", "bluestore-colocated");
+    bad.invalid.push("the cluster was not clean before the event".into());
+    let mut out = event("osd-out", "host-tidepool");
+    out.windows[1].p99_us = Some(20_000.0);
+    out.recovery = recovered(2.0, Some(42.0), Some(30.0));
+    let mut scrub = event("deep-scrub", "bluestore-colocated");
+    scrub.scrub = Some(Scrub { groups: 33, scrubbed: 20, finished_s: None });
+    let replicated = event("ssd-dies", "host-tidepool-replicated");
+    results.events = vec![scrub, server, under, host, bad, out, replicated];
     results
 }
 

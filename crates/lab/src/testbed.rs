@@ -15,7 +15,7 @@ use crate::device::{Counts, Emulated, Preset, Spec};
 use crate::fio::Endpoint;
 use crate::network::{HostNode, Namespace, Network, Transit};
 use crate::placement::{
-    Applied, Arrangement, Ground, Host, Layer, Placement, PlacementError, Slot, Ssd, SsdShare,
+    Applied, Arrangement, Base, Ground, Host, Layer, Placement, PlacementError, Slot, Ssd, SsdShare,
 };
 use crate::results::Drained;
 use crate::scratch::Scratch;
@@ -108,6 +108,11 @@ impl Ssds {
 /// The name of the SSD in a server.
 fn server_ssd(server: u32) -> String {
     format!("node{server}-ssd")
+}
+
+/// The name of a disk.
+fn disk(number: u32) -> String {
+    format!("disk{number}")
 }
 
 impl Layout {
@@ -333,6 +338,25 @@ impl Testbed {
     /// Devices by name.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &Emulated)> {
         self.devices.iter().map(|device| (device.name.as_str(), &device.emulated))
+    }
+
+    /// The device on which a placement stands: the first one where there are several alike.
+    pub fn base(&self, arrangement: &Arrangement) -> Option<(&str, &Emulated)> {
+        let wanted = match arrangement.base() {
+            Base::HostSsd => HOST_SSDS[0].to_string(),
+            Base::ServerSsd => server_ssd(0),
+            Base::Disk => disk(0),
+        };
+        self.devices().find(|(name, _)| *name == wanted)
+    }
+
+    /// The device of what is in front of the cluster has died: has it give the images back, with all that can be had of what was
+    /// acknowledged, as its operator would. Returns how; `None` where nothing is in front.
+    ///
+    /// # Errors
+    /// When that fails: what the images lack then is not known.
+    pub fn salvage(&mut self) -> Result<Option<String>, PlacementError> {
+        self.front.take().map(|(_, front)| front.salvage()).transpose()
     }
 
     /// Adds a time to one hop, in the place of what was added before; see [`Added`].
@@ -574,7 +598,7 @@ fn devices(
     let parts = disk_parts(layout, below)?;
     for number in 0..layout.disks {
         let media = layout.data_media(below);
-        devices.push(start(&format!("disk{number}"), media, layout.disk_bytes, &parts)?);
+        devices.push(start(&disk(number), media, layout.disk_bytes, &parts)?);
     }
     let Some((preset, bytes)) = &layout.ssd else { return Ok(devices) };
     let users = below.iter().filter(|placement| placement.ssd() == Ssd::Partitions).count();

@@ -14,6 +14,11 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
+/// A count with its thousands apart.
+pub(crate) fn whole(count: u64) -> String {
+    thousands(count as f64)
+}
+
 fn thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = if value < 0.0 { String::from("−") } else { String::new() };

@@ -175,6 +175,20 @@ fn a_device_that_is_cut_off_answers_nothing_any_more() {
 }
 
 #[test]
+fn a_device_that_has_died_fails_every_request_and_counts_them() {
+    let bench = Bench::new();
+    let faults = bench.device.faults();
+    let file = bench.open(0);
+    file.write_all_at(&[1; 4096], 0).expect("written");
+    assert_eq!(faults.refused(), 0);
+    faults.disconnect();
+    file.write_all_at(&[2; 4096], 0).expect_err("it is dead");
+    read(&file, 0).expect_err("it is dead");
+    file.sync_all().expect_err("it is dead");
+    assert!(faults.refused() >= 3, "{}", faults.refused());
+}
+
+#[test]
 fn a_device_that_holds_something_can_be_dropped() {
     let bench = Bench::new();
     let file = bench.open(0);

@@ -35,22 +35,49 @@ impl Cluster {
 
     /// The SHA-256 of what `rbd export` gives for `image`, in hexadecimal.
     pub fn rbd_checksum(&self, image: &str) -> Result<String, ClusterError> {
+        self.rbd_read(image, &|| None, checksum)
+    }
+
+    /// Has `read` read all of what `rbd export` gives for `image`. `stop` is asked all the while; when it says why, that is the error: an
+    /// image of which a part is nowhere is never exported to its end.
+    pub fn rbd_read<T: Send>(
+        &self,
+        image: &str,
+        stop: &dyn Fn() -> Option<String>,
+        read: impl FnOnce(&mut dyn Read) -> std::io::Result<T> + Send,
+    ) -> Result<T, ClusterError> {
+        let failed = |status: String, stderr: String| ClusterError::Command {
+            command: format!("rbd export {image} -"),
+            status,
+            stderr,
+        };
         let mut command = Command::new("rbd");
         command.arg("-c").arg(self.conf()).args(["export", "--no-progress", image, "-"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         self.as_client(&mut command);
         let mut export = Process::spawn(command).map_err(io("cannot run `rbd export`"))?;
         let mut output = export.child().stdout.take().expect("the output is piped");
-        let sum = checksum(&mut output).map_err(io("cannot read what `rbd export` prints"))?;
-        let status = export.child().wait().map_err(io("cannot wait for `rbd export`"))?;
-        if !status.success() {
-            return Err(ClusterError::Command {
-                command: format!("rbd export {image} -"),
-                status: status.to_string(),
-                stderr: "the image could not be exported".into(),
+        let (found, ended) = std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let found = read(&mut output)?;
+                std::io::copy(&mut output, &mut std::io::sink()).map(|_| found)
             });
+            let ended = export.wait_unless(stop);
+            if !matches!(ended, Ok(Ok(_))) {
+                // What it has said ends with it.
+                let _ = export.kill();
+            }
+            (reader.join(), ended)
+        });
+        match ended.map_err(io("cannot wait for `rbd export`"))? {
+            Err(why) => return Err(failed("stopped".into(), why)),
+            Ok(status) if !status.success() => {
+                return Err(failed(status.to_string(), "the image could not be exported".into()));
+            }
+            Ok(_) => {}
         }
-        Ok(sum)
+        let found = found.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        found.map_err(io("cannot read what `rbd export` prints"))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Throw-away real Ceph clusters: monitor, manager and OSDs on files, on the loopback interface or in a network of their own.
 
 mod config;
+mod health;
 mod image;
 mod librados;
 mod manager;
@@ -8,6 +9,7 @@ mod servers;
 pub(crate) mod socket;
 mod store;
 
+pub use health::Health;
 pub use image::checksum;
 pub use servers::Servers;
 pub(crate) use store::SSD_OP_SHARDS;

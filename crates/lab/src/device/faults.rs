@@ -88,6 +88,8 @@ struct State {
     held: bool,
     /// What the device had done when the power failed, and was not told.
     withheld: Vec<Answer>,
+    /// Operations that came while everything fails.
+    refused: u64,
     random: Option<Random>,
 }
 
@@ -189,7 +191,7 @@ impl Faults {
         self.active.store(true, Ordering::Release);
     }
 
-    /// Everything that is held, on its way or coming fails, and has no effect any more.
+    /// Everything that is held, on its way or coming fails, and has no effect any more: as when the device has died.
     pub fn disconnect(&self) {
         let withheld = {
             let mut state = self.lock();
@@ -201,6 +203,11 @@ impl Faults {
         };
         // An answer that is dropped is an I/O error.
         drop(withheld);
+    }
+
+    /// Operations that came while everything fails ([`Faults::disconnect`]).
+    pub fn refused(&self) -> u64 {
+        self.lock().refused
     }
 
     /// The device is there again, without a plan.
@@ -233,6 +240,7 @@ impl Faults {
         let cut = self.changed.wait_while(self.lock(), |state| state.link == Link::Cut);
         let state = &mut *cut.expect("no thread panics while it holds the faults");
         if state.link == Link::Down {
+            state.refused += 1;
             return Fate { remains: Remains::Nothing, end: End::Gone };
         }
         let seen = &mut state.seen[place(operation.kind)];

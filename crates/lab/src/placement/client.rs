@@ -5,10 +5,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::daemon::{self, Daemon, Setup};
+use super::daemon::{self, Daemon, Rescue, Setup};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
 use crate::access::Access;
 use crate::cluster::Cluster;
@@ -55,6 +56,10 @@ impl Placement for Host {
         Ok(if access == Access::Nbd { Access::Librbd } else { access })
     }
 
+    fn mend(&self) -> &'static str {
+        "stop the VMs, `tidepool recover IMAGE --accept-loss` for each image, replace the SSD"
+    }
+
     fn probe(&self) -> Result<(), String> {
         Ok(())
     }
@@ -69,7 +74,8 @@ impl Placement for Host {
         let daemons = hosts.map(|host| {
             Daemon::start(ground, &setup(ground, host, self.name(), &volumes(ground, host), &options)?)
         });
-        Ok(Box::new(Hosted { daemons: daemons.collect::<Result<_, _>>()?, fronts: Fronts::of(ground) }))
+        let daemons = daemons.collect::<Result<_, _>>()?;
+        Ok(Box::new(Hosted { daemons, fronts: Fronts::of(ground), rescue: Rescue::of(ground) }))
     }
 }
 
@@ -112,6 +118,11 @@ impl Fronts {
         Fronts(ground.images.iter().map(|image| (image.clone(), ground.host_of(image))).collect())
     }
 
+    /// The images of a hypervisor's clients.
+    pub(super) fn images(&self, host: usize) -> impl Iterator<Item = &String> {
+        self.0.iter().filter(move |(_, of)| **of == host).map(|(image, _)| image)
+    }
+
     /// How clients reach an image through the daemon of their hypervisor.
     pub(super) fn endpoint(&self, daemons: &[Daemon], image: &str) -> Option<Endpoint> {
         let daemon = daemons.get(*self.0.get(image)?)?;
@@ -124,6 +135,7 @@ struct Hosted {
     /// By the numbers of their hypervisors.
     daemons: Vec<Daemon>,
     fronts: Fronts,
+    rescue: Rescue,
 }
 
 impl Applied for Hosted {
@@ -157,11 +169,31 @@ impl Applied for Hosted {
         daemon::drain(&self.daemons, limit_s, hurry, stop)
     }
 
+    fn salvage(self: Box<Self>) -> Result<String, PlacementError> {
+        let Hosted { daemons, fronts, rescue } = *self;
+        let mut done = Vec::new();
+        for (host, daemon) in daemons.into_iter().enumerate() {
+            done.push(if daemon.wait_drained(SALVAGE_LIMIT) {
+                daemon.stop()?;
+                "everything was in the images by itself"
+            } else {
+                drop(daemon);
+                fronts.images(host).try_for_each(|image| rescue.recover(image))?;
+                "`tidepool recover --accept-loss`"
+            });
+        }
+        done.dedup();
+        Ok(done.join(", "))
+    }
+
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
         daemon::drain(&self.daemons, 0.0, &|| (), &|| true)?;
         self.daemons.into_iter().try_for_each(Daemon::stop)
     }
 }
+
+/// Longest wait until a daemon whose SSD has died has everything in the images, with devices that answer at once.
+pub(super) const SALVAGE_LIMIT: Duration = Duration::from_secs(30);
 
 /// librbd's own cache in the memory of the hypervisor, in write-back.
 #[derive(Debug)]

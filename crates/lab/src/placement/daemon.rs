@@ -1,5 +1,6 @@
 //! Tidepool's daemon as a part of a placement, used as an operator uses it: started with options, asked with commands.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -92,9 +93,7 @@ impl Daemon {
         let line = format!("{command:?}").replace('"', "");
         setup.namespace.iter().for_each(|namespace| namespace.enter(&mut command));
         if let Some(state) = &setup.state {
-            let made = [state.as_path(), Path::new(STATE)].into_iter().try_for_each(fs::create_dir_all);
-            made.and_then(|()| mounts::instead(&mut command, state, Path::new(STATE)))
-                .map_err(failed(format!("cannot put {} in the place of {STATE}", state.display())))?;
+            in_place_of_state(&mut command, state)?;
         }
         let mut process = Process::spawn(command).map_err(failed(format!("cannot run `{line}`")))?;
         let output = process.child().stdout.take().expect("its output is piped");
@@ -212,6 +211,28 @@ impl Daemon {
         Process::spawn(command).map_err(failed("cannot run `tidepool volume drain`"))
     }
 
+    /// Waits until its volumes have nothing that is not in their images, for so long at most. False if that does not come, or one of them
+    /// has failed.
+    pub(super) fn wait_drained(&self, limit: Duration) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            let Ok(volumes) = self.served() else { return false };
+            if volumes.iter().any(|volume| text(volume, "state") == "failed") {
+                return false;
+            }
+            if volumes.iter().all(|volume| volume["dirty_bytes"] == 0) {
+                return true;
+            }
+            std::thread::sleep(POLL);
+        }
+        false
+    }
+
+    /// Has it serve a volume of which it has the copy, whose owner is gone.
+    pub(super) fn take_over(&self, volume: &str) -> Result<(), PlacementError> {
+        self.ask(&["volume", "takeover", volume]).map(drop)
+    }
+
     /// Ends it. What it has not drained is refused by its volumes' images from then on, so drain first.
     pub(super) fn stop(mut self) -> Result<(), PlacementError> {
         self.process.signal(rustix::process::Signal::TERM).map_err(failed("cannot end tidepool"))?;
@@ -220,6 +241,45 @@ impl Daemon {
             None => Err(failed("tidepool serve")(std::io::ErrorKind::TimedOut.into())),
         }
     }
+}
+
+/// What it takes to give up a cache that is lost.
+#[derive(Debug)]
+pub(super) struct Rescue {
+    program: PathBuf,
+    /// A directory in the place of the machine's [`STATE`]: what is given up is written down there.
+    state: PathBuf,
+    /// Of each image: the place of its hypervisor, and its URI there.
+    images: BTreeMap<String, (Option<Namespace>, String)>,
+}
+
+impl Rescue {
+    /// That of the images of a ground as caches on hypervisors reach them.
+    pub(super) fn of(ground: &Ground) -> Rescue {
+        let place = |image: &String| (ground.namespace(ground.host_of(image)), ground.uri(image));
+        Rescue {
+            program: ground.program.clone(),
+            state: ground.directory.join("rescue.state"),
+            images: ground.images.iter().map(|image| (image.clone(), place(image))).collect(),
+        }
+    }
+
+    /// Brings an image to the newest state that it has without its cache, which is lost.
+    pub(super) fn recover(&self, image: &str) -> Result<(), PlacementError> {
+        let Some((namespace, uri)) = self.images.get(image) else { return Ok(()) };
+        let mut command = Command::new(&self.program);
+        command.args(["recover", uri, "--accept-loss"]);
+        namespace.iter().for_each(|namespace| namespace.enter(&mut command));
+        in_place_of_state(&mut command, &self.state)?;
+        super::run(&mut command)
+    }
+}
+
+/// Has a command find this directory in the place of the machine's [`STATE`].
+fn in_place_of_state(command: &mut Command, state: &Path) -> Result<(), PlacementError> {
+    let made = [state, Path::new(STATE)].into_iter().try_for_each(fs::create_dir_all);
+    made.and_then(|()| mounts::instead(command, state, Path::new(STATE)))
+        .map_err(failed(format!("cannot put {} in the place of {STATE}", state.display())))
 }
 
 /// The counters of several daemons, added up.

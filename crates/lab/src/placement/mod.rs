@@ -56,6 +56,17 @@ pub enum Ssd {
     File,
 }
 
+/// The device that a placement stands on, and falls with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    /// The SSD in a hypervisor.
+    HostSsd,
+    /// The SSD in a server with OSDs.
+    ServerSsd,
+    /// A disk of an OSD: it stands on no SSD.
+    Disk,
+}
+
 /// A place for an SSD.
 pub trait Placement: Debug + Sync {
     /// Its name in suites.
@@ -110,6 +121,10 @@ pub trait Placement: Debug + Sync {
     /// It cannot stand on that path: why, in one line.
     fn path(&self, access: Access) -> Result<Access, String> {
         Ok(access)
+    }
+    /// What an operator has to do when the SSD that it stands on has died.
+    fn mend(&self) -> &'static str {
+        "replace the SSD, and make each OSD anew that stood on it"
     }
     /// Says in one line why it is not possible on this machine.
     ///
@@ -289,6 +304,14 @@ pub trait Applied: Debug {
     }
     /// Forgets what it has only in memory of the machine, such as a page cache that nobody has named.
     fn forget(&self) {}
+    /// The SSD that it stands on has died. Takes it out of the way, as an operator would, so that the images have what can be had of all that
+    /// was acknowledged. Returns what was done.
+    ///
+    /// # Errors
+    /// When it does not go.
+    fn salvage(self: Box<Self>) -> Result<String, PlacementError> {
+        self.undo().map(|()| "nothing".into())
+    }
     /// Takes it out of the way; the images then have everything.
     ///
     /// # Errors
@@ -446,6 +469,26 @@ impl Arrangement {
         path.probe().map(|()| path)
     }
 
+    /// The device that it stands on, and falls with: the nearest to its clients.
+    pub fn base(&self) -> Base {
+        match self.on_ssd().map(|placement| placement.layer()) {
+            Some(Layer::Client) => Base::HostSsd,
+            Some(Layer::Device | Layer::Store) => Base::ServerSsd,
+            None => Base::Disk,
+        }
+    }
+
+    /// What an operator has to do when that device has died.
+    pub fn mend(&self) -> &'static str {
+        self.on_ssd().map_or("replace the disk, and make its OSD anew", |placement| placement.mend())
+    }
+
+    /// The part that stands on an SSD, the nearest to its clients.
+    fn on_ssd(&self) -> Option<&'static dyn Placement> {
+        let layers = [Layer::Client, Layer::Device, Layer::Store];
+        layers.iter().find_map(|layer| self.within(&[*layer]).find(|part| part.ssd() != Ssd::Unused))
+    }
+
     /// Whether what clients read is read by no device.
     pub fn asks_no_device(&self) -> bool {
         self.placements.iter().any(|placement| placement.asks_no_device())
@@ -528,6 +571,25 @@ mod tests {
         ] {
             let error = Arrangement::parse(text).expect_err(text);
             assert!(error.contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_placement_falls_with_the_device_that_it_stands_on() {
+        for (text, base, mend) in [
+            ("bluestore-colocated", Base::Disk, "replace the disk"),
+            ("osd-passthrough", Base::Disk, "replace the disk"),
+            ("librbd-cache", Base::Disk, "replace the disk"),
+            ("bluestore-dbwal", Base::ServerSsd, "OSD anew"),
+            ("filestore-journal", Base::ServerSsd, "OSD anew"),
+            ("osd-tidepool", Base::ServerSsd, "OSD anew"),
+            ("host-tidepool", Base::HostSsd, "tidepool recover"),
+            ("host-tidepool-replicated", Base::HostSsd, "replace the SSD"),
+            ("host-tidepool+osd-tidepool", Base::HostSsd, "tidepool recover"),
+        ] {
+            let arrangement = Arrangement::parse(text).expect(text);
+            assert_eq!(arrangement.base(), base, "{text}");
+            assert!(arrangement.mend().contains(mend), "{text}: {}", arrangement.mend());
         }
     }
 

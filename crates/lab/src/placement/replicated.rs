@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{Fronts, HOST_TIDEPOOL, NAMES, setup, volumes};
-use super::daemon::{self, Daemon, is_copy, text};
+use super::client::{Fronts, HOST_TIDEPOOL, NAMES, SALVAGE_LIMIT, setup, volumes};
+use super::daemon::{self, Daemon, Rescue, is_copy, text};
 use super::mounted;
 use super::shared::Shared;
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed, need, run};
@@ -70,6 +70,10 @@ impl Placement for HostReplicated {
         HOST_TIDEPOOL.path(access)
     }
 
+    fn mend(&self) -> &'static str {
+        "`tidepool volume takeover` on the second hypervisor for each volume that has failed, and start its VM there; replace the SSD"
+    }
+
     fn probe(&self) -> Result<(), String> {
         need("openssl", "openssl")
     }
@@ -92,7 +96,8 @@ impl Placement for HostReplicated {
             let setup = setup(ground, host, self.name(), &volumes, &options[host])?;
             daemons.insert(0, Daemon::start(ground, &setup)?);
         }
-        let mut pair = Pair { daemons, fronts: Fronts::of(ground), parted: 0, _shared: shared };
+        let (fronts, rescue) = (Fronts::of(ground), Rescue::of(ground));
+        let mut pair = Pair { daemons, fronts, rescue, parted: 0, _shared: shared };
         pair.wait_sync()?;
         pair.parted = pair.partings();
         Ok(Box::new(pair))
@@ -158,6 +163,7 @@ fn certificate(directory: &Path, name: &str, address: &str) -> Result<PathBuf, P
 struct Pair {
     daemons: Vec<Daemon>,
     fronts: Fronts,
+    rescue: Rescue,
     /// How often volumes had parted with their copies when the last one came into sync.
     parted: u64,
     // Dropped after the daemons, which have these images open.
@@ -247,6 +253,36 @@ impl Applied for Pair {
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Drained>, PlacementError> {
         daemon::drain(&self.daemons, limit_s, hurry, stop)
+    }
+
+    fn salvage(self: Box<Self>) -> Result<String, PlacementError> {
+        // What has the images open goes before them.
+        let Pair { _shared, daemons, fronts, rescue, .. } = *self;
+        let [owner, peer] = <[Daemon; 2]>::try_from(daemons).expect("there are two hypervisors");
+        if owner.wait_drained(SALVAGE_LIMIT) {
+            owner.stop()?;
+            peer.stop()?;
+            return Ok("everything was in the images by itself, from the second copy".into());
+        }
+        drop(owner);
+        let mut refused = Vec::new();
+        for image in fronts.images(0) {
+            if let Err(why) = peer.take_over(image) {
+                refused.push((image, why));
+            }
+        }
+        if !peer.wait_drained(SALVAGE_LIMIT) {
+            return Err(not("the second hypervisor has taken over, and does not write all back".into()));
+        }
+        peer.stop()?;
+        let mut done = "`tidepool volume takeover` on the second hypervisor".to_string();
+        for (image, why) in refused {
+            rescue.recover(image)?;
+            done.push_str(&format!(
+                ", which was refused for {image} ({why}): `tidepool recover --accept-loss`"
+            ));
+        }
+        Ok(done)
     }
 
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {

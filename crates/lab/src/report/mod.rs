@@ -9,6 +9,7 @@ mod beside;
 mod controls;
 mod costs;
 mod curves;
+mod events;
 mod every;
 mod hops;
 mod method;
@@ -83,44 +84,27 @@ fn body(page: &Page<'_>) -> Markup {
                 h2 { "Copies and neighbours" }
                 (beside::section(page))
             }
-            h2 { "Response curves" }
-            (curves::section(page))
-            h2 { "Bursts, and for good" }
-            (spans::section(page))
-            h2 { "Tails" }
-            (tails::section(page))
-            @if bench::is_there(page) {
-                h2 { "What rados bench tells" }
-                (bench::section(page))
+            @if events::are_there(page) {
+                h2 { "What happened under load" }
+                (events::section(page))
             }
-            h2 { "Where the time goes" }
-            (hops::section(page))
-            h2 { "What it costs" }
-            (costs::section(page))
-            h2 { "Controls and bounds" }
-            (controls::section(page))
-            h2 { "Every repeat" }
-            (every::section(page))
-            @if !page.verdict.directions.is_empty() {
-                h2 { "What was published, and what was found here" }
-                (tables::directions(page))
-            }
-            @if !page.results.suite.setups.is_empty() {
-                h2 { "Set-ups as published" }
-                (setups::section(page))
-            }
+            // Of a suite of events alone nothing was measured.
+            @let is_measured = !page.results.runs.is_empty() || !events::are_there(page);
+            @if is_measured { (measured(page)) }
             h2 { "Placements" }
             (legend(page))
-            h2 { "What the machine did meanwhile" }
-            (strips::section(page))
-            h2 { "Processors, memory and network" }
-            (resources::section(page))
-            h2 { "Processor time" }
-            (tables::processor(page))
-            h2 { "Drains" }
-            (tables::drains(page))
-            h2 { "Every cell" }
-            details open[page.results.runs.len() < 60] { summary { "All cells" } (tables::cells(page)) }
+            @if is_measured {
+                h2 { "What the machine did meanwhile" }
+                (strips::section(page))
+                h2 { "Processors, memory and network" }
+                (resources::section(page))
+                h2 { "Processor time" }
+                (tables::processor(page))
+                h2 { "Drains" }
+                (tables::drains(page))
+                h2 { "Every cell" }
+                details open[page.results.runs.len() < 60] { summary { "All cells" } (tables::cells(page)) }
+            }
             h2 { "What does not count" }
             (tables::left_out(page))
             h2 { "Fairness" }
@@ -129,6 +113,38 @@ fn body(page: &Page<'_>) -> Markup {
             (method::machine(page))
             h2 { "Do it again" }
             (method::commands(page))
+        }
+    }
+}
+
+/// What was measured.
+fn measured(page: &Page<'_>) -> Markup {
+    html! {
+        h2 { "Response curves" }
+        (curves::section(page))
+        h2 { "Bursts, and for good" }
+        (spans::section(page))
+        h2 { "Tails" }
+        (tails::section(page))
+        @if bench::is_there(page) {
+            h2 { "What rados bench tells" }
+            (bench::section(page))
+        }
+        h2 { "Where the time goes" }
+        (hops::section(page))
+        h2 { "What it costs" }
+        (costs::section(page))
+        h2 { "Controls and bounds" }
+        (controls::section(page))
+        h2 { "Every repeat" }
+        (every::section(page))
+        @if !page.verdict.directions.is_empty() {
+            h2 { "What was published, and what was found here" }
+            (tables::directions(page))
+        }
+        @if !page.results.suite.setups.is_empty() {
+            h2 { "Set-ups as published" }
+            (setups::section(page))
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RunError;
 use crate::document;
-use crate::results::{NotRun, Results, Run, Testbed};
+use crate::results::{EventRun, NotRun, Results, Run, Testbed};
 
 /// A line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -19,6 +19,7 @@ enum Line {
     Header(Box<Results>),
     Testbed(Testbed),
     Run(Box<Run>),
+    Event(Box<EventRun>),
     NotRun(NotRun),
 }
 
@@ -93,6 +94,12 @@ impl Journal {
         Ok(())
     }
 
+    pub(super) fn event(&mut self, event: EventRun) -> Result<(), RunError> {
+        self.append(&Line::Event(Box::new(event.clone())))?;
+        self.results.events.push(event);
+        Ok(())
+    }
+
     pub(super) fn not_run(&mut self, not_run: NotRun) -> Result<(), RunError> {
         self.append(&Line::NotRun(not_run.clone()))?;
         take_not_run(&mut self.results, not_run);
@@ -143,6 +150,7 @@ pub fn read(bytes: &[u8]) -> Option<(Results, u64)> {
             (Line::Header(header), None) => results = Some(*header),
             (Line::Testbed(testbed), Some(results)) => take_testbed(results, testbed),
             (Line::Run(run), Some(results)) => results.runs.push(*run),
+            (Line::Event(event), Some(results)) => results.events.push(*event),
             (Line::NotRun(not_run), Some(results)) => take_not_run(results, not_run),
             _ => return None,
         }

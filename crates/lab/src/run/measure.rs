@@ -271,7 +271,7 @@ impl Runner<'_> {
     }
 
     /// Brings caches and what is read into the state that the workload wants; devices answer at once meanwhile.
-    fn prepare(
+    pub(super) fn prepare(
         &self,
         stand: &mut Stand,
         cell: &Cell,

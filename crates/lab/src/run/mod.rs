@@ -1,5 +1,6 @@
 //! Measures a suite: brings testbeds up, puts placements in place, lets clients work, and writes down what came out.
 
+mod events;
 pub mod journal;
 mod measure;
 pub mod schedule;
@@ -27,6 +28,7 @@ use crate::placement::{Arrangement, Layer, Placement, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Ground, Suite, Tool};
 use crate::testbed::{Added, Entrance, Layout, Testbed};
+use crate::words;
 use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock};
@@ -178,7 +180,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         return Err(RunError::NoNetwork(why.clone()));
     }
     if resumed {
-        let done = journal.results.runs.len();
+        let done = journal.results.runs.len() + journal.results.events.len();
         progress(&Progress {
             done,
             total: runner.total(),
@@ -222,7 +224,8 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
             return Err(RunError::Failed(failed));
         }
     }
-    if journal.results.runs.is_empty() {
+    runner.events(&mut journal, &mut clock)?;
+    if journal.results.runs.is_empty() && journal.results.events.is_empty() {
         let why = not_run.into_iter().find(|found| !runner.suite.without.contains(&found.placement));
         let size = journal.results.not_run_sizes.first().map(|found| found.why.clone());
         let clients = journal.results.not_run_clients.first().map(|found| found.why.clone());
@@ -260,6 +263,7 @@ fn header(options: &Options<'_>) -> Result<Results, RunError> {
         not_run: Vec::new(),
         testbeds: Vec::new(),
         runs: Vec::new(),
+        events: Vec::new(),
     })
 }
 
@@ -289,6 +293,9 @@ pub struct Plan {
     pub not_run_clients: Vec<NotRunClients>,
     /// Measurements.
     pub runs: usize,
+    /// What happens under load, each on a cluster of its own: repeat, placement, event, and what clients do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<(u32, String, String, String)>,
     /// Seconds, roughly.
     pub seconds: f64,
     /// Bytes on this machine's disk at one time, at most.
@@ -330,8 +337,13 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let objects = if has_objects { suite.objects_bytes_max() } else { 0 };
     let images = suite.ground.image_bytes * u64::from(suite.images_on(left_out.machine.cpus));
     let written = (images + objects) * u64::from(suite.ground.replicas_max());
+    let due = events::due(suite, options.seed, &|due| impossible(&due.cell, 0));
+    let load_s: u32 = due.iter().map(|due| events::load_s(suite, &due.event)).sum();
+    // All of a hypervisor and all of a server: which of them it takes depends on the placement.
+    let ssds = if due.is_empty() { ssds } else { ssds.max(u64::from(servers.max(1)).max(2)) };
     Ok(Plan {
-        seconds: Clock::new(suite).left_s(blocks.len(), runs),
+        seconds: Clock::new(suite).left_s(blocks.len() + due.len(), runs) + f64::from(load_s),
+        events: due.iter().map(|due| planned_event(suite, due)).collect(),
         bytes: (written + (1 << 30) * u64::from(disks)).min(suite.ground.disk_bytes * u64::from(disks))
             + ssd * ssds,
         testbeds,
@@ -351,7 +363,8 @@ fn not_run(suite: &Suite) -> Result<Vec<NotRun>, RunError> {
     for setup in &suite.setups {
         not_run.extend(setup.not_run(suite).map(|why| NotRun::all(&setup.name, why)));
     }
-    let cells = suite.cells();
+    let mut cells = suite.cells();
+    cells.extend(suite.happenings().into_iter().map(|(_, cell)| cell));
     for placement in suite.measured() {
         let arrangement = Arrangement::parse(&placement).map_err(RunError::Suite)?;
         if let Err(why) = arrangement.probe() {
@@ -400,11 +413,24 @@ fn planned(suite: &Suite, block: &Block) -> PlannedTestbed {
     }
 }
 
+fn planned_event(suite: &Suite, due: &events::Due) -> (u32, String, String, String) {
+    let events::Due { event, cell, repeat } = due;
+    let what = format!(
+        "{} with {} requests per second each for {} s, event after {} s",
+        words::count(cell.clients as usize, "client"),
+        event.requests_per_s,
+        events::load_s(suite, event),
+        suite.ramp_s + event.before_s(suite)
+    );
+    (*repeat, cell.placement.clone(), event.name.clone(), what)
+}
+
 impl Runner<'_> {
-    /// All measurements, those that are impossible included.
+    /// All measurements and events, those that are impossible included.
     fn total(&self) -> usize {
         let cells = self.suite.cells();
-        cells.iter().map(|cell| self.suite.repeats_of(&cell.workload) as usize).sum()
+        let runs: usize = cells.iter().map(|cell| self.suite.repeats_of(&cell.workload) as usize).sum();
+        runs + self.suite.happenings().len() * self.suite.repeats as usize
     }
 
     fn interrupted(&self) -> Result<(), RunError> {

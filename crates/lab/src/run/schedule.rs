@@ -265,7 +265,8 @@ mod tests {
 
     #[test]
     fn every_suite_decides_on_several_clusters_at_two_factors_and_measures_its_baseline_twice() {
-        for exact in Suite::built_in() {
+        // Nothing is ranked of a suite that has events alone.
+        for exact in Suite::built_in().into_iter().filter(|suite| !suite.cells().is_empty()) {
             for (suite, least) in [(exact.clone().quick(), 3), (exact, 5)] {
                 let clusters = deciding_clusters(&suite);
                 assert!(clusters.values().all(|count| *count >= least), "{} {clusters:?}", suite.name);

@@ -10,6 +10,7 @@ mod bounds;
 mod claims;
 mod control;
 mod course;
+mod events;
 mod headline;
 mod lasting;
 mod plateau;
@@ -30,6 +31,7 @@ pub use claims::Tested;
 use claims::test;
 pub use control::Control;
 pub use course::{Course, Point, Step};
+pub use events::Happened;
 pub use lasting::{Held, Lasting};
 pub(crate) use lasting::{bursts, sustained};
 pub use plateau::{Limit, MoreClients, Plateau};
@@ -77,6 +79,9 @@ pub struct Verdict {
     pub beside: Vec<Beside>,
     /// What became of the published claims.
     pub directions: Vec<Tested>,
+    /// What happened under load, which ranks nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<Happened>,
     /// Placements that were not measured.
     pub not_run: Vec<NotRun>,
     /// Sizes of clusters that were not measured.
@@ -197,6 +202,14 @@ pub fn verdict(results: &Results) -> Verdict {
             tested.evidence = headline.clone();
         }
     }
+    let mut told = events::sentences(results).into_iter();
+    if results.runs.is_empty()
+        && let Some(first) = told.next()
+    {
+        // Nothing was to be ranked.
+        (headline, answer, advice) = (first, Vec::new(), Advice::NoVerdict);
+    }
+    answer.extend(told);
     Verdict {
         suite: suite.name.clone(),
         suite_sha256: results.suite_sha256.clone(),
@@ -215,6 +228,7 @@ pub fn verdict(results: &Results) -> Verdict {
         sizes,
         beside,
         directions,
+        events: events::happened(results),
         not_run: results.not_run.clone(),
         not_run_sizes: results.not_run_sizes.clone(),
         not_run_clients: results.not_run_clients.clone(),
@@ -286,7 +300,9 @@ pub fn placements(results: &Results) -> Vec<&str> {
 /// What a placement's acknowledged writes are safe from, at worst. None if no run of it counts.
 pub fn durability(results: &Results, placement: &str) -> Option<Durability> {
     let counted = results.runs.iter().filter(|run| run.cell.placement == placement && !run.cell.is_beside());
-    counted.filter(|run| stats::objections(run).is_empty()).map(|run| run.durability).min()
+    let counted = counted.filter(|run| stats::objections(run).is_empty()).map(|run| run.durability);
+    let events = results.events.iter().filter(|run| run.cell.placement == placement && run.is_valid());
+    counted.chain(events.map(|run| run.durability)).min()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tidepool_daemon::failure::{Failure, reason};
 use tidepool_lab::cost::Prices;
 use tidepool_lab::stats::Ratio;
-use tidepool_lab::verdict::{Ranking, Verdict, verdict};
+use tidepool_lab::verdict::{Happened, Ranking, Verdict, verdict};
 use tidepool_lab::{document, report};
 
 /// Runs the command.
@@ -67,6 +67,10 @@ fn text(verdict: &Verdict, out: Option<&Path>) -> String {
         text.push('\n');
         text.push_str(&output::render(&table));
     }
+    if !verdict.events.is_empty() {
+        text.push('\n');
+        text.push_str(&happened(&verdict.events));
+    }
     if verdict.invalid_runs > 0 {
         text.push_str(&format!(
             "\n{} of {} runs do not count; the report says why.\n",
@@ -77,6 +81,40 @@ fn text(verdict: &Verdict, out: Option<&Path>) -> String {
         text.push_str(&format!("\nThe report is {}\n", out.display()));
     }
     text
+}
+
+/// What happened under load, a line for each cluster.
+fn happened(events: &[Happened]) -> String {
+    let columns =
+        ["EVENT", "PLACEMENT", "LOST", "OF", "NO ANSWER FOR", "P99 BEFORE", "AT", "AFTER", "CLEAN AGAIN"];
+    let mut table = output::table(&columns, &[2, 3, 4, 5, 6, 7]);
+    for found in events {
+        let milliseconds =
+            |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{:.1} ms", us / 1e3));
+        let [before, at, after] = found.p99_us.map(milliseconds);
+        let lost = match (found.invalid.first(), found.lost) {
+            (Some(_), _) => "does not count".into(),
+            (None, Some(lost)) => lost.to_string(),
+            (None, None) => "not known".into(),
+        };
+        let clean = match (found.stayed_clean, found.clean_s) {
+            (true, _) => "it stayed clean".into(),
+            (false, Some(clean_s)) => format!("after {clean_s:.0} s"),
+            (false, None) => "no".into(),
+        };
+        table.add_row([
+            found.event.clone(),
+            found.placement.clone(),
+            lost,
+            found.acknowledged.to_string(),
+            format!("{:.1} s", found.gap_s),
+            before,
+            at,
+            after,
+            clean,
+        ]);
+    }
+    output::render(&table)
 }
 
 fn ranked(ranking: &Ranking) -> String {

@@ -54,7 +54,8 @@ pub fn suites(args: &OutputArgs) -> Result<(), Failure> {
     output::print(args.format, &Suite::built_in(), |suites| {
         let mut table = output::table(&["SUITE", "RUNS", "QUICK", "QUESTION"], &[1, 2]);
         for suite in suites {
-            let runs = |suite: &Suite| (suite.cells().len() * suite.repeats as usize).to_string();
+            let each = |suite: &Suite| suite.cells().len() + suite.happenings().len();
+            let runs = |suite: &Suite| (each(suite) * suite.repeats as usize).to_string();
             table.add_row([&suite.name, &runs(suite), &runs(&suite.clone().quick()), &suite.question]);
         }
         output::render(&table)
@@ -224,14 +225,17 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
             text.push_str(&format!("  repeat {repeat}  {placement}  {workload}\n    {command}\n"));
         }
     }
+    for (repeat, placement, event, load) in &plan.events {
+        text.push_str(&format!("a cluster for {event}: repeat {repeat}  {placement}\n    {load}\n"));
+    }
     for not_run in &plan.not_run {
         text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
     }
     text.push_str(&left_out_text(&plan.not_run_sizes, &plan.not_run_clients));
     text.push_str(&format!(
         "\n{} runs on {} clusters, about {:.0} minutes; up to {} in {}; results in {}\n",
-        plan.runs,
-        plan.testbeds.len(),
+        plan.runs + plan.events.len(),
+        plan.testbeds.len() + plan.events.len(),
         (plan.seconds / 60.0).ceil(),
         Size(plan.bytes).approximate(),
         options.parent.display(),
@@ -242,7 +246,9 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
 
 fn summary(results: &Results, path: &str) -> String {
     let invalid = results.runs.iter().filter(|run| !run.is_valid()).count();
-    let mut text = format!("{path}: {} runs, {invalid} of them do not count\n", results.runs.len());
+    let invalid = invalid + results.events.iter().filter(|event| !event.is_valid()).count();
+    let runs = results.runs.len() + results.events.len();
+    let mut text = format!("{path}: {runs} runs, {invalid} of them do not count\n");
     for not_run in &results.not_run {
         text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
     }

@@ -1,0 +1,481 @@
+//! What happens under load, each on a cluster of its own.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::journal::Journal;
+use super::measure::Stand;
+use super::schedule::{Block, Clock, Shape, Step};
+use super::{ATTEMPTS, Progress, RunError, Runner};
+use crate::cluster::Health;
+use crate::collect::{Collector, Sample, Sources};
+use crate::events::client::{self, Client, Load};
+use crate::events::course;
+use crate::events::ledger::{Kept, Region, compare};
+use crate::fio::{Endpoint, Pattern};
+use crate::placement::{Arrangement, PlacementError};
+use crate::random::Random;
+use crate::results::{Acknowledged, EventPoint, EventRun, EventWindow};
+use crate::suite::{Cell, Event, Happening, Suite, Workload};
+use crate::testbed::Testbed;
+use crate::words;
+
+/// How long what was due at the end is waited for, in seconds.
+const GRACE_S: f64 = 5.0;
+/// So long before an event it is looked whether all is in place, in seconds.
+const LOOK_S: f64 = 1.0;
+/// How often it is looked whether something is to be done.
+const POLL: Duration = Duration::from_millis(20);
+/// Time between two questions how the cluster is.
+const HEALTH: Duration = Duration::from_secs(1);
+/// Rest between the preparation and the load.
+const REST: Duration = Duration::from_millis(300);
+/// Longest time in which an image is read back.
+const COMPARE_LIMIT: Duration = Duration::from_secs(120);
+/// A placement bears the load if half of its requests take no longer than this, in microseconds, before anything happens.
+const BORNE_US_MAX: f64 = 500_000.0;
+/// The OSD that goes out, or stops.
+const OSD: u32 = 0;
+
+/// Something that is to happen, and how often it has.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Due {
+    pub(super) event: Event,
+    pub(super) cell: Cell,
+    pub(super) repeat: u32,
+}
+
+/// Everything that is to happen, in the order of the seed, repeat by repeat.
+pub(super) fn due(suite: &Suite, seed: u64, is_done: &dyn Fn(&Due) -> bool) -> Vec<Due> {
+    let mut random = Random::new(seed);
+    let mut all = Vec::new();
+    for repeat in 1..=suite.repeats {
+        let happenings = suite.happenings().into_iter();
+        let mut round: Vec<Due> =
+            happenings.map(|(event, cell)| Due { event: event.clone(), cell, repeat }).collect();
+        random.shuffle(&mut round);
+        all.extend(round);
+    }
+    // Left out only now: the order of the others stays that of the seed.
+    all.retain(|due| !is_done(due));
+    all
+}
+
+/// Seconds that clients run for an event.
+pub(super) fn load_s(suite: &Suite, event: &Event) -> u32 {
+    suite.ramp_s + event.before_s(suite) + event.after_s(suite)
+}
+
+/// Times of an event, in seconds since the begin of the load.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    window_s: f64,
+    /// Of the first window.
+    begin: f64,
+    event: f64,
+    back: Option<f64>,
+    end: f64,
+}
+
+impl Times {
+    fn of(suite: &Suite, event: &Event) -> Times {
+        let window_s = f64::from(suite.seconds);
+        let begin = f64::from(suite.ramp_s);
+        let at = begin + f64::from(event.before_s(suite));
+        Times {
+            window_s,
+            begin,
+            event: at,
+            back: event.back_after.map(|windows| at + window_s * f64::from(windows)),
+            end: at + f64::from(event.after_s(suite)),
+        }
+    }
+}
+
+/// What was seen beside what clients got.
+#[derive(Default)]
+struct Seen {
+    /// What was done, in words.
+    what: String,
+    /// How the cluster was, and when, in seconds from the event on.
+    health: Vec<(f64, Health)>,
+    /// When placement groups were scrubbed, before and since.
+    scrubs: Option<BTreeMap<String, String>>,
+    scrubs_since: Vec<(f64, BTreeMap<String, String>)>,
+    back_s: Option<f64>,
+    /// Why it is not what was meant.
+    faults: Vec<String>,
+}
+
+impl Runner<'_> {
+    /// Has everything happen that has not yet.
+    pub(super) fn events(&self, journal: &mut Journal, clock: &mut Clock) -> Result<(), RunError> {
+        for _ in 0..ATTEMPTS {
+            self.failed.take();
+            let known: Vec<(String, Cell, u32)> = journal.results.events.iter().map(key).collect();
+            let not_run = journal.results.not_run.clone();
+            let is_done = |due: &Due| {
+                super::is_not_run(&self.suite, &not_run, &due.cell)
+                    || super::size::is_left_out(&journal.results, &due.cell)
+                    || known.contains(&(due.event.name.clone(), due.cell.clone(), due.repeat))
+            };
+            let due = due(&self.suite, journal.results.seed, &is_done);
+            for (at, found) in due.iter().enumerate() {
+                self.interrupted()?;
+                let left = due.len() - at;
+                let Due { event, cell, repeat } = found;
+                let what = format!("{} {}, repeat {repeat}", cell.placement, event.name);
+                let total = self.total();
+                let done = total.saturating_sub(left);
+                let left_s = clock.left_s(left, 0)
+                    + due[at..].iter().map(|due| f64::from(load_s(&self.suite, &due.event))).sum::<f64>();
+                (self.progress)(&Progress { done, total, left_s, what });
+                let run = self.event(found, journal, clock);
+                if let Some(run) = self.attempt(run)? {
+                    journal.event(run)?;
+                }
+            }
+        }
+        match self.failed.take() {
+            Some(failed) => Err(RunError::Failed(failed)),
+            None => Ok(()),
+        }
+    }
+
+    /// Has an event happen on a new cluster.
+    fn event(&self, due: &Due, journal: &mut Journal, clock: &mut Clock) -> Result<EventRun, RunError> {
+        let Due { event, cell, repeat } = due;
+        let workload =
+            self.suite.workload(&cell.workload).expect("an event's workload is one of the suite's");
+        let arrangement = Arrangement::parse(&cell.placement).map_err(RunError::Suite)?;
+        let step = Step { placement: cell.placement.clone(), repeat: *repeat, cells: vec![cell.clone()] };
+        let shape = Shape::of(&self.suite, cell).map_err(RunError::Suite)?;
+        let start = Instant::now();
+        let mut stand = self.stand(&Block { shape, steps: vec![step] }, journal)?;
+        self.place(&mut stand, cell, self.path(cell)?, journal)?;
+        self.prepare(&mut stand, cell, workload, &arrangement)?;
+        clock.testbed(start.elapsed().as_secs_f64());
+        let begun_s = self.begun.elapsed().as_secs_f64();
+        stand.testbed.cluster_mut().wait_clean().map_err(|error| RunError::Placement(error.into()))?;
+        stand.testbed.emulate(true);
+        std::thread::sleep(REST);
+        let times = Times::of(&self.suite, event);
+        let load = Load {
+            seed: journal.results.seed ^ u64::from(*repeat),
+            exports: exports(&stand, cell)?,
+            depth: cell.depth,
+            block_bytes: workload.block_bytes,
+            set_bytes: workload.set_bytes,
+            read_percent: read_percent(workload),
+            requests_per_s: event.requests_per_s,
+            begin: Instant::now() + REST,
+            seconds: times.end,
+        };
+        let collector = Collector::start(Sources::default());
+        let (seen, clients) =
+            client::run(&load, || self.watch(&mut stand.testbed, event, &arrangement, load.begin, times));
+        let samples = collector.stop();
+        let mut seen = seen?;
+        self.interrupted()?;
+        stand.testbed.emulate(false);
+        let windows = windows(&clients, times);
+        seen.faults.extend(not_borne(&windows));
+        let osds_ended = stand.testbed.cluster().ended_osds();
+        if event.kind == Happening::SsdDies
+            && stand.testbed.base(&arrangement).is_none_or(|(_, device)| device.faults().refused() == 0)
+        {
+            seen.faults.push("nothing was asked of the device after it had died".into());
+        }
+        let (salvaged, given_back) = match event.kind {
+            Happening::SsdDies => match stand.testbed.salvage() {
+                Ok(salvaged) => (salvaged, Ok(())),
+                Err(error) => (None, Err(error)),
+            },
+            _ => (None, stand.testbed.front(None).map(drop)),
+        };
+        self.interrupted()?;
+        let acknowledged = self.acknowledged(&stand, &clients, given_back, times.event);
+        self.interrupted()?;
+        Ok(EventRun {
+            event: event.name.clone(),
+            cell: cell.clone(),
+            repeat: *repeat,
+            testbed: stand.id,
+            durability: arrangement.durability(self.suite.ground.replicas),
+            begun_s,
+            gap_before_s: course::gap(&clients, (times.begin, times.event)),
+            gap_after_s: course::gap(&clients, (times.event, times.end)),
+            acknowledged,
+            osds_ended,
+            osds_down: down(&seen.health),
+            recovery: course::recovery(&seen.health, seen.back_s, times.end - times.event),
+            scrub: seen.scrubs.as_ref().map(|before| course::scrub(before, &seen.scrubs_since)),
+            operator: (event.kind == Happening::SsdDies).then(|| arrangement.mend().to_string()),
+            salvaged,
+            busy_percent: busy_percent(&samples),
+            points: points(&clients, &seen.health, times),
+            windows,
+            what: seen.what,
+            invalid: seen.faults,
+        })
+    }
+
+    /// Waits for the event's time, has it happen, and looks at the cluster all the while.
+    fn watch(
+        &self,
+        testbed: &mut Testbed,
+        event: &Event,
+        arrangement: &Arrangement,
+        begin: Instant,
+        times: Times,
+    ) -> Result<Seen, RunError> {
+        let mut seen = Seen::default();
+        let mut next_health = begin;
+        let (mut looked, mut happened) = (false, false);
+        let mut is_back = times.back.is_none();
+        if event.kind == Happening::DeepScrub {
+            seen.scrubs = Some(testbed.cluster().deep_scrubs().map_err(placement)?);
+        }
+        loop {
+            self.interrupted()?;
+            let now_s = Instant::now().saturating_duration_since(begin).as_secs_f64();
+            if now_s >= times.end + GRACE_S {
+                return Ok(seen);
+            }
+            if !looked && now_s >= times.event - LOOK_S {
+                looked = true;
+                // What was not in place then tells nothing of a placement.
+                seen.faults.extend(testbed.holds().err().map(|why| why.to_string()));
+                if seen.health.last().is_none_or(|(_, health)| !health.is_clean()) {
+                    seen.faults.push("the cluster was not clean before the event".into());
+                }
+            }
+            if !happened && now_s >= times.event {
+                happened = true;
+                seen.what = happen(testbed, event.kind, arrangement)?;
+            }
+            if !is_back && times.back.is_some_and(|back| now_s >= back) {
+                is_back = true;
+                seen.back_s = Some(now_s - times.event);
+                come_back(testbed, event.kind)?;
+            }
+            if Instant::now() >= next_health && now_s < times.end {
+                next_health = Instant::now() + HEALTH;
+                let at_s = now_s - times.event;
+                // A monitor that does not answer is told by what is missing.
+                seen.health.extend(testbed.cluster().health().ok().map(|health| (at_s, health)));
+                if event.kind == Happening::DeepScrub && happened {
+                    seen.scrubs_since.extend(testbed.cluster().deep_scrubs().ok().map(|of| (at_s, of)));
+                }
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Compares what the images have in the cluster with what clients were promised.
+    fn acknowledged(
+        &self,
+        stand: &Stand,
+        clients: &[Client],
+        given_back: Result<(), PlacementError>,
+        event_s: f64,
+    ) -> Acknowledged {
+        let regions = || clients.iter().flat_map(|client| &client.regions);
+        let mut found = Acknowledged {
+            writes: regions().map(Region::writes).sum(),
+            wrong_reads: regions().map(Region::wrong_reads).sum(),
+            ..Acknowledged::default()
+        };
+        let deadline = Instant::now() + COMPARE_LIMIT;
+        let stop = || self.stop_reason(deadline);
+        let kept = |(client, (image, _)): (&Client, &(String, u64))| {
+            let compare = |image: &mut dyn std::io::Read| compare(&client.regions, image);
+            stand.testbed.cluster().rbd_read(image, &stop, compare)
+        };
+        let all: Result<Vec<Kept>, String> = match given_back {
+            Err(why) => Err(format!("what is in front of the images did not give them back: {why}")),
+            Ok(()) => clients
+                .iter()
+                .zip(&stand.images)
+                .map(|of| kept(of).map_err(|why| format!("an image could not be read: {why}")))
+                .collect(),
+        };
+        match all {
+            Ok(all) => {
+                found.blocks = all.iter().map(|kept| kept.blocks).sum();
+                found.lost = Some(all.iter().map(|kept| kept.lost).sum());
+                let spans = all.iter().filter_map(|kept| kept.lost_from_to_s);
+                let span = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
+                found.lost_from_to_s = span.map(|(from, to)| (from - event_s, to - event_s));
+            }
+            Err(why) => {
+                found.blocks = regions().map(Region::acknowledged_blocks).sum();
+                found.not_known = Some(why);
+            }
+        }
+        found
+    }
+}
+
+/// Why clients had a load that the placement does not bear, from its windows.
+fn not_borne(windows: &[EventWindow]) -> Option<String> {
+    let before: Vec<&EventWindow> = windows.iter().filter(|window| window.begin_s < 0.0).collect();
+    let bad: u64 = before.iter().map(|window| window.failed + window.unanswered).sum();
+    if bad > 0 {
+        return Some(format!("{bad} requests before the event failed, or were not answered"));
+    }
+    let is_borne = |window: &&EventWindow| window.p50_us.is_some_and(|us| us <= BORNE_US_MAX);
+    let slow = before.iter().find(|window| !is_borne(window))?;
+    let median = words::known(slow.p50_us);
+    Some(format!("the load was more than it bears: half of the requests took {median} before the event"))
+}
+
+/// What an event run is known by.
+fn key(run: &EventRun) -> (String, Cell, u32) {
+    (run.event.clone(), run.cell.clone(), run.repeat)
+}
+
+fn placement(error: impl Into<PlacementError>) -> RunError {
+    RunError::Placement(error.into())
+}
+
+/// The NBD export of each client.
+fn exports(stand: &Stand, cell: &Cell) -> Result<Vec<(PathBuf, String)>, RunError> {
+    let export = |(image, _): &(String, u64)| match stand.testbed.endpoint(image) {
+        Endpoint::Nbd { socket, export } => Ok((socket, export)),
+        _ => Err(RunError::Suite(format!("{} gives its clients no NBD export", cell.placement))),
+    };
+    stand.images.iter().take(cell.clients as usize).map(export).collect()
+}
+
+fn read_percent(workload: &Workload) -> u8 {
+    match workload.pattern() {
+        Some(Pattern::RandMixed(percent)) => percent,
+        Some(Pattern::RandRead | Pattern::Read) => 100,
+        _ => 0,
+    }
+}
+
+/// Has it happen; returns what was done, in words.
+fn happen(testbed: &mut Testbed, kind: Happening, arrangement: &Arrangement) -> Result<String, RunError> {
+    match kind {
+        Happening::SsdDies => {
+            let found = testbed.base(arrangement);
+            let (name, device) =
+                found.ok_or_else(|| RunError::Suite("there is no device that could die".into()))?;
+            device.faults().disconnect();
+            Ok(format!("{name} fails every request"))
+        }
+        Happening::OsdOut => {
+            testbed.cluster().ceph(&["osd", "out", &OSD.to_string()]).map_err(placement)?;
+            Ok(format!("`ceph osd out {OSD}`, and later `ceph osd in {OSD}`"))
+        }
+        Happening::OsdStops => {
+            testbed.cluster_mut().osd_kill(OSD).map_err(placement)?;
+            Ok(format!("OSD {OSD} is killed, and later started"))
+        }
+        Happening::DeepScrub => {
+            let cluster = testbed.cluster();
+            for flag in ["noscrub", "nodeep-scrub"] {
+                cluster.ceph(&["osd", "unset", flag]).map_err(placement)?;
+            }
+            cluster.ceph(&["osd", "deep-scrub", "all"]).map_err(placement)?;
+            Ok("`ceph osd deep-scrub all`".into())
+        }
+    }
+}
+
+/// What has gone comes back.
+fn come_back(testbed: &mut Testbed, kind: Happening) -> Result<(), RunError> {
+    match kind {
+        Happening::OsdOut => {
+            testbed.cluster().ceph(&["osd", "in", &OSD.to_string()]).map(drop).map_err(placement)
+        }
+        Happening::OsdStops => testbed.cluster_mut().osd_start(OSD).map_err(placement),
+        Happening::SsdDies | Happening::DeepScrub => Ok(()),
+    }
+}
+
+/// Most OSDs that were down at one time since the event.
+fn down(health: &[(f64, Health)]) -> Option<u32> {
+    let since = health.iter().filter(|(at_s, _)| *at_s >= 0.0);
+    since.map(|(_, health)| health.osds.saturating_sub(health.osds_up)).max()
+}
+
+fn busy_percent(samples: &[Sample]) -> f64 {
+    samples.iter().map(|sample| sample.busy_percent).sum::<f64>() / samples.len().max(1) as f64
+}
+
+/// All windows, before the event and from then on.
+fn windows(clients: &[Client], times: Times) -> Vec<EventWindow> {
+    let count = ((times.end - times.begin) / times.window_s).round() as u32;
+    let begin = |number: u32| times.begin + f64::from(number) * times.window_s;
+    let window = |number: u32| course::window(clients, (begin(number), begin(number + 1)), times.event);
+    (0..count).map(window).collect()
+}
+
+/// Second by second, with what the cluster has said of itself last.
+fn points(clients: &[Client], health: &[(f64, Health)], times: Times) -> Vec<EventPoint> {
+    let seconds = (times.end - times.begin).round() as u32;
+    let point = |second: u32| {
+        let begin = times.begin + f64::from(second);
+        let clients = course::window(clients, (begin, begin + 1.0), times.event);
+        let mut said = health.iter().rev();
+        let fresh = |at_s: f64| at_s < clients.end_s && at_s >= clients.end_s - 3.0;
+        let health = said.find(|(at_s, _)| fresh(*at_s)).map(|(_, health)| *health);
+        EventPoint { clients, health }
+    };
+    (0..seconds).map(point).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_happens_does_so_in_the_order_of_the_seed_and_what_has_happened_is_left_out() {
+        let suite = Suite::find("faults").expect("it comes with the program");
+        let all = due(&suite, 4, &|_| false);
+        assert_eq!(all.len(), suite.happenings().len() * suite.repeats as usize);
+        assert_eq!(all, due(&suite, 4, &|_| false));
+        assert_ne!(all, due(&suite, 5, &|_| false));
+        assert!(all.is_sorted_by_key(|due| due.repeat), "each round is whole before the next one begins");
+        let (first, rest) = all.split_at(5);
+        assert_eq!(due(&suite, 4, &|found| first.contains(found)), rest);
+    }
+
+    #[test]
+    fn windows_meet_at_the_event() {
+        let suite = Suite::find("faults").expect("it comes with the program").quick();
+        let event = suite.events.iter().find(|event| event.kind == Happening::OsdOut).expect("one");
+        let times = Times::of(&suite, event);
+        assert_eq!((times.begin, times.event, times.back, times.end), (3.0, 13.0, Some(43.0), 83.0));
+        assert_eq!(f64::from(load_s(&suite, event)), times.end);
+        let windows = windows(&[], times);
+        assert_eq!(windows.len(), 8);
+        assert_eq!((windows[0].begin_s, windows[0].end_s, windows[1].begin_s), (-10.0, 0.0, 0.0));
+        let points = points(&[], &[(0.4, Health { osds: 3, ..Health::default() })], times);
+        assert_eq!(points.len(), 80);
+        let told: Vec<bool> = points[8..16].iter().map(|point| point.health.is_some()).collect();
+        assert_eq!(told, [false, false, true, true, true, false, false, false], "old news are none");
+    }
+
+    #[test]
+    fn a_load_that_is_not_borne_makes_an_event_that_does_not_count() {
+        let window = |begin_s: f64, p50_us, failed| EventWindow {
+            begin_s,
+            end_s: begin_s + 10.0,
+            due: 400,
+            failed,
+            p50_us,
+            ..EventWindow::default()
+        };
+        let good = [window(-10.0, Some(9e3), 0), window(0.0, None, 400)];
+        assert_eq!(not_borne(&good), None, "what happens from the event on is what is measured");
+        let slow = not_borne(&[window(-10.0, Some(2e6), 0)]).expect("it waited");
+        assert!(slow.contains("2.0 s before the event"), "{slow}");
+        let failing = not_borne(&[window(-10.0, Some(9e3), 3)]).expect("it failed");
+        assert!(failing.contains("3 requests before the event"), "{failing}");
+    }
+}

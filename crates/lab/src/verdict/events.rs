@@ -1,0 +1,172 @@
+//! What happened under load, in sentences and for programs. It ranks nothing.
+
+use serde::Serialize;
+
+use crate::results::{EventRun, EventWindow, Results};
+use crate::suite::Event;
+use crate::words;
+
+/// An event on one cluster.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Happened {
+    /// Its name in the suite.
+    pub event: String,
+    /// To what it happened.
+    pub placement: String,
+    /// Which of the repeats.
+    pub repeat: u32,
+    /// Why it does not count. Empty if it does.
+    pub invalid: Vec<String>,
+    /// Blocks of which a write was acknowledged.
+    pub acknowledged: u64,
+    /// Those that lack the newest acknowledged write. None if nobody knows.
+    pub lost: Option<u64>,
+    /// OSDs that ended by themselves.
+    pub osds_ended: usize,
+    /// Longest time without an answer of a client, in seconds, from the event on.
+    pub gap_s: f64,
+    /// 99th percentiles in microseconds before, at and after the event. None where so many requests have no good answer, or there are too few.
+    pub p99_us: [Option<f64>; 3],
+    /// When all placement groups were clean again, in seconds.
+    pub clean_s: Option<f64>,
+    /// They were clean all the time.
+    pub stayed_clean: bool,
+}
+
+impl Happened {
+    fn of(run: &EventRun) -> Happened {
+        let p99 = |window: Option<&EventWindow>| window.and_then(|window| window.p99_us);
+        Happened {
+            event: run.event.clone(),
+            placement: run.cell.placement.clone(),
+            repeat: run.repeat,
+            invalid: run.invalid.clone(),
+            acknowledged: run.acknowledged.blocks,
+            lost: run.acknowledged.lost,
+            osds_ended: run.osds_ended.len(),
+            gap_s: run.gap_after_s,
+            p99_us: [p99(run.before()), p99(run.at()), p99(run.after())],
+            clean_s: run.recovery.clean_s,
+            stayed_clean: run.recovery.left_clean_s.is_none() && run.recovery.not_known.is_none(),
+        }
+    }
+}
+
+/// All of them, in the order of the suite.
+pub(super) fn happened(results: &Results) -> Vec<Happened> {
+    let of_event = |event: &Event| -> Vec<&EventRun> {
+        let mut runs: Vec<&EventRun> = results.events.iter().filter(|run| run.event == event.name).collect();
+        let place =
+            |run: &EventRun| results.suite.placements.iter().position(|name| *name == run.cell.placement);
+        runs.sort_by_key(|run| (place(run), run.cell.clone(), run.repeat));
+        runs
+    };
+    results.suite.events.iter().flat_map(of_event).map(Happened::of).collect()
+}
+
+/// Two sentences about each event: what was lost, and for how long clients waited.
+pub(super) fn sentences(results: &Results) -> Vec<String> {
+    let all = happened(results);
+    let of = |event: &Event| -> Vec<String> {
+        let counted: Vec<&Happened> =
+            all.iter().filter(|found| found.event == event.name && found.invalid.is_empty()).collect();
+        if counted.is_empty() {
+            return Vec::new();
+        }
+        let title = event.kind.title();
+        vec![
+            format!("When {title}: {}.", losses(&counted)),
+            format!("The longest time without an answer when {title}: {}.", gaps(&counted)),
+        ]
+    };
+    results.suite.events.iter().flat_map(of).collect()
+}
+
+/// The placements of these, each once, in their order.
+fn placements<'a>(counted: &[&'a Happened]) -> Vec<&'a str> {
+    let mut names: Vec<&str> = counted.iter().map(|found| found.placement.as_str()).collect();
+    names.dedup();
+    names
+}
+
+/// What was lost at worst of each placement.
+fn losses(counted: &[&Happened]) -> String {
+    let (mut safe, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+    for placement in placements(counted) {
+        let of: Vec<&Happened> =
+            counted.iter().copied().filter(|found| found.placement == placement).collect();
+        if of.iter().any(|found| found.lost.is_none()) {
+            unknown.push(placement);
+        }
+        let worst = of.iter().filter_map(|found| Some((found.lost?, found.acknowledged))).max();
+        match worst {
+            Some((blocks, all)) if blocks > 0 => {
+                let (blocks, all) = (words::whole(blocks), words::whole(all));
+                lost.push(format!("{placement} loses {blocks} of {all} acknowledged blocks"));
+            }
+            Some(_) if !unknown.contains(&placement) => safe.push(placement),
+            _ => {}
+        }
+    }
+    let mut parts = Vec::new();
+    if !safe.is_empty() {
+        parts.push(format!("no acknowledged write is lost with {}", words::list(&safe)));
+    }
+    parts.extend(lost);
+    if !unknown.is_empty() {
+        parts.push(format!("of {} it is not known", words::list(&unknown)));
+    }
+    parts.join("; ")
+}
+
+/// The longest gap of each placement.
+fn gaps(counted: &[&Happened]) -> String {
+    let longest = |placement: &str| {
+        let of = counted.iter().filter(|found| found.placement == placement);
+        of.map(|found| found.gap_s).fold(0.0, f64::max)
+    };
+    let told = placements(counted)
+        .into_iter()
+        .map(|placement| format!("{} with {placement}", words::latency(longest(placement) * 1e6)));
+    words::list(&told.collect::<Vec<String>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::synthetic;
+    use crate::verdict::{Advice, verdict};
+
+    #[test]
+    fn what_is_lost_is_told_first_and_what_is_not_known_is_not_called_safe() {
+        let results = synthetic::events();
+        let found = verdict(&results);
+        assert_eq!(
+            found.headline,
+            "When the SSD dies: no acknowledged write is lost with bluestore-dbwal and host-tidepool-replicated; host-tidepool loses 120 of \
+             1,000 acknowledged blocks; of osd-tidepool it is not known."
+        );
+        assert_eq!((found.advice, found.rankings.len()), (Advice::NoVerdict, 0));
+        assert!(
+            found.answer.iter().any(|text| text.contains("12.0 s with bluestore-dbwal")),
+            "{:?}",
+            found.answer
+        );
+        assert!(found.events.iter().any(|event| event.stayed_clean && event.clean_s.is_none()));
+        // What does not count says nothing.
+        let mut other = results.clone();
+        other.events.retain(|run| run.cell.placement == "host-tidepool");
+        other.events.iter_mut().for_each(|run| run.invalid.push("it was not in place".into()));
+        assert!(!verdict(&other).headline.contains("loses"), "{}", verdict(&other).headline);
+    }
+
+    #[test]
+    fn events_beside_measurements_change_no_verdict() {
+        let mut results = synthetic::which_side();
+        let before = verdict(&results);
+        let events = synthetic::events();
+        (results.suite.events, results.events) = (events.suite.events.clone(), events.events.clone());
+        let after = verdict(&results);
+        assert_eq!((&after.headline, &after.rankings), (&before.headline, &before.rankings));
+        assert!(after.answer.starts_with(&before.answer) && after.answer.len() > before.answer.len());
+    }
+}
