@@ -12,6 +12,8 @@ use crate::words;
 /// Fewer requests have no such percentile.
 const P99_OF: u64 = 100;
 const P999_OF: u64 = 1_000;
+/// What is told in its place.
+const TOO_FEW: &str = "too few";
 
 /// Whether anything happened.
 pub(super) fn are_there(page: &Page<'_>) -> bool {
@@ -77,10 +79,10 @@ fn deaths(page: &Page<'_>, events: &[&Event]) -> Markup {
     let columns = [
         ("placement", Kind::Name),
         ("what died", Kind::Text),
-        ("acknowledged blocks lost", Kind::Number),
-        ("median: before, at, after", Kind::Number),
-        ("99 %: before, at, after", Kind::Number),
-        ("99.9 %: before, at, after", Kind::Number),
+        ("acknowledged blocks lost", Kind::Text),
+        ("median: before, at, after", Kind::Text),
+        ("99 %: before, at, after", Kind::Text),
+        ("99.9 %: before, at, after", Kind::Text),
         ("99 % at worst", Kind::Number),
         ("longest without an answer", Kind::Number),
         ("OSDs that ended", Kind::Number),
@@ -126,13 +128,13 @@ fn tails(page: &Page<'_>, events: &[&Event]) -> Markup {
     let columns = [
         ("placement", Kind::Name),
         ("what happened", Kind::Text),
-        ("median: before, at, after", Kind::Number),
-        ("99 %: before, at, after", Kind::Number),
-        ("99.9 %: before, at, after", Kind::Number),
+        ("median: before, at, after", Kind::Text),
+        ("99 %: before, at, after", Kind::Text),
+        ("99.9 %: before, at, after", Kind::Text),
         ("99 % at worst", Kind::Number),
         ("longest without an answer: before, since", Kind::Number),
         ("until it was over", Kind::Text),
-        ("acknowledged blocks lost", Kind::Number),
+        ("acknowledged blocks lost", Kind::Text),
     ];
     let row = |run: &EventRun| {
         let [p50, p99, p999] = percentiles(run);
@@ -159,7 +161,11 @@ fn percentiles(run: &EventRun) -> [String; 3] {
         let told = |window: Option<&EventWindow>| {
             window.map_or("–".into(), |window| time(window, of(window), least))
         };
-        [run.before(), run.at(), run.after()].map(told).join(", ")
+        let mut all = [run.before(), run.at(), run.after()].map(told).to_vec();
+        if all.iter().all(|one| *one == TOO_FEW) {
+            all.truncate(1);
+        }
+        all.join(", ")
     };
     [
         three(|window| window.p50_us, 2),
@@ -172,7 +178,7 @@ fn percentiles(run: &EventRun) -> [String; 3] {
 fn time(window: &EventWindow, us: Option<f64>, least: u64) -> String {
     match us {
         Some(us) => words::latency(us),
-        None if window.due < least => "too few".into(),
+        None if window.due < least => TOO_FEW.into(),
         None if window.failed > window.unanswered => "failed".into(),
         None => "no answer".into(),
     }
@@ -183,7 +189,7 @@ fn worst(run: &EventRun) -> String {
     let since = run.windows.iter().filter(|window| window.begin_s >= 0.0 && window.due >= P99_OF);
     let key = |window: &&EventWindow| window.p99_us.unwrap_or(f64::INFINITY);
     let worst = since.max_by(|one, other| key(one).total_cmp(&key(other)));
-    worst.map_or("too few".into(), |window| time(window, window.p99_us, P99_OF))
+    worst.map_or(TOO_FEW.into(), |window| time(window, window.p99_us, P99_OF))
 }
 
 /// What is missing of what was acknowledged.
