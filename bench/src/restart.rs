@@ -47,7 +47,7 @@ pub fn measure(conf: Option<&Path>, bytes: u64, parent: &Path) -> Result<Restart
         }
         Some(conf) => {
             let endpoint = Endpoint::rbd(conf, VOLUME);
-            fio::run(&endpoint, &fio::pass(&endpoint, "write", bytes))?;
+            fio::run(&endpoint, &fio::pass(&endpoint, fio::Pass::WriteAndFlush, bytes))?;
             ("rbd", format!("rbd:rbd/{VOLUME}?conf={}", conf.display()))
         }
     };
@@ -69,7 +69,7 @@ pub fn measure(conf: Option<&Path>, bytes: u64, parent: &Path) -> Result<Restart
         || -> Result<f64, Failure> { Ok(number(&admin.volume(VOLUME)?, "cached_bytes").unwrap_or(0.0)) };
     // Where the cache shares its disk with the backend, a fast pass leaves some blocks out.
     for _ in 0..PASSES_MAX {
-        fio::run(&endpoint, &fio::pass(&endpoint, "read", bytes))?;
+        fio::run(&endpoint, &fio::pass(&endpoint, fio::Pass::Read, bytes))?;
         if cached()? >= bytes as f64 * WARM {
             break;
         }

@@ -156,7 +156,7 @@ impl Targets {
             eprintln!("filling the image {image}");
             cluster.rbd_create(image, sizes.image_bytes)?;
             let endpoint = Endpoint::rbd(&self.conf, image);
-            fio::run(&endpoint, &fio::pass(&endpoint, "write", sizes.image_bytes))?;
+            fio::run(&endpoint, &fio::pass(&endpoint, fio::Pass::WriteAndFlush, sizes.image_bytes))?;
         }
         self.cluster = Some(cluster);
         Ok(())
@@ -288,7 +288,7 @@ impl Targets {
         let endpoint = self.endpoint(target);
         for _ in 0..WARM_PASSES_MAX {
             let Some((_, misses_before)) = self.hits_and_misses(target)? else { return Ok(()) };
-            fio::run(&endpoint, &fio::pass(&endpoint, "read", sizes.work_bytes))?;
+            fio::run(&endpoint, &fio::pass(&endpoint, fio::Pass::Read, sizes.work_bytes))?;
             let Some((_, misses)) = self.hits_and_misses(target)? else { return Ok(()) };
             if (misses - misses_before) * 4096.0 < sizes.work_bytes as f64 * WARM_MISSES_MAX {
                 break;

@@ -2,6 +2,7 @@
 
 mod access;
 mod faults;
+mod guests;
 mod instrument;
 
 use std::cell::{Cell, RefCell};
@@ -408,7 +409,7 @@ fn child_in(directory: &Path, name: &str, word: &str) -> Option<rustix::process:
 fn assert_no_traces(directory: &Path) {
     let name = directory.to_str().expect("a name");
     let processes = Command::new("pgrep")
-        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|qemu-storage-daemon|[^ ]*tidepool serve).*{name}")])
+        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|qemu-storage-daemon|unshare|[^ ]*(linux.uml|lab-guest-disks|tidepool (serve|lab guest))).*{name}")])
         .output();
     let processes = String::from_utf8(processes.expect("pgrep runs").stdout).expect("text");
     assert_eq!(processes, "");

@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
@@ -23,7 +24,9 @@ pub use crate::switch::Transit;
 /// Most servers in a network.
 pub const SERVERS_MAX: u32 = 16;
 /// What a node calls its end of its cable.
-const LINK: &str = "eth0";
+pub(crate) const LINK: &str = "eth0";
+/// What joins that to guests on the node.
+const GUESTS: &str = "guests";
 /// Nobody has this address of a network card.
 const NOBODY: &str = "02:00:00:00:00:01";
 /// Nobody else is in these namespaces, so every network has the same addresses.
@@ -34,6 +37,9 @@ const CLIENT: u8 = 2;
 const MONITOR: u8 = 3;
 const PEER: u8 = 4;
 const SERVER: u8 = 10;
+/// That of the first guest, whom the others follow, and most of them.
+const GUEST: u8 = 100;
+const GUESTS_MAX: u8 = 100;
 
 /// Why there is no network.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +62,9 @@ pub enum NetworkError {
     /// A delay is asked for, and no network.
     #[error("a delay needs a network: say how many servers there are")]
     None,
+    /// More guests than there are addresses for.
+    #[error("a network has at most {GUESTS_MAX} guests")]
+    Guests,
     /// An OSD is to be on a server that does not exist.
     #[error("there is no server {0}; the first one is 0")]
     NoServer(u32),
@@ -102,6 +111,21 @@ pub struct Node {
     address: Ipv4Addr,
     namespace: Namespace,
     holder: Process,
+    /// Its end of the cable is joined to guests.
+    has_guests: AtomicBool,
+}
+
+/// A place for a guest's network card. Frames go to other guests on the node directly, and to other nodes by its cable.
+#[derive(Debug, Clone)]
+pub struct Plug {
+    /// The TAP device in the node's namespace that the card is the other end of.
+    pub interface: String,
+    /// The card's address.
+    pub mac: String,
+    /// The guest's address.
+    pub address: Ipv4Addr,
+    /// The node's namespace.
+    pub namespace: Namespace,
 }
 
 impl Node {
@@ -119,7 +143,13 @@ impl Node {
         // The child has called exec by now, hence it is in its namespace.
         let file = File::open(format!("/proc/{}/ns/net", holder.id())).map_err(NetworkError::Namespace)?;
         let address = Ipv4Addr::new(SUBNET[0], SUBNET[1], SUBNET[2], host);
-        Ok(Node { name, address, namespace: Namespace(Arc::new(file)), holder })
+        Ok(Node {
+            name,
+            address,
+            namespace: Namespace(Arc::new(file)),
+            holder,
+            has_guests: AtomicBool::new(false),
+        })
     }
 
     /// Its name: `client`, `mon`, `node0`, `node1` and so on, and `peer`.
@@ -317,6 +347,37 @@ impl Network {
         })
     }
 
+    /// Makes a place for a guest on a node. Guests are numbered in the whole network.
+    ///
+    /// # Errors
+    /// There are no more addresses, or `ip` fails.
+    pub fn plug_guest(&self, node: &Node, number: u8) -> Result<Plug, NetworkError> {
+        if number >= GUESTS_MAX {
+            return Err(NetworkError::Guests);
+        }
+        let host = GUEST + number;
+        let mut lines = String::new();
+        if !node.has_guests.swap(true, Ordering::Relaxed) {
+            let address = node.address;
+            lines += &format!(
+                "link add name {GUESTS} type bridge\nlink set {LINK} master {GUESTS}\naddress delete {address}/24 dev {LINK}\n\
+                 address add {address}/24 dev {GUESTS}\nlink set {GUESTS} up\n"
+            );
+        }
+        let interface = format!("guest{number}");
+        lines += &format!(
+            "tuntap add dev {interface} mode tap\nlink set {interface} master {GUESTS}\nlink set {interface} up\n"
+        );
+        node.ip(&lines)?;
+        let [a, b, c] = SUBNET;
+        Ok(Plug {
+            interface,
+            mac: format!("02:00:{a:02x}:{b:02x}:{c:02x}:{host:02x}"),
+            address: Ipv4Addr::new(a, b, c, host),
+            namespace: node.namespace.clone(),
+        })
+    }
+
     /// The addresses of all nodes, as `ADDRESS/BITS`.
     pub fn subnet(&self) -> String {
         let [a, b, c] = SUBNET;
@@ -349,7 +410,7 @@ mod tests {
     use super::*;
     use std::io::Read;
     use std::net::{TcpListener, TcpStream, UdpSocket};
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
     use std::time::Instant;
 
     /// Does something in a namespace.

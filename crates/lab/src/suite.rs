@@ -59,6 +59,7 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("rados-bench", include_str!("suites/rados-bench.toml")),
     ("diskspd-256k", include_str!("suites/diskspd-256k.toml")),
     ("faults", include_str!("suites/faults.toml")),
+    ("bcache", include_str!("suites/bcache.toml")),
 ];
 
 /// A suite.
@@ -425,8 +426,13 @@ impl Suite {
         unique("placement", &self.placements)?;
         unique("workload", self.workloads.iter().map(|workload| &workload.name))?;
         for placement in &self.placements {
-            let ssd = Arrangement::parse(placement)?.ssd;
-            ssd.map_or(Ok(()), |ssd| class(&ssd))?;
+            let arrangement = Arrangement::parse(placement)?;
+            if arrangement.in_guests() && self.ground.servers == 0 {
+                return Err(format!(
+                    "{placement}: its OSDs are in guests, which need a network: servers is at least 1"
+                ));
+            }
+            arrangement.ssd.map_or(Ok(()), |ssd| class(&ssd))?;
         }
         for found in &self.workloads {
             found.check(&self.ground).map_err(|what| format!("the workload {}: {what}", found.name))?;
@@ -591,7 +597,8 @@ impl Suite {
     fn may_win(&self, placement: &str) -> bool {
         let safe = Arrangement::parse(placement)
             .is_ok_and(|found| found.durability(self.ground.replicas) != Durability::Volatile);
-        let aside = words::is_control(placement) || words::is_bound(placement);
+        let elsewhere = words::in_guests(placement) != words::in_guests(&self.baseline);
+        let aside = words::is_control(placement) || words::is_bound(placement) || elsewhere;
         safe && !aside && words::class(placement).is_none()
     }
 
@@ -875,6 +882,11 @@ mod tests {
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
+        let guests = include_str!("suites/bcache.toml");
+        let alone =
+            guests.replacen("servers = 1", "servers = 0", 1).replacen("delay_us = 50", "delay_us = 0", 1);
+        let error = Suite::parse("s.toml", &alone).expect_err("no network").to_string();
+        assert!(error.contains("OSDs are in guests, which need a network"), "{error}");
         assert!(Suite::find("nothing").is_err());
         assert!(Suite::find("/nonexistent/s.toml").is_err());
     }

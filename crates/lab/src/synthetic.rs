@@ -280,6 +280,8 @@ fn event(name: &str, placement: &str) -> EventRun {
             depth: 4,
             clients: 2,
             slowed_by: None,
+            replicas: None,
+            neighbours: None,
         },
         repeat: 1,
         testbed: 1,

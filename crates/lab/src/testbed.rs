@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -219,7 +220,15 @@ impl Testbed {
             let ssd = devices.iter().find(|device| device.name == name)?;
             Some(SsdShare { directory: ssd.emulated.directory().into(), bytes: ssd_share_bytes })
         };
+        let delay = layout.delay.map(|delay| delay * layout.slowed_by);
+        let servers = layout.servers();
+        let peer = layout.hypervisors.max(layout.ssds.hosts) > 1;
+        // Before the cluster, because guests are on it before there is one.
+        let network = servers.as_ref().map(|servers| servers.network(peer, delay).map(Arc::new));
+        let network = network.transpose()?;
         let mut ground = Ground {
+            network: network.clone(),
+            guests: BTreeMap::new(),
             program: program.into(),
             directory: scratch.path().into(),
             slots: slots(&devices, layout, &below),
@@ -244,9 +253,11 @@ impl Testbed {
             stores: ground.stores.clone(),
             replicas: layout.replicas,
             extra: ground.ceph_conf.clone(),
-            servers: layout.servers(),
-            peer: layout.hypervisors.max(layout.ssds.hosts) > 1,
-            delay: layout.delay.map(|delay| delay * layout.slowed_by),
+            servers,
+            network,
+            guests: ground.guests.clone(),
+            peer,
+            delay,
             ..ClusterOptions::default()
         };
         debug_assert_eq!(options.stores.len(), layout.osds() as usize);
@@ -400,7 +411,7 @@ impl Testbed {
     }
 
     /// What each device has done.
-    pub fn counts(&self) -> std::collections::BTreeMap<String, Counts> {
+    pub fn counts(&self) -> BTreeMap<String, Counts> {
         self.devices().map(|(name, device)| (name.to_string(), device.counts())).collect()
     }
 
@@ -473,6 +484,17 @@ impl Testbed {
     /// When one cannot.
     pub fn filled(&self) -> Result<(), PlacementError> {
         self.below.iter().try_for_each(|(_, applied)| applied.filled())
+    }
+
+    /// Does something that brings caches into a state and is not measured: those below the cluster take all requests meanwhile.
+    ///
+    /// # Errors
+    /// When one cannot, or what is done cannot be.
+    pub fn prepare<E: From<PlacementError>>(&self, what: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let below = |begins| self.below.iter().try_for_each(|(_, applied)| applied.prepares(begins));
+        below(true)?;
+        what()?;
+        Ok(below(false)?)
     }
 
     /// Has what is below the cluster show that it is in place.

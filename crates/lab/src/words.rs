@@ -164,11 +164,18 @@ pub(crate) fn is_control(placement: &str) -> bool {
 
 /// The placement is there to show what no SSD in a server, or in a hypervisor, is faster than, or nothing over a gateway.
 pub(crate) fn is_bound(placement: &str) -> bool {
-    names(placement).any(|name| [OSD_BOUND, HOST_BOUND, GATEWAY_BOUND].contains(&name))
+    names(placement).any(|name| [OSD_BOUND, GUEST_BOUND, HOST_BOUND, GATEWAY_BOUND].contains(&name))
 }
 
+/// OSDs in guests, without a cache.
+const GUEST_ALONE: &str = "osd-guest";
+/// Caches under OSDs in guests.
+const UNDER_GUESTS: [&str; 4] =
+    ["osd-guest-tidepool", "osd-bcache", "osd-bcache-default", "osd-dm-writecache"];
 /// What no cache under the OSDs is faster than.
 pub(crate) const OSD_BOUND: &str = "osd-on-ssd";
+/// What no cache under OSDs in guests is faster than.
+pub(crate) const GUEST_BOUND: &str = "osd-guest-on-ssd";
 /// What no cache in the hypervisor is faster than.
 pub(crate) const HOST_BOUND: &str = "ssd-raw";
 /// What nothing over an iSCSI gateway is faster than.
@@ -176,13 +183,29 @@ pub(crate) const GATEWAY_BOUND: &str = "iscsi-null";
 
 /// The placement has a cache under the OSDs.
 pub(crate) fn under_osds(placement: &str) -> bool {
-    names(placement).any(|name| name == "osd-tidepool")
+    names(placement).any(|name| name == "osd-tidepool" || UNDER_GUESTS.contains(&name))
+}
+
+/// The placement has a cache under the OSDs that has every read, or every write, go through its SSD, as long as it has room.
+pub(crate) fn takes_all(placement: &str, reads: bool) -> bool {
+    names(placement).any(|name| match name {
+        "osd-tidepool" | "osd-guest-tidepool" | "osd-bcache" => true,
+        "osd-dm-writecache" => !reads,
+        _ => false,
+    })
+}
+
+/// The placement has OSDs in guests, where Ceph's own code takes longer: it is compared with others of that kind.
+pub(crate) fn in_guests(placement: &str) -> bool {
+    names(placement).any(|name| [GUEST_ALONE, GUEST_BOUND].contains(&name) || UNDER_GUESTS.contains(&name))
 }
 
 /// Where the SSD of a placement is, at the begin of a sentence.
 pub(crate) fn side(placement: &str) -> &'static str {
-    let in_server =
-        |name: &str| name.starts_with("osd-") || name.ends_with("-dbwal") || name.ends_with("-journal");
+    let in_server = |name: &str| {
+        let below = name.starts_with("osd-") && name != GUEST_ALONE;
+        below || name.ends_with("-dbwal") || name.ends_with("-journal")
+    };
     match (on_host(placement), names(placement).any(in_server)) {
         (true, true) => "In both",
         (true, false) => "In the hypervisor",
@@ -206,6 +229,10 @@ fn article_and_noun(placement: &str) -> (&'static str, String) {
         "bluestore-dbwal" => Some("database on the SSD"),
         "filestore-journal" => Some("journal on the SSD"),
         "osd-tidepool" => Some("cache under the OSDs"),
+        "osd-guest-tidepool" => Some("cache under the OSDs (Tidepool)"),
+        "osd-bcache" => Some("cache under the OSDs (bcache)"),
+        "osd-bcache-default" => Some("cache under the OSDs (bcache as it comes)"),
+        "osd-dm-writecache" => Some("cache under the OSDs (dm-writecache)"),
         "host-tidepool" => Some("cache in the hypervisor"),
         "host-tidepool-replicated" => Some("cache in two hypervisors"),
         "librbd-cache" => Some("cache in the client's memory"),
@@ -214,6 +241,7 @@ fn article_and_noun(placement: &str) -> (&'static str, String) {
     let without = |name: &str| match name {
         "bluestore-colocated" => "BlueStore without an SSD".to_string(),
         "filestore-colocated" => "FileStore without an SSD".into(),
+        GUEST_ALONE => "BlueStore in a guest without an SSD".into(),
         other => other.into(),
     };
     let parts: Vec<&str> = names(placement).filter_map(of).collect();
@@ -294,7 +322,13 @@ pub(crate) fn placement(placement: &str) -> String {
         AGAIN => "control: the same again".into(),
         "osd-passthrough" => "control: the way under the OSD, without a cache".into(),
         "osd-tidepool" => "a cache on the SSD under each OSD".into(),
+        GUEST_ALONE => "each OSD in a guest, without a cache".into(),
+        "osd-guest-tidepool" => "Tidepool's cache on the SSD under each OSD, which is in a guest".into(),
+        "osd-bcache" => "bcache on the SSD under each OSD, in a guest, with nothing going past it".into(),
+        "osd-bcache-default" => "bcache as it comes on the SSD under each OSD, in a guest".into(),
+        "osd-dm-writecache" => "dm-writecache on the SSD under each OSD, in a guest".into(),
         OSD_BOUND => "bound: OSDs that have SSDs in the place of disks".into(),
+        GUEST_BOUND => "bound: OSDs in guests that have SSDs in the place of disks".into(),
         HOST_BOUND => "bound: the hypervisor's SSD, without Ceph".into(),
         GATEWAY_BOUND => "bound: the iSCSI gateway, which answers at once and keeps nothing".into(),
         "host-tidepool" => "a cache on the hypervisor's SSD".into(),
@@ -314,6 +348,7 @@ pub(crate) fn placement(placement: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::{Layer, Ssd};
 
     #[test]
     fn figures_have_the_digits_that_they_are_worth() {
@@ -377,12 +412,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_in_guests_and_what_is_a_cache_under_osds_is_told_by_name() {
+        for placement in crate::placement::all() {
+            let name = placement.name();
+            assert_eq!(in_guests(name), placement.in_guests(), "{name}");
+            assert_eq!(
+                under_osds(name),
+                placement.layer() == Layer::Device && placement.ssd() == Ssd::File,
+                "{name}"
+            );
+            assert!(under_osds(name) || !takes_all(name, false), "{name}");
+            assert!(!takes_all(name, true) || placement.caches_reads(), "{name}");
+        }
+        assert_eq!((side("osd-guest"), side("osd-bcache")), ("Without an SSD", "In the OSDs' server"));
+        assert_eq!(a("osd-bcache"), "a cache under the OSDs (bcache)");
+    }
+
+    #[test]
     fn a_control_knows_what_it_is_to_be_the_same_as() {
         for placement in ["bluestore-colocated", "filestore-journal@x", "filestore-journal+host-tidepool"] {
             assert_eq!(wrapped(&again(placement)).as_deref(), Some(placement));
             assert!(!is_control(placement) && is_control(&again(placement)));
         }
         assert_eq!(wrapped("osd-passthrough").as_deref(), Some("bluestore-colocated"));
+        assert_eq!((wrapped("osd-guest"), wrapped("osd-bcache")), (None, None));
+        assert_eq!(wrapped(&again("osd-guest")).as_deref(), Some("osd-guest"), "it is a baseline");
         assert_eq!(wrapped("filestore-journal+osd-passthrough").as_deref(), Some("filestore-journal"));
     }
 }

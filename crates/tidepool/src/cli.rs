@@ -87,6 +87,49 @@ pub enum LabCommand {
     Export(LabExportArgs),
     /// Show what another benchmark has measured, beside results.
     Import(LabImportArgs),
+    /// What the lab's guests begin with, and how commands get into them.
+    #[command(hide = true)]
+    Guest(GuestArgs),
+}
+
+/// Options of `lab guest`.
+#[derive(Debug, Args)]
+pub struct GuestArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: GuestCommand,
+}
+
+/// What the lab does in and with a guest.
+#[derive(Debug, Subcommand)]
+pub enum GuestCommand {
+    /// Be the first process of a guest.
+    Init {
+        /// The guest's address.
+        #[arg(long)]
+        address: std::net::Ipv4Addr,
+        /// A module of its kernel to load; several are loaded in their order.
+        #[arg(long = "module", value_name = "FILE")]
+        modules: Vec<PathBuf>,
+    },
+    /// Run a command in a guest, from a process of its network.
+    Exec {
+        /// The guest's address.
+        #[arg(long)]
+        address: std::net::Ipv4Addr,
+        /// A directory that the command may write to.
+        #[arg(long, value_name = "DIR")]
+        share: Option<PathBuf>,
+        /// A socket to make here, for one in the guest; %p stands for the number of this process.
+        #[arg(long, value_name = "PATH", requires = "socket_there")]
+        socket_here: Option<PathBuf>,
+        /// That socket in the guest.
+        #[arg(long, value_name = "PATH", requires = "socket_here")]
+        socket_there: Option<PathBuf>,
+        /// The program and its arguments.
+        #[arg(last = true, required = true)]
+        words: Vec<String>,
+    },
 }
 
 /// Options of `lab run`.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::{Access, AccessError, Image, Site, failed};
 use crate::fio::Endpoint;
 use crate::process::{self, Process};
+use crate::qemu::{PACKAGE, PROGRAM, quoted};
 
-const PROGRAM: &str = "qemu-storage-daemon";
 /// Longest wait for it to offer the image, and for its end.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often that is looked at.
@@ -18,7 +18,7 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// Says in one line why there is none with that driver on this machine.
 pub(super) fn probe(module: &str) -> Result<(), String> {
-    process::need(PROGRAM, "qemu-system-common")?;
+    process::need(PROGRAM, PACKAGE)?;
     let libraries = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let mut places = libraries.chain(["/usr/lib", "/usr/lib64"].map(PathBuf::from));
     let there =
@@ -27,11 +27,6 @@ pub(super) fn probe(module: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("QEMU's {module} is not installed; on Debian: apt-get install qemu-block-extra"))
-}
-
-/// A text as a value among QEMU's options.
-pub(super) fn quoted(text: &str) -> String {
-    text.replace(',', ",,")
 }
 
 /// A server that runs. Dropping it kills it.

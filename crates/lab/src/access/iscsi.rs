@@ -8,6 +8,7 @@ use super::exporter::{self, Exporter};
 use super::gateway::{self, Gateway, Store, UNIT};
 use super::{Access, AccessError, Image, InPlace, Site};
 use crate::fio::Endpoint;
+use crate::qemu::quoted;
 
 /// A gateway and its initiators.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl Iscsi {
 
 /// What an initiator has, in QEMU's words.
 fn blockdev(gateway: &Gateway, image: &Image) -> String {
-    let (portal, target) = (gateway.portal(), exporter::quoted(&gateway::name(image)));
+    let (portal, target) = (gateway.portal(), quoted(&gateway::name(image)));
     let initiator = format!("{target}-host{}", image.host);
     format!(
         "driver=iscsi,transport=tcp,portal={portal},target={target},lun={UNIT},initiator-name={initiator}"

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-use super::exporter::{self, Exporter, quoted};
+use super::exporter::{self, Exporter};
 use super::librbd::{self, Counted};
 use super::{Access, AccessError, Image, InPlace, Site};
 use crate::fio::Endpoint;
+use crate::qemu::quoted;
 
 /// What its servers are called in the names of files.
 const NAME: &str = "export";

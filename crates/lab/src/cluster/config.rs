@@ -60,6 +60,9 @@ pub(super) fn write(
     }
     for (number, store) in (0..).zip(&options.stores) {
         text.push_str(&store.section(number));
+        if options.guests.contains_key(&number) {
+            text.push_str(&in_guest(number));
+        }
         text.extend(options.servers.as_ref().map(|servers| servers.location(number)));
     }
     fs::write(&path, text).map_err(io(format!("cannot write {}", path.display())))?;
@@ -105,6 +108,17 @@ keyring = {dir}/keyring
 osd memory target = {OSD_MEMORY_BYTES}
 {prompt}"
     )
+}
+
+/// Where an OSD in a guest has its admin socket: a socket in a directory of the machine would lead nowhere from outside.
+pub(super) fn guest_socket(number: u32) -> PathBuf {
+    format!("/run/osd.{number}.asok").into()
+}
+
+/// What the section of an OSD in a guest has besides its store. Its database is not kept in the guest's memory, as it is in no memory of this
+/// machine where the disks are files of emulated devices.
+fn in_guest(number: u32) -> String {
+    format!("admin socket = {}\nbluefs buffered io = false\n", guest_socket(number).display())
 }
 
 /// What the clients of a cluster that was joined have of their own, in `dir`.

@@ -15,8 +15,9 @@ pub use servers::Servers;
 pub(crate) use store::SSD_OP_SHARDS;
 pub use store::Store;
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use self::librados::To;
+use crate::guest::{PID, Prefix};
 use crate::network::{Namespace, Network, NetworkError};
 use crate::process::{self, Process};
 use crate::scratch::Scratch;
@@ -37,6 +39,8 @@ use crate::scratch::Scratch;
 const UP_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest run of one Ceph command.
 const COMMAND_TIMEOUT_S: u32 = 60;
+/// Longest run of one in a guest, which is slower.
+const GUEST_COMMAND_TIMEOUT_S: u32 = 180;
 /// Most OSDs in a cluster: more would measure the machine, not Ceph.
 pub const OSDS_MAX: u32 = 16;
 /// Size of an OSD's file, unless another one is asked for; it is sparse.
@@ -86,6 +90,10 @@ pub struct ClusterOptions {
     pub cephx: bool,
     /// The servers of a cluster that has a network of its own; by default it is on the loopback interface.
     pub servers: Option<Servers>,
+    /// Their network, if it is there already: with guests in it, for example. Otherwise it is made.
+    pub network: Option<Arc<Network>>,
+    /// OSDs that run in guests, by their numbers. Their stores are on disks of the guest.
+    pub guests: BTreeMap<u32, InGuest>,
     /// That network has a second host for clients, which is called `peer`.
     pub peer: bool,
     /// How long each packet is on its way from one node of the network to another.
@@ -100,6 +108,15 @@ pub struct ClusterOptions {
     pub extra: Vec<String>,
 }
 
+/// The guest that an OSD runs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InGuest {
+    /// The program `tidepool`, by which commands get into it.
+    pub program: PathBuf,
+    /// Its address in the cluster's network.
+    pub address: Ipv4Addr,
+}
+
 impl Default for ClusterOptions {
     fn default() -> Self {
         ClusterOptions {
@@ -109,6 +126,8 @@ impl Default for ClusterOptions {
             port: None,
             cephx: false,
             servers: None,
+            network: None,
+            guests: BTreeMap::new(),
             peer: false,
             delay: None,
             prompt: false,
@@ -221,7 +240,8 @@ pub struct Cluster {
     /// Keeps its ports from other clusters of this machine that are about to come up.
     _port: Option<UnixListener>,
     /// With the server of each OSD.
-    network: Option<(Network, Servers)>,
+    network: Option<(Arc<Network>, Servers)>,
+    guests: BTreeMap<u32, InGuest>,
     conf: PathBuf,
     cephx: bool,
     scratch: Scratch,
@@ -252,7 +272,10 @@ impl Cluster {
         let scratch =
             Scratch::new_in(&parent, "ceph").map_err(io("cannot make a directory for the cluster"))?;
         let network = match &options.servers {
-            Some(servers) => Some((servers.network(options.peer, options.delay)?, servers.clone())),
+            Some(servers) => {
+                let made = || servers.network(options.peer, options.delay).map(Arc::new);
+                Some((options.network.clone().map_or_else(made, Ok)?, servers.clone()))
+            }
             None if options.delay.is_some() => return Err(ClusterError::Network(NetworkError::None)),
             None => None,
         };
@@ -262,15 +285,15 @@ impl Cluster {
             None => free_port().map(|(port, reserved)| (port, Some(reserved)))?,
         };
         let fsid = random_uuid()?;
-        let place = config::Place::new(network.as_ref().map(|(network, _)| network), port);
+        let place = config::Place::new(network.as_ref().map(|(network, _)| network.as_ref()), port);
         let conf = config::write(scratch.path(), options, &fsid, &place)?;
         config::keys(&conf, scratch.path(), options)?;
         config::monitor_store(&conf, scratch.path(), &fsid, &place)?;
-        let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside)?;
+        let monitor = start(&conf, scratch.path(), "ceph-mon", "a", place.inside, None)?;
         let manager = match options.manager || osds > 1 {
             true => {
                 manager::make_modules(&scratch.join("modules"))?;
-                Some(start(&conf, scratch.path(), "ceph-mgr", "x", place.inside)?)
+                Some(start(&conf, scratch.path(), "ceph-mgr", "x", place.inside, None)?)
             }
             false => None,
         };
@@ -282,6 +305,7 @@ impl Cluster {
             pool: POOL.into(),
             _port: reserved,
             network,
+            guests: options.guests.clone(),
             conf,
             cephx: options.cephx,
             scratch,
@@ -343,6 +367,7 @@ impl Cluster {
             pool: pool.into(),
             _port: None,
             network: None,
+            guests: BTreeMap::new(),
             conf: own,
             cephx: config::setting(&text, "auth client required") == Some("cephx"),
             scratch,
@@ -403,7 +428,7 @@ impl Cluster {
 
     /// The network, if the cluster has one.
     pub fn network(&self) -> Option<&Network> {
-        self.network.as_ref().map(|(network, _)| network)
+        self.network.as_ref().map(|(network, _)| network.as_ref())
     }
 
     /// Makes `command` start where clients are: in the client's namespace, if the cluster has a network. Clients elsewhere
@@ -579,18 +604,49 @@ impl Cluster {
         }
         self.tell(To::Monitor, &json!({ "prefix": "osd new", "uuid": uuid, "id": number }))?;
         // The same uuid in both places: otherwise the OSD starts and is never marked up.
-        self.command("ceph-osd", &["-i", &name, "--mkfs", "--osd-uuid", &uuid])?;
+        let arguments = ["-i", &name, "--mkfs", "--osd-uuid", &uuid];
+        match self.in_guest(number) {
+            None => drop(self.command("ceph-osd", &arguments)?),
+            Some(guest) => {
+                let there = guest.command("ceph-osd");
+                let mut command = Command::new("timeout");
+                command
+                    .arg(GUEST_COMMAND_TIMEOUT_S.to_string())
+                    .arg(there.get_program())
+                    .args(there.get_args());
+                command.arg("-c").arg(&self.conf).args(arguments);
+                if let Some(server) = self.server(number) {
+                    server.enter(&mut command);
+                }
+                run(&mut command)?;
+            }
+        }
         self.osds.push(Some(self.start_osd(number)?));
         Ok(())
     }
 
     /// Starts the daemon of OSD `number`, on its server if it has one.
     fn start_osd(&self, number: u32) -> Result<Process, ClusterError> {
-        let server = self
-            .network
-            .as_ref()
-            .map(|(network, servers)| network.servers()[servers.of(number) as usize].namespace());
-        start(&self.conf, self.scratch.path(), "ceph-osd", &number.to_string(), server)
+        let (name, server) = (number.to_string(), self.server(number));
+        start(&self.conf, self.scratch.path(), "ceph-osd", &name, server, self.in_guest(number))
+    }
+
+    /// The server of an OSD, if the cluster has a network.
+    fn server(&self, number: u32) -> Option<&Namespace> {
+        let (network, servers) = self.network.as_ref()?;
+        Some(network.servers()[servers.of(number) as usize].namespace())
+    }
+
+    /// How commands get into the guest of an OSD, if that is in one. What it says of itself there is to be had here as if it were here.
+    fn in_guest(&self, number: u32) -> Option<Prefix> {
+        let guest = self.guests.get(&number)?;
+        let here = self.scratch.join(format!("osd.{number}.{PID}.asok"));
+        Some(Prefix {
+            program: guest.program.clone(),
+            address: guest.address,
+            share: self.scratch.path().into(),
+            socket: (here, config::guest_socket(number)),
+        })
     }
 }
 
@@ -619,11 +675,12 @@ fn start(
     program: &str,
     id: &str,
     inside: Option<&Namespace>,
+    guest: Option<Prefix>,
 ) -> Result<Process, ClusterError> {
     let name = program.trim_start_matches("ceph-");
     let log = fs::File::create(dir.join(format!("{name}.{id}.out"))).map_err(io("cannot make a log file"))?;
     let errors = log.try_clone().map_err(io("cannot make a log file"))?;
-    let mut command = Command::new(program);
+    let mut command = guest.map_or_else(|| Command::new(program), |guest| guest.command(program));
     command.arg("-f").arg("-c").arg(conf).args(["-i", id]).current_dir(dir);
     command.stdin(Stdio::null()).stdout(log).stderr(errors);
     if let Some(namespace) = inside {

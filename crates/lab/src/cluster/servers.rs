@@ -27,7 +27,7 @@ impl Servers {
     }
 
     /// Makes their network, in which packets take so long from node to node, perhaps with a second host for clients.
-    pub(super) fn network(&self, peer: bool, delay: Option<Duration>) -> Result<Network, ClusterError> {
+    pub(crate) fn network(&self, peer: bool, delay: Option<Duration>) -> Result<Network, ClusterError> {
         if let Some(&wrong) = self.of_osds.iter().find(|&&server| server >= self.count) {
             return Err(ClusterError::Network(NetworkError::NoServer(wrong)));
         }

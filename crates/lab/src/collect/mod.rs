@@ -21,6 +21,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Counts;
+use crate::guest;
 use crate::network::Network;
 pub use means::{Flow, Means, Parts};
 use proc::{MachineTime, Stat, Traffic};
@@ -46,6 +47,8 @@ pub enum Class {
     Gateway,
     /// What has images on a hypervisor for clients: initiators, and other NBD servers than Tidepool's.
     Exporter,
+    /// Guests that OSDs are in, with all that runs in them, and what serves their disks.
+    Guest,
     /// What makes the load.
     Client,
     /// The lab itself, with the devices that it emulates.
@@ -56,13 +59,14 @@ pub enum Class {
 
 impl Class {
     /// All of them.
-    pub const ALL: [Class; 9] = [
+    pub const ALL: [Class; 10] = [
         Class::Mon,
         Class::Mgr,
         Class::Osd,
         Class::Tidepool,
         Class::Gateway,
         Class::Exporter,
+        Class::Guest,
         Class::Client,
         Class::Lab,
         Class::Other,
@@ -77,6 +81,7 @@ impl Class {
             Class::Tidepool => "tidepool",
             Class::Gateway => "gateway",
             Class::Exporter => "exporter",
+            Class::Guest => "guest",
             Class::Client => "client",
             Class::Lab => "lab",
             Class::Other => "other",
@@ -94,6 +99,7 @@ impl Class {
             // The kernel keeps fifteen bytes of a name.
             "qemu-storage-da" => Class::Exporter,
             "fio" | "rados" | "rbd" => Class::Client,
+            name if guest::PROCESS_NAMES.contains(&name) => Class::Guest,
             _ => Class::Other,
         }
     }
@@ -147,8 +153,8 @@ fn is_zero(number: &u64) -> bool {
 /// Where the counters of a device come from.
 pub type CountsOf = Box<dyn Fn() -> Counts + Send>;
 
-/// Largest table of a node's interfaces, in bytes; one has two lines of 200.
-const TABLE_BYTES_MAX: usize = 4096;
+/// Largest table of a node's interfaces, in bytes; one has two lines of 200, and one more for each guest.
+const TABLE_BYTES_MAX: usize = 8192;
 
 /// What is looked at besides processes.
 #[derive(Default)]

@@ -84,13 +84,9 @@ pub(super) fn traffic(text: &str) -> HashMap<String, Traffic> {
     text.lines().filter_map(of).collect()
 }
 
-/// What a node of a network has carried, over all of its interfaces but the one to itself.
+/// What a node of a network has carried to and from others: by its cable, whatever of it came from guests on the node.
 pub(super) fn node_traffic(text: &str) -> Traffic {
-    let links = traffic(text).into_iter().filter(|(name, _)| name != "lo");
-    links.fold(Traffic::default(), |sum, (_, link)| Traffic {
-        received: sum.received + link.received,
-        sent: sum.sent + link.sent,
-    })
+    traffic(text).remove(crate::network::LINK).unwrap_or_default()
 }
 
 /// All processes that descend from `ancestor`, itself included.
@@ -155,7 +151,9 @@ mod tests {
         assert_eq!((memory_used(memory), memory_used("MemTotal: 1 kB\n")), (Some(600 << 10), None));
         let text = "Inter-|   Receive  |  Transmit\n face |bytes packets\n    lo: 100 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n";
         assert_eq!(traffic(text)["lo"], Traffic { received: 100, sent: 200 });
-        let node = format!("{text}  eth0: 7 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0\n");
+        let node = format!(
+            "{text}  eth0: 7 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0\n guest0: 7 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0\n"
+        );
         assert_eq!(node_traffic(&node), Traffic { received: 7, sent: 8 });
     }
 

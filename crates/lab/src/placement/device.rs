@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::daemon::{self, Daemon, Setup};
 use super::mounted::{self, Mounted};
+use super::under::{self, Daemons};
 use super::{Applied, Ground, Layer, Placement, PlacementError, Ssd, failed};
 use crate::cluster::{Cluster, SSD_OP_SHARDS};
 use crate::results::Drained;
@@ -14,9 +14,6 @@ use crate::results::Drained;
 pub(super) static OSD_TIDEPOOL: Under = Under { caches: true };
 pub(super) static OSD_PASSTHROUGH: Under = Under { caches: false };
 pub(super) static OSD_ON_SSD: OnSsd = OnSsd;
-
-/// Size of a cache that is not used, in bytes: the smallest.
-const UNUSED_CACHE_BYTES: u64 = 64 << 20;
 
 /// Tidepool between OSDs and their disks. It serves the disks over NBD, and libnbd's nbdfuse makes files of them again.
 #[derive(Debug)]
@@ -54,69 +51,32 @@ impl Placement for Under {
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        // As a cache that knows nothing of Ceph would: in its own order, and the disk alone is nothing while data is dirty.
-        let options: &[&str] = if self.caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
-        let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
-        let mut below =
-            Below { placement: self.name(), caches: self.caches, mounts: Vec::new(), daemons: Vec::new() };
-        let servers = ground.slots.iter().map(|slot| slot.server + 1).max().unwrap_or(0);
-        for server in 0..servers {
-            let volumes = volumes(ground, server);
-            let ssd = ground.server_ssds.get(server).filter(|_| self.caches);
-            let setup = Setup {
-                name: &format!("osd-node{server}"),
-                directory: ssd.map_or(&ground.directory, |ssd| &ssd.directory).clone(),
-                cache_bytes: ssd.map_or(UNUSED_CACHE_BYTES, |ssd| ssd.bytes),
-                volumes: &volumes,
-                options: &options,
-                namespace: None,
-                state: None,
-            };
-            let daemon = Daemon::start(ground, &setup)?;
-            // Until the disks are filled nothing that is written stays in the cache.
-            let mode = if self.caches { "write-around" } else { "off" };
-            let mut slots = ground.slots.iter_mut().filter(|slot| slot.server == server);
-            for (volume, _) in &volumes {
-                daemon.set_mode(volume, mode)?;
-                let directory = ground.directory.join(format!("{volume}.disk"));
-                let file = below.mount(&daemon, directory, volume)?;
-                let slot = slots.next().expect("a volume for each slot");
-                // As the kernel's caches do, it says that it does not turn: else an OSD reads five blocks at a time, cached or not.
-                (slot.data, slot.rotational) = (file, slot.rotational && !self.caches);
-            }
-            below.daemons.push(daemon);
+        let daemons = Daemons::start(ground, self.name(), self.caches)?;
+        let mut below = Below { mounts: Vec::new(), daemons };
+        for (osd, slot) in ground.slots.iter_mut().enumerate() {
+            let volume = under::volume(osd);
+            let directory = ground.directory.join(format!("{volume}.disk"));
+            slot.data = below.mount(slot.server, directory, &volume)?;
+            slot.rotational = below.daemons.is_rotational(slot.rotational);
         }
         Ok(Box::new(below))
     }
 }
 
-/// The disks of a server as volumes of a cache in front of them: names and URIs.
-fn volumes(ground: &Ground, server: usize) -> Vec<(String, String)> {
-    let slots = ground.slots.iter().enumerate().filter(|(_, slot)| slot.server == server);
-    slots.map(|(osd, slot)| (format!("osd{osd}"), format!("file:{}", slot.data.display()))).collect()
-}
-
 /// What is between OSDs and disks.
 #[derive(Debug)]
 struct Below {
-    placement: &'static str,
-    caches: bool,
     mounts: Vec<Mounted>,
-    // Dropped after the mounts that need them: one in each server.
-    daemons: Vec<Daemon>,
+    // Dropped after the mounts that need them.
+    daemons: Daemons,
 }
 
 impl Below {
-    /// Makes a file of an export; returns its path.
-    fn mount(
-        &mut self,
-        daemon: &Daemon,
-        directory: PathBuf,
-        volume: &str,
-    ) -> Result<PathBuf, PlacementError> {
+    /// Makes a file of the export of a volume; returns its path.
+    fn mount(&mut self, server: usize, directory: PathBuf, volume: &str) -> Result<PathBuf, PlacementError> {
         fs::create_dir(&directory).map_err(failed(format!("cannot make {}", directory.display())))?;
         let file = directory.join("disk");
-        let uri = format!("nbd+unix:///{volume}?socket={}", daemon.socket().display());
+        let uri = format!("nbd+unix:///{volume}?socket={}", self.daemons.of(server)?.socket().display());
         self.mounts.push(Mounted::start(&directory, &file, &uri, || file.exists())?);
         Ok(file)
     }
@@ -124,26 +84,20 @@ impl Below {
 
 impl Applied for Below {
     fn filled(&self) -> Result<(), PlacementError> {
-        for daemon in self.daemons.iter().filter(|_| self.caches) {
-            for volume in daemon.served()? {
-                daemon.set_mode(daemon::text(&volume, "name"), "write-back")?;
-            }
-        }
-        Ok(())
+        self.daemons.filled()
     }
 
     fn verify(&self, _cluster: &Cluster) -> Result<Value, PlacementError> {
-        self.holds()?;
-        daemon::proofs(&self.daemons)
+        self.daemons.holds()?;
+        self.daemons.proofs()
     }
 
     fn holds(&self) -> Result<(), PlacementError> {
-        let mode = if self.caches { "write-back" } else { "off" };
-        self.daemons.iter().try_for_each(|daemon| daemon.is_in_mode(self.placement, mode))
+        self.daemons.holds()
     }
 
     fn counters(&self) -> Result<Value, PlacementError> {
-        daemon::counters(&self.daemons).map(Value::Object)
+        self.daemons.counters().map(Value::Object)
     }
 
     fn drain(
@@ -152,7 +106,7 @@ impl Applied for Below {
         hurry: &dyn Fn(),
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Drained>, PlacementError> {
-        if self.caches { daemon::drain(&self.daemons, limit_s, hurry, stop) } else { Ok(None) }
+        self.daemons.drain(limit_s, hurry, stop)
     }
 }
 

@@ -8,22 +8,26 @@ mod alloc;
 mod client;
 mod daemon;
 mod device;
+mod guest;
 mod mounted;
 mod null;
 mod replicated;
 mod shared;
 mod store;
+mod under;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::access::{Access, AccessError, Image, Site};
-use crate::cluster::{Cluster, ClusterError, Store};
+use crate::cluster::{Cluster, ClusterError, InGuest, Store};
 use crate::fio::Endpoint;
-use crate::network::{HostNode, Namespace};
+use crate::guest::GuestError;
+use crate::network::{HostNode, Namespace, Network};
 use crate::process::need;
 use crate::results::{Drained, Durability};
 
@@ -103,6 +107,14 @@ pub trait Placement: Debug + Sync {
     fn durability(&self) -> Durability {
         Durability::Replicated
     }
+    /// OSDs are in guests, which need a network.
+    fn in_guests(&self) -> bool {
+        false
+    }
+    /// It mounts what OSDs have their data on, so that OSDs can be nowhere else.
+    fn mounts_disks(&self) -> bool {
+        false
+    }
     /// It keeps blocks that have been read.
     fn caches_reads(&self) -> bool {
         false
@@ -151,6 +163,10 @@ pub struct Ground {
     pub stores: Vec<Store>,
     /// Lines for the global section of ceph.conf.
     pub ceph_conf: Vec<String>,
+    /// The network of the cluster to be, if it has one.
+    pub network: Option<Arc<Network>>,
+    /// OSDs that are to run in guests, by their numbers; a placement below them fills this in.
+    pub guests: BTreeMap<u32, InGuest>,
     /// The SSD of each server with OSDs, if servers have any.
     pub server_ssds: Vec<SsdShare>,
     /// The hypervisors, once the cluster is up.
@@ -271,6 +287,14 @@ pub trait Applied: Debug {
     fn filled(&self) -> Result<(), PlacementError> {
         Ok(())
     }
+    /// What is read or written from now on, until the same is said with `false`, brings the caches into a state and is not measured: one that
+    /// lets some requests past it takes them all meanwhile.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn prepares(&self, _begins: bool) -> Result<(), PlacementError> {
+        Ok(())
+    }
     /// How clients reach an image through it, if it is between them and the cluster.
     fn endpoint(&self, _image: &str) -> Option<Endpoint> {
         None
@@ -348,6 +372,9 @@ pub enum PlacementError {
         /// What was seen instead.
         what: String,
     },
+    /// A guest did not do what it was to.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
     /// The cluster did not answer.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -360,7 +387,7 @@ pub enum PlacementError {
 pub const AGAIN: &str = "again";
 
 /// All placements.
-pub fn all() -> [&'static dyn Placement; 14] {
+pub fn all() -> [&'static dyn Placement; 20] {
     [
         &store::BLUESTORE_COLOCATED,
         &store::BLUESTORE_DBWAL,
@@ -370,6 +397,12 @@ pub fn all() -> [&'static dyn Placement; 14] {
         &alloc::ALLOC_16K,
         &device::OSD_PASSTHROUGH,
         &device::OSD_TIDEPOOL,
+        &guest::OSD_GUEST,
+        &guest::OSD_BCACHE,
+        &guest::OSD_BCACHE_DEFAULT,
+        &guest::OSD_WRITECACHE,
+        &guest::OSD_GUEST_TIDEPOOL,
+        &guest::OSD_GUEST_ON_SSD,
         &device::OSD_ON_SSD,
         &client::HOST_TIDEPOOL,
         &replicated::HOST_TIDEPOOL_REPLICATED,
@@ -421,6 +454,15 @@ impl Arrangement {
         {
             return Err(format!("{text}: only BlueStore has {}", format.name()));
         }
+        let guests = placements.iter().find(|placement| placement.in_guests());
+        let mounts = placements.iter().find(|placement| placement.mounts_disks());
+        if let Some((guests, mounts)) = guests.zip(mounts) {
+            return Err(format!(
+                "{text}: {} is mounted by this machine's kernel, and with {} OSDs are in guests",
+                mounts.name(),
+                guests.name()
+            ));
+        }
         Ok(Arrangement { placements, ssd, again })
     }
 
@@ -455,6 +497,16 @@ impl Arrangement {
         }
     }
 
+    /// It has a cache on an SSD under the OSDs.
+    pub fn caches_below(&self) -> bool {
+        self.within(&[Layer::Device]).any(|below| below.ssd() == Ssd::File)
+    }
+
+    /// Its OSDs are in guests.
+    pub fn in_guests(&self) -> bool {
+        self.placements.iter().any(|placement| placement.in_guests())
+    }
+
     /// The one between client and cluster.
     pub fn front(&self) -> Option<&'static dyn Placement> {
         self.within(&[Layer::Client]).next()
@@ -473,7 +525,7 @@ impl Arrangement {
     pub fn base(&self) -> Base {
         match self.on_ssd().map(|placement| placement.layer()) {
             Some(Layer::Client) => Base::HostSsd,
-            Some(Layer::Device | Layer::Store) => Base::ServerSsd,
+            Some(Layer::Device | Layer::Store | Layer::Format) => Base::ServerSsd,
             None => Base::Disk,
         }
     }
@@ -568,6 +620,7 @@ mod tests {
             ("alloc-4k+alloc-16k", "same place"),
             ("filestore-journal+alloc-16k", "only BlueStore has alloc-16k"),
             ("", "no placement"),
+            ("filestore-journal+osd-bcache", "OSDs are in guests"),
         ] {
             let error = Arrangement::parse(text).expect_err(text);
             assert!(error.contains(wanted), "{error}");

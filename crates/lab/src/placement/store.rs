@@ -100,6 +100,10 @@ impl Placement for FileStore {
         !self.journal_on_ssd
     }
 
+    fn mounts_disks(&self) -> bool {
+        true
+    }
+
     fn probe(&self) -> Result<(), String> {
         if !rustix::process::geteuid().is_root() {
             return Err(

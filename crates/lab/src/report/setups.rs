@@ -92,7 +92,7 @@ mod tests {
         for setup in &results.suite.setups {
             assert!(page.contains(&setup.name), "{}", setup.name);
         }
-        assert!(page.contains("read 4611 to 5098") && page.contains("no placement osd-bcache"));
+        assert!(page.contains("read 4611 to 5098") && page.contains("a kernel with bcache"));
         // 40 requests per second, of which synthetic runs have four of five as reads, of 256 KiB.
         assert!(page.contains("8.2 MiB/s"), "reads of what stands for a set-up");
     }

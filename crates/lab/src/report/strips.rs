@@ -17,7 +17,7 @@ const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 84.0;
 
 /// All kinds of processes, in the order of their colours.
-const CLASSES: [(Class, &str); 9] = [
+const CLASSES: [(Class, &str); 10] = [
     (Class::Osd, "osd"),
     (Class::Client, "client"),
     (Class::Tidepool, "tidepool"),
@@ -27,6 +27,7 @@ const CLASSES: [(Class, &str); 9] = [
     (Class::Other, "other"),
     (Class::Gateway, "iSCSI gateway"),
     (Class::Exporter, "initiators, NBD servers"),
+    (Class::Guest, "guest (the OSDs in it)"),
 ];
 
 /// A quantity with a line for each of a few things.

@@ -322,14 +322,16 @@ impl Runner<'_> {
             Caches::Warm if stand.warm.as_ref() == Some(&warm) => {}
             Caches::Warm if arrangement.caches_reads() && !arrangement.caches_in_memory() => {
                 let clients = self.clients(stand, cell, workload);
-                // What resists scans takes in what it sees again.
-                for _ in 0..2 {
-                    let set_bytes = self.neighbours_set_bytes(workload);
-                    self.pass_over(Pass::Read, stand.of_neighbours(beside).map(|image| (image, set_bytes)))?;
-                }
-                for client in 0..cell.clients {
-                    self.warm(&stand.testbed, clients.as_ref(), client)?;
-                }
+                stand.testbed.prepare(|| {
+                    // What resists scans takes in what it sees again.
+                    for _ in 0..2 {
+                        let set_bytes = self.neighbours_set_bytes(workload);
+                        let images = stand.of_neighbours(beside).map(|image| (image, set_bytes));
+                        self.pass_over(Pass::Read, images)?;
+                    }
+                    (0..cell.clients)
+                        .try_for_each(|client| self.warm(&stand.testbed, clients.as_ref(), client))
+                })?;
                 if settles {
                     self.settle(&stand.testbed, clients.as_ref(), workload)?;
                 }

@@ -24,7 +24,7 @@ use crate::fio::{self, Endpoint, Pass, Running};
 use crate::load::{self, LoadError, Objects, Reach};
 use crate::machine;
 use crate::network::Network;
-use crate::placement::{Arrangement, Layer, Placement, PlacementError};
+use crate::placement::{Arrangement, Placement, PlacementError};
 use crate::results::{FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Ground, Suite, Tool};
 use crate::testbed::{Added, Entrance, Layout, Testbed};
@@ -119,7 +119,7 @@ pub enum RunError {
     Suite(String),
     /// A placement or its testbed failed.
     #[error(transparent)]
-    Placement(PlacementError),
+    Placement(#[from] PlacementError),
     /// A load generator failed outside of a measurement.
     #[error(transparent)]
     Load(LoadError),
@@ -547,7 +547,7 @@ impl Runner<'_> {
             testbed.cluster().ceph(&["version"]).map_err(|e: ClusterError| RunError::Placement(e.into()))?;
         testbed.filled().map_err(RunError::Placement)?;
         // Objects of rados bench age nothing: a suite of those alone measures caches that were never full.
-        if !images.is_empty() && arrangement.within(&[Layer::Device]).any(|below| below.caches_reads()) {
+        if !images.is_empty() && arrangement.caches_below() {
             let caches_bytes = testbed.ssd_share_bytes() * u64::from(ground.servers.max(1));
             let copies = u64::from(shape.replicas) * images.len() as u64;
             let bytes = caches_bytes / copies;
@@ -587,11 +587,17 @@ impl Runner<'_> {
         let most = self.suite.ground.image_bytes;
         let whole = |bytes: u64| bytes.min(most) / AGED_UNIT_BYTES * AGED_UNIT_BYTES;
         let mut left: Vec<(Endpoint, u64)> = images.collect();
-        while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
-            // A cache remembers that its guest has flushed, which not every guest of a workload does.
-            self.pass_over(Pass::Write, left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))))?;
-            left.iter_mut().for_each(|(_, bytes)| *bytes = bytes.saturating_sub(most));
-        }
+        testbed.prepare(|| {
+            while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
+                // A cache remembers that its guest has flushed, which not every guest of a workload does.
+                self.pass_over(
+                    Pass::Write,
+                    left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))),
+                )?;
+                left.iter_mut().for_each(|(_, bytes)| *bytes = bytes.saturating_sub(most));
+            }
+            Ok::<_, RunError>(())
+        })?;
         testbed.drain(0.0, &|| self.interrupted().is_err()).map(drop).map_err(RunError::Placement)
     }
 

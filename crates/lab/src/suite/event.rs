@@ -173,6 +173,8 @@ impl Suite {
                         depth: workload.depth[0],
                         clients: workload.clients[0],
                         slowed_by: None,
+                        replicas: None,
+                        neighbours: None,
                     };
                     (event, cell)
                 }));

@@ -20,13 +20,13 @@ const MISSES_MAX: f64 = 0.005;
 pub struct Bounded {
     /// The placement.
     pub placement: String,
-    /// Its bound: OSDs on the SSD's class, or the SSD alone.
+    /// Its bound: OSDs on the SSD's class, in guests if its own are there, or the SSD alone.
     pub bound: String,
     /// The workload.
     pub workload: String,
     /// Its requests per second to those of the bound.
     pub iops: Ratio,
-    /// The rig is at fault: a cache under the OSDs has less than half of its bound, where no disk is in its way.
+    /// The rig is at fault: a cache under the OSDs has less than half of its bound, where no disk is in its way and nothing goes past it.
     pub rig_fault: bool,
 }
 
@@ -52,8 +52,8 @@ pub(super) fn bounds(results: &Results) -> Vec<Bounded> {
 
 /// A placement beside its bound in a workload. None where it has none, or one of the two was not measured.
 pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Option<Bounded> {
-    let under_osds = words::under_osds(placement);
-    let bound = match (under_osds, words::on_host(placement)) {
+    let bound = match (words::under_osds(placement), words::on_host(placement)) {
+        (true, false) if words::in_guests(placement) => words::GUEST_BOUND,
         (true, false) => words::OSD_BOUND,
         (false, true) => words::HOST_BOUND,
         _ => return None,
@@ -61,16 +61,18 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
     let settings = stats::settings(results, workload);
     let iops = stats::of_control(results, placement, bound, &settings);
     let part = iops.ratio?.value;
-    // What lasts is bounded by the disks, and reads of what is cached are not.
+    // What lasts is bounded by the disks, as is a cache that misses, and reads of what is cached are not. Nor is it the rig that has a
+    // request go past a cache.
+    let found = results.suite.workload(workload)?;
     let misses = misses(results, placement, workload).is_some_and(|part| part > MISSES_MAX);
     let past_the_disks = !misses
         && match steadiness(results, placement, workload) {
-            Steadiness::Absorbing { .. } => true,
+            Steadiness::Absorbing { .. } => words::takes_all(placement, found.reads()),
             Steadiness::Sustained | Steadiness::Varying | Steadiness::Unknown => {
-                results.suite.workload(workload).is_some_and(|workload| !workload.writes())
+                !found.writes() && words::takes_all(placement, true)
             }
         };
-    let rig_fault = under_osds && past_the_disks && part < BOUND_PART_MIN;
+    let rig_fault = past_the_disks && part < BOUND_PART_MIN;
     Some(Bounded {
         placement: placement.into(),
         bound: bound.into(),
@@ -158,6 +160,29 @@ mod tests {
             count(&mut found, misses);
             assert_eq!(verdict(&found).bounds[0].rig_fault, fault, "{misses} of 1,000 missed");
         }
+    }
+
+    #[test]
+    fn a_cache_in_a_guest_has_a_bound_in_a_guest_and_what_it_lets_past_is_no_fault() {
+        let fault = |placement: &str, workload: &str| {
+            let mut found = synthetic::results(&[
+                (placement, &[400.0; 3]),
+                ("osd-on-ssd", &[500.0; 3]),
+                ("osd-guest-on-ssd", &[1_000.0; 3]),
+            ]);
+            for run in &mut found.runs {
+                run.cell.workload = workload.into();
+                run.placement = serde_json::Value::Null;
+                synthetic::absorb(run, 64 << 20);
+            }
+            let bounds = bounds(&found);
+            let [bounded] = &bounds[..] else { panic!("one: {bounds:?}") };
+            assert_eq!(bounded.bound, "osd-guest-on-ssd");
+            bounded.rig_fault
+        };
+        assert!(fault("osd-bcache", "4k-80-20") && fault("osd-guest-tidepool", "4k-randwrite"));
+        assert!(!fault("osd-bcache-default", "4k-80-20"), "it is made so");
+        assert!(fault("osd-dm-writecache", "4k-randwrite") && !fault("osd-dm-writecache", "4k-80-20"));
     }
 
     #[test]

@@ -24,6 +24,12 @@ fn unrankable(results: &Results, placement: &str, found: &BTreeMap<Setting, Esti
     if words::is_bound(placement) {
         return Some("a bound, not a place for an SSD".into());
     }
+    let baseline = &results.suite.baseline;
+    match (words::in_guests(placement), words::in_guests(baseline)) {
+        (true, false) => return Some(format!("its OSDs are in guests, and those of {baseline} are not")),
+        (false, true) => return Some(format!("its OSDs are in no guests, as those of {baseline} are")),
+        _ => {}
+    }
     if found.is_empty() {
         let of = |run: &&Run| run.cell.placement == placement && run.cell.workload == *deciding;
         let why = results.runs.iter().filter(of).flat_map(stats::objections).next();

@@ -4,6 +4,7 @@ mod cluster;
 mod compare;
 mod devices;
 mod exchange;
+mod guest;
 mod plan;
 mod qualify;
 mod report;
@@ -31,6 +32,7 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Compare(args) => compare::run(args),
         LabCommand::Export(args) => exchange::export(args),
         LabCommand::Import(args) => exchange::import(args),
+        LabCommand::Guest(args) => guest::run(&args.command),
     }
 }
 

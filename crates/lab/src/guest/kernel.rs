@@ -1,0 +1,89 @@
+//! The guests' kernel and its modules, as Debian's package has them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The kernel: a program.
+pub(super) const PROGRAM: &str = "linux.uml";
+/// The package that brings it.
+const PACKAGE: &str = "user-mode-linux";
+/// Where its modules are, by its version.
+const MODULES: &str = "/usr/lib/uml/modules";
+
+/// A kernel that is installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Kernel {
+    /// The program.
+    pub(super) program: PathBuf,
+    /// The directory of its modules.
+    modules: PathBuf,
+}
+
+impl Kernel {
+    /// The one that is installed.
+    ///
+    /// # Errors
+    /// One line that says what to install.
+    pub(super) fn find() -> Result<Kernel, String> {
+        let missing = |what: &str| format!("{what} is not installed; on Debian: apt-get install {PACKAGE}");
+        let program = crate::process::find(PROGRAM).ok_or_else(|| missing(PROGRAM))?;
+        let versions = fs::read_dir(MODULES).into_iter().flatten().flatten().map(|entry| entry.path());
+        let modules = versions.filter(|path| path.join("modules.dep").is_file()).max();
+        Ok(Kernel { program, modules: modules.ok_or_else(|| missing("the kernel for guests"))? })
+    }
+
+    /// The files of some modules and of all that they need, in the order in which they are to be loaded.
+    ///
+    /// # Errors
+    /// One line that names a module that there is not.
+    pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>, String> {
+        let path = self.modules.join("modules.dep");
+        let text = fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        let found = in_order(&text, names)
+            .map_err(|name| format!("the kernel in {} has no module {name}", self.modules.display()))?;
+        Ok(found.into_iter().map(|module| self.modules.join(module)).collect())
+    }
+}
+
+/// Modules and what they need, from the table of a `modules.dep`; the name of one that is not in it is the error.
+fn in_order(table: &str, names: &[&str]) -> Result<Vec<String>, String> {
+    let lines = table.lines().filter_map(|line| line.split_once(':'));
+    let name = |module: &str| {
+        let file = Path::new(module).file_name().and_then(|file| file.to_str()).unwrap_or(module);
+        file.split('.').next().unwrap_or(file).replace('-', "_")
+    };
+    let known: HashMap<String, (&str, &str)> =
+        lines.map(|(module, needs)| (name(module), (module, needs))).collect();
+    let mut order: Vec<String> = Vec::new();
+    for wanted in names {
+        let (module, needs) = known.get(&name(wanted)).ok_or_else(|| wanted.to_string())?;
+        // The table names what comes first last.
+        for file in needs.split_whitespace().rev().chain([*module]) {
+            if !order.iter().any(|there| there == file) {
+                order.push(file.to_string());
+            }
+        }
+    }
+    Ok(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_module_needs_is_loaded_before_it_and_once() {
+        let table = "kernel/drivers/md/bcache/bcache.ko: kernel/lib/crc64.ko\nkernel/lib/crc64.ko:\n\
+                     kernel/drivers/md/dm-round-robin.ko: kernel/drivers/md/dm-multipath.ko kernel/drivers/md/dm-mod.ko\n\
+                     kernel/drivers/md/dm-mod.ko:\nkernel/drivers/block/virtio_blk.ko:\n";
+        let order =
+            in_order(table, &["virtio_blk", "bcache", "dm_round_robin", "dm-mod"]).expect("all are there");
+        let names: Vec<&str> = order.iter().filter_map(|path| path.rsplit('/').next()).collect();
+        assert_eq!(
+            names,
+            ["virtio_blk.ko", "crc64.ko", "bcache.ko", "dm-mod.ko", "dm-multipath.ko", "dm-round-robin.ko"]
+        );
+        assert_eq!(in_order(table, &["dm-cache"]), Err("dm-cache".to_string()));
+    }
+}

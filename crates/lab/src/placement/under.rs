@@ -1,0 +1,106 @@
+//! Tidepool in front of the OSDs' disks, a daemon in each server: what stands under OSDs on this machine, and under those in guests.
+
+use serde_json::{Map, Value};
+
+use super::daemon::{self, Daemon, Setup};
+use super::{Ground, PlacementError, SsdShare};
+use crate::results::Drained;
+
+/// Size of a cache that is not used, in bytes: the smallest.
+const UNUSED_CACHE_BYTES: u64 = 64 << 20;
+
+/// The daemons. Dropping it ends them.
+#[derive(Debug)]
+pub(super) struct Daemons {
+    placement: &'static str,
+    /// They cache; otherwise they hand everything on.
+    caches: bool,
+    /// One in each server.
+    daemons: Vec<Daemon>,
+}
+
+impl Daemons {
+    /// Starts them, with the disk of each OSD as a volume. Until the disks are filled nothing that is written stays in a cache.
+    pub(super) fn start(
+        ground: &Ground,
+        placement: &'static str,
+        caches: bool,
+    ) -> Result<Daemons, PlacementError> {
+        // As a cache that knows nothing of Ceph would: in its own order, and the disk alone is nothing while data is dirty.
+        let options: &[&str] = if caches { &["--accept-loss=60m", "--drain=unordered"] } else { &[] };
+        let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
+        let servers = ground.slots.iter().map(|slot| slot.server + 1).max().unwrap_or(0);
+        let mut started = Daemons { placement, caches, daemons: Vec::new() };
+        for server in 0..servers {
+            let of_server = ground.slots.iter().enumerate().filter(|(_, slot)| slot.server == server);
+            let volumes: Vec<(String, String)> =
+                of_server.map(|(osd, slot)| (volume(osd), format!("file:{}", slot.data.display()))).collect();
+            let ssd: Option<&SsdShare> = ground.server_ssds.get(server).filter(|_| caches);
+            let daemon = Daemon::start(
+                ground,
+                &Setup {
+                    name: &format!("osd-node{server}"),
+                    directory: ssd.map_or(&ground.directory, |ssd| &ssd.directory).clone(),
+                    cache_bytes: ssd.map_or(UNUSED_CACHE_BYTES, |ssd| ssd.bytes),
+                    volumes: &volumes,
+                    options: &options,
+                    namespace: None,
+                    state: None,
+                },
+            )?;
+            for (volume, _) in &volumes {
+                daemon.set_mode(volume, if caches { "write-around" } else { "off" })?;
+            }
+            started.daemons.push(daemon);
+        }
+        Ok(started)
+    }
+
+    /// The one of a server.
+    pub(super) fn of(&self, server: usize) -> Result<&Daemon, PlacementError> {
+        let what = || format!("there is no daemon in server {server}");
+        let missing = || PlacementError::NotInPlace { placement: self.placement, what: what() };
+        self.daemons.get(server).ok_or_else(missing)
+    }
+
+    /// Whether its disks turn: as the kernel's caches do, a cache says that it does not, or an OSD reads five blocks at a time, cached or not.
+    pub(super) fn is_rotational(&self, disk: bool) -> bool {
+        disk && !self.caches
+    }
+
+    pub(super) fn filled(&self) -> Result<(), PlacementError> {
+        for daemon in self.daemons.iter().filter(|_| self.caches) {
+            for volume in daemon.served()? {
+                daemon.set_mode(daemon::text(&volume, "name"), "write-back")?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn proofs(&self) -> Result<Value, PlacementError> {
+        daemon::proofs(&self.daemons)
+    }
+
+    pub(super) fn holds(&self) -> Result<(), PlacementError> {
+        let mode = if self.caches { "write-back" } else { "off" };
+        self.daemons.iter().try_for_each(|daemon| daemon.is_in_mode(self.placement, mode))
+    }
+
+    pub(super) fn counters(&self) -> Result<Map<String, Value>, PlacementError> {
+        daemon::counters(&self.daemons)
+    }
+
+    pub(super) fn drain(
+        &self,
+        limit_s: f64,
+        hurry: &dyn Fn(),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Drained>, PlacementError> {
+        if self.caches { daemon::drain(&self.daemons, limit_s, hurry, stop) } else { Ok(None) }
+    }
+}
+
+/// What the disk of an OSD is called as a volume.
+pub(super) fn volume(osd: usize) -> String {
+    format!("osd{osd}")
+}
