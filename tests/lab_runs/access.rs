@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
@@ -17,7 +17,7 @@ use tidepool_lab::run::run;
 use tidepool_lab::testbed::{Layout, Ssds, Testbed};
 use tidepool_testkit::one_at_a_time;
 
-use crate::{assert_no_traces, end, faults, found, lines, options, start, suite};
+use crate::{assert_no_traces, end, faults, found, lab_run, lines, options, start, suite};
 
 /// Size of the images, in bytes.
 const IMAGE_BYTES: u64 = 256 << 20;
@@ -200,12 +200,7 @@ fn a_run_over_a_gateway_that_is_killed_goes_on_and_leaves_nothing() {
     let (out, part) = (scratch.join("out.json"), scratch.join("out.json.part"));
     let work = scratch.join("w");
     fs::create_dir(&work).expect("a directory");
-    let lab = || {
-        let mut command = Command::new(tidepool_testkit::daemon::tidepool().expect("the program"));
-        command.args(["lab", "run"]).arg(&suite).args(["--seed", "1", "--format", "json", "--out"]).arg(&out);
-        command.env("TMPDIR", &work).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    };
+    let lab = || lab_run(&suite, &out, &work, &["--format", "json"]);
     let dead = end(start(lab(), |_| lines(&part, "run") >= 1), rustix::process::Signal::KILL);
     assert!(!dead.status.success());
     let output = lab().output().expect("it runs");

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -13,7 +12,7 @@ use tidepool_lab::results::Results;
 use tidepool_lab::testbed::{Layout, Ssds, Testbed};
 use tidepool_testkit::one_at_a_time;
 
-use super::{assert_no_traces, end, faults, lines, start, suite};
+use super::{assert_no_traces, end, faults, lab_run, lines, start, suite};
 
 /// Longest wait for the end of processes that were killed.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -188,12 +187,7 @@ fn a_run_with_guests_that_is_killed_leaves_none_and_goes_on() {
     let (out, part) = (scratch.join("out.json"), scratch.join("out.json.part"));
     let work = scratch.join("w");
     fs::create_dir(&work).expect("a directory");
-    let lab = || {
-        let mut command = Command::new(tidepool_testkit::daemon::tidepool().expect("the program"));
-        command.args(["lab", "run"]).arg(&suite).args(["--seed", "1", "--format", "json", "--out"]).arg(&out);
-        command.env("TMPDIR", &work).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    };
+    let lab = || lab_run(&suite, &out, &work, &["--format", "json"]);
     // In the second cluster, while its guest runs.
     let first = start(lab(), |_| lines(&part, "run") >= 1 && !guests(&work).is_empty());
     let dead = end(first, rustix::process::Signal::KILL);

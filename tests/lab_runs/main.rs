@@ -326,12 +326,7 @@ fn a_run_that_is_killed_or_interrupted_goes_on_and_leaves_nothing() {
     let (out, part) = (scratch.join("out.json"), scratch.join("out.json.part"));
     let work = scratch.join("w");
     fs::create_dir(&work).expect("a directory");
-    let lab = |words: &[&str]| {
-        let mut command = Command::new(tidepool_testkit::daemon::tidepool().expect("the program"));
-        command.args(["lab", "run"]).arg(&suite).args(["--seed", "1", "--out"]).arg(&out).args(words);
-        command.env("TMPDIR", &work).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    };
+    let lab = |words: &[&str]| lab_run(&suite, &out, &work, words);
     let first = start(lab(&[]), |_| lines(&part, "run") >= 1);
     let dead = end(first, rustix::process::Signal::KILL);
     assert!(!dead.status.success());
@@ -352,6 +347,14 @@ fn a_run_that_is_killed_or_interrupted_goes_on_and_leaves_nothing() {
     assert_eq!(serde_json::to_value(&results.runs[0]).expect("JSON"), before["run"], "it was kept");
     assert!(out.exists() && !part.exists());
     assert_no_traces(&work);
+}
+
+/// `lab run` of a suite, with a directory for all that it makes.
+fn lab_run(suite: &Path, out: &Path, work: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(tidepool_testkit::daemon::tidepool().expect("the program"));
+    command.args(["lab", "run"]).arg(suite).args(["--seed", "1", "--out"]).arg(out).args(words);
+    command.env("TMPDIR", work).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
 }
 
 /// Starts the lab in a process group of its own and waits until it has come so far.

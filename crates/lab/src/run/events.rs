@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::journal::Journal;
-use super::measure::Stand;
+use super::measure::{REST, Stand};
 use super::schedule::{Block, Clock, Shape, Step};
 use super::{ATTEMPTS, Progress, RunError, Runner};
 use crate::cluster::Health;
@@ -29,8 +29,6 @@ const LOOK_S: f64 = 1.0;
 const POLL: Duration = Duration::from_millis(20);
 /// Time between two questions how the cluster is.
 const HEALTH: Duration = Duration::from_secs(1);
-/// Rest between the preparation and the load.
-const REST: Duration = Duration::from_millis(300);
 /// Longest time in which an image is read back.
 const COMPARE_LIMIT: Duration = Duration::from_secs(120);
 /// A placement bears the load if half of its requests take no longer than this, in microseconds, before anything happens.

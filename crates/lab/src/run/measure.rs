@@ -40,7 +40,7 @@ const POLL: Duration = Duration::from_millis(10);
 /// Longest wait until all clients have begun.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// Rest between the preparation of a measurement and its begin.
-const REST: Duration = Duration::from_millis(300);
+pub(super) const REST: Duration = Duration::from_millis(300);
 
 /// A testbed with its images.
 #[derive(Debug)]
@@ -367,40 +367,26 @@ impl Runner<'_> {
             let counters = testbed.counters().map_err(RunError::Placement)?;
             Ok(missed_blocks(&counters) * CACHE_BLOCK_BYTES)
         };
-        let mut last = f64::MAX;
-        for pass in 1..=WARM_PASSES_MAX {
+        // The second pass tells nothing: a cache that resists scans takes in what it sees again, and has it from the third one on.
+        until_warm(WARM_PASSES_MAX, 3, || {
             let before = misses()?;
             let deadline = Instant::now() + PASS_LIMIT;
             clients.pass(client, &|| self.stop_reason(deadline)).map_err(RunError::Load)?;
-            let missed = misses()? - before;
-            // A set that does not fit never gets there; it is as warm as it gets when a pass is no better than the one before. The second
-            // one tells nothing: a cache that resists scans takes in what it sees again, and has it from the third one on.
-            let as_warm_as_it_gets = pass > 2 && missed > last * 0.9;
-            if missed < set_bytes as f64 * WARM_MISSES_MAX || as_warm_as_it_gets {
-                break;
-            }
-            last = missed;
-        }
-        Ok(())
+            Ok(Some((misses()? - before) / set_bytes as f64))
+        })
     }
 
     /// Has clients do what they are going to do, until a cache misses as little as it is going to: what is written takes the place of
     /// something. SNIA's test specification calls that preconditioning that depends on the workload.
     fn settle(&self, testbed: &Testbed, clients: &dyn Load, workload: &Workload) -> Result<(), RunError> {
-        let mut last = f64::MAX;
-        for round in 1..=SETTLE_ROUNDS_MAX {
+        until_warm(SETTLE_ROUNDS_MAX, 2, || {
             let Seen { got, before, after, .. } = self.load(testbed, clients, workload.block_bytes)?;
             self.interrupted()?;
             let missed = missed_blocks(&after.placements) - missed_blocks(&before.placements);
-            let part = missed / got.measured.all().ios.max(1) as f64;
             // What fails here fails in the measurement, which says so.
-            let as_settled_as_it_gets = round > 1 && part > last * 0.9;
-            if part < WARM_MISSES_MAX || as_settled_as_it_gets || got.failure.is_some() {
-                break;
-            }
-            last = part;
-        }
-        Ok(())
+            let goes_on = got.failure.is_none();
+            Ok(goes_on.then(|| missed / got.measured.all().ios.max(1) as f64))
+        })
     }
 
     /// Runs all clients side by side, and looks at everything when the ramp of the last one ends and when the time of the first one is
@@ -491,6 +477,25 @@ impl Runner<'_> {
         }
         (Instant::now() > deadline).then(|| "it did not end in time".into())
     }
+}
+
+/// Does something again, at most so often, until a cache misses next to nothing of it. A set that does not fit never gets there; it is as warm
+/// as it gets when a time is no better than the one before, from the time `told` on. `once` returns the part that was missed, or `None` if
+/// it is not to be done again.
+fn until_warm(
+    most: u32,
+    told: u32,
+    mut once: impl FnMut() -> Result<Option<f64>, RunError>,
+) -> Result<(), RunError> {
+    let mut last = f64::MAX;
+    for time in 1..=most {
+        let Some(missed) = once()? else { break };
+        if missed < WARM_MISSES_MAX || time >= told && missed > last * 0.9 {
+            break;
+        }
+        last = missed;
+    }
+    Ok(())
 }
 
 /// What was seen of a run.

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::lasting::steadiness;
-use crate::results::{Results, Run};
+use super::lasting::{counted, steadiness};
+use crate::results::Results;
 use crate::stats::steady::Steadiness;
-use crate::stats::{self, Ratio, objections};
+use crate::stats::{self, Ratio};
 use crate::suite::Caches;
 use crate::words;
 
@@ -84,12 +84,9 @@ pub(super) fn bounded(results: &Results, placement: &str, workload: &str) -> Opt
 
 /// The part of what was read that the caches of a placement had not, in all runs that count. None where they count nothing.
 fn misses(results: &Results, placement: &str, workload: &str) -> Option<f64> {
-    let of = |run: &&Run| {
-        run.cell.placement == placement && run.cell.workload == workload && objections(run).is_empty()
-    };
-    let counted = results.runs.iter().filter(of).filter_map(|run| run.placement.as_object());
+    let found = counted(results, placement, workload).filter_map(|run| run.placement.as_object());
     let (mut hits, mut missed) = (0.0, 0.0);
-    for counters in counted.flat_map(|placements| placements.values()) {
+    for counters in found.flat_map(|placements| placements.values()) {
         hits += counters["hit_blocks"].as_f64().unwrap_or(0.0);
         missed += counters["miss_blocks"].as_f64().unwrap_or(0.0);
     }

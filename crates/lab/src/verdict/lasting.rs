@@ -52,14 +52,22 @@ impl Lasting {
     }
 }
 
-/// Whether the runs of a placement in a workload show what lasts.
-pub(super) fn steadiness(results: &Results, placement: &str, workload: &str) -> Steadiness {
-    let of = |run: &&Run| {
+/// The runs of a placement in a workload that count, with the suite's own copies and neighbours.
+pub(crate) fn counted<'a>(
+    results: &'a Results,
+    placement: &str,
+    workload: &str,
+) -> impl Iterator<Item = &'a Run> {
+    results.runs.iter().filter(move |run| {
         let cell = &run.cell;
         let same = cell.placement == placement && cell.workload == workload && !cell.is_beside();
         same && objections(run).is_empty()
-    };
-    let runs = results.runs.iter().filter(of).map(Steadiness::of);
+    })
+}
+
+/// Whether the runs of a placement in a workload show what lasts.
+pub(super) fn steadiness(results: &Results, placement: &str, workload: &str) -> Steadiness {
+    let runs = counted(results, placement, workload).map(Steadiness::of);
     runs.reduce(Steadiness::and).unwrap_or(Steadiness::Unknown)
 }
 

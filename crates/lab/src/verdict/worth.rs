@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::lasting::bursts;
+use super::lasting::{bursts, counted};
 use super::rank::rank;
 use super::{Lasting, Place};
 use crate::placement::{Arrangement, Ssd};
 use crate::results::{Durability, Results};
 use crate::stats::steady::Steadiness;
-use crate::stats::{Bound, EQUIVALENCE, Estimate, Finding, Ratio, objections};
+use crate::stats::{Bound, EQUIVALENCE, Estimate, Finding, Ratio};
 
 /// What results advise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -71,14 +71,7 @@ fn gain(ratio: &Ratio, limited: bool) -> Gain {
 pub(super) fn unworthy(results: &Results, lasting: &Lasting) -> Option<Unworthy> {
     let rankings = rank(&bursts(results)).0;
     let suite = &results.suite;
-    let limited = |name: &str| {
-        let mut runs = results.runs.iter().filter(|run| objections(run).is_empty());
-        runs.any(|run| {
-            let cell = &run.cell;
-            let decides = cell.placement == name && cell.workload == suite.deciding && !cell.is_beside();
-            decides && run.lower_bound.is_some()
-        })
-    };
+    let limited = |name: &str| counted(results, name, &suite.deciding).any(|run| run.lower_bound.is_some());
     let gain = |place: &Place| match &place.over_baseline {
         Some(over) => gain(&over.iops, limited(&place.placement)),
         None => Gain::Open,
