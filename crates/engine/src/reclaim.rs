@@ -106,10 +106,8 @@ impl Engine {
                 if free >= self.free_target() || self.reclaim.hold || self.stopping.is_some() {
                     return;
                 }
-                // What is dead costs nothing, what is packed costs no block.
-                let (dead, sparse) = (self.dead_segment(), self.sparse());
-                let Some(segment) = dead.or(sparse).or_else(|| self.victim()) else { return };
-                self.start_reclaim(segment, dead.is_none() && sparse.is_some());
+                let Some((segment, packs)) = self.choose() else { return };
+                self.start_reclaim(segment, packs);
                 continue;
             };
             match job.phase {
@@ -124,6 +122,17 @@ impl Engine {
                 Phase::Publishing => self.finish_reclaim(),
             }
         }
+    }
+
+    /// The segment that is emptied next, and whether it is packed. What is dead costs nothing, and what is packed costs no block.
+    fn choose(&mut self) -> Option<(u32, bool)> {
+        if let Some(dead) = self.dead_segment() {
+            return Some((dead, false));
+        }
+        if let Some(sparse) = self.sparse() {
+            return Some((sparse, true));
+        }
+        self.victim().map(|segment| (segment, false))
     }
 
     fn dead_segment(&self) -> Option<u32> {
