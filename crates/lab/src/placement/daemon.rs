@@ -90,6 +90,8 @@ impl Daemon {
         command.arg(format!("--admin={}", admin.display()));
         command.args(setup.volumes.iter().map(|(name, uri)| format!("--volume={name}={uri}")));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        // What it is told to do is no business of the machine's own daemon.
+        command.env("STATE_DIRECTORY", ground.directory.join(format!("{}.own", setup.name)));
         let line = format!("{command:?}").replace('"', "");
         setup.namespace.iter().for_each(|namespace| namespace.enter(&mut command));
         if let Some(state) = &setup.state {
@@ -336,7 +338,12 @@ pub(super) fn drain(
         loop {
             while let Some(drain) = drains.last_mut() {
                 match drain.wait(POLL).map_err(failed("cannot wait for the drain"))? {
-                    Some(_) => drop(drains.pop()),
+                    Some(status) if status.success() => drop(drains.pop()),
+                    // What a cache still holds would be taken for lost, or its pace for that of a drain.
+                    Some(status) => {
+                        let command = "tidepool volume drain --all".to_string();
+                        return Err(PlacementError::Command { command, output: status.to_string() });
+                    }
                     None => break,
                 }
             }
