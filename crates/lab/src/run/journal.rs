@@ -43,12 +43,20 @@ impl Journal {
     /// Goes on with what is there, or begins with `header`. Says whether it goes on.
     pub(super) fn open(out: &Path, header: Results, restart: bool) -> Result<(Journal, bool), RunError> {
         let path = path_of(out);
+        let io = |what: &str| RunError::io(format!("cannot {what} {}", path.display()));
         if restart {
-            let _ = fs::remove_file(&path);
+            match OpenOptions::new().append(true).open(&path) {
+                Ok(file) => {
+                    // Another run may be writing to it.
+                    lock(&file, &path)?;
+                    fs::remove_file(&path).map_err(io("remove"))?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(io("open")(error)),
+            }
         } else if out.exists() && !path.exists() {
             return Err(RunError::Finished(out.into()));
         }
-        let io = |what: &str| RunError::io(format!("cannot {what} {}", path.display()));
         match fs::read(&path) {
             Ok(bytes) => {
                 let (results, good) = read(&bytes).ok_or_else(|| RunError::NoJournal(path.clone()))?;
@@ -157,4 +165,27 @@ pub fn read(bytes: &[u8]) -> Option<(Results, u64)> {
         good += line.len() as u64;
     }
     Some((results?, good))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Scratch, synthetic};
+
+    #[test]
+    fn a_run_that_begins_anew_takes_nothing_from_one_that_is_under_way() {
+        let scratch = Scratch::new("journal").expect("a directory");
+        let out = scratch.path().join("out.json");
+        let begin = |restart| Journal::open(&out, synthetic::results(&[]), restart);
+        let (first, resumed) = begin(false).expect("the first");
+        assert!(!resumed);
+        let kept = fs::read(path_of(&out)).expect("a journal");
+        for restart in [false, true] {
+            assert!(matches!(begin(restart), Err(RunError::UnderWay(_))), "{restart}");
+            assert_eq!(fs::read(path_of(&out)).expect("a journal"), kept);
+        }
+        drop(first);
+        let (_, resumed) = begin(true).expect("nobody makes it any more");
+        assert!(!resumed);
+    }
 }
