@@ -185,7 +185,7 @@ pub struct Run {
     pub figures: Figures,
     /// Reads alone.
     pub reads: Option<Figures>,
-    /// Writes alone.
+    /// Writes alone, each complete with the flush after it if there is one.
     pub writes: Option<Figures>,
     /// How many requests took how long: upper bounds in nanoseconds and counts, ascending, all clients. Empty where a write is complete
     /// with a flush after it.

@@ -163,6 +163,8 @@ pub struct Sources {
     pub devices: Vec<(String, CountsOf)>,
     /// Nodes of a network by their names, with the tables of their interfaces. Without any, the machine's interfaces are looked at.
     pub nodes: Vec<(String, File)>,
+    /// Processes that load the cluster beside the clients, by their ids: that one of their threads is busy limits no client.
+    pub beside: Vec<u32>,
 }
 
 impl Sources {
@@ -270,7 +272,7 @@ impl Look {
             processes: family.iter().map(|s| ((s.pid, s.started), (Class::of(s), s.ticks))).collect(),
             client_threads: family
                 .iter()
-                .filter(|stat| Class::of(stat) == Class::Client)
+                .filter(|stat| Class::of(stat) == Class::Client && !sources.beside.contains(&stat.pid))
                 .flat_map(|stat| proc::threads(stat.pid))
                 .map(|thread| ((thread.pid, thread.started), thread.ticks))
                 .collect(),

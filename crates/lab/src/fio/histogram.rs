@@ -120,6 +120,13 @@ impl Measured {
         all
     }
 
+    /// The figures of writes alone, each complete with its flush if there is one. None if nothing was written.
+    pub fn write_figures(&self, with_flush: bool) -> Option<Figures> {
+        self.writes.figures()?;
+        let alone = Measured { reads: Side::default(), ..self.clone() };
+        Some(alone.figures(with_flush))
+    }
+
     /// The figures of all requests. Where each write is followed by a flush, a write is complete with it, and percentiles of writes alone are
     /// the sums of both. Those of a mix are not known then: nobody counts which flush was whose.
     pub fn figures(&self, with_flush: bool) -> Figures {
@@ -170,14 +177,22 @@ mod tests {
         assert_eq!((measured.figures(true).iops, measured.figures(true).p99_us), (10.0, Some(8.0)));
     }
 
+    /// So many requests, each of which took so long.
+    fn side(ios: u64, ns: f64) -> Side {
+        Side { ios, iops: ios as f64, total_ns: ios as f64 * ns, bins: [(ns as u64, ios)].into() }
+    }
+
+    #[test]
+    fn writes_alone_are_complete_with_their_flushes_also_beside_reads() {
+        let mixed = Measured { reads: side(70, 1e6), writes: side(30, 2e6), flushes: side(30, 10e6) };
+        let mean_us = |with_flush| mixed.write_figures(with_flush).map(|figures| figures.mean_us);
+        assert_eq!((mean_us(false), mean_us(true)), (Some(2e3), Some(12e3)));
+        let reads = Measured { reads: side(70, 1e6), ..Measured::default() };
+        assert_eq!(reads.write_figures(true), None);
+    }
+
     #[test]
     fn reads_beside_writes_wait_for_no_flush() {
-        let side = |ios: u64, ns: f64| Side {
-            ios,
-            iops: ios as f64,
-            total_ns: ios as f64 * ns,
-            bins: [(ns as u64, ios)].into(),
-        };
         let mixed = Measured { reads: side(70, 1e6), writes: side(30, 2e6), flushes: side(30, 10e6) };
         let figures = mixed.figures(true);
         // 70 of 1 ms and 30 of 12 ms.

@@ -406,8 +406,14 @@ impl Running {
     }
 
     /// Whether it has ended.
-    pub fn has_ended(&mut self) -> bool {
-        self.process.try_wait().map_or(true, |status| status.is_some())
+    pub fn has_ended(&self) -> bool {
+        // It is not reaped: until it is waited for its number is nobody else's, and a signal reaches no stranger.
+        self.process.ended().map_or(true, |how| how.is_some())
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// Has it end now, as Ctrl-C would: its report then says what it did until then.

@@ -68,9 +68,9 @@ pub fn start(
         running.push(Running::start_timed(image, &words(image, of, set_bytes), directory)?);
     }
     let command = images.first().map(|image| fio::command_line(image, &words(image, of, set_bytes)));
-    let mut at_work = AtWork { running, of, command: command.unwrap_or_default() };
+    let at_work = AtWork { running, of, command: command.unwrap_or_default() };
     while at_work.running.iter().any(|neighbour| neighbour.begun().is_none()) {
-        let has_ended = at_work.running.iter_mut().any(Running::has_ended);
+        let has_ended = at_work.running.iter().any(Running::has_ended);
         if let Some(why) = stop().or_else(|| has_ended.then(|| "it ended at once".into())) {
             let command = at_work.command.clone();
             return Err(
@@ -83,10 +83,15 @@ pub fn start(
 }
 
 impl AtWork {
+    /// Their process ids.
+    pub fn ids(&self) -> Vec<u32> {
+        self.running.iter().map(Running::id).collect()
+    }
+
     /// Ends them, and tells what they did.
     pub fn end(mut self) -> Ended {
         let mut failure = None;
-        let early = self.running.iter_mut().any(Running::has_ended);
+        let early = self.running.iter().any(Running::has_ended);
         // All at once, so that they have had the same time.
         for neighbour in &mut self.running {
             if let Err(error) = neighbour.interrupt() {

@@ -124,8 +124,9 @@ impl Runner<'_> {
         std::thread::sleep(REST);
         let directory = Scratch::new("neighbours").map_err(RunError::io("cannot make a directory".into()))?;
         let beside = self.neighbours(stand, cell, workload, &directory);
+        let ids = beside.as_ref().ok().and_then(Option::as_ref).map(AtWork::ids).unwrap_or_default();
         let Seen { mut got, before, mut after, samples } =
-            self.load(&stand.testbed, clients.as_ref(), workload.block_bytes)?;
+            self.load(&stand.testbed, clients.as_ref(), workload.block_bytes, ids)?;
         let beside = match beside {
             Ok(at_work) => at_work.map(AtWork::end),
             Err(why) => {
@@ -165,7 +166,7 @@ impl Runner<'_> {
             commands: got.commands.clone(),
             figures: got.measured.figures(flushed),
             reads: got.measured.reads.figures(),
-            writes: got.measured.writes.figures(),
+            writes: got.measured.write_figures(flushed),
             // A write that is complete with its flush has no histogram: nobody counts the pairs.
             histogram: if flushed { Vec::new() } else { got.measured.all().histogram() },
             invalid: Vec::new(),
@@ -380,7 +381,8 @@ impl Runner<'_> {
     /// something. SNIA's test specification calls that preconditioning that depends on the workload.
     fn settle(&self, testbed: &Testbed, clients: &dyn Load, workload: &Workload) -> Result<(), RunError> {
         until_warm(SETTLE_ROUNDS_MAX, 2, || {
-            let Seen { got, before, after, .. } = self.load(testbed, clients, workload.block_bytes)?;
+            let Seen { got, before, after, .. } =
+                self.load(testbed, clients, workload.block_bytes, Vec::new())?;
             self.interrupted()?;
             let missed = missed_blocks(&after.placements) - missed_blocks(&before.placements);
             // What fails here fails in the measurement, which says so.
@@ -390,13 +392,19 @@ impl Runner<'_> {
     }
 
     /// Runs all clients side by side, and looks at everything when the ramp of the last one ends and when the time of the first one is
-    /// over: counters and clients see one window.
-    fn load(&self, testbed: &Testbed, clients: &dyn Load, block_bytes: u64) -> Result<Seen, RunError> {
+    /// over: counters and clients see one window. `beside` are the process ids of neighbours.
+    fn load(
+        &self,
+        testbed: &Testbed,
+        clients: &dyn Load,
+        block_bytes: u64,
+        beside: Vec<u32>,
+    ) -> Result<Seen, RunError> {
         let devices = testbed.devices().map(|(name, device)| {
             let counts: CountsOf = Box::new(device.counter());
             (name.to_string(), counts)
         });
-        let sources = Sources { devices: devices.collect(), ..Sources::default() };
+        let sources = Sources { devices: devices.collect(), beside, ..Sources::default() };
         let sources = sources.with_network(testbed.cluster().network());
         let sources = sources.map_err(RunError::io("cannot look at the network".into()))?;
         let scratch = Scratch::new("clients").map_err(RunError::io("cannot make a directory".into()))?;

@@ -68,11 +68,12 @@ pub enum ExportError {
     },
 }
 
-/// The job of a run, if it is one: with one client, and with devices slowed by the ground's factor.
+/// The job of a run, if it is one: with one client and no neighbours, and with devices slowed by the ground's factor.
 fn job(results: &Results, run: &Run) -> Option<Job> {
     let workload = results.suite.workload(&run.cell.workload)?;
     let is = |job: &&Job| job.is(workload, run.cell.depth);
-    let plain = run.cell.clients == 1 && run.cell.slowed_by.is_none() && !run.cell.is_beside();
+    let alone = !run.cell.is_beside() && results.suite.neighbours(&run.cell).is_none();
+    let plain = run.cell.clients == 1 && run.cell.slowed_by.is_none() && alone;
     JOBS.iter().filter(|_| plain).find(is).copied()
 }
 

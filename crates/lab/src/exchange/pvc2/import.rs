@@ -189,9 +189,13 @@ fn row(job: &Job, result: &Value) -> Result<Option<JobRow>, String> {
     Ok(Some(row))
 }
 
-/// Cells of these results that do what the jobs of the format do, with one client: those that count, by job, placement and size.
+/// Cells of these results that do what the jobs of the format do, with one client: those that count, by job, placement and size. None where
+/// neighbours were busy beside the client.
 pub fn beside(results: &Results) -> Vec<Beside> {
     let mut found = Vec::new();
+    if results.suite.ground.neighbours.is_some() {
+        return found;
+    }
     for job in &JOBS {
         for workload in &results.suite.workloads {
             let settings = stats::settings(results, &workload.name).into_iter();
