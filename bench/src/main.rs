@@ -136,7 +136,7 @@ fn bench(options: &Options) -> Result<(), Failure> {
     let programs = [&*tidepool.to_string_lossy(), "fio", "nbdkit", "ceph", "rustc"];
     let mut results = Results {
         format: 1,
-        machine: machine::look(&options.dir, &programs),
+        machine: machine::look(&options.dir, &programs, machine::commit_here()),
         sizes,
         points: Vec::new(),
         restarts: Vec::new(),
@@ -195,7 +195,8 @@ fn bench(options: &Options) -> Result<(), Failure> {
 /// What a client notices of the clients of another volume.
 fn neighbours(options: &Options) -> Result<neighbours::Neighbours, Failure> {
     let tidepool = tidepool_testkit::daemon::tidepool()?;
-    let machine = machine::look(&options.dir, &[&*tidepool.to_string_lossy(), "rustc"]);
+    let machine =
+        machine::look(&options.dir, &[&*tidepool.to_string_lossy(), "rustc"], machine::commit_here());
     let (seconds, repeats) = if options.quick { (5, 1) } else { (10, 3) };
     let seconds = options.seconds.first().copied().unwrap_or(seconds);
     neighbours::measure(machine, (seconds, repeats), &options.dir)

@@ -51,6 +51,7 @@ fn options<'a>(directory: &Path, suite: &Path, stop: &'a AtomicBool) -> Options<
         seed: 1,
         command: String::new(),
         program: tidepool_testkit::daemon::tidepool().expect("the program").into(),
+        commit: tidepool_lab::machine::commit_here(),
         parent: directory.into(),
         out: directory.join("results.json"),
         restart: false,

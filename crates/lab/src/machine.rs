@@ -23,15 +23,22 @@ pub struct Machine {
     pub filesystem: String,
     /// Name and version of each program, as it tells it.
     pub versions: Vec<String>,
-    /// The commit that was measured, where there is a repository.
+    /// The commit of which the program that was measured is built; `unknown` where it was built outside of a repository.
     pub commit: String,
 }
 
-/// First line of a program's output; what is missing is said so.
+/// First line of a program's output. A program that is missing, or that has nothing to say, is said so.
 fn ask(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    text.lines().next().map_or_else(|| format!("{program}: not installed"), str::to_string)
+    let Ok(output) = Command::new(program).args(arguments).output() else {
+        return format!("{program}: not installed");
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().next().map_or_else(|| format!("{program}: unknown"), str::to_string)
+}
+
+/// The commit of the repository in which this process works, for programs that are built and measured there.
+pub fn commit_here() -> String {
+    ask("git", &["describe", "--always", "--dirty"])
 }
 
 /// The value after `key` in the lines of a file of the system.
@@ -46,8 +53,9 @@ pub fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Looks at the machine; `directory` is where the files of the measurement are, `programs` are asked for their versions.
-pub fn look(directory: &Path, programs: &[&str]) -> Machine {
+/// Looks at the machine; `directory` is where the files of the measurement are, `programs` are asked for their versions, and `commit` is what is
+/// measured.
+pub fn look(directory: &Path, programs: &[&str], commit: String) -> Machine {
     let memory = look_up("/proc/meminfo", "MemTotal");
     Machine {
         cpu: look_up("/proc/cpuinfo", "model name"),
@@ -57,6 +65,6 @@ pub fn look(directory: &Path, programs: &[&str]) -> Machine {
         system: look_up("/etc/os-release", "PRETTY_NAME"),
         filesystem: ask("findmnt", &["-n", "-o", "FSTYPE", "-T", &directory.to_string_lossy()]),
         versions: programs.iter().map(|program| ask(program, &["--version"])).collect(),
-        commit: ask("git", &["describe", "--always", "--dirty"]),
+        commit,
     }
 }

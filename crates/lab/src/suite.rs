@@ -577,6 +577,12 @@ impl Suite {
         self.repeats_beside.filter(|_| workload != self.deciding).unwrap_or(self.repeats)
     }
 
+    /// Measurements and events that it makes, before the deciding workload gets more.
+    pub fn runs(&self) -> usize {
+        let runs: usize = self.cells().iter().map(|cell| self.repeats_of(&cell.workload) as usize).sum();
+        runs + self.happenings().len() * self.repeats as usize
+    }
+
     /// The factors at which a workload is measured on a placement, None for the ground's; empty if it is not.
     fn factors(&self, placement: &str, workload: &Workload) -> Vec<Option<u32>> {
         let on = |name: &str| workload.is_on(name);

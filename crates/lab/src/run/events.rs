@@ -124,7 +124,7 @@ impl Runner<'_> {
                 let left = due.len() - at;
                 let Due { event, cell, repeat } = found;
                 let what = format!("{} {}, repeat {repeat}", cell.placement, event.name);
-                let total = self.total();
+                let total = self.suite.runs();
                 let done = total.saturating_sub(left);
                 let left_s = clock.left_s(left, 0)
                     + due[at..].iter().map(|due| f64::from(load_s(&self.suite, &due.event))).sum::<f64>();

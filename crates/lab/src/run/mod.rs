@@ -57,6 +57,8 @@ pub struct Options<'a> {
     pub command: String,
     /// The program `tidepool`.
     pub program: PathBuf,
+    /// The commit of which it is built.
+    pub commit: String,
     /// Parent of all directories.
     pub parent: PathBuf,
     /// Where the results go.
@@ -183,7 +185,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
         let done = journal.results.runs.len() + journal.results.events.len();
         progress(&Progress {
             done,
-            total: runner.total(),
+            total: runner.suite.runs(),
             left_s: 0.0,
             what: format!("{done} runs are there already"),
         });
@@ -202,8 +204,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
             }
             wanted.insert(repeats, contenders);
         }
-        for _ in 0..ATTEMPTS {
-            runner.failed.take();
+        for attempt in 0..=ATTEMPTS {
             let known = journal.results.runs.clone();
             let left_out = journal.results.with_runs(Vec::new());
             let done = |cell: &Cell, repeat: u32| {
@@ -216,6 +217,16 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
                     || known.iter().any(made)
             };
             let blocks = schedule::blocks(&runner.suite, repeats, seed, &done).map_err(RunError::Suite)?;
+            if blocks.is_empty() {
+                break;
+            }
+            if attempt == ATTEMPTS {
+                // A cluster that broke has ended its block without a word.
+                let broke = || format!("an OSD ended in each of {ATTEMPTS} attempts");
+                runner.failed.borrow_mut().get_or_insert_with(broke);
+                break;
+            }
+            runner.failed.take();
             for (at, block) in blocks.iter().enumerate() {
                 runner.block(block, &blocks[at + 1..], &mut journal, &mut clock)?;
             }
@@ -247,7 +258,7 @@ fn header(options: &Options<'_>) -> Result<Results, RunError> {
     classes.dedup();
     let frozen = classes.iter().map(|name| Ok(Frozen::of(&class(name)?)));
     let program = options.program.to_string_lossy();
-    let machine = machine::look(&options.parent, &[&program, "fio", "ceph"]);
+    let machine = machine::look(&options.parent, &[&program, "fio", "ceph"], options.commit.clone());
     Ok(Results {
         format: FORMAT,
         suite: suite.clone(),
@@ -427,12 +438,6 @@ fn planned_event(suite: &Suite, due: &events::Due) -> (u32, String, String, Stri
 
 impl Runner<'_> {
     /// All measurements and events, those that are impossible included.
-    fn total(&self) -> usize {
-        let cells = self.suite.cells();
-        let runs: usize = cells.iter().map(|cell| self.suite.repeats_of(&cell.workload) as usize).sum();
-        runs + self.suite.happenings().len() * self.suite.repeats as usize
-    }
-
     fn interrupted(&self) -> Result<(), RunError> {
         if self.options.stop.load(Ordering::Acquire) { Err(RunError::Interrupted) } else { Ok(()) }
     }
@@ -454,7 +459,7 @@ impl Runner<'_> {
             later.iter().flat_map(|block| &block.steps).map(|step| step.cells.len()).sum::<usize>();
         let mut left = block.steps.iter().map(|step| step.cells.len()).sum::<usize>();
         let tell = |what: String, clock: &Clock, testbeds: usize, left: usize| {
-            let total = self.total();
+            let total = self.suite.runs();
             let left_s = clock.left_s(testbeds, left + later_runs);
             (self.progress)(&Progress { done: total.saturating_sub(left + later_runs), total, left_s, what });
         };

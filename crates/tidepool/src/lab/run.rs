@@ -54,8 +54,7 @@ pub fn suites(args: &OutputArgs) -> Result<(), Failure> {
     output::print(args.format, &Suite::built_in(), |suites| {
         let mut table = output::table(&["SUITE", "RUNS", "QUICK", "QUESTION"], &[1, 2]);
         for suite in suites {
-            let each = |suite: &Suite| suite.cells().len() + suite.happenings().len();
-            let runs = |suite: &Suite| (each(suite) * suite.repeats as usize).to_string();
+            let runs = |suite: &Suite| suite.runs().to_string();
             table.add_row([&suite.name, &runs(suite), &runs(&suite.clone().quick()), &suite.question]);
         }
         output::render(&table)
@@ -75,6 +74,7 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
         seed,
         command: command(args, seed),
         program: std::env::current_exe().map_err(Failure::failed)?,
+        commit: env!("TIDEPOOL_COMMIT").into(),
         parent: args.dir.clone().unwrap_or_else(scratch::parent),
         out,
         restart: args.restart,
