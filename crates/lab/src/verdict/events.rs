@@ -21,6 +21,8 @@ pub struct Happened {
     pub acknowledged: u64,
     /// Those that lack the newest acknowledged write. None if nobody knows.
     pub lost: Option<u64>,
+    /// Reads of clients that returned something else than what was acknowledged.
+    pub wrong_reads: u64,
     /// OSDs that ended by themselves.
     pub osds_ended: usize,
     /// Longest time without an answer of a client, in seconds, from the event on.
@@ -43,6 +45,7 @@ impl Happened {
             invalid: run.invalid.clone(),
             acknowledged: run.acknowledged.blocks,
             lost: run.acknowledged.lost,
+            wrong_reads: run.acknowledged.wrong_reads,
             osds_ended: run.osds_ended.len(),
             gap_s: run.gap_after_s,
             p99_us: [p99(run.before()), p99(run.at()), p99(run.after())],
@@ -89,23 +92,32 @@ fn placements<'a>(counted: &[&'a Happened]) -> Vec<&'a str> {
     names
 }
 
-/// What was lost at worst of each placement.
+/// What was lost at worst of each placement, and how often its clients read something older than what they were promised.
 fn losses(counted: &[&Happened]) -> String {
-    let (mut safe, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut safe, mut lost, mut wrong, mut unknown) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for placement in placements(counted) {
         let of: Vec<&Happened> =
             counted.iter().copied().filter(|found| found.placement == placement).collect();
-        if of.iter().any(|found| found.lost.is_none()) {
+        let is_known = of.iter().all(|found| found.lost.is_some());
+        let wrong_reads = of.iter().map(|found| found.wrong_reads).fold(0, u64::saturating_add);
+        let worst = of.iter().filter_map(|found| Some((found.lost?, found.acknowledged))).max();
+        let loss = worst.filter(|(blocks, _)| *blocks > 0);
+        if let Some((blocks, all)) = loss {
+            let (blocks, all) = (words::whole(blocks), words::whole(all));
+            lost.push(format!("{placement} loses {blocks} of {all} acknowledged blocks"));
+        }
+        if wrong_reads > 0 {
+            let reads = if wrong_reads == 1 { "read" } else { "reads" };
+            let count = words::whole(wrong_reads);
+            wrong.push(format!(
+                "{count} {reads} with {placement} returned something else than what was acknowledged"
+            ));
+        }
+        if !is_known {
             unknown.push(placement);
         }
-        let worst = of.iter().filter_map(|found| Some((found.lost?, found.acknowledged))).max();
-        match worst {
-            Some((blocks, all)) if blocks > 0 => {
-                let (blocks, all) = (words::whole(blocks), words::whole(all));
-                lost.push(format!("{placement} loses {blocks} of {all} acknowledged blocks"));
-            }
-            Some(_) if !unknown.contains(&placement) => safe.push(placement),
-            _ => {}
+        if is_known && loss.is_none() && wrong_reads == 0 {
+            safe.push(placement);
         }
     }
     let mut parts = Vec::new();
@@ -113,6 +125,7 @@ fn losses(counted: &[&Happened]) -> String {
         parts.push(format!("no acknowledged write is lost with {}", words::list(&safe)));
     }
     parts.extend(lost);
+    parts.extend(wrong);
     if !unknown.is_empty() {
         parts.push(format!("of {} it is not known", words::list(&unknown)));
     }
@@ -157,6 +170,34 @@ mod tests {
         other.events.retain(|run| run.cell.placement == "host-tidepool");
         other.events.iter_mut().for_each(|run| run.invalid.push("it was not in place".into()));
         assert!(!verdict(&other).headline.contains("loses"), "{}", verdict(&other).headline);
+    }
+
+    #[test]
+    fn a_placement_whose_clients_read_something_older_is_not_called_safe() {
+        let mut results = synthetic::events();
+        let is_read = |placement: &str| placement == "bluestore-dbwal" || placement == "host-tidepool";
+        for run in results.events.iter_mut().filter(|run| is_read(&run.cell.placement)) {
+            run.acknowledged.wrong_reads = if run.event == "ssd-dies" { 3 } else { 1 };
+        }
+        let found = verdict(&results);
+        assert!(
+            found.headline.contains("no acknowledged write is lost with host-tidepool-replicated;"),
+            "{}",
+            found.headline
+        );
+        for wanted in [
+            "host-tidepool loses 120 of 1,000 acknowledged blocks",
+            "3 reads with bluestore-dbwal returned something else than what was acknowledged",
+            "3 reads with host-tidepool returned something else",
+        ] {
+            assert!(found.headline.contains(wanted), "{}", found.headline);
+        }
+        let out: Vec<&String> = found.answer.iter().filter(|text| text.contains("goes out")).collect();
+        assert!(out.iter().any(|text| text.contains("1 read with host-tidepool returned")), "{out:?}");
+        assert!(!out.iter().any(|text| text.contains("no acknowledged write is lost")), "{out:?}");
+        let json = serde_json::to_value(&found).expect("plain data");
+        let of_event = json["events"].as_array().expect("events").iter();
+        assert_eq!(of_event.filter(|event| event["wrong_reads"] == 3).count(), 2);
     }
 
     #[test]

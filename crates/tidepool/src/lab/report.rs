@@ -85,9 +85,19 @@ fn text(verdict: &Verdict, out: Option<&Path>) -> String {
 
 /// What happened under load, a line for each cluster.
 fn happened(events: &[Happened]) -> String {
-    let columns =
-        ["EVENT", "PLACEMENT", "LOST", "OF", "NO ANSWER FOR", "P99 BEFORE", "AT", "AFTER", "CLEAN AGAIN"];
-    let mut table = output::table(&columns, &[2, 3, 4, 5, 6, 7]);
+    let columns = [
+        "EVENT",
+        "PLACEMENT",
+        "LOST",
+        "OF",
+        "WRONG READS",
+        "NO ANSWER FOR",
+        "P99 BEFORE",
+        "AT",
+        "AFTER",
+        "CLEAN AGAIN",
+    ];
+    let mut table = output::table(&columns, &[2, 3, 4, 5, 6, 7, 8]);
     for found in events {
         let milliseconds =
             |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{:.1} ms", us / 1e3));
@@ -107,6 +117,7 @@ fn happened(events: &[Happened]) -> String {
             found.placement.clone(),
             lost,
             found.acknowledged.to_string(),
+            found.wrong_reads.to_string(),
             format!("{:.1} s", found.gap_s),
             before,
             at,
