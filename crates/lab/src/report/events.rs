@@ -196,13 +196,13 @@ fn worst(run: &EventRun) -> String {
 fn lost(run: &EventRun) -> Markup {
     let found = &run.acknowledged;
     html! {
-        @match found.lost {
+        @match found.lost() {
             Some(0) => { "0 of " (words::whole(found.blocks)) }
             Some(lost) => {
                 span.no { (words::whole(lost)) " of " (words::whole(found.blocks)) }
                 @if let Some((from, to)) = found.lost_from_to_s { br; small { "acknowledged " (moment(from)) " to " (moment(to)) } }
             }
-            None => { "not known" @if let Some(why) = &found.not_known { br; small { (why) } } }
+            None => { "not known" @if let Some(why) = found.why_not_known() { br; small { (why) } } }
         }
         @if found.wrong_reads > 0 { br; span.no { (words::count(found.wrong_reads as usize, "read")) " returned something older" } }
     }
@@ -401,6 +401,16 @@ mod tests {
         busy.events[0].busy_percent = 99.0;
         assert!(self::page(&busy).contains("processors were saturated in 1 of 7 events"));
         assert!(!page.contains("NaN") && !page.contains("inf,"));
+    }
+
+    #[test]
+    fn where_no_write_was_acknowledged_it_is_not_known_what_was_lost() {
+        let mut results = synthetic::events();
+        let acknowledged = results.events.iter_mut().map(|run| &mut run.acknowledged);
+        acknowledged.for_each(|found| (found.writes, found.blocks) = (0, 0));
+        let page = page(&results);
+        let none = cells(&page, "A device dies", "bluestore-dbwal");
+        assert!(none.iter().any(|cell| cell == "not knownno write was acknowledged"), "{none:?}");
     }
 
     #[test]

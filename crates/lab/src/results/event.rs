@@ -101,7 +101,7 @@ pub struct Acknowledged {
     pub writes: u64,
     /// Blocks that they went to.
     pub blocks: u64,
-    /// Blocks that lack the newest write that was acknowledged. None if nobody knows.
+    /// Blocks that lack the newest write that was acknowledged. None if nobody knows, or no write was acknowledged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
     /// Why nobody knows.
@@ -167,6 +167,19 @@ impl EventRun {
     pub fn after(&self) -> Option<&EventWindow> {
         let at = self.at()?;
         self.windows.last().filter(|last| last.begin_s > at.begin_s)
+    }
+}
+
+impl Acknowledged {
+    /// Blocks that lack the newest write that was acknowledged. None if nobody knows: where nothing was acknowledged nothing could be lost.
+    pub fn lost(&self) -> Option<u64> {
+        self.lost.filter(|_| self.blocks > 0)
+    }
+
+    /// Why nobody knows what was lost. None if it is known, or nobody has said why.
+    pub fn why_not_known(&self) -> Option<&str> {
+        let nothing = (self.blocks == 0).then_some("no write was acknowledged");
+        self.not_known.as_deref().or(nothing)
     }
 }
 

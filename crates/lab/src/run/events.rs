@@ -303,6 +303,8 @@ impl Runner<'_> {
             Ok(all) => {
                 found.blocks = all.iter().map(|kept| kept.blocks).sum();
                 found.lost = Some(all.iter().map(|kept| kept.lost).sum());
+                found.lost = found.lost();
+                found.not_known = found.why_not_known().map(String::from);
                 let spans = all.iter().filter_map(|kept| kept.lost_from_to_s);
                 let span = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
                 found.lost_from_to_s = span.map(|(from, to)| (from - event_s, to - event_s));

@@ -107,6 +107,12 @@ impl Event {
             return Err("an OSD goes out where there are more OSDs than replicas".into());
         }
         clients(workload).map_err(|what| format!("the workload {}: {what}", workload.name))?;
+        if self.kind == Happening::SsdDies && !workload.writes() {
+            return Err(format!(
+                "the workload {} writes nothing, so that nothing could be lost: take one that writes",
+                workload.name
+            ));
+        }
         let bound = suite.placements.iter().filter(|name| self.is_on(suite, name)).find(|name| {
             let is_bound = Arrangement::parse(name).is_ok_and(|found| found.asks_no_device());
             words::is_bound(name) || is_bound
@@ -117,8 +123,8 @@ impl Event {
         }
     }
 
-    /// It happens to this placement.
-    fn is_on(&self, suite: &Suite, placement: &str) -> bool {
+    /// It happens to this placement of a suite.
+    pub fn is_on(&self, suite: &Suite, placement: &str) -> bool {
         let named = self.placements.is_empty() || self.placements.iter().any(|name| name == placement);
         let measured = suite.workload(&self.workload).is_some_and(|workload| workload.is_on(placement));
         named && measured && !suite.without.iter().any(|name| name == placement)
@@ -249,6 +255,7 @@ mod tests {
             ("access = \"nbd\"\n", "", "NBD clients"),
             ("sync = \"flush\"\n", "", "is flushed"),
             ("rw = \"randrw\"\nread_percent = 50", "rw = \"write\"", "random rw"),
+            ("rw = \"randrw\"\nread_percent = 50", "rw = \"randread\"", "4k-50-50 writes nothing"),
             ("depth = [4]", "depth = [4, 8]", "one depth"),
             ("clients = [2]", "clients = [1, 2]", "one depth and one number"),
             ("replicas = 2", "replicas = 3", "more OSDs than replicas"),

@@ -19,7 +19,7 @@ pub struct Happened {
     pub invalid: Vec<String>,
     /// Blocks of which a write was acknowledged.
     pub acknowledged: u64,
-    /// Those that lack the newest acknowledged write. None if nobody knows.
+    /// Those that lack the newest acknowledged write. None if nobody knows, or no write was acknowledged.
     pub lost: Option<u64>,
     /// Reads of clients that returned something else than what was acknowledged.
     pub wrong_reads: u64,
@@ -44,7 +44,7 @@ impl Happened {
             repeat: run.repeat,
             invalid: run.invalid.clone(),
             acknowledged: run.acknowledged.blocks,
-            lost: run.acknowledged.lost,
+            lost: run.acknowledged.lost(),
             wrong_reads: run.acknowledged.wrong_reads,
             osds_ended: run.osds_ended.len(),
             gap_s: run.gap_after_s,
@@ -67,20 +67,30 @@ pub(super) fn happened(results: &Results) -> Vec<Happened> {
     results.suite.events.iter().flat_map(of_event).map(Happened::of).collect()
 }
 
-/// Two sentences about each event: what was lost, and for how long clients waited.
+/// Two sentences about each event: what was lost, and for how long clients waited. Placements of which nothing counts are named.
 pub(super) fn sentences(results: &Results) -> Vec<String> {
     let all = happened(results);
     let of = |event: &Event| -> Vec<String> {
+        let found: Vec<&Happened> = all.iter().filter(|found| found.event == event.name).collect();
         let counted: Vec<&Happened> =
-            all.iter().filter(|found| found.event == event.name && found.invalid.is_empty()).collect();
-        if counted.is_empty() {
+            found.iter().copied().filter(|found| found.invalid.is_empty()).collect();
+        let mut silent: Vec<&str> = results.suite.placements.iter().map(String::as_str).collect();
+        silent.retain(|name| event.is_on(&results.suite, name));
+        silent.extend(placements(&found).into_iter().filter(|name| !silent.contains(name)).collect::<Vec<_>>());
+        silent.retain(|name| !counted.iter().any(|found| found.placement == *name));
+        let mut parts = losses(&counted);
+        if !silent.is_empty() {
+            parts.push(format!("no event of {} counts", words::list(&silent)));
+        }
+        if parts.is_empty() {
             return Vec::new();
         }
         let title = event.kind.title();
-        vec![
-            format!("When {title}: {}.", losses(&counted)),
-            format!("The longest time without an answer when {title}: {}.", gaps(&counted)),
-        ]
+        let mut told = vec![format!("When {title}: {}.", parts.join("; "))];
+        if !counted.is_empty() {
+            told.push(format!("The longest time without an answer when {title}: {}.", gaps(&counted)));
+        }
+        told
     };
     results.suite.events.iter().flat_map(of).collect()
 }
@@ -93,7 +103,7 @@ fn placements<'a>(counted: &[&'a Happened]) -> Vec<&'a str> {
 }
 
 /// What was lost at worst of each placement, and how often its clients read something older than what they were promised.
-fn losses(counted: &[&Happened]) -> String {
+fn losses(counted: &[&Happened]) -> Vec<String> {
     let (mut safe, mut lost, mut wrong, mut unknown) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for placement in placements(counted) {
         let of: Vec<&Happened> =
@@ -129,7 +139,7 @@ fn losses(counted: &[&Happened]) -> String {
     if !unknown.is_empty() {
         parts.push(format!("of {} it is not known", words::list(&unknown)));
     }
-    parts.join("; ")
+    parts
 }
 
 /// The longest gap of each placement.
@@ -156,7 +166,7 @@ mod tests {
         assert_eq!(
             found.headline,
             "When the SSD dies: no acknowledged write is lost with bluestore-dbwal and host-tidepool-replicated; host-tidepool loses 120 of \
-             1,000 acknowledged blocks; of osd-tidepool it is not known."
+             1,000 acknowledged blocks; of osd-tidepool it is not known; no event of bluestore-colocated and filestore-journal counts."
         );
         assert_eq!((found.advice, found.rankings.len()), (Advice::NoVerdict, 0));
         assert!(
@@ -165,11 +175,32 @@ mod tests {
             found.answer
         );
         assert!(found.events.iter().any(|event| event.stayed_clean && event.clean_s.is_none()));
-        // What does not count says nothing.
-        let mut other = results.clone();
-        other.events.retain(|run| run.cell.placement == "host-tidepool");
-        other.events.iter_mut().for_each(|run| run.invalid.push("it was not in place".into()));
-        assert!(!verdict(&other).headline.contains("loses"), "{}", verdict(&other).headline);
+    }
+
+    #[test]
+    fn what_does_not_count_says_nothing_and_is_named() {
+        let mut results = synthetic::events();
+        results.events.retain(|run| run.cell.placement == "host-tidepool");
+        results.events.iter_mut().for_each(|run| run.invalid.push("it was not in place".into()));
+        results.suite.placements = vec!["host-tidepool".into()];
+        let found = verdict(&results);
+        assert_eq!(found.headline, "When the SSD dies: no event of host-tidepool counts.");
+        let longest = found.answer.iter().find(|text| text.contains("The longest"));
+        assert_eq!(longest, None, "nothing was measured");
+    }
+
+    #[test]
+    fn where_no_write_was_acknowledged_nothing_is_called_safe() {
+        let mut results = synthetic::events();
+        for run in &mut results.events {
+            (run.acknowledged.writes, run.acknowledged.blocks) = (0, 0);
+        }
+        let found = verdict(&results);
+        for text in found.answer.iter().chain([&found.headline]) {
+            assert!(!text.contains("no acknowledged write is lost") && !text.contains("loses"), "{text}");
+        }
+        assert!(found.headline.contains("of bluestore-dbwal, "), "{}", found.headline);
+        assert!(found.events.iter().all(|event| event.lost.is_none()));
     }
 
     #[test]
