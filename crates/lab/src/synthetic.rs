@@ -338,7 +338,8 @@ pub(crate) fn events() -> Results {
     out.recovery = recovered(2.0, Some(42.0), Some(30.0));
     let mut scrub = event("deep-scrub", "bluestore-colocated");
     scrub.scrub = Some(Scrub { groups: 33, scrubbed: 20, finished_s: None });
-    let replicated = event("ssd-dies", "host-tidepool-replicated");
+    let mut replicated = event("ssd-dies", "host-tidepool-replicated");
+    replicated.acknowledged.overwritten = Some(83);
     results.events = vec![scrub, server, under, host, bad, out, replicated];
     results
 }

@@ -13,6 +13,8 @@ struct Block {
     acknowledged: Version,
     /// When it was.
     acknowledged_s: f64,
+    /// When the first one was, if one was.
+    first_acknowledged_s: f64,
 }
 
 /// Blocks of an image that are written to by one request at a time, so that their versions are in order.
@@ -61,6 +63,15 @@ impl Region {
         self.blocks.iter().filter(|block| block.acknowledged > 0).count() as u64
     }
 
+    /// Blocks of which one write was acknowledged before an event at `event_s`, and another one from then on: the image shows only whether
+    /// it has the newer one.
+    pub(crate) fn overwritten_blocks(&self, event_s: f64) -> u64 {
+        let is_overwritten = |block: &&Block| {
+            block.acknowledged > 0 && block.first_acknowledged_s < event_s && block.acknowledged_s >= event_s
+        };
+        self.blocks.iter().filter(is_overwritten).count() as u64
+    }
+
     /// Reads that returned what cannot be there.
     pub(crate) fn wrong_reads(&self) -> u64 {
         self.wrong_reads
@@ -83,6 +94,9 @@ impl Region {
     /// The write of a block that was sent last is acknowledged.
     pub(crate) fn acknowledge(&mut self, block: u64, now_s: f64) {
         let block = &mut self.blocks[block as usize];
+        if block.acknowledged == 0 {
+            block.first_acknowledged_s = now_s;
+        }
         (block.acknowledged, block.acknowledged_s) = (block.sent, now_s);
         self.writes += 1;
     }
@@ -190,6 +204,31 @@ mod tests {
         assert_eq!(found(&regions, &image), (2, 2));
         assert_eq!(regions.iter().map(Region::writes).sum::<u64>(), 3);
         assert!(compare(&regions, &mut &image[0][..]).is_err(), "an image that ends tells nothing");
+    }
+
+    #[test]
+    fn a_block_that_was_written_before_an_event_and_since_is_counted_by_itself() {
+        let (mut regions, _) = regions();
+        let mut data = vec![0; BLOCK_BYTES];
+        let mut write = |region: &mut Region, block, at_s| {
+            region.write(block, &mut data);
+            region.acknowledge(block, at_s);
+        };
+        // One before and after, one twice before, one only after.
+        write(&mut regions[0], 0, 1.0);
+        write(&mut regions[0], 0, 5.0);
+        write(&mut regions[0], 1, 1.0);
+        write(&mut regions[0], 1, 2.0);
+        write(&mut regions[1], 0, 4.0);
+        write(&mut regions[1], 0, 6.0);
+        let overwritten =
+            |event_s| regions.iter().map(|region| region.overwritten_blocks(event_s)).sum::<u64>();
+        assert_eq!(overwritten(3.0), 1);
+        assert_eq!((overwritten(0.5), overwritten(7.0)), (0, 0), "all is since, or all is before");
+        assert_eq!(overwritten(5.0), 2, "a write at the very moment is one since");
+        // One that was sent again and not acknowledged is not overwritten: the image may have either.
+        regions[0].write(1, &mut data);
+        assert_eq!(regions[0].overwritten_blocks(3.0), 1);
     }
 
     #[test]

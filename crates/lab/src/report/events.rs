@@ -32,6 +32,12 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         @if let Some(busy) = busy(page) { p.caveat { (busy) } }
         @if dies.iter().any(|event| !runs(page, event).is_empty()) { h3 { "A device dies" } (deaths(page, &dies)) }
         @if others.iter().any(|event| !runs(page, event).is_empty()) { h3 { "Ceph recovers or scrubs" } (tails(page, &others)) }
+        @if page.results.events.iter().any(|run| run.is_valid() && run.acknowledged.overwritten > Some(0)) {
+            p { small {
+                "Overwritten since: blocks of which one write was acknowledged before the event, and another one from then on. The image shows only whether it "
+                "has the newer one: nothing can be said of what they had."
+            } }
+        }
         @for event in &page.results.suite.events { (charts(page, event)) }
         (invalid(page))
     }
@@ -203,6 +209,9 @@ fn lost(run: &EventRun) -> Markup {
                 @if let Some((from, to)) = found.lost_from_to_s { br; small { "acknowledged " (moment(from)) " to " (moment(to)) } }
             }
             None => { "not known" @if let Some(why) = found.why_not_known() { br; small { (why) } } }
+        }
+        @if let Some(overwritten) = found.overwritten.filter(|blocks| *blocks > 0) {
+            br; small { (words::whole(overwritten)) " overwritten since" }
         }
         @if found.wrong_reads > 0 { br; span.no { (words::count(found.wrong_reads as usize, "read")) " returned something older" } }
     }
@@ -388,6 +397,9 @@ mod tests {
             "{safe:?}"
         );
         assert!(safe.iter().any(|cell| cell == "12.0 s"), "{safe:?}");
+        let again = cells(&page, "A device dies", "host-tidepool-replicated");
+        assert!(again.iter().any(|cell| cell == "0 of 1,00083 overwritten since"), "{again:?}");
+        assert!(page.contains("nothing can be said of what they had"));
         let unknown = cells(&page, "A device dies", "osd-tidepool");
         assert!(unknown.iter().any(|cell| cell.starts_with("not knownan image could not")), "{unknown:?}");
         let tail = cells(&page, "Ceph recovers or scrubs", "host-tidepool");

@@ -110,6 +110,10 @@ pub struct Acknowledged {
     /// When the oldest and the newest of what is lost were acknowledged, in seconds from the event on; negative before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_from_to_s: Option<(f64, f64)>,
+    /// Blocks of which one write was acknowledged before the event and another one from then on: nothing can be said of what they had. None
+    /// where they were not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overwritten: Option<u64>,
     /// Reads of clients that returned something else than what was acknowledged.
     pub wrong_reads: u64,
 }

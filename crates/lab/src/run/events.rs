@@ -282,6 +282,7 @@ impl Runner<'_> {
         let regions = || clients.iter().flat_map(|client| &client.regions);
         let mut found = Acknowledged {
             writes: regions().map(Region::writes).sum(),
+            overwritten: Some(regions().map(|region| region.overwritten_blocks(event_s)).sum()),
             wrong_reads: regions().map(Region::wrong_reads).sum(),
             ..Acknowledged::default()
         };

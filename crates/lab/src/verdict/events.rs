@@ -21,6 +21,9 @@ pub struct Happened {
     pub acknowledged: u64,
     /// Those that lack the newest acknowledged write. None if nobody knows, or no write was acknowledged.
     pub lost: Option<u64>,
+    /// Acknowledged blocks that were written before the event and again from then on: nothing can be said of what they had. None where they
+    /// were not counted.
+    pub overwritten: Option<u64>,
     /// Reads of clients that returned something else than what was acknowledged.
     pub wrong_reads: u64,
     /// OSDs that ended by themselves.
@@ -45,6 +48,7 @@ impl Happened {
             invalid: run.invalid.clone(),
             acknowledged: run.acknowledged.blocks,
             lost: run.acknowledged.lost(),
+            overwritten: run.acknowledged.overwritten,
             wrong_reads: run.acknowledged.wrong_reads,
             osds_ended: run.osds_ended.len(),
             gap_s: run.gap_after_s,
@@ -67,7 +71,8 @@ pub(super) fn happened(results: &Results) -> Vec<Happened> {
     results.suite.events.iter().flat_map(of_event).map(Happened::of).collect()
 }
 
-/// Two sentences about each event: what was lost, and for how long clients waited. Placements of which nothing counts are named.
+/// What is said of each event: what was lost, of how many blocks that is only half known, and for how long clients waited. Placements of
+/// which nothing counts are named.
 pub(super) fn sentences(results: &Results) -> Vec<String> {
     let all = happened(results);
     let of = |event: &Event| -> Vec<String> {
@@ -76,7 +81,8 @@ pub(super) fn sentences(results: &Results) -> Vec<String> {
             found.iter().copied().filter(|found| found.invalid.is_empty()).collect();
         let mut silent: Vec<&str> = results.suite.placements.iter().map(String::as_str).collect();
         silent.retain(|name| event.is_on(&results.suite, name));
-        silent.extend(placements(&found).into_iter().filter(|name| !silent.contains(name)).collect::<Vec<_>>());
+        silent
+            .extend(placements(&found).into_iter().filter(|name| !silent.contains(name)).collect::<Vec<_>>());
         silent.retain(|name| !counted.iter().any(|found| found.placement == *name));
         let mut parts = losses(&counted);
         if !silent.is_empty() {
@@ -87,6 +93,11 @@ pub(super) fn sentences(results: &Results) -> Vec<String> {
         }
         let title = event.kind.title();
         let mut told = vec![format!("When {title}: {}.", parts.join("; "))];
+        told.extend(overwritten(&counted).map(|blocks| {
+            format!(
+                "When {title}, nothing can be said of what blocks had that were acknowledged before and overwritten since: {blocks}."
+            )
+        }));
         if !counted.is_empty() {
             told.push(format!("The longest time without an answer when {title}: {}.", gaps(&counted)));
         }
@@ -142,6 +153,20 @@ fn losses(counted: &[&Happened]) -> Vec<String> {
     parts
 }
 
+/// The blocks of each placement that were overwritten since the event, at most, if there are any.
+fn overwritten(counted: &[&Happened]) -> Option<String> {
+    let most = |placement: &str| {
+        let of = counted.iter().filter(|found| found.placement == placement);
+        of.filter_map(|found| Some((found.overwritten?, found.acknowledged))).max()
+    };
+    let told = placements(counted).into_iter().filter_map(|placement| {
+        let (blocks, all) = most(placement).filter(|(blocks, _)| *blocks > 0)?;
+        Some(format!("{} of {} with {placement}", words::whole(blocks), words::whole(all)))
+    });
+    let told: Vec<String> = told.collect();
+    (!told.is_empty()).then(|| words::list(&told))
+}
+
 /// The longest gap of each placement.
 fn gaps(counted: &[&Happened]) -> String {
     let longest = |placement: &str| {
@@ -171,6 +196,11 @@ mod tests {
         assert_eq!((found.advice, found.rankings.len()), (Advice::NoVerdict, 0));
         assert!(
             found.answer.iter().any(|text| text.contains("12.0 s with bluestore-dbwal")),
+            "{:?}",
+            found.answer
+        );
+        assert!(
+            found.answer.iter().any(|text| text.contains("83 of 1,000 with host-tidepool-replicated.")),
             "{:?}",
             found.answer
         );

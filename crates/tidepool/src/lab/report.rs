@@ -90,6 +90,7 @@ fn happened(events: &[Happened]) -> String {
         "PLACEMENT",
         "LOST",
         "OF",
+        "OVERWRITTEN",
         "WRONG READS",
         "NO ANSWER FOR",
         "P99 BEFORE",
@@ -97,7 +98,7 @@ fn happened(events: &[Happened]) -> String {
         "AFTER",
         "CLEAN AGAIN",
     ];
-    let mut table = output::table(&columns, &[2, 3, 4, 5, 6, 7, 8]);
+    let mut table = output::table(&columns, &[2, 3, 4, 5, 6, 7, 8, 9]);
     for found in events {
         let milliseconds =
             |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{:.1} ms", us / 1e3));
@@ -117,6 +118,7 @@ fn happened(events: &[Happened]) -> String {
             found.placement.clone(),
             lost,
             found.acknowledged.to_string(),
+            found.overwritten.map_or_else(|| "-".into(), |blocks| blocks.to_string()),
             found.wrong_reads.to_string(),
             format!("{:.1} s", found.gap_s),
             before,
