@@ -6,7 +6,7 @@ use super::Page;
 use super::stack::{Kind, stack};
 use super::svg::{Look, Scale, both, px, x_axis, y_axis};
 use crate::results::{EventRun, EventWindow, Recovery};
-use crate::suite::{Event, Happening};
+use crate::suite::{ClusterSize, Event, Happening};
 use crate::words;
 
 /// Fewer requests have no such percentile.
@@ -96,7 +96,7 @@ fn deaths(page: &Page<'_>, events: &[&Event]) -> Markup {
         ("what an operator does", Kind::Text),
     ];
     let row = |run: &EventRun| {
-        let osds = run.cell.disks * run.cell.osds_per_disk;
+        let size = ClusterSize { disks: run.cell.disks, osds_per_disk: run.cell.osds_per_disk };
         let [p50, p99, p999] = percentiles(run);
         let salvaged = run.salvaged.as_ref().filter(|salvaged| *salvaged != "nothing");
         vec![
@@ -109,7 +109,7 @@ fn deaths(page: &Page<'_>, events: &[&Event]) -> Markup {
             html! { (worst(run)) },
             html! { (words::latency(run.gap_after_s * 1e6)) },
             html! {
-                (run.osds_ended.len()) " of " (osds)
+                (run.osds_ended.len()) " of " (size.osds())
                 @if let Some(down) = run.osds_down.filter(|down| *down as usize != run.osds_ended.len()) { br; small { (down) " down" } }
             },
             html! { (clean(&run.recovery)) },
@@ -413,6 +413,16 @@ mod tests {
         busy.events[0].busy_percent = 99.0;
         assert!(self::page(&busy).contains("processors were saturated in 1 of 7 events"));
         assert!(!page.contains("NaN") && !page.contains("inf,"));
+    }
+
+    #[test]
+    fn a_cluster_of_more_osds_than_can_be_counted_is_told_all_the_same() {
+        let mut results = synthetic::events();
+        for run in &mut results.events {
+            (run.cell.disks, run.cell.osds_per_disk) = (u32::MAX, u32::MAX);
+        }
+        let many = cells(&page(&results), "A device dies", "bluestore-dbwal");
+        assert!(many.iter().any(|cell| cell == "1 of 4294967295"), "{many:?}");
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(super) fn due(suite: &Suite, seed: u64, is_done: &dyn Fn(&Due) -> bool) -> V
 
 /// Seconds that clients run for an event.
 pub(super) fn load_s(suite: &Suite, event: &Event) -> u32 {
-    suite.ramp_s + event.before_s(suite) + event.after_s(suite)
+    event.load_s(suite)
 }
 
 /// Times of an event, in seconds since the begin of the load.

@@ -4,7 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Caches, Cell, Suite, Tool, Workload};
+use super::{CELLS_MAX, Caches, Cell, ClusterSize, Suite, Tool, Workload};
 use crate::access::Access;
 use crate::fio::Sync;
 use crate::placement::Arrangement;
@@ -14,6 +14,20 @@ use crate::words;
 const WINDOWS_MAX: u32 = 1_000;
 /// Most requests per second of a client.
 const REQUESTS_PER_S_MAX: u32 = 1_000;
+/// Longest load of an event in seconds, the ramp included: what is told second by second is kept in memory.
+const LOAD_S_MAX: u32 = 24 * 3_600;
+// All loads of a suite add up to a number of seconds that is told.
+const _: () = assert!(CELLS_MAX as u64 * LOAD_S_MAX as u64 <= u32::MAX as u64);
+/// Most requests of all clients of an event: each of them is kept in memory until the end.
+const REQUESTS_MAX: u64 = 2_000_000;
+/// Most blocks of all clients of an event: what was acknowledged of each is kept in memory.
+const BLOCKS_MAX: u64 = 4 << 20;
+/// Most requests in flight of all clients of an event: each of them has a thread.
+const IN_FLIGHT_MAX: u64 = 1_024;
+/// Largest block of an event's clients in bytes: no NBD server takes larger requests unless it says so.
+const BLOCK_BYTES_MAX: u64 = 32 << 20;
+/// Most bytes in flight of all clients of an event.
+const IN_FLIGHT_BYTES_MAX: u64 = 1 << 30;
 
 /// Something that happens under load.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -73,12 +87,17 @@ impl Happening {
 impl Event {
     /// Seconds of load before it happens, the ramp not included.
     pub fn before_s(&self, suite: &Suite) -> u32 {
-        self.windows_before * suite.seconds
+        self.windows_before.saturating_mul(suite.seconds)
     }
 
     /// Seconds that are watched from then on.
     pub fn after_s(&self, suite: &Suite) -> u32 {
-        self.windows_after * suite.seconds
+        self.windows_after.saturating_mul(suite.seconds)
+    }
+
+    /// Seconds that clients run, the ramp included: in a suite that makes sense at most a day.
+    pub fn load_s(&self, suite: &Suite) -> u32 {
+        suite.ramp_s.saturating_add(self.before_s(suite)).saturating_add(self.after_s(suite))
     }
 
     /// What is wrong with it in a suite.
@@ -102,11 +121,12 @@ impl Event {
             (false, Some(_)) => return Err("nothing comes back, so that it has no back_after".into()),
             (false, None) => {}
         }
-        let osds = suite.sizes().into_iter().map(|size| size.osds()).min().unwrap_or(0);
+        let osds = suite.sizes().into_iter().map(ClusterSize::osds).min().unwrap_or(0);
         if self.kind == Happening::OsdOut && osds <= suite.ground.replicas {
             return Err("an OSD goes out where there are more OSDs than replicas".into());
         }
         clients(workload).map_err(|what| format!("the workload {}: {what}", workload.name))?;
+        self.check_bounds(suite, workload)?;
         if self.kind == Happening::SsdDies && !workload.writes() {
             return Err(format!(
                 "the workload {} writes nothing, so that nothing could be lost: take one that writes",
@@ -121,6 +141,42 @@ impl Event {
             Some(name) => Err(format!("{name} has no image behind it that could be compared")),
             None => Ok(()),
         }
+    }
+
+    /// What of it takes longer, or keeps more in memory, than it may.
+    fn check_bounds(&self, suite: &Suite, workload: &Workload) -> Result<(), String> {
+        let load_s = self.load_s(suite);
+        if load_s > LOAD_S_MAX {
+            return Err(format!(
+                "its clients run for {load_s} s, at most {LOAD_S_MAX} s: take fewer windows, or a smaller ramp_s or seconds"
+            ));
+        }
+        let clients = workload.clients.iter().copied().max().map_or(0, u64::from);
+        let requests = u64::from(load_s) * u64::from(self.requests_per_s) * clients;
+        if requests > REQUESTS_MAX {
+            return Err(format!(
+                "its clients send {requests} requests, at most {REQUESTS_MAX}: take a smaller requests_per_s, or less time"
+            ));
+        }
+        let named = |what: String| Err(format!("the workload {}: {what}", workload.name));
+        if workload.block_bytes > BLOCK_BYTES_MAX {
+            return named(format!("block_bytes is at most {BLOCK_BYTES_MAX} for clients of an event"));
+        }
+        let blocks = (workload.set_bytes / workload.block_bytes.max(1)).saturating_mul(clients);
+        if blocks > BLOCKS_MAX {
+            return named(format!(
+                "the sets of an event's clients have {blocks} blocks, at most {BLOCKS_MAX}: take a smaller set_bytes"
+            ));
+        }
+        let depth = workload.depth.iter().copied().max().map_or(0, u64::from);
+        let in_flight = clients.saturating_mul(depth);
+        if in_flight > IN_FLIGHT_MAX || in_flight.saturating_mul(workload.block_bytes) > IN_FLIGHT_BYTES_MAX {
+            return named(format!(
+                "an event's clients have at most {IN_FLIGHT_MAX} requests and {} in flight: take a smaller depth",
+                words::bytes(IN_FLIGHT_BYTES_MAX)
+            ));
+        }
+        Ok(())
     }
 
     /// It happens to this placement of a suite.
@@ -192,6 +248,13 @@ impl Suite {
     /// What is wrong with its events.
     pub(super) fn check_events(&self) -> Result<(), String> {
         super::unique("event", self.events.iter().map(|event| &event.name))?;
+        let grounds = self.placements.len().saturating_mul(self.sizes().len());
+        let clusters = grounds.saturating_mul(self.events.len()).saturating_mul(self.repeats as usize);
+        if clusters > CELLS_MAX {
+            return Err(format!(
+                "its events take more than {CELLS_MAX} clusters: take fewer repeats, or fewer events"
+            ));
+        }
         self.events.iter().try_for_each(|event| {
             event.check(self).map_err(|what| format!("the event {}: {what}", event.name))
         })
@@ -273,5 +336,32 @@ mod tests {
         let bound = TEXT.replace("\"bluestore-dbwal\",\n", "\"bluestore-dbwal\",\n    \"ssd-raw\",\n");
         let error = Suite::parse("s.toml", &bound).expect_err("a bound").to_string();
         assert!(error.contains("ssd-raw has no image behind it"), "{error}");
+    }
+
+    #[test]
+    fn an_event_that_takes_too_long_or_too_much_memory_is_told_in_one_line() {
+        let often = "requests_per_s = 1000\nwindows_before = 1\nwindows_after = 60";
+        let small = TEXT.replacen("block_bytes = 4096", "block_bytes = 512", 1);
+        for (text, from, to, wanted) in [
+            (TEXT, "repeats = 3", "repeats = 1000", "more than 10000 clusters"),
+            (TEXT, "ramp_s = 10", "ramp_s = 604800", "run for 605010 s, at most 86400 s"),
+            (TEXT, "seconds = 30", "seconds = 604800", "run for 4233610 s, at most 86400 s"),
+            (
+                TEXT,
+                "requests_per_s = 20\nwindows_before = 1\nwindows_after = 6",
+                often,
+                "send 3680000 requests, at most 2000000",
+            ),
+            (TEXT, "block_bytes = 4096", "block_bytes = 67108864", "block_bytes is at most 33554432"),
+            (TEXT, "depth = [4]", "depth = [1024]", "at most 1024 requests"),
+            (&small, "set_bytes = 1073741824", "set_bytes = 2147483648", "have 8388608 blocks"),
+        ] {
+            assert!(text.contains(from), "{from}");
+            let error = Suite::parse("s.toml", &text.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(wanted) && !error.contains('\n'), "{from}: {error}");
+        }
+        let mut longest = Suite::find("faults").expect("it comes with the program");
+        (longest.seconds, longest.ramp_s) = (u32::MAX, u32::MAX);
+        assert_eq!(longest.events[0].load_s(&longest), u32::MAX, "no sum overflows, whatever it says");
     }
 }
