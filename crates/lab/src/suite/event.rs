@@ -248,6 +248,13 @@ impl Suite {
     /// What is wrong with its events.
     pub(super) fn check_events(&self) -> Result<(), String> {
         super::unique("event", self.events.iter().map(|event| &event.name))?;
+        if !self.events.is_empty()
+            && (self.ground.neighbours_max() > 0 || !self.ground.replicas_beside.is_empty())
+        {
+            return Err(
+                "an event has no neighbours, and no other copies than the ground's: leave out its [[event]], or neighbours, neighbours_beside and replicas_beside".into(),
+            );
+        }
         let grounds = self.placements.len().saturating_mul(self.sizes().len());
         let clusters = grounds.saturating_mul(self.events.len()).saturating_mul(self.repeats as usize);
         if clusters > CELLS_MAX {
@@ -336,6 +343,23 @@ mod tests {
         let bound = TEXT.replace("\"bluestore-dbwal\",\n", "\"bluestore-dbwal\",\n    \"ssd-raw\",\n");
         let error = Suite::parse("s.toml", &bound).expect_err("a bound").to_string();
         assert!(error.contains("ssd-raw has no image behind it"), "{error}");
+    }
+
+    #[test]
+    fn a_suite_with_events_has_no_neighbours_and_no_further_copies() {
+        let suite = || Suite::find("faults").expect("it comes with the program");
+        for line in ["neighbours = \"2\"", "neighbours_beside = [\"1:100\"]", "replicas_beside = [3]"] {
+            let text = TEXT.replacen("slowed_by = 1\n", &format!("slowed_by = 1\n{line}\n"), 1);
+            let error = Suite::parse("s.toml", &text).expect_err(line).to_string();
+            assert!(
+                error.contains("no neighbours, and no other copies") && !error.contains('\n'),
+                "{line}: {error}"
+            );
+        }
+        let none = TEXT.replacen("slowed_by = 1\n", "slowed_by = 1\nneighbours = \"0\"\n", 1);
+        Suite::parse("s.toml", &none).expect("nobody is no neighbour");
+        suite().with_replicas(&[2, 3]).expect_err("the command line says so");
+        suite().with_neighbours(&["2".parse().expect("neighbours")]).expect_err("the command line says so");
     }
 
     #[test]
