@@ -16,7 +16,7 @@ use crate::events::ledger::{Kept, Region, compare};
 use crate::fio::{Endpoint, Pattern};
 use crate::placement::{Arrangement, PlacementError};
 use crate::random::Random;
-use crate::results::{Acknowledged, EventPoint, EventRun, EventWindow};
+use crate::results::{Acknowledged, EventPoint, EventRun, EventWindow, NotRun, Results};
 use crate::suite::{Cell, Event, Happening, Suite, Workload};
 use crate::testbed::Testbed;
 use crate::words;
@@ -58,6 +58,28 @@ pub(super) fn due(suite: &Suite, seed: u64, is_done: &dyn Fn(&Due) -> bool) -> V
     // Left out only now: the order of the others stays that of the seed.
     all.retain(|due| !is_done(due));
     all
+}
+
+/// What has not yet happened of all that is to. What is not possible is what is not possible now: the lines of the results are those of
+/// every earlier start as well.
+fn left(suite: &Suite, not_run: &[NotRun], results: &Results) -> Vec<Due> {
+    let known: Vec<(String, Cell, u32)> = results.events.iter().map(key).collect();
+    let is_done = |due: &Due| {
+        super::is_not_run(suite, not_run, &due.cell)
+            || super::size::is_left_out(results, &due.cell)
+            || known.contains(&(due.event.name.clone(), due.cell.clone(), due.repeat))
+    };
+    due(suite, results.seed, &is_done)
+}
+
+/// Takes the lines away that say of a placement that it was not possible, and that an event shows to be past.
+fn forget_past(results: &mut Results) {
+    let Results { not_run, events, suite, .. } = results;
+    let covers = |not_run: &NotRun, run: &EventRun| {
+        let workload = suite.workload(&run.cell.workload);
+        workload.is_some_and(|workload| not_run.covers(&run.cell.placement, workload))
+    };
+    not_run.retain(|not_run| !events.iter().any(|run| covers(not_run, run)));
 }
 
 /// Seconds that clients run for an event.
@@ -107,18 +129,16 @@ struct Seen {
 }
 
 impl Runner<'_> {
-    /// Has everything happen that has not yet.
-    pub(super) fn events(&self, journal: &mut Journal, clock: &mut Clock) -> Result<(), RunError> {
+    /// Has everything happen that has not yet, but what is not possible now.
+    pub(super) fn events(
+        &self,
+        not_run: &[NotRun],
+        journal: &mut Journal,
+        clock: &mut Clock,
+    ) -> Result<(), RunError> {
         for _ in 0..ATTEMPTS {
             self.failed.take();
-            let known: Vec<(String, Cell, u32)> = journal.results.events.iter().map(key).collect();
-            let not_run = journal.results.not_run.clone();
-            let is_done = |due: &Due| {
-                super::is_not_run(&self.suite, &not_run, &due.cell)
-                    || super::size::is_left_out(&journal.results, &due.cell)
-                    || known.contains(&(due.event.name.clone(), due.cell.clone(), due.repeat))
-            };
-            let due = due(&self.suite, journal.results.seed, &is_done);
+            let due = left(&self.suite, not_run, &journal.results);
             for (at, found) in due.iter().enumerate() {
                 self.interrupted()?;
                 let left = due.len() - at;
@@ -135,6 +155,7 @@ impl Runner<'_> {
                 }
             }
         }
+        forget_past(&mut journal.results);
         match self.failed.take() {
             Some(failed) => Err(RunError::Failed(failed)),
             None => Ok(()),
@@ -433,6 +454,7 @@ fn points(clients: &[Client], health: &[(f64, Health)], times: Times) -> Vec<Eve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synthetic;
 
     #[test]
     fn all_that_happens_does_so_in_the_order_of_the_seed_and_what_has_happened_is_left_out() {
@@ -444,6 +466,32 @@ mod tests {
         assert!(all.is_sorted_by_key(|due| due.repeat), "each round is whole before the next one begins");
         let (first, rest) = all.split_at(5);
         assert_eq!(due(&suite, 4, &|found| first.contains(found)), rest);
+    }
+
+    #[test]
+    fn what_was_not_possible_at_an_earlier_start_happens_now_and_is_not_told_any_more() {
+        let mut results = synthetic::events();
+        let happened = results.events.clone();
+        results.events.clear();
+        let stale = ["host-tidepool", "filestore-journal"];
+        results.not_run = stale.iter().map(|name| NotRun::all(*name, "fio is not installed")).collect();
+        let suite = results.suite.clone();
+        let names = |not_run: &[NotRun]| -> Vec<String> {
+            left(&suite, not_run, &results).into_iter().map(|due| due.cell.placement).collect()
+        };
+        let all = names(&[]);
+        assert_eq!(all.len(), suite.happenings().len() * suite.repeats as usize);
+        let fresh = [results.not_run[1].clone()];
+        assert!(names(&fresh).contains(&stale[0].into()) && !names(&fresh).contains(&stale[1].into()));
+        // What has happened is not due, and was possible.
+        results.events = happened;
+        let left = left(&suite, &[], &results);
+        let is_due =
+            |event: &str| left.iter().any(|due| due.event.name == event && due.cell.placement == stale[0]);
+        assert!(!is_due("ssd-dies") && !is_due("osd-out") && is_due("deep-scrub"));
+        forget_past(&mut results);
+        let told: Vec<&str> = results.not_run.iter().map(|not_run| not_run.placement.as_str()).collect();
+        assert_eq!(told, [stale[1]]);
     }
 
     #[test]

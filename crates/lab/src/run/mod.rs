@@ -235,7 +235,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
             return Err(RunError::Failed(failed));
         }
     }
-    runner.events(&mut journal, &mut clock)?;
+    runner.events(&not_run, &mut journal, &mut clock)?;
     if journal.results.runs.is_empty() && journal.results.events.is_empty() {
         let why = not_run.into_iter().find(|found| !runner.suite.without.contains(&found.placement));
         let size = journal.results.not_run_sizes.first().map(|found| found.why.clone());
