@@ -288,6 +288,8 @@ fn event(name: &str, placement: &str) -> EventRun {
         durability: Durability::Replicated,
         begun_s: 30.0,
         what: "something happens".into(),
+        late_s: Some(0.02),
+        took_s: Some(0.0),
         windows: windows.collect(),
         points: points.collect(),
         gap_before_s: 0.1,

@@ -25,13 +25,21 @@ pub struct EventRun {
     pub begun_s: f64,
     /// What was done, such as `client-ssd fails every request`.
     pub what: String,
-    /// Equal windows, in their order. The event happens between two of them. A request is in the window in which it was due.
+    /// How much later than it was due it began to happen, in seconds. None where nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late_s: Option<f64>,
+    /// How long it took to happen, in seconds: a command of Ceph takes its time. Times from the event on are from the end of that. None
+    /// where nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_s: Option<f64>,
+    /// Equal windows, in their order. The event happens between two of them: what was due while it did is in none. A request is in the
+    /// window in which it was due.
     pub windows: Vec<EventWindow>,
-    /// Second by second, from the first window on.
+    /// Second by second, from the first window on; those in which it happened are among them.
     pub points: Vec<EventPoint>,
     /// Longest time in which a client got no answer but errors, before the event, in seconds.
     pub gap_before_s: f64,
-    /// The same from the event on. One that lasts to the end may be longer in truth.
+    /// The same from when it began to happen. One that lasts to the end may be longer in truth.
     pub gap_after_s: f64,
     /// What became of acknowledged writes.
     pub acknowledged: Acknowledged,

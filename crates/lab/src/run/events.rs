@@ -1,5 +1,7 @@
 //! What happens under load, each on a cluster of its own.
 
+mod times;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,10 +18,11 @@ use crate::events::ledger::{Kept, Region, compare};
 use crate::fio::{Endpoint, Pattern};
 use crate::placement::{Arrangement, PlacementError};
 use crate::random::Random;
-use crate::results::{Acknowledged, EventPoint, EventRun, EventWindow, NotRun, Results};
+use crate::results::{Acknowledged, EventRun, EventWindow, NotRun, Results};
 use crate::suite::{Cell, Event, Happening, Suite, Workload};
 use crate::testbed::Testbed;
 use crate::words;
+use times::{SLACK_S, Times, points, windows};
 
 /// How long what was due at the end is waited for, in seconds.
 const GRACE_S: f64 = 5.0;
@@ -87,38 +90,12 @@ pub(super) fn load_s(suite: &Suite, event: &Event) -> u32 {
     event.load_s(suite)
 }
 
-/// Times of an event, in seconds since the begin of the load.
-#[derive(Debug, Clone, Copy)]
-struct Times {
-    window_s: f64,
-    /// Of the first window.
-    begin: f64,
-    event: f64,
-    back: Option<f64>,
-    end: f64,
-}
-
-impl Times {
-    fn of(suite: &Suite, event: &Event) -> Times {
-        let window_s = f64::from(suite.seconds);
-        let begin = f64::from(suite.ramp_s);
-        let at = begin + f64::from(event.before_s(suite));
-        Times {
-            window_s,
-            begin,
-            event: at,
-            back: event.back_after.map(|windows| at + window_s * f64::from(windows)),
-            end: at + f64::from(event.after_s(suite)),
-        }
-    }
-}
-
 /// What was seen beside what clients got.
 #[derive(Default)]
 struct Seen {
     /// What was done, in words.
     what: String,
-    /// How the cluster was, and when, in seconds from the event on.
+    /// How the cluster was, and when it was asked, in seconds since the begin of the load, as all times here.
     health: Vec<(f64, Health)>,
     /// When placement groups were scrubbed, before and since.
     scrubs: Option<BTreeMap<String, String>>,
@@ -126,6 +103,15 @@ struct Seen {
     back_s: Option<f64>,
     /// Why it is not what was meant.
     faults: Vec<String>,
+}
+
+impl Seen {
+    /// Counts all times from this one on.
+    fn count_from(&mut self, event_s: f64) {
+        self.health.iter_mut().for_each(|(at_s, _)| *at_s -= event_s);
+        self.scrubs_since.iter_mut().for_each(|(at_s, _)| *at_s -= event_s);
+        self.back_s = self.back_s.map(|at_s| at_s - event_s);
+    }
 }
 
 impl Runner<'_> {
@@ -189,15 +175,17 @@ impl Runner<'_> {
             read_percent: read_percent(workload),
             requests_per_s: event.requests_per_s,
             begin: Instant::now() + REST,
-            seconds: times.end,
+            seconds: times.end() + SLACK_S,
         };
         let collector = Collector::start(Sources::default());
         let (seen, clients) =
             client::run(&load, || self.watch(&mut stand.testbed, event, &arrangement, load.begin, times));
         let samples = collector.stop();
-        let mut seen = seen?;
+        let (times, mut seen) = seen?;
         self.interrupted()?;
         stand.testbed.emulate(false);
+        seen.faults.extend(times.fault());
+        seen.count_from(times.ended);
         let windows = windows(&clients, times);
         seen.faults.extend(not_borne(&windows));
         let osds_ended = stand.testbed.cluster().ended_osds();
@@ -214,7 +202,7 @@ impl Runner<'_> {
             _ => (None, stand.testbed.front(None).map(drop)),
         };
         self.interrupted()?;
-        let acknowledged = self.acknowledged(&stand, &clients, given_back, times.event);
+        let acknowledged = self.acknowledged(&stand, &clients, given_back, times);
         self.interrupted()?;
         Ok(EventRun {
             event: event.name.clone(),
@@ -223,12 +211,14 @@ impl Runner<'_> {
             testbed: stand.id,
             durability: arrangement.durability(self.suite.ground.replicas),
             begun_s,
-            gap_before_s: course::gap(&clients, (times.begin, times.event)),
-            gap_after_s: course::gap(&clients, (times.event, times.end)),
+            late_s: Some(times.began - times.due),
+            took_s: Some(times.ended - times.began),
+            gap_before_s: course::gap(&clients, (times.begin(), times.began)),
+            gap_after_s: course::gap(&clients, (times.began, times.end())),
             acknowledged,
             osds_ended,
             osds_down: down(&seen.health),
-            recovery: course::recovery(&seen.health, seen.back_s, times.end - times.event),
+            recovery: course::recovery(&seen.health, seen.back_s, times.end() - times.ended),
             scrub: seen.scrubs.as_ref().map(|before| course::scrub(before, &seen.scrubs_since)),
             operator: (event.kind == Happening::SsdDies).then(|| arrangement.mend().to_string()),
             salvaged,
@@ -240,29 +230,29 @@ impl Runner<'_> {
         })
     }
 
-    /// Waits for the event's time, has it happen, and looks at the cluster all the while.
+    /// Waits for the event's time, has it happen, and looks at the cluster all the while. Returns the times as they were.
     fn watch(
         &self,
         testbed: &mut Testbed,
         event: &Event,
         arrangement: &Arrangement,
         begin: Instant,
-        times: Times,
-    ) -> Result<Seen, RunError> {
+        mut times: Times,
+    ) -> Result<(Times, Seen), RunError> {
+        let now_s = || Instant::now().saturating_duration_since(begin).as_secs_f64();
         let mut seen = Seen::default();
         let mut next_health = begin;
         let (mut looked, mut happened) = (false, false);
-        let mut is_back = times.back.is_none();
+        let mut is_back = times.back_after.is_none();
         if event.kind == Happening::DeepScrub {
             seen.scrubs = Some(testbed.cluster().deep_scrubs().map_err(placement)?);
         }
         loop {
             self.interrupted()?;
-            let now_s = Instant::now().saturating_duration_since(begin).as_secs_f64();
-            if now_s >= times.end + GRACE_S {
-                return Ok(seen);
+            if happened && now_s() >= times.end() + GRACE_S {
+                return Ok((times, seen));
             }
-            if !looked && now_s >= times.event - LOOK_S {
+            if !looked && now_s() >= times.due - LOOK_S {
                 looked = true;
                 // What was not in place then tells nothing of a placement.
                 seen.faults.extend(testbed.holds().err().map(|why| why.to_string()));
@@ -270,21 +260,25 @@ impl Runner<'_> {
                     seen.faults.push("the cluster was not clean before the event".into());
                 }
             }
-            if !happened && now_s >= times.event {
+            if !happened && now_s() >= times.due {
                 happened = true;
+                times.began = now_s();
                 seen.what = happen(testbed, event.kind, arrangement)?;
+                times.ended = now_s();
             }
-            if !is_back && times.back.is_some_and(|back| now_s >= back) {
+            if happened && !is_back && times.back().is_some_and(|back| now_s() >= back) {
                 is_back = true;
-                seen.back_s = Some(now_s - times.event);
                 come_back(testbed, event.kind)?;
+                seen.back_s = Some(now_s());
             }
-            if Instant::now() >= next_health && now_s < times.end {
+            // Between the look and the event nobody is asked who may take long to answer.
+            if looked == happened && Instant::now() >= next_health && now_s() < times.end() {
                 next_health = Instant::now() + HEALTH;
-                let at_s = now_s - times.event;
+                let at_s = now_s();
                 // A monitor that does not answer is told by what is missing.
                 seen.health.extend(testbed.cluster().health().ok().map(|health| (at_s, health)));
                 if event.kind == Happening::DeepScrub && happened {
+                    let at_s = now_s();
                     seen.scrubs_since.extend(testbed.cluster().deep_scrubs().ok().map(|of| (at_s, of)));
                 }
             }
@@ -298,12 +292,12 @@ impl Runner<'_> {
         stand: &Stand,
         clients: &[Client],
         given_back: Result<(), PlacementError>,
-        event_s: f64,
+        times: Times,
     ) -> Acknowledged {
         let regions = || clients.iter().flat_map(|client| &client.regions);
         let mut found = Acknowledged {
             writes: regions().map(Region::writes).sum(),
-            overwritten: Some(regions().map(|region| region.overwritten_blocks(event_s)).sum()),
+            overwritten: Some(regions().map(|region| region.overwritten_blocks(times.began)).sum()),
             wrong_reads: regions().map(Region::wrong_reads).sum(),
             ..Acknowledged::default()
         };
@@ -329,7 +323,7 @@ impl Runner<'_> {
                 found.not_known = found.why_not_known().map(String::from);
                 let spans = all.iter().filter_map(|kept| kept.lost_from_to_s);
                 let span = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
-                found.lost_from_to_s = span.map(|(from, to)| (from - event_s, to - event_s));
+                found.lost_from_to_s = span.map(|(from, to)| (from - times.ended, to - times.ended));
             }
             Err(why) => {
                 found.blocks = regions().map(Region::acknowledged_blocks).sum();
@@ -429,28 +423,6 @@ fn busy_percent(samples: &[Sample]) -> f64 {
     samples.iter().map(|sample| sample.busy_percent).sum::<f64>() / samples.len().max(1) as f64
 }
 
-/// All windows, before the event and from then on.
-fn windows(clients: &[Client], times: Times) -> Vec<EventWindow> {
-    let count = ((times.end - times.begin) / times.window_s).round() as u32;
-    let begin = |number: u32| times.begin + f64::from(number) * times.window_s;
-    let window = |number: u32| course::window(clients, (begin(number), begin(number + 1)), times.event);
-    (0..count).map(window).collect()
-}
-
-/// Second by second, with what the cluster has said of itself last.
-fn points(clients: &[Client], health: &[(f64, Health)], times: Times) -> Vec<EventPoint> {
-    let seconds = (times.end - times.begin).round() as u32;
-    let point = |second: u32| {
-        let begin = times.begin + f64::from(second);
-        let clients = course::window(clients, (begin, begin + 1.0), times.event);
-        let mut said = health.iter().rev();
-        let fresh = |at_s: f64| at_s < clients.end_s && at_s >= clients.end_s - 3.0;
-        let health = said.find(|(at_s, _)| fresh(*at_s)).map(|(_, health)| *health);
-        EventPoint { clients, health }
-    };
-    (0..seconds).map(point).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -495,19 +467,13 @@ mod tests {
     }
 
     #[test]
-    fn windows_meet_at_the_event() {
-        let suite = Suite::find("faults").expect("it comes with the program").quick();
-        let event = suite.events.iter().find(|event| event.kind == Happening::OsdOut).expect("one");
-        let times = Times::of(&suite, event);
-        assert_eq!((times.begin, times.event, times.back, times.end), (3.0, 13.0, Some(43.0), 83.0));
-        assert_eq!(f64::from(load_s(&suite, event)), times.end);
-        let windows = windows(&[], times);
-        assert_eq!(windows.len(), 8);
-        assert_eq!((windows[0].begin_s, windows[0].end_s, windows[1].begin_s), (-10.0, 0.0, 0.0));
-        let points = points(&[], &[(0.4, Health { osds: 3, ..Health::default() })], times);
-        assert_eq!(points.len(), 80);
-        let told: Vec<bool> = points[8..16].iter().map(|point| point.health.is_some()).collect();
-        assert_eq!(told, [false, false, true, true, true, false, false, false], "old news are none");
+    fn what_was_seen_is_told_by_the_time_since_the_event() {
+        let mut seen = Seen { back_s: Some(40.0), ..Seen::default() };
+        seen.health = vec![(9.0, Health::default()), (11.5, Health::default())];
+        seen.scrubs_since = vec![(12.0, BTreeMap::new())];
+        seen.count_from(10.0);
+        assert_eq!((seen.health[0].0, seen.health[1].0), (-1.0, 1.5));
+        assert_eq!((seen.scrubs_since[0].0, seen.back_s), (2.0, Some(30.0)));
     }
 
     #[test]
