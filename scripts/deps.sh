@@ -41,14 +41,49 @@ else
     echo "deps: these packages are missing, and this is neither root nor a user with sudo:$missing" >&2
     exit 1
 fi
-case $missing in *postgresql*)
+# What has to be undone when the script ends, however that is: a word for each.
+undo=
+policy=/usr/sbin/policy-rc.d
+mask=/run/systemd/system/tgt.service
+conf=/etc/postgresql-common/createcluster.d
+clean() {
+    for what in $undo; do
+        case $what in
+            policy) $as_root rm -f $policy ;;
+            mask) $as_root rm -f $mask && $as_root systemctl daemon-reload ;;
+            postgresql) $as_root rm -f $conf/tidepool.conf && $as_root rmdir --ignore-fail-on-non-empty $conf ;;
+        esac
+    done
+}
+trap clean EXIT
+there() { [ -e "$1" ] || [ -L "$1" ]; }
+
+case "$missing " in *" postgresql "*)
     # With its server Debian also makes a database and starts it. The tests want the programs only, so a line of configuration keeps it
     # from that while the package is installed, and goes again: what the user installs or makes later is as always.
-    conf=/etc/postgresql-common/createcluster.d
-    trap '$as_root rm -f $conf/tidepool.conf; $as_root rmdir --ignore-fail-on-non-empty $conf' EXIT
+    undo="$undo postgresql"
     $as_root mkdir -p $conf
     echo "create_main_cluster = false" | $as_root tee $conf/tidepool.conf >/dev/null
+esac
+case "$missing " in *" tgt "*)
+    # Debian starts a target that all may reach. The tests start targets of their own, so this one stays off: a policy for this service alone
+    # keeps it from being started while it is installed; where there is a policy of somebody else's, a mask until the next boot does.
+    if ! there $policy || grep -qs "^# tidepool$" $policy; then
+        undo="$undo policy"
+        # shellcheck disable=SC2016
+        printf '#!/bin/sh\n# tidepool\nfor word; do [ "${word%%%%.service}" != tgt ] || exit 101; done\n' | $as_root tee $policy >/dev/null
+        $as_root chmod 755 $policy
+    elif [ -d "${mask%/*}" ] && ! there $mask; then
+        undo="$undo mask"
+        $as_root ln -s /dev/null $mask
+        $as_root systemctl daemon-reload
+    fi
 esac
 echo "deps: installing$missing"
 $as_root apt-get update -qq
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+case "$missing " in *" tgt "*)
+    # Nor at the next boot; `systemctl enable --now tgt` has it.
+    ! command -v systemctl >/dev/null || $as_root systemctl --quiet disable tgt.service >/dev/null 2>&1 ||
+        echo "deps: tgt's service starts at the next boot: systemctl disable tgt" >&2
+esac

@@ -76,3 +76,73 @@ fn the_unit_gives_the_daemon_no_more_than_it_needs() {
         Err(error) => eprintln!("not looked at: systemd-analyze: {error}"),
     }
 }
+
+/// What stands in for the programs that would change the machine. The one for `apt-get` writes down what a package's own scripts would see.
+const STAND_INS: [(&str, &str); 4] = [
+    ("dpkg-query", "exit 0"),
+    ("cargo", "exit 0"),
+    ("systemctl", "echo systemctl \"$@\" >>\"$TOLD\""),
+    (
+        "apt-get",
+        "[ \"$1\" = install ] || exit 0\n\
+         for service in tgt.service tgt ssh.service; do\n\
+         status=0; [ ! -x /usr/sbin/policy-rc.d ] || /usr/sbin/policy-rc.d $service start || status=$?\n\
+         echo $service $status $(readlink /run/systemd/system/$service) >>\"$TOLD\"; done\n\
+         cat /etc/postgresql-common/createcluster.d/tidepool.conf >>\"$TOLD\"",
+    ),
+];
+
+#[test]
+fn what_the_tests_need_is_installed_without_a_service_of_it_and_leaves_no_setting() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!(
+            "not looked at: only root has directories of its own in the place of the machine's"
+        );
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    for (name, text) in STAND_INS {
+        let path = directory.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    }
+    let theirs = "printf '#!/bin/sh\\nexit 0\\n' >/usr/sbin/policy-rc.d; chmod 755 /usr/sbin/policy-rc.d";
+    let systemd = "mkdir -p /run/systemd/system";
+    for (before, told) in [
+        ("true".into(), ["tgt.service 101", "tgt 101", "ssh.service 0"]),
+        // What a killed one has left does no harm, and goes.
+        (
+            "printf '#!/bin/sh\\n# tidepool\\n' >/usr/sbin/policy-rc.d".into(),
+            ["tgt.service 101", "tgt 101", "ssh.service 0"],
+        ),
+        (format!("{theirs}; {systemd}"), ["tgt.service 0 /dev/null", "tgt 0", "ssh.service 0"]),
+    ] {
+        let log = directory.path().join("told");
+        let script = format!(
+            "for hidden in /usr/sbin /etc /run /usr/lib/postgresql; do [ ! -d $hidden ] || mount -t tmpfs hidden $hidden; done
+             {before}
+             look() {{ find /usr/sbin /etc /run ! -type d -exec ls -l --time-style=+ {{}} +; }}
+             look >\"$TOLD.before\"; scripts/deps.sh test; look >\"$TOLD.after\""
+        );
+        let path = format!("{}:/usr/bin:/bin", directory.path().display());
+        let output = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "bash", "-euc", &script])
+            .current_dir(packaged(".."))
+            .env("PATH", path)
+            .env("TOLD", &log)
+            .output()
+            .expect("unshare runs");
+        assert!(output.status.success(), "{before}: {}", String::from_utf8_lossy(&output.stderr));
+        let read = |end: &str| std::fs::read_to_string(format!("{}{end}", log.display())).expect("a file");
+        let said = read("");
+        for line in
+            told.into_iter().chain(["create_main_cluster = false", "systemctl --quiet disable tgt.service"])
+        {
+            assert!(said.lines().any(|found| found == line), "{before}: {line} is not in\n{said}");
+        }
+        match before.contains("# tidepool") {
+            true => assert!(!read(".after").contains("policy-rc.d"), "it goes with the next one"),
+            false => assert_eq!(read(".before"), read(".after"), "{before}"),
+        }
+        std::fs::remove_file(&log).expect("a file");
+    }
+}
