@@ -413,7 +413,7 @@ fn child_in(directory: &Path, name: &str, word: &str) -> Option<rustix::process:
 fn assert_no_traces(directory: &Path) {
     let name = directory.to_str().expect("a name");
     let processes = Command::new("pgrep")
-        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|qemu-storage-daemon|unshare|[^ ]*(linux.uml|lab-guest-disks|tidepool (serve|lab guest))).*{name}")])
+        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|qemu-storage-daemon|unshare|[^ ]*(linux.uml|lab-guest-disks|tidepool (serve|lab (guest|caretaker)))).*{name}")])
         .output();
     let processes = String::from_utf8(processes.expect("pgrep runs").stdout).expect("text");
     assert_eq!(processes, "");

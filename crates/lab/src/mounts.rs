@@ -11,16 +11,46 @@ use std::process::{Command, Stdio};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
+/// A mount that this process sees.
+struct Mount {
+    point: PathBuf,
+    /// It has a FUSE server.
+    is_fuse: bool,
+}
+
+fn mounts() -> Vec<Mount> {
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|&byte| byte == b'\n').filter_map(mount).collect()
+}
+
+/// Where something is mounted, for this process.
+pub(crate) fn points() -> Vec<PathBuf> {
+    mounts().into_iter().map(|mount| mount.point).collect()
+}
+
+/// What is mounted at or below `directory`, the innermost first.
+fn mounts_below(directory: &Path) -> Vec<Mount> {
+    // The table has no symbolic links. The directory itself is none of the dead mounts, so it can be looked at.
+    let Ok(directory) = directory.canonicalize() else { return Vec::new() };
+    let mut below = mounts();
+    below.retain(|mount| mount.point.starts_with(&directory));
+    below.sort_by(|one, two| two.point.cmp(&one.point));
+    below
+}
+
+/// Has every FUSE server of a mount at or below `directory` answer nothing any more: whoever waits for it, be it a thread of the server's own
+/// process, gets an error. It takes root. What is used stays mounted.
+pub(crate) fn abort_below(directory: &Path) {
+    for mount in mounts_below(directory).iter().filter(|mount| mount.is_fuse) {
+        // By force the kernel ends the connection to the server first. That the mount is in use makes no difference to that.
+        let _ = unmount(&mount.point, UnmountFlags::FORCE);
+    }
+}
+
 /// Unmounts what is mounted at or below `directory`, the innermost first, also if somebody uses it. A server that is gone would make
 /// the directory impossible to remove.
 pub(crate) fn unmount_below(directory: &Path) {
-    let Ok(table) = fs::read("/proc/self/mountinfo") else { return };
-    // The table has no symbolic links. The directory itself is none of the dead mounts, so it can be looked at.
-    let Ok(directory) = directory.canonicalize() else { return };
-    let points = table.split(|&byte| byte == b'\n').filter_map(mount_point);
-    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(&directory)).collect();
-    below.sort();
-    for point in below.iter().rev() {
+    for Mount { point, .. } in &mounts_below(directory) {
         if unmount(point, UnmountFlags::DETACH | UnmountFlags::FORCE).is_err() {
             // Who is not root may unmount what is mounted with FUSE through its helper.
             let mut command = Command::new("fusermount3");
@@ -54,9 +84,12 @@ pub(crate) fn instead(command: &mut Command, from: &Path, to: &Path) -> io::Resu
     Ok(())
 }
 
-/// The fifth field of a line of mountinfo, in which some bytes are written as three octal digits after a backslash.
-fn mount_point(line: &[u8]) -> Option<PathBuf> {
-    let field = line.split(|&byte| byte == b' ').nth(4)?;
+/// A line of mountinfo. Its fifth field is a path, in which some bytes are written as three octal digits after a backslash; what comes after a
+/// field with a dash alone begins with the type.
+fn mount(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let field = fields.nth(4)?;
+    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
     let mut path = Vec::with_capacity(field.len());
     let mut at = 0;
     while at < field.len() {
@@ -65,7 +98,7 @@ fn mount_point(line: &[u8]) -> Option<PathBuf> {
         path.push(octal.unwrap_or(field[at]));
         at += if octal.is_some() { 4 } else { 1 };
     }
-    Some(OsString::from_vec(path).into())
+    Some(Mount { point: OsString::from_vec(path).into(), is_fuse: kind.starts_with(b"fuse") })
 }
 
 #[cfg(test)]
@@ -94,7 +127,9 @@ mod tests {
     #[test]
     fn a_path_with_a_space_is_one_path() {
         let line = br"98 30 0:47 / /var/tmp/a\040b/device rw,nosuid - fuse.tidepool tidepool-lab rw";
-        assert_eq!(mount_point(line), Some(PathBuf::from("/var/tmp/a b/device")));
-        assert_eq!(mount_point(b""), None);
+        let found = mount(line).expect("a mount");
+        assert_eq!((found.point, found.is_fuse), (PathBuf::from("/var/tmp/a b/device"), true));
+        assert!(!mount(b"98 30 7:0 / /mnt rw shared:1 - ext4 /dev/fuse rw").expect("a mount").is_fuse);
+        assert!(mount(b"").is_none() && mount(b"98 30 7:0 / /mnt rw").is_none());
     }
 }

@@ -1,14 +1,24 @@
 //! Temporary directories that leave nothing behind, even when their process is killed.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::mounts::unmount_below;
+use crate::mounts::{abort_below, points, unmount_below};
+
+/// How long what a killed process has left is tried to be removed: others that end with it use it for a moment.
+const CLEAR_LIMIT: Duration = Duration::from_secs(60);
+/// Pause between two attempts.
+const CLEAR_PAUSE: Duration = Duration::from_millis(100);
+
+/// Name of the process that calls [`clear_after`], as the kernel shows it.
+pub const CARETAKER: &str = "lab-caretaker";
 
 /// Where directories are made: `TMPDIR`, else `/var/tmp`, which is on a disk where `/tmp` may be memory, and whose name is short enough
 /// for the paths of sockets.
@@ -60,16 +70,55 @@ fn is_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.bytes().all(is_plain)
 }
 
-/// Removes what killed processes have left below [`base`].
+/// Removes what killed processes have left below [`base`], and wherever else something of theirs is mounted.
 ///
 /// # Errors
-/// When the directory cannot be read, or is another user's.
+/// When [`base`] cannot be read, or is another user's.
 pub fn sweep_leftovers() -> io::Result<()> {
     let base = base();
+    for other in bases_of(&points()).into_iter().filter(|other| *other != base) {
+        let _ = check_base(&other).and_then(|()| sweep(&other));
+    }
     match check_base(&base) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         checked => checked.and_then(|()| sweep(&base)),
     }
+}
+
+/// The user's directories that these paths lie in.
+fn bases_of(points: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let name = base_in(Path::new(""));
+    let above = points.iter().flat_map(|point| point.ancestors().skip(1));
+    above.filter(|path| path.file_name() == Some(name.as_os_str())).map(PathBuf::from).collect()
+}
+
+/// Unmounts and removes what the process with the id `owner` has made below `parent`. It has been killed; one of its threads may still
+/// wait for a mount that the process itself serves, and would do so for good.
+pub fn clear_after(owner: u32, parent: &Path) {
+    let base = base_in(parent);
+    if check_base(&base).is_err() {
+        return;
+    }
+    let left = || {
+        let names = fs::read_dir(&base).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let locked = |name: &str| {
+            Some(base.join(name.strip_suffix(".lock").filter(|name| owner_of(name) == Some(owner))?))
+        };
+        names.filter_map(|name| locked(name.to_str()?)).collect::<Vec<PathBuf>>()
+    };
+    left().iter().for_each(|directory| abort_below(directory));
+    let begun = Instant::now();
+    while !left().is_empty() && begun.elapsed() < CLEAR_LIMIT {
+        let _ = sweep(&base);
+        std::thread::sleep(CLEAR_PAUSE);
+    }
+}
+
+/// The id of the process that has made the directory of that name.
+fn owner_of(name: &str) -> Option<u32> {
+    let mut parts = name.rsplitn(3, '-');
+    let (_, owner, _) = (parts.next()?, parts.next()?, parts.next()?);
+    owner.parse().ok().filter(|_| is_name(name))
 }
 
 /// A directory that is removed when it is dropped.
@@ -230,6 +279,35 @@ mod tests {
             let error = refused.expect_err("it is refused").to_string();
             assert!(error.contains("TMPDIR"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_one_process_has_left_goes_and_what_another_one_has_stays() {
+        let outer = Scratch::new("scratch-test").expect("outer");
+        let used = Scratch::new_in(outer.path(), "used").expect("a directory");
+        let base = base_in(outer.path());
+        // Nobody's process has such an id.
+        for name in ["lab-a-4194305-0", "used-4194305-12"] {
+            fs::create_dir(base.join(name)).expect("a directory");
+            fs::write(base.join(format!("{name}.lock")), "").expect("a lock");
+        }
+        clear_after(4_194_305, &outer.join("nothing"));
+        clear_after(4_194_305, outer.path());
+        let left: Vec<_> =
+            fs::read_dir(&base).expect("a directory").flatten().map(|entry| entry.path()).collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert!(used.path().exists(), "{left:?}");
+        assert_eq!(
+            [owner_of("lab-a-17-3"), owner_of("x-17"), owner_of("17-3"), owner_of("-17-3")],
+            [Some(17), None, None, None]
+        );
+    }
+
+    #[test]
+    fn directories_of_ours_are_found_by_what_is_mounted_in_them() {
+        let name = base_in(Path::new("/a b"));
+        let points = [name.join("lab-x-1-0/tidepool-4294967295/disk0"), name.clone(), "/mnt".into()];
+        assert_eq!(bases_of(&points), [name].into());
     }
 
     #[test]

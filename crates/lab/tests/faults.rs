@@ -1,14 +1,14 @@
 //! Emulated devices that lose their power, return errors and hold what they are asked for.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tidepool_lab::Scratch;
 use tidepool_lab::device::faults::{Act, Remains, Times};
 use tidepool_lab::device::model::Kind;
 use tidepool_lab::device::{Emulated, preset};
+use tidepool_lab::{Scratch, scratch};
 
 const MIB: u64 = 1 << 20;
 /// Longest wait for something that comes at once.
@@ -199,4 +199,56 @@ fn a_device_that_holds_something_can_be_dropped() {
         drop(bench);
         assert!(write.join().expect("no panic").is_err());
     });
+}
+
+/// Tells the child of a test where to make its directory.
+const PARENT: &str = "TIDEPOOL_TEST_PARENT";
+
+/// What a test starts and kills: a process that waits for a device that it serves itself.
+#[test]
+#[ignore = "a test starts it"]
+fn child_that_waits_for_its_own_device() {
+    let Some(parent) = std::env::var_os(PARENT) else { return };
+    let scratch = Scratch::new_in(parent.as_ref(), "waits").expect("a directory");
+    let spec = preset::find("nvme").expect("a preset").spec;
+    let device = Emulated::start(spec, 8 * MIB, &[], &scratch.join("backing"), &scratch.join("device"));
+    let bench = Bench { device: device.expect("a device"), _scratch: scratch };
+    let file = bench.open(libc::O_DIRECT);
+    bench.device.faults().plan(|_| Act::Hold(Remains::Nothing));
+    std::thread::scope(|scope| {
+        scope.spawn(|| file.sync_all());
+        assert!(bench.device.faults().wait_held(LIMIT));
+        println!("held");
+        std::thread::sleep(LIMIT * 10);
+    });
+}
+
+#[test]
+fn a_killed_process_that_waits_for_its_own_device_ends_and_what_it_has_left_goes() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not looked at: only root ends the connection of a mount to its server");
+    }
+    let outer = Scratch::new("killed").expect("a directory");
+    let mut child = std::process::Command::new(std::env::current_exe().expect("a program"))
+        .args(["--exact", "child_that_waits_for_its_own_device", "--ignored", "--nocapture"])
+        .env(PARENT, outer.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let said = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    assert!({ said }.any(|line| line.ends_with("held")), "it waits for its device");
+    child.kill().expect("it is ours");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(
+        child.try_wait().expect("a child").is_none(),
+        "it hangs in the kernel: else there is nothing to show"
+    );
+    scratch::clear_after(child.id(), outer.path());
+    let begun = Instant::now();
+    while child.try_wait().expect("a child").is_none() {
+        assert!(begun.elapsed() < LIMIT, "it hangs still");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let base = outer.join(scratch::base().file_name().expect("a name"));
+    assert_eq!(std::fs::read_dir(base).expect("a directory").count(), 0, "all of it is gone");
 }

@@ -90,6 +90,19 @@ pub enum LabCommand {
     /// What the lab's guests begin with, and how commands get into them.
     #[command(hide = true)]
     Guest(GuestArgs),
+    /// What the lab starts beside itself: removes what it leaves when it is killed.
+    #[command(hide = true)]
+    Caretaker(CaretakerArgs),
+}
+
+/// Options of `lab caretaker`.
+#[derive(Debug, Args)]
+pub struct CaretakerArgs {
+    /// The lab's process.
+    #[arg(long, value_name = "ID")]
+    pub of: u32,
+    /// The directory below which that makes its own.
+    pub parent: PathBuf,
 }
 
 /// Options of `lab guest`.

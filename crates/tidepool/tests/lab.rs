@@ -218,9 +218,9 @@ fn a_cluster_stays_until_its_holder_ends_and_leaves_nothing() {
     );
 
     end_the_holder(parent.path(), Signal::KILL);
-    wait_for_the_end(parent.path());
-    assert_eq!(status(), Value::Array(vec![]), "it is not up any more");
+    // Without another command of the lab.
     nothing_is_left(parent.path());
+    assert_eq!(status(), Value::Array(vec![]), "it is not up any more");
 
     up("b");
     end_the_holder(parent.path(), Signal::TERM);
@@ -253,10 +253,46 @@ fn a_cluster_with_a_network_says_how_it_is_reached_and_goes_when_it_is_told_to()
     nothing_is_left(parent.path());
 }
 
+#[test]
+fn what_a_killed_lab_leaves_goes_by_itself_or_with_the_next_command_of_the_lab() {
+    let parent = parent();
+    for all_are_killed in [false, true] {
+        let elsewhere = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let place = elsewhere.path().to_str().expect("a path");
+        let out = parent.path().join("out.json");
+        let mut lab = Command::new(env!("CARGO_BIN_EXE_tidepool"))
+            .args(["lab", "run", "which-side", "--quick", "--restart", "--dir", place, "--out"])
+            .arg(&out)
+            .env("TMPDIR", parent.path())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("tidepool runs");
+        let mounts = || std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        let mounted = ask_until(|said: &String| said.contains(place), mounts);
+        assert!(mounted.contains(place), "it has a device: {mounted}");
+        if all_are_killed {
+            let named = |(_, name): &(i32, String)| name == "lab-caretaker";
+            let caretaker = processes(parent.path()).into_iter().find(named).expect("a caretaker").0;
+            let caretaker = Pid::from_raw(caretaker).expect("a process");
+            rustix::process::kill_process(caretaker, Signal::KILL).expect("it is ours");
+        }
+        lab.kill().expect("it is ours");
+        lab.wait().expect("a child");
+        wait_for_the_end(parent.path());
+        if all_are_killed {
+            // Though it is told of no other directory.
+            let down = tidepool(parent.path(), &["lab", "cluster", "down"]);
+            assert!(down.status.success(), "{down:?}");
+        }
+        assert_eq!(processes(parent.path()), vec![]);
+        nothing_is_left(elsewhere.path());
+    }
+}
+
 /// Sends a signal to the process that holds the cluster, and waits until it has closed its files: its lock, by which others see
 /// that it has ended, is free only then.
 fn end_the_holder(parent: &Path, signal: Signal) {
-    // The other processes with that directory are Ceph's.
+    // The other processes with that directory are Ceph's, and its caretaker.
     let holder = processes(parent).into_iter().find(|(_, name)| name == "tidepool").expect("its holder");
     let pid = Pid::from_raw(holder.0).expect("a process");
     let process = pidfd_open(pid, PidfdFlags::empty()).expect("the process");

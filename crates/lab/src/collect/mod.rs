@@ -91,6 +91,7 @@ impl Class {
     fn of(stat: &Stat) -> Class {
         match stat.name.as_str() {
             _ if stat.pid == std::process::id() => Class::Lab,
+            crate::scratch::CARETAKER => Class::Lab,
             "ceph-mon" => Class::Mon,
             "ceph-mgr" => Class::Mgr,
             "ceph-osd" => Class::Osd,

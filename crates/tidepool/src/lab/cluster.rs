@@ -1,8 +1,9 @@
 //! `tidepool lab cluster`.
 //!
 //! `up` starts another process of this program, which holds the cluster and listens on a socket in the cluster's directory.
-//! When that process is killed Ceph's daemons go with it, and the next use of the lab removes its mounts and files.
+//! When that process is killed Ceph's daemons go with it, and its caretaker removes its mounts and files.
 
+use super::caretaker::Caretaker;
 use super::class;
 use crate::cli::{ClusterCommand, ClusterUpArgs, OutputArgs};
 use crate::output;
@@ -169,6 +170,7 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
 /// Holds a cluster until `down`, SIGTERM or SIGINT.
 fn hold(args: &ClusterUpArgs) -> Result<(), Failure> {
     let (layout, arrangement) = layout(args)?;
+    let _caretaker = Caretaker::start(&scratch::parent())?;
     let directory = Scratch::new(&format!("{KIND}{}", args.name)).map_err(Failure::failed)?;
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let testbed = Testbed::up(directory.path(), &program, &layout, &arrangement).map_err(Failure::failed)?;

@@ -1,15 +1,16 @@
 //! `tidepool lab devices`.
 
+use super::caretaker::Caretaker;
 use super::{class, load};
 use crate::cli::DevicesArgs;
 use crate::output;
 use serde::Serialize;
 use tidepool_daemon::failure::Failure;
 use tidepool_daemon::units::Size;
-use tidepool_lab::Scratch;
 use tidepool_lab::device::calibrate::{Row, TOLERANCE, calibrate};
 use tidepool_lab::device::real::Real;
 use tidepool_lab::device::{Preset, Spec, preset, real};
+use tidepool_lab::{Scratch, scratch};
 
 /// Seconds for which each figure is measured.
 const SECONDS: u32 = 5;
@@ -44,6 +45,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
         "all" => preset::all(),
         name => vec![class(name)?],
     };
+    let _caretaker = Caretaker::start(&scratch::parent())?;
     let mut calibration = Calibration { slowed_by: args.slow, classes: Vec::new() };
     for preset in presets {
         eprintln!("measuring {}", preset.spec.name);

@@ -1,5 +1,6 @@
 //! `tidepool lab`.
 
+mod caretaker;
 mod cluster;
 mod compare;
 mod devices;
@@ -33,6 +34,7 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Export(args) => exchange::export(args),
         LabCommand::Import(args) => exchange::import(args),
         LabCommand::Guest(args) => guest::run(&args.command),
+        LabCommand::Caretaker(args) => caretaker::run(args),
     }
 }
 

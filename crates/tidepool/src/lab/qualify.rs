@@ -1,5 +1,6 @@
 //! `tidepool lab qualify`.
 
+use super::caretaker::Caretaker;
 use super::{class, load};
 use crate::cli::QualifyArgs;
 use crate::output;
@@ -7,9 +8,9 @@ use serde::Serialize;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tidepool_daemon::failure::{Failure, reason};
-use tidepool_lab::Scratch;
 use tidepool_lab::device::{Emulated, real};
 use tidepool_lab::qualify::{Grade, Options, Qualification, Run, Switch, qualify};
+use tidepool_lab::{Scratch, scratch};
 
 /// What stands before the name of a class in the place of a device.
 const EMULATED: &str = "emulated:";
@@ -30,6 +31,7 @@ struct Target {
     /// Open for as long as it is written, so that nobody else takes it.
     exclusive: Option<std::fs::File>,
     _scratch: Option<Scratch>,
+    _caretaker: Option<Caretaker>,
 }
 
 /// Runs the command. A device that is to be rejected is no failure of the command.
@@ -69,6 +71,7 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
     let what = |e: std::io::Error| Failure::failed(format!("{}: {}", path.display(), reason(&e)));
     let kind = std::fs::metadata(path).map_err(what)?.file_type();
     if kind.is_dir() {
+        let _caretaker = Some(Caretaker::start(path)?);
         let scratch = Scratch::new_in(path, "qualify").map_err(what)?;
         let file = scratch.join("written");
         tidepool_lab::fio::fill_file(&file, args.size.0).map_err(Failure::failed)?;
@@ -78,6 +81,7 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
             device: None,
             exclusive: None,
             _scratch: Some(scratch),
+            _caretaker,
         });
     }
     if !kind.is_block_device() {
@@ -87,7 +91,8 @@ fn target(args: &QualifyArgs) -> Result<Target, Failure> {
         )));
     }
     let exclusive = Some(free(path, args.yes_destroy)?);
-    Ok(Target { path: path.to_path_buf(), slowed_by: 1, device: None, exclusive, _scratch: None })
+    let path = path.to_path_buf();
+    Ok(Target { path, slowed_by: 1, device: None, exclusive, _scratch: None, _caretaker: None })
 }
 
 /// Takes a device for ourselves. Refuses one that somebody uses, or whose content nobody has given up.
@@ -114,13 +119,15 @@ fn free(path: &Path, yes_destroy: bool) -> Result<std::fs::File, Failure> {
 
 fn emulated(name: &str, args: &QualifyArgs) -> Result<Target, Failure> {
     let preset = class(name)?;
+    let _caretaker = Some(Caretaker::start(&scratch::parent())?);
     let scratch =
         Scratch::new("qualify").map_err(|e| Failure::failed(format!("cannot make a directory: {e}")))?;
     let spec = preset.spec.slowed(args.slow);
     let device = Emulated::start(spec, args.size.0, &[], &scratch.join("backing"), &scratch.join("device"));
     let device = device.map_err(|e| Failure::failed(format!("cannot emulate a device: {e}")))?;
     let path = device.path();
-    Ok(Target { path, slowed_by: args.slow, device: Some(device), exclusive: None, _scratch: Some(scratch) })
+    let (device, _scratch) = (Some(device), Some(scratch));
+    Ok(Target { path, slowed_by: args.slow, device, exclusive: None, _scratch, _caretaker })
 }
 
 /// What one writer got with the device's write cache on and off, side by side.

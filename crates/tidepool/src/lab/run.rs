@@ -1,5 +1,6 @@
 //! `tidepool lab run`, `lab placements`, `lab suites`.
 
+use super::caretaker::Caretaker;
 use crate::cli::{LabRunArgs, OutputArgs};
 use crate::output;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -89,6 +90,7 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
     }
     scratch::sweep_leftovers().map_err(Failure::failed)?;
     tidepool_lab::Cluster::available().map_err(Failure::failed)?;
+    let _caretaker = Caretaker::start(&options.parent)?;
     let path = options.out.display().to_string();
     let results = until_signal(&stop, || {
         let bar = bar();
