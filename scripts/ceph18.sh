@@ -10,7 +10,6 @@ cd "$(dirname "$0")/.."
 
 # The test programs that use Ceph; `tidepool_backend` is the unit tests of that package.
 programs="backend ceph ceph_failing cluster clones guard lab_runs lost_cache network operations pair program readme snapshot tidepool_backend"
-suite=trixie
 # Room in gigabytes for the root, and for what the programs write.
 root_gb=4
 run_gb=6
@@ -31,7 +30,7 @@ root=${ROOT:+$(realpath -m "$ROOT")}
 parent=${TMPDIR:-/var/tmp}
 [ -z "$root" ] || parent=$(dirname "$root")
 [ -d "$parent" ] || fail "there is no directory $parent"
-# Marks a root that debootstrap has completed.
+# Marks a root that is complete.
 made=etc/tidepool-tests
 need_gb=$((root_gb + run_gb))
 if [ -n "$root" ] && [ -e "$root/$made" ]; then
@@ -59,7 +58,8 @@ clean() {
     [ -z "$first" ] || kill -KILL "$first" 2>/dev/null || true
     [ -z "$keeper" ] || wait "$keeper" 2>/dev/null || true
     wait
-    rm -rf --one-file-system "$scratch"
+    # What was killed may write for another moment.
+    rm -rf --one-file-system "$scratch" || { sleep 2; rm -rf --one-file-system "$scratch"; }
 }
 trap clean EXIT
 trap 'exit 130' INT
@@ -108,22 +108,11 @@ environment=(env -i --default-signal=INT,QUIT PATH="$rust/bin:/usr/sbin:/usr/bin
 [ -z "${TIDEPOOL_SEED:-}" ] || environment+=(TIDEPOOL_SEED="$TIDEPOOL_SEED")
 
 if [ -z "$root" ] || [ ! -e "$root/$made" ]; then
-    # shellcheck disable=SC2016
-    mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' |
-        awk '$1 == "Debian" && $2 !~ /security/ { print $2; exit }')
-    [ -n "$mirror" ] || fail "no Debian mirror in this machine's apt sources (run apt-get update first)"
-    echo "ceph18: making a root of Debian $suite from $mirror"
-    # shellcheck disable=SC2016
-    start_apart 'mount -t proc proc /proc; debootstrap --variant=minbase "$@"; echo done >&3' "$suite" "$scratch/root" "$mirror"
-    await_word || fail "debootstrap cannot make a root from $mirror: $(grep '^E:' "$scratch/said" | tail -n 1)"
-    wait "$keeper"
+    echo "ceph18: making a root of Debian 13"
+    "$target/release/tidepool" lab root --release 18 "$scratch/root" &
+    keeper=$! first=$!
+    wait "$keeper" || { first=; fail "there is no root of Debian 13"; }
     first=
-    chmod 755 "$scratch/root"
-    cp /etc/resolv.conf /etc/hosts "$scratch/root/etc/"
-    apt-config dump | grep -i '^Acquire::.*Proxy' >"$scratch/root/etc/apt/apt.conf.d/99proxy" || true
-    # Nothing that is installed is to be started.
-    printf '#!/bin/sh\nexit 101\n' >"$scratch/root/usr/sbin/policy-rc.d"
-    chmod 755 "$scratch/root/usr/sbin/policy-rc.d"
     touch "$scratch/root/$made"
     [ -z "$root" ] || mv "$scratch/root" "$root"
 fi

@@ -9,7 +9,7 @@ demo="gcc libc6-dev make"
 test="$demo ceph-mon ceph-mgr ceph-osd ceph-common librbd1 librados2 fio tgt tgt-rbd qemu-utils qemu-system-x86 qemu-block-extra
     libnbd-bin python3-libnbd nbdkit busybox-static cpio e2fsprogs fuse3 iproute2 kmod mount openssl procps xz-utils python3 linux-image-cloud-amd64
     postgresql systemd binutils dmsetup nbd-client fdisk xfsprogs btrfs-progs shellcheck
-    user-mode-linux qemu-system-common bcache-tools util-linux"
+    user-mode-linux qemu-system-common bcache-tools util-linux debootstrap"
 
 case ${1:-} in
     demo) wanted=$demo ;;

@@ -20,7 +20,7 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 /// A testbed with a disk, an SSD in its server, and one OSD.
 fn testbed(parent: &Path, placement: &str) -> Testbed {
     let arrangement = Arrangement::parse(placement).expect("a placement");
-    arrangement.probe().expect("it is possible here");
+    arrangement.probe(tidepool_lab::cluster::release()).expect("it is possible here");
     let layout = Layout {
         disk: preset::find("hdd-7200").expect("a preset"),
         disks: 1,

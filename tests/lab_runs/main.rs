@@ -4,6 +4,7 @@ mod access;
 mod faults;
 mod guests;
 mod instrument;
+mod release;
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -56,6 +57,7 @@ fn options<'a>(directory: &Path, suite: &Path, stop: &'a AtomicBool) -> Options<
         out: directory.join("results.json"),
         restart: false,
         stop,
+        release: None,
         unfilled: false,
         added: None,
     }

@@ -18,6 +18,9 @@ const ALPHA: f64 = 0.02;
 pub struct Comparison {
     /// Both ran the same suite.
     pub same_suite: bool,
+    /// The releases of Ceph in the first and in the second, where these differ: what came out is then that of two Cephs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub releases: Option<[BTreeSet<u32>; 2]>,
     /// What else than the figures is not the same, a sentence each.
     pub differences: Vec<String>,
     /// What they say together.
@@ -89,8 +92,10 @@ pub fn compare(first: &Results, second: &Results) -> Comparison {
     let both: Vec<&Cell> = both.into_iter().filter(alike).collect();
     let level = ALPHA / both.len().max(1) as f64;
     let cells: Vec<Row> = both.into_iter().map(|cell| row(first, second, cell, level)).collect();
+    let releases = [first, second].map(Results::ceph_releases);
     Comparison {
         same_suite,
+        releases: Some(releases).filter(|[first, second]| first != second),
         agreement: agreement(&cells),
         differences: differences(first, second),
         cells,
@@ -301,6 +306,24 @@ mod tests {
         }
         assert_eq!(found.left_out, ["4k-80-20 is not the same workload in both"]);
         assert!(!found.cells.is_empty() && found.cells.iter().all(|row| row.cell.workload != "4k-80-20"));
+    }
+
+    #[test]
+    fn two_releases_of_ceph_are_told_however_alike_they_are() {
+        let first = synthetic::which_side();
+        let mut second = first.clone();
+        for testbed in &mut second.testbeds {
+            testbed.ceph = "ceph version 18.2.7 (0) reef (stable)".into();
+        }
+        let found = compare(&first, &second);
+        assert_eq!(found.releases, Some([[16].into(), [18].into()]));
+        assert!(matches!(found.agreement, Agreement::Equal { .. }), "{:?}", found.agreement);
+        for testbed in &mut second.testbeds {
+            testbed.ceph = "ceph version 16.2.9 (0) pacific (stable)".into();
+        }
+        let found = compare(&first, &second);
+        assert_eq!(found.releases, None, "one release, in two versions");
+        assert!(found.differences.iter().any(|text| text.starts_with("Ceph: ")), "{:?}", found.differences);
     }
 
     #[test]

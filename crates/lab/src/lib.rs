@@ -30,6 +30,7 @@ pub mod process;
 mod qemu;
 pub mod qualify;
 mod random;
+pub mod release;
 pub mod report;
 pub mod results;
 pub mod run;

@@ -65,20 +65,22 @@ pub(crate) fn unmount_below(directory: &Path) {
     }
 }
 
-/// Makes `command` start with a mount namespace of its own, in which the directory `from` stands in the place of `to`. What is mounted or
-/// unmounted outside later is so there, too. The mount goes with the process, however that ends. It takes root.
+/// Makes `command` start with a mount namespace of its own, in which the first directory of each pair stands in the place of the second. What
+/// is mounted or unmounted outside later is so there, too. The mounts go with the process, however that ends. It takes root.
 ///
 /// # Errors
 /// A path has a zero byte.
-pub(crate) fn instead(command: &mut Command, from: &Path, to: &Path) -> io::Result<()> {
-    let (from, to) = (CString::new(from.as_os_str().as_bytes())?, CString::new(to.as_os_str().as_bytes())?);
+pub(crate) fn instead(command: &mut Command, pairs: &[(PathBuf, PathBuf)]) -> io::Result<()> {
+    let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
+    let pairs =
+        pairs.iter().map(|(from, to)| Ok((text(from)?, text(to)?))).collect::<io::Result<Vec<_>>>()?;
     // SAFETY: between fork and exec only async-signal-safe system calls are made, and nothing is allocated. It shares no table of
     // file descriptors anew.
     unsafe {
         command.pre_exec(move || {
             unshare_unsafe(UnshareFlags::NEWNS)?;
             mount_change(c"/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
-            Ok(mount_bind(from.as_c_str(), to.as_c_str())?)
+            pairs.iter().try_for_each(|(from, to)| Ok(mount_bind(from.as_c_str(), to.as_c_str())?))
         });
     }
     Ok(())
@@ -118,7 +120,7 @@ mod tests {
         }
         let mut command = Command::new("cat");
         command.arg(to.join("file"));
-        instead(&mut command, &from, &to).expect("plain paths");
+        instead(&mut command, &[(from, to.clone())]).expect("plain paths");
         let output = command.output().expect("it runs");
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ours", "{output:?}");
         assert_eq!(fs::read_to_string(to.join("file")).expect("a file"), "theirs");

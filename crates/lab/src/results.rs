@@ -4,13 +4,14 @@
 
 mod event;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::access::Access;
+use crate::cluster::release_in;
 use crate::collect::Sample;
 use crate::collect::hops::Stage;
 use crate::device::{Counts, Spec};
@@ -287,6 +288,11 @@ pub struct Drained {
 }
 
 impl Results {
+    /// The releases of Ceph that its clusters were of, such as 16: one, unless the machine's was changed meanwhile.
+    pub fn ceph_releases(&self) -> BTreeSet<u32> {
+        self.testbeds.iter().filter_map(|testbed| release_in(&testbed.ceph)).collect()
+    }
+
     /// A workload was not measured on a placement, for a reason that is told.
     pub fn is_not_run(&self, placement: &str, workload: &str) -> bool {
         let workload = self.suite.workload(workload);

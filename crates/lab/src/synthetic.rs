@@ -233,7 +233,7 @@ pub(crate) fn empty() -> Results {
                 disks: 2,
                 osds_per_disk: 1,
                 replicas: None,
-                ceph: "16.2.15 pacific".into(),
+                ceph: "ceph version 16.2.15 (0) pacific (stable)".into(),
                 network: "a proxy between client and OSDs, 200 µs each way".into(),
                 proofs: [("bluestore-dbwal".to_string(), json!({"bluefs_dedicated_db": "1"}))].into(),
             })

@@ -90,9 +90,22 @@ pub enum LabCommand {
     /// What the lab's guests begin with, and how commands get into them.
     #[command(hide = true)]
     Guest(GuestArgs),
+    /// What scripts begin with: make a root directory with a release of Ceph.
+    #[command(hide = true)]
+    Root(RootArgs),
     /// What the lab starts beside itself: removes what it leaves when it is killed.
     #[command(hide = true)]
     Caretaker(CaretakerArgs),
+}
+
+/// Options of `lab root`.
+#[derive(Debug, Args)]
+pub struct RootArgs {
+    /// The release of Ceph, such as 18.
+    #[arg(long, value_name = "NUMBER")]
+    pub release: u32,
+    /// The directory, which is not there yet.
+    pub directory: PathBuf,
 }
 
 /// Options of `lab caretaker`.
@@ -163,6 +176,10 @@ pub struct LabRunArgs {
     /// divided by commas, the others are measured beside the first, of which 0 is nobody.
     #[arg(long, value_name = "N[:IOPS][,N]", value_delimiter = ',')]
     pub neighbours: Vec<Neighbours>,
+    /// Measure on this release of Ceph, such as 18, whatever is installed: where it is another one, in a root directory of the release of Debian that
+    /// has it, which is made meanwhile (root, and debootstrap).
+    #[arg(long, value_name = "NUMBER")]
+    pub release: Option<u32>,
     /// Say what would be done, with commands, time and bytes, and do nothing.
     #[arg(long)]
     pub dry_run: bool,

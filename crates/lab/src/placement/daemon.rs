@@ -280,7 +280,7 @@ impl Rescue {
 /// Has a command find this directory in the place of the machine's [`STATE`].
 fn in_place_of_state(command: &mut Command, state: &Path) -> Result<(), PlacementError> {
     let made = [state, Path::new(STATE)].into_iter().try_for_each(fs::create_dir_all);
-    made.and_then(|()| mounts::instead(command, state, Path::new(STATE)))
+    made.and_then(|()| mounts::instead(command, &[(state.into(), STATE.into())]))
         .map_err(failed(format!("cannot put {} in the place of {STATE}", state.display())))
 }
 

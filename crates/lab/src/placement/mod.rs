@@ -143,6 +143,13 @@ pub trait Placement: Debug + Sync {
     /// # Errors
     /// That line.
     fn probe(&self) -> Result<(), String>;
+    /// Says in one line why that release of Ceph does not have it.
+    ///
+    /// # Errors
+    /// That line.
+    fn probe_release(&self, _ceph: u32) -> Result<(), String> {
+        Ok(())
+    }
     /// Puts itself in place.
     ///
     /// # Errors
@@ -477,12 +484,12 @@ impl Arrangement {
         (below.filter(|placement| placement.ssd() != Ssd::Unused).count() as u32).max(1)
     }
 
-    /// Says in one line why it is not possible here.
+    /// Says in one line why it is not possible here with that release of Ceph, if there is one.
     ///
     /// # Errors
     /// That line.
-    pub fn probe(&self) -> Result<(), String> {
-        self.placements.iter().try_for_each(|placement| placement.probe())
+    pub fn probe(&self, ceph: Option<u32>) -> Result<(), String> {
+        self.placements.iter().try_for_each(|placement| probe(*placement, ceph))
     }
 
     /// What a write through all of them is safe from, with so many copies in the cluster.
@@ -557,6 +564,15 @@ impl Arrangement {
     }
 }
 
+/// Says in one line why a placement is not possible here with that release of Ceph, if there is one.
+///
+/// # Errors
+/// That line.
+pub fn probe(placement: &dyn Placement, ceph: Option<u32>) -> Result<(), String> {
+    ceph.map_or(Ok(()), |ceph| placement.probe_release(ceph))?;
+    placement.probe()
+}
+
 /// Runs a command to its end.
 fn run(command: &mut std::process::Command) -> Result<(), PlacementError> {
     let line = format!("{command:?}").replace('"', "");
@@ -625,6 +641,15 @@ mod tests {
             let error = Arrangement::parse(text).expect_err(text);
             assert!(error.contains(wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn a_release_that_lacks_a_part_has_none_of_the_arrangement() {
+        let probe = |text: &str, ceph| Arrangement::parse(text).expect(text).probe(Some(ceph));
+        let refused = probe("host-tidepool+filestore-journal", 18).expect_err("18 has no FileStore");
+        assert!(refused.contains("Ceph 18 has no FileStore"), "{refused}");
+        assert!(!probe("filestore-journal", 17).is_err_and(|why| why.contains("Ceph")));
+        assert_eq!(probe("bluestore-dbwal", 18), Ok(()));
     }
 
     #[test]

@@ -112,13 +112,14 @@ impl Placement for FileStore {
             );
         }
         need("mkfs.ext4", "e2fsprogs")?;
-        need("losetup", "mount")?;
-        match crate::cluster::release() {
-            Some(release) if release >= FILESTORE_GONE => {
-                Err(format!("Ceph {release} has no FileStore any more"))
-            }
-            _ => Ok(()),
+        need("losetup", "mount")
+    }
+
+    fn probe_release(&self, ceph: u32) -> Result<(), String> {
+        if ceph >= FILESTORE_GONE {
+            return Err(format!("Ceph {ceph} has no FileStore any more"));
         }
+        Ok(())
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {

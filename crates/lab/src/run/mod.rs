@@ -18,13 +18,14 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::access::Access;
-use crate::cluster::ClusterError;
+use crate::cluster::{self, ClusterError};
 use crate::device::{Preset, preset};
 use crate::fio::{self, Endpoint, Pass, Running};
 use crate::load::{self, LoadError, Objects, Reach};
 use crate::machine;
 use crate::network::Network;
 use crate::placement::{Arrangement, Placement, PlacementError};
+use crate::release::ROOT_BYTES;
 use crate::results::{FORMAT, Frozen, NotRun, NotRunClients, NotRunSize, Results, Run, Testbed as Described};
 use crate::suite::{Cell, Ground, Suite, Tool};
 use crate::testbed::{Added, Entrance, Layout, Testbed};
@@ -65,6 +66,8 @@ pub struct Options<'a> {
     pub out: PathBuf,
     /// What there is already is not wanted any more.
     pub restart: bool,
+    /// The release of Ceph that placements are asked about, where it is not the one that is installed: it is going to be.
+    pub release: Option<u32>,
     /// Set when the user wants it to end.
     pub stop: &'a AtomicBool,
     /// Images are not filled before they are measured; to show that such runs do not count.
@@ -190,7 +193,7 @@ pub fn run(options: Options<'_>, progress: &dyn Fn(&Progress)) -> Result<Results
             what: format!("{done} runs are there already"),
         });
     }
-    let not_run = not_run(&runner.suite)?;
+    let not_run = not_run(&runner.suite, runner.options.release)?;
     for found in &not_run {
         journal.not_run(found.clone())?;
     }
@@ -311,6 +314,12 @@ pub struct Plan {
     pub seconds: f64,
     /// Bytes on this machine's disk at one time, at most.
     pub bytes: u64,
+    /// The release of Ceph, where it is not the one that is installed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release: Option<u32>,
+    /// Bytes beside these for a root directory with that release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root_bytes: Option<u64>,
 }
 
 /// One testbed of a plan.
@@ -333,7 +342,7 @@ pub struct PlannedTestbed {
 pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let suite = &options.suite;
     let left_out = header(options)?;
-    let not_run = not_run(suite)?;
+    let not_run = not_run(suite, options.release)?;
     let impossible = |cell: &Cell, _| is_not_run(suite, &not_run, cell) || is_left_out(&left_out, cell);
     let blocks =
         schedule::blocks(suite, suite.repeats, options.seed, &impossible).map_err(RunError::Suite)?;
@@ -359,14 +368,17 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
             + ssd * ssds,
         testbeds,
         not_run,
+        release: options.release,
+        root_bytes: options.release.map(|_| ROOT_BYTES),
         not_run_sizes: left_out.not_run_sizes,
         not_run_clients: left_out.not_run_clients,
         runs,
     })
 }
 
-/// What the suite is without, and what is not possible here.
-fn not_run(suite: &Suite) -> Result<Vec<NotRun>, RunError> {
+/// What the suite is without, and what is not possible here, with that release of Ceph or the one that is installed.
+fn not_run(suite: &Suite, ceph: Option<u32>) -> Result<Vec<NotRun>, RunError> {
+    let ceph = ceph.or_else(cluster::release);
     let mut not_run = Vec::new();
     for placement in &suite.without {
         not_run.push(NotRun::all(placement, "the quick form leaves it out"));
@@ -378,7 +390,7 @@ fn not_run(suite: &Suite) -> Result<Vec<NotRun>, RunError> {
     cells.extend(suite.happenings().into_iter().map(|(_, cell)| cell));
     for placement in suite.measured() {
         let arrangement = Arrangement::parse(&placement).map_err(RunError::Suite)?;
-        if let Err(why) = arrangement.probe() {
+        if let Err(why) = arrangement.probe(ceph) {
             not_run.push(NotRun::all(placement, why));
             continue;
         }

@@ -144,7 +144,7 @@ fn layout(args: &ClusterUpArgs) -> Result<(Layout, Arrangement), Failure> {
             front.name()
         )));
     }
-    arrangement.probe().map_err(Failure::failed)?;
+    arrangement.probe(tidepool_lab::cluster::release()).map_err(Failure::failed)?;
     let ssd = arrangement.ssd.as_ref().unwrap_or(&args.ssd);
     let ssds = Ssds::of([&arrangement], 1);
     let wanted = ssds.in_servers || arrangement.placements.iter().any(|placement| placement.disks_are_ssds());

@@ -2,6 +2,7 @@
 
 use crate::cli::CompareArgs;
 use crate::output;
+use std::collections::BTreeSet;
 use tidepool_daemon::failure::Failure;
 use tidepool_lab::compare::{Comparison, compare};
 use tidepool_lab::stats::{Finding, Summary};
@@ -14,7 +15,17 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
 }
 
 fn text(comparison: &Comparison) -> String {
-    let mut text = format!("The two are {}.\n", comparison.agreement);
+    let of = match &comparison.releases {
+        Some(releases) => {
+            let [first, second] = releases.each_ref().map(ceph);
+            format!("of two releases of Ceph, {first} in A and {second} in B, and ")
+        }
+        None => String::new(),
+    };
+    let mut text = format!("The two are {of}{}.\n", comparison.agreement);
+    if comparison.releases.is_some() {
+        text.push_str("What differs below, or does not, may be the release's doing.\n");
+    }
     if !comparison.same_suite {
         text.push_str("The suites are not the same; only what both measured is compared.\n");
     }
@@ -32,6 +43,12 @@ fn text(comparison: &Comparison) -> String {
         text.push_str(&format!("Left out: {left_out}.\n"));
     }
     text
+}
+
+/// Releases of Ceph in words.
+fn ceph(releases: &BTreeSet<u32>) -> String {
+    let numbers: Vec<String> = releases.iter().map(u32::to_string).collect();
+    if numbers.is_empty() { "an unknown one".into() } else { numbers.join(" and ") }
 }
 
 fn table(comparison: &Comparison) -> String {

@@ -8,6 +8,7 @@ mod exchange;
 mod guest;
 mod plan;
 mod qualify;
+mod release;
 mod report;
 mod run;
 
@@ -34,6 +35,7 @@ pub fn run(command: &LabCommand) -> Result<(), Failure> {
         LabCommand::Export(args) => exchange::export(args),
         LabCommand::Import(args) => exchange::import(args),
         LabCommand::Guest(args) => guest::run(&args.command),
+        LabCommand::Root(args) => release::root(args),
         LabCommand::Caretaker(args) => caretaker::run(args),
     }
 }

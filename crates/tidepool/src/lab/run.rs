@@ -1,6 +1,7 @@
 //! `tidepool lab run`, `lab placements`, `lab suites`.
 
 use super::caretaker::Caretaker;
+use super::release;
 use crate::cli::{LabRunArgs, OutputArgs};
 use crate::output;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -30,10 +31,11 @@ struct Place {
 
 /// Lists the placements, and the access paths.
 pub fn placements(args: &OutputArgs) -> Result<(), Failure> {
+    let ceph = tidepool_lab::cluster::release();
     let place = |placement: &&dyn placement::Placement| Place {
         name: placement.name(),
         what: placement.what().into(),
-        not_here: placement.probe().err(),
+        not_here: placement::probe(*placement, ceph).err(),
     };
     let path = |access: Access| Place {
         name: access.name(),
@@ -67,6 +69,10 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
     let suite = Suite::find(&args.suite).map_err(Failure::usage)?;
     let suite = if args.quick { suite.quick() } else { suite };
     let suite = as_told(suite, args).map_err(Failure::usage)?;
+    let elsewhere = args.release.map(release::elsewhere).transpose()?.flatten();
+    if let Some(elsewhere) = elsewhere.filter(|_| !args.dry_run) {
+        return release::run(args, &suite, elsewhere);
+    }
     let seed = args.seed.map_or_else(random_seed, Ok)?;
     let out = args.out.clone().unwrap_or_else(|| run::default_out(&suite, &in_a_name(args), args.quick));
     let stop = AtomicBool::new(false);
@@ -79,6 +85,7 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
         parent: args.dir.clone().unwrap_or_else(scratch::parent),
         out,
         restart: args.restart,
+        release: elsewhere.map(|release| release.ceph),
         stop: &stop,
         unfilled: args.unfilled,
         added: None,
@@ -92,7 +99,7 @@ pub fn run(args: &LabRunArgs) -> Result<(), Failure> {
     tidepool_lab::Cluster::available().map_err(Failure::failed)?;
     let _caretaker = Caretaker::start(&options.parent)?;
     let path = options.out.display().to_string();
-    let results = until_signal(&stop, || {
+    let results = until_signal(&stop, "ending; what was measured is kept", || {
         let bar = bar();
         let last = RefCell::new(String::new());
         let results = run::run(options, &|progress| tell(&bar, progress, &last));
@@ -129,6 +136,7 @@ fn as_told(mut suite: Suite, args: &LabRunArgs) -> Result<Suite, SuiteError> {
 fn in_a_name(args: &LabRunArgs) -> Vec<String> {
     let part = |(name, value): (&str, String)| match name {
         "access" => value,
+        "release" => format!("ceph{value}"),
         _ => format!("{name}-{}", value.replace([':', ','], "-")),
     };
     told(args).into_iter().map(part).collect()
@@ -140,7 +148,9 @@ fn told(args: &LabRunArgs) -> Vec<(&'static str, String)> {
     let replicas = list(args.replicas.iter().map(u32::to_string).collect());
     let neighbours = list(args.neighbours.iter().map(|of| of.short()).collect());
     let access = args.access.map(|access| access.to_string());
-    let named = [("access", access), ("replicas", replicas), ("neighbours", neighbours)];
+    let release = args.release.map(|release| release.to_string());
+    let named =
+        [("access", access), ("replicas", replicas), ("neighbours", neighbours), ("release", release)];
     named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
@@ -157,8 +167,12 @@ fn random_seed() -> Result<u64, Failure> {
 }
 
 /// Does something on another thread and raises `stop` when a signal comes; a second signal ends the process at once, and what is
-/// left is swept by the next use of the lab.
-fn until_signal<T: Send>(stop: &AtomicBool, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+/// left is removed by the caretaker. `says` is what the user is told at the first one.
+pub(super) fn until_signal<T: Send>(
+    stop: &AtomicBool,
+    says: &str,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, Failure> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
     std::thread::scope(|scope| {
@@ -168,12 +182,16 @@ fn until_signal<T: Send>(stop: &AtomicBool, work: impl FnOnce() -> T + Send) -> 
             let _ = ended.send(());
             outcome
         });
-        runtime.block_on(signals(stop, end)).map_err(Failure::failed)?;
+        runtime.block_on(signals(stop, says, end)).map_err(Failure::failed)?;
         worker.join().map_err(|_| Failure::failed("the measurement broke off"))
     })
 }
 
-async fn signals(stop: &AtomicBool, mut end: tokio::sync::oneshot::Receiver<()>) -> std::io::Result<()> {
+async fn signals(
+    stop: &AtomicBool,
+    says: &str,
+    mut end: tokio::sync::oneshot::Receiver<()>,
+) -> std::io::Result<()> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     loop {
@@ -185,7 +203,7 @@ async fn signals(stop: &AtomicBool, mut end: tokio::sync::oneshot::Receiver<()>)
         if stop.swap(true, Ordering::AcqRel) {
             std::process::exit(INTERRUPTED);
         }
-        eprintln!("ending; what was measured is kept");
+        eprintln!("{says}");
     }
 }
 
@@ -234,6 +252,16 @@ fn plan_text(plan: &Plan, options: &Options<'_>) -> String {
         text.push_str(&format!("not run: {}: {}\n", not_run.name(), not_run.why));
     }
     text.push_str(&left_out_text(&plan.not_run_sizes, &plan.not_run_clients));
+    if let Some((ceph, bytes)) = plan.release.zip(plan.root_bytes) {
+        let bytes = Size(bytes).approximate();
+        let place = scratch::parent().display().to_string();
+        text.push_str(&format!(
+            "\nCeph {ceph} is not installed here: it takes some minutes and root to make a root directory with it and all that the lab starts, which goes again; up to {bytes} in {place}\n"
+        ));
+        text.extend(
+            release::obstacle(ceph).map(|why| format!("that is not possible as things are: {why}\n")),
+        );
+    }
     text.push_str(&format!(
         "\n{} runs on {} clusters, about {:.0} minutes; up to {} in {}; results in {}\n",
         plan.runs + plan.events.len(),

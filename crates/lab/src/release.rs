@@ -1,0 +1,417 @@
+//! Another release of Ceph than the machine's: the packages of another release of Debian, in a root directory that the lab makes.
+//!
+//! What is started in it finds that directory's `/usr` and `/etc` in the place of the machine's, and all else as it is: directories, devices,
+//! network, processes. So the lab itself is started there, and all of Ceph, fio, QEMU and the libraries that it uses are of that release.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::cluster;
+use crate::mounts;
+use crate::process::{self, Process};
+
+/// A release of Ceph that a release of Debian has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Release {
+    /// Ceph's, such as 18.
+    pub ceph: u32,
+    /// Debian's, such as 13.
+    pub debian: u32,
+    /// Its name.
+    suite: &'static str,
+}
+
+/// Those that the lab has run on.
+const RELEASES: [Release; 2] =
+    [Release { ceph: 16, debian: 12, suite: "bookworm" }, Release { ceph: 18, debian: 13, suite: "trixie" }];
+
+/// Room in bytes for a root directory, with the packages that are downloaded for it.
+pub const ROOT_BYTES: u64 = 2 << 30;
+
+/// What the lab starts, as Debian packages.
+const PACKAGES: [&str; 25] = [
+    "bcache-tools",
+    "ceph-common",
+    "ceph-mgr",
+    "ceph-mon",
+    "ceph-osd",
+    "dmsetup",
+    "e2fsprogs",
+    "fio",
+    "fuse3",
+    "iproute2",
+    "kmod",
+    "libnbd-bin",
+    "librados2",
+    "librbd1",
+    "mount",
+    "openssl",
+    "procps",
+    "qemu-block-extra",
+    "qemu-system-common",
+    "qemu-utils",
+    "tgt",
+    "tgt-rbd",
+    "user-mode-linux",
+    "util-linux",
+    "xz-utils",
+];
+
+/// Directories that are the root's for what runs in it. On a merged `/usr` the others with programs and libraries are links into it.
+const OWN: [&str; 2] = ["/usr", "/etc"];
+/// Links that show a merged `/usr`.
+const MERGED: [&str; 3] = ["/bin", "/sbin", "/lib"];
+/// Where programs are, in the root.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+/// The lab itself, in the root.
+const PROGRAM: &str = "/usr/bin/tidepool";
+
+/// Makes a root of Debian. What is mounted, and each process, goes with the first one. It is `sh -c` with the suite, the directory and the mirror.
+const DEBOOTSTRAP: &str = r#"mount -t proc proc /proc; debootstrap --variant=minbase "$@""#;
+/// Installs packages in it: `sh -c` with the directory and their names. It is thrown away, so that nothing need reach a disk.
+const INSTALL: &str = r#"root=$1; shift
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+in_root() { chroot "$root" "$@"; }
+in_root apt-get update -qq
+in_root apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-unsafe-io "$@"
+in_root apt-get clean"#;
+
+/// Why there is no root directory with another release.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// No release of Debian has it.
+    #[error("no release of Debian that the lab knows has Ceph {0}; there are {known}", known = known())]
+    Unknown(u32),
+    /// This machine or this user cannot.
+    #[error("Ceph {ceph} is not installed here, and cannot be had meanwhile: {why}")]
+    NotHere {
+        /// The release that was asked for.
+        ceph: u32,
+        /// What is missing.
+        why: String,
+    },
+    /// The disk is full.
+    #[error(
+        "no room for Ceph {ceph}: {place} has {free_mib} MiB free of the {needed_mib} MiB that its root directory needs; TMPDIR=DIR names another place",
+        place = .place.display(), needed_mib = ROOT_BYTES >> 20
+    )]
+    NoRoom {
+        /// The release that was asked for.
+        ceph: u32,
+        /// Where it was to be.
+        place: PathBuf,
+        /// Free there, in MiB.
+        free_mib: u64,
+    },
+    /// A step failed.
+    #[error("cannot {what}: {why}")]
+    Failed {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        why: String,
+    },
+    /// The user has interrupted it.
+    #[error("interrupted before Ceph {0} was there; nothing of it is left")]
+    Interrupted(u32),
+}
+
+fn known() -> String {
+    RELEASES.map(|release| release.ceph.to_string()).join(", ")
+}
+
+/// A step that failed, with what it was.
+fn failed<E: ToString>(what: impl Into<String>) -> impl FnOnce(E) -> ReleaseError {
+    let what = what.into();
+    move |error| ReleaseError::Failed { what, why: error.to_string() }
+}
+
+impl Release {
+    /// The one with that release of Ceph.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(ceph: u32) -> Result<Release, ReleaseError> {
+        RELEASES.into_iter().find(|release| release.ceph == ceph).ok_or(ReleaseError::Unknown(ceph))
+    }
+
+    /// Says why a root with it cannot be made below `parent`.
+    ///
+    /// # Errors
+    /// That, in one line.
+    pub fn probe(&self, parent: &Path) -> Result<(), ReleaseError> {
+        let not = |why: String| ReleaseError::NotHere { ceph: self.ceph, why };
+        if !rustix::process::geteuid().is_root() {
+            let why =
+                "it is installed into a root directory of its own, and only root can make one and mount it";
+            return Err(not(why.into()));
+        }
+        if let Some(path) =
+            MERGED.iter().find(|path| !fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()))
+        {
+            return Err(not(format!(
+                "{path} is no link into /usr, so that another /usr does not take its place"
+            )));
+        }
+        for (program, package) in
+            [("debootstrap", "debootstrap"), ("unshare", "util-linux"), ("apt-get", "apt")]
+        {
+            process::need(program, package).map_err(not)?;
+        }
+        let at = parent.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+        let room = rustix::fs::statvfs(at).map_err(failed(format!("look at {}", at.display())))?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        if free < ROOT_BYTES {
+            return Err(ReleaseError::NoRoom { ceph: self.ceph, place: at.into(), free_mib: free >> 20 });
+        }
+        Ok(())
+    }
+
+    /// Makes a root in `directory`, which is not there yet, with all that the lab starts. `stop` ends that early; what is there then is the
+    /// caller's to remove. It takes some minutes, root, and the mirror of Debian that this machine's apt uses.
+    ///
+    /// # Errors
+    /// When a step fails.
+    pub fn make(&self, directory: &Path, stop: &AtomicBool) -> Result<Root, ReleaseError> {
+        let root = Root { directory: directory.into() };
+        let mirror = mirror()?;
+        let what = format!("make a root directory of Debian {} from {mirror}", self.debian);
+        let path = directory.to_str().ok_or("its name is not UTF-8");
+        let path = path.map_err(failed(format!("use {}", directory.display())))?;
+        self.step(&what, directory, DEBOOTSTRAP, &[self.suite, path, &mirror], stop)?;
+        root.settle().map_err(failed(format!("write to {}", directory.display())))?;
+        let what = format!("install Ceph {} and what the lab starts beside it", self.ceph);
+        self.step(&what, directory, INSTALL, &[&[path], PACKAGES.as_slice()].concat(), stop)?;
+        root.check(self)?;
+        Ok(root)
+    }
+
+    /// Runs a script as the first process of namespaces of its own, to its end or to that of this process. What it says is in a file beside the
+    /// directory meanwhile.
+    fn step(
+        &self,
+        what: &str,
+        directory: &Path,
+        script: &str,
+        words: &[&str],
+        stop: &AtomicBool,
+    ) -> Result<(), ReleaseError> {
+        let said = directory.with_extension("said");
+        let log = File::create(&said).map_err(failed(what))?;
+        let errors = log.try_clone().map_err(failed(what))?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"]);
+        command.args(["sh", "-euc", script, "sh"]).args(words);
+        set_environment(&mut command);
+        command.env_remove("TMPDIR").env("DEBIAN_FRONTEND", "noninteractive");
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let mut process = Process::spawn(command).map_err(failed(what))?;
+        let interrupted = || stop.load(Ordering::Acquire).then(|| "interrupted".to_string());
+        let ended = process.wait_unless(&interrupted).map_err(failed(what))?;
+        let text = fs::read(&said).unwrap_or_default();
+        let _ = fs::remove_file(&said);
+        match ended {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(failed(what)(why(&String::from_utf8_lossy(&text), status))),
+            Err(_) => Err(ReleaseError::Interrupted(self.ceph)),
+        }
+    }
+}
+
+/// What of a text says why a step failed: the last line with an error, or the last one.
+fn why(text: &str, status: ExitStatus) -> String {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let error = lines().rfind(|line| line.starts_with("E:"));
+    error.or(lines().next_back()).map_or_else(|| status.to_string(), String::from)
+}
+
+/// The mirror of Debian that this machine's packages come from.
+fn mirror() -> Result<String, ReleaseError> {
+    let mut command = Command::new("apt-get");
+    command.args(["indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages"]);
+    let output = command.stdin(Stdio::null()).output().map_err(failed("ask apt-get for its mirror"))?;
+    mirror_in(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
+        failed("find a mirror of Debian")(
+            "there is none in this machine's apt sources (after apt-get update)",
+        )
+    })
+}
+
+/// The first one of Debian in lines of origins and addresses, that is none of security updates.
+fn mirror_in(lines: &str) -> Option<String> {
+    let mut found = lines.lines().filter_map(|line| line.strip_prefix("Debian "));
+    found.find(|address| !address.contains("security")).map(String::from)
+}
+
+/// No variable of the user's leads to programs or languages that the root does not have.
+fn set_environment(command: &mut Command) {
+    command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env_remove("LD_LIBRARY_PATH").env_remove("LD_PRELOAD");
+}
+
+/// A root directory with another release. It stays when this is dropped: it goes with the directory that it is in.
+#[derive(Debug)]
+pub struct Root {
+    directory: PathBuf,
+}
+
+impl Root {
+    /// Makes it fit to have packages installed: the machine's way to the network, and no service that starts.
+    fn settle(&self) -> io::Result<()> {
+        fs::set_permissions(&self.directory, Permissions::from_mode(0o755))?;
+        for file in ["etc/resolv.conf", "etc/hosts"] {
+            let from = Path::new("/").join(file);
+            if from.exists() {
+                fs::copy(from, self.directory.join(file))?;
+            }
+        }
+        let said = Command::new("apt-config").arg("dump").stdin(Stdio::null()).output()?.stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        fs::write(self.directory.join("etc/apt/apt.conf.d/99proxy"), proxies(&said))?;
+        let policy = self.directory.join("usr/sbin/policy-rc.d");
+        fs::write(&policy, "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(&policy, Permissions::from_mode(0o755))?;
+        let program = self.directory.join(PROGRAM.trim_start_matches('/'));
+        fs::copy("/proc/self/exe", &program)?;
+        fs::set_permissions(&program, Permissions::from_mode(0o755))
+    }
+
+    /// Shows that what runs in it is of that release, the lab itself included.
+    fn check(&self, release: &Release) -> Result<(), ReleaseError> {
+        let told = self.told("ceph-osd")?;
+        if cluster::release_in(&told) != Some(release.ceph) {
+            return Err(failed(format!("have Ceph {} of Debian {}", release.ceph, release.debian))(format!(
+                "it says: {told}"
+            )));
+        }
+        self.told("tidepool").map(drop)
+    }
+
+    /// What a program says of its version.
+    fn told(&self, program: &str) -> Result<String, ReleaseError> {
+        let what = format!("run {program} in the root directory");
+        let mut command = Command::new(program);
+        command.arg("--version").stdin(Stdio::null());
+        self.enter(&mut command).map_err(failed(&what))?;
+        let Output { status, stdout, stderr } = command.output().map_err(failed(&what))?;
+        match status.success() {
+            true => Ok(String::from_utf8_lossy(&stdout).trim().to_string()),
+            // Such as a libc that is older than the one with which it was compiled.
+            false => Err(failed(&what)(why(&String::from_utf8_lossy(&stderr), status))),
+        }
+    }
+
+    /// Has a command start in it. The mounts go with the command and what it starts, however these end.
+    ///
+    /// # Errors
+    /// The directory's name has a zero byte.
+    pub fn enter(&self, command: &mut Command) -> io::Result<()> {
+        set_environment(command);
+        let own = OWN.map(|path| (self.directory.join(path.trim_start_matches('/')), PathBuf::from(path)));
+        mounts::instead(command, &own)
+    }
+
+    /// The lab as it runs in it, without arguments.
+    ///
+    /// # Errors
+    /// As [`Root::enter`].
+    pub fn lab(&self) -> io::Result<Command> {
+        let mut command = Command::new(PROGRAM);
+        self.enter(&mut command)?;
+        Ok(command)
+    }
+}
+
+/// The settings of apt by which it reaches the network.
+fn proxies(settings: &str) -> String {
+    let is_one = |line: &&str| {
+        line.to_ascii_lowercase().starts_with("acquire::") && line.to_ascii_lowercase().contains("proxy")
+    };
+    settings.lines().filter(is_one).map(|line| format!("{line}\n")).collect()
+}
+
+/// Says whether a path leads into a directory that is another one for what runs in a root, and into which.
+pub fn hides(path: &Path) -> Option<&'static str> {
+    let path = std::path::absolute(path).ok()?;
+    let known = path.ancestors().find_map(|above| above.canonicalize().ok())?;
+    OWN.into_iter().find(|own| known.starts_with(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_found_by_that_of_ceph() {
+        assert_eq!(
+            Release::find(18).map(|release| (release.debian, release.suite)).ok(),
+            Some((13, "trixie"))
+        );
+        let error = Release::find(17).expect_err("no Debian has it").to_string();
+        assert!(error.contains("Ceph 17") && error.contains("16, 18"), "{error}");
+    }
+
+    #[test]
+    fn packages_come_from_where_the_machine_has_its_own() {
+        let lines = "Docker https://download.docker.com/linux/debian/\nDebian http://deb.debian.org/debian-security/\n\
+                     Debian http://mirror/debian/\nDebian http://other/debian/\n";
+        assert_eq!(mirror_in(lines).as_deref(), Some("http://mirror/debian/"));
+        assert_eq!(mirror_in("Ubuntu http://archive.ubuntu.com/ubuntu/\n"), None);
+        let settings = "APT::Architecture \"amd64\";\nAcquire::http::Proxy \"http://p:1\";\nAcquire::Retries \"3\";\nacquire::https::proxy::x \"DIRECT\";\n";
+        assert_eq!(
+            proxies(settings),
+            "Acquire::http::Proxy \"http://p:1\";\nacquire::https::proxy::x \"DIRECT\";\n"
+        );
+    }
+
+    #[test]
+    fn a_step_that_fails_is_told_by_its_error() {
+        let failure = std::os::unix::process::ExitStatusExt::from_raw(256);
+        assert_eq!(
+            why("I: Retrieving\nE: Failed getting release file\nI: end\n\n", failure),
+            "E: Failed getting release file"
+        );
+        assert_eq!(why("one\n  two\n", failure), "two");
+        assert_eq!(why("", failure), "exit status: 1");
+    }
+
+    #[test]
+    fn what_lies_in_the_machines_own_directories_is_not_there_in_a_root() {
+        assert_eq!(hides(Path::new("/usr/local/share/suite.toml")), Some("/usr"));
+        assert_eq!(hides(Path::new("/lib/x")), Some("/usr"), "a link");
+        assert_eq!(hides(Path::new("/etc")), Some("/etc"));
+        assert_eq!(hides(Path::new("/var/tmp/nothing/x")), None);
+    }
+
+    #[test]
+    fn what_runs_in_a_root_has_its_programs_and_settings_and_all_else_of_the_machine() {
+        let scratch = crate::Scratch::new("release").expect("a directory");
+        let root = Root { directory: scratch.join("root") };
+        for own in OWN {
+            fs::create_dir_all(root.directory.join(own.trim_start_matches('/'))).expect("a directory");
+        }
+        fs::write(root.directory.join("etc/told"), "in the root").expect("a file");
+        fs::write(scratch.join("told"), "on the machine").expect("a file");
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // A program that needs no library: the root has none.
+        let busybox = "/bin/busybox";
+        if !Path::new(busybox).exists() {
+            return eprintln!("not looked at: busybox-static is not installed");
+        }
+        fs::create_dir(root.directory.join("usr/bin")).expect("a directory");
+        fs::copy(busybox, root.directory.join("usr/bin/cat")).expect("a file");
+        let mut command = Command::new("cat");
+        command.arg("/etc/told").arg(scratch.join("told"));
+        root.enter(&mut command).expect("plain paths");
+        let output = command.output().expect("it runs");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "in the rooton the machine", "{output:?}");
+        assert!(!Path::new("/etc/told").exists());
+    }
+}
