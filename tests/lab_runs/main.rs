@@ -5,6 +5,7 @@ mod faults;
 mod guests;
 mod instrument;
 mod release;
+mod tier;
 
 use std::cell::{Cell, RefCell};
 use std::fs;

@@ -439,7 +439,8 @@ impl Suite {
             let placements = if found.placements.is_empty() { &self.placements } else { &found.placements };
             let below = placements.iter().find(|placement| {
                 let arrangement = Arrangement::parse(placement);
-                arrangement.is_ok_and(|found| found.within(&[Layer::Device]).any(|p| p.caches_reads()))
+                arrangement
+                    .is_ok_and(|found| found.within(&[Layer::Device, Layer::Tier]).any(|p| p.caches_reads()))
             });
             if let Some(below) = below.filter(|_| found.caches == Caches::Cold) {
                 return Err(format!("the workload {}: the cache of {below} is never cold", found.name));

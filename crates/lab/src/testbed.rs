@@ -232,6 +232,7 @@ impl Testbed {
             program: program.into(),
             directory: scratch.path().into(),
             slots: slots(&devices, layout, &below),
+            replicas: layout.replicas,
             stores: Vec::new(),
             ceph_conf: layout.ceph_conf.clone(),
             server_ssds: (0..layout.servers.max(1)).map_while(|server| share(&server_ssd(server))).collect(),
@@ -248,6 +249,9 @@ impl Testbed {
         }
         // The last one in place is the first one to go.
         applied.reverse();
+        // Also of OSDs that a placement has added.
+        let of_osds = ground.slots.iter().map(|slot| slot.server as u32).collect();
+        let servers = servers.map(|servers| Servers { of_osds, ..servers });
         let options = ClusterOptions {
             parent: Some(parent.to_path_buf()),
             stores: ground.stores.clone(),
@@ -260,8 +264,12 @@ impl Testbed {
             delay,
             ..ClusterOptions::default()
         };
-        debug_assert_eq!(options.stores.len(), layout.osds() as usize);
-        let cluster = Cluster::up(&options)?;
+        debug_assert_eq!(options.stores.len(), ground.slots.len());
+        let mut cluster = Cluster::up(&options)?;
+        // From the media up.
+        for (_, placement) in applied.iter_mut().rev() {
+            placement.attach(&mut cluster)?;
+        }
         let text = fs::read_to_string(cluster.conf()).map_err(failed("cannot read ceph.conf"))?;
         ground.client_conf = scratch.join("client.conf");
         let nodes: Vec<HostNode> =

@@ -178,6 +178,8 @@ pub(crate) const OSD_BOUND: &str = "osd-on-ssd";
 pub(crate) const GUEST_BOUND: &str = "osd-guest-on-ssd";
 /// What no cache in the hypervisor is faster than.
 pub(crate) const HOST_BOUND: &str = "ssd-raw";
+/// A pool on SSDs in front of the images' pool.
+const TIER: &str = "cache-tier";
 /// What nothing over an iSCSI gateway is faster than.
 pub(crate) const GATEWAY_BOUND: &str = "iscsi-null";
 
@@ -203,7 +205,7 @@ pub(crate) fn in_guests(placement: &str) -> bool {
 /// Where the SSD of a placement is, at the begin of a sentence.
 pub(crate) fn side(placement: &str) -> &'static str {
     let in_server = |name: &str| {
-        let below = name.starts_with("osd-") && name != GUEST_ALONE;
+        let below = name.starts_with("osd-") && name != GUEST_ALONE || name == TIER;
         below || name.ends_with("-dbwal") || name.ends_with("-journal")
     };
     match (on_host(placement), names(placement).any(in_server)) {
@@ -228,6 +230,7 @@ fn article_and_noun(placement: &str) -> (&'static str, String) {
     let of = |name: &str| match name {
         "bluestore-dbwal" => Some("database on the SSD"),
         "filestore-journal" => Some("journal on the SSD"),
+        TIER => Some("cache tier on the SSD"),
         "osd-tidepool" => Some("cache under the OSDs"),
         "osd-guest-tidepool" => Some("cache under the OSDs (Tidepool)"),
         "osd-bcache" => Some("cache under the OSDs (bcache)"),
@@ -320,6 +323,7 @@ pub(crate) fn placement(placement: &str) -> String {
             format!("units of {} in which OSDs allocate", unit(name).unwrap_or_default())
         }
         AGAIN => "control: the same again".into(),
+        TIER => "a cache tier: a pool on OSDs on the SSD, in front of the pool on the disks".into(),
         "osd-passthrough" => "control: the way under the OSD, without a cache".into(),
         "osd-tidepool" => "a cache on the SSD under each OSD".into(),
         GUEST_ALONE => "each OSD in a guest, without a cache".into(),
@@ -425,6 +429,7 @@ mod tests {
             assert!(!takes_all(name, true) || placement.caches_reads(), "{name}");
         }
         assert_eq!((side("osd-guest"), side("osd-bcache")), ("Without an SSD", "In the OSDs' server"));
+        assert_eq!((side(TIER), a(TIER)), ("In the OSDs' server", "a cache tier on the SSD".into()));
         assert_eq!(a("osd-bcache"), "a cache under the OSDs (bcache)");
     }
 

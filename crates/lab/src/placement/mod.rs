@@ -14,6 +14,7 @@ mod null;
 mod replicated;
 mod shared;
 mod store;
+mod tier;
 mod under;
 
 use std::collections::BTreeMap;
@@ -36,6 +37,8 @@ use crate::results::{Drained, Durability};
 pub enum Layer {
     /// Between an OSD and its data device.
     Device,
+    /// Between the images' pool and its clients, inside the cluster.
+    Tier,
     /// How OSDs keep their data.
     Store,
     /// What their store was made with, and keeps.
@@ -46,7 +49,7 @@ pub enum Layer {
 
 impl Layer {
     /// Those below the cluster.
-    pub const BELOW: [Layer; 3] = [Layer::Device, Layer::Store, Layer::Format];
+    pub const BELOW: [Layer; 4] = [Layer::Device, Layer::Tier, Layer::Store, Layer::Format];
 }
 
 /// How a placement wants the SSD.
@@ -164,8 +167,10 @@ pub struct Ground {
     pub program: PathBuf,
     /// A directory for its files, on no emulated device.
     pub directory: PathBuf,
-    /// The OSDs to be.
+    /// The OSDs to be; a placement that has more of them adds its own.
     pub slots: Vec<Slot>,
+    /// Copies of each object.
+    pub replicas: u32,
     /// How they keep their data, in the order of `slots`; a store placement fills this in.
     pub stores: Vec<Store>,
     /// Lines for the global section of ceph.conf.
@@ -275,6 +280,13 @@ pub struct Slot {
 
 /// A placement that is in place. It ends when it is dropped.
 pub trait Applied: Debug {
+    /// The cluster is up, and has no images yet: does to it what belongs to the placement.
+    ///
+    /// # Errors
+    /// When Ceph refuses.
+    fn attach(&mut self, _cluster: &mut Cluster) -> Result<(), PlacementError> {
+        Ok(())
+    }
     /// Shows that it is in place: what the parts say of themselves.
     ///
     /// # Errors
@@ -394,7 +406,7 @@ pub enum PlacementError {
 pub const AGAIN: &str = "again";
 
 /// All placements.
-pub fn all() -> [&'static dyn Placement; 20] {
+pub fn all() -> [&'static dyn Placement; 21] {
     [
         &store::BLUESTORE_COLOCATED,
         &store::BLUESTORE_DBWAL,
@@ -402,6 +414,7 @@ pub fn all() -> [&'static dyn Placement; 20] {
         &store::FILESTORE_JOURNAL,
         &alloc::ALLOC_4K,
         &alloc::ALLOC_16K,
+        &tier::CACHE_TIER,
         &device::OSD_PASSTHROUGH,
         &device::OSD_TIDEPOOL,
         &guest::OSD_GUEST,
@@ -461,6 +474,18 @@ impl Arrangement {
         {
             return Err(format!("{text}: only BlueStore has {}", format.name()));
         }
+        let tier = placements.iter().find(|placement| placement.layer() == Layer::Tier);
+        let other = placements.iter().find(|placement| {
+            let parts = placement.layer() == Layer::Store && placement.ssd() != Ssd::Unused;
+            placement.in_guests() || placement.mounts_disks() || parts
+        });
+        if let Some((tier, other)) = tier.zip(other) {
+            return Err(format!(
+                "{text}: {} has OSDs of its own, of BlueStore, and those of {} are others",
+                tier.name(),
+                other.name()
+            ));
+        }
         let guests = placements.iter().find(|placement| placement.in_guests());
         let mounts = placements.iter().find(|placement| placement.mounts_disks());
         if let Some((guests, mounts)) = guests.zip(mounts) {
@@ -504,9 +529,9 @@ impl Arrangement {
         }
     }
 
-    /// It has a cache on an SSD under the OSDs.
+    /// It has a cache on an SSD in the servers.
     pub fn caches_below(&self) -> bool {
-        self.within(&[Layer::Device]).any(|below| below.ssd() == Ssd::File)
+        self.within(&[Layer::Device, Layer::Tier]).any(|below| below.ssd() == Ssd::File)
     }
 
     /// Its OSDs are in guests.
@@ -532,7 +557,7 @@ impl Arrangement {
     pub fn base(&self) -> Base {
         match self.on_ssd().map(|placement| placement.layer()) {
             Some(Layer::Client) => Base::HostSsd,
-            Some(Layer::Device | Layer::Store | Layer::Format) => Base::ServerSsd,
+            Some(Layer::Device | Layer::Tier | Layer::Store | Layer::Format) => Base::ServerSsd,
             None => Base::Disk,
         }
     }
@@ -544,7 +569,7 @@ impl Arrangement {
 
     /// The part that stands on an SSD, the nearest to its clients.
     fn on_ssd(&self) -> Option<&'static dyn Placement> {
-        let layers = [Layer::Client, Layer::Device, Layer::Store];
+        let layers = [Layer::Client, Layer::Tier, Layer::Device, Layer::Store];
         layers.iter().find_map(|layer| self.within(&[*layer]).find(|part| part.ssd() != Ssd::Unused))
     }
 
@@ -627,8 +652,14 @@ mod tests {
         );
         let shares = |text: &str| Arrangement::parse(text).expect(text).ssd_shares();
         assert_eq!(
-            ["librbd-cache", "host-tidepool+osd-tidepool", "filestore-journal+osd-tidepool"].map(shares),
-            [1, 1, 2]
+            [
+                "librbd-cache",
+                "host-tidepool+osd-tidepool",
+                "filestore-journal+osd-tidepool",
+                "cache-tier+osd-tidepool"
+            ]
+            .map(shares),
+            [1, 1, 2, 2]
         );
         for (text, wanted) in [
             ("nothing", "no placement"),
@@ -637,6 +668,9 @@ mod tests {
             ("filestore-journal+alloc-16k", "only BlueStore has alloc-16k"),
             ("", "no placement"),
             ("filestore-journal+osd-bcache", "OSDs are in guests"),
+            ("filestore-colocated+cache-tier", "has OSDs of its own"),
+            ("osd-guest+cache-tier", "has OSDs of its own"),
+            ("bluestore-dbwal+cache-tier", "has OSDs of its own"),
         ] {
             let error = Arrangement::parse(text).expect_err(text);
             assert!(error.contains(wanted), "{error}");
@@ -661,6 +695,7 @@ mod tests {
             ("bluestore-dbwal", Base::ServerSsd, "OSD anew"),
             ("filestore-journal", Base::ServerSsd, "OSD anew"),
             ("osd-tidepool", Base::ServerSsd, "OSD anew"),
+            ("cache-tier", Base::ServerSsd, "OSD anew"),
             ("host-tidepool", Base::HostSsd, "tidepool recover"),
             ("host-tidepool-replicated", Base::HostSsd, "replace the SSD"),
             ("host-tidepool+osd-tidepool", Base::HostSsd, "tidepool recover"),
