@@ -5,12 +5,15 @@ mod health;
 mod image;
 mod librados;
 mod manager;
+mod release;
 mod servers;
 pub(crate) mod socket;
 mod store;
 
 pub use health::Health;
 pub use image::checksum;
+pub use release::release;
+pub(crate) use release::release_in;
 pub use servers::Servers;
 pub(crate) use store::SSD_OP_SHARDS;
 pub use store::Store;
@@ -67,17 +70,6 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("rbd", "ceph-common"),
     ("monmaptool", "ceph-base"),
 ];
-
-/// The number of the release of Ceph's OSDs that are installed here, such as 16.
-pub fn release() -> Option<u32> {
-    let output = Command::new("ceph-osd").arg("--version").stdin(Stdio::null()).output().ok()?;
-    release_in(&String::from_utf8_lossy(&output.stdout))
-}
-
-/// The number of the release in what a program of Ceph says of its version: `ceph version 16.2.15 (…) pacific (stable)`.
-pub(crate) fn release_in(told: &str) -> Option<u32> {
-    told.strip_prefix("ceph version ")?.split(['.', ' ']).next()?.parse().ok()
-}
 
 /// What a cluster looks like.
 #[derive(Debug, Clone)]
@@ -775,16 +767,6 @@ mod tests {
         let (first, _reserved) = free_port().expect("a port");
         let (second, _too) = free_port().expect("another");
         assert!(first.abs_diff(second) >= 2, "{first} and {second}");
-    }
-
-    #[test]
-    fn a_release_is_the_first_number_of_a_version() {
-        let told = "ceph version 16.2.15 (618f440892089921c3e944a991122ddc44e60516) pacific (stable)";
-        assert_eq!(release_in(told), Some(16));
-        assert_eq!(
-            [release_in("ceph version 18"), release_in("version 18.2"), release_in("")],
-            [Some(18), None, None]
-        );
     }
 
     #[test]
