@@ -358,10 +358,10 @@ mod tests {
 
     #[test]
     fn packages_come_from_where_the_machine_has_its_own() {
-        let lines = "Docker https://download.docker.com/linux/debian/\nDebian http://deb.debian.org/debian-security/\n\
+        let lines = "Other https://packages.example/debian/\nDebian http://mirror/debian-security/\n\
                      Debian http://mirror/debian/\nDebian http://other/debian/\n";
         assert_eq!(mirror_in(lines).as_deref(), Some("http://mirror/debian/"));
-        assert_eq!(mirror_in("Ubuntu http://archive.ubuntu.com/ubuntu/\n"), None);
+        assert_eq!(mirror_in("Ubuntu http://mirror/ubuntu/\n"), None);
         let settings = "APT::Architecture \"amd64\";\nAcquire::http::Proxy \"http://p:1\";\nAcquire::Retries \"3\";\nacquire::https::proxy::x \"DIRECT\";\n";
         assert_eq!(
             proxies(settings),
