@@ -24,10 +24,10 @@ const IMAGE_BYTES: u64 = 256 << 20;
 /// The part of them that is written and verified, in bytes.
 const SET_BYTES: u64 = 32 << 20;
 /// Writes with a flush after each.
-const FLUSHED: u64 = 50;
+pub(crate) const FLUSHED: u64 = 50;
 
 /// A testbed with two hypervisors, a network, and an image of each hypervisor.
-fn testbed(directory: &Path) -> Testbed {
+pub(crate) fn testbed(directory: &Path) -> Testbed {
     let class = |name| preset::find(name).expect("a class");
     let layout = Layout {
         disk: class("ssd-sata-plp"),
@@ -54,7 +54,7 @@ fn testbed(directory: &Path) -> Testbed {
 }
 
 /// Writes the set with checksums and reads it back, or only reads what was written so before.
-fn verify(endpoint: &Endpoint, writes: bool) {
+pub(crate) fn verify(endpoint: &Endpoint, writes: bool) {
     let mut words =
         fio::pass(endpoint, if writes { fio::Pass::WriteAndFlush } else { fio::Pass::Read }, SET_BYTES);
     words.extend(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"].map(String::from));
@@ -62,7 +62,7 @@ fn verify(endpoint: &Endpoint, writes: bool) {
 }
 
 /// Writes with a flush after each, beyond the set.
-fn write_and_flush(endpoint: &Endpoint) {
+pub(crate) fn write_and_flush(endpoint: &Endpoint) {
     let job = Job::new(Pattern::RandWrite, 4096, 1).with(Sync::Flush);
     let mut words = fio::arguments(endpoint, &job, SET_BYTES, 0, 1);
     words.retain(|word| word != "--time_based=1" && !word.starts_with("--runtime="));
@@ -81,7 +81,7 @@ fn write_fua(endpoint: &Endpoint) {
 }
 
 /// What somebody on the way has counted.
-fn counted(testbed: &Testbed, who: &str, what: &str) -> u64 {
+pub(crate) fn counted(testbed: &Testbed, who: &str, what: &str) -> u64 {
     let counters = testbed.counters().expect("counters");
     counters[who][what].as_u64().unwrap_or_else(|| panic!("{who} counts {what}: {counters:?}"))
 }

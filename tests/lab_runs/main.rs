@@ -1,6 +1,7 @@
 //! The lab's measurements: what is not what was meant does not count, what was interrupted goes on, and nothing is left.
 
 mod access;
+mod clients_in_guests;
 mod faults;
 mod guests;
 mod instrument;
@@ -416,7 +417,7 @@ fn child_in(directory: &Path, name: &str, word: &str) -> Option<rustix::process:
 fn assert_no_traces(directory: &Path) {
     let name = directory.to_str().expect("a name");
     let processes = Command::new("pgrep")
-        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|qemu-storage-daemon|unshare|[^ ]*(linux.uml|lab-guest-disks|tidepool (serve|lab (guest|caretaker)))).*{name}")])
+        .args(["-af", &format!("^(ceph|nbdfuse|fio|rbd|qemu-storage-daemon|qemu-system-x86_64|unshare|[^ ]*(linux.uml|lab-guest-disks|tidepool (serve|lab (guest|caretaker)))).*{name}")])
         .output();
     let processes = String::from_utf8(processes.expect("pgrep runs").stdout).expect("text");
     assert_eq!(processes, "");

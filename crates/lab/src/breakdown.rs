@@ -32,6 +32,8 @@ pub enum Part {
     Gateway,
     /// An NBD server on the hypervisor: from the client to the server's librbd and back.
     NbdServer,
+    /// A guest with its QEMU: from the client in it to QEMU's librbd and back.
+    ClientGuest,
     /// The OSD's queue.
     OsdQueue,
     /// What else the OSD does.
@@ -56,13 +58,14 @@ pub enum Part {
 
 impl Part {
     /// All, in the order of the way.
-    pub const ALL: [Part; 16] = [
+    pub const ALL: [Part; 17] = [
         Part::NotAccounted,
         Part::CacheDaemon,
         Part::Network,
         Part::CacheSsd,
         Part::Gateway,
         Part::NbdServer,
+        Part::ClientGuest,
         Part::OsdQueue,
         Part::OsdOther,
         Part::StoreRead,
@@ -84,6 +87,7 @@ impl Part {
             Part::CacheSsd => "cache SSD",
             Part::Gateway => "gateway",
             Part::NbdServer => "NBD server",
+            Part::ClientGuest => "guest",
             Part::OsdQueue => "OSD queue",
             Part::OsdOther => "OSD, other",
             Part::StoreRead => "store: read",
@@ -342,7 +346,11 @@ fn to_librbd(cut: &mut Cut, run: &Run, kind: &str, figures: &Figures, transit_us
     if access == Access::Iscsi {
         way.take(Part::Network, 2.0 * transit_us);
     }
-    way.rest(if access == Access::Iscsi { Part::Gateway } else { Part::NbdServer });
+    way.rest(match access {
+        Access::Iscsi => Part::Gateway,
+        Access::Guest => Part::ClientGuest,
+        _ => Part::NbdServer,
+    });
     way.parts.into_iter().for_each(|(part, us)| cut.take(part, us));
 }
 
@@ -648,6 +656,14 @@ mod tests {
         run.placement = counted("nbd", 400);
         let found = breakdown(&run).reads.expect("reads");
         assert_eq!(parts(&found), [0.0, 2_500.0, 1_000.0, 6_000.0, 500.0]);
+        // Librbd is in the guest's QEMU, where the kernel's times say nothing of requests.
+        run.placement = counted("guest", 400);
+        run.placement["guest"]["cpu_us"] = 5_000_000.into();
+        let found = breakdown(&run).reads.expect("reads");
+        assert_eq!((part(&found, Part::ClientGuest), part(&found, Part::NbdServer)), (2_500.0, 0.0));
+        run.placement = serde_json::json!({ "krbd": {"cpu_us": 5_000_000, "cpu_busy_us": 1} });
+        let found = breakdown(&run).reads.expect("reads");
+        assert_eq!(part(&found, Part::ClientGuest), 0.0, "nobody counts it");
         // One request of a client was several of librbd's.
         run.placement = counted("iscsi", 1_600);
         let found = breakdown(&run).reads.expect("reads");

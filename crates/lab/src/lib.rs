@@ -43,6 +43,7 @@ mod switch;
 mod synthetic;
 pub mod testbed;
 pub mod verdict;
+pub mod vm;
 mod words;
 
 pub use cluster::{Cluster, ClusterError, ClusterOptions, Store};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::access::{Access, InPlace};
+use crate::access::{Access, Guests, InPlace};
 use crate::cluster::{Cluster, ClusterOptions, Servers};
 use crate::collect::hops::Counters;
 use crate::device::{Counts, Emulated, Preset, Spec};
@@ -176,7 +176,8 @@ pub struct Added {
 /// A running testbed. Dropping it ends all and removes its files.
 #[derive(Debug)]
 pub struct Testbed {
-    // Dropped in this order: what is in front of Ceph, the path to it, Ceph, what is below it, the devices, their files.
+    // Dropped in this order: guests with clients, what is in front of Ceph, the path to it, Ceph, what is below it, the devices, their files.
+    guests: Option<Guests>,
     front: Option<(&'static dyn Placement, Box<dyn Applied>)>,
     path: Option<(Access, Box<dyn InPlace>)>,
     cluster: Cluster,
@@ -282,6 +283,7 @@ impl Testbed {
         fs::write(&ground.client_conf, format!("{text}\n[client]\n{NO_CACHE}"))
             .map_err(failed("cannot write the client's ceph.conf"))?;
         Ok(Testbed {
+            guests: None,
             front: None,
             path: None,
             cluster,
@@ -433,12 +435,13 @@ impl Testbed {
         Ok(())
     }
 
-    /// The path by which hypervisors reach images.
+    /// The path by which clients reach images.
     pub fn access(&self) -> Access {
-        self.path.as_ref().map_or(Access::Librbd, |(access, _)| *access)
+        let path = || self.path.as_ref().map_or(Access::Librbd, |(access, _)| *access);
+        self.guests.as_ref().map_or_else(path, Guests::access)
     }
 
-    /// Has hypervisors reach images by another path from now on, with nothing in front of the cluster. Returns the proof; `None` where the
+    /// Has clients reach images by another path from now on, with nothing in front of the cluster. Returns the proof; `None` where the
     /// path is that one already.
     ///
     /// # Errors
@@ -446,6 +449,9 @@ impl Testbed {
     pub fn reach(&mut self, access: Access) -> Result<Option<Value>, PlacementError> {
         if self.access() == access {
             return Ok(None);
+        }
+        if let Some(mut guests) = self.guests.take() {
+            guests.leave()?;
         }
         self.front(None)?;
         self.ground.uris.clear();
@@ -459,7 +465,20 @@ impl Testbed {
             self.ground.uris = self.ground.images.iter().filter_map(uri).collect();
             self.path = Some((access, path));
         }
+        if access.is_in_guests() {
+            self.guests = Some(Guests::prepare(access, self.ground.site())?);
+            proof = self.enter()?;
+        }
         Ok(Some(proof))
+    }
+
+    /// Boots guests on what is in front of the images, where clients are in guests; returns the proof.
+    fn enter(&mut self) -> Result<Value, PlacementError> {
+        let Some(mut guests) = self.guests.take() else { return Ok(Value::Null) };
+        guests.enter(&|image| Some(self.outside(image)))?;
+        let proof = guests.verify()?;
+        self.guests = Some(guests);
+        Ok(proof)
     }
 
     /// Puts a placement between the clients and the cluster, in the place of the one that is there; returns the proof.
@@ -467,13 +486,22 @@ impl Testbed {
     /// # Errors
     /// When the old one does not go or the new one cannot be put there.
     pub fn front(&mut self, placement: Option<&'static dyn Placement>) -> Result<Value, PlacementError> {
+        if placement.is_none() && self.front.is_none() {
+            return Ok(Value::Null);
+        }
+        if let Some(guests) = &mut self.guests {
+            guests.leave()?;
+        }
         if let Some((_, front)) = self.front.take() {
             front.undo()?;
         }
-        let Some(placement) = placement else { return Ok(Value::Null) };
-        let front = placement.apply(&mut self.ground)?;
-        let proof = front.verify(&self.cluster)?;
-        self.front = Some((placement, front));
+        let mut proof = Value::Null;
+        if let Some(placement) = placement {
+            let front = placement.apply(&mut self.ground)?;
+            proof = front.verify(&self.cluster)?;
+            self.front = Some((placement, front));
+        }
+        self.enter()?;
         Ok(proof)
     }
 
@@ -483,6 +511,7 @@ impl Testbed {
     /// When it has not.
     pub fn holds(&self) -> Result<(), PlacementError> {
         self.applied().try_for_each(|(_, applied)| applied.holds())?;
+        self.guests.as_ref().map_or(Ok(()), Guests::holds)?;
         self.path.as_ref().map_or(Ok(()), |(_, path)| Ok(path.holds()?))
     }
 
@@ -517,6 +546,12 @@ impl Testbed {
 
     /// How a client reaches an image.
     pub fn endpoint(&self, image: &str) -> Endpoint {
+        let inside = self.guests.as_ref().and_then(|guests| guests.endpoint(image));
+        inside.unwrap_or_else(|| self.outside(image))
+    }
+
+    /// The same from outside of guests.
+    pub(crate) fn outside(&self, image: &str) -> Endpoint {
         let front = self.front.as_ref().and_then(|(_, front)| front.endpoint(image));
         let path = || self.path.as_ref().and_then(|(_, path)| path.endpoint(image));
         front.or_else(path).unwrap_or_else(|| self.direct(image))
@@ -556,6 +591,9 @@ impl Testbed {
         let mut counters = Map::new();
         if let Some((access, path)) = &self.path {
             counters.insert(access.name().into(), Value::Object(path.counters()?));
+        }
+        if let Some(guests) = &self.guests {
+            counters.insert(guests.access().name().into(), Value::Object(guests.counters()?));
         }
         for (name, applied) in self.applied() {
             match applied.counters()? {

@@ -164,7 +164,8 @@ pub(crate) fn is_control(placement: &str) -> bool {
 
 /// The placement is there to show what no SSD in a server, or in a hypervisor, is faster than, or nothing over a gateway.
 pub(crate) fn is_bound(placement: &str) -> bool {
-    names(placement).any(|name| [OSD_BOUND, GUEST_BOUND, HOST_BOUND, GATEWAY_BOUND].contains(&name))
+    names(placement)
+        .any(|name| [OSD_BOUND, GUEST_BOUND, HOST_BOUND, GATEWAY_BOUND, CLIENT_GUEST_BOUND].contains(&name))
 }
 
 /// OSDs in guests, without a cache.
@@ -182,6 +183,8 @@ pub(crate) const HOST_BOUND: &str = "ssd-raw";
 const TIER: &str = "cache-tier";
 /// What nothing over an iSCSI gateway is faster than.
 pub(crate) const GATEWAY_BOUND: &str = "iscsi-null";
+/// What no client in a guest is faster than.
+pub(crate) const CLIENT_GUEST_BOUND: &str = "guest-null";
 
 /// The placement has a cache under the OSDs.
 pub(crate) fn under_osds(placement: &str) -> bool {
@@ -335,6 +338,7 @@ pub(crate) fn placement(placement: &str) -> String {
         GUEST_BOUND => "bound: OSDs in guests that have SSDs in the place of disks".into(),
         HOST_BOUND => "bound: the hypervisor's SSD, without Ceph".into(),
         GATEWAY_BOUND => "bound: the iSCSI gateway, which answers at once and keeps nothing".into(),
+        CLIENT_GUEST_BOUND => "bound: a guest whose disk answers at once and keeps nothing".into(),
         "host-tidepool" => "a cache on the hypervisor's SSD".into(),
         "host-tidepool-replicated" => {
             "a cache on the hypervisor's SSD, writes also on a second hypervisor's".into()

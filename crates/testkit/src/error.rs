@@ -70,6 +70,9 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// What a guest boots could not be made.
+    #[error(transparent)]
+    Vm(#[from] tidepool_lab::vm::VmError),
     /// A guest did not do what it was told.
     #[error("guest: {what}; its console is in {console}")]
     Guest {

@@ -1,11 +1,14 @@
-//! How hypervisors reach the images of a cluster: by librbd, through an NBD server that has librbd, or over iSCSI through a gateway
-//! that has it.
+//! How clients reach the images of a cluster: by librbd, through an NBD server that has librbd, over iSCSI through a gateway that has it, or
+//! from inside of guests.
 //!
-//! A path is put in place for all images of a testbed together. It stands between the cluster and what is in front of it.
+//! A path is put in place for all images of a testbed together. It stands between the cluster and what is in front of it, and guests
+//! ([`Guests`]) stand before that.
 
 mod exporter;
 mod gateway;
+mod guest;
 mod iscsi;
+mod krbd;
 mod librbd;
 mod nbd;
 
@@ -17,8 +20,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub(crate) use guest::Guests;
+
 use crate::fio::Endpoint;
 use crate::network::HostNode;
+use crate::vm::VmError;
 
 /// An access path.
 #[derive(
@@ -33,11 +39,18 @@ pub enum Access {
     Nbd,
     /// A gateway on the monitor's machine has librbd, and the hypervisor an initiator.
     Iscsi,
+    /// The client is in a guest, whose disk its QEMU has: by librbd, or as an export of the cache on the hypervisor.
+    Guest,
+    /// The client is in a guest whose kernel maps the image, past the page cache.
+    Krbd,
+    /// The client is in a guest whose kernel maps the image, through the page cache.
+    KrbdWriteback,
 }
 
 impl Access {
     /// All of them.
-    pub const ALL: [Access; 3] = [Access::Librbd, Access::Nbd, Access::Iscsi];
+    pub const ALL: [Access; 6] =
+        [Access::Librbd, Access::Nbd, Access::Iscsi, Access::Guest, Access::Krbd, Access::KrbdWriteback];
 
     /// Its name in suites and results.
     pub fn name(self) -> &'static str {
@@ -45,6 +58,9 @@ impl Access {
             Access::Librbd => "librbd",
             Access::Nbd => "nbd",
             Access::Iscsi => "iscsi",
+            Access::Guest => "guest",
+            Access::Krbd => "krbd",
+            Access::KrbdWriteback => "krbd_writeback",
         }
     }
 
@@ -54,7 +70,15 @@ impl Access {
             Access::Librbd => "librbd in the client",
             Access::Nbd => "an NBD server in the hypervisor, which has librbd",
             Access::Iscsi => "an initiator in the hypervisor, and a gateway that has librbd",
+            Access::Guest => "a guest, whose disk its QEMU has by librbd or from the cache in the hypervisor",
+            Access::Krbd => "a guest whose kernel maps the image, past the page cache",
+            Access::KrbdWriteback => "a guest whose kernel maps the image, through the page cache",
         }
+    }
+
+    /// Clients are in guests.
+    pub fn is_in_guests(self) -> bool {
+        matches!(self, Access::Guest | Access::Krbd | Access::KrbdWriteback)
     }
 
     /// It is what a suite has that says nothing.
@@ -71,16 +95,18 @@ impl Access {
             Access::Librbd => Ok(()),
             Access::Nbd => exporter::probe("block-rbd.so"),
             Access::Iscsi => gateway::probe().and_then(|()| exporter::probe("block-iscsi.so")),
+            Access::Guest => guest::probe(),
+            Access::Krbd | Access::KrbdWriteback => krbd::probe(),
         }
     }
 
-    /// Puts it in place; `None` for the path that takes nothing.
+    /// Puts it in place; `None` for the path that takes nothing, and for those that are in guests ([`Guests::prepare`]).
     ///
     /// # Errors
     /// When it cannot be; nothing is left of it then.
     pub(crate) fn apply(self, site: &Site) -> Result<Option<Box<dyn InPlace>>, AccessError> {
         Ok(match self {
-            Access::Librbd => None,
+            Access::Librbd | Access::Guest | Access::Krbd | Access::KrbdWriteback => None,
             Access::Nbd => Some(Box::new(nbd::Nbd::start(site)?)),
             Access::Iscsi => Some(Box::new(iscsi::Iscsi::start(site, gateway::Store::Rbd)?)),
         })
@@ -109,6 +135,14 @@ impl FromStr for Access {
 /// When it cannot be put in place; nothing is left of it then.
 pub(crate) fn nothing(site: &Site) -> Result<Box<dyn InPlace>, AccessError> {
     Ok(Box::new(iscsi::Iscsi::start(site, gateway::Store::Null)?))
+}
+
+/// Guests whose disks answer at once and keep nothing: what nothing in a guest is faster than.
+///
+/// # Errors
+/// When they cannot be put in place; nothing is left of them then.
+pub(crate) fn nothing_in_guests(site: Site) -> Result<Box<dyn InPlace>, AccessError> {
+    Ok(Box::new(Guests::nothing(site)?))
 }
 
 /// What a path finds where it is put in place.
@@ -182,6 +216,9 @@ pub enum AccessError {
         /// The end of its error output.
         output: String,
     },
+    /// A guest could not be had, or does not do what it is told.
+    #[error(transparent)]
+    Vm(#[from] VmError),
     /// It says of itself that it is something else.
     #[error("the access path {access} is not in place: {what}")]
     NotInPlace {

@@ -23,7 +23,9 @@ use serde::{Deserialize, Serialize};
 use crate::device::Counts;
 use crate::guest;
 use crate::network::Network;
+use crate::vm;
 pub use means::{Flow, Means, Parts};
+pub(crate) use proc::machine;
 use proc::{MachineTime, Stat, Traffic};
 
 /// Time between two samples.
@@ -99,7 +101,8 @@ impl Class {
             "tgtd" => Class::Gateway,
             // The kernel keeps fifteen bytes of a name.
             "qemu-storage-da" => Class::Exporter,
-            "fio" | "rados" | "rbd" => Class::Client,
+            // A guest with a client in it is the client, as a whole.
+            "fio" | "rados" | "rbd" | vm::PROCESS_NAME => Class::Client,
             name if guest::PROCESS_NAMES.contains(&name) => Class::Guest,
             _ => Class::Other,
         }

@@ -5,13 +5,13 @@ use std::fs;
 
 /// Time of all processors since the machine started, in clock ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct MachineTime {
+pub(crate) struct MachineTime {
     /// Doing something.
-    pub(super) busy: u64,
+    pub(crate) busy: u64,
     /// Doing nothing while somebody waits for a disk.
-    pub(super) iowait: u64,
+    pub(crate) iowait: u64,
     /// Everything.
-    pub(super) total: u64,
+    pub(crate) total: u64,
 }
 
 /// A process, as `/proc/PID/stat` tells of it.
@@ -34,7 +34,7 @@ pub(super) struct Traffic {
 }
 
 /// The first line of /proc/stat.
-pub(super) fn machine(text: &str) -> Option<MachineTime> {
+pub(crate) fn machine(text: &str) -> Option<MachineTime> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal; what guests take is in user already.

@@ -6,6 +6,7 @@ mod report;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,6 +16,7 @@ use serde_json::Value;
 
 use crate::network::Namespace;
 use crate::process::Process;
+use crate::vm::{self, Vm, VmError};
 
 pub use histogram::{Measured, Side};
 pub use report::without_bins;
@@ -51,6 +53,15 @@ pub enum Endpoint {
         image: String,
         /// Where the client is, if the cluster has a network of its own.
         client: Option<Namespace>,
+    },
+    /// A disk of a guest, in which fio runs.
+    Guest {
+        /// The guest.
+        vm: Arc<Vm>,
+        /// The disk's name there.
+        disk: String,
+        /// Requests go through the page cache of the guest's kernel, and past it otherwise.
+        page_cache: bool,
     },
 }
 
@@ -159,6 +170,9 @@ pub enum FioError {
         /// The last line of its error output.
         output: String,
     },
+    /// The guest that it was to run in does not do what it is told.
+    #[error(transparent)]
+    Guest(#[from] VmError),
 }
 
 /// Figures of one run; latencies are those of a request, and with a flush after each write of the pair.
@@ -224,6 +238,10 @@ fn endpoint(endpoint: &Endpoint) -> Vec<String> {
                 "--pool=rbd".into(),
                 format!("--rbdname={image}"),
             ]
+        }
+        Endpoint::Guest { disk, page_cache, .. } => {
+            let direct = u8::from(!page_cache);
+            vec!["--ioengine=io_uring".into(), format!("--direct={direct}"), format!("--filename={disk}")]
         }
     }
 }
@@ -317,6 +335,7 @@ pub fn trace(target: &Endpoint, size_bytes: u64, reads: u32) -> Vec<String> {
 pub fn command_line(target: &Endpoint, words: &[String]) -> String {
     let environment = match target {
         Endpoint::Rbd { conf, .. } => format!("CEPH_CONF={} ", conf.display()),
+        Endpoint::Guest { .. } => return format!("in a guest: fio {}", words.join(" ")),
         _ => String::new(),
     };
     format!("{environment}fio {}", words.join(" "))
@@ -342,14 +361,21 @@ pub fn run_reports(target: &Endpoint, words: &[String]) -> Result<Vec<Value>, Fi
 /// A fio that runs. Dropping it kills it, and when this process ends it ends too: it overwrites a device.
 #[derive(Debug)]
 pub struct Running {
-    process: Process,
+    at: Place,
     command: String,
     /// Where it says when it begins, if it does.
     directory: Option<PathBuf>,
-    /// What it prints, and its errors.
-    output: [JoinHandle<String>; 2],
     /// It was told to end.
     interrupted: bool,
+}
+
+/// Where a fio runs.
+#[derive(Debug)]
+enum Place {
+    /// On this machine, with what it prints and its errors.
+    Here { process: Process, output: [JoinHandle<String>; 2] },
+    /// In a guest.
+    Guest(vm::Job),
 }
 
 impl Running {
@@ -370,28 +396,18 @@ impl Running {
     }
 
     fn spawn(target: &Endpoint, words: &[String], directory: Option<PathBuf>) -> Result<Running, FioError> {
-        let mut command = Command::new("fio");
-        command.args(words).stdin(Stdio::null());
-        match &directory {
-            Some(directory) => command.arg(PRERUN).current_dir(directory),
-            None => command.current_dir(crate::scratch::parent()),
+        let at = match target {
+            Endpoint::Guest { vm, .. } => Place::guest(vm, words, directory.is_some())?,
+            _ => Place::here(target, words, directory.as_deref())?,
         };
-        if let Endpoint::Rbd { conf, client, .. } = target {
-            command.env("CEPH_CONF", conf);
-            client.iter().for_each(|client| client.enter(&mut command));
-        }
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = Process::spawn(command).map_err(FioError::NotRun)?;
-        let child = process.child();
-        let output = child.stdout.take().expect("its output is piped");
-        let errors = child.stderr.take().expect("its errors are piped");
-        let output = [std::thread::spawn(|| text(output)), std::thread::spawn(|| text(errors))];
-        let command = command_line(target, words);
-        Ok(Running { process, command, directory, output, interrupted: false })
+        Ok(Running { at, command: command_line(target, words), directory, interrupted: false })
     }
 
     /// When its job has begun, which is when its ramp begins; `None` as long as it has not, or where it was not started to say so.
     pub fn begun(&self) -> Option<Instant> {
+        if let Place::Guest(job) = &self.at {
+            return job.begun();
+        }
         let said =
             std::fs::read_to_string(self.directory.as_ref()?.join(format!("{JOB}.prerun.txt"))).ok()?;
         // Half a number has no end of a line.
@@ -407,13 +423,19 @@ impl Running {
 
     /// Whether it has ended.
     pub fn has_ended(&self) -> bool {
-        // It is not reaped: until it is waited for its number is nobody else's, and a signal reaches no stranger.
-        self.process.ended().map_or(true, |how| how.is_some())
+        match &self.at {
+            // It is not reaped: until it is waited for its number is nobody else's, and a signal reaches no stranger.
+            Place::Here { process, .. } => process.ended().map_or(true, |how| how.is_some()),
+            Place::Guest(job) => job.has_ended(),
+        }
     }
 
-    /// Its process id.
+    /// The id of its process, or of the guest that it is in.
     pub fn id(&self) -> u32 {
-        self.process.id()
+        match &self.at {
+            Place::Here { process, .. } => process.id(),
+            Place::Guest(job) => job.guest_id(),
+        }
     }
 
     /// Has it end now, as Ctrl-C would: its report then says what it did until then.
@@ -422,7 +444,12 @@ impl Running {
     /// When it cannot be told.
     pub fn interrupt(&mut self) -> Result<(), FioError> {
         self.interrupted = true;
-        self.process.signal(rustix::process::Signal::INT).map_err(FioError::NotRun)
+        match &self.at {
+            Place::Here { process, .. } => {
+                process.signal(rustix::process::Signal::INT).map_err(FioError::NotRun)
+            }
+            Place::Guest(job) => Ok(job.interrupt()?),
+        }
     }
 
     /// Waits for its end and returns its reports, of which there is at least one. `stop` is asked all the while; when it says why, fio is
@@ -430,21 +457,63 @@ impl Running {
     ///
     /// # Errors
     /// When it fails or is stopped.
-    pub fn finish(mut self, stop: &dyn Fn() -> Option<String>) -> Result<Vec<Value>, FioError> {
-        let failed = |command: &str, output: String| FioError::Failed { command: command.into(), output };
-        let status = self.process.wait_unless(stop).map_err(FioError::NotRun)?;
-        let status = status.map_err(|why| failed(&self.command, why))?;
-        let [text, errors] = self.output.map(|reader| reader.join().unwrap_or_default());
+    pub fn finish(self, stop: &dyn Fn() -> Option<String>) -> Result<Vec<Value>, FioError> {
+        let failed = |output: String| FioError::Failed { command: self.command.clone(), output };
+        let (success, text, errors) = match self.at {
+            Place::Here { mut process, output } => {
+                let status = process.wait_unless(stop).map_err(FioError::NotRun)?;
+                let status = status.map_err(failed)?;
+                let [text, errors] = output.map(|reader| reader.join().unwrap_or_default());
+                (status.success(), text, errors)
+            }
+            Place::Guest(job) => {
+                let ended = job.finish(self.directory.as_deref(), stop)?.map_err(failed)?;
+                (ended.status == 0, ended.output, ended.errors)
+            }
+        };
         // Engines print notes before the document.
         let start = text.find('{').unwrap_or(text.len());
         let reports = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
         let reports: Vec<Value> = reports.map_while(Result::ok).collect();
         let good = |report: &Value| report["jobs"][0]["error"] == 0;
         // Told to end, it does so with a status of its own.
-        if (status.success() || self.interrupted) && reports.last().is_some_and(good) {
+        if (success || self.interrupted) && reports.last().is_some_and(good) {
             return Ok(reports);
         }
-        Err(failed(&self.command, errors.lines().last().unwrap_or_default().to_string()))
+        Err(failed(errors.lines().last().unwrap_or_default().to_string()))
+    }
+}
+
+impl Place {
+    /// Starts fio on this machine.
+    fn here(target: &Endpoint, words: &[String], directory: Option<&Path>) -> Result<Place, FioError> {
+        let mut command = Command::new("fio");
+        command.args(words).stdin(Stdio::null());
+        match directory {
+            Some(directory) => command.arg(PRERUN).current_dir(directory),
+            None => command.current_dir(crate::scratch::parent()),
+        };
+        if let Endpoint::Rbd { conf, client, .. } = target {
+            command.env("CEPH_CONF", conf);
+            client.iter().for_each(|client| client.enter(&mut command));
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = Process::spawn(command).map_err(FioError::NotRun)?;
+        let child = process.child();
+        let output = child.stdout.take().expect("its output is piped");
+        let errors = child.stderr.take().expect("its errors are piped");
+        let output = [std::thread::spawn(|| text(output)), std::thread::spawn(|| text(errors))];
+        Ok(Place::Here { process, output })
+    }
+
+    /// Starts fio in a guest; it says when it begins if it is to be timed.
+    fn guest(vm: &Arc<Vm>, words: &[String], timed: bool) -> Result<Place, FioError> {
+        let mut all = vec!["fio".to_string()];
+        all.extend(words.iter().cloned());
+        if timed {
+            all.push(format!("--exec_prerun={}", vm::BEGUN_PATH));
+        }
+        Ok(Place::Guest(vm::Job::start(vm, &all)?))
     }
 }
 

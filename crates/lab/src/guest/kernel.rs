@@ -47,7 +47,7 @@ impl Kernel {
 }
 
 /// Modules and what they need, from the table of a `modules.dep`; the name of one that is not in it is the error.
-fn in_order(table: &str, names: &[&str]) -> Result<Vec<String>, String> {
+pub(crate) fn in_order(table: &str, names: &[&str]) -> Result<Vec<String>, String> {
     let lines = table.lines().filter_map(|line| line.split_once(':'));
     let name = |module: &str| {
         let file = Path::new(module).file_name().and_then(|file| file.to_str()).unwrap_or(module);

@@ -33,6 +33,7 @@ pub use agent::{Boot, init};
 pub use disks::{Disk, Source};
 pub(crate) use exec::PID;
 pub use exec::{Exec, Prefix, exec};
+pub(crate) use kernel::in_order;
 
 /// What a guest calls its network card.
 const LINK: &str = "vec0";

@@ -52,8 +52,14 @@ impl Placement for Host {
     }
 
     fn path(&self, access: Access) -> Result<Access, String> {
-        // It is an NBD server on the hypervisor, and has librbd.
-        Ok(if access == Access::Nbd { Access::Librbd } else { access })
+        match access {
+            // It is an NBD server on the hypervisor, and has librbd.
+            Access::Nbd => Ok(Access::Librbd),
+            Access::Krbd | Access::KrbdWriteback => Err(format!(
+                "a kernel that maps an image goes past the cache on the hypervisor: none over {access}"
+            )),
+            other => Ok(other),
+        }
     }
 
     fn mend(&self) -> &'static str {

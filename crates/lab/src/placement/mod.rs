@@ -429,6 +429,7 @@ pub fn all() -> [&'static dyn Placement; 21] {
         &client::LIBRBD_CACHE,
         &client::SSD_RAW,
         &null::ISCSI_NULL,
+        &null::GUEST_NULL,
     ]
 }
 

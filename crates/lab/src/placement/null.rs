@@ -1,26 +1,42 @@
-//! The gateway's path without anything behind it: what no placement is faster than over iSCSI.
+//! A path without anything behind it: what no placement is faster than over iSCSI, or from inside of a guest.
 
 use serde_json::Value;
 
 use super::{Applied, Ground, Layer, Placement, PlacementError};
-use crate::access::{self, Access, InPlace};
+use crate::access::{self, Access, AccessError, InPlace, Site};
 use crate::cluster::Cluster;
 use crate::fio::Endpoint;
 use crate::results::Durability;
 
-pub(super) static ISCSI_NULL: Null = Null;
+pub(super) static ISCSI_NULL: Null = Null {
+    name: "iscsi-null",
+    what: "a bound: the iSCSI gateway, which answers at once and keeps nothing",
+    access: Access::Iscsi,
+    start: |site| access::nothing(&site),
+};
+pub(super) static GUEST_NULL: Null = Null {
+    name: "guest-null",
+    what: "a bound: guests whose disks answer at once and keep nothing",
+    access: Access::Guest,
+    start: access::nothing_in_guests,
+};
 
-/// Initiators and a gateway that answers at once and keeps nothing.
+/// A path whose end answers at once and keeps nothing.
 #[derive(Debug)]
-pub(super) struct Null;
+pub(super) struct Null {
+    name: &'static str,
+    what: &'static str,
+    access: Access,
+    start: fn(Site) -> Result<Box<dyn InPlace>, AccessError>,
+}
 
 impl Placement for Null {
     fn name(&self) -> &'static str {
-        "iscsi-null"
+        self.name
     }
 
     fn what(&self) -> &'static str {
-        "a bound: the iSCSI gateway, which answers at once and keeps nothing"
+        self.what
     }
 
     fn layer(&self) -> Layer {
@@ -36,16 +52,16 @@ impl Placement for Null {
     }
 
     fn path(&self, _access: Access) -> Result<Access, String> {
-        // It has a gateway of its own, and reaches no image.
+        // It has a way of its own, and reaches no image.
         Ok(Access::Librbd)
     }
 
     fn probe(&self) -> Result<(), String> {
-        Access::Iscsi.probe()
+        self.access.probe()
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
-        Ok(Box::new(Answering(access::nothing(&ground.site())?)))
+        Ok(Box::new(Answering((self.start)(ground.site())?)))
     }
 }
 
@@ -63,6 +79,11 @@ impl Applied for Answering {
 
     fn endpoint(&self, image: &str) -> Option<Endpoint> {
         self.0.endpoint(image)
+    }
+
+    fn counters(&self) -> Result<Value, PlacementError> {
+        let counters = self.0.counters()?;
+        Ok(if counters.is_empty() { Value::Null } else { Value::Object(counters) })
     }
 
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {

@@ -12,6 +12,7 @@ mod curves;
 mod events;
 mod every;
 mod hops;
+mod inside;
 mod method;
 mod resources;
 mod setups;
@@ -132,6 +133,10 @@ fn measured(page: &Page<'_>) -> Markup {
         }
         h2 { "Where the time goes" }
         (hops::section(page))
+        @if inside::are_there(page.results) {
+            h2 { "Clients in guests" }
+            (inside::section(page))
+        }
         h2 { "What it costs" }
         (costs::section(page))
         h2 { "Controls and bounds" }

@@ -192,7 +192,7 @@ fn clients(workload: &Workload) -> Result<(), String> {
     if workload.tool != Tool::Fio {
         return Err("clients of an event have images".into());
     }
-    if workload.access == Access::Librbd {
+    if !matches!(workload.access, Access::Nbd | Access::Iscsi) {
         return Err("clients of an event are NBD clients: access is nbd or iscsi".into());
     }
     let is_random = workload.pattern().is_some_and(|pattern| pattern.is_random());

@@ -73,7 +73,9 @@ impl Limit {
     /// That of the part in which requests spend most of their time.
     fn of(part: Part) -> Limit {
         match part {
-            Part::NotAccounted | Part::CacheDaemon | Part::Gateway | Part::NbdServer => Limit::NotKnown,
+            Part::NotAccounted | Part::CacheDaemon | Part::Gateway | Part::NbdServer | Part::ClientGuest => {
+                Limit::NotKnown
+            }
             Part::Network => Limit::Network,
             Part::OsdQueue | Part::OsdOther | Part::StorePrepare | Part::KvQueue | Part::Replica => {
                 Limit::Osds

@@ -6,7 +6,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::root::{busybox, ended, find, shared_libraries, stripped_tidepool};
+use tidepool_lab::vm::root::{busybox, find, shared_libraries};
+
+use super::root::{ended, stripped_tidepool};
 use crate::error::{Error, io};
 
 /// Packages that are there as a whole.

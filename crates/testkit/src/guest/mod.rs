@@ -2,7 +2,6 @@
 //!
 //! The guest is emulated (TCG), so it needs no rights and runs inside any virtual machine.
 
-mod cpio;
 mod kernel;
 mod machine;
 mod monitor;
@@ -16,10 +15,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use tidepool_lab::vm::{BUSY, Kernel};
 use tidepool_lab::{Process, Scratch};
 
 use crate::error::{Error, io};
-use kernel::Kernel;
 pub use machine::{Own, machine};
 use monitor::Monitor;
 pub use root::Equipment;
@@ -36,9 +35,6 @@ const MEMORY_MIB: u32 = 320;
 const LARGE_MEMORY_MIB: u32 = 768;
 /// Seconds for which QEMU holds requests while the server is away.
 const RECONNECT_SECONDS: u32 = 60;
-/// What the kernel of a guest is told for a busy machine: there the emulated timer fails its check, which hangs the boot, and the emulated
-/// processor stands still for longer than it takes for healthy.
-const BUSY: &str = "no_timer_check nosoftlockup rcupdate.rcu_cpu_stall_suppress=1";
 /// Messages of the guest's kernel that tell of a broken disk or filesystem.
 const COMPLAINTS: [&str; 6] =
     ["I/O error", "EXT4-fs error", "EXT4-fs warning", "blocked for more than", "Call Trace", "JBD2:"];
@@ -94,7 +90,7 @@ impl GuestImage {
     fn build_with(equipment: Equipment<'_>, memory_mib: u32) -> Result<GuestImage, Error> {
         crate::need("qemu-system-x86_64", "qemu-system-x86")?;
         let scratch = Scratch::new("guest").map_err(io("cannot make a directory for the guest"))?;
-        let kernel = Kernel::find()?;
+        let kernel = kernel::find()?;
         let root = scratch.join("root.cpio");
         root::build(&kernel, &root, equipment)?;
         Ok(GuestImage { kernel, root, memory_mib, scratch })

@@ -4,9 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::cpio::Archive;
-use super::kernel::Kernel;
+use tidepool_lab::vm::Kernel;
+use tidepool_lab::vm::root::{self, Contents, find};
+
 use crate::error::{Error, io};
+
+/// What the guest's disk and filesystem need.
+const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "libcrc32c", "ext4"];
 
 /// Programs of the host that the guest gets too, with the Debian package that brings them.
 const PROGRAMS: [(&str, &str); 2] = [("mke2fs", "e2fsprogs"), ("e2fsck", "e2fsprogs")];
@@ -55,24 +59,8 @@ pub struct Equipment<'a> {
 
 /// Writes the root for `kernel` to `path`.
 pub fn build(kernel: &Kernel, path: &Path, equipment: Equipment<'_>) -> Result<(), Error> {
-    let file = fs::File::create(path).map_err(io(format!("cannot make {}", path.display())))?;
     let scratch = path.with_extension("d");
     fs::create_dir_all(&scratch).map_err(io("cannot make a directory for the guest's root"))?;
-    let mut archive = Archive::new(std::io::BufWriter::new(file));
-    let failed = || io(format!("cannot write {}", path.display()));
-    for directory in ["/bin", "/sbin", "/dev", "/proc", "/sys", "/modules", "/tmp", "/mnt"] {
-        archive.directory(directory).map_err(failed())?;
-    }
-    archive.device("/dev/console", 5, 1).map_err(failed())?;
-    archive.file("/init", INIT.as_bytes()).map_err(failed())?;
-    archive.file("/bin/busybox", &read(&busybox()?)?).map_err(failed())?;
-    let mut order = String::new();
-    for (name, content) in kernel.modules(equipment.modules)? {
-        order.push_str(&name);
-        order.push('\n');
-        archive.file(&format!("/modules/{name}"), &content).map_err(failed())?;
-    }
-    archive.file("/modules/order", order.as_bytes()).map_err(failed())?;
     let mut files: Vec<(PathBuf, String)> = Vec::new();
     let tools = if equipment.tools { &PROGRAMS[..] } else { &[] };
     for (program, package) in tools.iter().chain(equipment.programs) {
@@ -86,18 +74,8 @@ pub fn build(kernel: &Kernel, path: &Path, equipment: Equipment<'_>) -> Result<(
     }
     files
         .extend(equipment.files.iter().map(|file| (file.to_path_buf(), file.to_string_lossy().into_owned())));
-    let mut libraries = Vec::new();
-    for (file, place) in &files {
-        archive.file(place, &read(file)?).map_err(failed())?;
-        libraries.extend(shared_libraries(file)?);
-    }
-    libraries.sort();
-    libraries.dedup();
-    for library in libraries {
-        archive.file(&library.to_string_lossy(), &read(&library)?).map_err(failed())?;
-    }
-    archive.finish().map_err(failed())?;
-    Ok(())
+    let modules: Vec<&str> = MODULES.iter().chain(equipment.modules).copied().collect();
+    Ok(root::write(kernel, path, &Contents { init: INIT, modules: &modules, scripts: &[], files: &files })?)
 }
 
 /// The command under test without what only a debugger needs, which is most of it.
@@ -116,39 +94,6 @@ pub(super) fn stripped_tidepool(scratch: &Path) -> Result<PathBuf, Error> {
 pub(super) fn ended(program: &str, output: &std::process::Output) -> Error {
     let log = crate::daemon::tail(&String::from_utf8_lossy(&output.stderr));
     Error::Ended { program: program.into(), status: output.status.to_string(), log }
-}
-
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    fs::read(path).map_err(io(format!("cannot read {}", path.display())))
-}
-
-/// A program of the host, also from the directories that only root has on its PATH.
-pub(super) fn find(program: &str, package: &str) -> Result<PathBuf, Error> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
-        .map(|directory| directory.join(program))
-        .find(|path| path.is_file())
-        .ok_or_else(|| Error::Missing { program: program.into(), package: package.into() })
-}
-
-/// A busybox that needs no libraries.
-pub(super) fn busybox() -> Result<PathBuf, Error> {
-    let path = find("busybox", "busybox-static")?;
-    if shared_libraries(&path)?.is_empty() {
-        return Ok(path);
-    }
-    Err(Error::Missing {
-        program: "a busybox without shared libraries".into(),
-        package: "busybox-static".into(),
-    })
-}
-
-/// The libraries that a program is linked with, the loader included.
-pub(super) fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>, Error> {
-    let output = Command::new("ldd").arg(program).output().map_err(io("cannot run ldd"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
 /// Compiles the verifier.

@@ -1,0 +1,143 @@
+//! Debian's kernel for virtual machines, and the modules that a guest needs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{VmError, failed};
+use crate::guest::in_order;
+
+/// The package that brings the kernel on Debian.
+pub(super) const PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// A kernel with its modules.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// The kernel's image.
+    pub image: PathBuf,
+    /// The directory that holds `modules.dep`.
+    modules: PathBuf,
+}
+
+impl Kernel {
+    /// The newest one below `root` that can be read and whose modules are there.
+    pub fn newest(root: &Path) -> Option<Kernel> {
+        let mut kernels: Vec<Kernel> = fs::read_dir(root.join("boot"))
+            .ok()?
+            .flatten()
+            .filter_map(|entry| {
+                let version = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_string();
+                let modules = ["lib/modules", "usr/lib/modules"]
+                    .iter()
+                    .map(|directory| root.join(directory).join(&version))
+                    .find(|path| path.join("kernel").is_dir())?;
+                fs::File::open(entry.path()).ok()?;
+                Some(Kernel { image: entry.path(), modules })
+            })
+            .collect();
+        kernels.sort_by(|a, b| a.image.cmp(&b.image));
+        let kernel = kernels.pop()?;
+        if !kernel.modules.join("modules.dep").is_file() {
+            // A package that was unpacked but not installed has no list of dependencies yet.
+            let version = kernel.modules.file_name()?;
+            Command::new("depmod").arg("-b").arg(root).arg(version).status().ok()?;
+        }
+        kernel.modules.join("modules.dep").is_file().then_some(kernel)
+    }
+
+    /// One that is nowhere.
+    #[cfg(test)]
+    pub(super) fn nowhere() -> Kernel {
+        Kernel { image: PathBuf::new(), modules: PathBuf::new() }
+    }
+
+    /// The one that is installed on this machine.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn installed() -> Result<Kernel, VmError> {
+        Kernel::newest(Path::new("/")).ok_or_else(|| VmError::Missing {
+            program: "a Linux kernel with modules".into(),
+            package: PACKAGE.into(),
+        })
+    }
+
+    /// Files of some modules and of all that they need, in the order in which they are to be loaded: name and content. What is built into
+    /// the kernel is left out.
+    ///
+    /// # Errors
+    /// The kernel has no such module, or one cannot be read.
+    pub fn modules(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>, VmError> {
+        let table = self.table("modules.dep")?;
+        let built_in = self.table("modules.builtin")?;
+        let built_in: Vec<String> = built_in.lines().map(name).collect();
+        let names: Vec<&str> =
+            names.iter().copied().filter(|wanted| !built_in.contains(&name(wanted))).collect();
+        let files = in_order(&table, &names).map_err(|module| {
+            VmError::Failed(format!("the kernel {} has no module {module}", self.image.display()))
+        })?;
+        files.iter().map(|file| Ok((name(file) + ".ko", self.content(file)?))).collect()
+    }
+
+    fn table(&self, file: &str) -> Result<String, VmError> {
+        let path = self.modules.join(file);
+        fs::read_to_string(&path).map_err(failed(format!("cannot read {}", path.display())))
+    }
+
+    /// A module's content, uncompressed.
+    fn content(&self, file: &str) -> Result<Vec<u8>, VmError> {
+        let path = self.modules.join(file);
+        let tool = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("xz") => "xz",
+            Some("zst") => "zstd",
+            Some("gz") => "gzip",
+            _ => return super::root::read(&path),
+        };
+        let output = Command::new(tool).arg("-dc").arg(&path).output();
+        let output = output.map_err(failed(format!("cannot run {tool}")))?;
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        Err(VmError::Failed(format!("`{tool} -dc {}` failed: {}", path.display(), output.status)))
+    }
+}
+
+/// `virtio_blk` for `kernel/drivers/block/virtio-blk.ko.xz`.
+fn name(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.split(".ko").next().unwrap_or(name).replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn module_names_are_those_of_the_kernel() {
+        assert_eq!(name("kernel/drivers/block/virtio_blk.ko"), "virtio_blk");
+        assert_eq!(name("kernel/arch/x86/crypto/crc32c-intel.ko.xz"), "crc32c_intel");
+    }
+
+    #[test]
+    fn what_is_built_in_is_left_out_and_what_is_missing_is_named() {
+        let scratch = Scratch::new("kernel").expect("a directory");
+        let modules = scratch.join("lib/modules/6.1");
+        fs::create_dir_all(modules.join("kernel")).expect("a directory");
+        fs::create_dir_all(scratch.join("boot")).expect("a directory");
+        assert!(Kernel::newest(scratch.path()).is_none());
+        let files = [
+            ("boot/vmlinuz-6.1", ""),
+            ("lib/modules/6.1/modules.dep", "kernel/rbd.ko: kernel/lib-ceph.ko\nkernel/lib-ceph.ko:\n"),
+            ("lib/modules/6.1/modules.builtin", "kernel/drivers/virtio/virtio-pci.ko\n"),
+            ("lib/modules/6.1/kernel/rbd.ko", "r"),
+            ("lib/modules/6.1/kernel/lib-ceph.ko", "l"),
+        ];
+        files.iter().for_each(|(file, text)| fs::write(scratch.join(file), text).expect("written"));
+        let kernel = Kernel::newest(scratch.path()).expect("a kernel");
+        let found = kernel.modules(&["virtio_pci", "rbd"]).expect("all are there");
+        assert_eq!(found, [("lib_ceph.ko".into(), b"l".to_vec()), ("rbd.ko".into(), b"r".to_vec())]);
+        let told = kernel.modules(&["bcache"]).expect_err("there is none").to_string();
+        assert!(told.contains("has no module bcache"), "{told}");
+    }
+}

@@ -1,0 +1,274 @@
+//! Virtual machines of QEMU with Debian's kernel and a small root, which are emulated (TCG), so that they take no rights and run inside any
+//! machine. [`Kernel`] and [`root`] make what one boots; a [`Vm`] is one that has a client in it.
+
+mod archive;
+mod job;
+mod kernel;
+mod link;
+pub mod root;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub use job::Job;
+pub use kernel::Kernel;
+
+use crate::network::Namespace;
+use crate::process::{self, Process};
+use crate::qemu::quoted;
+use link::Link;
+
+/// QEMU.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+/// Its process, in the fifteen bytes that the kernel keeps of a name.
+pub(crate) const PROCESS_NAME: &str = "qemu-system-x86";
+/// The package that brings it on Debian.
+pub(crate) const PACKAGE: &str = "qemu-system-x86";
+/// What the kernel of an emulated machine is told for a busy machine: there the emulated timer fails its check, which hangs the boot, and the
+/// emulated processor stands still for longer than it takes for healthy.
+pub const BUSY: &str = "no_timer_check nosoftlockup rcupdate.rcu_cpu_stall_suppress=1";
+
+/// Memory of a guest with a client in MiB: its root is 90 MiB, most of it libraries of fio's.
+const MEMORY_MIB: u32 = 512;
+/// Longest wait for one to boot: emulation on a busy machine is slow.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// Longest wait for its end, which closes its disk.
+const END_LIMIT: Duration = Duration::from_secs(60);
+/// How often that is looked at.
+const POLL: Duration = Duration::from_millis(20);
+/// First process of a guest with a client.
+const INIT: &str = include_str!("init.sh");
+/// What a job runs when it begins its work.
+const BEGUN: &str = include_str!("begun.sh");
+/// Where that is in the guest.
+pub(crate) const BEGUN_PATH: &str = "/bin/begun";
+
+/// Why there is no virtual machine, or it does not do what it is told.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// Something that the machine must have is missing.
+    #[error("{program} is not installed; on Debian: apt-get install {package}")]
+    Missing {
+        /// What.
+        program: String,
+        /// The package that brings it.
+        package: String,
+    },
+    /// A file, a socket or a process could not be had.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// Something did not do what it was to do.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// An error of the system, with what was tried.
+fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> VmError {
+    let what = what.into();
+    |source| VmError::Io { what, source }
+}
+
+/// Says in one line why there can be no guest with a client on this machine.
+///
+/// # Errors
+/// That line.
+pub(crate) fn probe() -> Result<(), String> {
+    process::need(PROGRAM, PACKAGE)?;
+    process::need("fio", "fio")?;
+    root::busybox().map_err(|why| why.to_string())?;
+    Kernel::installed().map(drop).map_err(|why| why.to_string())
+}
+
+/// What guests with clients boot; made once, booted many times.
+#[derive(Debug)]
+pub(crate) struct Image {
+    kernel: Kernel,
+    root: PathBuf,
+}
+
+impl Image {
+    /// Finds the kernel, and writes the root with fio and some modules to `path`.
+    pub(crate) fn build(path: PathBuf, modules: &[&str]) -> Result<Image, VmError> {
+        let kernel = Kernel::installed()?;
+        let contents = root::Contents {
+            init: INIT,
+            modules,
+            scripts: &[(BEGUN_PATH, BEGUN)],
+            files: &[(root::find("fio", "fio")?, "/bin/fio".into())],
+        };
+        root::write(&kernel, &path, &contents)?;
+        Ok(Image { kernel, root: path })
+    }
+
+    /// One that was never built, and cannot be booted.
+    #[cfg(test)]
+    pub(crate) fn unbuilt() -> Image {
+        Image { kernel: Kernel::nowhere(), root: PathBuf::new() }
+    }
+
+    /// The kernel's version, as its file has it.
+    pub(crate) fn kernel(&self) -> String {
+        let name = self.kernel.image.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.trim_start_matches("vmlinuz-").to_string()
+    }
+}
+
+/// A guest with a client. It is killed when it is dropped, and when this process ends.
+#[derive(Debug)]
+pub struct Vm {
+    process: Process,
+    name: String,
+    console: PathBuf,
+    errors: PathBuf,
+    link: Link,
+}
+
+impl Vm {
+    /// Starts one with these devices, in QEMU's words, which is known as `name` and has its files in `directory`. It boots meanwhile: see
+    /// [`Vm::wait`].
+    pub(crate) fn start(
+        image: &Image,
+        directory: &Path,
+        name: &str,
+        namespace: Option<&Namespace>,
+        devices: &[String],
+    ) -> Result<Vm, VmError> {
+        let [console, errors, requests, events] =
+            ["console", "err", "ask", "tell"].map(|what| directory.join(format!("guest-{name}.{what}")));
+        for old in [&requests, &events] {
+            let _ = fs::remove_file(old);
+        }
+        let output = File::create(&errors).map_err(failed(format!("cannot make {}", errors.display())))?;
+        let place = |path: &Path| quoted(&path.display().to_string());
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"])
+            .args(["-machine", "pc,accel=tcg", "-smp", "1", "-m", &MEMORY_MIB.to_string()])
+            .arg("-kernel")
+            .arg(&image.kernel.image)
+            .arg("-initrd")
+            .arg(&image.root)
+            .args(["-append", &format!("console=ttyS0 quiet panic=-1 {BUSY}")])
+            .arg("-chardev")
+            .arg(format!("file,id=console,path={}", place(&console)))
+            .args(["-serial", "chardev:console", "-device", "virtio-serial-pci"]);
+        for (number, (id, socket)) in (1..).zip([("ask", &requests), ("tell", &events)]) {
+            command
+                .arg("-chardev")
+                .arg(format!("socket,id={id},path={},server=on,wait=off", place(socket)))
+                .arg("-device")
+                .arg(format!("virtserialport,chardev={id},nr={number}"));
+        }
+        command.args(devices).current_dir(directory);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
+        namespace.iter().for_each(|namespace| namespace.enter(&mut command));
+        let process = Process::spawn(command).map_err(failed(format!("cannot run {PROGRAM}")))?;
+        let name = name.to_string();
+        let connected = connect(&process, &requests, &events);
+        let link = connected.map_err(|why| ended(&name, &why, &errors, &console))?;
+        Ok(Vm { process, name, console, errors, link })
+    }
+
+    /// Waits until it has booted.
+    pub(crate) fn wait(&self) -> Result<(), VmError> {
+        let start = Instant::now();
+        while !self.link.state().ready {
+            self.holds()?;
+            if start.elapsed() > BOOT_LIMIT {
+                return Err(self.failed("it has not booted in time"));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Shows that it still runs.
+    pub(crate) fn holds(&self) -> Result<(), VmError> {
+        match self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))? {
+            None => Ok(()),
+            Some(how) => Err(self.failed(&format!("it has ended: {how}"))),
+        }
+    }
+
+    /// The id of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it is known as.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Runs a command of its shell that prints little; returns what it prints.
+    pub(crate) fn tell(&self, words: &[&str]) -> Result<String, VmError> {
+        let words: Vec<String> = ["tell"].iter().chain(words).map(|word| word.to_string()).collect();
+        self.ask(&words)
+    }
+
+    /// Has a function of its first process do something; returns the answer.
+    fn ask(&self, words: &[String]) -> Result<String, VmError> {
+        let answer =
+            self.link.ask(words).map_err(|why| self.failed(&format!("it does not answer: {why}")))?;
+        Ok(String::from_utf8_lossy(&answer.unwrap_or_default()).into_owned())
+    }
+
+    fn failed(&self, why: &str) -> VmError {
+        ended(&self.name, why, &self.errors, &self.console)
+    }
+
+    /// Ends it, with its disk closed.
+    pub(crate) fn stop(&self) -> Result<(), VmError> {
+        self.process
+            .signal(rustix::process::Signal::TERM)
+            .map_err(failed(format!("cannot end {PROGRAM}")))?;
+        let start = Instant::now();
+        while self.process.ended().map_err(failed(format!("cannot look at {PROGRAM}")))?.is_none() {
+            if start.elapsed() > END_LIMIT {
+                return Err(self.failed("it does not end"));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+}
+
+/// Connects with both ports. QEMU makes the sockets before its processor runs.
+fn connect(process: &Process, requests: &Path, events: &Path) -> Result<Link, String> {
+    let start = Instant::now();
+    loop {
+        match Link::connect(requests, events) {
+            Ok(link) => return Ok(link),
+            Err(why) => {
+                let ended = process.ended().map_err(|why| why.to_string())?;
+                if ended.is_some() || start.elapsed() > END_LIMIT {
+                    return Err(ended.map_or_else(|| why.to_string(), |how| format!("it has ended: {how}")));
+                }
+            }
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// What has become of a guest, with the last words of QEMU or else of its kernel.
+fn ended(name: &str, why: &str, errors: &Path, console: &Path) -> VmError {
+    let last = |path: &Path| {
+        let text = fs::read(path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        text.lines().map(str::trim).rfind(|line| !line.is_empty()).map(String::from)
+    };
+    let said = last(errors).or_else(|| last(console)).unwrap_or_else(|| "nothing".into());
+    VmError::Failed(format!("the guest {name}: {why}; last words: {said}"))
+}
