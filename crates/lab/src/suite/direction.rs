@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterSize, Suite};
+use super::{ClusterSize, Suite, Workload};
 use crate::words;
 
 /// Something that was published, and how it is tested: as a ratio (`expect`), or along an axis (`axis`).
@@ -26,6 +26,9 @@ pub struct Direction {
     /// …relative to this one; without it an axis is followed by the placement's own figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
+    /// The workload in which that one is looked for, if it is another one: one that differs in its access path alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub against_workload: Option<String>,
     /// Only with so many clients; with each number of them if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
@@ -196,11 +199,11 @@ impl Direction {
         let Some(workload) = suite.workload(&self.workload).filter(|_| known) else {
             return Err("it names what the suite does not have".into());
         };
-        let on = |name: &String| workload.placements.is_empty() || workload.placements.contains(name);
-        if let Some(name) =
-            [Some(&self.placement), self.against.as_ref()].into_iter().flatten().find(|name| !on(name))
-        {
-            return Err(format!("{name} is not measured in {}", self.workload));
+        let other = self.other_path(suite, workload)?.unwrap_or(workload);
+        for (name, workload) in [(Some(&self.placement), workload), (self.against.as_ref(), other)] {
+            if let Some(name) = name.filter(|name| !workload.is_on(name)) {
+                return Err(format!("{name} is not measured in {}", workload.name));
+            }
         }
         if let Some(clients) = self.clients.filter(|clients| !workload.clients.contains(clients)) {
             return Err(format!("{} is not measured with {clients} clients", self.workload));
@@ -226,6 +229,29 @@ impl Direction {
             Some(Along::OsdsPerNode) if uneven => Err("servers do not have as many disks each".into()),
             _ => Ok(()),
         }
+    }
+
+    /// The workload of the other placement, where that is another one.
+    fn other_path<'a>(&self, suite: &'a Suite, workload: &Workload) -> Result<Option<&'a Workload>, String> {
+        let Some(name) = &self.against_workload else { return Ok(None) };
+        let other = suite.workload(name).ok_or("it names what the suite does not have")?;
+        if self.expect.is_none() || self.axis.is_some() {
+            return Err("against_workload goes with a ratio: it has expect".into());
+        }
+        let alike = Workload {
+            name: workload.name.clone(),
+            title: workload.title.clone(),
+            access: workload.access,
+            placements: workload.placements.clone(),
+            ..other.clone()
+        };
+        if alike != *workload || other.access == workload.access {
+            return Err(format!(
+                "{name} and {} differ in other things than their access path",
+                workload.name
+            ));
+        }
+        Ok(Some(other))
     }
 
     /// What is wrong with one that is not measurable here.
@@ -300,14 +326,26 @@ mod tests {
             let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
-        let needs = include_str!("../suites/diskspd-256k.toml");
-        for (from, to, wanted) in [
-            ("against = \"FileStore and journals, vioscsi\"", "against = \"nothing\"", "does not have"),
-            ("against = \"FileStore and journals, vioscsi\"\n", "", "a ratio"),
-            ("needs = \"a kernel that maps images (krbd)\"\nmetric", "metric", "does not have"),
+        let paths = include_str!("../suites/diskspd-256k.toml");
+        let path = "against_workload = \"256k-70-30-guest\"\n";
+        let needs = paths.replacen(path, "needs = \"a kernel that there is not\"\n", 1);
+        Suite::parse("s.toml", &needs).expect("a suite with a claim that is not measurable here");
+        let against = "against = \"filestore-journal\"\nneeds";
+        for (good, from, to, wanted) in [
+            (&needs[..], against, "against = \"nothing\"\nneeds", "does not have"),
+            (&needs, against, "needs", "a ratio"),
+            (paths, path, "against_workload = \"256k\"\n", "does not have"),
+            (paths, path, "against_workload = \"256k-70-30-large\"\n", "other things than their access path"),
+            (paths, path, "against_workload = \"256k-70-30-krbd\"\n", "other things than their access path"),
+            (
+                paths,
+                "against = \"filestore-journal\"\nagainst_workload",
+                "against = \"bluestore-dbwal\"\nagainst_workload",
+                "not measured in 256k-70-30-guest",
+            ),
         ] {
-            assert!(needs.contains(from), "{from}");
-            let error = Suite::parse("s.toml", &needs.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(good.contains(from), "{from}");
+            let error = Suite::parse("s.toml", &good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         let other = Suite::find("which-side").expect("it comes with the program");

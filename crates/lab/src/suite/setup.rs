@@ -21,6 +21,9 @@ pub struct Setup {
     /// not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
+    /// The workload that does so, if not the deciding one: such as over another access path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
     /// What it takes that there is not here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
@@ -52,6 +55,14 @@ impl Suite {
         for setup in &self.setups {
             if setup.placement.is_some() == setup.needs.is_some() {
                 return Err(format!("the set-up {}: it has either a placement or needs", setup.name));
+            }
+            if let Some(name) = &setup.workload
+                && (self.workload(name).is_none() || setup.placement.is_none())
+            {
+                return Err(format!(
+                    "the set-up {}: {name} is a workload of the suite, beside a placement",
+                    setup.name
+                ));
             }
             if !names.insert(&setup.name) {
                 return Err(format!("the set-up {} is named twice", setup.name));
@@ -85,22 +96,27 @@ mod tests {
         let whole = "[[setup]]\nname = \"FileStore and journals, vioscsi\"";
         for (from, to, wanted) in [
             (whole, "[[setup]]\nname = \"filestore-journal\"", "named twice"),
-            ("placement = \"filestore-journal\"\n\n", "\n", "either a placement or needs"),
+            ("placement = \"filestore-journal\"\nworkload", "workload", "either a placement or needs"),
             (
-                "placement = \"filestore-journal\"\n\n",
-                "placement = \"filestore-journal\"\nneeds = \"x\"\n\n",
+                "placement = \"filestore-journal\"\n",
+                "placement = \"filestore-journal\"\nneeds = \"x\"\n",
                 "either",
             ),
             ("needs = \"", "wants = \"", "line "),
+            (
+                "placement = \"filestore-journal\"\nworkload = \"256k",
+                "placement = \"filestore-journal\"\nworkload = \"512k",
+                "a workload of the suite",
+            ),
         ] {
             assert!(SUITE.contains(from), "{from}");
             let error = Suite::parse("s.toml", &SUITE.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         }
         // A placement of another version, or one that the suite does not have, is told, and is no mistake.
-        let stands = "placement = \"filestore-journal\"\n\n";
+        let stands = "placement = \"filestore-journal\"\nworkload";
         for (name, wanted) in [("osd-magic", "no placement osd-magic"), ("ssd-raw", "none of the suite's")] {
-            let other = SUITE.replacen(stands, &format!("placement = \"{name}\"\n\n"), 1);
+            let other = SUITE.replacen(stands, &format!("placement = \"{name}\"\nworkload"), 1);
             let other = Suite::parse("s.toml", &other).expect("a suite");
             let mut told = other.setups.iter().filter_map(|setup| setup.not_run(&other));
             assert!(told.any(|told| told.contains(wanted) && !told.contains('\n')), "{name}");

@@ -139,6 +139,20 @@ fn of_ratio(direction: &Direction, expect: Expect, ratio: &Ratio, results: &Resu
     (outcome, evidence)
 }
 
+/// Results in which what the other placement has in a workload over another path stands in the direction's own workload, under a name of its
+/// own; and the direction about that. `None` where both are in one workload.
+fn beside(results: &Results, direction: &Direction) -> Option<(Results, Direction)> {
+    let (other, against) = (direction.against_workload.as_ref()?, direction.against.as_ref()?);
+    let access = results.suite.workload(other)?.access;
+    let name = format!("{against} over {access}");
+    let mut all = results.clone();
+    for run in all.runs.iter_mut().filter(|run| run.cell.workload == *other && run.cell.placement == *against)
+    {
+        (run.cell.workload, run.cell.placement) = (direction.workload.clone(), name.clone());
+    }
+    Some((all, Direction { against: Some(name), against_workload: None, ..direction.clone() }))
+}
+
 /// What became of a direction; `sustained` are the results of sustained runs alone, `bounds` what bounds placements.
 pub(super) fn test(
     results: &Results,
@@ -157,6 +171,10 @@ pub(super) fn test(
             bottleneck: None,
             against_bottleneck: None,
         };
+    }
+    if let Some((all, about)) = beside(results, direction) {
+        let sustained = sustained.and_then(|sustained| Some(beside(sustained, direction)?.0));
+        return Tested { direction: direction.clone(), ..test(&all, sustained.as_ref(), bounds, &about) };
     }
     let Direction { placement, against, workload, .. } = direction;
     let names: Vec<&String> = [Some(placement), against.as_ref()].into_iter().flatten().collect();
