@@ -406,7 +406,7 @@ pub enum PlacementError {
 pub const AGAIN: &str = "again";
 
 /// All placements.
-pub fn all() -> [&'static dyn Placement; 21] {
+pub fn all() -> [&'static dyn Placement; 22] {
     [
         &store::BLUESTORE_COLOCATED,
         &store::BLUESTORE_DBWAL,

@@ -197,11 +197,6 @@ impl Vm {
         }
     }
 
-    /// The id of its process.
-    pub(crate) fn id(&self) -> u32 {
-        self.process.id()
-    }
-
     /// What it is known as.
     pub(crate) fn name(&self) -> &str {
         &self.name
