@@ -176,26 +176,36 @@ impl Applied for Hosted {
     }
 
     fn salvage(self: Box<Self>) -> Result<String, PlacementError> {
-        let Hosted { daemons, fronts, rescue } = *self;
+        let Hosted { mut daemons, fronts, rescue } = *self;
+        // The SSD that has died is that of the first hypervisor; the others' are well.
+        let well = daemons.split_off(1.min(daemons.len()));
         let mut done = Vec::new();
-        for (host, daemon) in daemons.into_iter().enumerate() {
+        for daemon in daemons {
             done.push(if daemon.wait_drained(SALVAGE_LIMIT) {
                 daemon.stop()?;
                 "everything was in the images by itself"
             } else {
                 drop(daemon);
-                fronts.images(host).try_for_each(|image| rescue.recover(image))?;
+                fronts.images(0).try_for_each(|image| rescue.recover(image))?;
                 "`tidepool recover --accept-loss`"
             });
         }
-        done.dedup();
+        if !well.is_empty() {
+            give_back(well)?;
+            done.push("a drain as ever on the other hypervisor");
+        }
         Ok(done.join(", "))
     }
 
     fn undo(self: Box<Self>) -> Result<(), PlacementError> {
-        daemon::drain(&self.daemons, 0.0, &|| (), &|| true)?;
-        self.daemons.into_iter().try_for_each(Daemon::stop)
+        give_back(self.daemons)
     }
+}
+
+/// Ends daemons whose SSDs are well, with everything in the images.
+fn give_back(daemons: Vec<Daemon>) -> Result<(), PlacementError> {
+    daemon::drain(&daemons, 0.0, &|| (), &|| true)?;
+    daemons.into_iter().try_for_each(Daemon::stop)
 }
 
 /// Longest wait until a daemon whose SSD has died has everything in the images, with devices that answer at once.
@@ -374,5 +384,34 @@ impl Drop for RawFiles {
         for path in self.0.values() {
             let _ = fs::remove_file(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::Fake;
+    use super::*;
+
+    #[test]
+    fn the_cache_of_a_hypervisor_whose_ssd_is_well_is_drained_and_not_given_up() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let fake = Fake::new();
+        let ground = fake.ground();
+        fake.says(0, "failed", 4096);
+        fake.says(1, "serving", 8192);
+        let host = |host: usize| {
+            let volumes = volumes(&ground, host);
+            Daemon::start(&ground, &setup(&ground, host, "host-tidepool", &volumes, &[]).expect("an SSD"))
+        };
+        let daemons = (0..2).map(host).collect::<Result<_, _>>().expect("they serve");
+        let (fronts, rescue) = (Fronts::of(&ground), Rescue::of(&ground));
+        let done = Box::new(Hosted { daemons, fronts, rescue }).salvage().expect("all is given back");
+        assert_eq!(
+            fake.asked(),
+            ["recover rbd:rbd/img0?conf=ceph.conf --accept-loss", "drain peer", "stop peer"]
+        );
+        assert_eq!(done, "`tidepool recover --accept-loss`, a drain as ever on the other hypervisor");
     }
 }

@@ -8,6 +8,8 @@ mod alloc;
 mod client;
 mod daemon;
 mod device;
+#[cfg(test)]
+mod fake;
 mod guest;
 mod mounted;
 mod null;

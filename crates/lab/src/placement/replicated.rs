@@ -260,6 +260,8 @@ impl Applied for Pair {
         let Pair { _shared, daemons, fronts, rescue, .. } = *self;
         let [owner, peer] = <[Daemon; 2]>::try_from(daemons).expect("there are two hypervisors");
         if owner.wait_drained(SALVAGE_LIMIT) {
+            // The clients of the second hypervisor have written, too.
+            daemon::drain(std::slice::from_ref(&peer), 0.0, &|| (), &|| true)?;
             owner.stop()?;
             peer.stop()?;
             return Ok("everything was in the images by itself, from the second copy".into());
@@ -267,8 +269,11 @@ impl Applied for Pair {
         drop(owner);
         let mut refused = Vec::new();
         for image in fronts.images(0) {
-            if let Err(why) = peer.take_over(image) {
-                refused.push((image, why));
+            match peer.take_over(image) {
+                Ok(()) => {}
+                Err(why) if is_owner_alone(&why) => refused.push((image, why)),
+                // What a copy that counts has must not be given up: what was lost is not known.
+                Err(why) => return Err(why),
             }
         }
         if !peer.wait_drained(SALVAGE_LIMIT) {
@@ -292,6 +297,81 @@ impl Applied for Pair {
     }
 }
 
+/// What a takeover is refused with where the record of the image names its owner alone: the image has everything, or no copy counted any
+/// more. Its exit status is that of all failures.
+const OWNER_ALONE: &str = "alone has its newest data";
+
+/// A takeover was refused since nobody but the owner has anything that the image lacks.
+fn is_owner_alone(error: &PlacementError) -> bool {
+    matches!(error, PlacementError::Command { output, .. } if output.contains(OWNER_ALONE))
+}
+
 fn not(what: String) -> PlacementError {
     PlacementError::NotInPlace { placement: HOST_TIDEPOOL_REPLICATED.name(), what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::Fake;
+    use super::*;
+
+    /// A pair whose first hypervisor's SSD has died, and what it answers.
+    fn salvaged(fake: &Fake) -> Result<String, PlacementError> {
+        let ground = fake.ground();
+        let host = |host: usize| {
+            let volumes = volumes(&ground, host);
+            Daemon::start(&ground, &setup(&ground, host, "host-tidepool-replicated", &volumes, &[])?)
+        };
+        let daemons = (0..2).map(host).collect::<Result<_, _>>()?;
+        let (fronts, rescue) = (Fronts::of(&ground), Rescue::of(&ground));
+        Box::new(Pair { daemons, fronts, rescue, parted: 0, _shared: None }).salvage()
+    }
+
+    /// One in which the owner's volume has failed, and the second hypervisor has written all back.
+    fn struck() -> Fake {
+        let fake = Fake::new();
+        fake.says(0, "failed", 4096);
+        fake.says(1, "serving", 0);
+        fake
+    }
+
+    #[test]
+    fn a_volume_is_taken_over_and_given_up_only_where_nobody_but_its_owner_has_more_than_the_image() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let fake = struck();
+        let done = salvaged(&fake).expect("it is taken over");
+        assert_eq!(fake.asked(), ["takeover img0 on peer", "stop peer"]);
+        assert!(!done.contains("recover"), "{done}");
+
+        let fake = struck();
+        fake.refuses("cannot take volume img0 over: its record says that h0 alone has its newest data");
+        let done = salvaged(&fake).expect("the image has all that there is");
+        let recovered = "recover rbd:rbd/img0?conf=ceph.conf --accept-loss";
+        assert_eq!(fake.asked(), ["takeover img0 on peer", "stop peer", recovered]);
+        assert!(done.contains("recover --accept-loss"), "{done}");
+
+        for why in [
+            "cannot open the backend of volume img0: rbd:rbd/img0 is locked by client.1; try again",
+            "cannot take volume img0 over: its record names h1 as the holder of the other copy, on a boot that is over or with another cache",
+            "cannot reach the daemon at peer.admin: nobody listens (is `tidepool serve` running? name its socket with --admin)",
+            "there is no volume img0 (see `tidepool volume list`)",
+        ] {
+            let fake = struck();
+            fake.refuses(why);
+            let error = salvaged(&fake).expect_err(why).to_string();
+            assert!(error.contains(why), "{error}");
+            assert_eq!(fake.asked(), ["takeover img0 on peer"], "nothing is given up");
+        }
+    }
+
+    #[test]
+    fn what_the_second_hypervisor_has_written_is_drained_where_the_first_one_drains_by_itself() {
+        let fake = struck();
+        fake.says(0, "serving", 0);
+        fake.says(1, "serving", 8192);
+        salvaged(&fake).expect("all is given back");
+        assert_eq!(fake.asked(), ["drain peer", "stop host", "stop peer"]);
+    }
 }
