@@ -54,6 +54,7 @@ impl Fake {
     pub(super) fn ground(&self) -> Ground {
         let ssd = || SsdShare { directory: self.0.path().into(), bytes: 1 << 20 };
         Ground {
+            replicas: 1,
             program: self.program(),
             directory: self.0.path().into(),
             slots: Vec::new(),
