@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(
             found.headline,
             "When the SSD dies: no acknowledged write is lost with bluestore-dbwal and host-tidepool-replicated; host-tidepool loses 120 of \
-             1,000 acknowledged blocks; of osd-tidepool it is not known; no event of bluestore-colocated and filestore-journal counts."
+             1,000 acknowledged blocks; of osd-tidepool it is not known; no event of bluestore-colocated, filestore-journal and osd-bcache counts."
         );
         assert_eq!((found.advice, found.rankings.len()), (Advice::NoVerdict, 0));
         assert!(
