@@ -75,21 +75,6 @@ fn left(suite: &Suite, not_run: &[NotRun], results: &Results) -> Vec<Due> {
     due(suite, results.seed, &is_done)
 }
 
-/// Takes the lines away that say of a placement that it was not possible, and that an event shows to be past.
-fn forget_past(results: &mut Results) {
-    let Results { not_run, events, suite, .. } = results;
-    let covers = |not_run: &NotRun, run: &EventRun| {
-        let workload = suite.workload(&run.cell.workload);
-        workload.is_some_and(|workload| not_run.covers(&run.cell.placement, workload))
-    };
-    not_run.retain(|not_run| !events.iter().any(|run| covers(not_run, run)));
-}
-
-/// Seconds that clients run for an event.
-pub(super) fn load_s(suite: &Suite, event: &Event) -> u32 {
-    event.load_s(suite)
-}
-
 /// What was seen beside what clients got.
 #[derive(Default)]
 struct Seen {
@@ -133,7 +118,7 @@ impl Runner<'_> {
                 let total = self.suite.runs();
                 let done = total.saturating_sub(left);
                 let left_s = clock.left_s(left, 0)
-                    + due[at..].iter().map(|due| f64::from(load_s(&self.suite, &due.event))).sum::<f64>();
+                    + due[at..].iter().map(|due| f64::from(due.event.load_s(&self.suite))).sum::<f64>();
                 (self.progress)(&Progress { done, total, left_s, what });
                 let run = self.event(found, journal, clock);
                 if let Some(run) = self.attempt(run)? {
@@ -141,7 +126,6 @@ impl Runner<'_> {
                 }
             }
         }
-        forget_past(&mut journal.results);
         match self.failed.take() {
             Some(failed) => Err(RunError::Failed(failed)),
             None => Ok(()),
@@ -461,7 +445,7 @@ mod tests {
         let is_due =
             |event: &str| left.iter().any(|due| due.event.name == event && due.cell.placement == stale[0]);
         assert!(!is_due("ssd-dies") && !is_due("osd-out") && is_due("deep-scrub"));
-        forget_past(&mut results);
+        super::super::journal::forget_past(&mut results);
         let told: Vec<&str> = results.not_run.iter().map(|not_run| not_run.placement.as_str()).collect();
         assert_eq!(told, [stale[1]]);
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::RunError;
 use crate::document;
 use crate::results::{EventRun, NotRun, Results, Run, Testbed};
+use crate::suite::Cell;
 
 /// A line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -116,19 +117,25 @@ impl Journal {
 
     /// All is measured: the results stand where they are wanted, and the journal goes.
     pub(super) fn finish(mut self, out: &Path) -> Result<Results, RunError> {
-        // What was not possible at first may have been possible later, when somebody else went on with it.
-        let Results { not_run, runs, suite, .. } = &mut self.results;
-        let workload = |run: &Run| suite.workload(&run.cell.workload);
-        let covers = |not_run: &NotRun, run: &Run| {
-            workload(run).is_some_and(|workload| not_run.covers(&run.cell.placement, workload))
-        };
-        not_run.retain(|not_run| !runs.iter().any(|run| covers(not_run, run)));
+        forget_past(&mut self.results);
         let text = serde_json::to_string(&self.results).expect("results are plain data") + "\n";
         document::write(out, &text)
             .and_then(|()| fs::remove_file(&self.path))
             .map_err(RunError::io(format!("cannot write {}", out.display())))?;
         Ok(self.results)
     }
+}
+
+/// Takes the lines away that say of a placement that it was not possible, and that a run or an event shows to be past: it may have been
+/// possible later, when somebody else went on with it.
+pub(super) fn forget_past(results: &mut Results) {
+    let Results { not_run, runs, events, suite, .. } = results;
+    let covers = |not_run: &NotRun, cell: &Cell| {
+        let workload = suite.workload(&cell.workload);
+        workload.is_some_and(|workload| not_run.covers(&cell.placement, workload))
+    };
+    let cells = || runs.iter().map(|run| &run.cell).chain(events.iter().map(|event| &event.cell));
+    not_run.retain(|not_run| !cells().any(|cell| covers(not_run, cell)));
 }
 
 /// Two runs do not write into one journal.

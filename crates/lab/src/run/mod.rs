@@ -358,7 +358,7 @@ pub fn plan(options: &Options<'_>) -> Result<Plan, RunError> {
     let images = suite.ground.image_bytes * u64::from(suite.images_on(left_out.machine.cpus));
     let written = (images + objects) * u64::from(suite.ground.replicas_max());
     let due = events::due(suite, options.seed, &|due| impossible(&due.cell, 0));
-    let load_s: u32 = due.iter().map(|due| events::load_s(suite, &due.event)).sum();
+    let load_s: u32 = due.iter().map(|due| due.event.load_s(suite)).sum();
     // All of a hypervisor and all of a server: which of them it takes depends on the placement.
     let ssds = if due.is_empty() { ssds } else { ssds.max(u64::from(servers.max(1)).max(2)) };
     Ok(Plan {
@@ -442,7 +442,7 @@ fn planned_event(suite: &Suite, due: &events::Due) -> (u32, String, String, Stri
         "{} with {} requests per second each for {} s, event after {} s",
         words::count(cell.clients as usize, "client"),
         event.requests_per_s,
-        events::load_s(suite, event),
+        event.load_s(suite),
         suite.ramp_s + event.before_s(suite)
     );
     (*repeat, cell.placement.clone(), event.name.clone(), what)
