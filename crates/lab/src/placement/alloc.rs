@@ -39,10 +39,6 @@ impl Placement for Alloc {
         Layer::Format
     }
 
-    fn probe(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         ground.ceph_conf.push(format!("{} = {}", OPTION.replace('_', " "), self.bytes));
         Ok(Box::new(Made { placement: self.name, bytes: self.bytes }))

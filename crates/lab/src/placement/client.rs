@@ -66,10 +66,6 @@ impl Placement for Host {
         "stop the VMs, `tidepool recover IMAGE --accept-loss` for each image, replace the SSD"
     }
 
-    fn probe(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let hosts = 0..ground.hypervisors as usize;
         let mut options = vec!["--accept-loss=60m".to_string()];
@@ -249,10 +245,6 @@ impl Placement for LibrbdCache {
         }
     }
 
-    fn probe(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let text =
             fs::read_to_string(&ground.client_conf).map_err(failed("cannot read the client's ceph.conf"))?;
@@ -332,10 +324,6 @@ impl Placement for Raw {
     fn path(&self, _access: Access) -> Result<Access, String> {
         // It takes no path to Ceph.
         Ok(Access::Librbd)
-    }
-
-    fn probe(&self) -> Result<(), String> {
-        Ok(())
     }
 
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {

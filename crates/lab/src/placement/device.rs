@@ -131,10 +131,6 @@ impl Placement for OnSsd {
         true
     }
 
-    fn probe(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         if ground.slots.iter().any(|slot| slot.rotational) {
             let what = "a disk that turns has the data of an OSD".to_string();

@@ -147,7 +147,9 @@ pub trait Placement: Debug + Sync {
     ///
     /// # Errors
     /// That line.
-    fn probe(&self) -> Result<(), String>;
+    fn probe(&self) -> Result<(), String> {
+        Ok(())
+    }
     /// Says in one line why that release of Ceph does not have it.
     ///
     /// # Errors

@@ -50,10 +50,6 @@ impl Placement for BlueStore {
         if self.db_on_ssd { Ssd::Partitions } else { Ssd::Unused }
     }
 
-    fn probe(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let store = |slot: &super::Slot| Store::BlueStore {
             block: slot.data.clone(),

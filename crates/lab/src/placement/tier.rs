@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FallocateFlags;
 use serde_json::{Map, Value, json};
 
+use super::daemon::sum;
 use super::{Applied, Ground, Layer, Placement, PlacementError, Slot, Ssd, failed};
 use crate::cluster::{self, Cluster};
 use crate::network::Namespace;
@@ -89,10 +90,6 @@ impl Placement for CacheTier {
         true
     }
 
-    fn probe(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, ground: &mut Ground) -> Result<Box<dyn Applied>, PlacementError> {
         let first = ground.slots.len();
         // On one server there are as many as there are copies.
@@ -161,13 +158,13 @@ impl Reach {
 
     /// The sum of a counter over all of the tier's OSDs.
     fn counted(&self) -> Result<Map<String, Value>, PlacementError> {
-        let mut sums: Map<String, Value> = Map::new();
-        for socket in &self.sockets {
+        let counted = |socket: &PathBuf| {
             let said = cluster::socket::ask(socket, "perf dump")
                 .map_err(failed("an OSD of the cache tier does not answer"))?;
-            add(&mut sums, &said["osd"]);
-        }
-        Ok(figures(sums))
+            Ok(counters(&said["osd"]))
+        };
+        let counted = self.sockets.iter().map(counted).collect::<Result<Vec<_>, PlacementError>>()?;
+        Ok(figures(sum(counted)))
     }
 
     /// Has the agent write back until at most this part of the pool is dirty.
@@ -177,12 +174,10 @@ impl Reach {
     }
 }
 
-/// Adds what an OSD counts.
-fn add(sums: &mut Map<String, Value>, osd: &Value) {
-    for name in COUNTERS.into_iter().chain(["tier_dirty"]) {
-        let sum = sums.get(name).and_then(Value::as_u64).unwrap_or(0) + osd[name].as_u64().unwrap_or(0);
-        sums.insert(name.into(), json!(sum));
-    }
+/// What of all that an OSD counts is about the tier.
+fn counters(osd: &Value) -> Map<String, Value> {
+    let names = COUNTERS.into_iter().chain(["tier_dirty"]);
+    names.map(|name| (name.into(), json!(osd[name].as_u64().unwrap_or(0)))).collect()
 }
 
 /// What is told of that, with the names that other caches have for it: requests, where those count blocks. A request that is handed on and has
@@ -325,11 +320,9 @@ mod tests {
 
     #[test]
     fn what_the_osds_count_is_told_as_other_caches_tell_it() {
-        let mut sums = Map::new();
         let osd = json!({ "op_cache_hit": 90, "tier_promote": 3, "tier_proxy_read": 4, "tier_dirty": 7, "tier_clean": 5, "op": 1 });
-        add(&mut sums, &osd);
-        add(&mut sums, &json!({ "op_cache_hit": 10, "tier_proxy_write": 1 }));
-        let told = Value::Object(figures(sums));
+        let other = json!({ "op_cache_hit": 10, "tier_proxy_write": 1 });
+        let told = Value::Object(figures(sum([osd, other].iter().map(counters).collect())));
         assert_eq!((&told["hit_blocks"], &told["miss_blocks"]), (&json!(100), &json!(8)), "{told}");
         assert_eq!((&told["dirty_bytes"], &told["tier_promote"]), (&json!(8_388_608), &json!(3)), "{told}");
         assert!(told["op"].is_null() && told["tier_dirty"].is_null(), "{told}");
