@@ -239,8 +239,7 @@ impl<C: Core> Reactor<C> {
             _ => link.sent(result),
         }
         if link.broken() && !was_broken {
-            tracing::warn!(peer = %link.peer, "connection with another host lost");
-            self.link_is_lost(slot);
+            self.link_broke(slot);
         }
     }
 
@@ -260,6 +259,14 @@ impl<C: Core> Reactor<C> {
                 self.hang_up(slot, why);
             }
         }
+    }
+
+    /// A connection has ended by itself.
+    fn link_broke(&mut self, slot: u32) {
+        if let Some((link, _)) = self.replication.links.get(slot) {
+            tracing::warn!(peer = %link.peer, "connection with another host lost");
+        }
+        self.link_is_lost(slot);
     }
 
     fn link_is_lost(&mut self, slot: u32) {
@@ -293,7 +300,7 @@ impl<C: Core> Reactor<C> {
                 Role::Follower(follower) => follower.is_idle(),
             };
             if broken && !was_broken {
-                self.link_is_lost(slot);
+                self.link_broke(slot);
             }
             if broken && quiet && idle {
                 at -= 1;
