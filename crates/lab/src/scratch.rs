@@ -14,6 +14,8 @@ use crate::mounts::{abort_below, points, unmount_below};
 
 /// How long what a killed process has left is tried to be removed: others that end with it use it for a moment.
 const CLEAR_LIMIT: Duration = Duration::from_secs(60);
+/// How long a killed process may take to end once none of its mounts answers any more.
+const END_LIMIT: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
 const CLEAR_PAUSE: Duration = Duration::from_millis(100);
 
@@ -208,20 +210,47 @@ fn open_lock(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     options.write(true).mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32).open(path)
 }
 
-/// Removes the directories below `base` whose processes have ended.
+/// A process has been killed. If it still has a lock, one of its threads has not ended: it waits for a mount that the process itself
+/// served, and would do so for good.
+fn is_killed(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name before it may have anything in it.
+    stat.rsplit(')').next().is_some_and(|fields| fields.trim_start().starts_with('Z'))
+}
+
+/// The lock of the directory `name` below `base`, if its process has ended, or ends within `limit`.
+fn ended(base: &Path, name: &str, limit: Duration) -> Option<File> {
+    let lock = open_lock(&base.join(format!("{name}.lock")), &mut OpenOptions::new()).ok()?;
+    let begun = Instant::now();
+    while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if begun.elapsed() >= limit {
+            return None;
+        }
+        std::thread::sleep(CLEAR_PAUSE);
+    }
+    Some(lock)
+}
+
+/// Removes the directories below `base` whose processes have ended, or have been killed and hang.
 fn sweep(base: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(base)?.flatten() {
+    let names = fs::read_dir(base)?.flatten().filter_map(|entry| {
         let name = entry.file_name();
-        let Some(name) =
-            name.to_str().and_then(|name| name.strip_suffix(".lock")).filter(|name| is_name(name))
-        else {
-            continue;
-        };
-        let (lock_path, directory) = (entry.path(), base.join(name));
-        let Ok(lock) = open_lock(&lock_path, &mut OpenOptions::new()) else { continue };
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            // What is mounted below a link is none of ours.
-            if fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir()) {
+        name.to_str()?.strip_suffix(".lock").filter(|name| is_name(name)).map(String::from)
+    });
+    let names: Vec<String> = names.collect();
+    // What is mounted below a link is none of ours.
+    let is_directory = |directory: &Path| fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir());
+    let hanging =
+        |name: &str| owner_of(name).is_some_and(is_killed) && ended(base, name, Duration::ZERO).is_none();
+    let hanging: BTreeSet<&String> = names.iter().filter(|name| hanging(name)).collect();
+    // All of them before the first one is waited for: a process ends when none of its threads hangs any more.
+    let directories = hanging.iter().map(|name| base.join(name));
+    directories.filter(|directory| is_directory(directory)).for_each(|directory| abort_below(&directory));
+    for name in &names {
+        let (lock_path, directory) = (base.join(format!("{name}.lock")), base.join(name));
+        let limit = if hanging.contains(name) { END_LIMIT } else { Duration::ZERO };
+        if let Some(_lock) = ended(base, name, limit) {
+            if is_directory(&directory) {
                 unmount_below(&directory);
             }
             let _ = fs::remove_dir_all(&directory);
@@ -301,6 +330,19 @@ mod tests {
             [owner_of("lab-a-17-3"), owner_of("x-17"), owner_of("17-3"), owner_of("-17-3")],
             [Some(17), None, None, None]
         );
+    }
+
+    #[test]
+    fn a_process_that_was_killed_is_told_from_one_that_runs() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("it runs");
+        assert!(!is_killed(std::process::id()) && !is_killed(child.id()));
+        child.kill().expect("it is ours");
+        let begun = Instant::now();
+        while !is_killed(child.id()) && begun.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_killed(child.id()), "nobody has waited for it");
+        child.wait().expect("a child");
     }
 
     #[test]
