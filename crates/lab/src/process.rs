@@ -14,30 +14,24 @@ const POLL: Duration = Duration::from_millis(5);
 /// How often somebody who waits is asked whether he still wants to.
 const ASK: Duration = Duration::from_millis(100);
 
-/// A job for the keeper thread: what to start, what it is sent when this process ends, and where to send the outcome.
-type Job = (Command, Signal, Sender<io::Result<Child>>);
+/// A job for the keeper thread: what to start, and where to send the outcome.
+type Job = (Command, Sender<io::Result<Child>>);
 
 /// Starts `command` so that the kernel kills it when this process ends, however it ends.
 ///
 /// The kernel sends the parent-death signal when the *thread* that forked ends, so every child is forked by one thread that
 /// lives as long as the process.
 pub fn spawn(command: Command) -> io::Result<Child> {
-    spawn_told(command, Signal::KILL)
-}
-
-/// Starts `command` as [`spawn`] does, and has the kernel send it `signal` when this process ends: also when one of its threads hangs in
-/// the kernel, with all files of the process still open.
-pub fn spawn_told(command: Command, signal: Signal) -> io::Result<Child> {
     static KEEPER: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
     let keeper = KEEPER.get_or_init(|| {
         let (jobs, inbox) = channel::<Job>();
         std::thread::Builder::new()
             .name("keeper".into())
             .spawn(move || {
-                for (command, signal, outcome) in inbox {
+                for (command, outcome) in inbox {
                     // The caller waits for the outcome; if it is gone, dropping the child handle leaves the child to
                     // the parent-death signal.
-                    let _ = outcome.send(fork(command, signal));
+                    let _ = outcome.send(fork(command));
                 }
             })
             .expect("a thread can be started");
@@ -47,7 +41,7 @@ pub fn spawn_told(command: Command, signal: Signal) -> io::Result<Child> {
     keeper
         .lock()
         .expect("the keeper's sender is only cloned under the lock")
-        .send((command, signal, outcome))
+        .send((command, outcome))
         .map_err(|_| io::Error::other("the thread that starts processes has ended"))?;
     result.recv().map_err(|_| io::Error::other("the thread that starts processes has ended"))?
 }
@@ -70,14 +64,14 @@ pub(crate) fn need(program: &str, package: &str) -> Result<(), String> {
 }
 
 /// Forks and executes `command` on the calling thread.
-fn fork(mut command: Command, signal: Signal) -> io::Result<Child> {
+fn fork(mut command: Command) -> io::Result<Child> {
     let parent = rustix::process::getpid();
     // Ctrl-C at a terminal is for this process, which ends its children in order.
     command.process_group(0);
     // SAFETY: between fork and exec only two async-signal-safe system calls are made, and nothing is allocated.
     unsafe {
         command.pre_exec(move || {
-            rustix::process::set_parent_process_death_signal(Some(signal))?;
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             // The parent may have died before the signal was set.
             if rustix::process::getppid() != Some(parent) {
                 return Err(io::Error::from_raw_os_error(rustix::io::Errno::SRCH.raw_os_error()));

@@ -210,12 +210,21 @@ fn open_lock(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     options.write(true).mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32).open(path)
 }
 
-/// A process has been killed. If it still has a lock, one of its threads has not ended: it waits for a mount that the process itself
-/// served, and would do so for good.
-fn is_killed(process: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The name before it may have anything in it.
-    stat.rsplit(')').next().is_some_and(|fields| fields.trim_start().starts_with('Z'))
+/// Whether the process with that id has been killed, or is about to end. If it still has a lock, one of its threads has not ended: it waits
+/// for a mount that the process itself served, and would do so for good.
+pub fn is_killed(process: u32) -> bool {
+    // From <linux/sched.h>, told by proc(5) as the ninth field.
+    const PF_EXITING: u64 = 4;
+    let read = |name: &str| fs::read_to_string(format!("/proc/{process}/{name}")).unwrap_or_default();
+    let (stat, status) = (read("stat"), read("status"));
+    // The name before them may have anything in it.
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let is_zombie = fields.next() == Some("Z");
+    let is_exiting =
+        fields.nth(5).and_then(|flags| flags.parse().ok()).is_some_and(|flags: u64| flags & PF_EXITING != 0);
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let pending = pending.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok()).unwrap_or(0);
+    is_zombie || is_exiting || pending & 1 << (rustix::process::Signal::KILL.as_raw() - 1) != 0
 }
 
 /// The lock of the directory `name` below `base`, if its process has ended, or ends within `limit`.

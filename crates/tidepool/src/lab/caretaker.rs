@@ -3,11 +3,16 @@
 //! The kernel keeps a FUSE mount in its table when the server has gone. Nobody holds it then, and it takes another process to remove it.
 
 use crate::cli::CaretakerArgs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use tidepool_daemon::failure::Failure;
-use tidepool_lab::{process, scratch};
-use tokio::signal::unix::{SignalKind, signal};
+use tidepool_lab::scratch;
+
+/// How often it looks whether the lab is still there. No signal tells it in all cases: the thread whose end the kernel would tell it of can
+/// itself hang in a mount of the lab.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// A running caretaker. It goes with what this is dropped by; when that is killed it does its work.
 #[derive(Debug)]
@@ -24,10 +29,12 @@ impl Caretaker {
             .args(["lab", "caretaker", "--of", &std::process::id().to_string()])
             .arg(std::path::absolute(parent).map_err(failed)?)
             .current_dir("/")
+            // Ctrl-C at a terminal is for the lab.
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        process::spawn_told(command, rustix::process::Signal::USR1).map(Caretaker).map_err(failed)
+        command.spawn().map(Caretaker).map_err(failed)
     }
 }
 
@@ -42,18 +49,10 @@ impl Drop for Caretaker {
 pub fn run(args: &CaretakerArgs) -> Result<(), Failure> {
     let name = std::ffi::CString::new(scratch::CARETAKER).map_err(Failure::failed)?;
     rustix::thread::set_name(&name).map_err(Failure::failed)?;
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    runtime.block_on(async {
-        let mut killed = signal(SignalKind::user_defined1()).map_err(Failure::failed)?;
-        let parent =
-            || rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get().cast_unsigned());
-        // It may have been killed before there was anybody to be told.
-        if parent() == Some(args.of) {
-            killed.recv().await;
-        }
-        Ok::<_, Failure>(())
-    })?;
+    let parent = || rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get().cast_unsigned());
+    while parent() == Some(args.of) && !scratch::is_killed(args.of) {
+        std::thread::sleep(LOOK);
+    }
     scratch::clear_after(args.of, &args.parent);
     Ok(())
 }
