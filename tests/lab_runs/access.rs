@@ -26,8 +26,18 @@ const SET_BYTES: u64 = 32 << 20;
 /// Writes with a flush after each.
 pub(crate) const FLUSHED: u64 = 50;
 
-/// A testbed with two hypervisors, a network, and an image of each hypervisor.
-pub(crate) fn testbed(directory: &Path) -> Testbed {
+/// Where a testbed's cluster is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Where {
+    /// In a network of its own.
+    Network,
+    /// On the loopback interface.
+    Loopback,
+}
+
+/// A testbed with two hypervisors, and an image of each hypervisor.
+pub(crate) fn testbed(directory: &Path, at: Where) -> Testbed {
+    let network = at == Where::Network;
     let class = |name| preset::find(name).expect("a class");
     let layout = Layout {
         disk: class("ssd-sata-plp"),
@@ -41,8 +51,8 @@ pub(crate) fn testbed(directory: &Path) -> Testbed {
         slowed_by: 1,
         ssd_shares: 1,
         ceph_conf: Vec::new(),
-        servers: 1,
-        delay: Some(std::time::Duration::from_micros(50)),
+        servers: u32::from(network),
+        delay: network.then_some(std::time::Duration::from_micros(50)),
     };
     let program = tidepool_testkit::daemon::tidepool().expect("the program");
     let arrangement = Arrangement::parse("bluestore-colocated").expect("a placement");
@@ -92,7 +102,7 @@ fn what_is_written_over_a_gateway_is_in_ceph_and_flushes_arrive_there() {
     let _turn = one_at_a_time();
     Access::Iscsi.probe().expect("the packages of `make deps`");
     let scratch = Scratch::new("access").expect("a directory");
-    let mut testbed = testbed(scratch.path());
+    let mut testbed = testbed(scratch.path(), Where::Network);
     let host = all().into_iter().find(|placement| placement.name() == "host-tidepool").expect("known");
     for (access, front, images) in [
         (Access::Nbd, None, ["img0", "img1"]),

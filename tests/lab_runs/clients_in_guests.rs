@@ -8,13 +8,13 @@ use rustix::process::Signal;
 use tidepool_lab::Scratch;
 use tidepool_lab::access::Access;
 use tidepool_lab::breakdown::{Part, breakdown};
-use tidepool_lab::fio::Endpoint;
+use tidepool_lab::fio::{self, Endpoint, Job, Pattern};
 use tidepool_lab::placement::all;
 use tidepool_lab::results::Results;
 use tidepool_lab::run::run;
 use tidepool_testkit::one_at_a_time;
 
-use crate::access::{FLUSHED, counted, testbed, verify, write_and_flush};
+use crate::access::{FLUSHED, Where, counted, testbed, verify, write_and_flush};
 use crate::{assert_no_traces, end, faults, found, lab_run, lines, options, start, suite};
 
 #[test]
@@ -24,14 +24,17 @@ fn what_is_written_in_a_guest_is_in_ceph_and_flushes_arrive_there() {
     Access::Guest.probe().expect("the packages of `make deps`");
     Access::Krbd.probe().expect("the packages of `make deps`");
     let scratch = Scratch::new("access").expect("a directory");
-    let mut testbed = testbed(scratch.path());
-    let host = all().into_iter().find(|placement| placement.name() == "host-tidepool").expect("known");
+    let mut testbed = testbed(scratch.path(), Where::Network);
+    let known = |name| all().into_iter().find(|placement| placement.name() == name).expect(name);
+    let (host, cached) = (known("host-tidepool"), known("librbd-cache"));
     // Each writes over what the one before has written, with checksums of its own.
     for (access, front, images) in [
         (Access::Guest, None, ["img0", "img1"]),
         (Access::Guest, Some(host), ["img1", "img0"]),
         (Access::Krbd, None, ["img0", "img1"]),
         (Access::KrbdWriteback, None, ["img1", "img0"]),
+        (Access::Guest, Some(cached), ["img0", "img1"]),
+        (Access::KrbdUnsafe, None, ["img1", "img0"]),
     ] {
         let proof = testbed.reach(access).expect("the path");
         let proof = proof.unwrap_or_else(|| panic!("{access} is another path"));
@@ -41,8 +44,8 @@ fn what_is_written_in_a_guest_is_in_ceph_and_flushes_arrive_there() {
             let endpoint = testbed.endpoint(image);
             assert!(matches!(endpoint, Endpoint::Guest { .. }), "{endpoint:?}");
             verify(&endpoint, true);
-            let Some(who) = front.map(|front| front.name()).or((access == Access::Guest).then_some("guest"))
-            else {
+            let of_it = front.filter(|front| !front.caches_in_memory()).map(|front| front.name());
+            let Some(who) = of_it.or((access == Access::Guest).then_some("guest")) else {
                 // What the kernel's client has written is answered when Ceph has it: nothing is to be flushed.
                 write_and_flush(&endpoint);
                 continue;
@@ -61,6 +64,45 @@ fn what_is_written_in_a_guest_is_in_ceph_and_flushes_arrive_there() {
         testbed.reach(Access::Librbd).expect("it goes").expect("it was another one");
         images.iter().for_each(|image| verify(&testbed.direct(image), false));
     }
+    drop(testbed);
+    assert_no_traces(scratch.path());
+}
+
+#[test]
+#[ignore = "it brings a cluster and guests up, and fills images: make long"]
+fn librbds_cache_under_a_guest_is_told_by_the_guests_kernel_whether_there_was_a_flush() {
+    let _turn = one_at_a_time();
+    let scratch = Scratch::new("access").expect("a directory");
+    let mut testbed = testbed(scratch.path(), Where::Loopback);
+    let proof = testbed.reach(Access::Guest).expect("the path").expect("it is another one");
+    assert_eq!(proof["rbd_cache"], "false", "{proof}");
+    let cached = all().into_iter().find(|placement| placement.name() == "librbd-cache").expect("known");
+    for _ in 0..2 {
+        // Others in front of it have guests of their own, which remember nothing.
+        testbed.front(Some(cached)).expect("the placement");
+        assert_eq!(testbed.flushed().expect("an answer"), Some(vec![]));
+        let endpoint = testbed.endpoint("img0");
+        let job = Job::new(Pattern::RandWrite, 4096, 4);
+        fio::run(&endpoint, &fio::arguments(&endpoint, &job, 1 << 20, 0, 1)).expect("it writes");
+        assert_eq!(testbed.flushed().expect("an answer"), Some(vec![]), "nobody has flushed");
+        write_and_flush(&endpoint);
+        assert_eq!(testbed.flushed().expect("an answer"), Some(vec!["img0".to_string()]));
+    }
+    testbed.reach(Access::Librbd).expect("it goes").expect("it was another one");
+    drop(testbed);
+    assert_no_traces(scratch.path());
+}
+
+#[test]
+#[ignore = "it brings a cluster and guests up, and fills images: make long"]
+fn a_guest_maps_images_of_a_cluster_on_the_loopback_interface() {
+    let _turn = one_at_a_time();
+    let scratch = Scratch::new("access").expect("a directory");
+    let mut testbed = testbed(scratch.path(), Where::Loopback);
+    testbed.reach(Access::Krbd).expect("the path").expect("it is another one");
+    verify(&testbed.endpoint("img0"), true);
+    testbed.reach(Access::Librbd).expect("it goes").expect("it was another one");
+    verify(&testbed.direct("img0"), false);
     drop(testbed);
     assert_no_traces(scratch.path());
 }

@@ -448,15 +448,17 @@ impl Suite {
             let in_memory = placements
                 .iter()
                 .find(|name| Arrangement::parse(name).is_ok_and(|found| found.caches_in_memory()));
-            if let Some(name) = in_memory.filter(|_| found.guest == Guest::NeverFlushes) {
+            let always_flushed = found.guest == Guest::NeverFlushes && found.access == Access::Librbd;
+            if let Some(name) = in_memory.filter(|_| always_flushed) {
                 return Err(format!(
-                    "the workload {}: {name} always sees a flush, which fio sends when it opens an image",
+                    "the workload {}: {name} always sees a flush over librbd, which fio sends when it opens an image; a client in a guest sends none (access = \"guest\")",
                     found.name
                 ));
             }
-            if let Some(name) = in_memory.filter(|_| found.access != Access::Librbd) {
+            let has_librbd = matches!(found.access, Access::Librbd | Access::Guest);
+            if let Some(name) = in_memory.filter(|_| !has_librbd) {
                 return Err(format!(
-                    "the workload {}: {name} is a cache of a client that has librbd itself, not over {}; leave it out of the workload's placements",
+                    "the workload {}: {name} is a cache of who has librbd itself, not over {}; leave it out of the workload's placements",
                     found.name, found.access
                 ));
             }
@@ -602,8 +604,9 @@ impl Suite {
 
     /// A placement that is ranked when it was measured.
     fn may_win(&self, placement: &str) -> bool {
+        let access = self.workload(&self.deciding).map_or(Access::Librbd, |workload| workload.access);
         let safe = Arrangement::parse(placement)
-            .is_ok_and(|found| found.durability(self.ground.replicas) != Durability::Volatile);
+            .is_ok_and(|found| found.durability(self.ground.replicas, access) != Durability::Volatile);
         let elsewhere = words::in_guests(placement) != words::in_guests(&self.baseline);
         let aside = words::is_control(placement) || words::is_bound(placement) || elsewhere;
         safe && !aside && words::class(placement).is_none()
@@ -667,7 +670,7 @@ impl Ground {
         if self.ceph_conf.iter().any(|line| line.contains('\n') || line.trim_start().starts_with('[')) {
             return Err("ceph_conf has lines of the global section only".into());
         }
-        if self.disk == NVME && (self.slowed_by != 1 || self.second_slowed_by.is_some()) {
+        if self.disk.starts_with(NVME) && (self.slowed_by != 1 || self.second_slowed_by.is_some()) {
             return Err("OSDs on NVMe are never slowed (slowed_by = 1, without second_slowed_by): there Ceph's own code takes the time, which stays as fast as it is".into());
         }
         class(&self.disk)?;
@@ -681,7 +684,7 @@ const DISKS_PERCENT_MAX: u64 = 60;
 /// An OSD that finds no room for it ends.
 const OSD_ROOM_BYTES: u64 = 4 << 30;
 
-/// The class of devices that is as fast as Ceph's code, or faster.
+/// What classes of devices are called that are as fast as Ceph's code, or faster.
 const NVME: &str = "nvme";
 
 /// There is a class of devices of that name.

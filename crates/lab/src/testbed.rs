@@ -557,12 +557,16 @@ impl Testbed {
         front.or_else(path).unwrap_or_else(|| self.direct(image))
     }
 
-    /// Images whose clients have flushed, where what is in front of the cluster remembers that.
+    /// Images whose clients have flushed, where what is in front of the cluster remembers that, or has had it from the kernels of guests.
     ///
     /// # Errors
     /// When it does not answer.
     pub fn flushed(&self) -> Result<Option<Vec<String>>, PlacementError> {
-        self.front.as_ref().map_or(Ok(None), |(_, front)| front.flushed())
+        let Some((placement, front)) = &self.front else { return Ok(None) };
+        match &self.guests {
+            Some(guests) if placement.caches_in_memory() => Ok(Some(guests.flushed()?)),
+            _ => front.flushed(),
+        }
     }
 
     /// How a client reaches an image past whatever is between it and the cluster.

@@ -77,7 +77,7 @@ pub(super) struct Gateway {
 impl Gateway {
     /// Starts one with a target for each image.
     pub(super) fn start(site: &Site, store: Store) -> Result<Gateway, AccessError> {
-        let conf = librbd::conf(site, NAME)?;
+        let conf = librbd::conf(&site.conf, &site.directory, NAME)?;
         let [control, log] = ["control", "log"].map(|what| site.directory.join(format!("{NAME}.{what}")));
         let portal = match &site.gateway {
             Some(node) => SocketAddrV4::new(node.address, PORT),

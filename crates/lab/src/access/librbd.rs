@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::{AccessError, Site, failed};
+use super::{AccessError, failed};
 use crate::cluster::socket::ask;
 
 /// Counters of librbd with a time: what they are called here, how often and how long, and there.
@@ -19,11 +19,12 @@ const TIMED: [(&str, &str, &str); 3] = [
 /// Its counters of bytes.
 const BYTES: [(&str, &str); 2] = [("read_bytes", "rd_bytes"), ("written_bytes", "wr_bytes")];
 
-/// Writes ceph.conf for a process that is known as `name`: each of the clients in it has an admin socket of its own.
-pub(super) fn conf(site: &Site, name: &str) -> Result<PathBuf, AccessError> {
-    let text = fs::read_to_string(&site.conf).map_err(failed("cannot read the client's ceph.conf"))?;
-    let conf = site.directory.join(format!("{name}.conf"));
-    let sockets = site.directory.join(format!("{name}.$pid.$cctid.asok"));
+/// Writes ceph.conf for a process that is known as `name`, after that of a client: each of the clients in it has an admin socket of its own
+/// in `directory`.
+pub(super) fn conf(of: &Path, directory: &Path, name: &str) -> Result<PathBuf, AccessError> {
+    let text = fs::read_to_string(of).map_err(failed("cannot read the client's ceph.conf"))?;
+    let conf = directory.join(format!("{name}.conf"));
+    let sockets = directory.join(format!("{name}.$pid.$cctid.asok"));
     let text = format!("{text}admin socket = {}\n", sockets.display());
     fs::write(&conf, text).map_err(failed(format!("cannot write {}", conf.display())))?;
     Ok(conf)
@@ -39,14 +40,7 @@ pub(super) struct Counted {
 impl Counted {
     /// Asks the clients of processes, which were started with [`conf`].
     pub(super) fn now(directory: &Path, name: &str, processes: &[u32]) -> Result<Counted, AccessError> {
-        let failed = || failed(format!("cannot ask librbd in {name}"));
-        let mut dumps = Vec::new();
-        for pid in processes {
-            for socket in sockets(directory, &format!("{name}.{pid}.")).map_err(failed())? {
-                dumps.push(ask(&socket, "perf dump").map_err(failed())?);
-            }
-        }
-        Ok(Counted::of(&dumps))
+        Ok(Counted::of(&ask_all(directory, name, processes, "perf dump")?))
     }
 
     fn of(dumps: &[Value]) -> Counted {
@@ -71,6 +65,23 @@ impl Counted {
         }
         counted
     }
+}
+
+/// What the clients in processes, which were started with [`conf`], answer.
+pub(super) fn ask_all(
+    directory: &Path,
+    name: &str,
+    processes: &[u32],
+    command: &str,
+) -> Result<Vec<Value>, AccessError> {
+    let failed = || failed(format!("cannot ask librbd in {name}"));
+    let mut answers = Vec::new();
+    for pid in processes {
+        for socket in sockets(directory, &format!("{name}.{pid}.")).map_err(failed())? {
+            answers.push(ask(&socket, command).map_err(failed())?);
+        }
+    }
+    Ok(answers)
 }
 
 /// Admin sockets whose names begin so.

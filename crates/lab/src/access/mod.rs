@@ -45,12 +45,21 @@ pub enum Access {
     Krbd,
     /// The client is in a guest whose kernel maps the image, through the page cache.
     KrbdWriteback,
+    /// The same, and no flush is ever sent: writes are safe from nothing.
+    KrbdUnsafe,
 }
 
 impl Access {
     /// All of them.
-    pub const ALL: [Access; 6] =
-        [Access::Librbd, Access::Nbd, Access::Iscsi, Access::Guest, Access::Krbd, Access::KrbdWriteback];
+    pub const ALL: [Access; 7] = [
+        Access::Librbd,
+        Access::Nbd,
+        Access::Iscsi,
+        Access::Guest,
+        Access::Krbd,
+        Access::KrbdWriteback,
+        Access::KrbdUnsafe,
+    ];
 
     /// Its name in suites and results.
     pub fn name(self) -> &'static str {
@@ -61,6 +70,7 @@ impl Access {
             Access::Guest => "guest",
             Access::Krbd => "krbd",
             Access::KrbdWriteback => "krbd_writeback",
+            Access::KrbdUnsafe => "krbd_unsafe",
         }
     }
 
@@ -73,12 +83,25 @@ impl Access {
             Access::Guest => "a guest, whose disk its QEMU has by librbd or from the cache in the hypervisor",
             Access::Krbd => "a guest whose kernel maps the image, past the page cache",
             Access::KrbdWriteback => "a guest whose kernel maps the image, through the page cache",
+            Access::KrbdUnsafe => {
+                "a guest whose kernel maps the image, through the page cache, and nobody sends a flush"
+            }
         }
     }
 
     /// Clients are in guests.
     pub fn is_in_guests(self) -> bool {
-        matches!(self, Access::Guest | Access::Krbd | Access::KrbdWriteback)
+        self == Access::Guest || self.maps()
+    }
+
+    /// The kernel of a guest maps the image.
+    pub fn maps(self) -> bool {
+        matches!(self, Access::Krbd | Access::KrbdWriteback | Access::KrbdUnsafe)
+    }
+
+    /// What was answered may be in the memory of one machine only, flush or no flush: it is never ranked.
+    pub fn is_volatile(self) -> bool {
+        self == Access::KrbdUnsafe
     }
 
     /// It is what a suite has that says nothing.
@@ -96,7 +119,7 @@ impl Access {
             Access::Nbd => exporter::probe("block-rbd.so"),
             Access::Iscsi => gateway::probe().and_then(|()| exporter::probe("block-iscsi.so")),
             Access::Guest => guest::probe(),
-            Access::Krbd | Access::KrbdWriteback => krbd::probe(),
+            Access::Krbd | Access::KrbdWriteback | Access::KrbdUnsafe => krbd::probe(),
         }
     }
 
@@ -106,9 +129,9 @@ impl Access {
     /// When it cannot be; nothing is left of it then.
     pub(crate) fn apply(self, site: &Site) -> Result<Option<Box<dyn InPlace>>, AccessError> {
         Ok(match self {
-            Access::Librbd | Access::Guest | Access::Krbd | Access::KrbdWriteback => None,
             Access::Nbd => Some(Box::new(nbd::Nbd::start(site)?)),
             Access::Iscsi => Some(Box::new(iscsi::Iscsi::start(site, gateway::Store::Rbd)?)),
+            _ => None,
         })
     }
 }

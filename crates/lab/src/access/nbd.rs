@@ -24,7 +24,7 @@ pub(super) struct Nbd {
 impl Nbd {
     /// Starts them.
     pub(super) fn start(site: &Site) -> Result<Nbd, AccessError> {
-        let conf = quoted(&librbd::conf(site, NAME)?.display().to_string());
+        let conf = quoted(&librbd::conf(&site.conf, &site.directory, NAME)?.display().to_string());
         let server = |image: &Image| {
             let name = quoted(&image.name);
             Exporter::start(site, image, &format!("driver=rbd,pool=rbd,image={name},conf={conf}"))

@@ -30,7 +30,7 @@ pub struct Nominal {
 
 /// All presets.
 pub fn all() -> Vec<Preset> {
-    vec![hdd(), ssd(), consumer_ssd(), nvme()]
+    vec![hdd(), hdd_uncached(), ssd(), consumer_ssd(), nvme(), nvme_slow_slot()]
 }
 
 /// The preset of that name.
@@ -77,6 +77,16 @@ fn hdd() -> Preset {
             cache: Some(WriteCache { bytes: 16 * MIB, protected: false }),
             flush_ns: 0,
         },
+    }
+}
+
+/// That disk with its write cache off: a write takes as long as the arm and the platter do, and a flush has nothing to wait for.
+fn hdd_uncached() -> Preset {
+    let Preset { spec, nominal, .. } = hdd();
+    Preset {
+        what: "7,200 rpm SATA disk, write cache off",
+        nominal,
+        spec: Spec { name: "hdd-7200-uncached".into(), cache: None, ..spec },
     }
 }
 
@@ -155,6 +165,26 @@ fn nvme() -> Preset {
             }),
             cache: Some(WriteCache { bytes: 16 * MIB, protected: true }),
             flush_ns: 5 * US,
+        },
+    }
+}
+
+/// That SSD in a slot with one lane of PCI Express 2.0, behind a switch: 500 MB/s, of which the protocol leaves some 80 %.
+fn nvme_slow_slot() -> Preset {
+    let nvme = nvme().spec;
+    Preset {
+        what: "the same in a slot with one lane of PCI Express 2.0, behind a switch",
+        nominal: vec![
+            figure(Pattern::RandRead, 4096, 1, 10_200.0),
+            figure(Pattern::RandRead, 4096, 32, 97_000.0),
+            figure(Pattern::Read, MIB, 4, mib_commands(400.0)),
+            figure(Pattern::Write, MIB, 4, mib_commands(400.0)),
+        ],
+        spec: Spec {
+            name: "nvme-slow-slot".into(),
+            command_ns: nvme.command_ns + 2 * US,
+            link_bytes_per_s: 400 * MB,
+            ..nvme
         },
     }
 }

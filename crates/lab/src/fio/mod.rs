@@ -60,12 +60,28 @@ pub enum Endpoint {
         vm: Arc<Vm>,
         /// The disk's name there.
         disk: String,
-        /// Requests go through the page cache of the guest's kernel, and past it otherwise.
-        page_cache: bool,
+        /// What the guest's page cache does with its requests.
+        page_cache: PageCache,
     },
 }
 
+/// What a page cache does with requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageCache {
+    /// They go past it.
+    Past,
+    /// They go through it, and a flush has it write back what it keeps.
+    Through,
+    /// They go through it, and no flush is ever sent.
+    Unsafe,
+}
+
 impl Endpoint {
+    /// A flush after a write is dropped on its way.
+    fn drops_flushes(&self) -> bool {
+        matches!(self, Endpoint::Guest { page_cache: PageCache::Unsafe, .. })
+    }
+
     /// An image of a cluster on the loopback interface.
     pub fn rbd(conf: impl Into<PathBuf>, image: impl Into<String>) -> Endpoint {
         Endpoint::Rbd { conf: conf.into(), image: image.into(), client: None }
@@ -240,7 +256,7 @@ fn endpoint(endpoint: &Endpoint) -> Vec<String> {
             ]
         }
         Endpoint::Guest { disk, page_cache, .. } => {
-            let direct = u8::from(!page_cache);
+            let direct = u8::from(*page_cache == PageCache::Past);
             vec!["--ioengine=io_uring".into(), format!("--direct={direct}"), format!("--filename={disk}")]
         }
     }
@@ -272,8 +288,8 @@ pub fn arguments(target: &Endpoint, job: &Job, size_bytes: u64, ramp_s: u32, sec
         words.push(format!("--rwmixread={read_percent}"));
     }
     match job.sync {
-        Sync::None => {}
-        Sync::Flush => words.push("--fsync=1".into()),
+        Sync::Flush if !target.drops_flushes() => words.push("--fsync=1".into()),
+        Sync::None | Sync::Flush => {}
         Sync::Dsync => words.push("--sync=dsync".into()),
     }
     words
@@ -302,7 +318,8 @@ pub fn pass(target: &Endpoint, pass: Pass, size_bytes: u64) -> Vec<String> {
     words
 }
 
-/// The arguments of one write at the begin and a flush after it, as a guest sends when it mounts.
+/// The arguments of one write at the begin and a flush after it, as a guest sends when it mounts. Where flushes are dropped it is the
+/// write alone.
 pub fn flush(target: &Endpoint) -> Vec<String> {
     let mut words = common(FLUSHED_BYTES);
     words.extend(endpoint(target));
@@ -311,8 +328,10 @@ pub fn flush(target: &Endpoint) -> Vec<String> {
         format!("--bs={FLUSHED_BYTES}"),
         "--iodepth=1".into(),
         "--number_ios=1".into(),
-        "--end_fsync=1".into(),
     ]);
+    if !target.drops_flushes() {
+        words.push("--end_fsync=1".into());
+    }
     words
 }
 

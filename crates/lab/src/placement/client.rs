@@ -55,7 +55,7 @@ impl Placement for Host {
         match access {
             // It is an NBD server on the hypervisor, and has librbd.
             Access::Nbd => Ok(Access::Librbd),
-            Access::Krbd | Access::KrbdWriteback => Err(format!(
+            access if access.maps() => Err(format!(
                 "a kernel that maps an image goes past the cache on the hypervisor: none over {access}"
             )),
             other => Ok(other),
@@ -238,7 +238,7 @@ impl Placement for LibrbdCache {
 
     fn path(&self, access: Access) -> Result<Access, String> {
         match access {
-            Access::Librbd => Ok(access),
+            Access::Librbd | Access::Guest => Ok(access),
             other => {
                 Err(format!("librbd's cache is one of a client that has librbd itself, not over {other}"))
             }

@@ -522,8 +522,11 @@ impl Arrangement {
         self.placements.iter().try_for_each(|placement| probe(*placement, ceph))
     }
 
-    /// What a write through all of them is safe from, with so many copies in the cluster.
-    pub fn durability(&self, replicas: u32) -> Durability {
+    /// What a write through all of them over a path is safe from, with so many copies in the cluster.
+    pub fn durability(&self, replicas: u32, access: Access) -> Durability {
+        if access.is_volatile() {
+            return Durability::Volatile;
+        }
         let cluster = if replicas > 1 { Durability::Replicated } else { Durability::OneCopy };
         let found = self.placements.iter().map(|placement| placement.durability()).fold(cluster, Ord::min);
         match found {
@@ -713,7 +716,11 @@ mod tests {
 
     #[test]
     fn the_weakest_part_decides_what_a_write_is_safe_from() {
-        let durability = |text: &str, replicas| Arrangement::parse(text).expect(text).durability(replicas);
+        let over =
+            |text: &str, replicas, access| Arrangement::parse(text).expect(text).durability(replicas, access);
+        assert_eq!(over("filestore-journal", 3, Access::KrbdWriteback), Durability::Replicated);
+        assert_eq!(over("filestore-journal", 3, Access::KrbdUnsafe), Durability::Volatile);
+        let durability = |text: &str, replicas| over(text, replicas, Access::Librbd);
         assert_eq!(durability("bluestore-dbwal", 1), Durability::OneCopy);
         assert_eq!(durability("bluestore-dbwal", 2), Durability::Replicated);
         assert_eq!(durability("host-tidepool", 2), Durability::OneCopy);

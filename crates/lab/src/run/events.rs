@@ -193,7 +193,7 @@ impl Runner<'_> {
             cell: cell.clone(),
             repeat: *repeat,
             testbed: stand.id,
-            durability: arrangement.durability(self.suite.ground.replicas),
+            durability: arrangement.durability(self.suite.ground.replicas, self.suite.access(cell)),
             begun_s,
             late_s: Some(times.began - times.due),
             took_s: Some(times.ended - times.began),

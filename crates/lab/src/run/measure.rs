@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::validity::{self, Evidence};
+use super::watch::Watch;
 use super::{RunError, Runner};
 use crate::access::Access;
 use crate::collect::hops::Counters;
@@ -161,7 +162,7 @@ impl Runner<'_> {
             repeat,
             testbed: stand.id,
             hypervisors: self.suite.ground.hypervisors.min(cell.clients),
-            durability: arrangement.durability(self.suite.replicas(cell)),
+            durability: arrangement.durability(self.suite.replicas(cell), workload.access),
             begun_s,
             commands: got.commands.clone(),
             figures: got.measured.figures(flushed),
@@ -283,8 +284,8 @@ impl Runner<'_> {
             Filled::default()
         } else {
             let clients = self.clients(stand, cell, workload);
-            let limit = Instant::now() + PASS_LIMIT;
-            clients.fill(&mut stand.objects, &|| self.stop_reason(limit)).map_err(RunError::Load)?
+            let watch = Watch::new(self, &stand.testbed, PASS_LIMIT);
+            clients.fill(&mut stand.objects, &|| watch.stop()).map_err(RunError::Load)?
         };
         if filled.anew {
             stand.warm = None;
@@ -328,7 +329,7 @@ impl Runner<'_> {
                     for _ in 0..2 {
                         let set_bytes = self.neighbours_set_bytes(workload);
                         let images = stand.of_neighbours(beside).map(|image| (image, set_bytes));
-                        self.pass_over(Pass::Read, images)?;
+                        self.pass_over(&stand.testbed, Pass::Read, images)?;
                     }
                     (0..cell.clients)
                         .try_for_each(|client| self.warm(&stand.testbed, clients.as_ref(), client))
@@ -371,8 +372,8 @@ impl Runner<'_> {
         // The second pass tells nothing: a cache that resists scans takes in what it sees again, and has it from the third one on.
         until_warm(WARM_PASSES_MAX, 3, || {
             let before = misses()?;
-            let deadline = Instant::now() + PASS_LIMIT;
-            clients.pass(client, &|| self.stop_reason(deadline)).map_err(RunError::Load)?;
+            let watch = Watch::new(self, testbed, PASS_LIMIT);
+            clients.pass(client, &|| watch.stop()).map_err(RunError::Load)?;
             Ok(Some((misses()? - before) / set_bytes as f64))
         })
     }

@@ -6,6 +6,7 @@ mod measure;
 pub mod schedule;
 mod size;
 pub mod validity;
+mod watch;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,7 @@ use journal::Journal;
 use measure::{PASS_LIMIT, Stand};
 use schedule::{Block, Clock};
 use size::{is_left_out, not_run_clients, not_run_sizes};
+use watch::Watch;
 
 /// Seconds of a drain at the devices' own speed that are measured in the quick form, and otherwise.
 const DRAIN_S: (f64, f64) = (10.0, 600.0);
@@ -556,6 +558,7 @@ impl Runner<'_> {
             images.push((name, written_bytes));
         }
         self.pass_over(
+            &testbed,
             Pass::WriteAndFlush,
             images.iter().map(|(image, bytes)| (testbed.direct(image), *bytes)),
         )?;
@@ -584,13 +587,18 @@ impl Runner<'_> {
     }
 
     /// Passes over images side by side, over each from its begin on, so many bytes of each.
-    fn pass_over(&self, pass: Pass, images: impl Iterator<Item = (Endpoint, u64)>) -> Result<(), RunError> {
+    fn pass_over(
+        &self,
+        testbed: &Testbed,
+        pass: Pass,
+        images: impl Iterator<Item = (Endpoint, u64)>,
+    ) -> Result<(), RunError> {
         let some = images.filter(|(_, bytes)| *bytes > 0);
         let passes = some.map(|(image, bytes)| Running::start(&image, &fio::pass(&image, pass, bytes)));
         let passes = passes.collect::<Result<Vec<_>, _>>().map_err(|e| RunError::Load(e.into()))?;
-        let deadline = Instant::now() + PASS_LIMIT;
+        let watch = Watch::new(self, testbed, PASS_LIMIT);
         for pass in passes {
-            pass.finish(&|| self.stop_reason(deadline)).map_err(|e| RunError::Load(e.into()))?;
+            pass.finish(&|| watch.stop()).map_err(|e| RunError::Load(e.into()))?;
         }
         Ok(())
     }
@@ -608,6 +616,7 @@ impl Runner<'_> {
             while left.iter().any(|(_, bytes)| whole(*bytes) > 0) {
                 // A cache remembers that its guest has flushed, which not every guest of a workload does.
                 self.pass_over(
+                    testbed,
                     Pass::Write,
                     left.iter().map(|(image, bytes)| (image.clone(), whole(*bytes))),
                 )?;
