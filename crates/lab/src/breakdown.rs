@@ -46,6 +46,8 @@ pub enum Part {
     DataDevice,
     /// Waiting for the thread that commits.
     KvQueue,
+    /// A flush of the data device before that.
+    KvFlush,
     /// The database's commit.
     KvCommit,
     /// Waiting for room in the journal.
@@ -58,7 +60,7 @@ pub enum Part {
 
 impl Part {
     /// All, in the order of the way.
-    pub const ALL: [Part; 17] = [
+    pub const ALL: [Part; 18] = [
         Part::NotAccounted,
         Part::CacheDaemon,
         Part::Network,
@@ -72,6 +74,7 @@ impl Part {
         Part::StorePrepare,
         Part::DataDevice,
         Part::KvQueue,
+        Part::KvFlush,
         Part::KvCommit,
         Part::JournalWait,
         Part::Journal,
@@ -94,6 +97,7 @@ impl Part {
             Part::StorePrepare => "store: prepare",
             Part::DataDevice => "store: data device",
             Part::KvQueue => "store: KV queue",
+            Part::KvFlush => "store: flush before the KV commit",
             Part::KvCommit => "store: KV commit",
             Part::JournalWait => "journal: wait for room",
             Part::Journal => "journal",
@@ -292,16 +296,19 @@ impl Stages<'_> {
     fn write(&self, cut: &mut Cut, transit_us: f64) {
         let mut inside = Cut::new(self.mean_us(Hop::OsdWrite).min(cut.left_us));
         inside.take(Part::OsdQueue, self.mean_us(Hop::OsdQueue));
+        // A write counts as queued until the flush before its commit is over.
+        let flush_us = self.mean_us(Hop::KvFlush);
         let store = [
-            (Part::StorePrepare, Hop::StorePrepare),
-            (Part::DataDevice, Hop::DataDevice),
-            (Part::KvQueue, Hop::KvQueue),
-            (Part::KvCommit, Hop::KvCommit),
-            (Part::JournalWait, Hop::JournalQueue),
-            (Part::Journal, Hop::Journal),
+            (Part::StorePrepare, self.mean_us(Hop::StorePrepare)),
+            (Part::DataDevice, self.mean_us(Hop::DataDevice)),
+            (Part::KvQueue, self.mean_us(Hop::KvQueue) - flush_us),
+            (Part::KvFlush, flush_us),
+            (Part::KvCommit, self.mean_us(Hop::KvCommit)),
+            (Part::JournalWait, self.mean_us(Hop::JournalQueue)),
+            (Part::Journal, self.mean_us(Hop::Journal)),
         ];
         let before_us = inside.left_us;
-        store.into_iter().for_each(|(part, hop)| inside.take(part, self.mean_us(hop)));
+        store.into_iter().for_each(|(part, us)| inside.take(part, us));
         if let Some(replica) = self.find(Hop::Replica) {
             let own_us = before_us - inside.left_us;
             beside(&mut inside, own_us, replica.mean_us, transit_us);
@@ -545,6 +552,8 @@ mod tests {
             stage(Hop::OsdQueue, 1_000, 500.0),
             stage(Hop::StoreRead, 1_600, 4_000.0),
             stage(Hop::StorePrepare, 200, 100.0),
+            stage(Hop::KvQueue, 200, 700.0),
+            stage(Hop::KvFlush, 150, 600.0),
             stage(Hop::KvCommit, 200, 9_999.0),
             stage(Hop::Replica, 200, 50.0),
         ];
@@ -556,7 +565,8 @@ mod tests {
         }
         assert_eq!(part(reads, Part::StoreRead), 8_000.0, "two of them for each read");
         assert_eq!((part(reads, Part::NotAccounted), part(reads, Part::OsdOther)), (1_000.0, 500.0));
-        assert_eq!(part(writes, Part::KvCommit), 2_900.0, "not more than the OSD's own time");
+        assert_eq!((part(writes, Part::KvQueue), part(writes, Part::KvFlush)), (100.0, 600.0));
+        assert_eq!(part(writes, Part::KvCommit), 2_200.0, "not more than the OSD's own time");
         assert_eq!(part(writes, Part::Replica), 0.0, "it was faster than the store");
         let bottleneck = found.bottleneck().expect("one");
         assert_eq!((bottleneck.side, bottleneck.part, bottleneck.share), (Side::Read, Part::StoreRead, 0.8));

@@ -33,6 +33,10 @@ pub enum Store {
 /// Shards of an OSD's queue and threads of each as Ceph has them for SSDs (`osd_op_num_shards_ssd`, `osd_op_num_threads_per_shard_ssd`).
 pub(crate) const SSD_OP_SHARDS: [u32; 2] = [8, 2];
 
+/// Options of BlueStore's database: buffers of 16 MiB, as Ceph has them since 18, and a log of 64 MiB, since SSDs are small here. With
+/// those of Ceph 16 (256 MiB and 1 GiB) the log has 281 MiB from the start, and is on the disk where the SSD's part has less.
+const DATABASE: &str = "write_buffer_size=16777216,max_total_wal_size=67108864";
+
 impl Store {
     /// The lines of the OSD's section in ceph.conf.
     pub(super) fn section(&self, number: u32) -> String {
@@ -52,6 +56,7 @@ impl Store {
                 }
                 let media = if *rotational { "hdd" } else { "ssd" };
                 line(format!("bluestore debug enforce settings = {media}"));
+                line(format!("bluestore rocksdb options annex = {DATABASE}"));
                 if !rotational {
                     // An OSD takes each file for a disk that turns, and has five threads for that.
                     let [shards, threads] = SSD_OP_SHARDS;
@@ -85,12 +90,14 @@ mod tests {
         assert_eq!(
             store.section(3),
             "[osd.3]\nbluestore block path = /d/disk\nbluestore block create = false\nbluestore block db path = /s/disk1\n\
-             bluestore block db create = false\nbluestore debug enforce settings = hdd\n"
+             bluestore block db create = false\nbluestore debug enforce settings = hdd\n\
+             bluestore rocksdb options annex = write_buffer_size=16777216,max_total_wal_size=67108864\n"
         );
         let ssd =
             Store::BlueStore { block: "/d/disk".into(), db: None, wal: None, rotational: false }.section(0);
         assert!(
-            ssd.contains("settings = ssd\nosd op num shards = 8\nosd op num threads per shard = 2\n"),
+            ssd.contains("settings = ssd\n")
+                && ssd.ends_with("num shards = 8\nosd op num threads per shard = 2\n"),
             "{ssd}"
         );
     }

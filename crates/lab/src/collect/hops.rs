@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::cluster::socket::ask;
 
 /// The counters that are looked at: section and name in `perf dump`, and what their time is.
-const STAGES: [(&str, &str, Hop); 15] = [
+const STAGES: [(&str, &str, Hop); 16] = [
     ("osd", "op_r_latency", Hop::OsdRead),
     ("osd", "op_w_latency", Hop::OsdWrite),
     ("osd", "op_before_dequeue_op_lat", Hop::OsdQueue),
@@ -20,6 +20,7 @@ const STAGES: [(&str, &str, Hop); 15] = [
     ("bluestore", "state_prepare_lat", Hop::StorePrepare),
     ("bluestore", "state_kv_queued_lat", Hop::KvQueue),
     ("bluestore", "state_kv_commiting_lat", Hop::KvCommit),
+    ("bluestore", "kv_flush_lat", Hop::KvFlush),
     ("bluestore", "kv_sync_lat", Hop::KvSync),
     ("bluestore", "commit_lat", Hop::StoreCommit),
     // The same in later releases.
@@ -51,6 +52,9 @@ pub enum Hop {
     KvQueue,
     /// Until BlueStore's database has committed a write.
     KvCommit,
+    /// The data device is flushed before such a commit: what was written there later than it was acknowledged is to be safe before the
+    /// database forgets it.
+    KvFlush,
     /// One commit of BlueStore's database, of as many writes as have come together.
     KvSync,
     /// All of a write in BlueStore.
@@ -93,6 +97,11 @@ impl Counters {
         Counters(all.into_iter().flat_map(|counters| counters.0).collect())
     }
 
+    /// The sum of a level over all OSDs, such as bytes in use.
+    pub fn level(&self, section: &str, name: &str) -> u64 {
+        self.0.iter().filter_map(|osd| osd[section][name].as_u64()).sum()
+    }
+
     /// What happened since `before`, over all OSDs.
     pub fn since(&self, before: &Counters) -> Vec<Stage> {
         let stage = |&(section, name, hop): &(&str, &str, Hop)| {
@@ -122,5 +131,7 @@ mod tests {
         let stages = after.since(&before);
         assert_eq!(stages, [Stage { hop: Hop::OsdWrite, count: 40, mean_us: 40_000.0 }]);
         assert!(after.since(&after).is_empty());
+        let level = |bytes: u64| serde_json::json!({"bluefs": {"slow_used_bytes": bytes}});
+        assert_eq!(Counters(vec![level(5), level(7), dump(1, 1.0)]).level("bluefs", "slow_used_bytes"), 12);
     }
 }

@@ -211,6 +211,7 @@ impl Runner<'_> {
             mean(&|sample| sample.classes.get(&class).map_or(0.0, |usage| usage.cpu_percent)) / 100.0
         };
         let arrangement = Arrangement::parse(&run.cell.placement).ok();
+        let databases = |name| after.stages.as_ref().map_or(0, |osds| osds.level("bluefs", name));
         let evidence = Evidence {
             osds: run.cell.disks * run.cell.osds_per_disk,
             osds_answering: before.osds.min(after.osds),
@@ -222,6 +223,9 @@ impl Runner<'_> {
             flushes: if workload.sync == Sync::Flush { flushes(&run.placement) } else { None },
             read_bytes: got.measured.reads.ios * workload.block_bytes + got.neighbours_read_bytes,
             device_read_bytes: run.devices.values().map(|counts| counts.read_bytes).sum(),
+            // A store with one device has nothing beside it.
+            spilled_bytes: databases("slow_used_bytes"),
+            database_bytes: databases("db_used_bytes"),
             requests: got.measured.all().ios,
             client_thread: mean(&|sample| sample.busiest_client_percent) / 100.0,
             busy: mean(&|sample| sample.busy_percent) / 100.0,

@@ -5,6 +5,8 @@
 const READ_PART_MIN: f64 = 0.5;
 /// Fewer requests than this show nothing.
 const REQUESTS_MIN: u64 = 10;
+/// Most of the OSDs' databases that may be on their disks where it is to be on SSDs: what is seldom asked for.
+const SPILLED_PART_MAX: f64 = 0.1;
 /// From this part on, a client's thread or a machine's processors are what limits a measurement.
 const SATURATED: f64 = 0.95;
 
@@ -36,6 +38,10 @@ pub struct Evidence {
     /// Flushes that the cache on the hypervisor, or else the gateway, has seen of clients that flush; `None` where nobody
     /// counts them, or nobody sends any.
     pub flushes: Option<u64>,
+    /// Bytes of databases that are to be on SSDs, and are on the OSDs' disks.
+    pub spilled_bytes: u64,
+    /// Bytes of those that are on SSDs.
+    pub database_bytes: u64,
     /// Why the load generator gave up.
     pub failure: Option<String>,
     /// What the placement was instead of what it is to be, meanwhile or at the end.
@@ -78,6 +84,13 @@ pub fn faults(evidence: &Evidence) -> Vec<String> {
     }
     if evidence.flushes == Some(0) {
         faults.push("clients have flushed after each write, and no flush has arrived".into());
+    }
+    let databases_bytes = (evidence.spilled_bytes + evidence.database_bytes) as f64;
+    if evidence.spilled_bytes as f64 > databases_bytes * SPILLED_PART_MAX {
+        faults.push(format!(
+            "{} bytes of databases are on the disks, and {} on the SSD: their parts of it are too small",
+            evidence.spilled_bytes, evidence.database_bytes
+        ));
     }
     if evidence.failure.is_none() && evidence.requests < REQUESTS_MIN {
         faults.push(format!("only {} requests were completed", evidence.requests));
@@ -127,11 +140,17 @@ mod tests {
             (Evidence { requests: 3, ..good() }, "only 3 requests"),
             (Evidence { failure: Some("fio failed".into()), requests: 0, ..good() }, "fio failed"),
             (Evidence { flushes: Some(0), ..good() }, "no flush has arrived"),
+            (
+                Evidence { spilled_bytes: 12, database_bytes: 100, ..good() },
+                "on the disks, and 100 on the SSD",
+            ),
             (Evidence { out_of_place: Some("its mode is write-through".into()), ..good() }, "write-through"),
         ] {
             let found = faults(&bad);
             assert!(found.len() == 1 && found[0].contains(wanted), "{found:?}");
         }
+        let some = Evidence { spilled_bytes: 10, database_bytes: 100, ..good() };
+        assert!(faults(&some).is_empty(), "what is seldom asked for");
         let cached = Evidence { device_read_bytes: 0, asks_no_device: true, flushes: None, ..good() };
         assert!(faults(&cached).is_empty(), "a cache in memory is what is measured");
     }

@@ -83,6 +83,7 @@ impl Limit {
             Part::CacheSsd
             | Part::StoreRead
             | Part::DataDevice
+            | Part::KvFlush
             | Part::KvCommit
             | Part::JournalWait
             | Part::Journal => Limit::Disks,
