@@ -75,9 +75,10 @@ fn rate(page: &Page<'_>, runs: &[&Run], side: fn(&Run) -> Option<Figures>) -> St
 #[cfg(test)]
 mod tests {
     use crate::cost::Prices;
+    use crate::results::Durability;
     use crate::suite::Suite;
     use crate::synthetic;
-    use crate::verdict::{Outcome, verdict};
+    use crate::verdict::{Outcome, durability, verdict};
 
     #[test]
     fn each_published_set_up_stands_in_the_report_and_what_is_not_possible_is_not_claimed() {
@@ -88,13 +89,25 @@ mod tests {
             ("bluestore-dbwal", "256k-70-30", 20.0),
             ("filestore-journal", "256k-70-30-guest", 40.0),
             ("filestore-journal", "256k-70-30-krbd", 56.0),
+            ("filestore-journal", "256k-70-30-krbd-unsafe", 560.0),
         ] {
             for repeat in 1..=3 {
                 let speed = iops * (1.0 + f64::from(repeat) / 100.0);
-                results.runs.push(synthetic::run(placement, workload, 8, repeat, speed));
+                let mut run = synthetic::run(placement, workload, 8, repeat, speed);
+                run.durability = match workload.ends_with("unsafe") {
+                    true => Durability::Volatile,
+                    false => Durability::Replicated,
+                };
+                results.runs.push(run);
             }
         }
         let found = verdict(&results);
+        let safe = durability(&results, "filestore-journal");
+        assert_eq!(
+            safe,
+            Some(Durability::Replicated),
+            "a path that drops flushes is none of the placement's"
+        );
         let of = |part: &str| {
             let tested = found.directions.iter().find(|tested| tested.direction.claim.contains(part));
             tested.expect("the claim").clone()

@@ -297,10 +297,15 @@ pub fn placements(results: &Results) -> Vec<&str> {
     names
 }
 
-/// What a placement's acknowledged writes are safe from, at worst. None if no run of it counts.
+/// What a placement's acknowledged writes are safe from, at worst. None if no run of it counts. A path that drops flushes says nothing of
+/// the placement, unless all is decided over it.
 pub fn durability(results: &Results, placement: &str) -> Option<Durability> {
+    let suite = &results.suite;
+    let of_path = |name: &str| suite.workload(name).is_some_and(|workload| workload.access.is_volatile());
+    let tells = |workload: &str| !of_path(workload) || of_path(&suite.deciding);
     let counted = results.runs.iter().filter(|run| run.cell.placement == placement && !run.cell.is_beside());
-    let counted = counted.filter(|run| stats::objections(run).is_empty()).map(|run| run.durability);
+    let counted = counted.filter(|run| stats::objections(run).is_empty() && tells(&run.cell.workload));
+    let counted = counted.map(|run| run.durability);
     let events = results.events.iter().filter(|run| run.cell.placement == placement && run.is_valid());
     counted.chain(events.map(|run| run.durability)).min()
 }
