@@ -215,6 +215,8 @@ fn a_front_door_for_one_volume_is_open_where_its_copy_is() {
     let peer = start(&place, "b", &["--peer-listen", &address, "--nbd", &uri]);
     wait_for_sync(&place);
     client(&place, "a").write_fua(0, &[9; 4096]).expect("written");
+    // The owner may have noticed the end of the first peer only when it wrote.
+    wait_for_sync(&place);
     owner.kill();
     run(["volume", "takeover", "vm1", "--admin", &admin(&place, "b")]).done();
     let mut found = [0; 4096];
