@@ -6,7 +6,7 @@ CARGO ?= cargo
 HOURS ?= 1
 ARGS ?=
 
-.PHONY: help demo test long bench calibrate lint fmt deny sbom deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds
+.PHONY: help demo test long bench calibrate lint fmt deny sbom deps soak crash lost pair fuzz guard ceph18 mutations mutants seeds compare baseline
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 10
@@ -62,6 +62,12 @@ soak: ## new seeds of the simulator for HOURS hours (0.05 is three minutes) on a
 
 seeds: ## chooses the seeds that make test runs anew, so that they reach everything
 	$(CARGO) run --release --locked -p tidepool-sim -- --choose-seeds crates/sim/seeds
+
+compare: ## whether this build's core does in 7,500 lives what the build did that wrote the baseline; ARGS="--seeds 1..501" for some
+	$(CARGO) run --release --locked -p tidepool-sim -- --compare crates/sim/baseline.txt $(ARGS)
+
+baseline: ## writes down anew what the core does in these lives
+	$(CARGO) run --release --locked -p tidepool-sim -- --record crates/sim/baseline.txt
 
 mutations: ## whether the simulator notices each of the core's deliberate bugs; renews the table in docs/mutations.md
 	@scripts/mutations.sh

@@ -120,7 +120,7 @@ pub fn buffer_bytes(offset: u64, len: u64) -> usize {
 }
 
 /// Why an effect failed, as far as the core must know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IoError {
     /// The device or backend reported an error; the errno, positive.
     Errno(i32),
@@ -131,7 +131,7 @@ pub enum IoError {
 }
 
 /// Why a request failed. Front doors translate it to their protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestError {
     /// Range outside of the volume, or not sector-aligned.
     Invalid,
@@ -302,7 +302,7 @@ pub enum Degraded {
 }
 
 /// Records that a replica has room for, whatever else its cache takes meanwhile (RFC 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Room {
     /// Bytes of records: header blocks and data blocks.
     pub bytes: u64,
@@ -325,7 +325,7 @@ impl std::ops::SubAssign for Room {
 }
 
 /// What a replica that begins anew is told (RFC 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Begin {
     /// Of the owner.
     pub generation: u64,
@@ -338,7 +338,7 @@ pub struct Begin {
 }
 
 /// How far a replica goes, in numbers of its owner's records, and how much more it has room for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Have {
     /// Newest record in its log.
     pub logged: u64,
@@ -349,7 +349,7 @@ pub struct Have {
 }
 
 /// How far a volume's log, image and acknowledgements are, in numbers of its records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LogStatus {
     /// The newest record, perhaps still on its way to the cache device.
     pub logged: u64,
@@ -436,7 +436,7 @@ pub enum Effect {
 }
 
 /// Why a control operation failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Hash)]
 pub enum ControlError {
     /// The cache device failed.
     #[error("the cache device failed")]
@@ -529,7 +529,7 @@ pub enum DrainOrder {
 }
 
 /// A volume as it is added to a cache device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VolumeSpec {
     /// Its name: 1 to 64 characters of `[A-Za-z0-9._-]`.
     pub name: String,

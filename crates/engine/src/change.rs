@@ -712,7 +712,7 @@ impl Engine {
             (Err(_), _) => count.errors += 1,
             (_, Op::Read) => {
                 count.reads += 1;
-                count.read_bytes += op.request.len;
+                count.read_bytes += if mutated!(CounterDead) { 0 } else { op.request.len };
             }
             (_, Op::Write { .. }) => {
                 count.writes += 1;

@@ -11,6 +11,7 @@ use crate::frame::Frame;
 use crate::ghost::Ghost;
 use crate::log::{Append, Log};
 use crate::mem::{Arena, Buf};
+use crate::mutation::mutated;
 use crate::read::{CachedRead, DeviceReads, Fills, MissRead};
 use crate::reclaim::{MOVE_BLOCKS, Reclaim};
 use crate::repair::Repairs;
@@ -387,12 +388,16 @@ impl Engine {
         if self.volumes.iter().flatten().any(|volume| volume.has_to_recheck()) {
             self.stir();
         }
+        if mutated!(RepliesLast) {
+            let is_reply = |effect: &Effect| matches!(effect, Effect::Reply { .. });
+            self.effects.make_contiguous().sort_by_key(is_reply);
+        }
     }
 
     /// Registers an effect that is going to be in flight.
     pub(crate) fn start_io(&mut self, io: Io) -> Token {
         self.io_generation = self.io_generation.wrapping_add(1);
-        let generation = self.io_generation;
+        let generation = if mutated!(OtherTokens) { !self.io_generation } else { self.io_generation };
         let slot = self.ios.insert((io, generation));
         Token(u64::from(generation) << 32 | u64::from(slot))
     }

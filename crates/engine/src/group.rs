@@ -611,6 +611,7 @@ impl Engine {
             return self.group_committed(now, id, Ok(()));
         }
         let first = first.unwrap_or(group);
+        let cut_at = if mutated!(CutTimeForgotten) { 0 } else { cut_at };
         let token = self.start_io(Io::RedoCommit { volume: id });
         self.backend(token, id, BackendOp::RedoCommit { first, group, frames, sequence, cut_at });
     }

@@ -23,16 +23,17 @@ mod list {
     use std::cell::Cell;
 
     macro_rules! mutations {
-        ($($name:ident: $what:literal,)* ; $($pair:ident: $of_pair:literal,)*) => {
+        ($($name:ident: $what:literal,)* ; $($pair:ident: $of_pair:literal,)* ; $($probe:ident: $of_probe:literal,)*) => {
             /// A deliberate bug.
             #[derive(Debug, Clone, Copy, PartialEq, Eq)]
             pub enum Mutation {
                 $(#[doc = $what] $name,)*
                 $(#[doc = $of_pair] $pair,)*
+                $(#[doc = $of_probe] $probe,)*
             }
 
             impl Mutation {
-                /// All of them.
+                /// All bugs.
                 pub const ALL: &[Mutation] = &[$(Mutation::$name,)* $(Mutation::$pair,)*];
 
                 /// What is wrong with it, in a few words.
@@ -40,6 +41,7 @@ mod list {
                     match self {
                         $(Mutation::$name => $what,)*
                         $(Mutation::$pair => $of_pair,)*
+                        $(Mutation::$probe => $of_probe,)*
                     }
                 }
 
@@ -110,6 +112,11 @@ mod list {
         LeaseForgotten: "an owner takes reads however long its peer has not followed it",
         ServesAtOnce: "a host that takes a volume over does not wait until its former owner takes no more reads",
         LossForgotten: "an owner tells its peer how far the image is as if nothing had been lost",
+        ; // No bugs, or none that a guarantee forbids: they try the comparison of two builds.
+        OtherTokens: "effects have other tokens",
+        RepliesLast: "replies come behind the other effects of their instant",
+        CutTimeForgotten: "a redo's header says 0 for the time of its cut",
+        CounterDead: "the bytes that clients read are not counted",
     }
 
     thread_local! {

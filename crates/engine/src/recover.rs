@@ -60,7 +60,7 @@ pub enum OpenError {
 }
 
 /// What opening found, for logs and `cache inspect`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct RecoveryReport {
     /// Number of the checkpoint that recovery started from.
     pub checkpoint: u64,

@@ -3,7 +3,7 @@
 use crate::api::{IoError, Mode, Nanos, VolumeId, VolumeSpec};
 
 /// Counters of one volume since the core was opened, and its state now.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VolumeStatus {
     /// Which.
     pub id: VolumeId,
@@ -70,7 +70,7 @@ pub enum VolumeState {
 }
 
 /// Monotonic counters of one volume.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct VolumeCounters {
     /// Read requests completed.
     pub reads: u64,
@@ -133,7 +133,7 @@ pub struct VolumeCounters {
 }
 
 /// State and counters of the cache device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct DeviceStatus {
     /// The device has failed: nothing is written to it any more.
     pub failed: bool,

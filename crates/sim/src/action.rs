@@ -30,24 +30,24 @@ impl World {
         if self.now >= self.until {
             return self.begin_end();
         }
-        let pause = self.action_rng.around(self.plan.action_ns);
+        let pause = self.rng.around(self.plan.action_ns);
         self.after(pause, Happening::Action);
         if self.engine.is_none() {
             return;
         }
         self.check_invariants();
         self.tell_of_images();
-        if self.vols.iter().any(|v| v.place == Place::Verifying) && self.action_rng.permille(800) {
+        if self.vols.iter().any(|v| v.place == Place::Verifying) && self.rng.permille(800) {
             // Mostly, what a power loss has left is looked at before the next thing happens.
             return;
         }
-        let v = self.action_rng.below(self.vols.len() as u64) as usize;
+        let v = self.rng.below(self.vols.len() as u64) as usize;
         let may_stop = self.may_stop();
-        match self.action_rng.below(100) {
+        match self.rng.below(100) {
             0..=16 if !may_stop => {}
             0..=13 => {
                 let how = self.any_stop();
-                if self.action_rng.permille(600) {
+                if self.rng.permille(600) {
                     self.armed = Some((self.any_moment(), how));
                 } else {
                     self.stop(how);
@@ -79,12 +79,12 @@ impl World {
     }
 
     pub(crate) fn any_stop(&mut self) -> Stop {
-        if self.action_rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill }
+        if self.rng.permille(self.plan.power) { Stop::Power } else { Stop::Kill }
     }
 
     /// What a stop is to wait for.
     fn any_moment(&mut self) -> Moment {
-        self.action_rng.pick(&[
+        self.rng.pick(&[
             Moment::CheckpointWrite,
             Moment::Reclaim,
             Moment::DrainWrite,
@@ -96,11 +96,11 @@ impl World {
 
     /// The clients of a volume pause for some seconds, so that timers get their turn.
     fn rest(&mut self, v: usize) {
-        let pause = self.action_rng.around(3 * S);
+        let pause = self.rng.around(3 * S);
         for slot in std::mem::take(&mut self.vols[v].idle_slots) {
             self.after(pause, Happening::Client { volume: v, slot });
         }
-        let all = self.action_rng.permille(200);
+        let all = self.rng.permille(200);
         for vol in &mut self.vols {
             vol.plan.think_ns = match vol.plan.think_ns {
                 n if all && n < 100 * MS => n * 10,
@@ -151,14 +151,14 @@ impl World {
     /// Half to one and a half times of what a volume has, in whole blocks.
     fn another_size(&mut self, v: usize) -> u64 {
         let blocks = (self.vols[v].plan.size_bytes / BLOCK_BYTES as u64).max(1);
-        (blocks.div_ceil(2) + self.action_rng.below(blocks + 1)).min(SIZE_BLOCKS_MAX) * BLOCK_BYTES as u64
+        (blocks.div_ceil(2) + self.rng.below(blocks + 1)).min(SIZE_BLOCKS_MAX) * BLOCK_BYTES as u64
     }
 
     pub(crate) fn send_control(&mut self, v: usize, kind: ControlKind) {
         let id = self.vols[v].id.expect("a volume in the cache has a number");
         let control = self.control(v, kind);
         let now = self.now;
-        let quota = self.action_rng.pick(&[0, 0, 64 << 10, 1 << 20, 8 << 20, 32 << 20]);
+        let quota = self.rng.pick(&[0, 0, 64 << 10, 1 << 20, 8 << 20, 32 << 20]);
         let engine = self.engine.as_mut().expect("a running core");
         let what = match kind {
             ControlKind::Mode(mode) => {
@@ -219,7 +219,7 @@ impl World {
 
     /// Faults, by the theme of the run.
     fn break_something(&mut self, v: usize) {
-        if self.action_rng.permille(100) {
+        if self.rng.permille(100) {
             return self.delay_device();
         }
         match self.plan.theme {
@@ -227,19 +227,19 @@ impl World {
             // Nothing gives a volume back that another owner has taken.
             Theme::Backends if self.vols[v].backend.trouble == Trouble::Fenced => {}
             Theme::Backends => {
-                if self.action_rng.permille(30) {
+                if self.rng.permille(30) {
                     return self.fence(v);
                 }
-                let trouble = match self.action_rng.below(8) {
+                let trouble = match self.rng.below(8) {
                     0 | 1 => Trouble::Stopped,
                     7 => Trouble::Disconnected,
-                    2 => Trouble::Errors(self.action_rng.pick(&[10, 200, 1000])),
+                    2 => Trouble::Errors(self.rng.pick(&[10, 200, 1000])),
                     3 => Trouble::Full,
-                    4 | 5 => Trouble::Flushes(self.action_rng.pick(&[100, 500])),
-                    _ => Trouble::Slow(self.action_rng.range(2..100)),
+                    4 | 5 => Trouble::Flushes(self.rng.pick(&[100, 500])),
+                    _ => Trouble::Slow(self.rng.range(2..100)),
                 };
-                let long = self.action_rng.pick(&[100 * MS, S, 20 * S]);
-                let until = self.now + self.action_rng.around(long);
+                let long = self.rng.pick(&[100 * MS, S, 20 * S]);
+                let until = self.now + self.rng.around(long);
                 let backend = &mut self.vols[v].backend;
                 backend.trouble = trouble;
                 backend.trouble_until = until;
@@ -253,15 +253,15 @@ impl World {
                 }
             }
             Theme::Corruption => {
-                if self.action_rng.permille(300) {
-                    let ppm = self.action_rng.pick(&[0, 0, 2_000, 20_000]);
+                if self.rng.permille(300) {
+                    let ppm = self.rng.pick(&[0, 0, 2_000, 20_000]);
                     self.disk.faults = DiskFaults { lost_ppm: ppm, misdirected_ppm: ppm / 2 };
-                } else if self.action_rng.permille(500) {
+                } else if self.rng.permille(500) {
                     self.damage(1);
                 }
             }
             Theme::Lies => {
-                self.disk.lies = self.action_rng.permille(700);
+                self.disk.lies = self.rng.permille(700);
                 self.note("lies", self.disk.lies.into(), 0, 0);
                 let tick = self.next_tick();
                 if !self.disk.lies {
@@ -270,7 +270,7 @@ impl World {
                 for vol in &mut self.vols {
                     vol.checker.unsure_from = vol.checker.unsure_from.min(tick);
                 }
-                if self.may_stop() && self.action_rng.permille(600) {
+                if self.may_stop() && self.rng.permille(600) {
                     // The image is to get what the cache then loses.
                     self.drain(v);
                     self.armed = Some((Moment::Commit, Stop::Power));
@@ -278,14 +278,14 @@ impl World {
             }
             Theme::DeviceDeath => {
                 // What is dirty leaves a dead device soon: a single block is hardly ever one of those.
-                let many = self.action_rng.range(1..1000);
-                if self.disk.dead && self.action_rng.permille(500) {
+                let many = self.rng.range(1..1000);
+                if self.disk.dead && self.rng.permille(500) {
                     self.damage(many);
-                } else if self.action_rng.permille(700) && !self.disk.dead {
-                    let some = self.action_rng.permille(400).then(|| self.action_rng.range(1..4) as u32);
+                } else if self.rng.permille(700) && !self.disk.dead {
+                    let some = self.rng.permille(400).then(|| self.rng.range(1..4) as u32);
                     self.disk.break_down(some);
                     self.note("device dies", some.unwrap_or(0).into(), 0, 0);
-                    if self.action_rng.permille(500) {
+                    if self.rng.permille(500) {
                         self.damage(many);
                     }
                     self.cover.hit(if some.is_some() {
@@ -299,6 +299,7 @@ impl World {
     }
 
     fn damage(&mut self, blocks: u64) {
+        self.disk.rng = self.rng.fork();
         for block in self.disk.damage(blocks) {
             self.note("damage", block, 0, 0);
         }
@@ -306,9 +307,9 @@ impl World {
 
     /// The cache device stops for a while, or becomes slow.
     fn delay_device(&mut self) {
-        let long = self.action_rng.pick(&[10 * MS, 200 * MS, 5 * S]);
-        let until = self.now + self.action_rng.around(long);
-        let slow = self.action_rng.permille(500).then(|| self.action_rng.range(2..50));
+        let long = self.rng.pick(&[10 * MS, 200 * MS, 5 * S]);
+        let until = self.now + self.rng.around(long);
+        let slow = self.rng.permille(500).then(|| self.rng.range(2..50));
         self.disk.delay = slow.map_or(Delay::Stopped, Delay::Slow);
         self.disk.delay_until = until;
         for vol in &mut self.vols {
@@ -324,7 +325,7 @@ impl World {
         if self.vols[v].backend.trouble_now(self.now) != Trouble::None || self.ending != Ending::Not {
             return;
         }
-        let until = self.now + self.action_rng.around(200 * MS);
+        let until = self.now + self.rng.around(200 * MS);
         let vol = &mut self.vols[v];
         (vol.backend.trouble, vol.backend.trouble_until) = (Trouble::Disconnected, until);
         vol.trouble_at = until;
@@ -366,7 +367,7 @@ impl World {
         let engine = self.engine.as_ref().expect("a running core");
         let mut extents = Vec::new();
         let block = BLOCK_BYTES as u64;
-        let from = self.action_rng.below(vol.plan.size_bytes.div_ceil(block)) * block;
+        let from = self.rng.below(vol.plan.size_bytes.div_ceil(block)) * block;
         engine.block_status(id, from, vol.plan.size_bytes - from, 64, &mut extents);
         let mut at = from;
         for extent in extents {
@@ -450,11 +451,11 @@ impl World {
 
     /// What the core tells about blocks must fit the guarantees, too.
     fn check_extents(&mut self) {
-        let v = self.action_rng.below(self.vols.len() as u64) as usize;
+        let v = self.rng.below(self.vols.len() as u64) as usize;
         let vol = &self.vols[v];
         let (Some(id), Some(engine), Place::Serving) = (vol.id, &self.engine, vol.place) else { return };
         let block = BLOCK_BYTES as u64;
-        let from = self.action_rng.below(vol.plan.size_bytes.div_ceil(block)) * block;
+        let from = self.rng.below(vol.plan.size_bytes.div_ceil(block)) * block;
         let mut extents = Vec::new();
         engine.block_status(id, from, vol.plan.size_bytes - from, 16, &mut extents);
         let mut at = from;
@@ -507,13 +508,13 @@ impl World {
                     return self.fail(format!("volume {v} was removed, but its image still has a redo"));
                 }
                 self.check_image(v);
-                let pause = self.action_rng.around(100 * MS);
+                let pause = self.rng.around(100 * MS);
                 self.after(pause, Happening::Add { volume: v });
             }
             ControlKind::Shutdown => {
                 self.check_flushed();
                 self.stop(Stop::Orderly);
-                if self.action_rng.permille(self.plan.power) {
+                if self.rng.permille(self.plan.power) {
                     // Power is lost after the process has ended: everything is on stable media.
                     self.lose_power();
                 }

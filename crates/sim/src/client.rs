@@ -3,7 +3,7 @@
 use crate::backend::Trouble;
 use crate::checker::{SECTORS, fill};
 use crate::plan::{MS, S};
-use crate::volume::{Place, Sent};
+use crate::volume::{Place, Sent, Vol};
 use crate::world::{Ending, Happening, World};
 use tidepool_engine::api::*;
 
@@ -21,7 +21,7 @@ impl World {
     pub(crate) fn client(&mut self, v: usize, slot: usize) {
         let vol = &mut self.vols[v];
         let usable =
-            vol.place == Place::Serving || vol.place == Place::Removing && self.client_rng.permille(100);
+            vol.place == Place::Serving || vol.place == Place::Removing && self.rng.permille(100);
         if self.engine.is_none() || !usable || self.requests_left == 0 {
             vol.idle_slots.push(slot);
             if self.requests_left == 0 && self.ending == Ending::Not {
@@ -43,18 +43,18 @@ impl World {
         let plan = &self.vols[v].plan;
         let (flushes, fua, reads, discards) = (plan.flushes, plan.fua, plan.reads, plan.discards);
         // Now and then even a client that hardly flushes does, after its first.
-        if self.client_rng.permille(flushes) || flushes > 0 && self.client_rng.permille(2) {
+        if self.rng.permille(flushes) || flushes > 0 && self.rng.permille(2) {
             return Op::Flush;
         }
-        if self.client_rng.permille(reads) {
-            return if self.client_rng.permille(20) { Op::Prefetch } else { Op::Read };
+        if self.rng.permille(reads) {
+            return if self.rng.permille(20) { Op::Prefetch } else { Op::Read };
         }
         if self.vols[v].plan.read_only {
             return Op::Read;
         }
-        let fua = self.client_rng.permille(fua);
-        if self.client_rng.permille(discards) {
-            return match self.client_rng.below(3) {
+        let fua = self.rng.permille(fua);
+        if self.rng.permille(discards) {
+            return match self.rng.below(3) {
                 0 => Op::Discard { fua },
                 n => Op::WriteZeroes { fua, no_hole: n == 1 },
             };
@@ -70,26 +70,26 @@ impl World {
         let plan = self.vols[v].plan.clone();
         let sector = SECTOR_BYTES as u64;
         let block = BLOCK_BYTES as u64;
-        let aligned = !self.client_rng.permille(plan.unaligned);
+        let aligned = !self.rng.permille(plan.unaligned);
         let unit = if aligned { block } else { sector };
         let zeroes = matches!(op, Op::Discard { .. } | Op::WriteZeroes { .. });
-        let len = match self.client_rng.below(1000) {
-            n if n < plan.large && zeroes && self.client_rng.permille(200) => plan.size_bytes,
-            n if n < plan.large => self.client_rng.range(1..65) * block,
-            _ if aligned => self.client_rng.pick(&[block, block, 2 * block, 4 * block]),
-            _ => self.client_rng.range(1..20) * sector,
+        let len = match self.rng.below(1000) {
+            n if n < plan.large && zeroes && self.rng.permille(200) => plan.size_bytes,
+            n if n < plan.large => self.rng.range(1..65) * block,
+            _ if aligned => self.rng.pick(&[block, block, 2 * block, 4 * block]),
+            _ => self.rng.range(1..20) * sector,
         };
         let len = len.min(plan.size_bytes);
-        let hot = self.client_rng.permille(plan.hot);
+        let hot = self.rng.permille(plan.hot);
         let space = if hot { plan.hot_bytes.max(len).min(plan.size_bytes) } else { plan.size_bytes };
-        let mut offset = self.client_rng.below((space - len) / unit + 1) * unit;
-        if !hot && self.client_rng.permille(300) {
+        let mut offset = self.rng.below((space - len) / unit + 1) * unit;
+        if !hot && self.rng.permille(300) {
             // A sequential stream.
             let cursor = self.vols[v].cursor / unit * unit;
             offset = if cursor + len > plan.size_bytes { 0 } else { cursor };
             self.vols[v].cursor = offset + len;
         }
-        if self.client_rng.permille(20) {
+        if self.rng.permille(20) {
             // The end of the volume, which may be a part of a block.
             offset = (plan.size_bytes - len) / unit * unit;
         }
@@ -128,7 +128,13 @@ impl World {
             Op::Read => vol.checker.start_read(start),
             Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => {
                 let writes = matches!(op, Op::Write { .. });
-                let value = if writes { start } else { 0 };
+                let value = match slot {
+                    Some(slot) if writes => {
+                        vol.slot_writes[slot] += 1;
+                        Vol::value(Some(slot), vol.slot_writes[slot])
+                    }
+                    _ => 0,
+                };
                 let direct = vol.goes_direct() || vol.backend.disowned || self.disk.dead;
                 vol.checker.start_change(start, first, sectors, value, direct);
                 vol.changes += 1;
@@ -197,7 +203,7 @@ impl World {
         }
         if let Some(slot) = sent.slot {
             let think = self.vols[v].plan.think_ns;
-            let pause = self.client_rng.around(think);
+            let pause = self.rng.around(think);
             self.after(pause, Happening::Client { volume: v, slot });
         } else if sent.verifies.is_some() {
             self.vols[v].verifying -= 1;
@@ -333,8 +339,10 @@ impl World {
     pub(crate) fn serve(&mut self, v: usize) {
         self.vols[v].place = Place::Serving;
         self.note("serving", v as u64, 0, 0);
-        for slot in std::mem::take(&mut self.vols[v].idle_slots) {
-            let pause = self.client_rng.below(10 * MS);
+        let mut idle = std::mem::take(&mut self.vols[v].idle_slots);
+        idle.sort_unstable();
+        for slot in idle {
+            let pause = self.rng.below(10 * MS);
             self.after(pause, Happening::Client { volume: v, slot });
         }
         if self.ending != Ending::Not {

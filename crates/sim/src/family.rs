@@ -1,7 +1,5 @@
 //! Clones and their parents: the last volume of a run may be the snapshot of which others are clones, and one of those a
 //! snapshot that others are clones of.
-//!
-//! Its decisions have a source of randomness of their own.
 
 use crate::plan::{Plan, VolumePlan};
 use crate::rng::Rng;
@@ -79,7 +77,7 @@ impl World {
             if told && parent.is_none() || !self.is_served(v) || self.stopping {
                 continue;
             }
-            if parent.is_some_and(|parent| !self.is_served(parent)) || !self.family_rng.permille(500) {
+            if parent.is_some_and(|parent| !self.is_served(parent)) || !self.rng.permille(500) {
                 continue;
             }
             if let Err(error) = self.tell_of_image(v, parent) {

@@ -6,6 +6,7 @@
 
 mod action;
 pub mod backend;
+pub mod baseline;
 pub mod ceph;
 pub mod checker;
 mod client;
@@ -25,6 +26,7 @@ pub mod redo;
 pub mod rng;
 mod stop;
 pub mod store;
+pub mod trace;
 pub mod volume;
 pub mod world;
 

@@ -2,6 +2,7 @@
 
 use crate::pair;
 use crate::rng::{Chance, Draws};
+use crate::trace::Trace;
 use crate::world::{Outcome, World};
 
 /// Who is in a life.
@@ -42,17 +43,22 @@ pub struct Life {
 impl Life {
     /// Lives it. A panic of the core is an outcome, too.
     pub fn run(&self, verbose: bool) -> Outcome {
-        self.live(Chance::of(self.seed), verbose).0
+        self.live(Chance::of(self.seed), verbose, Trace::default()).0
+    }
+
+    /// Lives it, and notes in `trace` what its cores do.
+    pub fn trace(&self, trace: Trace) -> Outcome {
+        self.live(Chance::of(self.seed), false, trace).0
     }
 
     /// Lives it, and keeps what it has drawn.
     pub fn record(&self) -> (Outcome, Draws) {
-        self.live(Chance::recorded(self.seed), false)
+        self.live(Chance::recorded(self.seed), false, Trace::default())
     }
 
     /// Lives it with what was drawn once, and with its seed when that is used up.
     pub fn replay(&self, draws: Draws, verbose: bool) -> Outcome {
-        self.live(Chance::replayed(self.seed, draws), verbose).0
+        self.live(Chance::replayed(self.seed, draws), verbose, Trace::default()).0
     }
 
     /// The arguments that live it again.
@@ -61,11 +67,11 @@ impl Life {
         format!("{pair}--seed {} --seconds {}", self.seed, self.seconds)
     }
 
-    fn live(&self, chance: Chance, verbose: bool) -> (Outcome, Draws) {
+    fn live(&self, chance: Chance, verbose: bool, trace: Trace) -> (Outcome, Draws) {
         if self.kind == Kind::TwoHosts {
-            return pair::live(chance, self.seconds, verbose);
+            return pair::live(chance, self.seconds, verbose, trace);
         }
-        let mut world = World::new(chance, self.seconds, verbose);
+        let mut world = World::new(chance, self.seconds, verbose, trace);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
         let outcome = result.unwrap_or_else(|panic| {
             let what = panic.downcast_ref::<String>().map(String::as_str);

@@ -1,14 +1,18 @@
-//! Runs the simulator by hand: one seed, a range of them, new ones for a given time, or a recorded life.
+//! Runs the simulator by hand: one seed, a range of them, new ones for a given time, or a recorded life; and compares what the cores
+//! of two builds do.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use tidepool_sim::baseline::{Baseline, SETS};
 use tidepool_sim::crowd::{Crowd, Seeds};
 use tidepool_sim::recording::{Recording, headline};
+use tidepool_sim::trace::Trace;
 use tidepool_sim::{Kind, Life};
 
 const USAGE: &str = "usage: tidepool-sim [--seed N | --seeds FROM..TO | --hours N] [--seconds SIMULATED] [--jobs N] [--pair] \
-                     [--summary FILE] [--failures DIRECTORY] [--record FILE] [--replay FILE] [--choose-seeds DIRECTORY] \
+                     [--summary FILE] [--failures DIRECTORY] [--draws FILE] [--replay FILE] [--choose-seeds DIRECTORY] \
+                     [--record FILE] [--compare FILE] [--trace FILE] \
                      [--verbose] [--mutations all|NAME [--table FILE] [--seeds FROM..TO]]";
 
 /// Lives after which a soak must have reached everything.
@@ -33,8 +37,14 @@ fn main() -> ExitCode {
         choose(directory)
     } else if let Some(path) = &options.replay {
         replay(path, options.verbose)
+    } else if let Some(path) = &options.draws {
+        draws(&options.life(), path)
+    } else if let Some(path) = &options.trace {
+        trace(&options.life(), path)
     } else if let Some(path) = &options.record {
-        record(&options.life(), path)
+        record(&options, path)
+    } else if let Some(path) = &options.compare {
+        compare(&options, path)
     } else if options.verbose {
         Ok(told(options.life().run(true).failure.as_deref()))
     } else {
@@ -53,7 +63,10 @@ struct Options {
     jobs: usize,
     summary: Option<PathBuf>,
     failures: Option<PathBuf>,
+    draws: Option<PathBuf>,
     record: Option<PathBuf>,
+    compare: Option<PathBuf>,
+    trace: Option<PathBuf>,
     replay: Option<PathBuf>,
     choose: Option<PathBuf>,
     verbose: bool,
@@ -82,7 +95,10 @@ fn options() -> Result<Options, String> {
         jobs,
         summary: None,
         failures: None,
+        draws: None,
         record: None,
+        compare: None,
+        trace: None,
         replay: None,
         choose: None,
         verbose: false,
@@ -114,7 +130,10 @@ fn options() -> Result<Options, String> {
             "--jobs" => options.jobs = number(&value()?)?.clamp(1, 1024) as usize,
             "--summary" => options.summary = Some(value()?.into()),
             "--failures" => options.failures = Some(value()?.into()),
+            "--draws" => options.draws = Some(value()?.into()),
             "--record" => options.record = Some(value()?.into()),
+            "--compare" => options.compare = Some(value()?.into()),
+            "--trace" => options.trace = Some(value()?.into()),
             "--replay" => options.replay = Some(value()?.into()),
             "--choose-seeds" => options.choose = Some(value()?.into()),
             "--verbose" => options.verbose = true,
@@ -196,10 +215,33 @@ fn choose(directory: &Path) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn record(life: &Life, path: &Path) -> Result<ExitCode, String> {
+fn draws(life: &Life, path: &Path) -> Result<ExitCode, String> {
     let (outcome, recording) = Recording::of(*life);
     write(path, &recording.to_string())?;
     Ok(told(outcome.failure.as_deref()))
+}
+
+/// Writes down what the cores of a life do, a line for each effect.
+fn trace(life: &Life, path: &Path) -> Result<ExitCode, String> {
+    let outcome = life.trace(Trace::told());
+    write(path, &outcome.text.unwrap_or_default())?;
+    Ok(told(outcome.failure.as_deref()))
+}
+
+/// Writes down the hashes of the lives with which other builds are compared.
+fn record(options: &Options, path: &Path) -> Result<ExitCode, String> {
+    let baseline = Baseline::of(&SETS, options.jobs)?;
+    write(path, &baseline.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Compares this build with the one that has written a baseline. Only a move succeeds.
+fn compare(options: &Options, path: &Path) -> Result<ExitCode, String> {
+    let was = Baseline::parse(&read(path)?).map_err(|what| format!("{}: {what}", path.display()))?;
+    let sets = was.sets_within(&options.seeds.clone().unwrap_or(0..u64::MAX));
+    let comparison = was.compare(&Baseline::of(&sets, options.jobs)?);
+    println!("{comparison}");
+    Ok(if comparison.is_move() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn replay(path: &Path, verbose: bool) -> Result<ExitCode, String> {

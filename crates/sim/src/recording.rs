@@ -8,7 +8,7 @@ use crate::rng::Draws;
 use crate::world::Outcome;
 
 /// The first line.
-const FORMAT: &str = "tidepool-sim recording 1";
+const FORMAT: &str = "tidepool-sim recording 2";
 /// Draws in a line.
 const IN_A_LINE: usize = 32;
 /// Most draws that a file may have: a life has some hundred thousand.

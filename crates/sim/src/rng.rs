@@ -1,8 +1,10 @@
 //! Chance, from one seed: everything that a life does follows from it.
 //!
-//! A life draws from several streams, each with a name (`clients`, `stops`, `disk`): one more draw in one of them changes nothing in
-//! the others. What was drawn can be kept and drawn again ([`Chance::recorded`], [`Chance::replayed`]).
+//! A life draws from many streams. Some have a name (`plan`). All others belong to one thing that happens, and its identity names
+//! them ([`Chance::keyed`]): one more draw in one of them, or another order, changes nothing in the others. What was drawn can be
+//! kept and drawn again ([`Chance::recorded`], [`Chance::replayed`]).
 
+use crate::store::BlockMap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +15,8 @@ pub type Draws = BTreeMap<String, Vec<u64>>;
 #[derive(Debug, Default)]
 pub struct Chance {
     seed: u64,
+    /// How often each identity has happened.
+    counts: BlockMap<u64>,
     played: Draws,
     taken: Option<BTreeMap<String, Arc<Mutex<Vec<u64>>>>>,
 }
@@ -44,7 +48,29 @@ impl Chance {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
-        let mut rng = Rng::new(self.seed ^ hash);
+        self.of_name(Rng::new(self.seed ^ hash), name)
+    }
+
+    /// The stream of something that happens. What has the same identity and happens again has another stream.
+    pub fn keyed(&mut self, identity: u64) -> Rng {
+        self.named(identity).1
+    }
+
+    /// The stream of something that happens, behind a number that nothing else in this life has.
+    pub fn named(&mut self, identity: u64) -> (u64, Rng) {
+        let count = self.counts.entry(identity).or_insert(0);
+        *count += 1;
+        let name = mix(identity, *count);
+        let rng = Rng::new(self.seed ^ name);
+        if self.played.is_empty() && self.taken.is_none() {
+            return (name, rng);
+        }
+        let rng = self.of_name(rng, &format!("{name:016x}"));
+        (name, rng)
+    }
+
+    /// Lets a stream give what was given once, and keeps what it gives.
+    fn of_name(&mut self, mut rng: Rng, name: &str) -> Rng {
         rng.played = self.played.remove(name).unwrap_or_default().into_iter();
         rng.taken = self.taken.as_mut().map(|taken| taken.entry(name.to_owned()).or_default().clone());
         rng
@@ -54,8 +80,17 @@ impl Chance {
     pub fn draws(&self) -> Draws {
         let draws =
             |taken: &Arc<Mutex<Vec<u64>>>| taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.taken.iter().flatten().map(|(name, taken)| (name.clone(), draws(taken))).collect()
+        let all = self.taken.iter().flatten().map(|(name, taken)| (name.clone(), draws(taken)));
+        all.filter(|(_, draws)| !draws.is_empty()).collect()
     }
+}
+
+/// Two numbers as one, of which every bit depends on all of theirs (the finaliser of SplitMix64).
+pub fn mix(one: u64, other: u64) -> u64 {
+    let z = one.rotate_left(25) ^ other.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// A stream of random numbers: xoshiro256**, seeded through SplitMix64.
@@ -72,6 +107,11 @@ impl Rng {
         let mut x = seed;
         let state = std::array::from_fn(|_| split_mix(&mut x));
         Rng { state, played: Vec::new().into_iter(), taken: None }
+    }
+
+    /// A stream of its own that follows from the next draw.
+    pub fn fork(&mut self) -> Rng {
+        Rng::new(self.bits())
     }
 
     /// The next 64 bits.
@@ -153,6 +193,20 @@ mod tests {
         assert_eq!(draws(&mut one), draws(&mut other));
         assert_ne!(Chance::of(7).stream("a").bits(), Chance::of(7).stream("b").bits());
         assert_ne!(Chance::of(7).stream("a").bits(), Chance::of(8).stream("a").bits());
+    }
+
+    #[test]
+    fn what_happens_draws_the_same_in_any_order() {
+        let draw = |order: [u64; 3]| {
+            let mut chance = Chance::of(7);
+            order.map(|identity| (identity, chance.keyed(identity).bits()))
+        };
+        let (mut one, mut other) = (draw([1, 2, 3]), draw([3, 1, 2]));
+        one.sort_unstable();
+        other.sort_unstable();
+        assert_eq!(one, other);
+        let [first, second, third] = draw([1, 1, 1]).map(|(_, drawn)| drawn);
+        assert!(first != second && second != third, "each time has a stream of its own");
     }
 
     #[test]

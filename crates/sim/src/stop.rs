@@ -33,7 +33,7 @@ impl World {
                 self.vols[v].backend.own = OwnObjects::none(size).inheriting(base);
                 if self.vols[v].plan.read_only && base > 0 {
                     // A snapshot in between has something that was written after it was cloned.
-                    let some = self.family_rng.below(base);
+                    let some = self.rng.below(base);
                     self.vols[v].backend.own.insert(some, 1);
                 }
             }
@@ -42,7 +42,7 @@ impl World {
         if self.plan.theme == Theme::Corruption {
             self.vols.iter_mut().for_each(|vol| vol.checker.damaged_from = 0);
         }
-        self.disk.lies = self.plan.theme == Theme::Lies && self.stop_rng.permille(500);
+        self.disk.lies = self.plan.theme == Theme::Lies && self.rng.permille(500);
         (0..self.vols.len()).for_each(|v| self.distrust(v));
         self.reopen();
         for v in 0..self.vols.len() {
@@ -50,7 +50,7 @@ impl World {
                 self.after(MS, Happening::Client { volume: v, slot });
             }
         }
-        let pause = self.stop_rng.around(self.plan.action_ns);
+        let pause = self.rng.around(self.plan.action_ns);
         self.after(pause, Happening::Action);
     }
 
@@ -74,34 +74,37 @@ impl World {
         self.count_stop(how);
         let clean = if self.is_fenced() { Vec::new() } else { self.clean_volumes() };
         let unflushed = self.unflushed_volumes();
-        for (_, flight) in std::mem::take(&mut self.flights) {
+        self.disk.rng = self.rng.fork();
+        let mut flights: Vec<_> = std::mem::take(&mut self.flights).into_values().collect();
+        flights.sort_unstable_by_key(|flight| flight.name);
+        for flight in flights {
             match flight.kind {
                 FlightKind::DeviceWrite { offset, data, .. } => self.disk.cut_at(offset, &data),
                 FlightKind::Write { volume, first, data, applied: false } => {
                     let delivered = self.vols[volume].backend.trouble_now(self.now) != Trouble::Stopped;
                     if delivered {
-                        self.vols[volume].backend.apply_cut(&mut self.stop_rng, first, &data);
+                        self.vols[volume].backend.apply_cut(&mut self.rng, first, &data);
                     }
                 }
-                FlightKind::Disown { volume } if self.stop_rng.permille(500) => {
+                FlightKind::Disown { volume } if self.rng.permille(500) => {
                     self.vols[volume].backend.disowned = true;
                 }
                 FlightKind::RedoWrite { volume, name, bytes } if self.delivers(volume) => {
-                    self.vols[volume].backend.redo.write_cut(&mut self.stop_rng, name, &bytes);
+                    self.vols[volume].backend.redo.write_cut(&mut self.rng, name, &bytes);
                 }
                 FlightKind::RedoCommit { volume, generation, commit }
-                    if self.delivers(volume) && self.stop_rng.permille(500) =>
+                    if self.delivers(volume) && self.rng.permille(500) =>
                 {
                     self.commit(volume, generation, commit);
                     self.cover.hit("kill during commit");
                 }
                 FlightKind::RedoTrim { volume, first }
-                    if self.delivers(volume) && self.stop_rng.permille(500) =>
+                    if self.delivers(volume) && self.rng.permille(500) =>
                 {
                     self.vols[volume].backend.redo.trim(first);
                 }
                 FlightKind::Resize { volume, size_bytes }
-                    if self.delivers(volume) && self.stop_rng.permille(500) =>
+                    if self.delivers(volume) && self.rng.permille(500) =>
                 {
                     self.vols[volume].backend.resize(size_bytes);
                 }
@@ -161,7 +164,7 @@ impl World {
             // The record beside the image no longer names the cache, or its data is gone with it.
             self.replace_cache(if how == Stop::Power { Vec::new() } else { clean });
         }
-        let pause = self.stop_rng.around(20 * MS);
+        let pause = self.rng.around(20 * MS);
         self.after(pause, Happening::Reopen);
     }
 
@@ -187,12 +190,13 @@ impl World {
     pub(crate) fn lose_power(&mut self) {
         self.note("power loss", 0, 0, 0);
         let lied = self.disk.lied;
+        self.disk.rng = self.rng.fork();
         self.disk.power_loss();
         self.weigh_evidence();
         self.cover.add("power loss after a lie", u64::from(lied));
         self.tick += 1;
         for vol in &mut self.vols {
-            vol.backend.store.power_loss(&mut self.stop_rng);
+            vol.backend.store.power_loss(&mut self.rng);
             vol.checker.power_lost(self.tick);
             vol.must_verify = true;
         }
@@ -285,7 +289,7 @@ impl World {
             vol.must_verify = false;
             vol.place = Place::Out;
             vol.id = None;
-            let pause = self.stop_rng.around(10 * MS);
+            let pause = self.rng.around(10 * MS);
             self.after(pause, Happening::Add { volume: v });
         }
     }
@@ -325,19 +329,20 @@ impl World {
         if self.engine.is_some() || self.failure.is_some() {
             return;
         }
-        if self.life > 0 && self.stop_rng.permille(100) {
+        self.disk.rng = self.rng.fork();
+        if self.life > 0 && self.rng.permille(100) {
             self.inspect();
         }
         let before = self.disk.blocks_read;
-        let stops = if self.stop_rng.permille(300) && self.life > 0 { self.stop_rng.range(1..4) } else { 0 };
+        let stops = if self.rng.permille(300) && self.life > 0 { self.rng.range(1..4) } else { 0 };
         for _ in 0..stops {
-            self.disk.stop_after = Some(self.stop_rng.below(400));
+            self.disk.stop_after = Some(self.rng.below(400));
             let opened = Engine::open(&mut self.disk, self.plan.engine.clone(), self.now);
             let stopped = self.disk.stop_after == Some(0);
             self.disk.stop_after = None;
             if stopped && opened.is_err() {
                 self.cover.hit("stop during recovery");
-                if self.stop_rng.permille(self.plan.power) {
+                if self.rng.permille(self.plan.power) {
                     self.lose_power();
                 }
             }
@@ -347,6 +352,7 @@ impl World {
                 self.note("opened", report.checkpoint, report.records_replayed, report.records_cut);
                 self.recovery_blocks_max = self.recovery_blocks_max.max(self.disk.blocks_read - before);
                 self.note("found", report.blocks_lost, report.volumes_failed, report.summaries_rebuilt);
+                self.saw(&(&report, self.disk.blocks_read - before, self.disk.sync_point()));
                 self.cover.add("replay with tail", u64::from(report.records_replayed > 0));
                 self.cover.add("torn tail cut", u64::from(report.records_cut > 0));
                 self.cover.add("summary rebuilt", report.summaries_rebuilt);
@@ -405,14 +411,14 @@ impl World {
                     self.vols[v].id = Some(*id);
                     self.vols[v].place = Place::Detached;
                     self.vols[v].recovered_generation = spec.generation;
-                    let (life, pause) = (self.life, self.stop_rng.around(5 * MS));
+                    let (life, pause) = (self.life, self.rng.around(5 * MS));
                     self.after(pause, Happening::Attach { life, volume: v });
                 }
                 None if matches!(was, Place::Out | Place::Adding | Place::Removing) => {
                     self.vols[v].id = None;
                     self.vols[v].place = Place::Out;
                     self.check_image(v);
-                    let pause = self.stop_rng.around(5 * MS);
+                    let pause = self.rng.around(5 * MS);
                     self.after(pause, Happening::Add { volume: v });
                 }
                 None if self.may_lose_data() => return self.give_cache_up(),
@@ -482,25 +488,25 @@ impl World {
         let clean =
             status.dirty_bytes == 0 && status.lost_blocks == 0 && status.sequence_drained == status.sequence;
         let changes = !vol.plan.read_only;
-        if clean && changes && !vol.must_verify && self.stop_rng.permille(100) {
+        if clean && changes && !vol.must_verify && self.rng.permille(100) {
             self.foreign_write(v);
         }
-        if clean && changes && !self.vols[v].must_verify && self.stop_rng.permille(50) {
+        if clean && changes && !self.vols[v].must_verify && self.rng.permille(50) {
             self.resize(v);
         }
         let vol = &mut self.vols[v];
         // Proof: the record beside the image is the one that the cache knows, and nobody wrote since.
         let proof = !vol.backend.foreign && vol.backend.generation == vol.recovered_generation;
-        let keep_clean = proof && !self.stop_rng.permille(50);
+        let keep_clean = proof && !self.rng.permille(50);
         vol.backend.foreign = false;
         vol.backend.own_as(vol.recovered_generation);
         if !status.dirty {
             // As an open of an image does with what an earlier owner has left: the image is the first cut.
             vol.backend.redo.clear();
         }
-        if self.plan.modes && self.stop_rng.permille(100) {
+        if self.plan.modes && self.rng.permille(100) {
             vol.mode =
-                self.stop_rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
+                self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
         }
         let attach = Attach {
             generation: vol.backend.generation,
@@ -547,7 +553,7 @@ impl World {
         if self.vols[v].backend.is_away(self.now) {
             return self.after(100 * MS, Happening::Add { volume: v });
         }
-        if self.stop_rng.permille(200) && !self.disk.dead && !self.vols[v].plan.read_only {
+        if self.rng.permille(200) && !self.disk.dead && !self.vols[v].plan.read_only {
             self.foreign_write(v);
         }
         let vol = &mut self.vols[v];
@@ -557,7 +563,7 @@ impl World {
         vol.backend.redo.clear();
         if self.plan.modes {
             vol.mode =
-                self.stop_rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
+                self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off]);
         }
         let spec = VolumeSpec {
             name: vol.name.clone(),
@@ -597,14 +603,16 @@ impl World {
     /// Somebody else writes to the image of a volume while the cache has nothing dirty of it.
     fn foreign_write(&mut self, v: usize) {
         let sectors = self.vols[v].plan.size_bytes / SECTOR_BYTES as u64;
-        for _ in 0..self.stop_rng.range(1..4) {
-            let first = self.stop_rng.below(sectors);
-            let n = self.stop_rng.range(1..200).min(sectors - first);
+        for _ in 0..self.rng.range(1..4) {
+            let first = self.rng.below(sectors);
+            let n = self.rng.range(1..200).min(sectors - first);
             self.tick += 2;
             let (start, end) = (self.tick - 1, self.tick);
             let vol = &mut self.vols[v];
-            vol.checker.start_change(start, first, n, start, false);
-            vol.write_image(first, n, start);
+            vol.foreign_writes += 1;
+            let value = Vol::value(None, vol.foreign_writes);
+            vol.checker.start_change(start, first, n, value, false);
+            vol.write_image(first, n, value);
             vol.checker.end_change(start, end, true, true);
         }
         self.vols[v].release_image();
@@ -618,7 +626,7 @@ impl World {
         let sector = SECTOR_BYTES as u64;
         let vol = &mut self.vols[v];
         let old = vol.plan.size_bytes;
-        let size = (old / sector / 2 + self.stop_rng.below(old / sector + 1)).max(8) * sector;
+        let size = (old / sector / 2 + self.rng.below(old / sector + 1)).max(8) * sector;
         vol.backend.resize(size);
         vol.backend.foreign = true;
         vol.resizing = true;

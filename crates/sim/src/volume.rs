@@ -91,6 +91,10 @@ pub struct Vol {
     pub verify_from: u64,
     /// Looks in flight.
     pub verifying: u32,
+    /// Writes that each slot has ever sent.
+    pub slot_writes: Vec<u64>,
+    /// Writes of others to its image.
+    pub foreign_writes: u64,
     /// Slots that have nothing in flight and no event that wakes them.
     pub idle_slots: Vec<usize>,
     /// Generation that the cache knew when it was opened.
@@ -145,6 +149,8 @@ impl Vol {
             must_verify: false,
             verify_from: 0,
             verifying: 0,
+            slot_writes: vec![0; plan.depth],
+            foreign_writes: 0,
             idle_slots: Vec::new(),
             recovered_generation: 0,
             cursor: 0,
@@ -157,6 +163,11 @@ impl Vol {
             resizing: false,
             plan,
         }
+    }
+
+    /// The value that the `n`-th write of a slot, or of somebody else, leaves in every sector. No other write has it.
+    pub fn value(slot: Option<usize>, n: u64) -> u64 {
+        n << 8 | slot.map_or(1, |slot| slot as u64 + 2)
     }
 
     /// It is about to become smaller: from now on nothing is sent beyond the new end.

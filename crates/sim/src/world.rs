@@ -5,13 +5,15 @@ mod images;
 mod watch;
 
 use crate::backend::Trouble;
+use crate::checker::SECTORS;
 use crate::coverage::Coverage;
 use crate::disk::Disk;
 use crate::plan::{Plan, S, Theme};
 use crate::redo::Commit;
-use crate::rng::{Chance, Draws, Rng};
+use crate::rng::{Chance, Draws, Rng, mix};
 use crate::stop::Stop;
 use crate::store::{Content, content};
+use crate::trace::{Hashes, Seen, Trace, fold};
 use crate::volume::{Sent, Vol};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -91,6 +93,8 @@ pub(crate) enum Moment {
 
 /// An effect in flight.
 pub(crate) struct Flight {
+    /// A number that nothing else in this life has, and that does not depend on what the core calls it.
+    pub(crate) name: u64,
     pub(crate) kind: FlightKind,
     pub(crate) buf: Option<Buf>,
     /// Memory is written (by a read).
@@ -196,17 +200,13 @@ pub struct World {
     pub(crate) seed: u64,
     /// Where further streams come from: a new disk has its own.
     chance: Chance,
-    disks: u64,
-    /// What the parts do: how long they take, and how it ends.
+    /// The stream of what happens now.
     pub(crate) rng: Rng,
-    pub(crate) action_rng: Rng,
-    pub(crate) client_rng: Rng,
-    pub(crate) stop_rng: Rng,
-    pub(crate) family_rng: Rng,
+    /// The name of the effect that is carried out now.
+    effect: u64,
     pub(crate) now: Nanos,
     pub(crate) tick: u64,
     step: u64,
-    order: u64,
     agenda: BinaryHeap<Reverse<(Nanos, u64, Happening)>>,
     pub(crate) plan: Plan,
     pub(crate) quantum: Nanos,
@@ -242,7 +242,7 @@ pub struct World {
     pub(crate) device_failed: bool,
     pub(crate) seen: BTreeMap<usize, tidepool_engine::status::VolumeCounters>,
     spins: u32,
-    hash: u64,
+    trace: Trace,
     notes: VecDeque<Note>,
     verbose: bool,
     pub(crate) failure: Option<String>,
@@ -252,8 +252,12 @@ pub struct World {
 
 /// What came of a run.
 pub struct Outcome {
-    /// Fold of everything that went in and came out of the core.
-    pub hash: u64,
+    /// What its cores did, as numbers.
+    pub hashes: Hashes,
+    /// Instants at which anything happened.
+    pub instants: u64,
+    /// What its cores did, as a text, if it was kept.
+    pub text: Option<String>,
     /// Events handled.
     pub steps: u64,
     /// Simulated time.
@@ -268,28 +272,22 @@ pub struct Outcome {
 
 impl World {
     /// The world of a life, which ends after `seconds` of simulated time at the latest.
-    pub fn new(mut chance: Chance, seconds: u64, verbose: bool) -> World {
+    pub fn new(mut chance: Chance, seconds: u64, verbose: bool, trace: Trace) -> World {
         let mut plan = Plan::new(&mut chance.stream("plan"));
-        let mut family_rng = chance.stream("family");
-        plan.make_family(&mut family_rng);
-        let disk = Disk::new(plan.cache_bytes, chance.stream("disk 1"));
-        let mut rng = chance.stream("parts");
+        plan.make_family(&mut chance.stream("family"));
+        let mut rng = chance.stream("begin");
+        let disk = Disk::new(plan.cache_bytes, rng.fork());
         let vols = plan.volumes.iter().enumerate().map(|(i, p)| Vol::new(i, p.clone())).collect();
         let quantum = rng.pick(&[1, 10_000, 100_000]);
         let geo = Geometry::new([0; 16], plan.cache_bytes, plan.segment_bytes).expect("a possible size");
         World {
             seed: chance.seed(),
             rng,
-            action_rng: chance.stream("actions"),
-            client_rng: chance.stream("clients"),
-            stop_rng: chance.stream("stops"),
-            family_rng,
+            effect: 0,
             chance,
-            disks: 1,
             now: 0,
             tick: 10,
             step: 0,
-            order: 0,
             agenda: BinaryHeap::new(),
             requests_left: plan.requests.min(seconds * REQUESTS_PER_S),
             plan,
@@ -319,7 +317,7 @@ impl World {
             device_failed: false,
             seen: BTreeMap::new(),
             spins: 0,
-            hash: 0xcbf2_9ce4_8422_2325,
+            trace,
             notes: VecDeque::new(),
             verbose,
             failure: None,
@@ -330,8 +328,7 @@ impl World {
 
     /// A disk with nothing on it.
     pub(crate) fn new_disk(&mut self) -> Disk {
-        self.disks += 1;
-        Disk::new(self.plan.cache_bytes, self.chance.stream(&format!("disk {}", self.disks)))
+        Disk::new(self.plan.cache_bytes, self.rng.fork())
     }
 
     /// What was drawn so far, if it is kept.
@@ -348,12 +345,18 @@ impl World {
         while self.failure.is_none() && self.ending != Ending::Over {
             self.advance();
         }
-        self.outcome(self.failure.as_ref().map(|what| self.report(what)))
+        if self.failure.is_none() {
+            self.trace.end([(self.now, self.engine.as_deref())].into_iter());
+        }
+        let failure = self.failure.as_ref().map(|what| self.report(what));
+        self.outcome(failure)
     }
 
-    fn outcome(&self, failure: Option<String>) -> Outcome {
+    fn outcome(&mut self, failure: Option<String>) -> Outcome {
         Outcome {
-            hash: self.hash,
+            hashes: self.trace.hashes(),
+            instants: self.trace.instants(),
+            text: self.trace.text(),
             steps: self.step,
             elapsed_ns: self.now,
             coverage: self.cover.clone(),
@@ -382,8 +385,9 @@ impl World {
     }
 
     /// The outcome of a run in which the core panicked.
-    pub(crate) fn after_panic(&self, what: &str) -> Outcome {
-        self.outcome(Some(self.report(what)))
+    pub(crate) fn after_panic(&mut self, what: &str) -> Outcome {
+        let failure = self.report(what);
+        self.outcome(Some(failure))
     }
 
     pub(crate) fn fail(&mut self, what: String) {
@@ -391,9 +395,6 @@ impl World {
     }
 
     pub(crate) fn note(&mut self, what: &'static str, a: u64, b: u64, c: u64) {
-        for n in [self.now, what.len() as u64, a, b, c] {
-            self.hash = (self.hash ^ n).wrapping_mul(0x100_0000_01b3).rotate_left(23);
-        }
         if self.notes.len() == NOTES_MAX {
             self.notes.pop_front();
         }
@@ -410,9 +411,27 @@ impl World {
     }
 
     pub(crate) fn at(&mut self, when: Nanos, what: Happening) {
-        self.order += 1;
         let when = when.max(self.now).div_ceil(self.quantum) * self.quantum;
-        self.agenda.push(Reverse((when, self.order, what)));
+        let identity = self.identity(what);
+        self.agenda.push(Reverse((when, identity, what)));
+    }
+
+    /// What names a happening: it decides what comes first at one point of time, and what is drawn then.
+    fn identity(&self, what: Happening) -> u64 {
+        match what {
+            // An effect's name is not its token: the core is free to choose that.
+            Happening::Done { token, .. } => self.flights.get(&token).map_or(0, |flight| mix(1, flight.name)),
+            Happening::Client { volume, slot } => fold(&(2, volume, slot)),
+            Happening::Action => fold(&3),
+            Happening::Stop { .. } => fold(&4),
+            Happening::Reopen => fold(&5),
+            Happening::Attach { volume, .. } => fold(&(6, volume)),
+            Happening::Add { volume } => fold(&(7, volume)),
+            Happening::Verify { volume, .. } => fold(&(8, volume)),
+            Happening::VerifyAgain { volume, .. } => fold(&(9, volume)),
+            Happening::MustBeAnswered { request } => fold(&(10, request)),
+            Happening::End => fold(&11),
+        }
     }
 
     pub(crate) fn after(&mut self, pause: Nanos, what: Happening) {
@@ -431,12 +450,14 @@ impl World {
             return self.fail("the core spins: its deadline passes again and again".into());
         }
         self.now = self.now.max(at);
-        while let Some(&Reverse((at, _, what))) = self.agenda.peek() {
+        self.trace.begin_instant(self.now);
+        while let Some(&Reverse((at, identity, what))) = self.agenda.peek() {
             if at > self.now || self.failure.is_some() {
                 break;
             }
             self.agenda.pop();
             self.step += 1;
+            self.rng = self.chance.keyed(identity);
             self.happen(what);
         }
         if deadline.is_some_and(|at| at <= self.now) {
@@ -448,6 +469,10 @@ impl World {
         self.take_effects();
         if self.disk.dead {
             self.note_failures();
+        }
+        // An instant in which something goes wrong is not whole.
+        if self.failure.is_none() {
+            self.trace.end_instant([(self.now, self.engine.as_deref())].into_iter());
         }
     }
 
@@ -470,12 +495,69 @@ impl World {
         }
     }
 
-    pub(crate) fn take_effects(&mut self) {
-        while self.failure.is_none() {
-            let now = self.now;
-            let Some(effect) = self.engine.as_mut().and_then(|e| e.next_effect(now)) else { return };
-            self.execute(effect);
+    /// Carries out what the core wants at this point of time, in an order that does not depend on that of the core.
+    fn take_effects(&mut self) {
+        loop {
+            let mut all = self.effects_at_hand();
+            if all.is_empty() {
+                return;
+            }
+            all.sort_by_cached_key(|(seen, effect)| {
+                // What ends with a control operation has its answers.
+                let last = matches!(effect, Effect::ControlDone { .. });
+                (last, mix(self.seed, self.identity_of(seen, effect)), fold(seen))
+            });
+            let life = self.life;
+            for (seen, effect) in all {
+                if self.failure.is_some() {
+                    return;
+                }
+                if self.life != life {
+                    break;
+                }
+                let identity = self.identity_of(&seen, &effect);
+                (self.effect, self.rng) = self.chance.named(identity);
+                self.execute(effect);
+            }
         }
+    }
+
+    /// What names an effect: it decides when it is carried out among those of one point of time, and what is drawn then.
+    fn identity_of(&self, seen: &Seen, effect: &Effect) -> u64 {
+        match *effect {
+            Effect::Reply { id, .. } => {
+                self.sent.get(&id).map_or(0, |sent| fold(&(20, sent.volume, sent.slot, sent.verifies)))
+            }
+            Effect::ControlDone { control, .. } => self
+                .controls
+                .get(&control)
+                .map_or(0, |control| fold(&(21, control.volume, std::mem::discriminant(&control.kind)))),
+            _ => seen.identity(),
+        }
+    }
+
+    /// Something counts when lives are compared.
+    pub(crate) fn saw(&mut self, what: &(impl std::hash::Hash + std::fmt::Debug)) {
+        self.trace.add(0, what);
+    }
+
+    fn effects_at_hand(&mut self) -> Vec<(Seen, Effect)> {
+        let mut all = Vec::new();
+        while let Some(engine) = &mut self.engine
+            && let Some(effect) = engine.next_effect(self.now)
+        {
+            let mut seen = Seen::of(&effect, engine.arena());
+            if let Effect::Reply { id, result: Ok(()) } = effect
+                && let Some(Sent { op: Op::Read, buf: Some(buf), first, sectors, .. }) = self.sent.get(&id)
+            {
+                let skip = (*first as usize % SECTORS) * SECTOR_BYTES;
+                let data = &engine.arena().bytes(*buf)[skip..skip + *sectors as usize * SECTOR_BYTES];
+                seen = seen.with_data(data);
+            }
+            self.trace.add(0, &seen);
+            all.push((seen, effect));
+        }
+        all
     }
 
     fn execute(&mut self, effect: Effect) {
@@ -553,7 +635,8 @@ impl World {
                 self.fail(format!("effect {} uses memory of effect {other}: {new:?}", token.0));
             }
         }
-        if self.flights.insert(token.0, Flight { kind, buf, fills, disconnected: false }).is_some() {
+        let flight = Flight { name: self.effect, kind, buf, fills, disconnected: false };
+        if self.flights.insert(token.0, flight).is_some() {
             self.fail(format!("token {} is used twice", token.0));
         }
         let life = self.life;

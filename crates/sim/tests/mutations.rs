@@ -3,6 +3,8 @@
 use tidepool_engine::mutation::{Mutation, set};
 use tidepool_sim::mutants::{hunt, hunt_all, known, life};
 use tidepool_sim::recording::Recording;
+use tidepool_sim::trace::{Hashes, Trace};
+use tidepool_sim::{Kind, Life};
 
 /// The table of the bugs, each with the seed that shows it.
 const TABLE: &str = include_str!("../../../docs/mutations.md");
@@ -52,4 +54,52 @@ fn a_recorded_life_shows_its_bug_again() {
     assert_eq!(again.failure, outcome.failure, "it is lived again as it was");
     set(None);
     assert!(recording.replay(false).failure.is_none(), "without the bug it goes well");
+}
+
+/// The hashes of a life with a deliberate change and of the same instants without it.
+fn with_and_without(mutation: Mutation, life: Life) -> [Hashes; 2] {
+    set(Some(mutation));
+    let with = life.trace(Trace::default());
+    set(None);
+    // A life that fails is shorter.
+    [with.hashes, life.trace(Trace::of_first(with.instants)).hashes]
+}
+
+/// A comparison of two builds is blind to no deliberate bug: what the core does in the life that shows it is different, and not only
+/// because that life ends early.
+#[test]
+fn every_deliberate_bug_changes_what_the_core_does() {
+    let known = known(TABLE);
+    for &mutation in Mutation::ALL {
+        let seed = known[&format!("{mutation:?}")].expect("a seed shows it");
+        let [with, without] = with_and_without(mutation, life(mutation, seed));
+        assert_ne!(with.ordered, without.ordered, "{mutation:?}");
+    }
+}
+
+/// A comparison of two builds sees a counter that stands still and a wrong time in a redo's header, is blind to tokens, and tells an
+/// order from anything else.
+#[test]
+fn a_comparison_counts_every_field_and_no_name() {
+    let lives = (1..26).flat_map(|seed| {
+        [(Kind::OneHost, 6), (Kind::TwoHosts, 2)].map(|(kind, seconds)| Life { kind, seed, seconds })
+    });
+    let lives: Vec<Life> = lives.collect();
+    for (mutation, ordered, unordered) in [
+        (Mutation::OtherTokens, false, false),
+        (Mutation::RepliesLast, true, false),
+        (Mutation::CutTimeForgotten, true, true),
+        (Mutation::CounterDead, true, true),
+    ] {
+        let differs: Vec<[bool; 2]> = lives
+            .iter()
+            .map(|&life| {
+                let [with, without] = with_and_without(mutation, life);
+                [with.ordered != without.ordered, with.unordered != without.unordered]
+            })
+            .collect();
+        let count = |which: usize| differs.iter().filter(|differs| differs[which]).count();
+        println!("{mutation:?}: of {} lives {} and {} differ", lives.len(), count(0), count(1));
+        assert_eq!((count(0) > 0, count(1) > 0), (ordered, unordered), "{mutation:?}");
+    }
 }

@@ -48,7 +48,7 @@ fn a_seed_replays_to_the_last_event() {
         for seed in [1001, 1002, 1003] {
             let life = Life { kind, seed, seconds };
             let (first, second) = (life.run(false), life.run(false));
-            assert_eq!((first.steps, first.hash), (second.steps, second.hash), "{life:?}");
+            assert_eq!((first.steps, first.hashes), (second.steps, second.hashes), "{life:?}");
         }
     }
 }
@@ -62,7 +62,7 @@ fn a_recorded_life_is_lived_again_without_its_seed() {
         // Everything comes from what was drawn.
         read.life.seed = 5;
         let again = read.replay(false);
-        assert_eq!((again.steps, again.hash), (outcome.steps, outcome.hash), "{kind:?}");
+        assert_eq!((again.steps, again.hashes), (outcome.steps, outcome.hashes), "{kind:?}");
     }
 }
 
@@ -73,7 +73,7 @@ fn what_is_no_recording_is_told_on_one_line() {
     for (text, why) in [
         (String::new(), "not a recording"),
         ("seed 5".into(), "not a recording"),
-        (with("recording 1", "recording 2"), "another version"),
+        (with("recording 2", "recording 1"), "another version"),
         (with("two-hosts", "three-hosts"), "line 2: there is no kind"),
         (with("seed 1", "seed x"), "line 3: \"x\" is not a number"),
         (with("seed 1\n", ""), "no line says the seed"),

@@ -4,6 +4,7 @@ use super::host::{Run, VOLUME};
 use super::{MS, What, World};
 use crate::checker::{BASE_VALUE, fill};
 use crate::store::{Store, content};
+use crate::volume::Vol;
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
 use tidepool_replica::Phase;
@@ -24,6 +25,8 @@ struct Sent {
 pub(super) struct Client {
     slots: Vec<Option<Sent>>,
     next_id: RequestId,
+    /// Writes that each slot has ever sent.
+    written: Vec<u64>,
     serving: Option<usize>,
     /// A flush was sent to this owner.
     flushed: bool,
@@ -35,8 +38,9 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(slots: usize) -> Client {
+        let written = vec![0; slots];
         let slots = (0..slots).map(|_| None).collect();
-        Client { slots, next_id: 0, serving: None, flushed: false, verifying: false, stop_after: None }
+        Client { slots, next_id: 0, written, serving: None, flushed: false, verifying: false, stop_after: None }
     }
 
     /// A host does not serve any more.
@@ -59,6 +63,13 @@ impl Client {
     /// Nobody serves the volume.
     pub(super) fn is_unserved(&self) -> bool {
         self.serving.is_none()
+    }
+
+    /// The slot whose request has this number, and the memory of what it reads.
+    pub(super) fn of_request(&self, id: RequestId) -> Option<(usize, Option<Buf>)> {
+        let mut slots = self.slots.iter().enumerate();
+        let sent = slots.find_map(|(slot, sent)| Some((slot, sent.as_ref().filter(|sent| sent.id == id)?)));
+        sent.map(|(slot, sent)| (slot, sent.buf.filter(|_| sent.op == Op::Read)))
     }
 
     /// For a report.
@@ -127,17 +138,17 @@ impl World {
         let plan = &self.plan;
         let (reads, flushes, fua, zeroes) = (plan.reads, plan.flushes, plan.fua, plan.zeroes);
         let blocks = plan.size_bytes / BLOCK_BYTES as u64;
-        let fua = self.client_rng.permille(fua);
-        let op = match self.client_rng.below(1000) {
+        let fua = self.rng.permille(fua);
+        let op = match self.rng.below(1000) {
             n if n < reads => Op::Read,
             n if n < reads + flushes => Op::Flush,
             n if n < reads + flushes + zeroes => Op::Discard { fua },
             n if n < reads + flushes + 2 * zeroes => Op::WriteZeroes { fua, no_hole: true },
             _ => Op::Write { fua },
         };
-        let longest = if self.client_rng.permille(800) { 4 } else { BLOCKS_MAX };
-        let n = 1 + self.client_rng.below(longest.min(blocks));
-        let first = self.client_rng.below(blocks - n + 1);
+        let longest = if self.rng.permille(800) { 4 } else { BLOCKS_MAX };
+        let n = 1 + self.rng.below(longest.min(blocks));
+        let first = self.rng.below(blocks - n + 1);
         if op == Op::Flush { self.request(at, slot, op, 0, 0) } else { self.request(at, slot, op, first, n) }
     }
 
@@ -177,10 +188,12 @@ impl World {
         match op {
             Op::Read => self.checker.start_read(start),
             Op::Write { .. } => {
-                self.checker.start_change(start, sector, sectors, start, direct);
+                self.client.written[slot] += 1;
+                let value = Vol::value(Some(slot), self.client.written[slot]);
+                self.checker.start_change(start, sector, sectors, value, direct);
                 let bytes = engine.arena_mut().bytes_mut(buf.expect("a write has a buffer"));
                 for (sector, out) in (sector..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
-                    fill(out, salt, sector, start);
+                    fill(out, salt, sector, value);
                 }
             }
             Op::Discard { .. } | Op::WriteZeroes { .. } => {
@@ -236,7 +249,7 @@ impl World {
         if let Some(buf) = sent.buf {
             self.hosts[at].engine.as_mut().expect("it has answered").arena_mut().free(buf);
         }
-        let ns = if result.is_err() { 100 * MS } else { self.client_rng.around(self.plan.think_ns) };
+        let ns = if result.is_err() { 100 * MS } else { self.rng.around(self.plan.think_ns) };
         self.after(ns, What::Think(slot));
     }
 

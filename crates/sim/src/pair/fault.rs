@@ -28,13 +28,13 @@ impl World {
             return self.after(LIMITS.beat_ns / 2, What::Fault);
         }
         let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
-        let at = owner.filter(|_| self.fault_rng.permille(300)).unwrap_or(self.fault_rng.below(2) as usize);
-        let until = self.now + self.fault_rng.around(S);
-        match self.fault_rng.below(16) {
+        let at = owner.filter(|_| self.rng.permille(300)).unwrap_or(self.rng.below(2) as usize);
+        let until = self.now + self.rng.around(S);
+        match self.rng.below(16) {
             0 => self.kill(at, false),
             1 => self.kill(at, true),
-            2 if self.fault_rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
-            2 if self.fault_rng.permille(300) => (0..2).for_each(|host| self.kill(host, host == at)),
+            2 if self.rng.permille(400) => (0..2).for_each(|at| self.kill(at, true)),
+            2 if self.rng.permille(300) => (0..2).for_each(|host| self.kill(host, host == at)),
             2 => (0..2).for_each(|at| self.kill(at, false)),
             3 => {
                 self.note("pause", at as u64, until, 0);
@@ -61,10 +61,10 @@ impl World {
             }
         }
         // Now and then one comes on top of the other.
-        if self.fault_rng.permille(700) {
+        if self.rng.permille(700) {
             self.patience_until = self.now + 3 * S;
         }
-        let ns = self.fault_rng.around(self.plan.fault_ns);
+        let ns = self.rng.around(self.plan.fault_ns);
         self.after(ns, What::Fault);
     }
 
@@ -84,13 +84,14 @@ impl World {
         let parting = matches!(&self.hosts[at].run,
             Run::Owner(session) if matches!(session.owner().phase(), Phase::Leaving { writing: true, .. }));
         self.hosts[at].stop();
+        self.hosts[at].disk.rng = self.rng.fork();
         self.end_writes(at);
         self.mend_device(at);
         self.hosts[at].paused_until = 0;
         self.client.left(at);
         let conceded =
             matches!(self.ceph.record().copies, Copies::Peer(_)) && host_of(self.ceph.record().owner) == at;
-        if dead && !power && conceded && !parting && self.fault_rng.permille(700) {
+        if dead && !power && conceded && !parting && self.rng.permille(700) {
             self.cover.hit("failed device back");
             self.hosts[at].disk.come_back();
         } else if power || dead {
@@ -100,8 +101,7 @@ impl World {
             self.hosts[at].clock.restart(self.now);
             if dead {
                 self.cover.hit("device replaced");
-                self.disks += 1;
-                let rng = self.chance.stream(&format!("disk {}", self.disks));
+                let rng = self.rng.fork();
                 self.hosts[at].replace_disk(&self.plan, rng);
             } else {
                 self.hosts[at].disk.power_loss();
@@ -117,7 +117,7 @@ impl World {
                 self.lost = true;
             }
         }
-        let ns = self.fault_rng.around(300 * MS);
+        let ns = self.rng.around(300 * MS);
         self.after(ns, What::Start(at));
     }
 
@@ -251,14 +251,14 @@ impl World {
     /// A host that has lost the volume takes its backend away, or is started again.
     pub(super) fn let_go(&mut self, at: usize) {
         let host = &mut self.hosts[at];
-        if host.detaching.is_none() && self.fault_rng.permille(700) {
+        if host.detaching.is_none() && self.rng.permille(700) {
             let control = host.fresh();
             host.detaching = Some(control);
             let now = self.clock(at);
             return self.hosts[at].engine().detach(now, VOLUME, u64::MAX, control);
         }
         let life = host.life;
-        let ns = self.fault_rng.around(200_000_000);
+        let ns = self.rng.around(200_000_000);
         self.after(ns, What::Closed { at, life });
     }
 
@@ -292,14 +292,14 @@ impl World {
 
     /// Somebody changes the volume's mode.
     pub(super) fn change_mode(&mut self) {
-        let ns = self.fault_rng.around(400 * MS);
+        let ns = self.rng.around(400 * MS);
         self.after(ns, What::Mode);
         let owner = self.hosts.iter().position(|host| matches!(host.run, Run::Owner(_)));
         let Some(at) = owner.filter(|&at| self.plan.modes && !self.is_paused(at)) else { return };
         let mode = match self.healing {
             true => Mode::WriteBack,
             false => {
-                self.fault_rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off])
+                self.rng.pick(&[Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround, Mode::Off])
             }
         };
         self.note("mode", at as u64, mode as u64, 0);

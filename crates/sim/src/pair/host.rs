@@ -4,8 +4,9 @@ use super::clock::Clock;
 use super::neighbour::NEIGHBOURS;
 use super::{LIMITS, Message, Plan, What, World};
 use crate::disk::Disk;
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 use crate::store::{Content, content};
+use crate::trace::{Seen, fold};
 use std::collections::{HashMap, VecDeque};
 use tidepool_engine::api::*;
 use tidepool_engine::format::{RecordHeader, open};
@@ -102,6 +103,8 @@ pub(super) struct Host {
     flush: Option<RequestId>,
     /// Writes of its other volume.
     pub(super) neighbours: HashMap<RequestId, Buf>,
+    /// How many there ever were.
+    pub(super) neighbour_writes: u64,
     append_bytes: usize,
     /// Devices that it has had before this one.
     disks: u128,
@@ -178,6 +181,7 @@ impl Host {
             beginning: None,
             flush: None,
             neighbours: HashMap::new(),
+            neighbour_writes: 0,
             append_bytes: plan.append_bytes,
             disks: 0,
             fenced: false,
@@ -215,6 +219,32 @@ impl Host {
     pub(super) fn has_copy(&self) -> bool {
         let status = self.engine.as_ref().and_then(|engine| engine.volume_status(0, VOLUME));
         status.is_some_and(|status| status.state == VolumeState::Replica)
+    }
+
+    /// What a request of its own is called when lives are compared.
+    fn name_of_request(&self, id: RequestId) -> u64 {
+        if let Some((sequence, _)) = self.records.get(&id) {
+            return fold(&(2, sequence));
+        }
+        if let Some((block, crc, _)) = self.blocks.get(&id) {
+            return fold(&(3, block, crc));
+        }
+        match id {
+            _ if self.fetches.contains_key(&id) => fold(&4),
+            _ if self.neighbours.contains_key(&id) => fold(&(5, id)),
+            _ => fold(&6),
+        }
+    }
+
+    /// What a control operation is called when lives are compared.
+    fn name_of_operation(&self, control: u64) -> u64 {
+        match self.run {
+            Run::Promising { control: promises, .. } if promises == control => fold(&7),
+            Run::Attaching { control: attaches, .. } if attaches == control => fold(&8),
+            _ if self.beginning.is_some_and(|(begins, _)| begins == control) => fold(&9),
+            _ if self.detaching == Some(control) => fold(&10),
+            _ => fold(&11),
+        }
     }
 
     /// It gets another device, with an empty cache.
@@ -330,17 +360,59 @@ impl World {
     /// Lets a host do all that it can.
     pub(super) fn drive(&mut self, at: usize) {
         loop {
-            let now = self.clock(at);
-            while let Some(effect) = self.hosts[at].engine.as_mut().and_then(|engine| engine.next_effect(now))
-            {
-                self.effect(at, effect);
-                if self.failure.is_some() {
-                    return;
-                }
-            }
-            if !self.look(at) {
+            while self.take_effects(at) {}
+            if self.failure.is_some() || !self.look(at) {
                 return;
             }
+        }
+    }
+
+    /// Carries out what the core wants now, in an order that does not depend on that of the core; whether there was anything.
+    fn take_effects(&mut self, at: usize) -> bool {
+        let now = self.clock(at);
+        let mut all = Vec::new();
+        while let Some(effect) = self.hosts[at].engine.as_mut().and_then(|engine| engine.next_effect(now)) {
+            let seen = self.seen(at, &effect);
+            self.trace.add(at, &seen);
+            // What goes to the peer stays in its order.
+            let order = if matches!(effect, Effect::Peer { .. }) { all.len() } else { usize::MAX };
+            let identity = fold(&(at, seen.identity()));
+            all.push((order, mix(self.seed, identity), identity, fold(&seen), effect));
+        }
+        all.sort_by_key(|&(order, shuffled, _, data, _)| (order, shuffled, data));
+        let some = !all.is_empty();
+        let life = self.hosts[at].life;
+        for (_, _, identity, _, effect) in all {
+            if self.failure.is_some() {
+                return false;
+            }
+            if self.hosts[at].life != life {
+                break;
+            }
+            let (name, rng) = self.chance.named(identity);
+            let before = (self.effect, std::mem::replace(&mut self.rng, rng));
+            self.effect = name;
+            self.effect(at, effect);
+            (self.effect, self.rng) = before;
+        }
+        some
+    }
+
+    /// An effect as it is compared: requests and operations by what they are for.
+    fn seen(&self, at: usize, effect: &Effect) -> Seen {
+        let host = &self.hosts[at];
+        let arena = host.engine.as_ref().expect("it has an effect").arena();
+        let seen = Seen::of(effect, arena);
+        match *effect {
+            Effect::Reply { id, result } if id < OWN_REQUESTS => {
+                let Some((slot, read)) = self.client.of_request(id) else { return seen };
+                let seen = seen.called(fold(&(1, slot)));
+                let read = read.filter(|_| result.is_ok() && self.client.is_served_by(at));
+                read.map_or(seen, |buf| seen.with_data(arena.bytes(buf)))
+            }
+            Effect::Reply { id, .. } => seen.called(host.name_of_request(id)),
+            Effect::ControlDone { control, .. } => seen.called(host.name_of_operation(control)),
+            _ => seen,
         }
     }
 

@@ -15,15 +15,18 @@ mod taking;
 use crate::ceph::Ceph;
 use crate::checker::Checker;
 use crate::coverage::Coverage;
-use crate::rng::{Chance, Draws, Rng};
+use crate::rng::{Chance, Draws, Rng, mix};
 use crate::store::Store;
+use crate::trace::{Trace, fold};
 use crate::world::Outcome;
 use client::Client;
 use clock::Clock;
 use host::{Host, Run, Transfer};
 use rot::Rot;
 use std::collections::{BTreeMap, VecDeque};
+use tidepool_engine::Engine;
 use tidepool_engine::api::*;
+use tidepool_engine::format::crc32c;
 use tidepool_engine::mem::Buf;
 use tidepool_replica::{Copies, Limits, Record};
 
@@ -67,6 +70,40 @@ enum Message {
     Beat {
         time_ns: Nanos,
     },
+}
+
+/// A message as it is compared.
+#[derive(Debug, Hash)]
+enum Told<'a> {
+    Begin(&'a Begin),
+    Begun { generation: u64 },
+    Record { data: u32, durable: bool },
+    Stabilise { sequence: u64 },
+    Have(&'a Have),
+    Drained { sequence: u64 },
+    AskBlock { block: u64, crc: u32 },
+    Block { block: u64, crc: u32, data: Option<u32> },
+    Beat { time_ns: Nanos },
+}
+
+impl Message {
+    fn told(&self) -> Told<'_> {
+        match self {
+            Message::Begin(begin) => Told::Begin(begin),
+            &Message::Begun { generation } => Told::Begun { generation },
+            Message::Record { bytes, durable } => {
+                Told::Record { data: crc32c(bytes), durable: *durable }
+            }
+            &Message::Stabilise { sequence } => Told::Stabilise { sequence },
+            Message::Have(have) => Told::Have(have),
+            &Message::Drained { sequence } => Told::Drained { sequence },
+            &Message::AskBlock { block, crc } => Told::AskBlock { block, crc },
+            Message::Block { block, crc, data } => {
+                Told::Block { block: *block, crc: *crc, data: data.as_deref().map(crc32c) }
+            }
+            &Message::Beat { time_ns } => Told::Beat { time_ns },
+        }
+    }
 }
 
 /// What a run is like.
@@ -174,6 +211,8 @@ enum What {
         at: usize,
         life: u64,
         token: Token,
+        /// What the transfer is called here, whatever the core calls it.
+        name: u64,
         generation: u64,
         transfer: Transfer,
     },
@@ -182,6 +221,7 @@ enum What {
         at: usize,
         life: u64,
         token: Token,
+        name: u64,
         result: Result<(), IoError>,
         into: Option<(Buf, Vec<u8>)>,
     },
@@ -228,6 +268,30 @@ enum What {
 }
 
 impl What {
+    /// What names it: it decides what comes first at one point of time, and what is drawn then. What has one name comes in the
+    /// order in which it was sent.
+    fn identity(&self) -> u64 {
+        match *self {
+            What::Fault => fold(&1),
+            What::Beat(at) => fold(&(2, at)),
+            What::Tick { at, .. } => fold(&(3, at)),
+            What::Start(at) => fold(&(4, at)),
+            What::Closed { at, .. } => fold(&(5, at)),
+            What::Arrive { name, .. } => mix(6, name),
+            What::Done { name, .. } => mix(7, name),
+            What::Deliver { to, .. } => fold(&(8, to)),
+            What::Connected { owner, .. } => fold(&(9, owner)),
+            What::Change { at, .. } => fold(&(10, at)),
+            What::Answer { at, .. } => fold(&(11, at)),
+            What::Fence { at, .. } => fold(&(12, at)),
+            What::Fenced { at, .. } => fold(&(13, at)),
+            What::Think(slot) => fold(&(14, slot)),
+            What::Mode => fold(&15),
+            What::Strike { at, .. } => fold(&(16, at)),
+            What::Neighbour { at, .. } => fold(&(17, at)),
+        }
+    }
+
     /// The host whose process has to run for it.
     fn host(&self) -> Option<usize> {
         match *self {
@@ -255,19 +319,19 @@ struct World {
     seed: u64,
     /// Where further streams come from: a new disk has its own.
     chance: Chance,
-    disks: u64,
-    /// What the parts do: how long they take, and how it ends.
+    /// The stream of what happens now.
     rng: Rng,
-    fault_rng: Rng,
-    client_rng: Rng,
+    /// The name of the effect that is carried out now.
+    effect: u64,
     plan: Plan,
     now: Nanos,
     end: Nanos,
-    queue: BTreeMap<(Nanos, u64), What>,
+    /// By time, name, and order.
+    queue: BTreeMap<(Nanos, u64, u64), What>,
     queued: u64,
     step: u64,
     tick: u64,
-    hash: u64,
+    trace: Trace,
     hosts: [Host; 2],
     ceph: Ceph,
     /// Until when a host does not reach the witness, and until when what it sends to the other one gets lost.
@@ -307,16 +371,23 @@ struct World {
 
 /// Lives a life of at most `seconds` of simulated time, and then until everything is quiet. What it has drawn is beside the outcome,
 /// if it is kept.
-pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool) -> (Outcome, Draws) {
-    let mut world = World::new(chance, seconds, verbose);
+pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool, trace: Trace) -> (Outcome, Draws) {
+    let mut world = World::new(chance, seconds, verbose, trace);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
+    if result.is_ok() && world.failure.is_none() {
+        let mut trace = std::mem::take(&mut world.trace);
+        trace.end(world.cores().into_iter());
+        world.trace = trace;
+    }
     if let Err(panic) = result {
         let what = panic.downcast_ref::<String>().map(String::as_str);
         let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
         world.fail(format!("panic: {what}"));
     }
     let outcome = Outcome {
-        hash: world.hash,
+        hashes: world.trace.hashes(),
+        instants: world.trace.instants(),
+        text: world.trace.text(),
         steps: world.step,
         elapsed_ns: world.now,
         recovery_blocks_max: 0,
@@ -327,17 +398,16 @@ pub(crate) fn live(chance: Chance, seconds: u64, verbose: bool) -> (Outcome, Dra
 }
 
 impl World {
-    fn new(mut chance: Chance, seconds: u64, verbose: bool) -> World {
+    fn new(mut chance: Chance, seconds: u64, verbose: bool, trace: Trace) -> World {
         let mut plan = Plan::new(&mut chance.stream("plan"));
-        let rot = Rot::of(&mut chance);
+        let rot = Rot::of(&mut chance.stream("rot"));
         if rot.as_ref().is_some_and(Rot::is_on_both) {
             // What is lost counts after some time in sync, and when the owner's host goes then.
             (plan.fault_ns, plan.takes_over) = (S, true);
         }
         let mut clocks = chance.stream("clocks");
-        let mut host = |at: usize| {
-            Host::new(at, &plan, chance.stream(&format!("disk {}", at + 1)), Clock::new(&mut clocks))
-        };
+        let mut rng = chance.stream("begin");
+        let mut host = |at: usize| Host::new(at, &plan, rng.fork(), Clock::new(&mut clocks));
         let hosts = [host(0), host(1)];
         let first = hosts[0].party();
         let base_bytes = plan.size_bytes / 2;
@@ -347,11 +417,9 @@ impl World {
         World {
             seed: chance.seed(),
             client: Client::new(plan.slots),
-            rng: chance.stream("parts"),
-            fault_rng: chance.stream("faults"),
-            client_rng: chance.stream("clients"),
+            rng,
+            effect: 0,
             rot,
-            disks: 2,
             chance,
             now: 0,
             end: seconds * S,
@@ -359,7 +427,7 @@ impl World {
             queued: 0,
             step: 0,
             tick: 1,
-            hash: 0xcbf2_9ce4_8422_2325,
+            trace,
             hosts,
             ceph: Ceph::new(Record { generation: 1, owner: first, copies: Copies::Solo }, image),
             away_until: [0; 2],
@@ -408,9 +476,6 @@ impl World {
     }
 
     fn note(&mut self, what: &'static str, a: u64, b: u64, c: u64) {
-        for n in [self.now, what.len() as u64, a, b, c] {
-            self.hash = (self.hash ^ n).wrapping_mul(0x100_0000_01b3).rotate_left(23);
-        }
         if self.notes.len() == NOTES_MAX {
             self.notes.pop_front();
         }
@@ -427,7 +492,7 @@ impl World {
 
     fn at(&mut self, time: Nanos, what: What) {
         self.queued += 1;
-        self.queue.insert((time.max(self.now), self.queued), what);
+        self.queue.insert((time.max(self.now), what.identity(), self.queued), what);
     }
 
     fn after(&mut self, ns: Nanos, what: What) {
@@ -460,15 +525,16 @@ impl World {
         self.after(first, What::Fault);
         self.after(100 * MS, What::Mode);
         while self.failure.is_none() {
-            let Some(((time, number), what)) = self.queue.pop_first() else { return };
+            let Some(((time, identity, order), what)) = self.queue.pop_first() else { return };
             if let Some(until) =
                 what.host().map(|at| self.hosts[at].paused_until).filter(|&until| until > time)
             {
-                self.queue.insert((until, number), what);
+                self.queue.insert((until, identity, order), what);
                 continue;
             }
-            self.now = time.max(self.now);
+            self.begin_instant(time);
             self.step += 1;
+            self.rng = self.chance.keyed(identity);
             self.happen(what);
             if self.calm && self.step >= 2 * STEPS_MAX {
                 self.end_calm();
@@ -489,6 +555,21 @@ impl World {
                 ));
             }
         }
+    }
+
+    /// What happens now happens at `time`.
+    fn begin_instant(&mut self, time: Nanos) {
+        if time > self.now {
+            let mut trace = std::mem::take(&mut self.trace);
+            trace.end_instant(self.cores().into_iter());
+            trace.begin_instant(time);
+            (self.trace, self.now) = (trace, time);
+        }
+    }
+
+    /// The cores that run, each with the time of its host's clock.
+    fn cores(&self) -> [(Nanos, Option<&Engine>); 2] {
+        [0, 1].map(|at| (self.clock(at), self.hosts[at].engine.as_ref()))
     }
 
     fn happen(&mut self, what: What) {
@@ -520,10 +601,10 @@ impl World {
             }
             What::Start(at) => self.start(at),
             What::Closed { at, life } if self.hosts[at].life == life => self.kill(at, false),
-            What::Arrive { at, life, token, generation, transfer } => {
-                self.arrive(at, life, token, generation, transfer);
+            What::Arrive { at, life, token, name, generation, transfer } => {
+                self.arrive(at, life, (token, name), generation, transfer);
             }
-            What::Done { at, life, token, result, into } if self.hosts[at].life == life => {
+            What::Done { at, life, token, result, into, .. } if self.hosts[at].life == life => {
                 let now = self.clock(at);
                 let engine = self.hosts[at].engine.as_mut().expect("this life runs");
                 if let Some((buf, bytes)) = into {
@@ -585,12 +666,20 @@ impl World {
             _ => self.plan.image_ns,
         };
         let ns = self.rng.around(mean);
-        let life = self.hosts[at].life;
-        self.after(ns, What::Arrive { at, life, token, generation, transfer });
+        let (life, name) = (self.hosts[at].life, self.effect);
+        self.after(ns, What::Arrive { at, life, token, name, generation, transfer });
     }
 
-    fn arrive(&mut self, at: usize, life: u64, token: Token, generation: u64, transfer: Transfer) {
+    fn arrive(
+        &mut self,
+        at: usize,
+        life: u64,
+        (token, name): (Token, u64),
+        generation: u64,
+        transfer: Transfer,
+    ) {
         let host = &mut self.hosts[at];
+        host.disk.rng = self.rng.fork();
         let alive = host.life == life;
         let mut into = None;
         let result = match transfer {
@@ -636,13 +725,14 @@ impl World {
             }
         };
         if alive {
-            self.at(self.now, What::Done { at, life, token, result, into });
+            self.at(self.now, What::Done { at, life, token, name, result, into });
         }
     }
 
     /// Something goes over the link.
     fn send(&mut self, from: usize, message: Message) {
         let Some(connection) = self.hosts[from].connection else { return };
+        self.trace.add(from, &message.told());
         if self.hole_until[from] > self.now || self.broken == connection {
             self.broken = connection;
             return;
@@ -681,6 +771,7 @@ impl World {
 
     /// A change of the record goes to the witness.
     fn send_change(&mut self, at: usize, before: Record, after: Record) {
+        self.trace.add(at, &(before, after));
         let ns = self.rng.around(self.plan.image_ns) + self.away_until[at].saturating_sub(self.now);
         let life = self.hosts[at].life;
         self.after(ns, What::Change { at, life, before, after });
@@ -730,6 +821,7 @@ impl World {
     }
 
     fn send_fence(&mut self, at: usize, generation: u64) {
+        self.trace.add(at, &generation);
         let ns = self.rng.around(self.plan.image_ns);
         let life = self.hosts[at].life;
         self.after(ns, What::Fence { at, life, generation });

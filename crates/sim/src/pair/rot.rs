@@ -3,7 +3,7 @@
 
 use super::host::{Run, VOLUME};
 use super::{MS, Message, What, World};
-use crate::rng::{Chance, Rng};
+use crate::rng::Rng;
 use crate::store::Content;
 use tidepool_engine::api::*;
 use tidepool_engine::mem::Buf;
@@ -25,7 +25,6 @@ const STRIKE_NS: Nanos = 300 * MS;
 
 /// What has gone bad, and what the volume had of a second copy then.
 pub(super) struct Rot {
-    rng: Rng,
     both: bool,
     /// The owner's host is to lose its power when something is lost.
     strikes: bool,
@@ -40,11 +39,10 @@ pub(super) struct Rot {
 }
 
 impl Rot {
-    pub(super) fn of(chance: &mut Chance) -> Option<Rot> {
-        let mut rng = chance.stream("rot");
+    pub(super) fn of(rng: &mut Rng) -> Option<Rot> {
         let (rots, both) = (rng.permille(LIVES), rng.permille(BOTH));
         let strikes = both && rng.permille(STRUCK);
-        rots.then(|| Rot { rng, both, strikes, bad: Vec::new(), since: None, mend: Vec::new(), sweep: 0 })
+        rots.then(|| Rot { both, strikes, bad: Vec::new(), since: None, mend: Vec::new(), sweep: 0 })
     }
 
     /// The peer's copies go bad, too.
@@ -95,19 +93,20 @@ impl World {
         let quiet = self.calm || self.healing || lost > 0;
         let Some(rot) = self.rot.as_mut() else { return };
         let (Some(since), false, true) = (now_is, quiet, healthy) else { return };
-        if !rot.rng.permille(if rot.both { BEATS_BOTH } else { BEATS }) {
+        if !self.rng.permille(if rot.both { BEATS_BOTH } else { BEATS }) {
             return;
         }
-        let count = if rot.both { 1000 } else { rot.rng.pick(&[1, 8, 100]) };
+        let count = if rot.both { 1000 } else { self.rng.pick(&[1, 8, 100]) };
         for host in (0..2).filter(|&host| host == at || rot.both) {
             // What is bad when a process begins stays bad.
             if self.hosts[host].engine.is_none() {
                 continue;
             }
             let disk = &mut self.hosts[host].disk;
+            disk.rng = self.rng.fork();
             let data: Vec<u64> = disk.readable().filter(|&block| is_data(&disk.content(block))).collect();
             for _ in 0..count.min(data.len()) {
-                let block = rot.rng.pick(&data);
+                let block = self.rng.pick(&data);
                 let was = disk.content(block);
                 disk.damage_block(block);
                 rot.bad.push((host, block, disk.content(block), was));
@@ -169,7 +168,7 @@ impl World {
             && !self.healing
             && std::mem::take(&mut rot.strikes)
         {
-            let ns = rot.rng.around(STRIKE_NS);
+            let ns = self.rng.around(STRIKE_NS);
             self.cover.hit("power loss of an owner that has lost something");
             self.after(ns, What::Strike { at, power: true });
         }

@@ -78,6 +78,7 @@ impl World {
                 self.disk.read_at(offset, bytes)
             }
             FlightKind::DeviceWrite { offset, data, dsync, tick } => {
+                self.disk.rng = self.rng.fork();
                 if self.plan.theme == Theme::Corruption {
                     self.note_records(offset, &data, tick);
                 }
