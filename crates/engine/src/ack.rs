@@ -3,10 +3,10 @@
 //! Stable media first (flush, FUA, *until-flush*), then the backend for write-through, then
 //! back-pressure, which holds answers back so that the dirty level meets the drain smoothly.
 
-use crate::api::{BLOCK_BYTES, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
+use crate::api::{BLOCK_BYTES, IoError, Mode, Nanos, Op, RequestError, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::Stream;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use crate::volume::{OpId, Stage};
 
 /// Longest that one acknowledgement is held back.
@@ -142,8 +142,7 @@ impl Engine {
                 volume.sequence_syncing = volume.sequence;
             }
             self.device.syncs += 1;
-            let token = self.start_io(Io::Sync);
-            self.effects.push_back(Effect::DeviceSync { token });
+            self.out.sync(Io::Sync);
         }
     }
 

@@ -5,7 +5,7 @@
 //! [`crate::Engine::next_effect`] returns, and reports the outcome of each effect that carries a
 //! [`Token`] with [`Event::Done`], exactly once. Effects may complete in any order.
 
-use crate::mem::Buf;
+use crate::base::mem::Buf;
 
 /// Cache and volume block size in bytes; the unit of the index and of every checksum.
 pub const BLOCK_BYTES: usize = 4096;

@@ -5,14 +5,15 @@
 //! blocks: unaligned changes first read the old content of their edge blocks, and direct changes
 //! (write-around, off) go to the backend instead, after cached copies were made void.
 
-use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Nanos, Op, RequestError, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, Op, RequestError, VolumeId};
 use crate::control::LAST_CHECKPOINT;
-use crate::engine::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED, Engine, Io};
+use crate::engine::{Engine, Io};
 use crate::format::{EntryKind, RecordKind, Stream};
 use crate::index::Lookup;
 use crate::log::{Builder, RecordFields, copy_block};
-use crate::mem::Buf;
-use crate::mutation::mutated;
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
+use crate::base::pools::{BUFFERS_FOR_MOVES, EDGE_BUFFERS_RESERVED};
 use crate::peer::RecordRoom;
 use crate::volume::{ClientOp, Edge, Lock, OpId, Stage};
 use std::collections::VecDeque;
@@ -374,8 +375,7 @@ impl Engine {
         self.ops[id].waiting += 1;
         let blocks = self.ops[id].blocks;
         self.volume_mut(volume).count.bypass_mode_blocks += blocks;
-        let token = self.start_io(Io::Direct { op: id });
-        self.backend(token, volume, op);
+        self.backend(Io::Direct { op: id }, volume, op);
     }
 
     pub(crate) fn direct_done(&mut self, now: Nanos, id: OpId, result: Result<(), IoError>) {
@@ -415,8 +415,7 @@ impl Engine {
         let volume = self.ops[id].request.volume;
         self.ops[id].stage = Stage::Acking;
         let covers = self.volume(volume).backend_written;
-        let token = self.start_io(Io::DirectFlush { op: id, covers });
-        self.backend(token, volume, BackendOp::Flush);
+        self.backend(Io::DirectFlush { op: id, covers }, volume, BackendOp::Flush);
     }
 
     pub(crate) fn direct_flush_done(
@@ -701,7 +700,7 @@ impl Engine {
         let op = self.ops.remove(id);
         let vid = op.request.volume;
         let result = if self.volume(vid).is_refusing() { Err(RequestError::Io) } else { result };
-        self.effects.push_back(Effect::Reply { id: op.request.id, result });
+        self.out.reply(op.request.id, result);
         let volume = self.volume_mut(vid);
         volume.requests -= 1;
         if result.is_ok() {

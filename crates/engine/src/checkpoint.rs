@@ -4,16 +4,16 @@
 //! bits. Two slots are written in turn, each as two copies, and only the pages that changed since the
 //! slot was last written. The header, written last and stable, makes the checkpoint valid.
 
-use crate::api::{BLOCK_BYTES, ControlError, Effect, IoError, Nanos, VolumeId};
-use crate::device::Device;
+use crate::api::{BLOCK_BYTES, ControlError, IoError, Nanos, VolumeId};
+use crate::base::device::Device;
 use crate::engine::{Engine, Io};
 use crate::format::{
     self, CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind,
     PAGE_MAGIC, PageHeader, SLOT_COPIES, SLOTS, SegmentItem, VolumeItem, byte, crc32c,
 };
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
-use crate::mem::{AlignedBuf, Buf};
-use crate::mutation::mutated;
+use crate::base::mem::{AlignedBuf, Buf};
+use crate::base::mutation::mutated;
 use crate::space::{RESERVE_READ_CACHE, SegmentState, Space};
 use crate::volume::Volume;
 use zerocopy::IntoBytes;
@@ -270,8 +270,7 @@ impl Engine {
                 if run.writes == 0 {
                     run.phase = Phase::Sync;
                     self.device.syncs += 1;
-                    let token = self.start_io(Io::CheckpointSync);
-                    self.effects.push_back(Effect::DeviceSync { token });
+                    self.out.sync(Io::CheckpointSync);
                 }
             }
             Phase::Synced => {
@@ -282,10 +281,8 @@ impl Engine {
                 self.checkpoint.users.push((buf, SLOT_COPIES as u32));
                 self.arena.bytes_mut(buf)[..BLOCK_BYTES].copy_from_slice(&run.pages.header);
                 for copy in 0..SLOT_COPIES {
-                    let token = self.start_io(Io::CheckpointWrite { buf });
                     let offset = byte(self.geo.slot_block(slot, copy));
-                    let buf = buf.slice(0, BLOCK_BYTES);
-                    self.effects.push_back(Effect::DeviceWrite { token, offset, buf, dsync: true });
+                    self.out.write(Io::CheckpointWrite { buf }, offset, buf.slice(0, BLOCK_BYTES), true);
                 }
             }
             Phase::Sync | Phase::Header => {}
@@ -307,10 +304,8 @@ impl Engine {
         run.writes += SLOT_COPIES as u32;
         self.checkpoint.users.push((buf, SLOT_COPIES as u32));
         for copy in 0..SLOT_COPIES {
-            let token = self.start_io(Io::CheckpointWrite { buf });
             let offset = byte(self.geo.slot_block(slot, copy) + 1 + first);
-            let buf = buf.slice(0, bytes);
-            self.effects.push_back(Effect::DeviceWrite { token, offset, buf, dsync: false });
+            self.out.write(Io::CheckpointWrite { buf }, offset, buf.slice(0, bytes), false);
         }
         true
     }
@@ -361,9 +356,9 @@ impl Engine {
             }
         }
         for waiter in run.waiters {
-            self.effects.push_back(Effect::ControlDone { control: waiter.control, result: Ok(()) });
+            self.out.control_done(waiter.control, Ok(()));
         }
-        self.stir();
+        self.out.stir();
         self.pump_sync(now);
     }
 

@@ -1,11 +1,11 @@
 //! What a cache device holds of its volumes, read while no engine runs on it: to look, to verify, to rescue.
 
 use crate::api::{BLOCK_BYTES, VolumeId};
-use crate::device::Device;
+use crate::base::device::Device;
 use crate::engine::{Engine, EngineConfig};
 use crate::format::{Geometry, byte, crc32c};
 use crate::index::{Lookup, Position};
-use crate::mem::AlignedBuf;
+use crate::base::mem::AlignedBuf;
 use crate::recover::{OpenError, Rebuilt, RecoveryReport, load_checkpoint, read, read_superblock};
 use crate::status::{DeviceStatus, VolumeStatus};
 use crate::volume::Volume;

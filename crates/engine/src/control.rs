@@ -5,8 +5,8 @@ use crate::checkpoint::Waiter;
 use crate::engine::{Engine, Io};
 use crate::format::{Stream, crc32c};
 use crate::index::{Lookup, ObjectFlags};
-use crate::mem::Buf;
-use crate::mutation::mutated;
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
 use crate::own::OwnObjects;
 use crate::status::{DeviceStatus, VolumeState, VolumeStatus};
 use crate::volume::{DrainWaiter, Task, Volume, object_of};
@@ -149,7 +149,7 @@ impl Engine {
         self.volumes[at] = Some(Box::new(volume));
         self.count_quotas();
         let id = VolumeId(at as u16);
-        self.stir();
+        self.out.stir();
         let on_failure = Err(ControlError::Device);
         self.checkpoint.waiters.push(Waiter { control, on_failure, added: Some(id) });
         Ok(id)
@@ -211,7 +211,7 @@ impl Engine {
             volume.begin_groups(space, now, dirty);
             volume.backlog_sequence = volume.sequence;
         }
-        self.stir();
+        self.out.stir();
         if attach.mode == Mode::Off && !dead {
             self.volume_mut(id).task = Task::Purge { control, attaching: true };
         } else {
@@ -223,7 +223,7 @@ impl Engine {
     /// Changes the dirty quota (0 for the default share). Where all volumes together were given more than the cache
     /// holds, each has less in proportion; [`VolumeStatus::dirty_bytes_max`] tells what is in force.
     pub fn set_dirty_bytes_max(&mut self, _now: Nanos, id: VolumeId, bytes: u64, control: u64) {
-        self.stir();
+        self.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         volume.spec.dirty_bytes_max = bytes;
         self.count_quotas();
@@ -247,7 +247,7 @@ impl Engine {
             }
             (error, _) => {
                 let result = error.map_or(Ok(()), Err);
-                self.effects.push_back(Effect::ControlDone { control, result });
+                self.out.control_done(control, result);
             }
         }
     }
@@ -263,13 +263,13 @@ impl Engine {
     /// Drains what is dirty now; [`Effect::ControlDone`] comes when all of it is in the image, or was changed again and is in
     /// the redo.
     pub fn drain(&mut self, _now: Nanos, id: VolumeId, control: u64) {
-        self.stir();
+        self.out.stir();
         if self.controllable(id, control, true).is_none() {
             return;
         }
         if self.is_stuck(id) {
             let result = Err(self.volume(id).loss().unwrap_or(ControlError::Failed));
-            return self.effects.push_back(Effect::ControlDone { control, result });
+            return self.out.control_done(control, result);
         }
         let volume = self.volume_mut(id);
         let sequence = volume.sequence_built;
@@ -282,20 +282,20 @@ impl Engine {
     /// requests are refused from now on. A parent stays as long as it has clones. Without a backend only a volume can be forgotten of which
     /// nothing is dirty or lost, unverified.
     pub fn remove(&mut self, _now: Nanos, id: VolumeId, verify: bool, control: u64) {
-        self.stir();
+        self.out.stir();
         let Some(volume) = self.controllable(id, control, true) else { return };
         let needs_backend = verify || volume.failed || volume.is_dirty() || volume.index.blocks().lost > 0;
         if !volume.attached && needs_backend && volume.replica.is_none() {
             let result = Err(ControlError::Detached);
-            return self.effects.push_back(Effect::ControlDone { control, result });
+            return self.out.control_done(control, result);
         }
         if self.is_parent(id) {
             let result = Err(ControlError::IsParent);
-            return self.effects.push_back(Effect::ControlDone { control, result });
+            return self.out.control_done(control, result);
         }
         if self.volume(id).peer.is_some() {
             let result = Err(ControlError::Paired);
-            return self.effects.push_back(Effect::ControlDone { control, result });
+            return self.out.control_done(control, result);
         }
         self.withdraw_room(id);
         let volume = self.volume_mut(id);
@@ -307,7 +307,7 @@ impl Engine {
     /// Forgets a volume that has no backend, with everything that the cache holds of it, dirty or lost. Until [`Effect::ControlDone`] a
     /// crash may bring it back as it was.
     pub fn give_up(&mut self, now: Nanos, id: VolumeId, control: u64) {
-        self.stir();
+        self.out.stir();
         if self.volumes.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|v| v.replica.is_some()) {
             // Another host's: nothing here is the only copy.
             return self.remove(now, id, false, control);
@@ -320,7 +320,7 @@ impl Engine {
             _ => None,
         };
         if let Some(error) = error {
-            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            return self.out.control_done(control, Err(error));
         }
         let volume = self.volume_mut(id);
         volume.closing = true;
@@ -332,7 +332,7 @@ impl Engine {
     /// [`EngineConfig::stop_flush_ns_max`] is not waited for; its volume's status tells.
     /// Requests that wait for the backend or for room are not answered any more.
     pub fn shutdown(&mut self, now: Nanos, control: u64) {
-        self.stir();
+        self.out.stir();
         self.stopping = Some(control);
         self.stop_by = now.saturating_add(self.config.stop_flush_ns_max);
     }
@@ -354,7 +354,7 @@ impl Engine {
         };
         match error {
             Some(error) => {
-                self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+                self.out.control_done(control, Err(error));
                 None
             }
             None => volume.map(|v| &mut **v),
@@ -368,9 +368,9 @@ impl Engine {
 
     /// As `persist`, with the answer if the device fails.
     fn persist_or(&mut self, control: u64, on_failure: Result<(), ControlError>) {
-        self.stir();
+        self.out.stir();
         if self.dead {
-            self.effects.push_back(Effect::ControlDone { control, result: on_failure });
+            self.out.control_done(control, on_failure);
         } else {
             self.checkpoint.waiters.push(Waiter { control, on_failure, added: None });
         }
@@ -424,7 +424,7 @@ impl Engine {
             }
         }
         if stir {
-            self.stir();
+            self.out.stir();
         }
         flushed
     }
@@ -470,11 +470,11 @@ impl Engine {
         if self.volume(id).fenced {
             self.volume_mut(id).task = Task::None;
             let result = if attaching { Ok(()) } else { Err(ControlError::Backend(IoError::Fenced)) };
-            self.effects.push_back(Effect::ControlDone { control, result });
+            self.out.control_done(control, result);
         } else if self.is_stuck(id) {
             self.volume_mut(id).task = Task::None;
             let result = if attaching { Ok(()) } else { Err(ControlError::Failed) };
-            self.effects.push_back(Effect::ControlDone { control, result });
+            self.out.control_done(control, result);
         } else if self.is_quiet(now, id) {
             // What is lost stays lost: the image holds something older.
             self.drop_clean(id);
@@ -546,7 +546,7 @@ impl Engine {
         }
         if volume.backend_is_dirty() && !volume.backend_flush_wanted {
             volume.backend_flush_wanted = true;
-            self.stir();
+            self.out.stir();
         }
         let volume = self.volume(id);
         !volume.flush_in_flight && !volume.backend_flush_wanted
@@ -555,14 +555,14 @@ impl Engine {
     fn end_remove(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
         if self.verify.volume == Some(id) {
             self.verify = Verify::default();
-            self.stir(); // Others may be waiting for their turn.
+            self.out.stir(); // Others may be waiting for their turn.
         }
         if result.is_err() {
             let volume = self.volume_mut(id);
             volume.task = Task::None;
             volume.closing = false;
             volume.drain_all_until = 0;
-            self.effects.push_back(Effect::ControlDone { control, result });
+            self.out.control_done(control, result);
             return;
         }
         let blocks = self.volume(id).blocks();
@@ -582,17 +582,16 @@ impl Engine {
             let Some((block, blocks)) = self.next_to_verify(id) else {
                 self.verify.finished = self.verify.in_flight == 0;
                 if self.verify.finished {
-                    self.stir();
+                    self.out.stir();
                 }
                 return;
             };
             let Some(buf) = self.pools.drain.take() else { return };
             self.verify.next = block + u64::from(blocks);
             self.verify.in_flight += 1;
-            let token = self.start_io(Io::Verify { volume: id, block, blocks, buf });
             let part = buf.slice(0, blocks as usize * BLOCK_BYTES);
             let offset = block * BLOCK_BYTES as u64;
-            self.backend(token, id, BackendOp::Read { offset, buf: part });
+            self.backend(Io::Verify { volume: id, block, blocks, buf }, id, BackendOp::Read { offset, buf: part });
         }
     }
 
@@ -607,7 +606,7 @@ impl Engine {
         let (block, n, _) = runs.find(is_left)?;
         let first = block.max(next);
         let left = n - (first - block) as u32;
-        Some((first, left.min(crate::drain::PIECE_BLOCKS as u32)))
+        Some((first, left.min(crate::base::pools::PIECE_BLOCKS as u32)))
     }
 
     pub(crate) fn verify_done(

@@ -1,9 +1,10 @@
 //! A volume lets go of its backend: what is left of it is as a restart would find it.
 
 use crate::api::*;
-use crate::engine::{EIO, Engine};
+use crate::engine::Engine;
 use crate::format::Stream;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
+use crate::base::out::EIO;
 use crate::volume::{DirtyObject, Task, Volume};
 
 const ETIMEDOUT: i32 = 110;
@@ -44,7 +45,7 @@ impl Engine {
     /// `patience_ns`, or there is no such copy any more, the volume goes on as before. It is then as a restart would find it: what is
     /// dirty stays dirty, and it can be attached again, or begin as the copy of another host's.
     pub fn detach(&mut self, now: Nanos, id: VolumeId, patience_ns: Nanos, control: u64) {
-        self.stir();
+        self.out.stir();
         let is_parent = self.is_parent(id);
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let error = match &volume {
@@ -64,7 +65,7 @@ impl Engine {
             }
             (error, _) => {
                 let result = error.map_or(Ok(()), Err);
-                self.effects.push_back(Effect::ControlDone { control, result });
+                self.out.control_done(control, result);
             }
         }
     }
@@ -86,8 +87,8 @@ impl Engine {
             // It goes on as if nothing had been asked.
             let volume = self.volume_mut(id);
             (volume.task, volume.closing) = (Task::None, false);
-            self.stir();
-            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            self.out.stir();
+            return self.out.control_done(control, Err(error));
         }
         let volume = self.volume(id);
         if !stopping {
@@ -106,8 +107,8 @@ impl Engine {
             volume.let_go();
             self.count_quotas();
             self.extents_changed = true;
-            self.stir();
-            self.effects.push_back(Effect::ControlDone { control, result: Ok(()) });
+            self.out.stir();
+            self.out.control_done(control, Ok(()));
         }
     }
 
@@ -134,7 +135,7 @@ impl Engine {
         }
         for waiter in std::mem::take(&mut self.volume_mut(id).drain_waiters) {
             let result = Err(ControlError::Detached);
-            self.effects.push_back(Effect::ControlDone { control: waiter.control, result });
+            self.out.control_done(waiter.control, result);
         }
     }
 
@@ -156,7 +157,7 @@ impl Engine {
         let unstable = volume.sequence_durable < sequence;
         self.sync.wanted |= unstable;
         if asks || unstable && !syncs {
-            self.stir();
+            self.out.stir();
         }
         let volume = self.volume(id);
         let copied = volume.fenced || volume.peer.as_ref().is_none_or(|peer| peer.has(sequence, true));

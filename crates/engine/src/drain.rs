@@ -7,18 +7,17 @@
 //! that was written; an object that changes meanwhile is queued again.
 
 use crate::ack::{Deferred, Waiting};
-use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{Stream, byte, crc32c};
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position};
-use crate::mem::Buf;
-use crate::mutation::mutated;
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
+use crate::base::pools::PIECE_BLOCKS;
 use crate::space::Space;
-use crate::util::runs;
+use crate::base::util::runs;
 use crate::volume::{DirtyObject, Task, Volume, object_of};
 
-/// Blocks of one transfer to the backend.
-pub(crate) const PIECE_BLOCKS: usize = 64;
 /// A dirty object is left alone for this long in write-back: it may be written again.
 const DRAIN_DELAY_NS: Nanos = 1_000_000_000;
 /// Pieces in flight for one volume while there is no hurry.
@@ -312,7 +311,7 @@ impl Engine {
         if published > stable && !self.dead {
             self.sync.drains.push((published, waiting));
             // The part that issues syncs may have had its turn already.
-            self.stir();
+            self.out.stir();
         } else {
             self.drain_stable(waiting);
         }
@@ -360,8 +359,7 @@ impl Engine {
         };
         let volume = self.drains[drain].volume;
         self.volume_mut(volume).drain_writes += 1;
-        let token = self.start_io(io);
-        self.backend(token, volume, op);
+        self.backend(io, volume, op);
     }
 
     /// Reads the dirty blocks that follow each other from `first` into one piece.
@@ -402,9 +400,8 @@ impl Engine {
             let position = piece.positions[start];
             self.space.pin(position);
             self.pieces[index].reads += 1;
-            let token = self.start_io(Io::DrainRead { piece: index, start: start as u16, end: end as u16 });
             let buf = piece.buf.slice(start * BLOCK_BYTES, (end - start) * BLOCK_BYTES);
-            self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
+            self.out.read(Io::DrainRead { piece: index, start: start as u16, end: end as u16 }, byte(position), buf);
         }
     }
 
@@ -532,8 +529,7 @@ impl Engine {
             let covers = volume.backend_written;
             std::mem::swap(&mut volume.flushing, &mut volume.unflushed);
             let id = VolumeId(i as u16);
-            let token = self.start_io(Io::DrainFlush { volume: id, covers });
-            self.backend(token, id, BackendOp::Flush);
+            self.backend(Io::DrainFlush { volume: id, covers }, id, BackendOp::Flush);
         }
     }
 
@@ -678,7 +674,7 @@ impl Engine {
         });
         let result = volume.loss().map_or(Ok(()), Err);
         for control in done {
-            self.effects.push_back(Effect::ControlDone { control, result });
+            self.out.control_done(control, result);
         }
         self.pump_through(id);
     }

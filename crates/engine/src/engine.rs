@@ -2,43 +2,25 @@
 
 use crate::ack::Sync;
 use crate::api::*;
+use crate::base::mem::{Arena, Buf};
+use crate::base::mutation::mutated;
+use crate::base::out::{Next, Out};
+use crate::base::pools::Pools;
+use crate::base::util::Slab;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
-use crate::drain::{Drain, PIECE_BLOCKS, Piece, Written};
+use crate::drain::{Drain, Piece, Written};
 use crate::fetch::{FETCH_BYTES, FetchRead};
-use crate::format::{Geometry, SUMMARY_BLOCKS_MAX, Stream};
+use crate::format::{Geometry, Stream};
 use crate::frame::Frame;
 use crate::ghost::Ghost;
 use crate::log::{Append, Log};
-use crate::mem::{Arena, Buf};
-use crate::mutation::mutated;
 use crate::read::{CachedRead, DeviceReads, Fills, MissRead};
-use crate::reclaim::{MOVE_BLOCKS, Reclaim};
+use crate::reclaim::Reclaim;
 use crate::repair::Repairs;
 use crate::space::Space;
 use crate::status::DeviceStatus;
-use crate::util::Slab;
 use crate::volume::{ClientOp, OpId, Stage, Volume};
-use std::collections::VecDeque;
-
-/// Append buffers that only reclaim's moves may use, so that it always gets on.
-pub(crate) const BUFFERS_FOR_MOVES: usize = 1;
-/// Append buffers of the two read-cache streams, for bursts of misses.
-const BUFFERS_FOR_FILLS: usize = 8;
-/// Buffers for summaries that are being written.
-const SUMMARY_BUFFERS: usize = 2;
-/// Largest summary in bytes.
-const SUMMARY_BYTES: usize = SUMMARY_BLOCKS_MAX as usize * BLOCK_BYTES;
-/// Buffers for edge blocks of unaligned changes that only volumes may take that hold none: a stopped
-/// backend keeps the buffers of those that wait for it.
-pub(crate) const EDGE_BUFFERS_RESERVED: usize = 2 * VOLUMES_MAX;
-/// Buffers for edge blocks of unaligned changes.
-const EDGE_BUFFERS: usize = EDGE_BUFFERS_RESERVED + 128;
-/// Buffers for checkpoint pages.
-const CHECKPOINT_BUFFERS: usize = 2;
-
-/// What comes of an operation that is not sent to the device any more.
-pub(crate) const EIO: i32 = 5;
 
 /// See [`EngineConfig::stop_flush_ns_max`]: well below the time after which service managers kill.
 const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;
@@ -84,63 +66,6 @@ impl EngineConfig {
     }
 }
 
-/// Buffers of one size, set aside when the core is opened.
-pub(crate) struct Pool {
-    free: Vec<Buf>,
-}
-
-impl Pool {
-    fn new(arena: &mut Arena, count: usize, bytes: usize) -> Pool {
-        let free =
-            (0..count).map(|_| arena.alloc(bytes).expect("the arena holds the core's buffers")).collect();
-        Pool { free }
-    }
-
-    pub(crate) fn available(&self) -> usize {
-        self.free.len()
-    }
-
-    pub(crate) fn take(&mut self) -> Option<Buf> {
-        self.free.pop()
-    }
-
-    pub(crate) fn give(&mut self, buf: Buf) {
-        debug_assert!(!self.free.contains(&buf));
-        self.free.push(buf);
-    }
-}
-
-/// All buffers that the core uses itself.
-pub(crate) struct Pools {
-    pub(crate) append: Pool,
-    pub(crate) summary: Pool,
-    pub(crate) drain: Pool,
-    pub(crate) edge: Pool,
-    pub(crate) checkpoint: Pool,
-    pub(crate) reclaim_summary: Buf,
-    pub(crate) reclaim_data: Buf,
-    pub(crate) repair: Buf,
-}
-
-impl Pools {
-    fn new(arena: &mut Arena, config: &EngineConfig) -> Pools {
-        let appends = config.appends_in_flight + BUFFERS_FOR_FILLS + BUFFERS_FOR_MOVES;
-        let mut one = |bytes| arena.alloc(bytes).expect("the arena holds the core's buffers");
-        let (reclaim_summary, reclaim_data) = (one(SUMMARY_BYTES), one(MOVE_BLOCKS * BLOCK_BYTES));
-        let repair = one(BLOCK_BYTES);
-        Pools {
-            append: Pool::new(arena, appends, config.append_bytes.max(256 << 10)),
-            summary: Pool::new(arena, SUMMARY_BUFFERS, SUMMARY_BYTES),
-            drain: Pool::new(arena, config.drain_buffers, PIECE_BLOCKS * BLOCK_BYTES),
-            edge: Pool::new(arena, EDGE_BUFFERS, BLOCK_BYTES),
-            checkpoint: Pool::new(arena, CHECKPOINT_BUFFERS, 256 << 10),
-            reclaim_summary,
-            reclaim_data,
-            repair,
-        }
-    }
-}
-
 /// What an effect in flight was for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Io {
@@ -181,10 +106,8 @@ pub struct Engine {
     pub(crate) ghost: Ghost,
     /// By number; no longer than needed, since every round looks at all of them.
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
-    pub(crate) effects: VecDeque<Effect>,
+    pub(crate) out: Out<Io>,
     pub(crate) ops: Slab<ClientOp>,
-    ios: Slab<(Io, u32)>,
-    io_generation: u32,
     pub(crate) log: Log,
     pub(crate) appends: Slab<Append>,
     pub(crate) sync: Sync,
@@ -222,16 +145,15 @@ pub struct Engine {
     pub(crate) verify: Verify,
     /// Removed volumes whose removal has not been reported, by its control number: their numbers are taken.
     pub(crate) leaving: Vec<(u64, VolumeId)>,
-    /// Something has happened since the last look for work.
-    stirred: bool,
-    /// When that look was.
+    /// When work was last looked for.
     pumped_at: Nanos,
 }
 
 impl Engine {
     pub(crate) fn new(geo: Geometry, config: EngineConfig, durable: u64, epoch: u64, now: Nanos) -> Engine {
         let mut arena = Arena::new(config.arena_bytes);
-        let pools = Pools::new(&mut arena, &config);
+        let pools =
+            Pools::new(&mut arena, config.append_bytes, config.appends_in_flight, config.drain_buffers);
         let ghost = Ghost::for_device(geo.device_blocks as usize);
         Engine {
             geo,
@@ -240,10 +162,8 @@ impl Engine {
             space: Space::new(geo, epoch),
             ghost,
             volumes: Vec::new(),
-            effects: VecDeque::with_capacity(1024),
+            out: Out::new(),
             ops: Slab::with_capacity(1024),
-            ios: Slab::with_capacity(1024),
-            io_generation: 0,
             log: Log::new(geo.segment_blocks),
             appends: Slab::with_capacity(64),
             sync: Sync::default(),
@@ -272,7 +192,6 @@ impl Engine {
             stop_by: 0,
             verify: Verify::default(),
             leaving: Vec::new(),
-            stirred: true,
             pumped_at: now,
             config,
         }
@@ -299,7 +218,7 @@ impl Engine {
     /// If an effect is reported that is not in flight, or a request breaks its contract (buffer size):
     /// both are bugs of the driver, and going on would corrupt data.
     pub fn handle(&mut self, now: Nanos, event: Event) {
-        self.stirred = true;
+        self.out.stir();
         match event {
             Event::Request(request) => self.client_request(now, request),
             Event::Done { token, result } => self.done(now, token, result),
@@ -311,32 +230,22 @@ impl Engine {
         }
     }
 
-    /// There is something to look for.
-    pub(crate) fn stir(&mut self) {
-        self.stirred = true;
-    }
-
     /// The next thing to be done, `None` when there is nothing until the next event. Drivers handle all
     /// events at hand first: what arrives together is committed together.
     pub fn next_effect(&mut self, now: Nanos) -> Option<Effect> {
         loop {
-            while self.effects.is_empty() && self.stirred {
-                self.stirred = false;
+            while self.out.wants_round() {
                 self.pump(now);
             }
-            let effect = self.effects.pop_front();
-            match effect {
-                // It was decided before the news that the device has failed.
-                Some(Effect::DeviceWrite { token, .. } | Effect::DeviceSync { token }) if self.dead => {
-                    self.handle(now, Event::Done { token, result: Err(IoError::Errno(EIO)) });
-                    continue;
+            match self.out.next(self.dead)? {
+                Next::Failed(token, error) => self.handle(now, Event::Done { token, result: Err(error) }),
+                Next::Effect(effect) => {
+                    if let Effect::ControlDone { control, .. } = effect {
+                        self.leaving.retain(|&(removal, _)| removal != control);
+                    }
+                    return Some(effect);
                 }
-                Some(Effect::ControlDone { control, .. }) => {
-                    self.leaving.retain(|&(removal, _)| removal != control);
-                }
-                _ => {}
             }
-            return effect;
         }
     }
 
@@ -381,28 +290,20 @@ impl Engine {
         self.pump_backend_flush(now);
         self.pump_tasks(now);
         if self.fills.wakes() {
-            self.stir();
+            self.out.stir();
         }
         // Completions may have made room for what waited, or given a lock to who waited for it.
         self.pump_log();
         if self.volumes.iter().flatten().any(|volume| volume.has_to_recheck()) {
-            self.stir();
+            self.out.stir();
         }
         if mutated!(RepliesLast) {
-            let is_reply = |effect: &Effect| matches!(effect, Effect::Reply { .. });
-            self.effects.make_contiguous().sort_by_key(is_reply);
+            self.out.delay_replies();
         }
     }
 
-    /// Registers an effect that is going to be in flight.
-    pub(crate) fn start_io(&mut self, io: Io) -> Token {
-        self.io_generation = self.io_generation.wrapping_add(1);
-        let generation = if mutated!(OtherTokens) { !self.io_generation } else { self.io_generation };
-        let slot = self.ios.insert((io, generation));
-        Token(u64::from(generation) << 32 | u64::from(slot))
-    }
-
-    pub(crate) fn backend(&mut self, token: Token, volume: VolumeId, op: BackendOp) {
+    /// Does something with a volume's backend.
+    pub(crate) fn backend(&mut self, io: Io, volume: VolumeId, op: BackendOp) {
         let of = self.volume_mut(volume);
         match op {
             BackendOp::Write { offset, buf } => of.own.insert(offset, buf.len.into()),
@@ -425,13 +326,11 @@ impl Engine {
             }
             _ => {}
         }
-        self.effects.push_back(Effect::Backend { token, volume, op });
+        self.out.backend(io, volume, op);
     }
 
     fn done(&mut self, now: Nanos, token: Token, result: Result<(), IoError>) {
-        let (io, generation) = self.ios.remove(token.0 as u32);
-        assert_eq!(generation, (token.0 >> 32) as u32, "an effect is reported once");
-        match io {
+        match self.out.end(token) {
             Io::Append(index) => self.append_written(now, index, result),
             Io::Seal { segment, buf } => match result {
                 Ok(()) if !self.dead => self.seal_done(segment, buf),
@@ -487,7 +386,7 @@ impl Engine {
             if let Some(Some(volume)) = self.volumes.get_mut(request.volume.0 as usize) {
                 volume.count.errors += 1;
             }
-            self.effects.push_back(Effect::Reply { id: request.id, result: Err(error) });
+            self.out.reply(request.id, Err(error));
             return;
         }
         let block = BLOCK_BYTES as u64;

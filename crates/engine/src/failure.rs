@@ -3,7 +3,7 @@
 use crate::api::*;
 use crate::engine::{Engine, Io};
 use crate::format::Stream;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use crate::volume::{OpId, Stage};
 
 impl Engine {
@@ -17,7 +17,7 @@ impl Engine {
         self.device.failed = true;
         for waiter in self.abandon_checkpoint() {
             let (control, result) = (waiter.control, waiter.on_failure);
-            self.effects.push_back(Effect::ControlDone { control, result });
+            self.out.control_done(control, result);
             if let Some(id) = waiter.added {
                 // No request has been sent to it: nothing of it is in flight.
                 self.volumes[id.0 as usize] = None;
@@ -76,7 +76,7 @@ impl Engine {
         }
         (0..self.volumes.len()).for_each(|i| self.forget_pending_room(VolumeId(i as u16)));
         self.reclaim.abandon();
-        self.stir();
+        self.out.stir();
     }
 
     /// A change that the log did not take goes to the backend. The log kept changes of the same blocks apart; from
@@ -110,8 +110,7 @@ impl Engine {
             return;
         }
         volume.disowning = true;
-        let token = self.start_io(Io::Disown { volume: id });
-        self.backend(token, id, BackendOp::Disown);
+        self.backend(Io::Disown { volume: id }, id, BackendOp::Disown);
     }
 
     pub(crate) fn disown_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
@@ -169,7 +168,7 @@ impl Engine {
         self.forget_pending_room(id);
         let volume = self.volume_mut(id);
         for waiter in std::mem::take(&mut volume.drain_waiters) {
-            self.effects.push_back(Effect::ControlDone { control: waiter.control, result: Err(error) });
+            self.out.control_done(waiter.control, Err(error));
         }
         for op in waiting {
             self.complete(op, Err(RequestError::Io));

@@ -1,11 +1,11 @@
 //! Records that an owner's log has lost with its host's power and its peer's log has (RFC 9): the peer reads them as it has logged
 //! them, and the owner logs them as the records of a copy, before it serves again.
 
-use crate::api::{BLOCK_BYTES, ControlError, Effect, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId};
+use crate::api::{BLOCK_BYTES, ControlError, IoError, RECORD_BLOCKS_MAX, RequestError, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{RecordKind, byte, crc32c};
 use crate::index::Position;
-use crate::mem::Buf;
+use crate::base::mem::Buf;
 use crate::replay::{FoundRecord, decode_record};
 use crate::replica::Replica;
 use crate::volume::{OpId, Task};
@@ -64,8 +64,7 @@ impl Engine {
         let position = self.geo.segment_block(segment) + first;
         let buf = op.request.buf.expect("a read has a buffer").slice(0, blocks as usize * BLOCK_BYTES);
         self.space.pin(position);
-        let token = self.start_io(Io::Fetch(FetchRead { op: id, sequence, position, life, buf }));
-        self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
+        self.out.read(Io::Fetch(FetchRead { op: id, sequence, position, life, buf }), byte(position), buf);
     }
 
     /// It has been read: it is sent only if nothing is wrong with it.

@@ -1,15 +1,15 @@
 //! Frames: the parts in which a group's redo is read from the cache device and written beside the image.
 
 use crate::ack::Deferred;
-use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, IoError, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{Entry, EntryKind, byte, crc32c};
 use crate::group::Closed;
 use crate::index::{Lookup, ObjectFlags, Position};
-use crate::mem::Buf;
-use crate::mutation::mutated;
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
 use crate::redo::{FRAME_BLOCKS_MAX, FRAME_ENTRIES_MAX, FrameName, encode_header, frame_bytes};
-use crate::util::runs;
+use crate::base::util::runs;
 
 /// A part of a group's redo on its way from the cache device to the backend.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Engine {
         let Some(frame) = frame else {
             // Nothing is left to gather: the group can be committed.
             self.pools.drain.give(buf);
-            self.stir();
+            self.out.stir();
             return false;
         };
         self.closed_mut(id).in_flight += 1;
@@ -129,9 +129,8 @@ impl Engine {
         }
         for (start, end, position) in spans {
             self.space.pin(position);
-            let token = self.start_io(Io::FrameRead { frame: index, start: start as u16, end: end as u16 });
             let buf = buf.slice(frame_bytes(start), (end - start) * BLOCK_BYTES);
-            self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
+            self.out.read(Io::FrameRead { frame: index, start: start as u16, end: end as u16 }, byte(position), buf);
         }
     }
 
@@ -212,8 +211,7 @@ impl Engine {
         let buf = frame.buf.slice(0, frame_bytes(frame.blocks.len()));
         let group = self.closed_mut(id).group;
         self.volume_mut(id).drain_writes += 1;
-        let token = self.start_io(Io::FrameWrite { frame: index });
-        self.backend(token, id, BackendOp::RedoWrite { group, frame: number, buf });
+        self.backend(Io::FrameWrite { frame: index }, id, BackendOp::RedoWrite { group, frame: number, buf });
     }
 
     pub(crate) fn frame_write_done(&mut self, now: Nanos, index: u32, result: Result<(), IoError>) {

@@ -5,7 +5,7 @@
 //! (0.25 %) when the memory is full; such a mistake costs a place in the cache, never data.
 
 use crate::api::VolumeId;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 
 /// Bits of a fingerprint. Zero stands for an empty place.
 const FINGERPRINT_BITS: u32 = 12;

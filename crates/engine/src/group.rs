@@ -14,7 +14,7 @@ use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::frame::Frame;
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use crate::snapshot::Step;
 use crate::space::Space;
 use crate::volume::{Task, Volume};
@@ -568,7 +568,7 @@ impl Engine {
             }
             if volume.groups_end() && !volume.has_redo() {
                 self.volume_mut(id).end_groups();
-                self.stir();
+                self.out.stir();
                 continue;
             }
             self.skip_nothing(id);
@@ -588,7 +588,7 @@ impl Engine {
             groups.sequence = sequence;
             volume.commit_objects(sequence);
             self.update_drained(id);
-            self.stir();
+            self.out.stir();
         }
     }
 
@@ -612,8 +612,7 @@ impl Engine {
         }
         let first = first.unwrap_or(group);
         let cut_at = if mutated!(CutTimeForgotten) { 0 } else { cut_at };
-        let token = self.start_io(Io::RedoCommit { volume: id });
-        self.backend(token, id, BackendOp::RedoCommit { first, group, frames, sequence, cut_at });
+        self.backend(Io::RedoCommit { volume: id }, id, BackendOp::RedoCommit { first, group, frames, sequence, cut_at });
     }
 
     pub(crate) fn redo_commit_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
@@ -646,7 +645,7 @@ impl Engine {
         }
         self.update_drained(id);
         self.volume_mut(id).recheck = true;
-        self.stir();
+        self.out.stir();
     }
 
     /// Takes groups out of the header that are in the image.
@@ -666,8 +665,7 @@ impl Engine {
         }
         let first = if done > 0 { groups.kept[done - 1].group + 1 } else { volume.groups_made + 1 };
         groups.trimming = Some(first);
-        let token = self.start_io(Io::RedoTrim { volume: id });
-        self.backend(token, id, BackendOp::RedoTrim { first });
+        self.backend(Io::RedoTrim { volume: id }, id, BackendOp::RedoTrim { first });
     }
 
     pub(crate) fn redo_trim_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
@@ -680,7 +678,7 @@ impl Engine {
             groups.kept.retain(|kept| kept.group >= first);
             groups.old_redo = false;
         }
-        self.stir();
+        self.out.stir();
     }
 
     /// Records beside the image how far the volume is, so that the size of a loss is known without its host.
@@ -695,8 +693,7 @@ impl Engine {
         groups.noting = true;
         groups.noted_at = now;
         let bytes = groups.uncommitted_blocks() * BLOCK_BYTES as u64;
-        let token = self.start_io(Io::RedoNote { volume: id });
-        self.backend(token, id, BackendOp::RedoNote { sequence, durable, bytes, bytes_max });
+        self.backend(Io::RedoNote { volume: id }, id, BackendOp::RedoNote { sequence, durable, bytes, bytes_max });
     }
 
     /// A note that could not be made is made the next time.
@@ -705,7 +702,7 @@ impl Engine {
         let volume = self.volume_mut(id);
         volume.recheck = true;
         volume.groups.as_mut().expect("a volume with groups").noting = false;
-        self.stir();
+        self.out.stir();
     }
 
     /// When a group is due or the progress is to be noted, if nothing else happens.

@@ -2,10 +2,10 @@
 
 use crate::api::{BLOCK_BYTES, IoError, VolumeSpec};
 use crate::content::{Content, Contents};
-use crate::device::Device;
+use crate::base::device::Device;
 use crate::engine::{Engine, EngineConfig};
 use crate::format::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, Geometry, SUPERBLOCKS, byte};
-use crate::mem::AlignedBuf;
+use crate::base::mem::AlignedBuf;
 use crate::recover::{OpenError, RecoveryReport};
 use crate::status::{DeviceStatus, VolumeStatus};
 use std::convert::Infallible;

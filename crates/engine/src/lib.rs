@@ -11,12 +11,12 @@
 
 mod ack;
 pub mod api;
+mod base;
 mod change;
 mod checkpoint;
 mod content;
 mod control;
 mod detach;
-pub mod device;
 mod drain;
 mod engine;
 mod failure;
@@ -29,12 +29,7 @@ pub mod index;
 mod init;
 mod log;
 pub mod marks;
-pub mod mem;
 mod mode;
-#[cfg(feature = "mutations")]
-pub mod mutation;
-#[cfg(not(feature = "mutations"))]
-mod mutation;
 mod own;
 mod parent;
 mod peer;
@@ -50,9 +45,11 @@ mod resize;
 mod snapshot;
 mod space;
 pub mod status;
-mod util;
 mod volume;
 
+#[cfg(feature = "mutations")]
+pub use base::mutation;
+pub use base::{device, mem};
 pub use content::{Content, Contents, Stretch};
 pub use control::{AddError, Attach};
 pub use engine::{Engine, EngineConfig};

@@ -4,7 +4,7 @@
 //! or more records, of any volumes. Appends of a stream may complete out of order on the device; they
 //! are published (index updated, writes acknowledged) in the order in which they were built.
 
-use crate::api::{BLOCK_BYTES, Effect, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{
     self, Entry, EntryKind, FORMAT_VERSION, Geometry, RECORD_ENTRIES_MAX, RECORD_MAGIC, RecordHeader,
@@ -12,8 +12,8 @@ use crate::format::{
     SummaryRecord, byte, crc32c,
 };
 use crate::index::Position;
-use crate::mem::{Arena, Buf};
-use crate::mutation::mutated;
+use crate::base::mem::{Arena, Buf};
+use crate::base::mutation::mutated;
 use crate::space::{NONE, RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState, Space};
 use crate::volume::OpId;
 use std::collections::VecDeque;
@@ -497,8 +497,7 @@ impl Engine {
         let buf = append.buf.slice(0, bytes);
         let index = self.appends.insert(append);
         self.log.stream(stream).in_flight.push_back(index);
-        let token = self.start_io(Io::Append(index));
-        self.effects.push_back(Effect::DeviceWrite { token, offset: byte(first), buf, dsync });
+        self.out.write(Io::Append(index), byte(first), buf, dsync);
     }
 
     /// Closes the open segment of a stream: its summary is written when all its appends are published.
@@ -544,9 +543,7 @@ impl Engine {
             self.log.sealing[i].issued = true;
             self.space.set_summary_blocks(segment, blocks);
             let first = self.geo.segment_block(segment) + self.geo.segment_blocks - blocks;
-            let token = self.start_io(Io::Seal { segment, buf });
-            let buf = buf.slice(0, bytes);
-            self.effects.push_back(Effect::DeviceWrite { token, offset: byte(first), buf, dsync: false });
+            self.out.write(Io::Seal { segment, buf }, byte(first), buf.slice(0, bytes), false);
         }
     }
 

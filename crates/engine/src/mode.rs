@@ -5,11 +5,11 @@ use crate::engine::Engine;
 use crate::volume::Task;
 
 impl Engine {
-    /// Changes the mode. [`Effect::ControlDone`] comes when it is in force: for `Off` when the volume is
+    /// Changes the mode. [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when it is in force: for `Off` when the volume is
     /// drained and its blocks are dropped; for the others when it is recorded. Going to write-through
     /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
     pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
-        self.stir();
+        self.out.stir();
         if self.controllable(id, control, false).is_none() {
             return;
         }
@@ -30,7 +30,7 @@ impl Engine {
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let Some(volume) = volume.filter(|volume| volume.degraded != degraded) else { return };
         volume.degraded = degraded;
-        self.stir();
+        self.out.stir();
         let volume = self.volume_mut(id);
         if volume.spec.mode == Mode::WriteBack && !dead {
             self.enter_mode(now, id);

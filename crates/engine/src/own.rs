@@ -6,7 +6,7 @@
 use crate::api::{BLOCK_BYTES, ControlError, VolumeId};
 use crate::engine::Engine;
 use crate::index::OBJECT_BLOCKS;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 
 /// Bytes of the image for which one bit of an [`OwnObjects`] stands.
 pub const OBJECT_BYTES: u64 = (OBJECT_BLOCKS * BLOCK_BYTES) as u64;

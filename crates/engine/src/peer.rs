@@ -5,13 +5,13 @@
 
 use crate::ack::Waiting;
 use crate::api::{
-    BLOCK_BYTES, Degraded, Effect, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, RECORD_BLOCKS_MAX, Room,
+    BLOCK_BYTES, Degraded, Have, LogStatus, Mode, Nanos, Pairing, PeerOp, RECORD_BLOCKS_MAX, Room,
     VolumeId,
 };
 use crate::engine::Engine;
 use crate::format::RecordKind;
 use crate::log::Builder;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use crate::replica::room_of;
 use crate::volume::{OpId, Task, Volume};
 use std::collections::VecDeque;
@@ -127,7 +127,7 @@ impl Engine {
     /// # Panics
     /// If there is no such volume.
     pub fn set_pairing(&mut self, now: Nanos, id: VolumeId, pairing: Pairing) {
-        self.stir();
+        self.out.stir();
         if !self.volume(id).attached {
             return;
         }
@@ -160,7 +160,7 @@ impl Engine {
 
     /// The peer says how far its copy goes (see [`Engine::replica_room`]).
     pub fn peer_has(&mut self, now: Nanos, id: VolumeId, have: Have) {
-        self.stir();
+        self.out.stir();
         let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
         let Some(peer) = volume.and_then(|volume| volume.peer.as_mut()) else { return };
         peer.logged = peer.logged.max(have.logged);
@@ -258,7 +258,7 @@ impl Engine {
                 peer.asked = record.sequence;
             }
             let op = PeerOp::Record { sequence: record.sequence, buf, durable };
-            self.effects.push_back(Effect::Peer { volume: record.volume, op });
+            self.out.peer(record.volume, op);
         }
     }
 
@@ -274,7 +274,7 @@ impl Engine {
             return;
         }
         peer.asked = sequence;
-        self.effects.push_back(Effect::Peer { volume: id, op: PeerOp::Stabilise { sequence } });
+        self.out.peer(id, PeerOp::Stabilise { sequence });
     }
 
     /// Whether the copy at the peer has what the operation has left in the log; if not, it waits until then.

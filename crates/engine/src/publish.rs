@@ -6,7 +6,7 @@ use crate::format::EntryKind;
 use crate::group::supersede;
 use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Built, BuiltEntry};
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use crate::space::Space;
 use crate::volume::{Volume, object_of};
 use std::ops::Range;

@@ -1,14 +1,15 @@
 //! Reads: from the cache device, from the backend, and the admission of what was missing.
 
-use crate::api::{BLOCK_BYTES, BackendOp, Effect, IoError, Mode, Nanos, Op, RequestError, VolumeId};
-use crate::engine::{BUFFERS_FOR_MOVES, Engine, Io};
+use crate::api::{BLOCK_BYTES, BackendOp, IoError, Mode, Nanos, Op, RequestError, VolumeId};
+use crate::engine::{Engine, Io};
 use crate::format::{RecordKind, Stream, byte, crc32c};
 use crate::index::{Lookup, Position};
 use crate::log::{Builder, Built, BuiltEntry, RecordFields, copy_block};
-use crate::mem::Buf;
-use crate::mutation::mutated;
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
+use crate::base::pools::BUFFERS_FOR_MOVES;
 use crate::parent::Found;
-use crate::util::FixedMap;
+use crate::base::util::FixedMap;
 use crate::volume::OpId;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -335,8 +336,7 @@ impl Engine {
     /// Begins as many reads of the cache device as may be in flight.
     fn begin_device_reads(&mut self) {
         while let Some(read) = self.device_reads.pop() {
-            let token = self.start_io(Io::Cached(read));
-            self.effects.push_back(Effect::DeviceRead { token, offset: byte(read.position), buf: read.buf });
+            self.out.read(Io::Cached(read), byte(read.position), read.buf);
         }
     }
 
@@ -349,9 +349,8 @@ impl Engine {
         count.miss_blocks += u64::from(blocks);
         count.parent_blocks += if source == vid { 0 } else { u64::from(blocks) };
         self.ops[id].waiting += 1;
-        let token = self.start_io(Io::Miss(MissRead { op: id, volume: source, block, buf, fill }));
         let offset = block * BLOCK_BYTES as u64;
-        self.backend(token, source, BackendOp::Read { offset, buf });
+        self.backend(Io::Miss(MissRead { op: id, volume: source, block, buf, fill }), source, BackendOp::Read { offset, buf });
     }
 
     /// Notes that a read is fetching blocks that may be admitted when they arrive.

@@ -11,19 +11,18 @@
 //! A log has what S3-FIFO does not have, blocks that were written again and stand there dead. Before anything
 //! is dropped, segments of the main stream that are half dead are packed: all that lives in them moves.
 
-use crate::api::{BLOCK_BYTES, Effect, IoError, Nanos, VolumeId};
+use crate::api::{BLOCK_BYTES, IoError, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::format::{RecordKind, Stream, byte, crc32c};
 use crate::group::Groups;
 use crate::index::{Lookup, ObjectFlags, Position};
 use crate::log::{Builder, Built, BuiltEntry, RecordFields, decode_summary};
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
+use crate::base::pools::MOVE_BLOCKS;
 use crate::space::{RESERVE_READ_CACHE, RESERVE_WRITES, SegmentState};
-use crate::util::runs;
+use crate::base::util::runs;
 use crate::volume::{DirtyObject, object_of};
 
-/// Blocks moved at once.
-pub(crate) const MOVE_BLOCKS: usize = 64;
 /// Segments of a queue that are looked at for a victim.
 const SCAN_MAX: usize = 512;
 
@@ -207,9 +206,8 @@ impl Engine {
         if !s.is_dead() {
             let blocks = u32::from(s.summary_blocks);
             let first = self.geo.segment_block(segment) + self.geo.segment_blocks - blocks;
-            let token = self.start_io(Io::ReclaimSummary);
             let buf = self.pools.reclaim_summary.slice(0, blocks as usize * BLOCK_BYTES);
-            self.effects.push_back(Effect::DeviceRead { token, offset: byte(first), buf });
+            self.out.read(Io::ReclaimSummary, byte(first), buf);
         }
     }
 
@@ -403,10 +401,9 @@ impl Engine {
         }
         self.reclaim.job.as_mut().expect("a job has a batch").reads = reads as u32;
         for &(start, end, position) in &spans[..reads] {
-            let token = self.start_io(Io::ReclaimRead { start, end });
             let len = usize::from(end - start) * BLOCK_BYTES;
             let buf = self.pools.reclaim_data.slice(usize::from(start) * BLOCK_BYTES, len);
-            self.effects.push_back(Effect::DeviceRead { token, offset: byte(position), buf });
+            self.out.read(Io::ReclaimRead { start, end }, byte(position), buf);
         }
     }
 

@@ -5,13 +5,13 @@
 
 use crate::api::{BLOCK_BYTES, IoError, Nanos};
 use crate::checkpoint::combined_crc;
-use crate::device::{Device, DeviceRead};
+use crate::base::device::{Device, DeviceRead};
 use crate::engine::{Engine, EngineConfig};
 use crate::format::*;
 use crate::index::{Lookup, ObjectFlags};
 use crate::log::{decode_summary, encode_summary};
-use crate::mem::AlignedBuf;
-use crate::mutation::mutated;
+use crate::base::mem::AlignedBuf;
+use crate::base::mutation::mutated;
 use crate::publish::queue_dirty_objects;
 use crate::replay::{SegmentRecords, replay};
 use crate::space::{NONE, Segment, SegmentState};

@@ -1,13 +1,13 @@
 //! A dirty block that does not verify any more, and whose second copy is at the peer (RFC 9): the peer is asked for it, and what it
 //! sends is logged again, as a block is that reclaim moves. A read of it waits for that.
 
-use crate::api::{BLOCK_BYTES, Effect, Nanos, PeerOp, RequestError, VolumeId};
+use crate::api::{BLOCK_BYTES, Nanos, PeerOp, RequestError, VolumeId};
 use crate::engine::Engine;
 use crate::format::{RecordKind, Stream, crc32c};
 use crate::index::{Lookup, Position};
 use crate::log::RecordFields;
-use crate::mem::Buf;
-use crate::mutation::mutated;
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
 use crate::read::CachedRead;
 use crate::volume::{OpId, Volume};
 use std::collections::VecDeque;
@@ -124,7 +124,7 @@ impl Engine {
             attempts: 0,
             settled: false,
         });
-        self.stir();
+        self.out.stir();
         true
     }
 
@@ -167,7 +167,7 @@ impl Engine {
                 None => self.end_repair(End::Lost),
             },
         }
-        self.stir();
+        self.out.stir();
     }
 
     pub(crate) fn pump_repairs(&mut self, now: Nanos) {
@@ -198,7 +198,7 @@ impl Engine {
                     front.settled |= matches!(stage, Stage::Unsettled(_));
                     front.stage = Stage::Asked(now + STAGE_NS_MAX);
                     let op = PeerOp::Block { block, crc };
-                    self.effects.push_back(Effect::Peer { volume, op });
+                    self.out.peer(volume, op);
                 }
             }
         }
@@ -277,7 +277,7 @@ impl Engine {
             }
             self.read_is_nearer(reader.op);
         }
-        self.stir();
+        self.out.stir();
     }
 
     /// A peer whose copy this is asked for a block: reads it, if it is the one that is meant.

@@ -2,13 +2,13 @@
 //! the first that is torn.
 
 use crate::api::{BLOCK_BYTES, Nanos, VolumeId};
-use crate::device::Device;
+use crate::base::device::Device;
 use crate::engine::Engine;
 use crate::format::*;
 use crate::index::{Lookup, Position};
 use crate::log::{BuiltEntry, decode_summary};
-use crate::mem::AlignedBuf;
-use crate::mutation::mutated;
+use crate::base::mem::AlignedBuf;
+use crate::base::mutation::mutated;
 use crate::publish::{apply_data, apply_zeroes};
 use crate::recover::{OpenError, RecoveryReport, read};
 use crate::volume::Volume;

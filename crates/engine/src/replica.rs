@@ -5,7 +5,7 @@
 //! log is in the order of the records, so that its place there tells.
 
 use crate::api::{
-    BLOCK_BYTES, Begin, ControlError, Effect, RECORD_BLOCKS_MAX, Request, RequestError, Room, VolumeId,
+    BLOCK_BYTES, Begin, ControlError, RECORD_BLOCKS_MAX, Request, RequestError, Room, VolumeId,
     VolumeSpec, is_size,
 };
 use crate::control::{AddError, check_spec};
@@ -13,8 +13,8 @@ use crate::engine::Engine;
 use crate::format::{COUNTER_MAX, EntryKind, RecordKind, crc32c};
 use crate::index::{Lookup, ObjectFlags, Position, VolumeIndex};
 use crate::log::{Append, Builder, Built, BuiltEntry, RecordFields};
-use crate::mem::Buf;
-use crate::mutation::mutated;
+use crate::base::mem::Buf;
+use crate::base::mutation::mutated;
 use crate::peer::WINDOW_BYTES;
 use crate::replay::decode_record;
 use crate::space::Space;
@@ -114,7 +114,7 @@ impl Volume {
 
 impl Engine {
     /// Adds an empty replica of another host's volume. The first record that it takes is the one after `base`, of the
-    /// generation in `spec`, and its owner may send what there is `room` for. [`Effect::ControlDone`] tells when it is
+    /// generation in `spec`, and its owner may send what there is `room` for. [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is
     /// recorded, and with it the promise to take nothing of an earlier owner.
     ///
     /// # Errors
@@ -144,19 +144,19 @@ impl Engine {
 
     /// Throws away what a replica holds, or a volume that is not attached since another host owns it now: it begins anew
     /// as `begin` says, and listens to its owner whatever was promised before: whether that may be is the caller's to know.
-    /// [`Effect::ControlDone`] tells when that is recorded; records that were not logged by now fail, and
+    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when that is recorded; records that were not logged by now fail, and
     /// so does a beginning that is under way. Where there is no room for what the owner was told, nothing has changed. Returns whether it
     /// begins.
     pub fn begin_replica(&mut self, id: VolumeId, begin: Begin, control: u64) -> bool {
-        self.stir();
+        self.out.stir();
         if let Err(error) = check_begin(begin.generation, begin.size_bytes, begin.base) {
-            self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            self.out.control_done(control, Err(error));
             return false;
         }
         let freed = self.room_freed(Some(id));
         if !self.has_room(begin.room, freed) {
             let result = Err(ControlError::NoRoom);
-            self.effects.push_back(Effect::ControlDone { control, result });
+            self.out.control_done(control, result);
             return false;
         }
         if let Some(Some(volume)) = self.volumes.get_mut(id.0 as usize)
@@ -164,12 +164,12 @@ impl Engine {
         {
             // The owner has come back meanwhile: what it says now counts.
             volume.task = Task::None;
-            self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::Busy) });
+            self.out.control_done(control, Err(ControlError::Busy));
         }
         let Some(volume) = self.controllable(id, control, false) else { return false };
         if volume.attached {
             let result = Err(ControlError::NotReplica);
-            self.effects.push_back(Effect::ControlDone { control, result });
+            self.out.control_done(control, result);
             return false;
         }
         let promised = volume.spec.generation;
@@ -240,11 +240,11 @@ impl Engine {
         if let Some(replica) = volume.and_then(|volume| volume.replica.as_mut()) {
             let granted = std::mem::take(&mut replica.granted);
             self.reserved -= granted;
-            self.stir();
+            self.out.stir();
         }
     }
 
-    /// Promises that nothing of an owner before `generation` is taken any more; [`Effect::ControlDone`] tells when the
+    /// Promises that nothing of an owner before `generation` is taken any more; [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when the
     /// promise is recorded.
     pub fn promise(&mut self, id: VolumeId, generation: u64, control: u64) {
         if self.controllable_replica(id, control) {
@@ -288,18 +288,18 @@ impl Engine {
     }
 
     fn controllable_replica(&mut self, id: VolumeId, control: u64) -> bool {
-        self.stir();
+        self.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return false };
         let is_replica = volume.replica.is_some();
         if !is_replica {
-            self.effects.push_back(Effect::ControlDone { control, result: Err(ControlError::NotReplica) });
+            self.out.control_done(control, Err(ControlError::NotReplica));
         }
         is_replica
     }
 
     /// The owner's image durably has everything up to the record `sequence`: what the replica holds of that is clean.
     pub fn replica_drained(&mut self, id: VolumeId, sequence: u64) {
-        self.stir();
+        self.out.stir();
         let sequence = sequence + u64::from(mutated!(CleanOneTooFar));
         let next = self.checkpoint.next_number();
         let (volume, space) = self.volume_and_space(id);

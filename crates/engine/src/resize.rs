@@ -1,9 +1,9 @@
 //! Resizing: a volume becomes larger after its image has, and smaller before it does.
 
-use crate::api::{BLOCK_BYTES, BackendOp, ControlError, Effect, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
+use crate::api::{BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::index::Lookup;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use crate::volume::{Task, Volume, object_of};
 
 /// A change of size.
@@ -69,10 +69,10 @@ impl Volume {
 
 impl Engine {
     /// Changes the size of a volume and of its image. A smaller one loses what lies beyond its end, dirty or not.
-    /// [`Effect::ControlDone`] comes when both have the new size and a restart will find it. When the backend refuses,
+    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when both have the new size and a restart will find it. When the backend refuses,
     /// the volume has its old size; what the cache held beyond the new end is lost all the same.
     pub fn resize(&mut self, _now: Nanos, id: VolumeId, size_bytes: u64, control: u64) {
-        self.stir();
+        self.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         let whole = size_bytes.is_multiple_of(BLOCK_BYTES as u64);
         let error = match () {
@@ -85,7 +85,7 @@ impl Engine {
             () => volume.loss(),
         };
         if let Some(error) = error {
-            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            return self.out.control_done(control, Err(error));
         }
         let old_bytes = volume.spec.size_bytes;
         let shrinks = size_bytes < old_bytes;
@@ -149,15 +149,14 @@ impl Engine {
             Stage::Checkpoint { .. } => Stage::Backend,
         };
         self.volume_mut(id).task = Task::Resize(Resize { stage, ..resize });
-        self.stir();
+        self.out.stir();
         if stage == Stage::Backend {
             self.resize_image(id, resize.size_bytes);
         }
     }
 
     fn resize_image(&mut self, id: VolumeId, size_bytes: u64) {
-        let token = self.start_io(Io::Resize { volume: id });
-        self.backend(token, id, BackendOp::Resize { size_bytes });
+        self.backend(Io::Resize { volume: id }, id, BackendOp::Resize { size_bytes });
     }
 
     pub(crate) fn resize_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
@@ -168,7 +167,7 @@ impl Engine {
         let Task::Resize(resize) = &mut volume.task else { unreachable!("the volume is being resized") };
         resize.stage = Stage::Recorded { number, result };
         self.checkpoint.wanted = true;
-        self.stir();
+        self.out.stir();
     }
 
     fn end_resize(&mut self, id: VolumeId, result: Result<(), ControlError>) {
@@ -183,7 +182,7 @@ impl Engine {
         volume.task = Task::None;
         // The drain goes back to what it has left out.
         volume.drain_cursor = 0;
-        self.effects.push_back(Effect::ControlDone { control: resize.control, result });
+        self.out.control_done(resize.control, result);
     }
 
     /// Drops everything beyond the end.

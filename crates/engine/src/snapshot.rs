@@ -4,11 +4,11 @@
 //! the snapshot is there, and copies that it supersedes are frozen until the image has them. First the backlog is drained
 //! as usual, so that this is short.
 
-use crate::api::{BackendOp, ControlError, Effect, IoError, Mode, Nanos, VolumeId};
+use crate::api::{BackendOp, ControlError, IoError, Mode, Nanos, VolumeId};
 use crate::engine::{Engine, Io};
 use crate::group::GROUP_BLOCKS_MAX;
 use crate::index::{Lookup, ObjectFlags, Position};
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use crate::volume::{DirtyObject, Task, Volume};
 
 /// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
@@ -94,9 +94,9 @@ impl Volume {
 impl Engine {
     /// Has the backend take a snapshot ([`BackendOp::Snapshot`]) of the image as the volume is at a moment after this call:
     /// with every write that was acknowledged before, exactly at a point of the acknowledged order where the drain goes by
-    /// groups. Requests go on. [`Effect::ControlDone`] tells when it is there.
+    /// groups. Requests go on. [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is there.
     pub fn snapshot(&mut self, _now: Nanos, id: VolumeId, control: u64) {
-        self.stir();
+        self.out.stir();
         let Some(volume) = self.controllable(id, control, false) else { return };
         let error = match () {
             () if !volume.attached => Some(ControlError::Detached),
@@ -106,7 +106,7 @@ impl Engine {
             () => volume.loss(),
         };
         if let Some(error) = error {
-            return self.effects.push_back(Effect::ControlDone { control, result: Err(error) });
+            return self.out.control_done(control, Err(error));
         }
         let sequence = volume.sequence_built;
         volume.drain_all_until = volume.drain_all_until.max(sequence);
@@ -155,10 +155,9 @@ impl Engine {
         };
         let Some(step) = next else { return };
         volume.task = Task::Snapshot { control, step };
-        self.stir();
+        self.out.stir();
         if step == Step::Taking {
-            let token = self.start_io(Io::Snapshot { volume: id });
-            self.backend(token, id, BackendOp::Snapshot { control });
+            self.backend(Io::Snapshot { volume: id }, id, BackendOp::Snapshot { control });
         }
     }
 
@@ -188,7 +187,7 @@ impl Engine {
             self.drains[d].cut = false;
         }
         self.volume_mut(id).recheck = true;
-        self.stir();
-        self.effects.push_back(Effect::ControlDone { control, result });
+        self.out.stir();
+        self.out.control_done(control, result);
     }
 }

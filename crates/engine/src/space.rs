@@ -3,7 +3,7 @@
 use crate::format::{Geometry, NO_SEGMENT, Stream};
 use crate::index::Position;
 use crate::marks::Marks;
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use std::collections::VecDeque;
 
 /// What a segment is being used for.

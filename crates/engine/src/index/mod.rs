@@ -11,7 +11,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::mutation::mutated;
+use crate::base::mutation::mutated;
 use slab::{FLAT, Slab};
 use table::{ABSENT, LOST, RUN_BLOCKS_MAX, Run, Splice, Table, ZERO};
 

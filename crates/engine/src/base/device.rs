@@ -7,7 +7,7 @@ use crate::api::IoError;
 pub struct DeviceRead<'a> {
     /// Byte offset on the device; block-aligned.
     pub offset: u64,
-    /// Where to; block-aligned in memory (see [`crate::mem::AlignedBuf`]) and in length.
+    /// Where to; block-aligned in memory (see [`crate::base::mem::AlignedBuf`]) and in length.
     pub buf: &'a mut [u8],
     /// Set by the device.
     pub result: Result<(), IoError>,

@@ -7,7 +7,7 @@
 macro_rules! mutated {
     ($name:ident) => {{
         #[cfg(feature = "mutations")]
-        let mutated = crate::mutation::is(crate::mutation::Mutation::$name);
+        let mutated = crate::base::mutation::is(crate::base::mutation::Mutation::$name);
         #[cfg(not(feature = "mutations"))]
         let mutated = false;
         mutated
