@@ -192,14 +192,14 @@ pub enum BackendOp {
     },
     /// Make all completed writes durable.
     Flush,
-    /// Write a frame of a group's redo (see [`crate::redo`]) beside the image. Frames come in any order, and may come
+    /// Write a frame of a group's redo (see [`crate::format::redo`]) beside the image. Frames come in any order, and may come
     /// again with other content after an error.
     RedoWrite {
         /// Number of the group in this generation.
         group: u64,
         /// Number of the frame in its group, from 0.
         frame: u32,
-        /// The frame: at most [`crate::redo::FRAME_BYTES_MAX`].
+        /// The frame: at most [`crate::format::redo::FRAME_BYTES_MAX`].
         buf: Buf,
     },
     /// All frames of a group were written: from now on image and redo together are the volume as it was at the group's

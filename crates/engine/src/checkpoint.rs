@@ -11,11 +11,11 @@ use crate::format::{
     self, CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CheckpointHeader, EXTENTS_PER_PAGE, ExtentItem, ExtentKind,
     PAGE_MAGIC, PageHeader, SLOT_COPIES, SLOTS, SegmentItem, VolumeItem, byte, crc32c,
 };
-use crate::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
+use crate::blocks::index::{Lookup, OBJECT_BLOCKS, ObjectFlags};
 use crate::base::mem::{AlignedBuf, Buf};
 use crate::base::mutation::mutated;
-use crate::space::{RESERVE_READ_CACHE, SegmentState, Space};
-use crate::volume::Volume;
+use crate::blocks::space::{RESERVE_READ_CACHE, SegmentState, Space};
+use crate::control::volume::Volume;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 

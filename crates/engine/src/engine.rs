@@ -1,6 +1,6 @@
 //! The core itself: its parts, the dispatch of events, and the order in which work is looked for.
 
-use crate::ack::Sync;
+use crate::front::ack::Sync;
 use crate::api::*;
 use crate::base::mem::{Arena, Buf};
 use crate::base::mutation::mutated;
@@ -10,17 +10,17 @@ use crate::base::util::Slab;
 use crate::checkpoint::Checkpoint;
 use crate::control::Verify;
 use crate::drain::{Drain, Piece, Written};
-use crate::fetch::{FETCH_BYTES, FetchRead};
+use crate::peers::fetch::{FETCH_BYTES, FetchRead};
 use crate::format::{Geometry, Stream};
-use crate::frame::Frame;
-use crate::ghost::Ghost;
+use crate::drain::frame::Frame;
+use crate::cache::ghost::Ghost;
 use crate::log::{Append, Log};
-use crate::read::{CachedRead, DeviceReads, Fills, MissRead};
-use crate::reclaim::Reclaim;
-use crate::repair::Repairs;
-use crate::space::Space;
+use crate::front::read::{CachedRead, DeviceReads, Fills, MissRead};
+use crate::cache::reclaim::Reclaim;
+use crate::peers::repair::Repairs;
+use crate::blocks::space::Space;
 use crate::status::DeviceStatus;
-use crate::volume::{ClientOp, OpId, Stage, Volume};
+use crate::control::volume::{ClientOp, OpId, Stage, Volume};
 
 /// See [`EngineConfig::stop_flush_ns_max`]: well below the time after which service managers kill.
 const STOP_FLUSH_NS_MAX: Nanos = 5_000_000_000;

@@ -2,58 +2,49 @@
 //!
 //! [`Engine`] is one cache device with its volumes. Events go in, effects come out ([`api`]); before it
 //! runs, [`format_device`] lays a device out and [`Engine::open`] brings it back, through [`device`].
-//!
-//! Where to look: a write goes through `change` (admission, unaligned and direct writes), `log` (records,
-//! appends), `publish` (index), `ack` (flush, write-through, back-pressure) and later `drain` (whole groups first, by `group` and `frame`); a read
-//! through `read`, which also admits misses. `reclaim` makes room, `checkpoint`, `recover` and `replay`
-//! survive a crash, `space` and `index` say what is where, [`format`](mod@format) how it looks on the device.
 //! [`Contents`] reads a device on which no core runs.
+//!
+//! The rooms, from the bottom up (RFC 10 says which may use which):
+//!
+//! | room | what it is about |
+//! |---|---|
+//! | [`format`](mod@format) | what stands on the device, and beside an image |
+//! | `base` | memory, effects on their way out, small tools |
+//! | `blocks` | where each block is, and what changes that |
+//! | `log` | records, appends and segments that are being written |
+//! | `front` | clients: changes, reads, flushes, and when they are answered |
+//! | `cache` | what is kept of what was read, and how segments become free |
+//! | `drain` | what is dirty goes to the image, in groups or not |
+//! | `peers` | the second copy at another host |
+//! | `checkpoint` | from where the next start begins |
+//! | `control` | volumes come, change and go |
+//! | `recovery` | a device on which no core runs yet, or none at all |
 
-mod ack;
 pub mod api;
 mod base;
-mod change;
+mod blocks;
+mod cache;
 mod checkpoint;
-mod content;
 mod control;
-mod detach;
 mod drain;
 mod engine;
-mod failure;
-mod fetch;
 pub mod format;
-mod frame;
-pub mod ghost;
-mod group;
-pub mod index;
-mod init;
+mod front;
 mod log;
-pub mod marks;
-mod mode;
-mod own;
-mod parent;
-mod peer;
-mod publish;
-mod read;
-mod reclaim;
-mod recover;
-pub mod redo;
-mod repair;
-mod replay;
-mod replica;
-mod resize;
-mod snapshot;
-mod space;
+mod peers;
+mod recovery;
 pub mod status;
-mod volume;
 
 #[cfg(feature = "mutations")]
 pub use base::mutation;
 pub use base::{device, mem};
-pub use content::{Content, Contents, Stretch};
+pub use blocks::own::{OBJECT_BYTES, OwnObjects, Source};
+pub use blocks::{index, marks};
+pub use cache::ghost;
 pub use control::{AddError, Attach};
 pub use engine::{Engine, EngineConfig};
-pub use fetch::FETCH_BYTES;
-pub use init::{CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect};
-pub use own::{OBJECT_BYTES, OwnObjects, Source};
-pub use recover::{OpenError, RecoveryReport};
+pub use format::redo;
+pub use peers::fetch::FETCH_BYTES;
+pub use recovery::content::{Content, Contents, Stretch};
+pub use recovery::init::{CheckReport, FormatError, FormatOptions, Inspection, check, format_device, inspect};
+pub use recovery::recover::{OpenError, RecoveryReport};

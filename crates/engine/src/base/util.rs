@@ -1,6 +1,6 @@
 //! Small tools of the core: a slab with stable indices, a deterministic hasher, runs of positions.
 
-use crate::index::Position;
+use crate::blocks::index::Position;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Items with stable `u32` indices; freed places are used again, so a steady load allocates nothing.

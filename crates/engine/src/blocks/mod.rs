@@ -1,0 +1,8 @@
+//! Where each block is: the index of each volume, the marks and segments of the cache device, and what changes them together.
+
+pub mod index;
+pub(crate) mod ledger;
+pub mod marks;
+pub(crate) mod own;
+pub(crate) mod parent;
+pub(crate) mod space;

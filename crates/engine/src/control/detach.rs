@@ -1,0 +1,174 @@
+//! A volume lets go of its backend: what is left of it is as a restart would find it.
+
+use crate::api::*;
+use crate::engine::Engine;
+use crate::format::Stream;
+use crate::base::mutation::mutated;
+use crate::base::out::EIO;
+use crate::control::volume::{DirtyObject, Task, Volume};
+
+const ETIMEDOUT: i32 = 110;
+
+impl Volume {
+    /// There is a peer, and its copy does not count, or not any more.
+    fn is_half_paired(&self) -> bool {
+        !self.fenced && self.peer.as_ref().is_some_and(|peer| !peer.is_whole())
+    }
+
+    /// Nothing is begun any more that takes the backend.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.fenced || matches!(self.task, Task::Detach { stopping: true, .. })
+    }
+
+    /// As it would be recovered: what it holds, and nothing of what was being done with it.
+    fn let_go(&mut self) {
+        let mut left = Volume::new(self.spec.clone());
+        left.failed = self.failed;
+        left.index = std::mem::take(&mut self.index);
+        left.set_sequence(self.sequence, self.chain_published);
+        left.sequence_drained = self.sequence_drained;
+        left.dirty_blocks = self.dirty_blocks;
+        // Which group they wait for is known again when there are groups again.
+        let alone =
+            |d: DirtyObject| DirtyObject { drain_from: 0, wait_for: 0, then_first: d.first_sequence, ..d };
+        left.dirty_objects = self.dirty_objects.drain(..).map(alone).collect();
+        left.forgotten_until = self.forgotten_until;
+        left.count = std::mem::take(&mut self.count);
+        *self = left;
+    }
+}
+
+impl Engine {
+    /// Takes a volume's backend away, also a fenced one's. New requests are refused from now on; those under way are answered
+    /// first. [`Effect::ControlDone`] tells when nothing of the volume is on its way to the backend any more, and what it has
+    /// logged and sent there is on stable media (of a fenced one: what it has logged), also at a peer whose copy counts. If that takes longer than
+    /// `patience_ns`, or there is no such copy any more, the volume goes on as before. It is then as a restart would find it: what is
+    /// dirty stays dirty, and it can be attached again, or begin as the copy of another host's.
+    pub fn detach(&mut self, now: Nanos, id: VolumeId, patience_ns: Nanos, control: u64) {
+        self.out.stir();
+        let is_parent = self.is_parent(id);
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let error = match &volume {
+            None => Some(ControlError::Gone),
+            Some(_) if self.dead => Some(ControlError::Device),
+            Some(v) if v.task != Task::None => Some(ControlError::Busy),
+            Some(v) if !v.attached => Some(ControlError::Detached),
+            Some(v) if v.is_half_paired() => Some(ControlError::Paired),
+            Some(_) if is_parent => Some(ControlError::IsParent),
+            Some(_) => None,
+        };
+        match (error, volume) {
+            (None, Some(volume)) => {
+                volume.closing = true;
+                let until = now.saturating_add(patience_ns);
+                volume.task = Task::Detach { control, stopping: false, until };
+            }
+            (error, _) => {
+                let result = error.map_or(Ok(()), Err);
+                self.out.control_done(control, result);
+            }
+        }
+    }
+
+    pub(crate) fn pump_detach(
+        &mut self,
+        now: Nanos,
+        id: VolumeId,
+        (control, stopping, until): (u64, bool, Nanos),
+    ) {
+        let dead = self.dead.then_some(ControlError::Device);
+        let parted = self.volume(id).is_half_paired().then_some(ControlError::Paired);
+        let late = (now >= until).then_some(ControlError::Backend(IoError::Errno(ETIMEDOUT)));
+        // The next flush has to hear of it.
+        let volume = self.volume(id);
+        let lost = volume.direct_lost && !volume.fenced;
+        let lost = lost.then_some(ControlError::Backend(IoError::Errno(EIO)));
+        if let Some(error) = dead.or(parted).or(lost).or(late) {
+            // It goes on as if nothing had been asked.
+            let volume = self.volume_mut(id);
+            (volume.task, volume.closing) = (Task::None, false);
+            self.out.stir();
+            return self.out.control_done(control, Err(error));
+        }
+        let volume = self.volume(id);
+        if !stopping {
+            if volume.requests > 0 || volume.published < volume.entered {
+                return;
+            }
+            self.volume_mut(id).task = Task::Detach { control, stopping: true, until };
+            self.stop_drain(id);
+        }
+        if self.is_at_rest(id) || mutated!(DetachedInFlight) {
+            let (volume, space) = self.volume_and_space(id);
+            if let Some(closed) = volume.groups.take().and_then(|groups| groups.closed) {
+                volume.thaw(space, &closed);
+            }
+            debug_assert_eq!(volume.frozen_blocks, 0);
+            volume.let_go();
+            self.count_quotas();
+            self.extents_changed = true;
+            self.out.stir();
+            self.out.control_done(control, Ok(()));
+        }
+    }
+
+    /// When a volume that lets go has to be looked at again, if nothing else happens.
+    pub(crate) fn detach_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let leaving = self.volumes.iter().flatten().filter_map(|volume| match volume.task {
+            Task::Detach { until, .. } => Some((until, volume)),
+            _ => None,
+        });
+        let times = leaving.flat_map(|(until, volume)| {
+            let flush = volume.backend_flush_wanted || !volume.unflushed.is_empty();
+            [Some(until), flush.then_some(volume.retry_at)]
+        });
+        times.flatten().filter(|&at| at > now).min()
+    }
+
+    /// What the drain has not brought to the image is dirty again, as soon as it comes back.
+    fn stop_drain(&mut self, id: VolumeId) {
+        self.distrust_backend(id);
+        if let Some(drain) = self.volume(id).drain_open
+            && self.drains[drain].in_flight == 0
+        {
+            self.drain_progress(drain);
+        }
+        for waiter in std::mem::take(&mut self.volume_mut(id).drain_waiters) {
+            let result = Err(ControlError::Detached);
+            self.out.control_done(waiter.control, result);
+        }
+    }
+
+    /// Nothing of the volume is on its way to the backend, or will get into its index, and its log is stable.
+    fn is_at_rest(&mut self, id: VolumeId) -> bool {
+        let log = &self.log.streams[Stream::Log as usize];
+        let syncs = self.sync.in_flight.is_some() || log.stable == log.published;
+        let repairs = self.repairs.are_of(id);
+        let volume = self.volume_mut(id);
+        // What went past the cache is to outlive the handle that wrote it.
+        let asks = !volume.fenced && volume.backend_is_dirty();
+        let asks = asks && !volume.flush_in_flight && !volume.backend_flush_wanted;
+        volume.backend_flush_wanted |= asks;
+        let unflushed = volume.backend_flush_wanted && !volume.fenced || volume.flush_in_flight;
+        let groups = volume.groups.as_ref().is_some_and(|groups| groups.is_in_flight());
+        let drains = !volume.drains.is_empty() || volume.drain_in_flight > 0;
+        let in_flight = repairs || drains || groups || volume.disowning || volume.direct_in_flight > 0;
+        let sequence = volume.sequence;
+        let unstable = volume.sequence_durable < sequence;
+        self.sync.wanted |= unstable;
+        if asks || unstable && !syncs {
+            self.out.stir();
+        }
+        let volume = self.volume(id);
+        let copied = volume.fenced || volume.peer.as_ref().is_none_or(|peer| peer.has(sequence, true));
+        if !copied {
+            self.stabilise_peer(id, sequence);
+        }
+        let at_rest = !in_flight && !unflushed && !unstable && copied;
+        // What is on its way into the cache is of no use when it arrives.
+        if at_rest && self.cancel_fills(id, 0, u64::MAX / 2) > 0 {
+            self.note_forgotten(id);
+        }
+        at_rest
+    }
+}

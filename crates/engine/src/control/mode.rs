@@ -1,0 +1,62 @@
+//! What a volume does with writes: the mode that is asked for, and the one in force.
+
+use crate::api::{Degraded, DrainOrder, Mode, Nanos, VolumeId};
+use crate::engine::Engine;
+use crate::control::volume::Task;
+
+impl Engine {
+    /// Changes the mode. [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when it is in force: for `Off` when the volume is
+    /// drained and its blocks are dropped; for the others when it is recorded. Going to write-through
+    /// with a backlog, writes are acknowledged at half of the drain's speed until the backlog is gone.
+    pub fn set_mode(&mut self, now: Nanos, id: VolumeId, mode: Mode, control: u64) {
+        self.out.stir();
+        if self.controllable(id, control, false).is_none() {
+            return;
+        }
+        self.volume_mut(id).spec.mode = mode;
+        self.enter_mode(now, id);
+        let volume = self.volume_mut(id);
+        if mode == Mode::Off {
+            volume.task = Task::Purge { control, attaching: false };
+        } else {
+            self.persist(control);
+        }
+    }
+
+    /// Says what a volume in write-back does for now, while it is to have a second copy and none counts (RFC 9). Nothing of
+    /// that is recorded: with every [`Engine::attach`] it is the caller's to say again, before the first request.
+    pub fn set_degraded(&mut self, now: Nanos, id: VolumeId, degraded: Degraded) {
+        let dead = self.dead;
+        let volume = self.volumes.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let Some(volume) = volume.filter(|volume| volume.degraded != degraded) else { return };
+        volume.degraded = degraded;
+        self.out.stir();
+        let volume = self.volume_mut(id);
+        if volume.spec.mode == Mode::WriteBack && !dead {
+            self.enter_mode(now, id);
+        }
+    }
+
+    /// Puts the mode that the volume is to have in force.
+    fn enter_mode(&mut self, now: Nanos, id: VolumeId) {
+        let (volume, space) = self.volume_and_space(id);
+        let mode = match volume.spec.mode {
+            Mode::WriteBack if volume.degraded != Degraded::No => Mode::WriteThrough,
+            mode => mode,
+        };
+        let before = std::mem::replace(&mut volume.mode, mode);
+        volume.recheck = true;
+        let grouped = volume.spec.drain == DrainOrder::Grouped;
+        if grouped && mode == Mode::WriteBack && volume.groups.is_none() {
+            volume.begin_groups(space, now, false);
+        }
+        if mode != Mode::WriteBack {
+            volume.drain_all_until = volume.sequence_built;
+        }
+        if mode != Mode::WriteBack && before == Mode::WriteBack {
+            // Only what is acknowledged is a backlog: in the other modes nobody was promised what is not in the image.
+            volume.backlog_sequence = volume.sequence_built;
+            volume.credit_bytes = 0;
+        }
+    }
+}

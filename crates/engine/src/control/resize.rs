@@ -1,0 +1,215 @@
+//! Resizing: a volume becomes larger after its image has, and smaller before it does.
+
+use crate::api::{BLOCK_BYTES, BackendOp, ControlError, IoError, Nanos, VOLUME_BYTES_MAX, VolumeId};
+use crate::engine::{Engine, Io};
+use crate::blocks::index::Lookup;
+use crate::base::mutation::mutated;
+use crate::control::volume::{Task, Volume, object_of};
+
+/// A change of size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Resize {
+    control: u64,
+    stage: Stage,
+    size_bytes: u64,
+    old_bytes: u64,
+}
+
+/// What a change of size is waiting for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Requests beyond the new end.
+    Requests,
+    /// What is on its way to the image beyond the new end, or in an object that it cuts.
+    Drains,
+    /// The image, and with it the redo, which may hold something beyond the new end.
+    Drain { sequence: u64 },
+    /// A durable checkpoint that knows nothing beyond the new end: else a restart could find newer data there than in an image
+    /// that ends before it.
+    Checkpoint { number: u64 },
+    /// The backend.
+    Backend,
+    /// A durable checkpoint with the size that the image has in the end: a restart takes what is in the log beyond the end that
+    /// it knows for damaged, so that nobody may write there before.
+    Recorded { number: u64, result: Result<(), ControlError> },
+}
+
+impl Resize {
+    /// The size that the volume has when it ends so.
+    fn last_bytes(&self, result: Result<(), ControlError>) -> u64 {
+        if result.is_ok() { self.size_bytes } else { self.old_bytes }
+    }
+}
+
+impl Volume {
+    /// Bytes of which the cache may hold something, and a checkpoint has to: more than there are while the size changes.
+    pub(crate) fn size_held(&self) -> u64 {
+        match self.task {
+            Task::Resize(Resize { stage: Stage::Requests | Stage::Drains, old_bytes, .. }) => old_bytes,
+            Task::Resize(resize @ Resize { stage: Stage::Recorded { result, .. }, .. }) => {
+                resize.last_bytes(result)
+            }
+            _ => self.spec.size_bytes,
+        }
+    }
+
+    /// The same in blocks.
+    pub(crate) fn blocks_held(&self) -> u64 {
+        self.size_held().div_ceil(BLOCK_BYTES as u64)
+    }
+
+    /// No drain of this object or a later one is to begin.
+    pub(crate) fn drain_end(&self) -> u32 {
+        match self.task {
+            Task::Resize(Resize { stage: Stage::Drains, .. }) => object_of(self.blocks()),
+            _ => u32::MAX,
+        }
+    }
+}
+
+impl Engine {
+    /// Changes the size of a volume and of its image. A smaller one loses what lies beyond its end, dirty or not.
+    /// [`Effect::ControlDone`](crate::api::Effect::ControlDone) comes when both have the new size and a restart will find it. When the backend refuses,
+    /// the volume has its old size; what the cache held beyond the new end is lost all the same.
+    pub fn resize(&mut self, _now: Nanos, id: VolumeId, size_bytes: u64, control: u64) {
+        self.out.stir();
+        let Some(volume) = self.controllable(id, control, false) else { return };
+        let whole = size_bytes.is_multiple_of(BLOCK_BYTES as u64);
+        let error = match () {
+            () if !volume.attached => Some(ControlError::Detached),
+            () if volume.spec.read_only => Some(ControlError::ReadOnly),
+            () if volume.peer.is_some() => Some(ControlError::Paired),
+            () if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !whole => {
+                Some(ControlError::Size(size_bytes))
+            }
+            () => volume.loss(),
+        };
+        if let Some(error) = error {
+            return self.out.control_done(control, Err(error));
+        }
+        let old_bytes = volume.spec.size_bytes;
+        let shrinks = size_bytes < old_bytes;
+        let stage = if shrinks { Stage::Requests } else { Stage::Backend };
+        volume.task = Task::Resize(Resize { control, stage, size_bytes, old_bytes });
+        if shrinks {
+            // From now on nobody gets there.
+            volume.spec.size_bytes = size_bytes;
+        } else {
+            self.resize_image(id, size_bytes);
+        }
+    }
+
+    pub(crate) fn pump_resize(&mut self, id: VolumeId, resize: Resize) {
+        let dead = self.dead;
+        let volume = self.volume_mut(id);
+        let stage = match resize.stage {
+            Stage::Backend => return,
+            Stage::Recorded { number, result } => {
+                if self.checkpoint.durable >= number {
+                    self.end_resize(id, result);
+                } else if dead {
+                    self.end_resize(id, result.and(Err(ControlError::Device)));
+                }
+                return;
+            }
+            _ if volume.fenced => {
+                return self.end_resize(id, Err(ControlError::Backend(IoError::Fenced)));
+            }
+            _ if dead => return self.end_resize(id, Err(ControlError::Device)),
+            Stage::Requests => {
+                let end = volume.blocks();
+                let beyond = |op: &crate::control::volume::ClientOp| {
+                    let blocks = if mutated!(ShrinkMissesStraddler) { 0 } else { op.blocks };
+                    op.request.volume == id && op.first_block + blocks > end
+                };
+                if self.ops.iter_mut().any(|(_, op)| beyond(op)) {
+                    return;
+                }
+                Stage::Drains
+            }
+            Stage::Drains => {
+                let first = object_of(volume.blocks());
+                if self.volume(id).drains.iter().any(|&d| self.drains[d].entry.object >= first) {
+                    return;
+                }
+                self.truncate(id);
+                let volume = self.volume_mut(id);
+                let sequence = volume.sequence_built;
+                volume.drain_all_until = volume.drain_all_until.max(sequence);
+                Stage::Drain { sequence }
+            }
+            Stage::Drain { sequence } => {
+                if volume.sequence_drained < sequence {
+                    return;
+                }
+                self.checkpoint.wanted = true;
+                Stage::Checkpoint { number: self.checkpoint.next_number() }
+            }
+            Stage::Checkpoint { number } if self.checkpoint.durable < number => return,
+            Stage::Checkpoint { .. } => Stage::Backend,
+        };
+        self.volume_mut(id).task = Task::Resize(Resize { stage, ..resize });
+        self.out.stir();
+        if stage == Stage::Backend {
+            self.resize_image(id, resize.size_bytes);
+        }
+    }
+
+    fn resize_image(&mut self, id: VolumeId, size_bytes: u64) {
+        self.backend(Io::Resize { volume: id }, id, BackendOp::Resize { size_bytes });
+    }
+
+    pub(crate) fn resize_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        self.note_fence(now, id, result);
+        let result = result.map_err(ControlError::Backend);
+        let number = self.checkpoint.next_number();
+        let volume = self.volume_mut(id);
+        let Task::Resize(resize) = &mut volume.task else { unreachable!("the volume is being resized") };
+        resize.stage = Stage::Recorded { number, result };
+        self.checkpoint.wanted = true;
+        self.out.stir();
+    }
+
+    fn end_resize(&mut self, id: VolumeId, result: Result<(), ControlError>) {
+        let volume = self.volume_mut(id);
+        let Task::Resize(resize) = volume.task else { unreachable!("the volume is being resized") };
+        // What an image has become it is, whether that could be recorded or not.
+        let changed = match resize.stage {
+            Stage::Recorded { result, .. } => result,
+            _ => result,
+        };
+        volume.spec.size_bytes = resize.last_bytes(changed);
+        volume.task = Task::None;
+        // The drain goes back to what it has left out.
+        volume.drain_cursor = 0;
+        self.out.control_done(resize.control, result);
+    }
+
+    /// Drops everything beyond the end.
+    fn truncate(&mut self, id: VolumeId) {
+        self.note_forgotten(id);
+        self.cancel_fills(id, self.volume(id).blocks(), u64::MAX / 2);
+        let (volume, space) = self.volume_and_space(id);
+        let end = volume.blocks();
+        if let Some(groups) = &mut volume.groups {
+            groups.truncate(end, &mut |position| {
+                // Frozen copies; what is current goes with the index.
+                if !space.marks.is_live(position) && space.clean(position) {
+                    volume.frozen_blocks -= 1;
+                }
+            });
+        }
+        let mut cleaned = 0;
+        volume.index.truncate(end, &mut |_, n, was| {
+            if let Lookup::At(position) = was {
+                cleaned += (position..position + n).filter(|&p| space.kill(p)).count() as u64;
+            }
+        });
+        volume.dirty_blocks -= cleaned;
+        let first = end.div_ceil(crate::blocks::index::OBJECT_BLOCKS as u64) as u32;
+        volume.dirty_objects.retain(|dirty| dirty.object < first);
+        volume.drain_cursor = 0;
+        self.ghost.clear();
+        self.update_drained(id);
+    }
+}

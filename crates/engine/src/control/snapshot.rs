@@ -1,0 +1,193 @@
+//! Snapshots: the image is brought to one cut of the volume and left alone there while the backend takes a snapshot of it.
+//!
+//! The volume goes on meanwhile, and nobody waits: what is written after the cut is in the open group, which grows until
+//! the snapshot is there, and copies that it supersedes are frozen until the image has them. First the backlog is drained
+//! as usual, so that this is short.
+
+use crate::api::{BackendOp, ControlError, IoError, Mode, Nanos, VolumeId};
+use crate::engine::{Engine, Io};
+use crate::drain::group::GROUP_BLOCKS_MAX;
+use crate::blocks::index::{Lookup, ObjectFlags, Position};
+use crate::base::mutation::mutated;
+use crate::control::volume::{DirtyObject, Task, Volume};
+
+/// How often what has become dirty during the drain is drained before the cut, if it is more than a group.
+const PASSES_MAX: u32 = 4;
+
+/// What a snapshot is waiting for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The drain of the backlog.
+    Backlog { sequence: u64, pass: u32 },
+    /// That no group is closed, so that everything dirty can be.
+    Cut,
+    /// The image.
+    Image,
+    /// The backend.
+    Taking,
+}
+
+impl Volume {
+    /// The image is as the snapshot is to find it.
+    pub(crate) fn image_is_held(&self) -> bool {
+        match self.task {
+            Task::Snapshot { step: Step::Taking, .. } => !mutated!(SnapshotUnderWrites),
+            Task::Snapshot { step: Step::Image, .. } => self.groups.is_none(),
+            _ => false,
+        }
+    }
+
+    /// The image has a block that its cut needs; tells whether it does.
+    pub(crate) fn cut_reached(&mut self, block: u64, position: Position) -> bool {
+        let closed = self.groups.as_mut().and_then(|groups| groups.closed.as_mut());
+        closed.filter(|closed| closed.committed).is_some_and(|cut| cut.delta.index.remove_if(block, position))
+    }
+
+    /// The image has the zeroes of an object; tells whether it has everything of it that its cut needs.
+    pub(crate) fn cut_reached_object(&mut self, object: u32) -> bool {
+        let closed = self.groups.as_mut().and_then(|groups| groups.closed.as_mut());
+        let Some(cut) = closed.filter(|closed| closed.committed) else { return false };
+        let runs: Vec<_> = cut.delta.index.runs(object).collect();
+        for &(block, n, found) in &runs {
+            if found == Lookup::Zero {
+                cut.delta.index.remove(block, u64::from(n), &mut |_, _, _| ());
+            }
+        }
+        !runs.iter().any(|(_, _, found)| matches!(found, Lookup::At(_)))
+    }
+
+    /// What the cut needs and nobody is bringing to the image is drained next.
+    fn queue_cut(&mut self, now: Nanos) {
+        let Some(cut) = self.groups.as_ref().and_then(|groups| groups.cut()) else { return };
+        let sequence = cut.sequence;
+        let objects: Vec<u32> = cut.delta.index.objects(0).collect();
+        for dirty in
+            self.dirty_objects.iter_mut().filter(|dirty| objects.binary_search(&dirty.object).is_ok())
+        {
+            dirty.drain_from = dirty.drain_from.min(sequence);
+        }
+        self.drain_cursor = 0;
+        for object in objects {
+            if !self.index.flags(object).intersects(ObjectFlags::QUEUED | ObjectFlags::DRAINING) {
+                self.requeue_dirty(DirtyObject {
+                    object,
+                    first_sequence: sequence,
+                    since: now,
+                    drain_from: sequence,
+                    wait_for: sequence,
+                    then_first: sequence,
+                });
+            }
+        }
+    }
+
+    /// Nothing is on its way to the image: of what clients send past the cache, nothing from before the mode was changed.
+    fn image_is_quiet(&self) -> bool {
+        self.drains.is_empty()
+            && (self.goes_direct() || self.direct_in_flight == 0)
+            && self.unflushed.is_empty()
+            && self.flushing.is_empty()
+            && !self.flush_in_flight
+    }
+}
+
+impl Engine {
+    /// Has the backend take a snapshot ([`BackendOp::Snapshot`]) of the image as the volume is at a moment after this call:
+    /// with every write that was acknowledged before, exactly at a point of the acknowledged order where the drain goes by
+    /// groups. Requests go on. [`Effect::ControlDone`](crate::api::Effect::ControlDone) tells when it is there.
+    pub fn snapshot(&mut self, _now: Nanos, id: VolumeId, control: u64) {
+        self.out.stir();
+        let Some(volume) = self.controllable(id, control, false) else { return };
+        let error = match () {
+            () if !volume.attached => Some(ControlError::Detached),
+            () if volume.mode == Mode::WriteBack && volume.groups.is_none() && !volume.spec.read_only => {
+                Some(ControlError::Unordered)
+            }
+            () => volume.loss(),
+        };
+        if let Some(error) = error {
+            return self.out.control_done(control, Err(error));
+        }
+        let sequence = volume.sequence_built;
+        volume.drain_all_until = volume.drain_all_until.max(sequence);
+        volume.task = Task::Snapshot { control, step: Step::Backlog { sequence, pass: 1 } };
+    }
+
+    pub(crate) fn pump_snapshot(&mut self, now: Nanos, id: VolumeId, control: u64, step: Step) {
+        let dead = self.dead;
+        let (volume, space) = self.volume_and_space(id);
+        let error = match () {
+            () if step == Step::Taking => return,
+            () if volume.fenced => Some(ControlError::Backend(IoError::Fenced)),
+            () if dead => Some(ControlError::Device),
+            () => volume.loss(),
+        };
+        if let Some(error) = error {
+            return self.end_snapshot(id, control, Err(error));
+        }
+        let next = match step {
+            Step::Backlog { sequence, .. } if volume.sequence_drained < sequence => None,
+            Step::Backlog { pass, .. } if volume.held_blocks() > GROUP_BLOCKS_MAX && pass < PASSES_MAX => {
+                let sequence = volume.sequence_built;
+                volume.drain_all_until = volume.drain_all_until.max(sequence);
+                Some(Step::Backlog { sequence, pass: pass + 1 })
+            }
+            Step::Backlog { .. } => Some(Step::Cut),
+            Step::Cut if volume.groups.is_none() => Some(Step::Image),
+            Step::Cut if volume.groups.as_ref().is_some_and(|groups| groups.closed.is_some()) => None,
+            Step::Cut => {
+                volume.close_whole(space, now);
+                Some(Step::Image)
+            }
+            Step::Image => match &volume.groups {
+                None => volume.image_is_quiet().then_some(Step::Taking),
+                Some(groups) => match groups.cut() {
+                    None => None,
+                    Some(_) if !volume.image_is_quiet() => None,
+                    Some(cut) if cut.delta.is_empty() => Some(Step::Taking),
+                    Some(_) => {
+                        volume.queue_cut(now);
+                        None
+                    }
+                },
+            },
+            Step::Taking => None,
+        };
+        let Some(step) = next else { return };
+        volume.task = Task::Snapshot { control, step };
+        self.out.stir();
+        if step == Step::Taking {
+            self.backend(Io::Snapshot { volume: id }, id, BackendOp::Snapshot { control });
+        }
+    }
+
+    pub(crate) fn snapshot_done(&mut self, now: Nanos, id: VolumeId, result: Result<(), IoError>) {
+        self.note_fence(now, id, result);
+        let Task::Snapshot { control, .. } = self.volume(id).task else {
+            unreachable!("a snapshot was being taken")
+        };
+        self.end_snapshot(id, control, result.map_err(ControlError::Backend));
+    }
+
+    fn end_snapshot(&mut self, id: VolumeId, control: u64, result: Result<(), ControlError>) {
+        let (volume, space) = self.volume_and_space(id);
+        volume.task = Task::None;
+        if let Some(cut) =
+            volume.groups.as_mut().and_then(|groups| groups.closed.take_if(|closed| closed.committed))
+        {
+            volume.thaw(space, &cut);
+        }
+        if let Some(closed) = volume.groups.as_mut().and_then(|groups| groups.closed.as_mut()) {
+            // It goes on as any other.
+            closed.whole = false;
+        }
+        // Their objects are not brought to the cut any more.
+        for i in 0..self.volume(id).drains.len() {
+            let d = self.volume(id).drains[i];
+            self.drains[d].cut = false;
+        }
+        self.volume_mut(id).recheck = true;
+        self.out.stir();
+        self.out.control_done(control, result);
+    }
+}
